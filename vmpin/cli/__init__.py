@@ -1,0 +1,1 @@
+"""The command line: one function a verb, each returning an exit code."""

@@ -1,0 +1,195 @@
+"""CpuSet: the one value type for CPUs (and, in the guest, for vCPUs).
+
+Parses and writes the kernel's list format (Documentation/admin-guide/kernel-parameters.rst,
+"cpu lists"; lib/bitmap.c:bitmap_parselist) and does set algebra. Shared with the guest agent, so it is
+standard library only and runs on Python 3.9. What stays out: reading CPUs from anywhere, and any policy.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Iterable, Iterator
+
+#: The largest CPU number any Linux kernel can be built for is NR_CPUS - 1 = 8191 (x86 MAXSMP). The limit
+#: keeps a hostile list such as "0-99999999999" from costing memory.
+MAX_CPU = 8191
+
+#: A list longer than this names no real machine (8192 CPUs, every second one, is 20 kB).
+MAX_TEXT = 65536
+
+_REGION = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6})(?::([0-9]{1,6})/([0-9]{1,6}))?)?")
+
+
+class CpuSetError(ValueError):
+    """A text that is no CPU list. `text` is the whole input, quoted (shortened) in the message."""
+
+    def __init__(self, text: str, why: str) -> None:
+        shown = text if len(text) <= 80 else text[:77] + "..."
+        super().__init__(f"invalid CPU list {shown!r}: {why}")
+        self.text = text
+        self.why = why
+
+
+class CpuSet:
+    """An immutable set of CPU numbers (0..MAX_CPU), ordered ascending when iterated.
+
+    >>> CpuSet.parse("0-3,8") & CpuSet.parse("2-9")
+    CpuSet('2-3,8')
+    """
+
+    __slots__ = ("_bits", "_frozen")
+    _bits: int
+    _frozen: "frozenset[int] | None"
+
+    def __init__(self, cpus: Iterable[int] = ()) -> None:
+        bits = 0
+        for cpu in cpus:
+            if not 0 <= cpu <= MAX_CPU:
+                raise CpuSetError(str(cpu), f"CPU {cpu} is not between 0 and {MAX_CPU}")
+            bits |= 1 << cpu
+        object.__setattr__(self, "_bits", bits)
+        object.__setattr__(self, "_frozen", None)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a CpuSet does not change")
+
+    def __reduce__(self) -> "tuple[object, ...]":
+        return (CpuSet.from_bits, (self._bits,))
+
+    @classmethod
+    def from_bits(cls, bits: int) -> CpuSet:
+        """The set whose CPU n is bit n of `bits`."""
+        if bits < 0 or bits.bit_length() > MAX_CPU + 1:
+            raise CpuSetError(hex(bits), f"the mask reaches beyond CPU {MAX_CPU}")
+        made = cls.__new__(cls)
+        object.__setattr__(made, "_bits", bits)
+        object.__setattr__(made, "_frozen", None)
+        return made
+
+    @classmethod
+    def parse(cls, text: str) -> CpuSet:
+        """Read the kernel's list format, as the kernel reads it.
+
+        Regions are separated by commas or white space, runs of them counting as one; a region is `3`, `0-7`, or
+        `0-7:2/4` (of every 4 CPUs the first 2). Blank text is the empty set.
+
+        :raises CpuSetError: quoting the input and the region that is wrong.
+        """
+        if len(text) > MAX_TEXT:
+            raise CpuSetError(text, f"it is {len(text)} characters long")
+        bits = 0
+        for region in text.replace(",", " ").split():
+            match = _REGION.fullmatch(region)
+            if match is None:
+                raise CpuSetError(text, f"{region!r} is no CPU, range or stride")
+            first, last = int(match[1]), int(match[2] or match[1])
+            if last < first:
+                raise CpuSetError(text, f"range {region!r} runs backwards")
+            if last > MAX_CPU:
+                raise CpuSetError(text, f"CPU {last} is beyond {MAX_CPU}")
+            if match[3] is None:
+                bits |= (1 << (last + 1)) - (1 << first)
+                continue
+            used, group = int(match[3]), int(match[4])
+            if group == 0 or used > group:
+                raise CpuSetError(text, f"stride {region!r} takes {used} of every {group}")
+            for start in range(first, last + 1, group):
+                end = min(start + used, last + 1)
+                bits |= (1 << end) - (1 << start)
+        return cls.from_bits(bits)
+
+    def __str__(self) -> str:
+        """The kernel's list format, shortest ranges, no strides: `0-3,8`; the empty set is ``""``."""
+        parts = []
+        cpus = list(self)
+        at = 0
+        while at < len(cpus):
+            end = at
+            while end + 1 < len(cpus) and cpus[end + 1] == cpus[end] + 1:
+                end += 1
+            parts.append(str(cpus[at]) if end == at else f"{cpus[at]}-{cpus[end]}")
+            at = end + 1
+        return ",".join(parts)
+
+    def __repr__(self) -> str:
+        return f"CpuSet({str(self)!r})"
+
+    def __iter__(self) -> Iterator[int]:
+        bits = self._bits
+        while bits:
+            low = bits & -bits
+            yield low.bit_length() - 1
+            bits ^= low
+
+    def __len__(self) -> int:
+        return bin(self._bits).count("1")  # int.bit_count() is 3.10; the guest may have 3.9
+
+    def __bool__(self) -> bool:
+        return self._bits != 0
+
+    def __contains__(self, cpu: int) -> bool:
+        return cpu >= 0 and bool(self._bits >> cpu & 1)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CpuSet) and self._bits == other._bits
+
+    def __hash__(self) -> int:
+        return hash(self._bits)
+
+    def __and__(self, other: CpuSet) -> CpuSet:
+        return CpuSet.from_bits(self._bits & other._bits)
+
+    def __or__(self, other: CpuSet) -> CpuSet:
+        return CpuSet.from_bits(self._bits | other._bits)
+
+    def __sub__(self, other: CpuSet) -> CpuSet:
+        return CpuSet.from_bits(self._bits & ~other._bits)
+
+    def __xor__(self, other: CpuSet) -> CpuSet:
+        return CpuSet.from_bits(self._bits ^ other._bits)
+
+    def __le__(self, other: CpuSet) -> bool:
+        """Subset."""
+        return self._bits & ~other._bits == 0
+
+    def __lt__(self, other: CpuSet) -> bool:
+        return self <= other and self != other
+
+    def __ge__(self, other: CpuSet) -> bool:
+        return other <= self
+
+    def __gt__(self, other: CpuSet) -> bool:
+        return other < self
+
+    def isdisjoint(self, other: CpuSet) -> bool:
+        return self._bits & other._bits == 0
+
+    @property
+    def bits(self) -> int:
+        """CPU n as bit n."""
+        return self._bits
+
+    @property
+    def first(self) -> int:
+        """The lowest CPU. :raises CpuSetError: when there is none."""
+        if not self._bits:
+            raise CpuSetError("", "the set is empty")
+        return (self._bits & -self._bits).bit_length() - 1
+
+    def frozen(self) -> frozenset[int]:
+        """The same CPUs as `os.sched_getaffinity` compares them, made once (the passes compare often)."""
+        if self._frozen is None:
+            object.__setattr__(self, "_frozen", frozenset(self))
+        assert self._frozen is not None
+        return self._frozen
+
+
+def union(sets: Iterable[CpuSet]) -> CpuSet:
+    """All CPUs of all sets."""
+    bits = 0
+    for each in sets:
+        bits |= each.bits
+    return CpuSet.from_bits(bits)
+
+
+EMPTY = CpuSet()

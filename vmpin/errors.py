@@ -1,0 +1,84 @@
+"""What can go wrong, as a tree::
+
+    VmpinError                what failed, on what; `hint` says what to do
+    ├── ConfigError           a configuration or scenario value that cannot be used (exit 2)
+    ├── UsageError            a command that cannot be carried out as typed (exit 2)
+    ├── SourceError           a file or message of a source that cannot be believed
+    ├── WatcherError          the watcher is away, busy, or said no
+    ├── StateFileError        the state file cannot be written
+    └── AffinityError         the kernel refused a mask
+        ├── ThreadGone        the thread has ended (normal)
+        ├── CpuNotAllowed     no CPU asked for is allowed to the thread (EINVAL)
+        └── NotPermitted      EPERM
+
+Every error carries its evidence as attributes. The command line turns them into one line and a hint; nothing
+else prints or exits.
+"""
+
+from __future__ import annotations
+
+from vmpin.cpuset import CpuSet
+
+
+class VmpinError(Exception):
+    """The base: `str(error)` says what failed on what, `hint` what to do about it."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ConfigError(VmpinError):
+    """A value in a file, the environment or a flag; the message names the file, the place and the value."""
+
+
+class UsageError(VmpinError):
+    """What was asked for does not exist or does not go together."""
+
+
+class SourceError(VmpinError):
+    """A hook state, bundle or runtime state that is not what it should be. `where` names it."""
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(f"{where}: {why}")
+        self.where = where
+        self.why = why
+
+
+class WatcherError(VmpinError):
+    """The watcher cannot be asked."""
+
+
+class StateFileError(VmpinError):
+    """The state file cannot be kept."""
+
+
+class AffinityError(VmpinError):
+    """`tid` is the kernel's thread id, `cpus` what was asked for."""
+
+    def __init__(self, tid: int, cpus: CpuSet, why: str, hint: str = "") -> None:
+        super().__init__(f"cannot set thread {tid} to CPUs {cpus}: {why}", hint)
+        self.tid = tid
+        self.cpus = cpus
+
+
+class ThreadGone(AffinityError):
+    """ESRCH, or the number belongs to another thread by now."""
+
+    def __init__(self, tid: int, cpus: CpuSet) -> None:
+        super().__init__(tid, cpus, "the thread has ended")
+
+
+class CpuNotAllowed(AffinityError):
+    """EINVAL: none of the CPUs is both online and in the thread's cpuset cgroup."""
+
+    def __init__(self, tid: int, cpus: CpuSet) -> None:
+        super().__init__(tid, cpus, "none of them is online and in the thread's cpuset cgroup",
+                         "see the cpuset of the cgroup in /proc/TID/cgroup")
+
+
+class NotPermitted(AffinityError):
+    """EPERM."""
+
+    def __init__(self, tid: int, cpus: CpuSet) -> None:
+        super().__init__(tid, cpus, "not permitted", "run vmpin as root or with CAP_SYS_NICE")

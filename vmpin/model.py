@@ -1,0 +1,118 @@
+"""The nouns of the domain: sandboxes, containers, virtual machines and their threads.
+
+Plain frozen data. What stays out: where any of it was read (host/, vmm/, runtime/), and every rule.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import NewType
+
+from vmpin.cpuset import CpuSet
+
+SandboxId = NewType("SandboxId", str)
+ContainerId = NewType("ContainerId", str)
+#: The VMM's number of a vCPU (QEMU's cpu-index, KVM's vcpu id). Not the guest's CPU number, and with holes
+#: after hotplug: QEMU lists free slots highest first, so 0, 1, 7, 6.
+VcpuId = NewType("VcpuId", int)
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+:@-]{0,255}")
+
+
+def valid_id(text: object) -> bool:
+    """Whether `text` can be a sandbox or container id: one plain path component, nothing else."""
+    return isinstance(text, str) and _ID.fullmatch(text) is not None and ".." not in text
+
+
+@dataclass(frozen=True)
+class ThreadId:
+    """A thread for good: kernel thread id and its start time (clock ticks since boot, /proc/TID/stat field 22).
+
+    A bare number is given to another thread sooner or later; the pair is not.
+    """
+
+    tid: int
+    starttime: int
+
+
+class ThreadRole(enum.StrEnum):
+    """What a thread of a sandbox does, in libvirt's words; the value is what status prints."""
+
+    VCPU = "vcpu"
+    IOTHREAD = "iothread"
+    VHOST = "vhost"
+    #: KVM's own helpers, kvm-pit/PID and kvm-nx-lpage-recovery-PID.
+    KVM = "kvm"
+    #: Every thread of the VMM that is none of the others.
+    EMULATOR = "emulator"
+    VIRTIOFSD = "virtiofsd"
+    SHIM = "shim"
+
+    @property
+    def policy(self) -> str:
+        """The policy key that rules this role (KVM's helpers go with the emulator threads)."""
+        return {"vcpu": "vcpus", "iothread": "iothreads", "kvm": "emulator"}.get(self.value, self.value)
+
+
+@dataclass(frozen=True)
+class VmThread:
+    """One thread of a sandbox. `pid` is the process it belongs to (its own tid for a kernel thread)."""
+
+    id: ThreadId
+    role: ThreadRole
+    name: str
+    pid: int
+    vcpu: VcpuId | None = None
+
+    @property
+    def main(self) -> bool:
+        """Whether it is its process's main thread: new threads usually inherit their mask from it."""
+        return self.id.tid == self.pid
+
+
+class VmmType(enum.StrEnum):
+    QEMU = "qemu"
+    CLOUD_HYPERVISOR = "cloud-hypervisor"
+    FIRECRACKER = "firecracker"
+    DRAGONBALL = "dragonball"
+    STRATOVIRT = "stratovirt"
+
+
+@dataclass(frozen=True)
+class Vcpu:
+    """A vCPU as the guest sees it; `core` and `node` are the guest's, None where they are not known."""
+
+    id: VcpuId
+    core: int | None = None
+    node: int | None = None
+
+
+class ContainerState(enum.StrEnum):
+    CREATED = "created"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container of a sandbox. `cpuset` is the host's CPUs it was given, None when nobody gave it any.
+
+    `exclusive` is what was declared about it; None leaves it to the rule (disjoint from the shared pool).
+    `pause` marks the sandbox's own container, which counts for nothing.
+    """
+
+    id: ContainerId
+    name: str = ""
+    cpuset: CpuSet | None = None
+    exclusive: bool | None = None
+    state: ContainerState = ContainerState.RUNNING
+    pause: bool = False
+
+
+@dataclass(frozen=True)
+class Pod:
+    namespace: str
+    name: str
+    uid: str = ""

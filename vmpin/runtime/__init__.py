@@ -1,0 +1,1 @@
+"""What the container runtimes and Kata leave on disk and say to hooks."""

@@ -1,0 +1,1 @@
+"""Which process is a VMM, and which of its threads is which."""
