@@ -18,16 +18,37 @@ MAX_CPU = 8191
 MAX_TEXT = 65536
 
 _REGION = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6})(?::([0-9]{1,6})/([0-9]{1,6}))?)?")
+#: Spelt out: str.split() and \s would also part a list at Unicode's spaces.
+_SEPARATORS = re.compile(r"[, \t\n\v\f\r]+")
 
 
 class CpuSetError(ValueError):
     """A text that is no CPU list. `text` is the whole input, quoted (shortened) in the message."""
 
     def __init__(self, text: str, why: str) -> None:
-        shown = text if len(text) <= 80 else text[:77] + "..."
-        super().__init__(f"invalid CPU list {shown!r}: {why}")
+        super().__init__(f"invalid CPU list {_short(text)}: {why}")
         self.text = text
         self.why = why
+
+
+def _short(text: str) -> str:
+    """`text` quoted for a message, cut where it is long: a hostile list must not fill the log."""
+    return repr(text if len(text) <= 80 else text[:77] + "...")
+
+
+def _stride(length: int, used: int, group: int) -> int:
+    """`length` bits of which in every `group` the first `used` are set.
+
+    By arithmetic, not in a loop: a list may hold thousands of regions such as `0-8191:1/2`, and must still cost
+    milliseconds.
+    """
+    whole = (1 << length) - 1
+    pattern = (1 << min(used, length)) - 1
+    if group < length:
+        # (2^(g*n) - 1) / (2^g - 1) has bit 0 of each of n groups set.
+        starts = ((1 << (group * -(-length // group))) - 1) // ((1 << group) - 1)
+        pattern = starts * pattern & whole
+    return pattern
 
 
 class CpuSet:
@@ -71,17 +92,20 @@ class CpuSet:
         """Read the kernel's list format, as the kernel reads it.
 
         Regions are separated by commas or white space, runs of them counting as one; a region is `3`, `0-7`, or
-        `0-7:2/4` (of every 4 CPUs the first 2). Blank text is the empty set.
+        `0-7:2/4` (of every 4 CPUs the first 2). Blank text is the empty set. The kernel's `all` and `N` (the last
+        CPU) are refused: it never writes them, and what they mean depends on the machine.
 
         :raises CpuSetError: quoting the input and the region that is wrong.
         """
         if len(text) > MAX_TEXT:
             raise CpuSetError(text, f"it is {len(text)} characters long")
         bits = 0
-        for region in text.replace(",", " ").split():
+        for region in _SEPARATORS.split(text):
+            if not region:
+                continue
             match = _REGION.fullmatch(region)
             if match is None:
-                raise CpuSetError(text, f"{region!r} is no CPU, range or stride")
+                raise CpuSetError(text, f"{_short(region)} is no CPU, range or stride")
             first, last = int(match[1]), int(match[2] or match[1])
             if last < first:
                 raise CpuSetError(text, f"range {region!r} runs backwards")
@@ -93,9 +117,7 @@ class CpuSet:
             used, group = int(match[3]), int(match[4])
             if group == 0 or used > group:
                 raise CpuSetError(text, f"stride {region!r} takes {used} of every {group}")
-            for start in range(first, last + 1, group):
-                end = min(start + used, last + 1)
-                bits |= (1 << end) - (1 << start)
+            bits |= _stride(last - first + 1, used, group) << first
         return cls.from_bits(bits)
 
     def __str__(self) -> str:

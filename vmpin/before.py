@@ -1,0 +1,50 @@
+"""The masks threads had before vmpin, so that they can be given back.
+
+Pure. A thread born after vmpin came inherits a mask that vmpin made, so what it had "before" is what it would have
+inherited: the mask its process's main thread had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from vmpin.cpuset import CpuSet
+from vmpin.model import ThreadId, VmThread
+
+
+@dataclass(frozen=True)
+class ProcessMasks:
+    """Of one process: its main thread's mask, and those of its threads that had another."""
+
+    main: CpuSet
+    others: Mapping[ThreadId, CpuSet] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Before:
+    """Of one sandbox, by process (its main thread); a kernel thread is a process of its own."""
+
+    processes: Mapping[ThreadId, ProcessMasks] = field(default_factory=dict)
+
+    def mask(self, thread: VmThread, main: ThreadId) -> CpuSet | None:
+        """What `thread` of the process `main` had, None for a process that vmpin never touched."""
+        known = self.processes.get(main)
+        return None if known is None else known.others.get(thread.id, known.main)
+
+    def remember(self, main: ThreadId, masks: Iterable[tuple[VmThread, CpuSet]]) -> Before:
+        """With a process met for the first time; one that is known stays as it was met."""
+        if main in self.processes:
+            return self
+        found = {thread.id: cpus for thread, cpus in masks if cpus}
+        if main not in found:
+            return self
+        kept = {id_: cpus for id_, cpus in found.items() if cpus != found[main]}
+        return Before({**self.processes, main: ProcessMasks(found[main], kept)})
+
+    def only(self, mains: Iterable[ThreadId]) -> Before:
+        """Without processes that have ended."""
+        alive = set(mains)
+        if self.processes.keys() <= alive:
+            return self
+        return Before({main: masks for main, masks in self.processes.items() if main in alive})

@@ -1,0 +1,255 @@
+"""The configuration: defaults, then the file, then the environment, then flags; checked once, frozen after.
+
+One table (`SETTINGS`) is the only place that knows a key: its default, how it is read, and what it means. What stays
+out: what the values do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
+from vmpin.errors import ConfigError
+from vmpin.policy import Policy, parse_rule
+
+DEFAULT_FILE = Path("/etc/vmpin/vmpin.yaml")
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value).startswith("/"):
+        raise ValueError("is no absolute path")
+    return Path(value)
+
+
+def _cpus(value: object) -> CpuSet:
+    if value is None:
+        return EMPTY
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError("is no CPU list")
+    return CpuSet.parse(str(value))
+
+
+def _pool(value: object) -> CpuSet | None:
+    return _cpus(value) or None
+
+
+def _seconds(value: object) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError("is no number of seconds") from None
+    if not 0.1 <= number <= 86400:
+        raise ValueError("is not between 0.1 and 86400 seconds")
+    return number
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or any(char.isspace() for char in value):
+        raise ValueError("is no word")
+    return value
+
+
+def _level(value: object) -> str:
+    if value not in ("debug", "info", "warning", "error"):
+        raise ValueError("is none of debug, info, warning, error")
+    return str(value)
+
+
+def _flag(value: object) -> bool:
+    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() not in words:
+        raise ValueError("is neither true nor false")
+    return words[str(value).lower()]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key. `parse` raises ValueError with what is wrong about a value."""
+
+    key: str
+    default: object
+    parse: Callable[[object], object]
+    help: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return "VMPIN_" + self.key.replace(".", "_").upper()
+
+
+def _policy(key: str, default: str, help_text: str) -> Setting:
+    return Setting(f"policy.{key}", default,
+                   lambda value: parse_rule(key, "off" if value is False else value), help_text)
+
+
+SETTINGS = (
+    Setting("paths.run", "/run/vmpin", _path, "sockets, spool, lock and state file; root's own"),
+    Setting("paths.proc", "/proc", _path, "the host's /proc"),
+    Setting("paths.sys", "/sys", _path, "the host's /sys"),
+    Setting("paths.cgroup", "/sys/fs/cgroup", _path, "the host's cgroups"),
+    Setting("paths.kata_go", "/run/vc", _path, "state of Kata's Go runtime"),
+    Setting("paths.kata_rs", "/run/kata", _path, "state of Kata's runtime-rs"),
+    Setting("node.shared_pool", None, _pool,
+            "CPU list that all shared containers live on (the kubelet's default set); unset: what nobody owns"),
+    Setting("node.housekeeping", "", _cpus, "CPU list for work that is nobody's"),
+    _policy("vcpus", "auto", "auto (one-to-one where the counts allow), union (all on the sandbox mask) or off"),
+    _policy("spare_vcpus", "sandbox",
+            "vCPUs without a CPU of their own, when the sandbox has no shared CPU: sandbox, shared or housekeeping"),
+    _policy("iothreads", "sandbox", "QEMU's iothreads: sandbox, shared, housekeeping, off or a CPU list"),
+    _policy("vhost", "sandbox", "vhost workers: sandbox, shared, housekeeping, off or a CPU list"),
+    _policy("emulator", "sandbox", "all other VMM threads: sandbox, shared, housekeeping, off or a CPU list"),
+    _policy("virtiofsd", "sandbox", "virtiofsd: sandbox, shared, housekeeping, off or a CPU list"),
+    _policy("shim", "sandbox", "the sandbox's Kata shim: sandbox, shared, housekeeping, off or a CPU list"),
+    Setting("policy.exclusive_annotation", "", _word,
+            "annotation by which a container says whether its CPUs are exclusive (true or false); unset: not heard, "
+            "as a pod's author could claim CPUs that way"),
+    Setting("watch.resync_seconds", 10.0, _seconds, "how often everything is read again and drift repaired"),
+    Setting("watch.status_group", "", _word, "group that may ask for the status; unset: root alone"),
+    Setting("watch.qmp", True, _flag, "whether QEMU may be asked over QMP when nothing else tells its threads apart"),
+    Setting("log.level", "info", _level, "debug, info, warning or error"),
+)
+
+_BY_KEY = {setting.key: setting for setting in SETTINGS}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The effective configuration. `origin` tells for every key where its value came from."""
+
+    values: Mapping[str, Any]
+    origin: Mapping[str, str]
+    policy: Policy
+
+    def path(self, name: str) -> Path:
+        """`paths.<name>`."""
+        found: Path = self.values[f"paths.{name}"]
+        return found
+
+    @property
+    def run(self) -> Path:
+        return self.path("run")
+
+    @property
+    def hook_socket(self) -> Path:
+        return self.run / "hook.sock"
+
+    @property
+    def spool(self) -> Path:
+        return self.run / "spool"
+
+    @property
+    def control_socket(self) -> Path:
+        return self.run / "vmpin.sock"
+
+    @property
+    def state_file(self) -> Path:
+        return self.run / "state.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.run / "lock"
+
+    @property
+    def shared_pool(self) -> CpuSet | None:
+        found: CpuSet | None = self.values["node.shared_pool"]
+        return found
+
+    @property
+    def housekeeping(self) -> CpuSet:
+        found: CpuSet = self.values["node.housekeeping"]
+        return found
+
+    @property
+    def resync_seconds(self) -> float:
+        return float(self.values["watch.resync_seconds"])
+
+    @property
+    def qmp(self) -> bool:
+        return bool(self.values["watch.qmp"])
+
+    @property
+    def log_level(self) -> str:
+        return str(self.values["log.level"])
+
+    @property
+    def status_group(self) -> str:
+        return str(self.values["watch.status_group"])
+
+    @property
+    def exclusive_annotation(self) -> str:
+        return str(self.values["policy.exclusive_annotation"])
+
+    def data(self) -> dict[str, dict[str, object]]:
+        """Every key with its value, as words, and where it came from."""
+        return {key: {"value": plain(value), "from": self.origin[key]} for key, value in self.values.items()}
+
+
+def plain(value: object) -> object:
+    """A value as JSON and YAML can hold it."""
+    return value if value is None or isinstance(value, bool | float) else str(value)
+
+
+def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str]) -> Config:
+    """Put the configuration together.
+
+    :param file: the file asked for, which must exist; None takes the default file if there is one.
+    :param flags: by key, from the command line.
+    :raises ConfigError: naming the source, the key and the value.
+    """
+    given: dict[str, tuple[object, str]] = {setting.key: (setting.default, "default") for setting in SETTINGS}
+    path = file or DEFAULT_FILE
+    if file is not None or path.exists():
+        given |= {key: (value, str(path)) for key, value in _read(path).items()}
+    for setting in SETTINGS:
+        if setting.variable in environment:
+            given[setting.key] = (environment[setting.variable], f"environment {setting.variable}")
+    for key, text in flags.items():
+        if key not in _BY_KEY:
+            raise ConfigError(f"--set {key}={text}: unknown key {key!r}", _hint(key))
+        given[key] = (text, "flag")
+    values: dict[str, object] = {}
+    for key, (value, origin) in given.items():
+        try:
+            values[key] = _BY_KEY[key].parse(value)
+        except (ValueError, CpuSetError) as err:
+            raise ConfigError(f"{origin}: {key}: {value!r}: {err}", _BY_KEY[key].help) from err
+    policy = Policy.of({key.partition(".")[2]: value for key, value in values.items()
+                        if key.startswith("policy.") and key != "policy.exclusive_annotation"})
+    return Config(values, {key: origin for key, (_, origin) in given.items()}, policy)
+
+
+def _read(path: Path) -> dict[str, object]:
+    """The keys of a file, as `section.key`."""
+    from vmpin import yamlfile  # only when there is a file: YAML costs a third of a short command's start
+
+    document = yamlfile.load(path)
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: is no mapping of sections")
+    found: dict[str, object] = {}
+    for section, keys in document.items():
+        if not isinstance(keys, dict | None):
+            raise ConfigError(f"{path}: {section}: {keys!r} is no mapping of keys to values")
+        if section not in {key.partition(".")[0] for key in _BY_KEY}:
+            raise ConfigError(f"{path}: unknown section {section!r}", _hint(str(section)))
+        for name, value in (keys or {}).items():
+            key = f"{section}.{name}"
+            if key not in _BY_KEY:
+                raise ConfigError(f"{path}: unknown key {key!r}", _hint(key))
+            found[key] = value
+    return found
+
+
+def _hint(key: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(key, [*_BY_KEY, *{name.partition(".")[0] for name in _BY_KEY}], 1)
+    return f"did you mean {near[0]!r}? " if near else "`vmpin config` lists every key"

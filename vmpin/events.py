@@ -1,0 +1,82 @@
+"""What a source may say. An event is a fact with its source; `state.reduce` decides what becomes of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from vmpin.cpuset import CpuSet
+from vmpin.model import Container, ContainerId, Pod, SandboxId, ThreadId
+
+
+class Source(enum.IntEnum):
+    """Who said it, the less authoritative first: a cpuset is not overruled from below.
+
+    The bundle tells what a container was created with; its cgroup and Kata's own state tell what it has now.
+    """
+
+    BUNDLE = 1
+    CGROUP = 2
+    KATA = 3
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class SandboxSeen:
+    """A sandbox exists. `runtime` is kata-go, kata-rs, vmm (found by its command line) or oci (told by a hook)."""
+
+    sandbox: SandboxId
+    runtime: str
+    pod: Pod | None = None
+
+
+@dataclass(frozen=True)
+class ContainerSeen:
+    """A container was created, started or updated.
+
+    `time` is CLOCK_REALTIME in ns when it was so. `init` is the container's own first process on the host, which a
+    container in a VM has not.
+    """
+
+    sandbox: SandboxId
+    container: Container
+    source: Source
+    time: int
+    bundle: str = ""
+    init: ThreadId | None = None
+
+
+@dataclass(frozen=True)
+class CpusetSeen:
+    """A known container's cpuset is this now."""
+
+    sandbox: SandboxId
+    container: ContainerId
+    cpuset: CpuSet
+    source: Source
+
+
+@dataclass(frozen=True)
+class ContainerStopped:
+    sandbox: SandboxId
+    container: ContainerId
+    time: int
+
+
+@dataclass(frozen=True)
+class SandboxGone:
+    sandbox: SandboxId
+
+
+@dataclass(frozen=True)
+class Held:
+    """The operator took a sandbox out of vmpin's hands (`vmpin unpin`), or gave it back."""
+
+    sandbox: SandboxId
+    held: bool
+
+
+Event = SandboxSeen | ContainerSeen | CpusetSeen | ContainerStopped | SandboxGone | Held

@@ -1,0 +1,147 @@
+"""Who owns which CPU on the node, from all its containers: exclusive CPUs, the shared pool, and contested claims.
+
+Pure. Containers of runc pods count here like those of VM sandboxes: their CPUs are theirs. What stays out: where
+threads go (placement).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.model import Container, ContainerId, ContainerState, SandboxId
+from vmpin.topology import Topology
+
+
+@dataclass(frozen=True)
+class Node:
+    """What is known of the machine. `shared_pool` is the kubelet's default set or the configured one, None if
+    nobody told; `housekeeping` is where work that is nobody's goes, empty if there is no such place."""
+
+    topology: Topology
+    shared_pool: CpuSet | None = None
+    housekeeping: CpuSet = EMPTY
+
+    @property
+    def online(self) -> CpuSet:
+        return self.topology.online
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What one sandbox's live containers ask for, cut to the online CPUs."""
+
+    #: The exclusive containers, in the sandbox's order, with their CPUs.
+    exclusive: tuple[tuple[ContainerId, CpuSet], ...]
+    #: The shared containers with their CPUs, None for one that has no cpuset and lives on the shared pool.
+    shared: tuple[tuple[ContainerId, CpuSet | None], ...]
+
+    @property
+    def cpus(self) -> CpuSet:
+        """E: the CPUs that are exclusively this sandbox's."""
+        return union(cpus for _, cpus in self.exclusive)
+
+
+def counts(container: Container) -> bool:
+    """Whether a container counts: created or running, and not the sandbox's own pause container."""
+    return container.state is not ContainerState.STOPPED and not container.pause
+
+
+def is_exclusive(container: Container, pool: CpuSet | None) -> bool:
+    """Declared so, or, where the shared pool is known, with CPUs that are none of the pool's.
+
+    Nothing is inferred of a container without CPUs.
+    """
+    if not container.cpuset:
+        return False
+    if container.exclusive is not None:
+        return container.exclusive
+    return pool is not None and container.cpuset.isdisjoint(pool)
+
+
+def claims(containers: Iterable[Container], node: Node) -> Claims:
+    exclusive: list[tuple[ContainerId, CpuSet]] = []
+    shared: list[tuple[ContainerId, CpuSet | None]] = []
+    for container in containers:
+        if not counts(container):
+            continue
+        if container.cpuset and is_exclusive(container, node.shared_pool):
+            exclusive.append((container.id, container.cpuset & node.online))
+        else:
+            # An empty cpuset says nothing: such a container runs on the pool like one without.
+            shared.append((container.id, container.cpuset & node.online if container.cpuset else None))
+    return Claims(tuple(exclusive), tuple(shared))
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """The CPUs of the node, by owner."""
+
+    claims: Mapping[SandboxId, Claims]
+    #: All exclusive CPUs of the node.
+    exclusive: CpuSet
+    #: P, never holding an exclusive CPU unless it was told so.
+    pool: CpuSet
+
+    def foreign(self, sandbox: SandboxId) -> CpuSet:
+        """CPUs that belong to others only: no thread of `sandbox` may be put there."""
+        mine = self.claims.get(sandbox)
+        return self.exclusive if mine is None else self.exclusive - mine.cpus
+
+    def owners(self, cpu: int) -> list[tuple[SandboxId, ContainerId]]:
+        return [(sandbox, container) for sandbox, claim in self.claims.items()
+                for container, cpus in claim.exclusive if cpu in cpus]
+
+
+def ownership(all_claims: Mapping[SandboxId, Claims], node: Node) -> Ownership:
+    """Join the claims of every sandbox. P unknown is the online CPUs minus every exclusive one."""
+    exclusive = union(cpus for claim in all_claims.values() for _, cpus in claim.exclusive)
+    pool = node.online & node.shared_pool if node.shared_pool is not None else EMPTY
+    return Ownership(all_claims, exclusive, pool or node.online - exclusive)
+
+
+@dataclass(frozen=True)
+class Collision:
+    """A CPU on which more work may run than its owner agreed to."""
+
+    cpu: int
+    sandboxes: tuple[SandboxId, ...]
+    what: str
+
+
+def contested(own: Ownership) -> list[Collision]:
+    """CPUs that two containers own, and CPUs that one owns and another's cpuset reaches.
+
+    Nothing of this is vmpin's doing: the kubelet (or whoever decides) is at odds with itself, for a moment at
+    the least (it narrows running shared containers up to ten seconds after it gave a CPU away).
+    """
+    found = []
+    overlapping = _overlapping([cpus for claim in own.claims.values() for _, cpus in claim.exclusive])
+    for cpu in overlapping:
+        owners = own.owners(cpu)
+        names = " and ".join(f"{container} of {sandbox}" for sandbox, container in owners)
+        found.append(Collision(cpu, _distinct(sandbox for sandbox, _ in owners), f"exclusive to {names}"))
+    for sandbox, claim in own.claims.items():
+        foreign = own.foreign(sandbox)
+        for container, cpus in claim.shared:
+            for cpu in (cpus or EMPTY) & foreign:
+                owners = own.owners(cpu)
+                names = " and ".join(f"{other} of {owner}" for owner, other in owners)
+                found.append(Collision(
+                    cpu, _distinct([*(owner for owner, _ in owners), sandbox]),
+                    f"exclusive to {names}, but in the shared cpuset of {container} of {sandbox}, "
+                    "whose VM is kept off it"))
+    return sorted(found, key=lambda collision: (collision.cpu, collision.sandboxes))
+
+
+def _overlapping(sets: Sequence[CpuSet]) -> CpuSet:
+    seen = twice = 0
+    for each in sets:
+        twice |= seen & each.bits
+        seen |= each.bits
+    return CpuSet.from_bits(twice)
+
+
+def _distinct(sandboxes: Iterable[SandboxId]) -> tuple[SandboxId, ...]:
+    return tuple(dict.fromkeys(sandboxes))

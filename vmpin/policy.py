@@ -1,0 +1,94 @@
+"""What the operator asks for: where vCPUs and the other threads of a sandbox go.
+
+Values only; `placement` gives them their meaning. The same keys stand in the configuration file and in scenarios.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.model import ThreadRole
+
+
+class Vcpus(enum.StrEnum):
+    """`auto`: one-to-one where the counts allow; `union`: every vCPU on the sandbox mask; `off`: left alone."""
+
+    AUTO = "auto"
+    UNION = "union"
+    OFF = "off"
+
+
+class Spare(enum.StrEnum):
+    """Where vCPUs without a CPU of their own go when the sandbox has no shared CPU."""
+
+    SANDBOX = "sandbox"
+    SHARED = "shared"
+    HOUSEKEEPING = "housekeeping"
+
+
+class Where(enum.StrEnum):
+    """Where the threads of a role go."""
+
+    SANDBOX = "sandbox"
+    SHARED = "shared"
+    HOUSEKEEPING = "housekeeping"
+    OFF = "off"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One rule for the vCPUs, one for each other kind of thread (a word, or a CPU list of the host)."""
+
+    vcpus: Vcpus = Vcpus.AUTO
+    spare_vcpus: Spare = Spare.SANDBOX
+    iothreads: Where | CpuSet = Where.SANDBOX
+    vhost: Where | CpuSet = Where.SANDBOX
+    emulator: Where | CpuSet = Where.SANDBOX
+    virtiofsd: Where | CpuSet = Where.SANDBOX
+    shim: Where | CpuSet = Where.SANDBOX
+
+    def rule(self, role: ThreadRole) -> Where | CpuSet:
+        """The rule of a role that is not the vCPUs'."""
+        found: Where | CpuSet = getattr(self, role.policy)
+        return found
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> Policy:
+        """From words, as in a file. :raises ValueError: with the key, the value and what it may be."""
+        known = {field.name for field in fields(cls)}
+        made: dict[str, object] = {}
+        for key, value in values.items():
+            if key not in known:
+                raise ValueError(f"unknown policy {key!r} (known: {', '.join(sorted(known))})")
+            # YAML reads a bare off as false.
+            made[key] = parse_rule(key, "off" if value is False else value)
+        return cls(**made)  # type: ignore[arg-type]
+
+    def words(self) -> dict[str, str]:
+        """As in a file."""
+        return {field.name: str(getattr(self, field.name)) for field in fields(self)}
+
+
+_WORDS: dict[str, type[Vcpus] | type[Spare] | type[Where]] = {"vcpus": Vcpus, "spare_vcpus": Spare}
+
+
+def parse_rule(key: str, value: object) -> Vcpus | Spare | Where | CpuSet:
+    """One policy value. :raises ValueError: naming what it may be."""
+    words = _WORDS.get(key, Where)
+    try:
+        return words(str(value))
+    except ValueError:
+        pass
+    may = ", ".join(words)
+    if words is Where and isinstance(value, str | int) and not isinstance(value, bool):
+        may += " or a CPU list"
+        try:
+            cpus = CpuSet.parse(str(value))
+            if cpus:
+                return cpus
+        except CpuSetError:
+            pass
+    raise ValueError(f"{key}: {value!r} is none of {may}")

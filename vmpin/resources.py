@@ -1,0 +1,28 @@
+"""Where the files that are no Python module lie: the hook, configuration examples.
+
+In a wheel they are under vmpin/data, in a checkout at the top of the repository (pyproject.toml moves them). What
+stays out: reading them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vmpin.errors import VmpinError
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def path(name: str, package: Path = _PACKAGE) -> Path:
+    """The file or directory `name`, as "hooks/vmpin-hook". `package` is the directory of the vmpin package.
+
+    :raises VmpinError: when this installation has no such file.
+    """
+    packed = package / "data" / name
+    if packed.exists():
+        return packed
+    # The directory above an installed package is site-packages, where "hooks" or "config" would be a stranger's.
+    checkout = package.parent
+    if (checkout / "pyproject.toml").is_file() and (checkout / name).exists():
+        return checkout / name
+    raise VmpinError(f"this installation of vmpin lacks {name} (looked for {packed})", "install vmpin again")

@@ -1,0 +1,160 @@
+"""What Kata's two runtimes leave on disk about their sandboxes.
+
+The Go runtime keeps `/run/vc/sbs/<sid>/persist.json` up to date, each container's live cpuset in it (virtcontainers/
+persist); it writes with O_TRUNC, so a reader may meet half a file and reads again. runtime-rs writes
+`/run/kata/<sid>/state.json` once at the start, without the VMM's pid and without containers. What stays out: whether
+the processes named are what they should be (observe).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.errors import SourceError
+from vmpin.model import Container, ContainerId, Pod, SandboxId, valid_id
+from vmpin.runtime.oci import name_of, pod_of
+
+MAX_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class KataSandbox:
+    """A sandbox as its runtime describes it. `containers` is None where the runtime does not tell them."""
+
+    id: SandboxId
+    runtime: str
+    vmm_pid: int
+    virtiofsd_pid: int
+    containers: tuple[Container, ...] | None
+    pod: Pod | None
+    #: Of the VMM, when given: a VM from Kata's factory has another id on its command line, but this is on it too.
+    uuid: str
+    #: Kata's own pinning is on: two writers of the same masks.
+    pins_vcpus: bool
+
+
+class KataState:
+    """Reads both state directories; a file is parsed again only when it changed.
+
+    `complain` gets one line for each file that cannot be used, once per state of that file.
+    """
+
+    def __init__(self, go_root: Path, rs_root: Path, complain: Callable[[str], None]) -> None:
+        self.go_root = os.fspath(go_root)
+        self.rs_root = os.fspath(rs_root)
+        self.complain = complain
+        self._parsed: dict[str, tuple[tuple[int, int, int], KataSandbox | None]] = {}
+
+    def sandboxes(self) -> dict[SandboxId, KataSandbox]:
+        """Every sandbox either runtime has on disk."""
+        found: dict[SandboxId, KataSandbox] = {}
+        seen: set[str] = set()
+        for root, name, parse in ((f"{self.go_root}/sbs", "persist.json", parse_go),
+                                  (self.rs_root, "state.json", parse_rs)):
+            for sid in _listdir(root):
+                path = f"{root}/{sid}/{name}"
+                sandbox = self._read(path, SandboxId(sid), parse) if valid_id(sid) else None
+                seen.add(path)
+                if sandbox is not None:
+                    found.setdefault(sandbox.id, sandbox)
+        for gone in self._parsed.keys() - seen:
+            del self._parsed[gone]
+        return found
+
+    def _read(self, path: str, sid: SandboxId, parse: Callable[[SandboxId, bytes], KataSandbox]) -> KataSandbox | None:
+        try:
+            info = os.stat(path)
+        except OSError:
+            return None
+        stamp = (info.st_ino, info.st_mtime_ns, info.st_size)
+        known = self._parsed.get(path)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        sandbox: KataSandbox | None = None
+        for attempt in range(5):
+            try:
+                with open(path, "rb") as file:
+                    sandbox = parse(sid, file.read(MAX_BYTES))
+                break
+            except OSError:
+                return None
+            except SourceError as err:
+                if attempt == 4:
+                    # What was read before it was rewritten is better than nothing.
+                    sandbox = known[1] if known else None
+                    self.complain(f"{path}: {err.why}" + (": its last state is used" if sandbox else ""))
+                time.sleep(0.002)
+        self._parsed[path] = (stamp, sandbox)
+        return sandbox
+
+
+def _listdir(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _object(raw: bytes, where: str) -> dict[str, object]:
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError) as err:
+        raise SourceError(where, f"is not (yet) JSON: {str(err)[:80]}") from err
+    if not isinstance(found, dict):
+        raise SourceError(where, "is no JSON object")
+    return found
+
+
+def _dig(value: object, *keys: str) -> object:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _pid(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 22 else 0
+
+
+def parse_go(sid: SandboxId, raw: bytes) -> KataSandbox:
+    """persist.json of the Go runtime; the keys are Go's field names. :raises SourceError: when it is half written."""
+    state = _object(raw, "persist.json")
+    containers = []
+    pod = None
+    configs = _dig(state, "Config", "ContainerConfigs")
+    for config in configs if isinstance(configs, list) else []:
+        cid = _dig(config, "ID")
+        if not isinstance(cid, str) or not valid_id(cid):
+            continue
+        given = _dig(config, "Annotations")
+        annotations = {str(key): str(value) for key, value in given.items()} if isinstance(given, dict) else {}
+        pod = pod or pod_of(annotations)
+        kind = _dig(annotations, "io.kubernetes.cri.container-type") or _dig(
+            annotations, "io.kubernetes.cri-o.ContainerType") or _dig(
+            annotations, "io.katacontainers.pkg.oci.container_type")
+        cpus = _dig(config, "Resources", "cpu", "cpus")
+        try:
+            cpuset = CpuSet.parse(cpus) if isinstance(cpus, str) else None
+        except CpuSetError:
+            cpuset = None
+        # The sandbox's own container has the sandbox's id.
+        pause = kind in ("sandbox", "pod_sandbox", "podsandbox") or (kind is None and cid == sid and len(
+            configs if isinstance(configs, list) else []) > 1)
+        containers.append(Container(ContainerId(cid), name_of(annotations), cpuset or None, pause=pause))
+    return KataSandbox(sid, "kata-go", _pid(_dig(state, "HypervisorState", "Pid")),
+                       _pid(_dig(state, "HypervisorState", "VirtiofsDaemonPid")), tuple(containers), pod,
+                       str(_dig(state, "HypervisorState", "UUID") or ""),
+                       _dig(state, "Config", "EnableVCPUsPinning") is True)
+
+
+def parse_rs(sid: SandboxId, raw: bytes) -> KataSandbox:
+    """state.json of runtime-rs. :raises SourceError: when it is half written."""
+    state = _object(raw, "state.json")
+    return KataSandbox(sid, "kata-rs", _pid(_dig(state, "hypervisor", "pid")),
+                       _pid(_dig(state, "hypervisor", "virtiofs_daemon_pid")), None, None, "",
+                       _dig(state, "resource", "cgroup_state", "enable_vcpus_pinning") is True)

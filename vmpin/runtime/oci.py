@@ -1,0 +1,175 @@
+"""What an OCI runtime says to a hook, and the bundle it speaks of: into events.
+
+Understands every variant met: runc, crun, containerd, CRI-O, podman, and both Kata runtimes. Nothing in a hook's
+state is believed that can be looked up, and nothing of it is a path that is opened but the bundle's config.json. What
+stays out: how the state arrives (source/hook_socket) and what the pid is (observe).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.errors import SourceError
+from vmpin.model import ContainerId, Pod, SandboxId, valid_id
+
+#: The hook sends no more, and a real state has a few kB of annotations.
+MAX_STATE = 4 << 20
+#: A real config.json has some 20 kB.
+MAX_BUNDLE = 4 << 20
+
+HEADER = b"vmpin-hook/1 "
+STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
+
+
+@dataclass(frozen=True)
+class HookMessage:
+    """What the hook sent: the stage it was registered for, when (CLOCK_REALTIME ns), the state as it came."""
+
+    stage: str
+    time: int
+    state: bytes
+
+
+@dataclass(frozen=True)
+class HookState:
+    """A state, understood. `pid` is whatever the runtime gave: the container's, the VMM's, a shim's thread, or 0."""
+
+    stage: str
+    time: int
+    container: ContainerId
+    sandbox: SandboxId
+    pid: int
+    bundle: str
+    annotations: Mapping[str, str]
+    #: The sandbox's own (pause) container.
+    pause: bool
+
+    @property
+    def stopped(self) -> bool:
+        return self.stage == "poststop"
+
+
+def parse_message(raw: bytes) -> HookMessage:
+    """Split what the hook sent. :raises SourceError: with what is wrong."""
+    line, newline, state = raw.partition(b"\n")
+    if not newline or not line.startswith(HEADER) or len(line) > 256:
+        raise SourceError("hook message", "does not begin with the vmpin-hook/1 line")
+    fields = dict(part.partition("=")[::2] for part in line[len(HEADER):].decode("ascii", "replace").split())
+    stage, time = fields.get("stage", ""), fields.get("time", "")
+    if stage not in STAGES:
+        raise SourceError("hook message", f"unknown stage {stage[:40]!r}")
+    if not (time.isascii() and time.isdigit()) or len(time) > 20:
+        raise SourceError("hook message", f"time {time[:40]!r} is no number of nanoseconds")
+    if len(state) > MAX_STATE:
+        raise SourceError("hook message", f"the state is {len(state)} bytes long, at most {MAX_STATE} are read")
+    return HookMessage(stage, int(time), state)
+
+
+def parse_state(message: HookMessage) -> HookState:
+    """Understand a state. :raises SourceError: with what is wrong."""
+    where = f"{message.stage} hook state"
+    if not message.state.strip():
+        raise SourceError(where, "is empty")
+    try:
+        state = json.loads(message.state)
+    except (ValueError, RecursionError) as err:
+        raise SourceError(where, f"is not JSON: {str(err)[:100]}") from err
+    if not isinstance(state, dict):
+        raise SourceError(where, "is no JSON object")
+    given = state.get("id")
+    if not isinstance(given, str) or not valid_id(given):
+        raise SourceError(where, f"id {str(given)[:80]!r} is no container id")
+    bundle = state.get("bundle") or ""
+    if bundle and not clean_path(bundle):
+        raise SourceError(where, f"bundle {str(bundle)[:120]!r} of {given} is no plain absolute path")
+    pid = state.get("pid")
+    if isinstance(pid, bool) or not isinstance(pid, int) or not 0 < pid < 1 << 22:
+        pid = 0  # crun gives 0 and runc none at poststop
+    annotations = _strings(state.get("annotations"))
+    kind = annotations.get("io.kubernetes.cri.container-type") or annotations.get("io.kubernetes.cri-o.ContainerType")
+    sandbox = annotations.get("io.kubernetes.cri.sandbox-id") or annotations.get("io.kubernetes.cri-o.SandboxID")
+    if sandbox is not None and not valid_id(sandbox):
+        raise SourceError(where, f"sandbox id {sandbox[:80]!r} of {given} is none")
+    container = given
+    base = os.path.basename(str(bundle).rstrip("/"))
+    if kind == "container" and sandbox == given and valid_id(base):
+        # Kata's Go runtime gives the sandbox's id to every container's poststart and poststop.
+        container = base
+    return HookState(message.stage, message.time, ContainerId(container), SandboxId(sandbox or given), pid,
+                     str(bundle), annotations, pause=kind in ("sandbox", "podsandbox"))
+
+
+def clean_path(path: object) -> bool:
+    """Whether a path is absolute and leads nowhere but where it says."""
+    return (isinstance(path, str) and path.startswith("/") and len(path) < 4096 and "\0" not in path
+            and ".." not in path.split("/"))
+
+
+def _strings(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        return {}
+    return {key: item for key, item in value.items() if isinstance(key, str) and isinstance(item, str)}
+
+
+def pod_of(annotations: Mapping[str, str]) -> Pod | None:
+    """The pod, as containerd or CRI-O name it."""
+    namespace, name, uid = (
+        annotations.get(f"io.kubernetes.cri.sandbox-{key}") or annotations.get(f"io.kubernetes.pod.{key}") or ""
+        for key in ("namespace", "name", "uid"))
+    return Pod(namespace[:253], name[:253], uid[:64]) if namespace and name else None
+
+
+def name_of(annotations: Mapping[str, str]) -> str:
+    """The container's name in its pod, "" when nobody says."""
+    return (annotations.get("io.kubernetes.cri.container-name") or annotations.get("io.kubernetes.container.name")
+            or "")[:253]
+
+
+@dataclass(frozen=True)
+class BundleConfig:
+    """What a bundle's config.json says of the container. `cpuset` None: nothing (or nothing that can be read,
+    then `trouble` says what)."""
+
+    cpuset: CpuSet | None
+    annotations: Mapping[str, str]
+    trouble: str = ""
+
+
+def read_bundle(bundle: str) -> BundleConfig:
+    """Read `bundle`/config.json. :raises SourceError: when it is gone or cannot be believed.
+
+    The path comes from a hook: only a regular file is read (no FIFO that blocks, no device), and a bounded one.
+    """
+    path = os.path.join(bundle, "config.json")
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as err:
+        raise SourceError(path, err.strerror or str(err)) from err
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise SourceError(path, "is no regular file")
+        raw = file.read(MAX_BUNDLE + 1)
+    if len(raw) > MAX_BUNDLE:
+        raise SourceError(path, f"is larger than {MAX_BUNDLE >> 20} MiB")
+    try:
+        config = json.loads(raw)
+    except (ValueError, RecursionError) as err:
+        raise SourceError(path, f"is not JSON: {str(err)[:100]}") from err
+    found = config if isinstance(config, dict) else {}
+    annotations = _strings(found.get("annotations"))
+    for key in ("linux", "resources", "cpu"):
+        inner = found.get(key)
+        found = inner if isinstance(inner, dict) else {}
+    cpus = found.get("cpus")
+    if cpus is None or cpus == "":
+        return BundleConfig(None, annotations)
+    try:
+        cpuset = CpuSet.parse(cpus if isinstance(cpus, str) else repr(cpus))
+    except CpuSetError as err:
+        return BundleConfig(None, annotations, f"{path}: linux.resources.cpu.cpus: {err}")
+    return BundleConfig(cpuset or None, annotations)

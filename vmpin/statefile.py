@@ -1,0 +1,161 @@
+"""The state file: what cannot be read back from the machine, checksummed and replaced as a whole.
+
+Carries the containers that only hooks told of, the masks from before vmpin, the previous one-to-one pairs, and which
+sandboxes the operator took out of vmpin's hands. It lies in /run and speaks of one boot. A bad one is set aside and
+everything is rebuilt from what runs. What stays out: when it is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vmpin.before import Before, ProcessMasks
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.errors import StateFileError
+from vmpin.events import Source
+from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId
+from vmpin.placement import Previous
+from vmpin.state import DesiredState, Known, SandboxState
+
+VERSION = 1
+MAX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is carried over a restart."""
+
+    state: DesiredState = field(default_factory=DesiredState)
+    previous: Mapping[SandboxId, Previous] = field(default_factory=dict)
+    before: Mapping[SandboxId, Before] = field(default_factory=dict)
+
+
+def save(path: Path, boot_id: str, kept: Kept) -> None:
+    """Replace the file: temporary file, fsync, rename. :raises StateFileError: the old file is then still whole."""
+    body = json.dumps(_pack(boot_id, kept), separators=(",", ":"))
+    sealed = f'{{"sha256":"{_digest(body)}","body":{body}}}\n'.encode()
+    made = path.with_name(f".{path.name}.new")
+    try:
+        fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(fd, "wb") as file:
+            file.write(sealed)
+            file.flush()
+            os.fsync(fd)
+        os.rename(made, path)
+    except OSError as err:
+        made.unlink(missing_ok=True)
+        raise StateFileError(f"{path}: the state cannot be saved: {err.strerror}",
+                             "free space or inodes there; until then a restart forgets what only hooks told") from err
+
+
+def load(path: Path, boot_id: str) -> tuple[Kept, str]:
+    """Read the file. :returns: what it holds, and what was wrong with it ("" if nothing): a file that cannot be
+    believed is renamed to `NAME.bad` and counts as empty, as does one from another boot."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES)
+    except FileNotFoundError:
+        return Kept(), ""
+    except OSError as err:
+        return Kept(), f"{path}: cannot be read: {err.strerror}"
+    try:
+        sealed = json.loads(raw)
+        body = sealed["body"]
+        if sealed["sha256"] != _digest(json.dumps(body, separators=(",", ":"))):
+            raise ValueError("the checksum is wrong")
+        if body["version"] != VERSION:
+            raise ValueError(f"version {body['version']!r} is unknown")
+        if body["boot_id"] != boot_id:
+            return Kept(), ""
+        return _unpack(body), ""
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        aside = path.with_name(f"{path.name}.bad")
+        try:
+            os.replace(path, aside)
+        except OSError:
+            return Kept(), f"{path}: {err}: its content is not used"
+        return Kept(), f"{path}: {err}: set aside as {aside.name}, the state is rebuilt from what runs"
+
+
+def _digest(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+def _text(cpus: CpuSet | None) -> str | None:
+    return None if cpus is None else str(cpus)
+
+
+def _cpus(text: str | None) -> CpuSet | None:
+    return None if text is None else CpuSet.parse(text)
+
+
+def _pack(boot_id: str, kept: Kept) -> dict[str, object]:
+    names = dict.fromkeys([*kept.state.sandboxes, *kept.previous, *kept.before])
+    return {"version": VERSION, "boot_id": boot_id, "sandboxes": {
+        name: {
+            **_pack_state(kept.state.sandboxes.get(name)),
+            **_pack_previous(kept.previous.get(name)),
+            **_pack_before(kept.before.get(name)),
+        } for name in names}}
+
+
+def _pack_state(state: SandboxState | None) -> dict[str, object]:
+    if state is None:
+        return {}
+    pod = state.pod and [state.pod.namespace, state.pod.name, state.pod.uid]
+    return {"state": {"runtime": state.runtime, "pod": pod, "held": state.held, "containers": [
+        {"id": known.container.id, "name": known.container.name, "cpuset": _text(known.container.cpuset),
+         "exclusive": known.container.exclusive, "state": str(known.container.state), "pause": known.container.pause,
+         "source": int(known.source), "time": known.time, "bundle": known.bundle,
+         "init": known.init and [known.init.tid, known.init.starttime]}
+        for known in state.containers.values()]}}
+
+
+def _pack_previous(previous: Previous | None) -> dict[str, object]:
+    if previous is None:
+        return {}
+    return {"mask": str(previous.mask),
+            "vcpus": [[vcpu, _text(cpus), container] for vcpu, (cpus, container) in previous.vcpus.items()]}
+
+
+def _pack_before(before: Before | None) -> dict[str, object]:
+    if before is None:
+        return {}
+    return {"before": [
+        [main.tid, main.starttime, str(masks.main),
+         [[thread.tid, thread.starttime, str(cpus)] for thread, cpus in masks.others.items()]]
+        for main, masks in before.processes.items()]}
+
+
+def _unpack(body: dict[str, Any]) -> Kept:
+    states, previous, before = {}, {}, {}
+    for name, entry in body["sandboxes"].items():
+        sandbox = SandboxId(name)
+        if "state" in entry:
+            states[sandbox] = _unpack_state(sandbox, entry["state"])
+        if "mask" in entry:
+            previous[sandbox] = Previous(_cpus(entry["mask"]) or EMPTY, {
+                VcpuId(vcpu): (_cpus(cpus), None if container is None else ContainerId(container))
+                for vcpu, cpus, container in entry["vcpus"]})
+        if "before" in entry:
+            before[sandbox] = Before({
+                ThreadId(tid, start): ProcessMasks(CpuSet.parse(main), {
+                    ThreadId(other, since): CpuSet.parse(cpus) for other, since, cpus in others})
+                for tid, start, main, others in entry["before"]})
+    return Kept(DesiredState(states), previous, before)
+
+
+def _unpack_state(sandbox: SandboxId, entry: dict[str, Any]) -> SandboxState:
+    containers = {}
+    for item in entry["containers"]:
+        container = Container(ContainerId(item["id"]), item["name"], _cpus(item["cpuset"]), item["exclusive"],
+                              ContainerState(item["state"]), item["pause"])
+        containers[container.id] = Known(container, Source(item["source"]), item["time"], item["bundle"],
+                                         item["init"] and ThreadId(*item["init"]))
+    return SandboxState(sandbox, entry["runtime"], entry["pod"] and Pod(*entry["pod"]), containers, entry["held"])

@@ -1,0 +1,107 @@
+"""Topology: which CPUs of the node are siblings, share a cache, or share a memory node; which are on, which isolated.
+
+Plain data with cheap look-ups, the same for a real node (host/sysfs.py) and one described in a scenario. What
+stays out: reading it from anywhere, and which CPU is better for whom (placement.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from vmpin.cpuset import EMPTY, CpuSet, union
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The CPUs of one node. Made by `build`, which normalises; equal machines are then equal values.
+
+    Groups may name CPUs that are offline: the kernel takes an offline CPU out of its core and its memory node, but
+    not always out of its cache, and a scenario may name it anywhere.
+    """
+
+    online: CpuSet
+    #: SMT siblings, ascending by first CPU; every known CPU is in exactly one.
+    cores: tuple[CpuSet, ...]
+    #: CPUs that share a last-level cache, ascending; empty where nobody knows.
+    caches: tuple[CpuSet, ...]
+    #: NUMA nodes by the kernel's number, ascending. A node of memory alone has no CPU and is left out.
+    nodes: Mapping[int, CpuSet] = field(hash=False)
+    #: isolcpus= on the kernel's command line, and isolated cpuset partitions.
+    isolated: CpuSet = EMPTY
+    nohz_full: CpuSet = EMPTY
+    #: Plugged in, on or off; empty where nobody knows.
+    present: CpuSet = EMPTY
+
+    @classmethod
+    def build(
+        cls,
+        online: CpuSet,
+        cores: Iterable[CpuSet] = (),
+        caches: Iterable[CpuSet] = (),
+        nodes: Mapping[int, CpuSet] | None = None,
+        isolated: CpuSet = EMPTY,
+        nohz_full: CpuSet = EMPTY,
+        present: CpuSet = EMPTY,
+    ) -> Topology:
+        """Sort the groups, drop empty and repeated ones, and make every CPU without a core a core of its own.
+
+        :raises ValueError: naming the CPU that is in two cores, two caches or two nodes.
+        """
+        cores, caches = list(cores), list(caches)
+        by_node = {node: cpus for node, cpus in sorted((nodes or {}).items()) if cpus}
+        _refuse_overlap("node", [(f"node {node} ({cpus})", cpus) for node, cpus in by_node.items()])
+        caches = _normal("cache", caches)
+        known = union((online, present, isolated, nohz_full, *cores, *caches, *by_node.values()))
+        lone = known - union(cores)
+        cores = _normal("core", [*cores, *(CpuSet((cpu,)) for cpu in lone)])
+        return cls(online, tuple(cores), tuple(caches), by_node, isolated, nohz_full, present)
+
+    @cached_property
+    def known(self) -> CpuSet:
+        """Every CPU that is on, plugged in, or named anywhere."""
+        return union((self.online, self.present, self.isolated, self.nohz_full,
+                      *self.cores, *self.caches, *self.nodes.values()))
+
+    def core_of(self, cpu: int) -> CpuSet:
+        """The CPU and its SMT siblings; a CPU nobody knows is alone."""
+        return self._core_of.get(cpu) or CpuSet((cpu,))
+
+    def cache_of(self, cpu: int) -> CpuSet:
+        """The CPUs that share its last-level cache; where that is not known, its core (siblings share every cache)."""
+        return self._cache_of.get(cpu) or self.core_of(cpu)
+
+    def node_of(self, cpu: int) -> int | None:
+        """Its NUMA node, None where it is in none: the kernel forgets the node of a CPU that is offline."""
+        return self._node_of.get(cpu)
+
+    # cached_property writes to __dict__ past the frozen __setattr__, and takes no part in equality.
+
+    @cached_property
+    def _core_of(self) -> dict[int, CpuSet]:
+        return {cpu: core for core in self.cores for cpu in core}
+
+    @cached_property
+    def _cache_of(self) -> dict[int, CpuSet]:
+        return {cpu: cache for cache in self.caches for cpu in cache}
+
+    @cached_property
+    def _node_of(self) -> dict[int, int]:
+        return {cpu: node for node, cpus in self.nodes.items() for cpu in cpus}
+
+
+def _normal(what: str, groups: Iterable[CpuSet]) -> list[CpuSet]:
+    """The groups sorted, without empty and repeated ones (each CPU of a core names the same core)."""
+    distinct = sorted({group for group in groups if group}, key=list)
+    _refuse_overlap(what, [(f"{what} {group}", group) for group in distinct])
+    return distinct
+
+
+def _refuse_overlap(what: str, groups: Iterable[tuple[str, CpuSet]]) -> None:
+    seen: dict[int, str] = {}
+    for name, group in groups:
+        for cpu in group:
+            if cpu in seen:
+                raise ValueError(f"CPU {cpu} is in two {what}s: {seen[cpu]} and {name}")
+            seen[cpu] = name

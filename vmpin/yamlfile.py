@@ -1,0 +1,48 @@
+"""Reading YAML that people write: one document, a size limit, keys given twice refused, errors that name the line."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vmpin.errors import ConfigError
+
+#: A configuration or scenario larger than this was not written by a person.
+MAX_BYTES = 4 << 20
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice, which YAML forbids and PyYAML lets pass."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable) or key in seen:
+                raise yaml.MarkedYAMLError(problem=f"key {key!r} cannot be used or is there twice",
+                                           problem_mark=key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def load(path: Path) -> object:
+    """The document, None for an empty file. :raises ConfigError: in one line with file, line and what is wrong."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as err:
+        raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
+    try:
+        return yaml.load(raw.decode("utf-8"), Loader=_Loader)
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {err.start})") from err
+    except yaml.MarkedYAMLError as err:
+        where = f":{err.problem_mark.line + 1}" if err.problem_mark else ""
+        raise ConfigError(f"{path}{where}: {err.problem or err.context or 'not YAML'}") from err
+    except (yaml.YAMLError, ValueError, RecursionError) as err:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(err).split())[:200]}") from err
