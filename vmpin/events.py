@@ -26,11 +26,15 @@ class Source(enum.IntEnum):
 
 @dataclass(frozen=True)
 class SandboxSeen:
-    """A sandbox exists. `runtime` is kata-go, kata-rs, vmm (found by its command line) or oci (told by a hook)."""
+    """A sandbox exists. `runtime` is kata-go, kata-rs, vmm (found by its command line) or oci (told by a hook).
+
+    `vmm` is its VMM's main thread when the source knows it for sure (a hook's pid, looked at while it held).
+    """
 
     sandbox: SandboxId
     runtime: str
     pod: Pod | None = None
+    vmm: ThreadId | None = None
 
 
 @dataclass(frozen=True)

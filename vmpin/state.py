@@ -47,6 +47,7 @@ class SandboxState:
     pod: Pod | None = None
     containers: Mapping[ContainerId, Known] = field(default_factory=dict)
     held: bool = False
+    vmm: ThreadId | None = None
 
     def live(self) -> tuple[Container, ...]:
         """The containers, stopped ones left out, in the order they came."""
@@ -86,10 +87,8 @@ def _reduce(old: SandboxState, event: Event) -> SandboxState:
     match event:
         case SandboxSeen():
             runtime = event.runtime if _RANK.get(event.runtime, 0) > _RANK.get(old.runtime, 0) else old.runtime
-            pod = event.pod or old.pod
-            if (runtime, pod) == (old.runtime, old.pod):
-                return old
-            return replace(old, runtime=runtime, pod=pod)
+            new = replace(old, runtime=runtime, pod=event.pod or old.pod, vmm=event.vmm or old.vmm)
+            return old if new == old else new
         case ContainerSeen():
             return _seen(old, event)
         case CpusetSeen():

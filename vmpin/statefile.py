@@ -109,12 +109,17 @@ def _pack_state(state: SandboxState | None) -> dict[str, object]:
     if state is None:
         return {}
     pod = state.pod and [state.pod.namespace, state.pod.name, state.pod.uid]
-    return {"state": {"runtime": state.runtime, "pod": pod, "held": state.held, "containers": [
+    return {"state": {"runtime": state.runtime, "pod": pod, "held": state.held,
+                      "vmm": _pack_thread(state.vmm), "containers": [
         {"id": known.container.id, "name": known.container.name, "cpuset": _text(known.container.cpuset),
          "exclusive": known.container.exclusive, "state": str(known.container.state), "pause": known.container.pause,
          "source": int(known.source), "time": known.time, "bundle": known.bundle,
-         "init": known.init and [known.init.tid, known.init.starttime]}
+         "init": _pack_thread(known.init)}
         for known in state.containers.values()]}}
+
+
+def _pack_thread(thread: ThreadId | None) -> list[int] | None:
+    return None if thread is None else [thread.tid, thread.starttime]
 
 
 def _pack_previous(previous: Previous | None) -> dict[str, object]:
@@ -158,4 +163,5 @@ def _unpack_state(sandbox: SandboxId, entry: dict[str, Any]) -> SandboxState:
                               ContainerState(item["state"]), item["pause"])
         containers[container.id] = Known(container, Source(item["source"]), item["time"], item["bundle"],
                                          item["init"] and ThreadId(*item["init"]))
-    return SandboxState(sandbox, entry["runtime"], entry["pod"] and Pod(*entry["pod"]), containers, entry["held"])
+    return SandboxState(sandbox, entry["runtime"], entry["pod"] and Pod(*entry["pod"]), containers, entry["held"],
+                        entry["vmm"] and ThreadId(*entry["vmm"]))

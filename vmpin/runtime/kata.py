@@ -12,12 +12,12 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.errors import SourceError
-from vmpin.model import Container, ContainerId, Pod, SandboxId, valid_id
+from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, valid_id
 from vmpin.runtime.oci import name_of, pod_of
 
 MAX_BYTES = 8 << 20
@@ -35,6 +35,8 @@ class KataSandbox:
     pod: Pod | None
     #: Of the VMM, when given: a VM from Kata's factory has another id on its command line, but this is on it too.
     uuid: str
+    #: When its file was written, CLOCK_REALTIME ns.
+    written: int
     #: Kata's own pinning is on: two writers of the same masks.
     pins_vcpus: bool
 
@@ -50,6 +52,7 @@ class KataState:
         self.rs_root = os.fspath(rs_root)
         self.complain = complain
         self._parsed: dict[str, tuple[tuple[int, int, int], KataSandbox | None]] = {}
+        self._stopped: dict[str, tuple[tuple[int, int, int], bool]] = {}
 
     def sandboxes(self) -> dict[SandboxId, KataSandbox]:
         """Every sandbox either runtime has on disk."""
@@ -62,12 +65,39 @@ class KataState:
                 sandbox = self._read(path, SandboxId(sid), parse) if valid_id(sid) else None
                 seen.add(path)
                 if sandbox is not None:
-                    found.setdefault(sandbox.id, sandbox)
+                    found.setdefault(sandbox.id, self._with_states(f"{root}/{sid}", sandbox))
         for gone in self._parsed.keys() - seen:
             del self._parsed[gone]
+            directory = os.path.dirname(gone) + "/"
+            for path in [path for path in self._stopped if path.startswith(directory)]:
+                del self._stopped[path]
         return found
 
-    def _read(self, path: str, sid: SandboxId, parse: Callable[[SandboxId, bytes], KataSandbox]) -> KataSandbox | None:
+    def _with_states(self, directory: str, sandbox: KataSandbox) -> KataSandbox:
+        """With the containers' own states: the sandbox's file lists stopped ones until they are removed, and each
+        container's file beside it (persist/api/container.go: State) says which those are."""
+        stopped = [container.id for container in sandbox.containers or ()
+                   if self._is_stopped(f"{directory}/{container.id}/persist.json")]
+        if not stopped:
+            return sandbox
+        return replace(sandbox, containers=tuple(
+            replace(container, state=ContainerState.STOPPED) if container.id in stopped else container
+            for container in sandbox.containers or ()))
+
+    def _is_stopped(self, path: str) -> bool:
+        try:
+            info = os.stat(path)
+            stamp = (info.st_ino, info.st_mtime_ns, info.st_size)
+            known = self._stopped.get(path)
+            if known is None or known[0] != stamp:
+                with open(path, "rb") as file:
+                    known = (stamp, _object(file.read(MAX_BYTES), path).get("State") == "stopped")
+                self._stopped[path] = known
+        except (OSError, SourceError):
+            return False
+        return known[1]
+
+    def _read(self, path: str, sid: SandboxId, parse: Callable[[SandboxId, bytes, int], KataSandbox]) -> KataSandbox | None:
         try:
             info = os.stat(path)
         except OSError:
@@ -80,7 +110,7 @@ class KataState:
         for attempt in range(5):
             try:
                 with open(path, "rb") as file:
-                    sandbox = parse(sid, file.read(MAX_BYTES))
+                    sandbox = parse(sid, file.read(MAX_BYTES), info.st_mtime_ns)
                 break
             except OSError:
                 return None
@@ -121,7 +151,7 @@ def _pid(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 22 else 0
 
 
-def parse_go(sid: SandboxId, raw: bytes) -> KataSandbox:
+def parse_go(sid: SandboxId, raw: bytes, written: int) -> KataSandbox:
     """persist.json of the Go runtime; the keys are Go's field names. :raises SourceError: when it is half written."""
     state = _object(raw, "persist.json")
     containers = []
@@ -148,13 +178,13 @@ def parse_go(sid: SandboxId, raw: bytes) -> KataSandbox:
         containers.append(Container(ContainerId(cid), name_of(annotations), cpuset or None, pause=pause))
     return KataSandbox(sid, "kata-go", _pid(_dig(state, "HypervisorState", "Pid")),
                        _pid(_dig(state, "HypervisorState", "VirtiofsDaemonPid")), tuple(containers), pod,
-                       str(_dig(state, "HypervisorState", "UUID") or ""),
+                       str(_dig(state, "HypervisorState", "UUID") or ""), written,
                        _dig(state, "Config", "EnableVCPUsPinning") is True)
 
 
-def parse_rs(sid: SandboxId, raw: bytes) -> KataSandbox:
+def parse_rs(sid: SandboxId, raw: bytes, written: int) -> KataSandbox:
     """state.json of runtime-rs. :raises SourceError: when it is half written."""
     state = _object(raw, "state.json")
     return KataSandbox(sid, "kata-rs", _pid(_dig(state, "hypervisor", "pid")),
-                       _pid(_dig(state, "hypervisor", "virtiofs_daemon_pid")), None, None, "",
+                       _pid(_dig(state, "hypervisor", "virtiofs_daemon_pid")), None, None, "", written,
                        _dig(state, "resource", "cgroup_state", "enable_vcpus_pinning") is True)

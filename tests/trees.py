@@ -1,0 +1,35 @@
+"""Recorded /sys, /proc and cgroup trees: a text of lines `path = content` becomes files.
+
+A file ends with a newline, as the kernel's do, and `\\n` in the text stands for one within. Lines that start with
+`#` say how the tree was recorded. No content is an empty line; a path that ends with `/` is a directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DATA = Path(__file__).parent / "data" / "sysfs"
+
+
+def recorded() -> list[str]:
+    """The names of all recorded /sys trees."""
+    return sorted(path.stem for path in DATA.glob("*.tree"))
+
+
+def make_tree(tmp_path: Path, text_or_name: str) -> Path:
+    """Write a tree below `tmp_path`, which it returns; a name is that of a file in tests/data/sysfs."""
+    text = text_or_name
+    if "\n" not in text and "=" not in text:
+        text = (DATA / f"{text}.tree").read_text()
+    for line in text.splitlines():
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        name, _, content = line.partition("=")
+        path = tmp_path / name.strip()
+        if name.strip().endswith("/"):
+            path.mkdir(parents=True, exist_ok=True)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content.removeprefix(" ").replace("\\n", "\n") + "\n")
+    return tmp_path

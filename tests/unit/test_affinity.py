@@ -1,0 +1,264 @@
+"""Masks of this test's own threads and children, set for real."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from need import need_root
+
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.errors import AffinityError, CpuNotAllowed, NotPermitted, ThreadGone
+from vmpin.host import affinity
+from vmpin.host.procfs import Procfs
+from vmpin.model import ThreadId, ThreadRole, VmThread
+
+PROC = Procfs()
+ALLOWED = CpuSet(os.sched_getaffinity(0))
+ONE = CpuSet((ALLOWED.first,))
+REST = ALLOWED - ONE
+#: In no machine's reach, and in every CpuSet's.
+NOWHERE = CpuSet((8191,))
+
+pytestmark = pytest.mark.skipif(not REST, reason="needs two CPUs")
+
+
+def thread_of(pid: int, tid: int) -> VmThread:
+    stat = PROC.thread_stat(pid, tid)
+    assert stat is not None
+    return VmThread(ThreadId(tid, stat.starttime), ThreadRole.EMULATOR, stat.comm, pid)
+
+
+class Worker:
+    """A thread of this process that waits until it is told to end."""
+
+    def __init__(self) -> None:
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._end.wait)
+        self._thread.start()
+        assert self._thread.native_id is not None
+        self.tid = self._thread.native_id
+
+    @property
+    def thread(self) -> VmThread:
+        return thread_of(os.getpid(), self.tid)
+
+    def end(self) -> None:
+        """Returns when the kernel has forgotten it; join() returns a little before."""
+        self._end.set()
+        self._thread.join()
+        while PROC.thread_stat(os.getpid(), self.tid) is not None:
+            time.sleep(0.001)
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    made = Worker()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+class Meanwhile(CpuSet):
+    """CPUs that let something happen when they are handed to the kernel: after the check before, before the set."""
+
+    __slots__ = ("happens",)
+
+    def __init__(self, cpus: CpuSet, happens: Callable[[], object]) -> None:
+        super().__init__(cpus)
+        object.__setattr__(self, "happens", happens)
+
+    def frozen(self) -> frozenset[int]:
+        self.happens()
+        return super().frozen()
+
+    happens: Callable[[], object]
+
+
+def test_one_thread_is_pinned_and_no_other(worker: Worker) -> None:
+    assert affinity.pin(PROC, worker.thread, ONE) == ONE
+    assert affinity.get(worker.tid) == ONE.frozen()
+    assert affinity.get(os.getpid()) == ALLOWED.frozen()
+    assert affinity.pin(PROC, worker.thread, REST) == REST
+
+
+def test_what_the_kernel_shows_is_returned_not_what_was_asked(worker: Worker) -> None:
+    assert affinity.pin(PROC, worker.thread, ONE | NOWHERE) == ONE
+
+
+@pytest.mark.parametrize("cpus", [NOWHERE, EMPTY])
+def test_no_usable_cpu_is_cpu_not_allowed_and_changes_nothing(worker: Worker, cpus: CpuSet) -> None:
+    with pytest.raises(CpuNotAllowed) as caught:
+        affinity.pin(PROC, worker.thread, cpus)
+    assert (caught.value.tid, caught.value.cpus) == (worker.tid, cpus)
+    assert affinity.get(worker.tid) == ALLOWED.frozen()
+
+
+def test_another_start_time_is_another_thread_and_is_left_alone(worker: Worker) -> None:
+    known = worker.thread
+    earlier = VmThread(ThreadId(known.id.tid, known.id.starttime - 1), known.role, known.name, known.pid)
+    with pytest.raises(ThreadGone):
+        affinity.pin(PROC, earlier, ONE)
+    assert affinity.get(worker.tid) == ALLOWED.frozen()
+
+
+def test_a_thread_of_another_process_is_left_alone(worker: Worker, child: subprocess.Popen[bytes]) -> None:
+    known = worker.thread
+    with pytest.raises(ThreadGone):
+        affinity.pin(PROC, VmThread(known.id, known.role, known.name, child.pid), ONE)
+    assert affinity.get(worker.tid) == ALLOWED.frozen()
+
+
+def test_a_thread_that_has_ended_is_gone() -> None:
+    worker = Worker()
+    known = worker.thread
+    worker.end()
+    assert affinity.get(known.id.tid) is None
+    with pytest.raises(ThreadGone):
+        affinity.pin(PROC, known, ONE)
+
+
+def test_a_thread_that_ends_after_the_check_is_gone() -> None:
+    worker = Worker()
+    with pytest.raises(ThreadGone):
+        affinity.pin(PROC, worker.thread, Meanwhile(ONE, worker.end))
+
+
+def test_a_process_that_nobody_has_reaped_is_gone(child: subprocess.Popen[bytes]) -> None:
+    known = thread_of(child.pid, child.pid)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    stat = PROC.stat(child.pid)
+    assert stat is not None
+    assert stat.state == "Z"
+    with pytest.raises(ThreadGone):
+        affinity.pin(PROC, known, ONE)
+
+
+def test_a_process_that_dies_after_the_check_and_is_not_reaped_is_gone(child: subprocess.Popen[bytes]) -> None:
+    def die() -> None:
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+    with pytest.raises(ThreadGone):
+        affinity.pin(PROC, thread_of(child.pid, child.pid), Meanwhile(ONE, die))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("cpus", [ONE, NOWHERE])
+def test_a_stranger_that_takes_over_the_number_keeps_its_mask(child: subprocess.Popen[bytes], cpus: CpuSet) -> None:
+    """The number is given away between the check and the set: the start time may even be the same tick's."""
+    need_root()
+
+    def replace() -> None:
+        if child.returncode is None:
+            child.kill()
+            child.wait()
+            born(child.pid)
+
+    try:
+        with pytest.raises(ThreadGone):
+            affinity.pin(PROC, thread_of(child.pid, child.pid), Meanwhile(cpus, replace))
+        assert affinity.get(child.pid) == ALLOWED.frozen()
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        os.waitpid(child.pid, 0)
+
+
+def test_no_descriptor_is_left_open(worker: Worker) -> None:
+    before = os.listdir("/proc/self/fd")
+    known = worker.thread
+    affinity.pin(PROC, known, ONE)
+    for thread, cpus in ((known, NOWHERE), (VmThread(ThreadId(known.id.tid, 1), known.role, "", known.pid), ONE)):
+        with pytest.raises(AffinityError):
+            affinity.pin(PROC, thread, cpus)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_threads_that_end_at_any_moment_are_pinned_or_gone() -> None:
+    outcomes = []
+    for _ in range(300):
+        running = threading.Thread(target=time.sleep, args=(0.0003,))
+        running.start()
+        assert running.native_id is not None
+        stat = PROC.thread_stat(os.getpid(), running.native_id)
+        if stat is not None:
+            thread = VmThread(ThreadId(running.native_id, stat.starttime), ThreadRole.VCPU, "", os.getpid())
+            while True:
+                try:
+                    outcomes.append(affinity.pin(PROC, thread, ONE))
+                except ThreadGone:
+                    break
+        running.join()
+    assert set(outcomes) == {ONE}
+
+
+@pytest.mark.root
+def test_a_thread_of_another_user_is_not_permitted(child: subprocess.Popen[bytes]) -> None:
+    need_root()
+    known = thread_of(child.pid, child.pid)
+    with as_nobody(), pytest.raises(NotPermitted, match="not permitted"):
+        affinity.pin(PROC, known, ONE)
+    assert affinity.get(child.pid) == ALLOWED.frozen()
+
+
+@pytest.mark.root
+def test_a_kernel_thread_is_found_as_its_own_process() -> None:
+    need_root()
+    for pid in map(int, PROC.pids()):
+        stat = PROC.stat(pid)
+        if stat is not None and stat.kernel_thread and stat.comm == "ksoftirqd/0":
+            # It is bound to its CPU: the kernel refuses any mask.
+            with pytest.raises(CpuNotAllowed):
+                affinity.pin(PROC, thread_of(pid, pid), ALLOWED)
+            return
+    pytest.skip("kernel threads are not in this PID namespace")
+
+
+def test_no_number_is_the_callers() -> None:
+    assert affinity.get(0) is None
+    assert affinity.get(-1) is None
+    nobody = VmThread(ThreadId(0, 0), ThreadRole.EMULATOR, "", 0)
+    with pytest.raises(ThreadGone):
+        affinity.pin(PROC, nobody, ONE)
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """This thread without root's rights. The system call itself: libc's seteuid changes every thread."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    setresuid = {"x86_64": 117, "aarch64": 147}[os.uname().machine]
+    minus_one, nobody = ctypes.c_long(-1), ctypes.c_long(65534)
+    assert libc.syscall(ctypes.c_long(setresuid), minus_one, nobody, minus_one) == 0
+    try:
+        yield
+    finally:
+        assert libc.syscall(ctypes.c_long(setresuid), minus_one, ctypes.c_long(0), minus_one) == 0
+
+
+def born(pid: int) -> None:
+    """A child of this process with just that process id, which clone3(2) gives to root."""
+    wanted = (ctypes.c_int * 1)(pid)
+    # struct clone_args (linux/sched.h): flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls,
+    # set_tid, set_tid_size, cgroup
+    args = (ctypes.c_uint64 * 11)(0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(wanted), 1, 0)
+    # PyDLL keeps the interpreter's lock over the call, so that the child has it too.
+    libc = ctypes.PyDLL(None, use_errno=True)
+    made = libc.syscall(ctypes.c_long(435), ctypes.byref(args), ctypes.c_size_t(ctypes.sizeof(args)))
+    if made == 0:
+        while True:
+            signal.pause()
+    assert made == pid, os.strerror(ctypes.get_errno())

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from trees import make_tree, recorded
+
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.errors import SourceError
+from vmpin.host.sysfs import Sysfs
+from vmpin.topology import Topology
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+def groups(*texts: str) -> tuple[CpuSet, ...]:
+    return tuple(map(cpus, texts))
+
+
+MACHINES = {
+    "vm-2cpu": Topology.build(cpus("0-1"), caches=groups("0-1"), nodes={0: cpus("0-1")}, present=cpus("0-1")),
+    "qemu-2x2x2": Topology.build(
+        cpus("0-7"), cores=groups("0-1", "2-3", "4-5", "6-7"), caches=groups("0-3", "4-7"),
+        nodes={0: cpus("0-3"), 1: cpus("4-7")}, present=cpus("0-7")),
+    # The kernel takes an offline CPU out of its core and node, but not out of this machine's cache.
+    "qemu-2x2x2-offline": Topology.build(
+        cpus("0-2,4,6-7"), cores=groups("0-1", "2", "4", "6-7"), caches=groups("0-3", "4-7"),
+        nodes={0: cpus("0-2"), 1: cpus("4,6-7")}, present=cpus("0-7")),
+    "qemu-2x2x2-nosmt": Topology.build(
+        cpus("0,2,4,6"), caches=groups("0,2", "4,6"), nodes={0: cpus("0,2"), 1: cpus("4,6")}, present=cpus("0-7")),
+    "qemu-2x2x2-isolated": Topology.build(
+        cpus("0-7"), caches=groups("0-3", "4-7"), nodes={0: cpus("0-3"), 1: cpus("4-7")},
+        isolated=cpus("2-3"), nohz_full=cpus("2-3"), present=cpus("0-7")),
+}
+
+
+def test_every_recorded_machine_is_in_the_table() -> None:
+    assert sorted(MACHINES) == recorded()
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_recorded_machine_is_understood(tmp_path: Path, name: str) -> None:
+    sysfs = Sysfs(make_tree(tmp_path, name))
+    assert sysfs.topology() == MACHINES[name]
+    assert sysfs.online() == MACHINES[name].online
+
+
+def test_an_offline_cpu_is_known_but_has_neither_siblings_nor_node(tmp_path: Path) -> None:
+    topology = Sysfs(make_tree(tmp_path, "qemu-2x2x2-offline")).topology()
+    assert 3 in topology.known
+    assert topology.core_of(3) == cpus("3")
+    assert topology.node_of(3) is None
+
+
+def test_this_machine_has_the_cpus_this_process_runs_on() -> None:
+    topology = Sysfs().topology()
+    assert os.sched_getaffinity(0) <= topology.online.frozen()
+    assert all(topology.node_of(cpu) is not None for cpu in topology.online)
+    assert Sysfs().online() == topology.online
+
+
+def test_the_list_of_online_cpus_alone_is_enough(tmp_path: Path) -> None:
+    topology = Sysfs(make_tree(tmp_path, "devices/system/cpu/online = 0-1,4\n")).topology()
+    assert topology == Topology.build(cpus("0-1,4"), nodes={0: cpus("0-1,4")})
+
+
+def test_the_siblings_have_an_older_name(tmp_path: Path) -> None:
+    topology = Sysfs(make_tree(tmp_path, """
+        devices/system/cpu/online = 0-3
+        devices/system/cpu/cpu0/topology/thread_siblings_list = 0,2
+        devices/system/cpu/cpu1/topology/thread_siblings_list = 1,3
+        devices/system/cpu/cpu2/topology/thread_siblings_list = 0,2
+        devices/system/cpu/cpu3/topology/thread_siblings_list = 1,3
+    """)).topology()
+    assert topology.cores == groups("0,2", "1,3")
+
+
+def test_the_last_level_counts_and_not_the_instruction_cache(tmp_path: Path) -> None:
+    topology = Sysfs(make_tree(tmp_path, """
+        devices/system/cpu/online = 0-3
+        devices/system/cpu/cpu0/cache/index0/level = 1
+        devices/system/cpu/cpu0/cache/index0/type = Data
+        devices/system/cpu/cpu0/cache/index0/shared_cpu_list = 0
+        devices/system/cpu/cpu0/cache/index1/level = 2
+        devices/system/cpu/cpu0/cache/index1/type = Unified
+        devices/system/cpu/cpu0/cache/index1/shared_cpu_list = 0-1
+        devices/system/cpu/cpu0/cache/index2/level = 9
+        devices/system/cpu/cpu0/cache/index2/type = Instruction
+        devices/system/cpu/cpu0/cache/index2/shared_cpu_list = 0-3
+        devices/system/cpu/cpu2/cache/index10/level = 2
+        devices/system/cpu/cpu2/cache/index10/type = Unified
+        devices/system/cpu/cpu2/cache/index10/shared_cpu_list = 2-3
+        devices/system/cpu/cpu2/cache/uevent =
+    """)).topology()
+    assert topology.caches == groups("0-1", "2-3")
+
+
+def test_holes_in_the_numbers_and_other_directories_are_no_trouble(tmp_path: Path) -> None:
+    topology = Sysfs(make_tree(tmp_path, """
+        devices/system/cpu/online = 0,5
+        devices/system/cpu/present = 0,5,9
+        devices/system/cpu/cpufreq/
+        devices/system/cpu/cpuidle/current_driver = none
+        devices/system/cpu/cpu0/topology/core_cpus_list = 0,5
+        devices/system/cpu/cpu5/topology/core_cpus_list = 0,5
+        devices/system/cpu/cpu9/online = 0
+        devices/system/node/online = 0,3
+        devices/system/node/node0/cpulist = 0
+        devices/system/node/node3/cpulist = 5
+        devices/system/node/node10/cpulist =
+    """)).topology()
+    assert topology.cores == groups("0,5", "9")
+    assert topology.nodes == {0: cpus("0"), 3: cpus("5")}
+    assert topology.known == cpus("0,5,9")
+
+
+def test_garbage_everywhere_but_in_online_is_as_good_as_missing(tmp_path: Path) -> None:
+    topology = Sysfs(make_tree(tmp_path, """
+        devices/system/cpu/online = 0-1
+        devices/system/cpu/present = all of them
+        devices/system/cpu/isolated = 1-0
+        devices/system/cpu/nohz_full =   (null)
+        devices/system/cpu/cpu0/topology/core_cpus_list = ?
+        devices/system/cpu/cpu1/topology/core_cpus_list = 7
+        devices/system/cpu/cpu0/cache/index0/level = three
+        devices/system/cpu/cpu0/cache/index0/shared_cpu_list = 0-1
+        devices/system/cpu/cpu1/cache/index0/level = 3
+        devices/system/cpu/cpu1/cache/index0/type = Unified
+        devices/system/cpu/cpu1/cache/index0/shared_cpu_list/
+        devices/system/node/node0/cpulist = \xff\xfe
+    """)).topology()
+    assert topology == Topology.build(cpus("0-1"), nodes={0: cpus("0-1")})
+
+
+def test_what_changes_while_it_is_read_is_no_trouble(tmp_path: Path) -> None:
+    topology = Sysfs(make_tree(tmp_path, """
+        devices/system/cpu/online = 0-3
+        devices/system/cpu/cpu0/topology/core_cpus_list = 0
+        devices/system/cpu/cpu1/topology/core_cpus_list = 0-1
+        devices/system/cpu/cpu2/topology/core_cpus_list = 2
+        devices/system/cpu/cpu3/topology/core_cpus_list = 3
+        devices/system/node/node0/cpulist = 0-2
+        devices/system/node/node1/cpulist = 2-3
+    """)).topology()
+    assert topology.cores == groups("0-1", "2", "3")
+    assert topology.nodes == {0: cpus("0-2"), 1: cpus("3")}
+
+
+def test_cpus_on_the_kernels_command_line_that_do_not_exist_are_left_out(tmp_path: Path) -> None:
+    topology = Sysfs(make_tree(tmp_path, """
+        devices/system/cpu/online = 0-3
+        devices/system/cpu/present = 0-3
+        devices/system/cpu/isolated = 2-3
+        devices/system/cpu/nohz_full = 2-63
+    """)).topology()
+    assert (topology.isolated, topology.nohz_full, topology.known) == (cpus("2-3"), cpus("2-3"), cpus("0-3"))
+
+
+@pytest.mark.parametrize(("content", "why"), [
+    ("", "names no CPU"),
+    ("0-", "invalid CPU list '0-"),
+    ("0-99999", "CPU 99999 is beyond"),
+])
+def test_online_that_cannot_be_believed_is_an_error_that_names_the_file(
+        tmp_path: Path, content: str, why: str) -> None:
+    sysfs = Sysfs(make_tree(tmp_path, f"devices/system/cpu/online = {content}\n"))
+    with pytest.raises(SourceError, match=why) as caught:
+        sysfs.online()
+    assert caught.value.where == f"{tmp_path}/devices/system/cpu/online"
+    with pytest.raises(SourceError):
+        sysfs.topology()
+
+
+def test_online_that_is_missing_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="devices/system/cpu/online: does not exist"):
+        Sysfs(tmp_path).online()
+    (tmp_path / "devices/system/cpu/online").mkdir(parents=True)
+    with pytest.raises(SourceError, match="devices/system/cpu/online: cannot be read"):
+        Sysfs(tmp_path).online()
+
+
+def test_a_machine_of_the_largest_size_is_read(tmp_path: Path) -> None:
+    lines = ["devices/system/cpu/online = 0-1023"]
+    for cpu in range(1024):
+        lines.append(f"devices/system/cpu/cpu{cpu}/topology/core_cpus_list = {cpu & ~1}-{cpu | 1}")
+    topology = Sysfs(make_tree(tmp_path, "\n".join(lines))).topology()
+    assert len(topology.cores) == 512
+    assert topology.isolated == EMPTY

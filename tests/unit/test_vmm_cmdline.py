@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmpin.model import Vcpu, VcpuId
+from vmpin.vmm.qemu_cmdline import (
+    Smp,
+    cpu_index,
+    guest_vcpus,
+    iothread_ids,
+    keyvals,
+    option_values,
+    parse_smp,
+    qmp_sockets,
+)
+
+X86 = "qemu-system-x86_64"
+
+
+def smp(text: str) -> Smp:
+    return parse_smp([X86, "-smp", text])
+
+
+def topology(text: str) -> tuple[int, ...]:
+    it = smp(text)
+    return it.cpus, it.maxcpus, it.sockets, it.dies, it.cores, it.threads
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    # cpus, maxcpus, sockets, dies, cores, threads; as query-hotpluggable-cpus of QEMU 7.2 has them
+    ("4", (4, 4, 1, 1, 4, 1)),
+    ("cpus=4", (4, 4, 1, 1, 4, 1)),
+    ("2,maxcpus=8", (2, 8, 1, 1, 8, 1)),
+    ("1,cores=1,threads=1,sockets=8,maxcpus=8", (1, 8, 8, 1, 1, 1)),
+    ("cores=2,threads=2", (4, 4, 1, 1, 2, 2)),
+    ("8,threads=2", (8, 8, 1, 1, 4, 2)),
+    ("8,sockets=2", (8, 8, 2, 1, 4, 1)),
+    ("8,sockets=2,cores=2", (8, 8, 2, 1, 2, 2)),
+    ("8,cores=2", (8, 8, 4, 1, 2, 1)),
+    ("12,sockets=1,dies=2,cores=3,threads=2", (12, 12, 1, 2, 3, 2)),
+    ("maxcpus=4", (4, 4, 1, 1, 4, 1)),
+])
+def test_left_out_parts_of_smp_are_computed_as_qemu_does(text: str, expected: tuple[int, ...]) -> None:
+    assert topology(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "cpus=", "cpus=-1", "0", "cpus=²", "cores=99999999999", "=,=,"])
+def test_senseless_smp_is_one_cpu(text: str) -> None:
+    assert smp(text) == Smp()
+
+
+def test_without_smp_there_is_one_cpu() -> None:
+    assert parse_smp([X86]) == Smp()
+
+
+def test_smp_that_does_not_add_up_keeps_the_cpus_and_no_topology() -> None:
+    assert smp("6,sockets=2,cores=2,threads=2,maxcpus=6") == Smp(6, 6, sockets=6)
+
+
+def test_repeated_smp_options_merge() -> None:
+    assert parse_smp([X86, "-smp", "2", "--smp", "maxcpus=4,threads=2"]).threads == 2
+
+
+@given(st.lists(st.text(max_size=40), max_size=12))
+def test_no_command_line_breaks_the_parsers(words: list[str]) -> None:
+    argv = [X86]
+    for option, word in zip(("-smp", "-numa", "-object", "-qmp", "-chardev", "-mon") * 2, words, strict=False):
+        argv += [option, word]
+    guest_vcpus(argv, [VcpuId(0)])
+    iothread_ids(argv)
+    qmp_sockets(argv)
+    cpu_index(argv, [0, 1])
+
+
+def test_a_long_command_line_is_read_in_no_time() -> None:
+    argv = [X86, "-smp", "8192", "-numa", "node" + ",cpus=0-8191" * 2000, "-object", "[" * 60000]
+    begin = time.perf_counter()
+    guest_vcpus(argv, map(VcpuId, range(100)))
+    iothread_ids(argv)
+    assert time.perf_counter() - begin < 1
+
+
+@pytest.mark.parametrize(("text", "ids"), [
+    # the ids of KVM's vcpu descriptors, seen with QEMU 7.2
+    ("6,sockets=2,cores=3", [0, 1, 2, 4, 5, 6]),
+    ("12,sockets=1,dies=2,cores=3,threads=2", [0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13]),
+    ("cores=2,threads=2", [0, 1, 2, 3]),
+    ("2,cores=1,threads=1,sockets=8,maxcpus=8", [0, 1, 2, 3, 4, 5, 6, 7]),
+])
+def test_kvm_ids_are_apic_ids_on_x86(text: str, ids: list[int]) -> None:
+    assert cpu_index([X86, "-smp", text], ids) == {number: at for at, number in enumerate(ids)}
+    assert [smp(text).apic_id(VcpuId(at)) for at in range(len(ids))] == ids
+
+
+def test_kvm_id_of_no_slot_is_left_out_and_arm_counts_straight() -> None:
+    odd = ["-smp", "6,sockets=2,cores=3"]
+    assert cpu_index([X86, *odd], [3, 4]) == {4: 3}
+    assert cpu_index(["qemu-system-aarch64", *odd], [3, 4]) == {3: 3, 4: 4}
+
+
+def vcpus(line: str, *ids: int) -> tuple[tuple[int, int | None, int | None], ...]:
+    return tuple((v.id, v.core, v.node) for v in guest_vcpus([X86, *line.split()], map(VcpuId, ids)))
+
+
+def test_core_is_set_only_where_a_core_has_siblings() -> None:
+    assert vcpus("-smp 4", 1, 0) == ((0, None, None), (1, None, None))
+    assert vcpus("-smp 8,sockets=2,cores=2,threads=2", 0, 1, 5, 7) == (
+        (0, 0, None), (1, 0, None), (5, 2, None), (7, 3, None))
+
+
+def test_node_is_set_only_where_numa_lists_cpus() -> None:
+    line = "-smp 8 -numa node,nodeid=0,memdev=m0 -numa cpu,node-id=0,socket-id=1"
+    assert vcpus(line, 0) == ((0, None, None),)
+    line = "-smp 8 -numa node,nodeid=1,cpus=0-1,cpus=4 -numa node,nodeid=0,cpus=2-3 -numa dist,src=0,dst=1,val=20"
+    assert vcpus(line, 0, 2, 4, 7) == ((0, None, 1), (2, None, 0), (4, None, 1), (7, None, None))
+    assert vcpus("-smp 4 -numa node,cpus=0-1 -numa node,cpus=2-3", 1, 3) == ((1, None, 0), (3, None, 1))
+
+
+def test_bad_numa_is_passed_over() -> None:
+    assert vcpus("-smp 2 -numa node,nodeid=x,cpus=0 -numa node,nodeid=1,cpus=3-1 -numa node", 0) == ((0, None, None),)
+
+
+def test_vcpu_is_the_models_type() -> None:
+    assert guest_vcpus([X86], [VcpuId(0)]) == (Vcpu(VcpuId(0)),)
+
+
+def test_iothreads_are_the_declared_objects() -> None:
+    argv = [X86, "-object", "iothread,id=io1", "-object", "memory-backend-ram,id=m,size=1G",
+            "-object", json.dumps({"qom-type": "iothread", "id": "io2"}), "--object", "iothread,poll-max-ns=0,id=a,,b",
+            "-object", '{"qom-type":"iothread"', "-object", '{"qom-type":"iothread","id":3}', "-object", "iothread"]
+    assert iothread_ids(argv) == ("io1", "io2", "a,b")
+
+
+@pytest.mark.parametrize(("line", "paths"), [
+    ("-qmp unix:/run/x/extra.sock,server=on,wait=off", ("/run/x/extra.sock",)),
+    ("-qmp unix:/run/x/a,,b,server,nowait", ("/run/x/a,b",)),
+    ("-qmp-pretty unix:rel.sock,server=on", ("rel.sock",)),
+    ("-qmp unix:path=/x,server=on", ("/x",)),
+    ("-chardev socket,id=c,path=/x,server=on,wait=off -mon chardev=c,mode=control", ("/x",)),
+    ("-mon c,mode=control,pretty=on -chardev socket,path=/x,server=on,id=c", ("/x",)),
+    ("-qmp unix:/x,server=on -qmp unix:/x,server=on -qmp unix:/y,server=on", ("/x", "/y")),
+    # Kata's own connection
+    ("-qmp unix:fd=3,server=on,wait=off", ()),
+    ("-chardev socket,id=c,fd=4,server=on -mon chardev=c,mode=control", ()),
+    ("-qmp unix:/run/vc/vm/a1/qmp.sock,server=on,wait=off", ()),
+    ("-qmp unix:/run/vc/vm/a1/qmp.socket,server,nowait", ()),
+    ("-qmp unix:/run/vc/vm/a1/extra-monitor.sock,server=on,wait=off", ("/run/vc/vm/a1/extra-monitor.sock",)),
+    # no QMP, not a unix socket, or QEMU is the client
+    ("-monitor unix:/x,server=on", ()),
+    ("-chardev socket,id=c,path=/x,server=on -mon chardev=c,mode=readline", ()),
+    ("-chardev socket,id=c,host=127.0.0.1,port=4444,server=on -mon chardev=c,mode=control", ()),
+    ("-qmp tcp:localhost:4444,server=on", ()),
+    ("-qmp stdio -mon chardev=absent,mode=control", ()),
+    ("-qmp unix:/x", ()),
+    ("-qmp unix:/x,server=off", ()),
+    ("-chardev socket,id=c,path=x,abstract=on,server=on -mon chardev=c,mode=control", ()),
+    ("-qmp", ()),
+])
+def test_qmp_sockets_are_those_another_client_may_use(line: str, paths: tuple[str, ...]) -> None:
+    assert qmp_sockets([X86, *line.split()]) == paths
+
+
+def test_options_take_one_dash_or_two() -> None:
+    assert option_values(["x", "-a", "1", "--a", "2", "-b", "3", "-a"], "a") == ["1", "2"]
+
+
+def test_keyvals_are_split_as_qemu_does() -> None:
+    assert keyvals("a,,b,k=v,,w,flag,,x=1,x", "first") == [
+        ("first", "a,b"), ("k", "v,w"), ("flag,x", "1"), ("x", "on")]
+    assert keyvals("k=v=w", "first") == [("k", "v=w")]
+    assert keyvals("", "first") == []

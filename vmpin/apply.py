@@ -1,0 +1,55 @@
+"""Carries out operations, and says of each what became of it: a thread that vanished is an outcome, not an error."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vmpin.cpuset import CpuSet
+from vmpin.errors import AffinityError, ThreadGone
+from vmpin.host import affinity
+from vmpin.host.procfs import Procfs
+from vmpin.plan import SetAffinity
+
+logger = logging.getLogger(__name__)
+
+
+class Outcome(enum.StrEnum):
+    DONE = "done"
+    #: The kernel left less than was asked: the cpuset cgroup has no more.
+    TRIMMED = "trimmed"
+    #: The thread ended (or its number is another's).
+    GONE = "gone"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of an operation. `got` is what the kernel shows now, None where that is not known."""
+
+    operation: SetAffinity
+    outcome: Outcome
+    got: CpuSet | None
+    why: str = ""
+
+
+def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
+    """Set each mask, in order."""
+    results = []
+    debug = logger.isEnabledFor(logging.DEBUG)
+    for operation in operations:
+        if debug:
+            logger.debug("%s", operation.describe())
+        try:
+            got = affinity.pin(proc, operation.thread, operation.cpus)
+        except ThreadGone:
+            results.append(Result(operation, Outcome.GONE, None))
+        except AffinityError as err:
+            seen = affinity.get(operation.thread.id.tid)
+            results.append(Result(operation, Outcome.REFUSED, None if seen is None else CpuSet(seen), str(err)))
+        else:
+            done = got == operation.cpus
+            results.append(Result(operation, Outcome.DONE if done else Outcome.TRIMMED, got))
+    return results

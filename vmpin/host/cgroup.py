@@ -1,0 +1,212 @@
+"""cpuset cgroups, version 1, 2 and both (hybrid): which CPUs a thread's cgroup leaves it. Read only.
+
+Everything answers None for what is not there: gone, hidden by a cgroup namespace, or not to be understood. What
+stays out: writing a cgroup (the runtime's and the kubelet's), and whose cgroup it is.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.host.procfs import Procfs, read_file
+
+logger = logging.getLogger(__name__)
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+class Layout(enum.StrEnum):
+    """Which hierarchies are mounted, as `vmpin status` says it."""
+
+    V1 = "v1"
+    V2 = "v2"
+    #: The cpuset controller is in v1, v2 is mounted besides.
+    HYBRID = "hybrid"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class CpusetCgroup:
+    """A cgroup as the cpuset controller sees it.
+
+    `configured` is what was written to it (cpuset.cpus), None where nothing was; it may name CPUs that are offline
+    or not the parent's. `effective` is what its threads can have now: empty only where no thread can live.
+    """
+
+    path: Path
+    configured: CpuSet | None
+    effective: CpuSet
+
+
+@dataclass(frozen=True)
+class _Mount:
+    """A hierarchy: where it is mounted, and which of its cgroups is seen there (``/`` but for bind mounts)."""
+
+    point: str
+    top: str = "/"
+
+    def locate(self, cgroup: str) -> Path | None:
+        """The directory of a cgroup named as in /proc/PID/cgroup, None when it is not below the mount.
+
+        Seen from a cgroup namespace, a cgroup outside of it is `/../x`, and so may `top` be: what is left after
+        taking `top` away must go down only.
+        """
+        parts = [part for part in cgroup.split("/") if part]
+        top = [part for part in self.top.split("/") if part]
+        if not cgroup.startswith("/") or parts[: len(top)] != top:
+            return None
+        below = parts[len(top) :]
+        if ".." in below or "." in below or "\0" in cgroup:
+            return None
+        return Path(self.point, *below)
+
+
+class Cgroups:
+    """The cgroup hierarchies mounted at or below `root`; what is mounted is looked up once."""
+
+    def __init__(self, root: str | Path = "/sys/fs/cgroup", proc: Procfs | None = None) -> None:
+        self.root = os.path.normpath(root)
+        self.proc = proc or Procfs()
+        self._v1, self._v2 = self._mounted()
+        if self._v1 is None and self._v2 is None:
+            self._v1, self._v2 = self._found()
+
+    @property
+    def layout(self) -> Layout:
+        if self._v1 is not None:
+            return Layout.V1 if self._v2 is None else Layout.HYBRID
+        return Layout.NONE if self._v2 is None else Layout.V2
+
+    def cpuset_path(self, pid: int, tid: int | None = None) -> Path | None:
+        """The directory of the cpuset cgroup of a thread (the main thread, without `tid`); None: gone or hidden.
+
+        A thread of its own: v1 moves single threads, and on v2 cpuset is a threaded controller.
+        """
+        found = self._find(pid, tid)
+        return None if found is None else found[0]
+
+    def cpuset_of(self, pid: int, tid: int | None = None) -> CpusetCgroup | None:
+        """What a thread's cpuset cgroup leaves it."""
+        found = self._find(pid, tid)
+        if found is None:
+            return None
+        path, mount = found
+        try:
+            return self._read_v2(path, mount) if mount is self._v2 else self._read_v1(path)
+        except CpuSetError as err:
+            logger.debug("ignored cgroup=%s: %s", path, err)
+            return None
+
+    def _find(self, pid: int, tid: int | None) -> tuple[Path, _Mount] | None:
+        """The cgroup's directory, and the hierarchy that rules: v1 where the cpuset controller is in it."""
+        raw = read_file(f"{self.proc.root}/{pid}/task/{pid if tid is None else tid}/cgroup")
+        if raw is None:
+            return None
+        mount, unified = self._v2, None
+        # Not splitlines(): a cgroup's name may hold any control character but the newline, and so forge a line.
+        for line in os.fsdecode(raw).split("\n"):
+            # A path may hold colons: cri-containerd's are kubepods-pod1.slice:cri-containerd:ID.
+            number, _, rest = line.partition(":")
+            controllers, _, cgroup = rest.partition(":")
+            if "cpuset" in controllers.split(","):
+                mount, unified = self._v1, cgroup
+                break
+            if number == "0" and not controllers:
+                unified = cgroup
+        if unified is None or mount is None:
+            return None
+        path = mount.locate(unified)
+        return None if path is None else (path, mount)
+
+    def _read_v1(self, path: Path) -> CpusetCgroup | None:
+        configured = _list(f"{path}/cpuset.cpus")
+        if configured is None:
+            return None
+        effective = _list(f"{path}/cpuset.effective_cpus")
+        return CpusetCgroup(path, configured or None, configured if effective is None else effective)
+
+    def _read_v2(self, path: Path, mount: _Mount) -> CpusetCgroup | None:
+        """A cgroup whose parent does not pass on the cpuset controller has no cpuset files: an ancestor rules it."""
+        configured = _list(f"{path}/cpuset.cpus") or None  # the root cgroup has none
+        at = path
+        while True:
+            effective = _list(f"{at}/cpuset.cpus.effective")
+            # Without this a cgroup just removed would take on its parent's CPUs.
+            if effective is None and at == path and not path.is_dir():
+                return None
+            if effective is not None:
+                return CpusetCgroup(path, configured, effective)
+            if os.fspath(at) == mount.point or at == at.parent:
+                return None  # no cpuset controller in this hierarchy
+            at = at.parent
+
+    def _mounted(self) -> tuple[_Mount | None, _Mount | None]:
+        """The v1 cpuset and the v2 hierarchy from the mount table; of several mounts of one, the whole one."""
+        v1: list[_Mount] = []
+        v2: list[_Mount] = []
+        try:
+            # Not read_file(): one read of this file gives a page of it, and a node's mounts take many.
+            table = Path(f"{self.proc.root}/self/mountinfo").read_bytes()
+        except OSError as err:
+            logger.debug("no mount table: %s", err)
+            return None, None
+        for line in os.fsdecode(table).split("\n"):
+            before, _, after = line.partition(" - ")  # optional fields end there (proc_pid_mountinfo(5))
+            fields, kind = before.split(" "), after.split(" ")
+            if len(fields) < 6 or len(kind) < 3:
+                continue
+            mount = _Mount(_unescaped(fields[4]), _unescaped(fields[3]))
+            if mount.point != self.root and not mount.point.startswith(self.root.rstrip("/") + "/"):
+                continue
+            if kind[0] == "cgroup" and "cpuset" in kind[2].split(","):
+                v1.append(mount)
+            elif kind[0] == "cgroup2":
+                v2.append(mount)
+        return _whole(v1), _whole(v2)
+
+    def _found(self) -> tuple[_Mount | None, _Mount | None]:
+        """The same from the files alone, where the mount table does not name them: a host's under another path."""
+        if os.path.exists(f"{self.root}/cgroup.controllers"):
+            return None, _Mount(self.root)
+        v1 = v2 = None
+        try:
+            names = sorted(os.listdir(self.root))
+        except OSError:
+            return None, None
+        for point in (f"{self.root}/{name}" for name in names):
+            if v1 is None and os.path.exists(f"{point}/cpuset.cpus"):
+                v1 = _Mount(point)
+            elif v2 is None and os.path.exists(f"{point}/cgroup.controllers"):
+                v2 = _Mount(point)
+        return v1, v2
+
+
+def _whole(mounts: list[_Mount]) -> _Mount | None:
+    return min(mounts, key=lambda mount: (len(mount.top), len(mount.point)), default=None)
+
+
+def _unescaped(field: str) -> str:
+    """A path of mountinfo: space, tab, newline and backslash are written `\\040` and so on."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), field)
+
+
+def _list(path: str) -> CpuSet | None:
+    """A CPU list, None when there is no such file.
+
+    :raises CpuSetError: the file holds something else.
+    """
+    try:
+        raw = read_file(path)
+    except OSError as err:
+        # kernfs says ENODEV of a file of a cgroup that was removed since it was opened.
+        if err.errno != errno.ENODEV:
+            logger.debug("ignored file=%s: %s", path, err)
+        return None
+    return None if raw is None else CpuSet.parse(raw.decode("ascii", "replace"))

@@ -1,0 +1,168 @@
+"""/sys/devices/system: the node's CPUs, cores, caches and memory nodes.
+
+Only the list of online CPUs must be there; all else degrades to what is known without it, because kernels,
+architectures and hypervisors leave out different parts. What stays out: what the topology is used for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
+from vmpin.errors import SourceError
+from vmpin.host.procfs import read_file
+from vmpin.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+_CPU = re.compile(r"cpu([0-9]{1,5})")
+_NODE = re.compile(r"node([0-9]{1,5})")
+_INDEX = re.compile(r"index[0-9]{1,3}")
+
+
+class Sysfs:
+    """The files below `root` (``/sys``, or a recorded tree in tests)."""
+
+    def __init__(self, root: str | Path = "/sys") -> None:
+        self.root = os.fspath(root)
+        self._cpu = f"{self.root}/devices/system/cpu"
+        self._node = f"{self.root}/devices/system/node"
+
+    def online(self) -> CpuSet:
+        """The online CPUs: one file, read at every pass.
+
+        :raises SourceError: naming the file; nothing can be decided without it.
+        """
+        path = f"{self._cpu}/online"
+        try:
+            raw = read_file(path)
+            online = CpuSet.parse("" if raw is None else raw.decode("ascii", "replace"))
+        except OSError as err:
+            raise SourceError(path, f"cannot be read: {err.strerror}") from err
+        except CpuSetError as err:
+            raise SourceError(path, str(err)) from err
+        if raw is None:
+            raise SourceError(path, "does not exist")
+        if not online:
+            raise SourceError(path, "names no CPU")
+        return online
+
+    def topology(self) -> Topology:
+        """Everything; some files per CPU, so for the start and for changes of the online CPUs.
+
+        :raises SourceError: when even the online CPUs cannot be told.
+        """
+        online = self.online()
+        present = self._list(f"{self._cpu}/present") or EMPTY
+        plugged = online | present
+        cpus = _numbered(self._cpu, _CPU)
+        nodes = self._nodes()
+        if not nodes:
+            # A kernel without NUMA has no node directories, and one node.
+            nodes = {0: plugged}
+        return Topology.build(
+            online,
+            cores=_merged(self._core(cpu) for cpu in cpus),
+            caches=_merged(self._cache(cpu) for cpu in cpus),
+            nodes=nodes,
+            # Both come from the kernel's command line, which may name CPUs that the machine does not have.
+            isolated=(self._list(f"{self._cpu}/isolated") or EMPTY) & plugged,
+            nohz_full=(self._list(f"{self._cpu}/nohz_full") or EMPTY) & plugged,
+            present=present,
+        )
+
+    def _core(self, cpu: int) -> CpuSet:
+        """A CPU's siblings, itself among them; EMPTY where they are not told (an offline CPU has no topology)."""
+        directory = f"{self._cpu}/cpu{cpu}/topology"
+        for name in ("core_cpus_list", "thread_siblings_list"):  # the second is its name before 5.3
+            core = self._list(f"{directory}/{name}")
+            if core is not None and cpu in core:
+                return core
+        return EMPTY
+
+    def _cache(self, cpu: int) -> CpuSet:
+        """The CPUs that share a CPU's last-level data cache; EMPTY where the kernel shows no caches."""
+        directory = f"{self._cpu}/cpu{cpu}/cache"
+        best, shared = 0, EMPTY
+        for index in _names(directory):
+            if _INDEX.fullmatch(index) is None or _text(f"{directory}/{index}/type") == "Instruction":
+                continue
+            level = _text(f"{directory}/{index}/level")
+            if not (level.isascii() and level.isdigit() and len(level) < 3) or int(level) <= best:
+                continue
+            cpus = self._list(f"{directory}/{index}/shared_cpu_list")
+            if cpus is not None and cpu in cpus:
+                best, shared = int(level), cpus
+        return shared
+
+    def _nodes(self) -> dict[int, CpuSet]:
+        """The CPUs of every memory node; a CPU that two nodes claim (read amid a change) stays with the first."""
+        nodes: dict[int, CpuSet] = {}
+        seen = EMPTY
+        for node in _numbered(self._node, _NODE):
+            cpus = (self._list(f"{self._node}/node{node}/cpulist") or EMPTY) - seen
+            if cpus:
+                nodes[node] = cpus
+                seen |= cpus
+        return nodes
+
+    def _list(self, path: str) -> CpuSet | None:
+        """A CPU list, or None: the file is missing or not a list.
+
+        `nohz_full` is ``(null)`` on a kernel that can have such CPUs but was told of none.
+        """
+        text = _text(path)
+        try:
+            return CpuSet.parse(text)
+        except CpuSetError as err:
+            if text != "(null)":
+                logger.debug("ignored file=%s: %s", path, err)
+        return None
+
+
+def _text(path: str) -> str:
+    """A file's text without white space around it, "" when it cannot be read."""
+    try:
+        raw = read_file(path)
+    except OSError as err:
+        logger.debug("ignored file=%s: %s", path, err)
+        return ""
+    return "" if raw is None else raw.decode("ascii", "replace").strip()
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def _numbered(directory: str, pattern: re.Pattern[str]) -> list[int]:
+    """The numbers n of a directory's entries `cpu<n>`, ascending; beside them stand `cpufreq` and `cpuidle`."""
+    return sorted(int(match[1]) for match in map(pattern.fullmatch, _names(directory)) if match)
+
+
+def _merged(groups: Iterable[CpuSet]) -> list[CpuSet]:
+    """The groups without repeats, those that overlap made one.
+
+    Each CPU tells its group for itself, one after the other, and a CPU may come or go in between: of two siblings
+    the first then says `2` and the second `2-3`.
+    """
+    merged: list[CpuSet] = []
+    told: set[CpuSet] = set()
+    claimed = EMPTY
+    for group in groups:
+        if not group or group in told:
+            continue
+        told.add(group)
+        if not group.isdisjoint(claimed):
+            overlapping = [other for other in merged if not other.isdisjoint(group)]
+            merged = [other for other in merged if other.isdisjoint(group)]
+            group = union((group, *overlapping))
+        merged.append(group)
+        claimed |= group
+    return merged

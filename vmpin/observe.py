@@ -1,0 +1,315 @@
+"""What runs: the VMMs of the node's sandboxes, their helper processes, and every thread of them.
+
+Kept from pass to pass, so that a pass in which nothing changed lists each task directory and reads no more. Which
+process is whose is decided from its command line, or from a claim (Kata's state, a hook) that its command line bears
+out; a bare pid is never believed. What stays out: masks (affinity, plan) and what should be.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from vmpin.host.procfs import Procfs, Stat
+from vmpin.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
+from vmpin.vmm import threads as vmm_threads
+from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, kernel_thread_owner
+from vmpin.vmm.qemu_cmdline import guest_vcpus
+from vmpin.vmm.qmp import QmpAnswer
+
+logger = logging.getLogger(__name__)
+
+#: A process that is nothing to us is looked at again (it may exec a VMM) in the passes right after it came, then
+#: in one of this many, its turn given by its pid. In the same turn every thread's identity is read anew.
+ROUNDS = 16
+YOUNG_PASSES = 3
+TRIES = 5
+
+
+@dataclass
+class Process:
+    """A process whose threads are followed. `tasks` is its task directory as last listed."""
+
+    pid: int
+    id: ThreadId
+    role: ThreadRole
+    argv: list[str]
+    tasks: list[str] = field(default_factory=list)
+    stats: dict[int, Stat] = field(default_factory=dict)
+    threads: dict[int, VmThread] = field(default_factory=dict)
+    #: Threads met in the last pass: their names may not have been set yet (a clone has its creator's name).
+    young: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Vm:
+    """A sandbox's virtual machine."""
+
+    sandbox: SandboxId
+    type: VmmType
+    vmm: Process
+    helpers: list[Process] = field(default_factory=list)
+    #: Kernel threads that work for it (vhost before Linux 6.4, kvm-pit).
+    kernel: list[VmThread] = field(default_factory=list)
+    found_by: str = "none"
+    #: Whether every vCPU is known for one.
+    known: bool = False
+    vcpus: tuple[Vcpu, ...] = ()
+    learned: dict[ThreadId, VcpuId] = field(default_factory=dict)
+    iothreads: set[ThreadId] = field(default_factory=set)
+    qmp: QmpAnswer | None = None
+    #: The thread set for which QMP was asked; it is asked once for each.
+    qmp_asked: frozenset[int] = frozenset()
+    #: How often its vCPUs were looked for since its threads last changed.
+    tries: int = 0
+
+    def processes(self) -> Iterator[Process]:
+        yield self.vmm
+        yield from self.helpers
+
+    def threads(self) -> Iterator[VmThread]:
+        for process in self.processes():
+            yield from process.threads.values()
+        yield from self.kernel
+
+    def main_of(self, thread: VmThread) -> ThreadId:
+        """The main thread of a thread's process: itself for a kernel thread."""
+        for process in self.processes():
+            if process.pid == thread.pid:
+                return process.id
+        return thread.id
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Somebody's word that a process is a sandbox's VMM.
+
+    It counts when `identity` (read while the word was fresh) is still that process, or when `words` (the sandbox's id,
+    the VM's UUID) stand on its command line.
+    """
+
+    pid: int
+    words: tuple[str, ...] = ()
+    identity: ThreadId | None = None
+
+
+class Observer:
+    """Follows the processes below `proc`. `debugfs` is where KVM shows its vCPUs."""
+
+    def __init__(self, proc: Procfs, sys_root: str = "/sys") -> None:
+        self.proc = proc
+        self.sys_root = sys_root
+        self.vms: dict[SandboxId, Vm] = {}
+        self.round = 0
+        #: Every pid met, with the pass since when.
+        self._seen: dict[str, int] = {}
+        self._vmms: dict[int, tuple[ThreadId, VmmProcess, list[str]]] = {}
+        self._helpers: dict[int, tuple[ThreadId, HelperProcess, list[str]]] = {}
+        self._kernel: dict[int, tuple[int, VmThread]] = {}
+        self._doubles: set[tuple[SandboxId, int]] = set()
+
+    def scan(self, claims: Mapping[SandboxId, Claim], full: bool = False) -> set[SandboxId]:
+        """Look for processes that came or went.
+
+        :param full: look at every process again.
+        :returns: the sandboxes whose VM came, went or became another.
+        """
+        self.round += 1
+        pids = self.proc.pids()
+        here = set(pids)
+        for gone in self._seen.keys() - here:
+            self._forget(gone)
+        turn = self.round % ROUNDS
+        for pid in pids:
+            since = self._seen.setdefault(pid, self.round)
+            if full or self.round - since < YOUNG_PASSES or int(pid) % ROUNDS == turn:
+                self._look(pid)
+        return self._assign(claims)
+
+    def _forget(self, pid: str) -> None:
+        del self._seen[pid]
+        number = int(pid)
+        self._vmms.pop(number, None)
+        self._helpers.pop(number, None)
+        self._kernel.pop(number, None)
+
+    def _look(self, pid: str) -> None:
+        """Read what a process is; it may be another than last time."""
+        argv = self.proc.cmdline(pid)
+        number = int(pid)
+        if not argv:  # a kernel thread, or a zombie
+            stat = self.proc.stat(pid)
+            owner = kernel_thread_owner(stat.comm) if stat is not None and stat.kernel_thread else None
+            self._vmms.pop(number, None)
+            self._helpers.pop(number, None)
+            if stat is None or owner is None:
+                self._kernel.pop(number, None)
+                return
+            role, owner_pid = owner
+            self._kernel[number] = (owner_pid, VmThread(ThreadId(number, stat.starttime), role, stat.comm, number))
+            return
+        found = classify(argv)
+        if found is None:
+            self._vmms.pop(number, None)
+            self._helpers.pop(number, None)
+            return
+        stat = self.proc.thread_stat(pid, pid)
+        if stat is None:
+            return
+        identity = ThreadId(number, stat.starttime)
+        if isinstance(found, VmmProcess):
+            self._helpers.pop(number, None)
+            self._vmms[number] = (identity, found, argv)
+        else:
+            self._vmms.pop(number, None)
+            if found.role is ThreadRole.SHIM and self._runs_dragonball(pid):
+                self._helpers.pop(number, None)
+                self._vmms[number] = (identity, VmmProcess(VmmType.DRAGONBALL, found.sandbox, tuple(argv)), argv)
+            else:
+                self._helpers[number] = (identity, found, argv)
+
+    def _runs_dragonball(self, pid: str) -> bool:
+        """Dragonball is a library: its VM lives in the shim's own process."""
+        stats = (self.proc.thread_stat(pid, tid) for tid in self.proc.tids(pid))
+        return vmm_threads.is_dragonball(stat.comm for stat in stats if stat is not None)
+
+    def _assign(self, claims: Mapping[SandboxId, Claim]) -> set[SandboxId]:
+        """Give each sandbox its VMM and helpers."""
+        chosen: dict[SandboxId, int] = {}
+        for sandbox, claim in claims.items():
+            found = self._vmms.get(claim.pid)
+            if found is not None and _borne_out(sandbox, claim, *found):
+                chosen[sandbox] = claim.pid
+        taken = set(chosen.values())
+        for pid, (_, vmm, _) in sorted(self._vmms.items(), key=lambda item: item[1][0].starttime):
+            if vmm.sandbox is None or pid in taken:
+                continue
+            other = chosen.setdefault(vmm.sandbox, pid)
+            if other != pid and (vmm.sandbox, pid) not in self._doubles:
+                self._doubles.add((vmm.sandbox, pid))
+                logger.warning("sandbox=%s has a second VMM pid=%d, which is left alone; pid=%d is the elder",
+                               vmm.sandbox, pid, other)
+        changed = {sandbox for sandbox in self.vms if sandbox not in chosen}
+        for sandbox in changed:
+            del self.vms[sandbox]
+        for sandbox, pid in chosen.items():
+            identity, vmm, argv = self._vmms[pid]
+            vm = self.vms.get(sandbox)
+            if vm is None or vm.vmm.id != identity:
+                vm = Vm(sandbox, vmm.type, Process(pid, identity, ThreadRole.EMULATOR, argv))
+                self.vms[sandbox] = vm
+                changed.add(sandbox)
+        changed |= self._assign_helpers()
+        return changed
+
+    def _assign_helpers(self) -> set[SandboxId]:
+        helpers: dict[SandboxId, list[Process]] = {}
+        for pid, (identity, found, argv) in self._helpers.items():
+            vm = self.vms.get(found.sandbox) if found.sandbox is not None else None
+            if vm is None:
+                continue
+            old = next((process for process in vm.helpers if process.id == identity), None)
+            helpers.setdefault(vm.sandbox, []).append(old or Process(pid, identity, found.role, argv))
+        kernel: dict[int, list[VmThread]] = {}
+        for owner, thread in self._kernel.values():
+            kernel.setdefault(owner, []).append(thread)
+        changed = set()
+        for sandbox, vm in self.vms.items():
+            mine, threads = helpers.get(sandbox, []), kernel.get(vm.vmm.pid, [])
+            if [process.id for process in mine] != [process.id for process in vm.helpers] or threads != vm.kernel:
+                vm.helpers, vm.kernel = mine, threads
+                changed.add(sandbox)
+        return changed
+
+    def refresh(self, vm: Vm) -> bool | None:
+        """Read a VM's threads again. True when they changed, None when its VMM has ended (or is another by now)."""
+        changed = False
+        turn = vm.vmm.pid % ROUNDS == self.round % ROUNDS
+        for process in vm.processes():
+            own = self._refresh(process, turn)
+            if own is None and process is vm.vmm:
+                return None
+            changed = changed or own is not False
+        # Sampling system calls costs milliseconds: a VM that does not tell is asked again ever more seldom.
+        if changed or vm.qmp is not None or (not vm.known and (vm.tries < TRIES or turn)):
+            vm.tries = 0 if changed else vm.tries + 1
+            changed = self._identify(vm) or changed
+        return changed
+
+    def _refresh(self, process: Process, reread: bool) -> bool | None:
+        tasks = self.proc.tids(process.pid)
+        if tasks == process.tasks and not process.young and not reread:
+            return False
+        if not tasks:
+            process.stats.clear()
+            process.threads.clear()
+            process.tasks = tasks
+            return None
+        stats: dict[int, Stat] = {}
+        young = set()
+        for name in tasks:
+            tid = int(name)
+            known = process.stats.get(tid)
+            if known is None or tid in process.young or reread:
+                stat = self.proc.thread_stat(process.pid, name)
+                if stat is None:
+                    continue
+                if known is None or (known.comm, known.starttime) != (stat.comm, stat.starttime):
+                    if process.stats:
+                        young.add(tid)
+                    known = stat
+            stats[tid] = known
+        main = stats.get(process.pid)
+        if main is None or main.starttime != process.id.starttime:
+            process.threads.clear()
+            return None
+        changed = stats != process.stats
+        process.tasks, process.stats, process.young = tasks, stats, young
+        if changed and process.role is not ThreadRole.EMULATOR:
+            process.threads = {tid: VmThread(ThreadId(tid, stat.starttime), process.role, stat.comm, process.pid)
+                               for tid, stat in stats.items()}
+        return changed
+
+    def _identify(self, vm: Vm) -> bool:
+        """Tell which thread is which; True when the answer is another than before."""
+        process = vm.vmm
+        found = vmm_threads.identify(
+            process.pid, vm.type, process.argv, process.stats.items(), self.proc, learned=vm.learned,
+            iothreads=vm.iothreads, qmp=vm.qmp, debugfs=f"{self.sys_root}/kernel/debug")
+        vm.qmp = None  # it spoke of the threads as they were; what was learned of it is kept
+        threads = {}
+        for tid, stat in process.stats.items():
+            role, vcpu = found.roles[tid]
+            threads[tid] = VmThread(ThreadId(tid, stat.starttime), role, stat.comm, process.pid, vcpu)
+        vm.learned = {thread.id: thread.vcpu for thread in threads.values() if thread.vcpu is not None}
+        vm.iothreads = {thread.id for thread in threads.values() if thread.role is ThreadRole.IOTHREAD}
+        ids = sorted(vm.learned.values())
+        known = found.complete
+        vcpus = guest_vcpus(process.argv, ids) if vm.type is VmmType.QEMU else tuple(Vcpu(number) for number in ids)
+        changed = (threads, known, vcpus) != (process.threads, vm.known, vm.vcpus)
+        process.threads, vm.known, vm.vcpus = threads, known, vcpus
+        if found.found_by != "learned":
+            vm.found_by = found.found_by
+        return changed
+
+    def wanting_qmp(self) -> list[Vm]:
+        """VMs whose threads only QMP can tell apart and that were not asked yet as they are."""
+        return [vm for vm in self.vms.values()
+                if vm.type is VmmType.QEMU and vm.qmp_asked != frozenset(vm.vmm.stats) and vm.vmm.stats
+                and vmm_threads.wants_qmp(_identified(vm), vm.vmm.argv)]
+
+
+def _borne_out(sandbox: SandboxId, claim: Claim, identity: ThreadId, vmm: VmmProcess, argv: list[str]) -> bool:
+    """Whether a process is what somebody said: another may have its pid by now."""
+    if vmm.sandbox == sandbox:
+        return True
+    if claim.identity is not None:
+        return claim.identity == identity and vmm.sandbox is None
+    return any(word in argument for word in claim.words if word for argument in argv)
+
+
+def _identified(vm: Vm) -> vmm_threads.Identified:
+    roles = {tid: (thread.role, thread.vcpu) for tid, thread in vm.vmm.threads.items()}
+    return vmm_threads.Identified(roles, vm.found_by, vm.known)
+

@@ -1,0 +1,26 @@
+"""sd_notify(3): tell systemd how the service is, when it wants to know."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+
+def notify(message: str) -> None:
+    """Send e.g. `READY=1`; nothing happens without NOTIFY_SOCKET, and no failure matters."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if not path.startswith(("/", "@")):
+        return
+    address = "\0" + path[1:] if path.startswith("@") else path
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as to:
+        to.sendto(message.encode(), socket.MSG_DONTWAIT, address)
+
+
+def watchdog_seconds() -> float | None:
+    """How often systemd wants to hear WATCHDOG=1, half its patience; None when it does not."""
+    text = os.environ.get("WATCHDOG_USEC", "")
+    own = os.environ.get("WATCHDOG_PID", "")
+    if not text.isdigit() or own not in ("", str(os.getpid())):
+        return None
+    return int(text) / 2e6

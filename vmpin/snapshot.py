@@ -1,0 +1,79 @@
+"""The status document of a node, from a reconciler and the kernel at this moment."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from vmpin.apply import Result
+from vmpin.cpuset import CpuSet
+from vmpin.model import SandboxId
+from vmpin.observe import Vm
+from vmpin.ownership import contested
+from vmpin.reconciler import Reconciler, Report
+from vmpin.state import SandboxState
+from vmpin.status import VERSION, Seen, node_data, sandbox_data, trespasses
+
+
+def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | None = None) -> dict[str, object]:
+    """Everything status knows. `only` leaves other sandboxes out, but not the collisions with them."""
+    masks: dict[frozenset[int], CpuSet] = {}
+    sandboxes = []
+    collisions = contested(reconciler.own)
+    shown = [sandbox for sandbox in reconciler.state.sandboxes.values()
+             if sandbox.id in reconciler.observer.vms or sandbox.runtime.startswith("kata")]
+    for sandbox in shown:
+        vm = reconciler.observer.vms.get(sandbox.id)
+        threads = [] if vm is None else _threads(reconciler, vm, masks)
+        collisions += trespasses(reconciler.own, sandbox.id, threads)
+        if only in (None, sandbox.id):
+            sandboxes.append(_sandbox(reconciler, sandbox, vm, threads))
+    return {
+        "version": VERSION,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "watcher": watcher_pid,
+        "node": node_data(reconciler.node, reconciler.own,
+                          sorted(collisions, key=lambda collision: (collision.cpu, collision.sandboxes))),
+        "sandboxes": sandboxes,
+    }
+
+
+def _threads(reconciler: Reconciler, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> list[Seen]:
+    placement = reconciler.placements.get(vm.sandbox)
+    get = os.sched_getaffinity
+    threads = []
+    for thread in vm.threads():
+        try:
+            mask = frozenset(get(thread.id.tid))
+        except ProcessLookupError:
+            continue
+        actual = masks.get(mask)
+        if actual is None:
+            actual = masks[mask] = CpuSet(mask)
+        wanted = None if placement is None else placement.cpus_for(thread.role, thread.vcpu)
+        threads.append(Seen(thread, wanted, actual))
+    return threads
+
+
+def _sandbox(reconciler: Reconciler, sandbox: SandboxState, vm: Vm | None, threads: list[Seen]) -> dict[str, object]:
+    vmm = None if vm is None else {"type": vm.type.value, "pid": vm.vmm.pid}
+    known = reconciler.masks.get(sandbox.id)
+    return sandbox_data(sandbox, reconciler.node, reconciler.placements.get(sandbox.id), vmm,
+                        "none" if vm is None else vm.found_by, threads,
+                        known.refused.values() if known is not None else ())
+
+
+def outcome(report: Report) -> dict[str, object]:
+    """What a pass did, as `vmpin reconcile` tells it."""
+    return {"vms": report.vms, "operations": [_result(result) for result in report.results],
+            "seconds": round(report.seconds, 6)}
+
+
+def unpinned(results: list[Result]) -> dict[str, object]:
+    """What was given back, as `vmpin unpin` tells it."""
+    return {"operations": [_result(result) for result in results]}
+
+
+def _result(result: Result) -> dict[str, object]:
+    return {"what": result.operation.describe(), "outcome": result.outcome.value,
+            "got": None if result.got is None else str(result.got), "why": result.why}

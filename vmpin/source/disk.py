@@ -1,0 +1,120 @@
+"""The sources that are read rather than heard: Kata's state, the containers' cgroups, and whether what hooks told of
+still exists. Read as a whole at every resync; what it finds becomes events like any other.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.events import (
+    ContainerSeen,
+    ContainerStopped,
+    CpusetSeen,
+    Event,
+    SandboxGone,
+    SandboxSeen,
+    Source,
+)
+from vmpin.host.cgroup import Cgroups
+from vmpin.host.procfs import Procfs, read_file
+from vmpin.model import ContainerState, SandboxId, ThreadId
+from vmpin.observe import Claim
+from vmpin.runtime.kata import KataSandbox, KataState
+from vmpin.state import DesiredState, Known, SandboxState
+
+#: How long a sandbox without VM and containers is remembered: a hook's late word on it must find its end.
+FORGET_AFTER_NS = 60 * 10**9
+
+
+class DiskSources:
+    """Reads what the runtimes and the kernel keep."""
+
+    def __init__(self, proc: Procfs, cgroups: Cgroups, kata: KataState) -> None:
+        self.proc = proc
+        self.cgroups = cgroups
+        self.kata = kata
+        self.sandboxes: dict[SandboxId, KataSandbox] = {}
+
+    def read(self, state: DesiredState, with_vm: set[SandboxId]) -> list[Event]:
+        """Everything that can be read, as events. `with_vm` are the sandboxes whose VM runs."""
+        now = time.time_ns()
+        self.sandboxes = self.kata.sandboxes()
+        events: list[Event] = []
+        for kata in self.sandboxes.values():
+            events += _kata_events(kata, state.sandboxes.get(kata.id), now)
+        for sandbox in state.sandboxes.values():
+            events += self._check(sandbox, with_vm, now)
+        return events
+
+    def claims(self, state: DesiredState) -> dict[SandboxId, Claim]:
+        """Whose VMM is which process, by the runtimes' and hooks' word."""
+        found = {sandbox.id: Claim(sandbox.vmm.tid, identity=sandbox.vmm)
+                 for sandbox in state.sandboxes.values() if sandbox.vmm is not None}
+        for kata in self.sandboxes.values():
+            if kata.vmm_pid:
+                found[kata.id] = Claim(kata.vmm_pid, (kata.id, kata.uuid))
+        return found
+
+    def _check(self, sandbox: SandboxState, with_vm: set[SandboxId], now: int) -> Iterator[Event]:
+        """Whether a sandbox's containers still exist, and their cpusets as their cgroups have them."""
+        alive = sandbox.id in with_vm or sandbox.id in self.sandboxes
+        latest = 0
+        for known in sandbox.containers.values():
+            latest = max(latest, known.time)
+            if known.container.state is ContainerState.STOPPED:
+                continue
+            if self._has_ended(known):
+                yield ContainerStopped(sandbox.id, known.container.id, max(now, known.time))
+                continue
+            alive = alive or known.init is not None or bool(known.bundle)
+            if known.init is not None:
+                yield from self._cgroup(sandbox.id, known, known.init)
+        if not alive and latest < now - FORGET_AFTER_NS:
+            yield SandboxGone(sandbox.id)
+
+    def _has_ended(self, known: Known) -> bool:
+        if known.source is Source.KATA:
+            return False
+        if known.init is not None:
+            stat = self.proc.stat(known.init.tid)
+            return stat is None or stat.starttime != known.init.starttime
+        return bool(known.bundle) and not os.path.exists(known.bundle)
+
+    def _cgroup(self, sandbox: SandboxId, known: Known, init: ThreadId) -> Iterator[Event]:
+        found = self.cgroups.cpuset_of(init.tid)
+        if found is None or not found.configured:
+            return
+        # On cgroup v1 every cgroup has CPUs, its parent's if nobody gave it any: that says nothing of a container
+        # that was created without.
+        if known.container.cpuset is None and found.configured == _cpus_of(found.path.parent):
+            return
+        yield CpusetSeen(sandbox, known.container.id, found.configured, Source.CGROUP)
+
+
+def _cpus_of(cgroup: Path) -> CpuSet | None:
+    """A cgroup's own cpuset.cpus."""
+    try:
+        return CpuSet.parse((read_file(f"{cgroup}/cpuset.cpus") or b"").decode("ascii", "replace"))
+    except (OSError, CpuSetError):
+        return None
+
+
+def _kata_events(kata: KataSandbox, known: SandboxState | None, now: int) -> Iterator[Event]:
+    yield SandboxSeen(kata.id, kata.runtime, kata.pod)
+    if kata.containers is None:
+        return
+    listed = set()
+    for container in kata.containers:
+        listed.add(container.id)
+        if container.state is ContainerState.STOPPED:
+            yield ContainerStopped(kata.id, container.id, kata.written)
+        else:
+            yield ContainerSeen(kata.id, container, Source.KATA, kata.written)
+    for other in known.containers.values() if known is not None else ():
+        # Kata's list is whole: what is no longer in it has ended, what a hook just told of is yet to come into it.
+        if other.source is Source.KATA and other.container.id not in listed:
+            yield ContainerStopped(kata.id, other.container.id, now)

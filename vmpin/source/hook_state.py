@@ -1,0 +1,76 @@
+"""A hook's state into events: with what can be looked up at that moment, the bundle and the process behind the pid."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from vmpin.errors import SourceError
+from vmpin.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
+from vmpin.host.procfs import Procfs
+from vmpin.model import Container, ContainerId, SandboxId, ThreadId
+from vmpin.runtime.oci import HookMessage, HookState, name_of, parse_state, pod_of, read_bundle
+from vmpin.state import DesiredState
+from vmpin.vmm.processes import VmmProcess, classify
+
+logger = logging.getLogger(__name__)
+
+
+def events_of(message: HookMessage, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> list[Event]:
+    """What a hook's message says. :raises SourceError: when it cannot be used."""
+    hook = parse_state(message)
+    sandbox, container = _whose(hook, state)
+    if hook.stopped:
+        return [ContainerStopped(sandbox, container, hook.time)]
+    return list(_created(hook, sandbox, container, proc, exclusive_annotation))
+
+
+def _whose(hook: HookState, state: DesiredState) -> tuple[SandboxId, ContainerId]:
+    """The sandbox and container meant. Kata's Go runtime gives the sandbox's id at poststart and poststop; where no
+    annotation tells, the bundle's directory is named after the container."""
+    base = ContainerId(hook.bundle.rstrip("/").rpartition("/")[2])
+    known = state.sandboxes.get(hook.sandbox)
+    alone = str(hook.container) == str(hook.sandbox)
+    if known is not None and alone and base in known.containers:
+        return hook.sandbox, base
+    if known is None and alone:
+        # No annotation named a sandbox; it may have been heard of earlier.
+        for sandbox in state.sandboxes.values():
+            if hook.container in sandbox.containers:
+                return sandbox.id, hook.container
+    return hook.sandbox, hook.container
+
+
+def _created(hook: HookState, sandbox: SandboxId, container: ContainerId, proc: Procfs,
+             exclusive_annotation: str) -> Iterator[Event]:
+    vmm, init = _behind(hook.pid, proc)
+    cpuset, annotations, bundle = None, hook.annotations, ""
+    if hook.bundle:
+        try:
+            config = read_bundle(hook.bundle)
+        except SourceError as err:
+            # Not fatal: the container is known of, and its cpuset may come from elsewhere.
+            logger.warning("container=%s has no bundle to read: %s", container, err)
+        else:
+            bundle, cpuset, annotations = hook.bundle, config.cpuset, {**config.annotations, **hook.annotations}
+            if config.trouble:
+                logger.warning("container=%s: %s: taken as a container without a cpuset", container, config.trouble)
+    exclusive = {"true": True, "false": False}.get(annotations.get(exclusive_annotation, ""))
+    yield SandboxSeen(sandbox, "oci", pod_of(annotations), vmm)
+    yield ContainerSeen(sandbox, Container(container, name_of(annotations), cpuset, exclusive, pause=hook.pause),
+                        Source.BUNDLE, hook.time, bundle, init)
+
+
+def _behind(pid: int, proc: Procfs) -> tuple[ThreadId | None, ThreadId | None]:
+    """What the pid of a hook is: a VMM (its identity first), or a container's own process (second), or neither: a
+    thread of a shim, nothing at all."""
+    if not pid or proc.tgid(pid) != pid:
+        return None, None
+    stat = proc.stat(pid)
+    if stat is None or stat.kernel_thread:
+        return None, None
+    found = classify(proc.cmdline(pid))
+    identity = ThreadId(pid, stat.starttime)
+    if isinstance(found, VmmProcess):
+        return identity, None
+    return None, identity if found is None else None

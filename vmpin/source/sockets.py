@@ -1,0 +1,111 @@
+"""Unix sockets of the watcher's: root's own, with limits on the size and the time of what is asked.
+
+What stays out: what is asked (hook and control servers in the watcher).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import logging
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from vmpin.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+#: A peer that neither sends nor reads holds a connection no longer than this.
+DEADLINE = 2.0
+MAX_CONNECTIONS = 64
+
+#: Answers one request: (bytes, uid of the peer) -> bytes.
+Handler = Callable[[bytes, int], Awaitable[bytes]]
+
+
+def listen(path: Path, group: str = "") -> socket.socket:
+    """A listening socket with mode 0600, or 0660 for `group`; one left by a killed watcher is replaced.
+
+    The caller holds the lock, so no living watcher listens there. :raises ConfigError: for a group nobody has.
+    """
+    gid = -1
+    if group:
+        try:
+            gid = grp.getgrnam(group).gr_gid
+        except KeyError:
+            raise ConfigError(f"watch.status_group: no group {group!r} on this machine") from None
+    path.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    before = os.umask(0o177)  # nobody else can connect in the moment before chmod
+    try:
+        made.bind(os.fspath(path))
+    except OSError:
+        made.close()
+        raise
+    finally:
+        os.umask(before)
+    if group:
+        os.chown(path, -1, gid)
+        os.chmod(path, 0o660)
+    made.listen(MAX_CONNECTIONS)
+    return made
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The uid of who connected (SO_PEERCRED: pid, uid, gid)."""
+    found: tuple[int, int, int] = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return found[1]
+
+
+async def serve(made: socket.socket, limit: int, handler: Handler, line: bool) -> None:
+    """Answer requests for ever, each a line (`line`) or all that comes until the peer shuts its side.
+
+    A peer that sends too much, nothing, or goes away costs its own connection only.
+    """
+    busy = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal busy
+        busy += 1
+        try:
+            if busy > MAX_CONNECTIONS:
+                return
+            uid = peer_uid(writer.get_extra_info("socket"))
+            async with asyncio.timeout(DEADLINE):
+                raw = await _read(reader, limit, line)
+            if raw is None:
+                writer.write(b"refused: more than %d bytes\n" % limit)
+            elif raw:
+                writer.write(await handler(raw, uid))
+            async with asyncio.timeout(DEADLINE):
+                await writer.drain()
+        except (TimeoutError, OSError) as err:
+            logger.debug("a peer was dropped: %r", err)
+        finally:
+            busy -= 1
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    server = await asyncio.start_unix_server(answer, sock=made, limit=65536)
+    async with server:
+        await server.serve_forever()
+
+
+async def _read(reader: asyncio.StreamReader, limit: int, line: bool) -> bytes | None:
+    """A request, None when it is longer than `limit`."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        part = await reader.read(65536)
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            return None
+        if not part or (line and b"\n" in part):
+            return b"".join(parts)

@@ -1,0 +1,104 @@
+"""The spool: messages of hooks that are not yet in the state file, one file each.
+
+The hook writes here when the watcher is away; the watcher writes here what it was handed before it answers, and
+removes it when the state file has it. So a message, once accepted, outlives a kill at any moment, and taking one twice
+does no harm. What stays out: what a message says.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from pathlib import Path
+
+from vmpin.runtime.oci import MAX_STATE
+
+logger = logging.getLogger(__name__)
+
+#: More than a node's pods can leave behind in any outage; the rest is taken the next time.
+MAX_FILES = 10_000
+_MAX_BYTES = MAX_STATE + 4096
+
+
+class Spool:
+    """The directory `path`, root's own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._mine = 0
+        self._failing = False
+
+    def prepare(self) -> None:
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        os.chmod(self.path, 0o700)
+
+    def keep(self, raw: bytes, when: int) -> str | None:
+        """Keep a message. :returns: its name, None when it could not be written (told once)."""
+        self._mine += 1
+        name = f"{when:020d}-{os.getpid()}.{self._mine}.hook"
+        made = self.path / f".{name}.tmp"
+        try:
+            fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            with open(fd, "wb") as file:
+                file.write(raw)
+            os.rename(made, self.path / name)
+        except OSError as err:
+            made.unlink(missing_ok=True)
+            if not self._failing:
+                logger.error("%s: a hook's message cannot be kept: %s; it is used, but a restart may forget it",
+                             self.path, err.strerror)
+            self._failing = True
+            return None
+        self._failing = False
+        return name
+
+    def waiting(self, but: set[str]) -> list[tuple[str, bytes]]:
+        """The messages that wait, oldest first, without those named in `but`; what is no message is removed."""
+        try:
+            names = sorted(os.listdir(self.path))
+        except OSError:
+            return []
+        found = []
+        for name in names:
+            if name in but:
+                continue
+            if name.endswith(".hook") and not name.startswith("."):
+                raw = self._read(name)
+                if raw is not None:
+                    found.append((name, raw))
+                if len(found) >= MAX_FILES:
+                    break
+            elif self._old(name):  # left by a hook that was killed while it wrote
+                self.remove([name])
+        return found
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            fd = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as err:
+            logger.warning("%s: a spooled message cannot be read and is dropped: %s", self.path / name, err.strerror)
+            self.remove([name])
+            return None
+        with open(fd, "rb") as file:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_BYTES:
+                logger.warning("%s: no spooled message: dropped", self.path / name)
+                self.remove([name])
+                return None
+            return file.read(_MAX_BYTES)
+
+    def _old(self, name: str) -> bool:
+        try:
+            return os.lstat(self.path / name).st_mtime < time.time() - 60
+        except OSError:
+            return False
+
+    def remove(self, names: list[str]) -> None:
+        for name in names:
+            try:
+                os.unlink(self.path / name)
+            except OSError as err:
+                if not isinstance(err, FileNotFoundError):
+                    logger.debug("cannot remove %s: %s", self.path / name, err)

@@ -1,0 +1,41 @@
+"""QEMU's iothreads where neither a name nor QMP tells them.
+
+That is the rule under Kata: its ids (`indep_iothread_0`, `iothread-…`) are too long for a thread name, so the
+threads stay unnamed, and QMP is Kata's own. What stays out: the named ones (names.py), other VMMs.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection, Mapping
+
+from vmpin.host.procfs import Procfs, Stat
+
+#: The calls in which an event loop waits, by the machine's name for itself: poll, ppoll, epoll_wait, epoll_pwait,
+#: io_uring_enter, epoll_pwait2. QEMU's other threads (RCU, thread pool, a paused vCPU) wait in futex.
+_WAITS = {
+    "x86_64": frozenset(("7", "271", "232", "281", "426", "441")),
+    "aarch64": frozenset(("73", "22", "426", "441")),
+}
+
+
+def by_order(procfs: Procfs, pid: int, stats: Mapping[int, Stat], unnamed: Collection[int],
+             vcpus: Collection[int], missing: int, monitor_named: bool) -> frozenset[int]:
+    """The `missing` declared iothreads among the unnamed threads, or nothing if the count does not fit exactly.
+
+    QEMU makes its iothreads in one go while it starts: before the thread of its monitors, which may be unnamed
+    too, and before every vCPU. They are the only threads of that time that wait in an event loop.
+    """
+    waits = _WAITS.get(platform.machine())
+    if not vcpus or not waits or missing < 1:
+        return frozenset()
+
+    def age(tid: int) -> tuple[int, int]:
+        return stats[tid].starttime, tid
+
+    first_vcpu = min(map(age, vcpus))
+    loops = [tid for tid in sorted(unnamed, key=age)
+             if age(tid) < first_vcpu and procfs.syscall(pid, tid).partition(" ")[0] in waits]
+    if len(loops) == missing or (len(loops) == missing + 1 and not monitor_named):
+        return frozenset(loops[:missing])
+    return frozenset()

@@ -1,0 +1,66 @@
+"""What the names of a VMM's threads say.
+
+Pure, and free of cost: the name comes with the stat that is read for the start time anyway. What stays out:
+believing it (threads.py), for every thread can give itself any name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from vmpin.host.procfs import Stat
+from vmpin.model import ThreadRole, VcpuId, VmmType
+
+# Linux 6.4 and newer run vhost's workers and KVM's huge page recovery inside the VMM's own thread group.
+_ANY = r"|(?P<vhost>vhost-[0-9]+$)|(?P<kvm>kvm-nx-lpage)|(?P<own>iou-)"
+_QEMU = re.compile(r"CPU (?P<vcpu>[0-9]{1,5})/[A-Z]+$|IO (?P<io>.+)" + _ANY)
+_PATTERN = {
+    VmmType.QEMU: _QEMU,
+    VmmType.STRATOVIRT: _QEMU,
+    VmmType.CLOUD_HYPERVISOR: re.compile(r"vcpu(?P<vcpu>[0-9]{1,5})$" + _ANY),
+    VmmType.FIRECRACKER: re.compile(r"fc_vcpu (?P<vcpu>[0-9]{1,5})$" + _ANY),
+    VmmType.DRAGONBALL: re.compile(r"db_vcpu(?P<vcpu>[0-9]{1,5})$" + _ANY),
+}
+
+#: The iothread in which QEMU runs its own monitors. For libvirt, and here, iothreads are the declared ones.
+MONITOR = "mon_iothread"
+
+Role = tuple[ThreadRole, VcpuId | None]
+EMULATOR: Role = (ThreadRole.EMULATOR, None)
+IOTHREAD: Role = (ThreadRole.IOTHREAD, None)
+_BY_GROUP: dict[str | None, Role] = {
+    "io": IOTHREAD, "vhost": (ThreadRole.VHOST, None), "kvm": (ThreadRole.KVM, None), "own": EMULATOR}
+
+
+class Names(NamedTuple):
+    #: Every thread; emulator unless its name says otherwise.
+    roles: dict[int, Role]
+    #: Those named as a vCPU; not in doubt only if no number comes twice.
+    vcpus: dict[int, VcpuId]
+    #: Those that bear the process's own name: QEMU names no thread without debug-threads=on, none whose name
+    #: would be longer than 15 characters, and every thread is born with its creator's name.
+    unnamed: list[int]
+    #: Those with a name that says nothing.
+    other: list[int]
+
+
+def read_names(vmm: VmmType, pid: int, stats: Mapping[int, Stat], iothreads: Iterable[str] = ()) -> Names:
+    """Sort the threads of process `pid` by their names; `iothreads` are the declared ids."""
+    match = _PATTERN[vmm].match
+    process = stats[pid].comm if pid in stats else ""
+    names = Names({}, {}, [], [])
+    for tid, stat in stats.items():
+        comm = stat.comm
+        role = EMULATOR
+        found = match(comm)
+        if found is None:
+            if tid != pid:
+                (names.unnamed if comm == process else names.other).append(tid)
+        elif found.lastgroup == "vcpu":
+            names.vcpus[tid] = VcpuId(int(found["vcpu"]))
+        elif comm != f"IO {MONITOR}" or MONITOR in iothreads:
+            role = _BY_GROUP[found.lastgroup]
+        names.roles[tid] = role
+    return names

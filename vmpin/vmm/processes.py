@@ -1,0 +1,126 @@
+"""What a process is, told by its command line: a VMM, one of a sandbox's helpers, or neither.
+
+Pure. What stays out: reading /proc, whether the sandbox exists, and Dragonball, which runs inside the shim and
+shows itself only by its threads (threads.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from vmpin.model import SandboxId, ThreadRole, VmmType, valid_id
+from vmpin.vmm.qemu_cmdline import keyvals, option_values
+
+_VMM = (
+    (re.compile(r"qemu-system-.+|qemu-kvm|kvm"), VmmType.QEMU),
+    (re.compile(r"cloud-hypervisor(?:[-_.].*)?"), VmmType.CLOUD_HYPERVISOR),
+    # Not firecracker-containerd and firecracker-ctr, which are no VMMs.
+    (re.compile(r"firecracker(?!-c)(?:[-_.].*)?"), VmmType.FIRECRACKER),
+    (re.compile(r"stratovirt"), VmmType.STRATOVIRT),
+)
+_VIRTIOFSD = re.compile(r"virtiofsd(?:[-_.].*)?")
+_SHIM = re.compile(r"containerd-shim-kata-(?:.+-)?v2")
+_LOADER = re.compile(r"ld-linux[-.].*")
+#: The loader's own options that take a word (ld.so(8)).
+_LOADER_WORDS = frozenset(("--library-path", "--preload", "--audit", "--argv0", "--glibc-hwcaps-prepend",
+                           "--glibc-hwcaps-mask", "--inhibit-rpath"))
+
+# Anywhere in an argument: Kata writes paths bare, after `path=` and in comma lists, and a rootless Kata puts
+# $XDG_RUNTIME_DIR in front.
+_RUN_DIR = re.compile(r"/run/(?:vc/(?:vm|sbs)|kata)/([^/,=]+)/")
+_SHARED_DIR = re.compile(r"/sandboxes/([^/,=]+)(?:[/,]|$)")
+
+_KERNEL_THREAD = re.compile(r"(vhost-|kvm-pit/|kvm-nx-lpage-recovery-)([1-9][0-9]{0,8})")
+
+
+@dataclass(frozen=True)
+class VmmProcess:
+    """A VMM. `sandbox` is None when the command line names none (then it is not Kata's, or it is unknown).
+
+    Kata's Go shim cuts the id it gives to Firecracker to 32 characters: there `sandbox` is a beginning.
+    """
+
+    type: VmmType
+    sandbox: SandboxId | None
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HelperProcess:
+    """A virtiofsd or a Kata shim (`role` says which) and the sandbox it serves."""
+
+    role: ThreadRole
+    sandbox: SandboxId | None
+
+
+def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
+    """What runs with this command line. It is the process's own claim: anyone can write such an argv."""
+    argv = _past_loader(argv)
+    if not argv:
+        return None
+    program = _basename(argv[0])
+    if _VIRTIOFSD.fullmatch(program):
+        return HelperProcess(ThreadRole.VIRTIOFSD, _by_pattern(argv, _SHARED_DIR) or _by_pattern(argv, _RUN_DIR))
+    if _SHIM.fullmatch(program):
+        return HelperProcess(ThreadRole.SHIM, _sandbox(_last(argv, "id")))
+    for pattern, vmm in _VMM:
+        if pattern.fullmatch(program):
+            return VmmProcess(vmm, _vmm_sandbox(vmm, argv), tuple(argv))
+    return None
+
+
+def kernel_thread_owner(comm: str) -> tuple[ThreadRole, int] | None:
+    """The role of a kernel thread that works for a VM, and the pid of the process it works for.
+
+    >>> kernel_thread_owner("vhost-1234")
+    (<ThreadRole.VHOST: 'vhost'>, 1234)
+    """
+    match = _KERNEL_THREAD.fullmatch(comm)
+    if match is None:
+        return None
+    return ThreadRole.VHOST if match[1] == "vhost-" else ThreadRole.KVM, int(match[2])
+
+
+def _vmm_sandbox(vmm: VmmType, argv: Sequence[str]) -> SandboxId | None:
+    if vmm is VmmType.QEMU:
+        # Only by name: a QEMU of somebody else may well be given a file below /run/kata.
+        name = ""
+        for value in option_values(argv, "name"):
+            name = dict(keyvals(value, "guest")).get("guest", name)
+        return _sandbox(name.removeprefix("sandbox-")) if name.startswith("sandbox-") else None
+    if vmm is VmmType.FIRECRACKER and (id_ := _sandbox(_last(argv, "id"))):
+        return id_
+    return _by_pattern(argv, _RUN_DIR)
+
+
+def _by_pattern(argv: Iterable[str], pattern: re.Pattern[str]) -> SandboxId | None:
+    for arg in argv:
+        for match in pattern.finditer(arg):
+            if sandbox := _sandbox(match[1]):
+                return sandbox
+    return None
+
+
+def _last(argv: Sequence[str], option: str) -> str:
+    values = option_values(argv, option)
+    return values[-1] if values else ""
+
+
+def _sandbox(text: str) -> SandboxId | None:
+    return SandboxId(text) if valid_id(text) else None
+
+
+def _basename(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _past_loader(argv: Sequence[str]) -> Sequence[str]:
+    """The command line of the program itself when it was started through the dynamic loader."""
+    if not argv or not _LOADER.fullmatch(_basename(argv[0])):
+        return argv
+    at = 1
+    while at < len(argv) and argv[at].startswith("-"):
+        at += 2 if argv[at] in _LOADER_WORDS else 1
+    return argv[at:]

@@ -1,0 +1,206 @@
+"""What QEMU's command line says: the guest's CPU topology, the declared iothreads, the QMP sockets.
+
+Pure. The syntax is QEMU's own (util/keyval.c, util/qemu-option.c): options with one dash or two, `key=value`
+lists, `,,` for a comma in a value. What cannot be read is left out, never guessed: argv is not ours.
+What stays out: whether any of it is still true; QEMU can be changed over QMP after its start.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
+from vmpin.model import Vcpu, VcpuId
+
+#: More vCPUs than any QEMU machine type takes; keeps absurd numbers out of the arithmetic.
+_MAX_CPUS = 8192
+_X86_PROGRAM = re.compile(r"qemu-system-(?:x86_64|i386)(?:[-_.].*)?")
+_ON = frozenset(("on", "yes", "true", "y"))
+
+
+def option_values(argv: Sequence[str], *names: str) -> list[str]:
+    """The words after `-name` or `--name`, in order."""
+    wanted = {dashes + name for name in names for dashes in ("-", "--")}
+    return [argv[at + 1] for at, arg in enumerate(argv[:-1]) if arg in wanted]
+
+
+def keyvals(text: str, implied: str) -> list[tuple[str, str]]:
+    """`a,k=v,flag` as pairs: a first word without `=` is the value of `implied`, a later one means `on`."""
+    pairs = []
+    for at, part in enumerate(_split(text)):
+        key, equals, value = part.partition("=")
+        if not equals:
+            key, value = (implied, part) if at == 0 else (part, "on")
+        pairs.append((key, value))
+    return pairs
+
+
+@dataclass(frozen=True)
+class Smp:
+    """`-smp`, what was left out computed as QEMU does since 6.2 (hw/core/machine-smp.c)."""
+
+    cpus: int = 1
+    maxcpus: int = 1
+    sockets: int = 1
+    dies: int = 1
+    clusters: int = 1
+    modules: int = 1
+    cores: int = 1
+    threads: int = 1
+
+    def apic_id(self, cpu: VcpuId) -> int:
+        """The x86 APIC id of a cpu-index, which is KVM's vcpu id and what the guest's /proc/cpuinfo shows.
+
+        Each level takes a whole number of bits (include/hw/i386/topology.h), so with 3 cores per socket the
+        first CPU of the second socket is 4.
+        """
+        apic, shift, rest = 0, 0, int(cpu)
+        for count in (self.threads, self.cores, self.modules, self.dies):
+            rest, here = divmod(rest, count)
+            apic |= here << shift
+            shift += (count - 1).bit_length()
+        return apic | rest << shift
+
+
+def parse_smp(argv: Sequence[str]) -> Smp:
+    """The topology of the command line; one CPU where there is none or it makes no sense."""
+    given: dict[str, int] = {}
+    for value in option_values(argv, "smp"):
+        for key, number in keyvals(value, "cpus"):
+            if number.isascii() and number.isdigit() and 0 < int(number[:9]) <= _MAX_CPUS:
+                given[key] = int(number)
+    dies, clusters, modules = (given.get(key, 1) for key in ("dies", "clusters", "modules"))
+    cpus, maxcpus, sockets, cores, threads = (
+        given.get(key, 0) for key in ("cpus", "maxcpus", "sockets", "cores", "threads"))
+    fixed = dies * clusters * modules
+    if not cpus and not maxcpus:
+        sockets, cores, threads = sockets or 1, cores or 1, threads or 1
+    else:
+        maxcpus = maxcpus or cpus
+        if not cores:
+            sockets, threads = sockets or 1, threads or 1
+            cores = maxcpus // (sockets * fixed * threads)
+        elif not sockets:
+            threads = threads or 1
+            sockets = maxcpus // (fixed * cores * threads)
+        threads = threads or maxcpus // (sockets * fixed * cores) if sockets and cores else threads
+    total = sockets * fixed * cores * threads
+    maxcpus = maxcpus or total
+    if not 0 < total == maxcpus <= _MAX_CPUS:
+        return Smp(cpus or 1, max(cpus, maxcpus, 1), sockets=max(cpus, maxcpus, 1))
+    return Smp(cpus or maxcpus, maxcpus, sockets, dies, clusters, modules, cores, threads)
+
+
+def cpu_index(argv: Sequence[str], kvm_ids: Iterable[int]) -> dict[int, VcpuId]:
+    """The cpu-index of each of KVM's vcpu ids: on x86 they are APIC ids, elsewhere the same number.
+
+    An id that no slot of this machine has is left out.
+    """
+    program = argv[0].rpartition("/")[2] if argv else ""
+    x86 = bool(_X86_PROGRAM.fullmatch(program)) or (
+        not program.startswith("qemu-system-") and platform.machine() == "x86_64")
+    smp = parse_smp(argv)
+    if not x86 or smp.maxcpus == smp.sockets or smp.apic_id(VcpuId(smp.maxcpus - 1)) == smp.maxcpus - 1:
+        return {number: VcpuId(number) for number in kvm_ids}
+    by_apic = {smp.apic_id(VcpuId(index)): VcpuId(index) for index in range(smp.maxcpus)}
+    return {number: by_apic[number] for number in kvm_ids if number in by_apic}
+
+
+def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
+    """The given vCPUs with the guest's core (where a core has siblings) and node (where -numa lists CPUs)."""
+    threads = parse_smp(argv).threads
+    nodes = _nodes(argv)
+    return tuple(
+        Vcpu(each, each // threads if threads > 1 else None,
+             next((node for node, cpus in nodes.items() if each in cpus), None))
+        for each in sorted(ids))
+
+
+def iothread_ids(argv: Sequence[str]) -> tuple[str, ...]:
+    """The ids of `-object iothread,id=…`, plain or JSON, in order."""
+    found = []
+    for value in option_values(argv, "object"):
+        if value.startswith("{"):
+            try:
+                options = json.loads(value)
+            except (ValueError, RecursionError):
+                continue
+        else:
+            options = dict(keyvals(value, "qom-type"))
+        if options.get("qom-type") == "iothread" and isinstance(options.get("id"), str):
+            found.append(options["id"])
+    return tuple(found)
+
+
+def qmp_sockets(argv: Sequence[str]) -> tuple[str, ...]:
+    """The paths of the QMP sockets QEMU listens on, as written: a relative one starts at QEMU's directory.
+
+    Not those Kata itself talks to: `unix:fd=N`, and `qmp.sock` in Kata's own directory (before it passed the
+    descriptor). QMP serves one client at a time; taking Kata's turn would make it lose its VM.
+    """
+    paths: list[str] = []
+    for value in option_values(argv, "qmp", "qmp-pretty"):
+        if value.startswith("unix:"):
+            paths += _listening(dict(keyvals(value.removeprefix("unix:"), "path")))
+    chardevs: dict[str, dict[str, str]] = {}
+    for value in option_values(argv, "chardev"):
+        options = dict(keyvals(value, "backend"))
+        if options.get("backend") == "socket" and "id" in options:
+            chardevs[options["id"]] = options
+    for value in option_values(argv, "mon"):
+        monitor = dict(keyvals(value, "chardev"))
+        if monitor.get("mode") == "control":
+            paths += _listening(chardevs.get(monitor.get("chardev", ""), {}))
+    return tuple(dict.fromkeys(paths))
+
+
+_KATAS_OWN = re.compile(r"/run/(?:vc/vm|kata)/[^/]+/qmp\.sock(?:et)?$")
+
+
+def _listening(socket: dict[str, str]) -> list[str]:
+    path = socket.get("path", "")
+    if not path or "fd" in socket or socket.get("abstract") in _ON or _KATAS_OWN.search(path):
+        return []
+    return [path] if socket.get("server") in _ON else []
+
+
+def _nodes(argv: Sequence[str]) -> dict[int, CpuSet]:
+    nodes: dict[int, CpuSet] = {}
+    for value in option_values(argv, "numa"):
+        pairs = keyvals(value, "type")
+        if ("type", "node") not in pairs:
+            continue
+        number = dict(pairs).get("nodeid", str(len(nodes)))
+        if not (number.isascii() and number.isdigit() and len(number) <= 4):
+            continue
+        cpus = EMPTY
+        for key, listed in pairs:
+            if key == "cpus":
+                try:
+                    cpus |= CpuSet.parse(listed)
+                except CpuSetError:
+                    continue
+        nodes[int(number)] = nodes.get(int(number), EMPTY) | cpus
+    return nodes
+
+
+def _split(text: str) -> list[str]:
+    """Split at single commas; doubled ones become one comma of the value."""
+    if ",," not in text:
+        return text.split(",") if text else []
+    parts, part, at = [], "", 0
+    while at < len(text):
+        if text[at] != ",":
+            part += text[at]
+        elif text[at + 1:at + 2] == ",":
+            part += ","
+            at += 1
+        else:
+            parts.append(part)
+            part = ""
+        at += 1
+    return [*parts, part]

@@ -1,0 +1,216 @@
+"""Which thread of a VMM is which.
+
+Strategies, asked in order until every vCPU is told:
+
+    names     the thread's name; free, for it comes with the stat
+    kvm_run   a thread that waits in KVM_RUN on the descriptor of vCPU N
+    debugfs   KVM's own list, which knows busy threads too
+    kvm_run   once more, for those that were on a CPU just then
+    qmp       QEMU's answer, fetched by the caller (qmp.py)
+
+QMP would be the plain way, and comes last all the same: QEMU serves one QMP client at a time, so a second one may
+disturb the shim of Kata. What was learned of a thread is handed in again and kept, because a vCPU that is busy for
+ever shows nothing. An answer is believed whole or not at all: names can be forged.
+
+What stays out: listing and reading the threads, and KVM's kernel threads (processes.kernel_thread_owner).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from vmpin.host.procfs import PF_KTHREAD, PF_USER_WORKER, Procfs, Stat
+from vmpin.model import ThreadId, ThreadRole, VcpuId, VmmType
+from vmpin.vmm import kvm
+from vmpin.vmm.iothreads import by_order
+from vmpin.vmm.names import IOTHREAD, MONITOR, read_names
+from vmpin.vmm.qemu_cmdline import cpu_index, iothread_ids, parse_smp, qmp_sockets
+from vmpin.vmm.qmp import QmpAnswer
+
+#: include/linux/sched.h; the io_uring workers before Linux 6.4, which have no PF_USER_WORKER.
+_PF_IO_WORKER = 0x00000010
+#: Threads the kernel made for itself in the VMM's thread group. They show the call of the thread that made them,
+#: kvm-nx-lpage-recovery a KVM_RUN.
+_KERNELS_OWN = PF_USER_WORKER | PF_KTHREAD | _PF_IO_WORKER
+
+
+@dataclass(frozen=True)
+class Identified:
+    """Every thread asked about with its role.
+
+    `found_by` is the last strategy that told a vCPU: "names", "kvm_run", "debugfs", "qmp"; "learned" when all
+    were known before, "none" when none is known. Not `complete`: some vCPU may be missing, ask again later.
+    """
+
+    roles: Mapping[int, tuple[ThreadRole, VcpuId | None]]
+    found_by: str
+    complete: bool
+
+    @property
+    def vcpus(self) -> dict[int, VcpuId]:
+        """The vCPUs by thread id."""
+        return {tid: vcpu for tid, (_, vcpu) in self.roles.items() if vcpu is not None}
+
+
+def identify(pid: int, vmm: VmmType, argv: Sequence[str], threads: Iterable[tuple[int, Stat]], procfs: Procfs, *,
+             learned: Mapping[ThreadId, VcpuId] | None = None, iothreads: Collection[ThreadId] = (),
+             qmp: QmpAnswer | None = None, debugfs: str = "/sys/kernel/debug",
+             sleep: Callable[[float], None] = time.sleep) -> Identified:
+    """Tell the threads of one VMM process apart.
+
+    :param learned: vCPUs told earlier; only threads that still are the same (start time) count.
+    :param iothreads: the iothreads told earlier, likewise.
+    :param qmp: QEMU's answer if it was just asked, not an old one: that is what the other two are for.
+    """
+    vm = _Vm(pid, vmm, argv, dict(threads), procfs, debugfs, sleep, qmp)
+    found_by = "none"
+    if learned and vm.believe({thread.tid: vcpu for thread, vcpu in learned.items() if vm.same(thread)}):
+        found_by = "learned"
+    vm.iothreads |= {thread.tid for thread in iothreads if vm.same(thread)}
+    for name, ask in _STRATEGIES:
+        if vm.complete():
+            break
+        answer = ask(vm)
+        if answer and vm.believe(answer):
+            found_by = name
+    complete = vm.complete()
+    roles = vm.names.roles
+    for tid in vm.all_iothreads():
+        roles[tid] = IOTHREAD
+    for tid, vcpu in vm.vcpus.items():
+        roles[tid] = (ThreadRole.VCPU, vcpu)
+    return Identified(roles, found_by, complete)
+
+
+def is_dragonball(comms: Iterable[str]) -> bool:
+    """Whether a shim with threads of these names runs its VM (Dragonball) in its own process."""
+    return any(comm.startswith("db_vcpu") for comm in comms)
+
+
+def wants_qmp(identified: Identified, argv: Sequence[str]) -> bool:
+    """Whether asking QMP is worth it: something is not known, and there is a socket that is not Kata's."""
+    if identified.complete and (not iothread_ids(argv) or IOTHREAD in identified.roles.values()):
+        return False
+    return bool(qmp_sockets(argv))
+
+
+@lru_cache(maxsize=1024)
+def _promised(argv: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+    return parse_smp(argv).cpus, iothread_ids(argv)
+
+
+class _Vm:
+    """One process while it is looked at: what is given, and what is believed so far."""
+
+    def __init__(self, pid: int, vmm: VmmType, argv: Sequence[str], stats: dict[int, Stat], procfs: Procfs,
+                 debugfs: str, sleep: Callable[[float], None], qmp: QmpAnswer | None) -> None:
+        self.pid, self.argv, self.stats, self.procfs = pid, argv, stats, procfs
+        self.debugfs, self.sleep, self.qmp = debugfs, sleep, qmp
+        self.qemu = vmm is VmmType.QEMU
+        #: vCPUs there must be at least, for no one unplugs those QEMU started with; and the iothreads it was given.
+        self.least, self.declared = _promised(tuple(argv)) if self.qemu else (1, ())
+        self.names = read_names(vmm, pid, stats, self.declared)
+        self.vcpus: dict[int, VcpuId] = {}
+        self.iothreads = {tid for tid in qmp.iothreads if self.possible(tid)} if qmp else set[int]()
+        #: On a CPU when kvm_run looked.
+        self.running: list[int] = []
+        #: vCPUs without a thread any more: unplugged.
+        self.gone: set[VcpuId] = set()
+        self._fds: dict[int, int] | None = None
+
+    def same(self, thread: ThreadId) -> bool:
+        stat = self.stats.get(thread.tid)
+        return stat is not None and stat.starttime == thread.starttime
+
+    def possible(self, tid: int) -> bool:
+        """Whether this can be a thread of QEMU's own making."""
+        stat = self.stats.get(tid)
+        return stat is not None and not stat.flags & _KERNELS_OWN
+
+    def believe(self, answer: Mapping[int, VcpuId]) -> bool:
+        """Take over what is new in an answer, unless two threads would be the same vCPU. Whether anything was."""
+        new = {tid: vcpu for tid, vcpu in answer.items() if tid not in self.vcpus and self.possible(tid)}
+        ids = set(new.values())
+        if len(ids) < len(new) or not ids.isdisjoint(self.vcpus.values()):
+            return False
+        self.vcpus.update(new)
+        return bool(new)
+
+    def suspects(self) -> list[int]:
+        """The threads that may be vCPUs not told yet."""
+        vcpus, unnamed, other = self.names.vcpus, self.names.unnamed, self.names.other
+        if not self.vcpus.keys() & vcpus.keys():
+            unnamed = [*unnamed, *other, *vcpus]  # the names are absent or not believed
+        return [tid for tid in unnamed
+                if tid not in self.vcpus and tid not in self.iothreads and self.possible(tid)]
+
+    def complete(self) -> bool:
+        if not self.vcpus:
+            return False
+        if self.qmp is not None and self.qmp.vcpus and self.qmp.vcpus.keys() <= self.vcpus.keys():
+            return True
+        if self.suspects():
+            expected = set(self.by_index(self.fds()).values())
+            if expected:
+                return expected - self.gone <= set(self.vcpus.values())
+        return len(self.vcpus) >= self.least
+
+    def fds(self) -> dict[int, int]:
+        """KVM's vcpu ids by descriptor, read once and only when needed."""
+        if self._fds is None:
+            self._fds = kvm.vcpu_fds(self.procfs, self.pid)
+        return self._fds
+
+    def by_index(self, found: Mapping[int, int]) -> dict[int, VcpuId]:
+        """KVM's vcpu ids as QEMU counts."""
+        if not self.qemu:
+            return {key: VcpuId(number) for key, number in found.items()}
+        index = cpu_index(self.argv, found.values())
+        return {key: index[number] for key, number in found.items() if number in index}
+
+    def all_iothreads(self) -> Collection[int]:
+        """Those told by QMP or before; failing that, by the order in which QEMU made them."""
+        if not self.declared or self.iothreads:
+            return self.iothreads
+        missing = len(self.declared) - sum(role is IOTHREAD for role in self.names.roles.values())
+        monitor = any(stat.comm == f"IO {MONITOR}" for stat in self.stats.values())
+        return by_order(self.procfs, self.pid, self.stats, self.suspects(), self.vcpus, missing, monitor)
+
+
+def _names(vm: _Vm) -> Mapping[int, VcpuId] | None:
+    return vm.names.vcpus
+
+
+def _kvm_run(vm: _Vm) -> Mapping[int, VcpuId] | None:
+    if not vm.fds():
+        return None
+    found, vm.running = kvm.in_kvm_run(vm.procfs, vm.pid, vm.suspects(), vm.fds())
+    return vm.by_index(found)
+
+
+def _debugfs(vm: _Vm) -> Mapping[int, VcpuId] | None:
+    found = vm.by_index(kvm.from_debugfs(vm.debugfs, vm.pid))
+    vm.gone = {vcpu for tid, vcpu in found.items()
+               if tid not in vm.stats and vm.procfs.thread_stat(vm.pid, tid) is None}
+    return found
+
+
+def _kvm_run_again(vm: _Vm) -> Mapping[int, VcpuId] | None:
+    waiting = [tid for tid in vm.running if tid not in vm.vcpus]
+    return vm.by_index(kvm.in_kvm_run_later(vm.procfs, vm.pid, waiting, vm.fds(), vm.sleep))
+
+
+def _qmp(vm: _Vm) -> Mapping[int, VcpuId] | None:
+    return None if vm.qmp is None else vm.qmp.vcpus
+
+
+_STRATEGIES: tuple[tuple[str, Callable[[_Vm], Mapping[int, VcpuId] | None]], ...] = (
+    ("names", _names),
+    ("kvm_run", _kvm_run),
+    ("debugfs", _debugfs),
+    ("kvm_run", _kvm_run_again),
+    ("qmp", _qmp),
+)

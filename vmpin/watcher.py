@@ -1,0 +1,304 @@
+"""`vmpin watch`: keeps the node as it should be, from what hooks say, what runs, and the clock.
+
+One task per source; each is started again on its own should it fail. The work itself is the reconciler's, done in the
+loop: a pass takes milliseconds. What stays out: every decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from vmpin import log, sdnotify, snapshot
+from vmpin.apply import Outcome
+from vmpin.config import Config
+from vmpin.errors import ConfigError, SourceError, VmpinError, WatcherError
+from vmpin.model import SandboxId
+from vmpin.reconciler import Reconciler, Report
+from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
+from vmpin.source.sockets import listen, serve
+from vmpin.source.spool import Spool
+from vmpin.vmm import qmp
+from vmpin.vmm.qemu_cmdline import qmp_sockets
+
+logger = logging.getLogger(__name__)
+
+#: After a hook spoke, the sandbox is looked at again after these seconds: a VMM makes its vCPU threads, and hotplugs
+#: more, in the moments after the runtime called.
+SETTLE = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+#: Messages may come in bursts; the state file is written once for all that came within this time (seconds).
+SAVE_AFTER = 0.2
+MAX_REQUEST = 65536
+
+
+class Lock:
+    """The one who may write below the run directory: a lock the kernel drops when its holder dies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+
+    def __enter__(self) -> Lock:
+        try:
+            self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as err:
+            raise WatcherError(f"{self.path}: {err.strerror}", "run as root, or set paths.run elsewhere") from err
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(self._fd)
+            raise WatcherError(f"another vmpin (pid {holder or 'unknown'}) is at work on {self.path.parent}",
+                               "stop it first; two would fight over the same threads") from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+class Watcher:
+    """Made and run once per process, with the lock held."""
+
+    def __init__(self, config: Config, reload: Callable[[], Config]) -> None:
+        self.config = config
+        self.reload = reload
+        self.reconciler = Reconciler(config)
+        self.spool = Spool(config.spool)
+        self._kept: list[str] = []
+        self._settling: dict[SandboxId, int] = {}
+        self._settle = asyncio.Event()
+        self._save = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._resync = asyncio.Event()
+        self._queries: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self.spool.prepare()
+        hook = listen(self.config.hook_socket)
+        control = listen(self.config.control_socket, self.config.status_group)
+        self._take_spool()
+        self._told(self.reconciler.resync(full=True), "start")
+        self._saved()
+        sources: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
+            ("hook", lambda: serve(hook.dup(), MAX_STATE + 4096, self._on_hook, line=False)),
+            ("control", lambda: serve(control.dup(), MAX_REQUEST, self._on_request, line=True)),
+            ("resync", self._resyncing), ("settle", self._settles), ("state", self._saving)]
+        if sdnotify.watchdog_seconds() is not None:
+            sources.append(("watchdog", self._patting))
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._supervised(name, source)) for name, source in sources]
+                sdnotify.notify("READY=1")
+                logger.info("watching vms=%d run=%s", len(self.reconciler.observer.vms), self.config.run)
+                self._ask_qmp()
+                await self._stop.wait()
+                sdnotify.notify("STOPPING=1")
+                for task in [*tasks, *self._queries]:
+                    task.cancel()
+        finally:
+            self._saved()
+            for made, path in ((hook, self.config.hook_socket), (control, self.config.control_socket)):
+                made.close()
+                path.unlink(missing_ok=True)
+        logger.info("stopped; threads keep their masks (`vmpin unpin` gives them back)")
+
+    async def _supervised(self, name: str, source: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        pause = 0.5
+        while True:
+            try:
+                await source()
+            except Exception as err:  # whatever it is, the other sources go on
+                logger.error("source=%s failed and is started again in %.1f s: %r", name, pause, err)
+                logger.debug("source=%s", name, exc_info=True)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 30.0)
+
+    def _reload(self) -> None:
+        sdnotify.notify("RELOADING=1")
+        try:
+            config = self.reload()
+        except ConfigError as err:
+            logger.error("the configuration stays as it was: %s", err)
+        else:
+            if any(config.values[key] != self.config.values[key] for key in config.values if key.startswith("paths.")):
+                logger.warning("changed paths are used after a restart only")
+            self.config = config
+            log.set_level(config.log_level)
+            self.reconciler.reconfigure(config)
+            self._resync.set()
+            logger.info("configuration loaded again")
+        sdnotify.notify("READY=1")
+
+    # Hooks
+
+    async def _on_hook(self, raw: bytes, uid: int) -> bytes:
+        """Take a hook's message: kept first, answered, then acted upon."""
+        if uid not in (0, os.geteuid()):
+            logger.warning("a hook message from uid=%d was refused", uid)
+            return b"refused: not root\n"
+        try:
+            message = parse_message(raw)
+            parse_state(message)
+        except SourceError as err:
+            logger.warning("refused: %s", err)
+            return f"refused: {err}\n".encode("utf-8", "replace")
+        name = self.spool.keep(raw, message.time)
+        asyncio.get_running_loop().call_soon(self._take, raw, name)
+        return b"ok\n"
+
+    def _take(self, raw: bytes, name: str | None) -> None:
+        sandboxes = self._take_in(raw, name)
+        self._told(self.reconciler.settle(sandboxes), "hook")
+        self._settling |= dict.fromkeys(sandboxes, 0)
+        self._settle.set()
+        self._save.set()
+
+    def _take_in(self, raw: bytes, name: str | None) -> set[SandboxId]:
+        if name is not None:
+            self._kept.append(name)
+        try:
+            return self.reconciler.hook(parse_message(raw))
+        except SourceError as err:
+            logger.warning("a hook's message says nothing: %s", err)
+        return set()
+
+    def _take_spool(self) -> None:
+        waiting = self.spool.waiting(set(self._kept))
+        for name, raw in waiting:
+            self._take_in(raw, name)
+        if waiting:
+            logger.info("took messages=%d from the spool", len(waiting))
+            self._save.set()
+
+    # The clock
+
+    async def _resyncing(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.config.resync_seconds):
+                    await self._resync.wait()
+            self._resync.clear()
+            self._take_spool()
+            self._told(self.reconciler.resync(), "resync")
+            if self.reconciler.unsaved:
+                self._save.set()
+            self._ask_qmp()
+
+    async def _settles(self) -> None:
+        """Look again, ever more seldom, at sandboxes a hook spoke of."""
+        while True:
+            await self._settle.wait()
+            self._settle.clear()
+            while self._settling:
+                await asyncio.sleep(min(SETTLE[step] for step in self._settling.values()))
+                self._told(self.reconciler.settle(self._settling), "settle")
+                self._ask_qmp()
+                if self.reconciler.unsaved:
+                    self._save.set()
+                self._settling = {sandbox: step + 1 for sandbox, step in self._settling.items()
+                                  if step + 1 < len(SETTLE)}
+
+    async def _saving(self) -> None:
+        while True:
+            await self._save.wait()
+            await asyncio.sleep(SAVE_AFTER)
+            self._save.clear()
+            self._saved()
+
+    def _saved(self) -> None:
+        """Bring the state file up to date; then what it holds need not be spooled any more."""
+        kept, self._kept = self._kept, []
+        if (self.reconciler.unsaved and not self.reconciler.save()):
+            self._kept = kept + self._kept
+        else:
+            self.spool.remove(kept)
+
+    async def _patting(self) -> None:
+        while True:
+            sdnotify.notify("WATCHDOG=1")
+            await asyncio.sleep(sdnotify.watchdog_seconds() or 10.0)
+
+    def _told(self, report: Report, why: str) -> None:
+        failed = report.count(Outcome.REFUSED)
+        logger.debug("pass why=%s vms=%d set=%d refused=%d ms=%.1f", why, report.vms,
+                     report.count(Outcome.DONE), failed, report.seconds * 1000)
+
+    # QMP
+
+    def _ask_qmp(self) -> None:
+        if not self.config.qmp:
+            return
+        for vm in self.reconciler.observer.wanting_qmp():
+            vm.qmp_asked = frozenset(vm.vmm.stats)
+            task = asyncio.create_task(self._query(vm.sandbox))
+            self._queries.add(task)
+            task.add_done_callback(self._queries.discard)
+
+    async def _query(self, sandbox: SandboxId) -> None:
+        vm = self.reconciler.observer.vms[sandbox]
+        for path in qmp_sockets(vm.vmm.argv):
+            answer = await qmp.query(path, pid=vm.vmm.pid)
+            if answer is not None and self.reconciler.observer.vms.get(sandbox) is vm:
+                vm.qmp = answer
+                self._told(self.reconciler.settle([sandbox]), "qmp")
+                self._save.set()
+                return
+
+    # Requests
+
+    async def _on_request(self, raw: bytes, uid: int) -> bytes:
+        """Answer one request of the command line: a JSON object with `op`."""
+        try:
+            request = json.loads(raw)
+            operation = request["op"]
+            if uid not in (0, os.geteuid()) and operation != "status":
+                raise WatcherError(f"{operation}: not permitted to uid {uid}", "ask root")
+            answer = self._request(str(operation), request)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            answer = {"error": "the request is not understood", "hint": "are vmpin and its watcher the same version?"}
+        except VmpinError as err:
+            answer = {"error": str(err), "hint": err.hint}
+        return json.dumps(answer, separators=(",", ":")).encode() + b"\n"
+
+    def _request(self, operation: str, request: dict[str, object]) -> dict[str, object]:
+        name = request.get("sandbox")
+        only = None if name is None else SandboxId(str(name))
+        known = self.reconciler.state.sandboxes
+        if only is not None and only not in known:
+            raise WatcherError(f"no sandbox {only!r} is known", "`vmpin status` lists them")
+        if operation == "status":
+            return snapshot.document(self.reconciler, os.getpid(), only)
+        if operation == "plan":
+            report = self.reconciler.resync(act=False)
+            return {"operations": [result.operation.describe() for result in report.results
+                                   if only in (None, result.operation.sandbox)]}
+        if operation == "reconcile":
+            self.reconciler.take_back(known if only is None else [only])
+            self._take_spool()
+            return snapshot.outcome(self.reconciler.resync(full=True))
+        if operation == "unpin":
+            return snapshot.unpinned(self.reconciler.unpin(list(known) if only is None else [only]))
+        raise WatcherError(f"unknown request {operation[:40]!r}", "are vmpin and its watcher the same version?")
+
+
+def watch(config: Config, reload: Callable[[], Config]) -> None:
+    """Run the watcher. :raises WatcherError: when another is at work."""
+    with Lock(config.lock_file):
+        os.chmod(config.run, 0o755)
+        asyncio.run(Watcher(config, reload).run())
