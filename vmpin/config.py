@@ -19,7 +19,7 @@ DEFAULT_FILE = Path("/etc/vmpin/vmpin.yaml")
 
 
 def _path(value: object) -> Path:
-    if not isinstance(value, str | Path) or not str(value).startswith("/"):
+    if not isinstance(value, str | Path) or not str(value).startswith("/") or "\0" in str(value):
         raise ValueError("is no absolute path")
     return Path(value)
 
@@ -38,8 +38,8 @@ def _pool(value: object) -> CpuSet | None:
 
 def _seconds(value: object) -> float:
     try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        number = float("" if isinstance(value, bool) else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
         raise ValueError("is no number of seconds") from None
     if not 0.1 <= number <= 86400:
         raise ValueError("is not between 0.1 and 86400 seconds")
@@ -111,6 +111,9 @@ SETTINGS = (
             "annotation by which a container says whether its CPUs are exclusive (true or false); unset: not heard, "
             "as a pod's author could claim CPUs that way"),
     Setting("watch.resync_seconds", 10.0, _seconds, "how often everything is read again and drift repaired"),
+    Setting("watch.only", "*", _word,
+            "which sandboxes are touched, by a pattern of their ids (as a shell matches file names); others are not "
+            "even looked at"),
     Setting("watch.status_group", "", _word, "group that may ask for the status; unset: root alone"),
     Setting("watch.qmp", True, _flag, "whether QEMU may be asked over QMP when nothing else tells its threads apart"),
     Setting("log.level", "info", _level, "debug, info, warning or error"),
@@ -175,6 +178,10 @@ class Config:
         return bool(self.values["watch.qmp"])
 
     @property
+    def only(self) -> str:
+        return str(self.values["watch.only"]) or "*"
+
+    @property
     def log_level(self) -> str:
         return str(self.values["log.level"])
 
@@ -205,7 +212,7 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
     """
     given: dict[str, tuple[object, str]] = {setting.key: (setting.default, "default") for setting in SETTINGS}
     path = file or DEFAULT_FILE
-    if file is not None or path.exists():
+    if file is not None or _is_there(path):
         given |= {key: (value, str(path)) for key, value in _read(path).items()}
     for setting in SETTINGS:
         if setting.variable in environment:
@@ -223,6 +230,13 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
     policy = Policy.of({key.partition(".")[2]: value for key, value in values.items()
                         if key.startswith("policy.") and key != "policy.exclusive_annotation"})
     return Config(values, {key: origin for key, (_, origin) in given.items()}, policy)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return True  # hidden from this user: reading it says so
 
 
 def _read(path: Path) -> dict[str, object]:

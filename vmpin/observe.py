@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
@@ -95,11 +96,12 @@ class Claim:
 
 
 class Observer:
-    """Follows the processes below `proc`. `debugfs` is where KVM shows its vCPUs."""
+    """Follows the processes below `proc`; of the sandboxes, those whose ids the pattern `only` matches."""
 
-    def __init__(self, proc: Procfs, sys_root: str = "/sys") -> None:
+    def __init__(self, proc: Procfs, sys_root: str = "/sys", only: str = "*") -> None:
         self.proc = proc
         self.sys_root = sys_root
+        self.only = only
         self.vms: dict[SandboxId, Vm] = {}
         self.round = 0
         #: Every pid met, with the pass since when.
@@ -190,6 +192,8 @@ class Observer:
                 self._doubles.add((vmm.sandbox, pid))
                 logger.warning("sandbox=%s has a second VMM pid=%d, which is left alone; pid=%d is the elder",
                                vmm.sandbox, pid, other)
+        if self.only != "*":
+            chosen = {sandbox: pid for sandbox, pid in chosen.items() if fnmatchcase(sandbox, self.only)}
         changed = {sandbox for sandbox in self.vms if sandbox not in chosen}
         for sandbox in changed:
             del self.vms[sandbox]

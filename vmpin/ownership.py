@@ -51,13 +51,14 @@ def counts(container: Container) -> bool:
 def is_exclusive(container: Container, pool: CpuSet | None) -> bool:
     """Declared so, or, where the shared pool is known, with CPUs that are none of the pool's.
 
-    Nothing is inferred of a container without CPUs.
+    Nothing is inferred of a container without CPUs, nor from an empty pool: the kubelet's default set is empty while
+    its policy gives no CPU away.
     """
     if not container.cpuset:
         return False
     if container.exclusive is not None:
         return container.exclusive
-    return pool is not None and container.cpuset.isdisjoint(pool)
+    return bool(pool) and pool is not None and container.cpuset.isdisjoint(pool)
 
 
 def claims(containers: Iterable[Container], node: Node) -> Claims:

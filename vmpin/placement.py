@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.matching import match
-from vmpin.model import Container, ContainerId, SandboxId, ThreadRole, Vcpu, VcpuId
-from vmpin.ownership import Claims, Node, Ownership, counts
+from vmpin.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
+from vmpin.ownership import Claims, Node, Ownership
 from vmpin.policy import Policy, Spare, Vcpus, Where
 
 
@@ -89,9 +89,9 @@ def place(request: Request, node: Node, own: Ownership, policy: Policy, previous
     before = previous or Previous()
     claim = own.claims.get(request.id) or Claims((), ())
     reasons: list[str] = []
-    mask = _mask(claim, node, own, before, reasons)
-    lost = bool(reasons)
     foreign = own.foreign(request.id)
+    mask = _mask(claim, foreign, node, own, before, reasons)
+    lost = bool(reasons)
     # Where threads may go: S without what became another's while this sandbox's cpusets still name it.
     allowed = (mask - foreign) or mask
     ground = _Ground(allowed, claim.cpus, foreign, node, own)
@@ -140,20 +140,25 @@ class _Ground:
         return (self.node.housekeeping & self.node.online) - self.foreign
 
 
-def _mask(claim: Claims, node: Node, own: Ownership, before: Previous, reasons: list[str]) -> CpuSet:
+def _mask(claim: Claims, foreign: CpuSet, node: Node, own: Ownership, before: Previous,
+          reasons: list[str]) -> CpuSet:
     """S: the OR of the containers' cpusets. Never empty: an empty mask is no mask to the kernel (EINVAL)."""
     if not claim.exclusive and not claim.shared:
         mask = own.pool
     else:
         mask = claim.cpus | union(own.pool if cpus is None else cpus for _, cpus in claim.shared)
-    if mask:
+    if mask - foreign:
         return mask
+    why = f"its CPUs {mask} are other containers' alone" if mask else "none of the sandbox's CPUs is online"
     last = before.mask & node.online
-    if last:
-        reasons.append(f"none of the sandbox's CPUs is online: the last valid mask {last} is kept")
+    if last - foreign:
+        reasons.append(f"{why}: the last valid mask {last} is kept")
         return last
-    reasons.append("no CPU is left for the sandbox: it may run on every online CPU")
-    return own.pool or node.online
+    if own.pool - foreign:
+        reasons.append(f"{why}: it is kept on the shared pool {own.pool}")
+        return own.pool
+    reasons.append(f"{why}, and no CPU is left for it: it may run on every online CPU")
+    return node.online
 
 
 def _vcpus(request: Request, claim: Claims, ground: _Ground, policy: Policy, before: Previous,
@@ -197,7 +202,8 @@ def _one_to_one(vcpus: Sequence[Vcpu], claim: Claims, ground: _Ground, policy: P
     the boot vCPU carries the guest's own housekeeping and interrupts."""
     guest = {vcpu.id: vcpu for vcpu in vcpus}
     pairs: dict[VcpuId, int] = {}
-    for vcpu in reversed(vcpus):
+    # One that had the CPU to itself comes before one that floated on a mask of this one CPU.
+    for vcpu in sorted(vcpus, key=lambda vcpu: (before.vcpus.get(vcpu.id, (None, None))[1] is None, -vcpu.id)):
         cpus, _ = before.vcpus.get(vcpu.id, (None, None))
         if cpus is not None and len(cpus) == 1 and cpus <= ground.exclusive and cpus.first not in pairs.values():
             pairs[vcpu.id] = cpus.first
@@ -229,23 +235,34 @@ def _shares(vcpus: Sequence[Vcpu], claim: Claims, ground: _Ground, policy: Polic
     reasons.append(f"{count} vCPUs for {wants} exclusive CPUs: no one-to-one, each exclusive container has its own "
                    "share of the vCPUs")
     sizes = share(count - for_shared, {container: len(cpus) for container, cpus in groups.items()})
-    ids = [vcpu.id for vcpu in vcpus]
-    given: dict[VcpuId, ContainerId | None] = {}
-    for vcpu_id in reversed(ids):  # who already backs a container goes on doing so
-        container = before.vcpus.get(vcpu_id, (None, None))[1]
-        if container in sizes and sizes[container] > list(given.values()).count(container):
-            given[vcpu_id] = container
-    left = [vcpu_id for vcpu_id in ids if vcpu_id not in given]
-    for vcpu_id in left[:for_shared]:
-        given[vcpu_id] = None
-    left = left[for_shared:]
-    for container, size in sizes.items():
-        todo = size - list(given.values()).count(container)
-        given |= dict.fromkeys(left[:todo], container)
-        left = left[todo:]
+    # A place is a container's, or None for the shared ones: the lowest ids are theirs, so they choose first.
     floating = _floating(ground, policy, reasons) if for_shared else EMPTY
-    return tuple(VcpuPlace(vcpu_id, floating if given[vcpu_id] is None else groups[ContainerId(str(given[vcpu_id]))],
-                           given[vcpu_id]) for vcpu_id in ids)
+    places: list[ContainerId | None] = [None, *groups]
+    room = {to: for_shared if to is None else sizes[to] for to in places}
+    where = {to: floating if to is None else groups[to] for to in places}
+    given: dict[VcpuId, ContainerId | None] = {}
+
+    def give(vcpu_id: VcpuId, to: ContainerId | None) -> None:
+        if vcpu_id not in given and room[to]:
+            given[vcpu_id] = to
+            room[to] -= 1
+
+    ids = [vcpu.id for vcpu in vcpus]
+    was = {vcpu_id: before.vcpus[vcpu_id] for vcpu_id in ids if vcpu_id in before.vcpus}
+    for vcpu_id, (cpus, container) in was.items():  # who has its CPUs already stays, for its container if it can
+        if container in room and where[container] == cpus:
+            give(vcpu_id, container)
+    for vcpu_id, (cpus, _) in was.items():
+        for to in where:
+            if where[to] == cpus:
+                give(vcpu_id, to)
+    for vcpu_id, (_, container) in was.items():  # and else goes where its container went
+        if container in sizes:
+            give(vcpu_id, container)
+    for to in where:
+        for vcpu_id in ids:
+            give(vcpu_id, to)
+    return tuple(VcpuPlace(vcpu_id, where[given[vcpu_id]], given[vcpu_id]) for vcpu_id in ids)
 
 
 def share(count: int, weights: Mapping[ContainerId, int]) -> dict[ContainerId, int]:
@@ -280,7 +297,10 @@ def _containers(request: Request, claim: Claims, places: Sequence[VcpuPlace],
     found: dict[ContainerId, tuple[VcpuId, ...]] = {}
     unserved = []
     for container in request.containers:
-        if container.pause or not counts(container):
+        if container.state is ContainerState.STOPPED:
+            continue
+        if container.pause:
+            found[container.id] = floating or everyone  # it asked for nothing, so it lacks nothing
             continue
         if not apart:
             found[container.id] = everyone

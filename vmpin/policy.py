@@ -76,14 +76,14 @@ _WORDS: dict[str, type[Vcpus] | type[Spare] | type[Where]] = {"vcpus": Vcpus, "s
 
 
 def parse_rule(key: str, value: object) -> Vcpus | Spare | Where | CpuSet:
-    """One policy value. :raises ValueError: naming what it may be."""
+    """One policy value, as written or parsed already. :raises ValueError: naming what it may be."""
     words = _WORDS.get(key, Where)
     try:
         return words(str(value))
     except ValueError:
         pass
     may = ", ".join(words)
-    if words is Where and isinstance(value, str | int) and not isinstance(value, bool):
+    if words is Where and isinstance(value, str | int | CpuSet) and not isinstance(value, bool):
         may += " or a CPU list"
         try:
             cpus = CpuSet.parse(str(value))

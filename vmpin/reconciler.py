@@ -72,7 +72,7 @@ class Reconciler:
         self.proc = Procfs(config.path("proc"))
         self.sysfs = Sysfs(config.path("sys"))
         self.cgroups = Cgroups(config.path("cgroup"), self.proc)
-        self.observer = Observer(self.proc, str(config.path("sys")))
+        self.observer = Observer(self.proc, str(config.path("sys")), config.only)
         self.sources = DiskSources(self.proc, self.cgroups,
                                    KataState(config.path("kata_go"), config.path("kata_rs"), logger.warning))
         self.boot_id = self.proc.boot_id()
@@ -112,6 +112,7 @@ class Reconciler:
     def reconfigure(self, config: Config) -> None:
         """Go on with another configuration. What is set from paths stays as it was until a restart."""
         self.config = config
+        self.observer.only = config.only
         self.node = Node(self.node.topology, config.shared_pool, config.housekeeping)
         self._dirty |= set(self.state.sandboxes)
 
@@ -124,10 +125,9 @@ class Reconciler:
         """
         started = time.perf_counter()
         self._read_node()
-        self.reduce(self.sources.read(self.state, set(self.observer.vms)))
-        for sandbox in self.observer.scan(self.sources.claims(self.state), full):
-            self._dirty.add(sandbox)
-        self.reduce([SandboxSeen(sandbox, "vmm") for sandbox in self.observer.vms])
+        self.sources.read()
+        self._scan(full)
+        self.reduce(self.sources.events(self.state, set(self.observer.vms)))
         self._tidy()
         found = self._pass(list(self.observer.vms), act)
         return Report(found, len(self.observer.vms), time.perf_counter() - started)
@@ -137,10 +137,13 @@ class Reconciler:
         started = time.perf_counter()
         wanted = set(sandboxes)
         if any(sandbox not in self.observer.vms for sandbox in wanted):
-            self._dirty |= self.observer.scan(self.sources.claims(self.state))
-            self.reduce([SandboxSeen(sandbox, "vmm") for sandbox in self.observer.vms])
+            self._scan(full=False)
         found = self._pass([sandbox for sandbox in self.observer.vms if sandbox in wanted], act)
         return Report(found, len(wanted), time.perf_counter() - started)
+
+    def _scan(self, full: bool) -> None:
+        self._dirty |= self.observer.scan(self.sources.claims(self.state), full)
+        self.reduce([SandboxSeen(sandbox, "vmm") for sandbox in self.observer.vms])
 
     def _read_node(self) -> None:
         try:
@@ -181,6 +184,8 @@ class Reconciler:
         if not operations:
             return ()
         if not act:
+            for operation in operations:
+                self.masks[operation.sandbox].open = True  # still to be done
             return tuple(Result(operation, Outcome.DONE, None) for operation in ordered(operations))
         if self._remember({operation.sandbox for operation in operations}):
             self.save()  # before the first mask is changed: whatever happens then, it can be given back

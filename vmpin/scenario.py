@@ -109,6 +109,7 @@ def load_previous(path: Path) -> dict[SandboxId, Previous]:
         raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err
     except (ValueError, RecursionError) as err:
         raise ConfigError(f"{path}: not JSON: {err}") from err
+    yamlfile.check(path, data)
     reader = _Reader(path)
     found = {}
     top = reader.mapping(data, "the document", None)
@@ -209,7 +210,7 @@ class _Reader:
         given = keys.get("nodes")
         for key, cpus in self.mapping({} if given is None else given, "topology.nodes", None).items():
             at = f"topology.nodes.{key}"
-            number = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+            number = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
             number = self.count(number, at)
             if number in nodes:
                 raise self.wrong(at, "is there twice")

@@ -32,6 +32,7 @@ def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | 
         "version": VERSION,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "watcher": watcher_pid,
+        "policy": reconciler.config.policy.words(),
         "node": node_data(reconciler.node, reconciler.own,
                           sorted(collisions, key=lambda collision: (collision.cpu, collision.sandboxes))),
         "sandboxes": sandboxes,

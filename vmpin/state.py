@@ -93,7 +93,7 @@ def _reduce(old: SandboxState, event: Event) -> SandboxState:
             return _seen(old, event)
         case CpusetSeen():
             known = old.containers.get(event.container)
-            if known is None or not event.cpuset or event.source < known.source:
+            if known is None or not event.cpuset or not _overrules(event.source, known):
                 return old
             if known.container.cpuset == event.cpuset and known.source == event.source:
                 return old
@@ -124,9 +124,11 @@ def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
         return _with(old, Known(event.container, event.source, event.time, event.bundle, event.init))
     if event.time < known.time:
         return old
+    if event.time == known.time and known.container.state is ContainerState.STOPPED:
+        return old  # an end is not followed by a beginning in the same nanosecond: this one came late
     before, now = known.container, event.container
     # An empty cpuset means "no change"; a word from below does not overrule a cpuset from above.
-    overrules = bool(now.cpuset) and event.source >= known.source
+    overrules = bool(now.cpuset) and _overrules(event.source, known)
     merged = replace(
         now,
         name=now.name or before.name,
@@ -137,6 +139,10 @@ def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
     new = Known(merged, event.source if overrules else known.source, known.time, event.bundle or known.bundle,
                 event.init or known.init)
     return old if new == known else _with(old, replace(new, time=event.time))
+
+
+def _overrules(source: Source, known: Known) -> bool:
+    return source >= known.source or not known.container.cpuset
 
 
 def _with(old: SandboxState, known: Known) -> SandboxState:

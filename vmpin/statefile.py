@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ def save(path: Path, boot_id: str, kept: Kept) -> None:
             os.fsync(fd)
         os.rename(made, path)
     except OSError as err:
-        made.unlink(missing_ok=True)
+        with suppress(OSError):
+            made.unlink()
         raise StateFileError(f"{path}: the state cannot be saved: {err.strerror}",
                              "free space or inodes there; until then a restart forgets what only hooks told") from err
 

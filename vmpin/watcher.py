@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 from vmpin import log, sdnotify, snapshot
 from vmpin.apply import Outcome
 from vmpin.config import Config
 from vmpin.errors import ConfigError, SourceError, VmpinError, WatcherError
+from vmpin.lock import Lock
 from vmpin.model import SandboxId
+from vmpin.oneshot import ask
 from vmpin.reconciler import Reconciler, Report
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
 from vmpin.source.sockets import listen, serve
 from vmpin.source.spool import Spool
-from vmpin.vmm import qmp
-from vmpin.vmm.qemu_cmdline import qmp_sockets
 
 logger = logging.getLogger(__name__)
 
@@ -37,34 +35,6 @@ SETTLE = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 #: Messages may come in bursts; the state file is written once for all that came within this time (seconds).
 SAVE_AFTER = 0.2
 MAX_REQUEST = 65536
-
-
-class Lock:
-    """The one who may write below the run directory: a lock the kernel drops when its holder dies."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = -1
-
-    def __enter__(self) -> Lock:
-        try:
-            self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as err:
-            raise WatcherError(f"{self.path}: {err.strerror}", "run as root, or set paths.run elsewhere") from err
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
-            os.close(self._fd)
-            raise WatcherError(f"another vmpin (pid {holder or 'unknown'}) is at work on {self.path.parent}",
-                               "stop it first; two would fight over the same threads") from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
 
 
 class Watcher:
@@ -245,20 +215,15 @@ class Watcher:
         if not self.config.qmp:
             return
         for vm in self.reconciler.observer.wanting_qmp():
-            vm.qmp_asked = frozenset(vm.vmm.stats)
             task = asyncio.create_task(self._query(vm.sandbox))
             self._queries.add(task)
             task.add_done_callback(self._queries.discard)
 
     async def _query(self, sandbox: SandboxId) -> None:
         vm = self.reconciler.observer.vms[sandbox]
-        for path in qmp_sockets(vm.vmm.argv):
-            answer = await qmp.query(path, pid=vm.vmm.pid)
-            if answer is not None and self.reconciler.observer.vms.get(sandbox) is vm:
-                vm.qmp = answer
-                self._told(self.reconciler.settle([sandbox]), "qmp")
-                self._save.set()
-                return
+        if await ask(vm) and self.reconciler.observer.vms.get(sandbox) is vm:
+            self._told(self.reconciler.settle([sandbox]), "qmp")
+            self._save.set()
 
     # Requests
 

@@ -12,6 +12,9 @@ from vmpin.errors import ConfigError
 
 #: A configuration or scenario larger than this was not written by a person.
 MAX_BYTES = 4 << 20
+#: Values in the document, those an alias repeats counted each time: a few lines of aliases can stand for billions.
+MAX_VALUES = 1 << 20
+MAX_DEPTH = 32
 
 
 class _Loader(yaml.SafeLoader):
@@ -38,11 +41,33 @@ def load(path: Path) -> object:
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
     try:
-        return yaml.load(raw.decode("utf-8"), Loader=_Loader)
+        document = yaml.load(raw.decode("utf-8"), Loader=_Loader)
     except UnicodeDecodeError as err:
         raise ConfigError(f"{path}: not UTF-8 text (byte {err.start})") from err
     except yaml.MarkedYAMLError as err:
         where = f":{err.problem_mark.line + 1}" if err.problem_mark else ""
         raise ConfigError(f"{path}{where}: {err.problem or err.context or 'not YAML'}") from err
-    except (yaml.YAMLError, ValueError, RecursionError) as err:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as err:
+        # PyYAML lets its own mistakes out where a tag does not fit its value (`!!bool x`: KeyError).
         raise ConfigError(f"{path}: not YAML: {' '.join(str(err).split())[:200]}") from err
+    check(path, document)
+    return document
+
+
+def check(path: Path, document: object) -> None:
+    """Refuse what can be read but not handled or shown. :raises ConfigError:"""
+    todo = [(document, 1)]
+    count = 0
+    while todo:
+        value, depth = todo.pop()
+        count += 1
+        if count > MAX_VALUES:
+            raise ConfigError(f"{path}: holds more than {MAX_VALUES} values")
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"{path}: is nested more than {MAX_DEPTH} deep")
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise ConfigError(f"{path}: holds a number of {value.bit_length()} bits, at most 64 are read")
+        if isinstance(value, dict):
+            todo += [(item, depth + 1) for pair in value.items() for item in pair]
+        elif isinstance(value, list | set | tuple):
+            todo += [(item, depth + 1) for item in value]

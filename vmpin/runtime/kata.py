@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, 
 from vmpin.runtime.oci import name_of, pod_of
 
 MAX_BYTES = 8 << 20
+#: Nanoseconds in which a file may be rewritten and look the same.
+FRESH = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -87,21 +90,26 @@ class KataState:
     def _is_stopped(self, path: str) -> bool:
         try:
             info = os.stat(path)
+            if not stat.S_ISREG(info.st_mode):
+                return False
             stamp = (info.st_ino, info.st_mtime_ns, info.st_size)
             known = self._stopped.get(path)
             if known is None or known[0] != stamp:
                 with open(path, "rb") as file:
                     known = (stamp, _object(file.read(MAX_BYTES), path).get("State") == "stopped")
-                self._stopped[path] = known
+                self._stopped[path] = (_lasting(info), known[1])
         except (OSError, SourceError):
             return False
         return known[1]
 
-    def _read(self, path: str, sid: SandboxId, parse: Callable[[SandboxId, bytes, int], KataSandbox]) -> KataSandbox | None:
+    def _read(self, path: str, sid: SandboxId,
+              parse: Callable[[SandboxId, bytes, int], KataSandbox]) -> KataSandbox | None:
         try:
             info = os.stat(path)
         except OSError:
             return None
+        if not stat.S_ISREG(info.st_mode):
+            return None  # a FIFO would block
         stamp = (info.st_ino, info.st_mtime_ns, info.st_size)
         known = self._parsed.get(path)
         if known is not None and known[0] == stamp:
@@ -120,8 +128,18 @@ class KataState:
                     sandbox = known[1] if known else None
                     self.complain(f"{path}: {err.why}" + (": its last state is used" if sandbox else ""))
                 time.sleep(0.002)
-        self._parsed[path] = (stamp, sandbox)
+        self._parsed[path] = (_lasting(info), sandbox)
         return sandbox
+
+
+def _lasting(info: os.stat_result) -> tuple[int, int, int]:
+    """The stamp of a file by which to know it unchanged.
+
+    The file system's clock ticks every 4 ms: a file rewritten in the same tick with the same length ("running" and
+    "stopped" are of one) would look unchanged for ever, so a fresh one gets a stamp that nothing has.
+    """
+    fresh = time.time_ns() - info.st_mtime_ns < FRESH
+    return (0, 0, 0) if fresh else (info.st_ino, info.st_mtime_ns, info.st_size)
 
 
 def _listdir(path: str) -> list[str]:

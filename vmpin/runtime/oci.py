@@ -7,6 +7,7 @@ stays out: how the state arrives (source/hook_socket) and what the pid is (obser
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -96,17 +97,20 @@ def parse_state(message: HookMessage) -> HookState:
     if sandbox is not None and not valid_id(sandbox):
         raise SourceError(where, f"sandbox id {sandbox[:80]!r} of {given} is none")
     container = given
-    base = os.path.basename(str(bundle).rstrip("/"))
-    if kind == "container" and sandbox == given and valid_id(base):
-        # Kata's Go runtime gives the sandbox's id to every container's poststart and poststop.
-        container = base
+    if kind == "container" and sandbox == given:
+        # Kata's Go runtime gives the sandbox's id to every container's poststart and poststop. CRI-O's bundle is
+        # .../overlay-containers/ID/userdata, so there the annotation tells.
+        container = annotations.get("io.kubernetes.cri-o.ContainerID") or os.path.basename(str(bundle).rstrip("/"))
+        if not valid_id(container):
+            raise SourceError(where, f"which container of sandbox {given} it is cannot be told")
     return HookState(message.stage, message.time, ContainerId(container), SandboxId(sandbox or given), pid,
                      str(bundle), annotations, pause=kind in ("sandbox", "podsandbox"))
 
 
 def clean_path(path: object) -> bool:
-    """Whether a path is absolute and leads nowhere but where it says."""
-    return (isinstance(path, str) and path.startswith("/") and len(path) < 4096 and "\0" not in path
+    """Whether a path is absolute and leads nowhere but where it says, and can be opened and logged: no control
+    characters, no halves of a surrogate pair (JSON can say those, a file name cannot)."""
+    return (isinstance(path, str) and path.startswith("/") and len(path) < 4096 and path.isprintable()
             and ".." not in path.split("/"))
 
 
@@ -121,13 +125,18 @@ def pod_of(annotations: Mapping[str, str]) -> Pod | None:
     namespace, name, uid = (
         annotations.get(f"io.kubernetes.cri.sandbox-{key}") or annotations.get(f"io.kubernetes.pod.{key}") or ""
         for key in ("namespace", "name", "uid"))
-    return Pod(namespace[:253], name[:253], uid[:64]) if namespace and name else None
+    return Pod(_plain(namespace, 253), _plain(name, 253), _plain(uid, 64)) if namespace and name else None
 
 
 def name_of(annotations: Mapping[str, str]) -> str:
     """The container's name in its pod, "" when nobody says."""
-    return (annotations.get("io.kubernetes.cri.container-name") or annotations.get("io.kubernetes.container.name")
-            or "")[:253]
+    return _plain(annotations.get("io.kubernetes.cri.container-name")
+                  or annotations.get("io.kubernetes.container.name") or "", 253)
+
+
+def _plain(text: str, length: int) -> str:
+    """`text` fit for a log line and a terminal."""
+    return "".join(char for char in text[:length] if char.isprintable())
 
 
 @dataclass(frozen=True)
@@ -140,20 +149,27 @@ class BundleConfig:
     trouble: str = ""
 
 
+def _open_regular(path: str, flags: int) -> int:
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no regular file")
+    return fd
+
+
 def read_bundle(bundle: str) -> BundleConfig:
     """Read `bundle`/config.json. :raises SourceError: when it is gone or cannot be believed.
 
     The path comes from a hook: only a regular file is read (no FIFO that blocks, no device), and a bounded one.
     """
+    if not clean_path(bundle):
+        raise SourceError(repr(bundle[:120]), "is no plain absolute path")
     path = os.path.join(bundle, "config.json")
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(path, "rb", opener=_open_regular) as file:
+            raw = file.read(MAX_BUNDLE + 1)
     except OSError as err:
         raise SourceError(path, err.strerror or str(err)) from err
-    with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise SourceError(path, "is no regular file")
-        raw = file.read(MAX_BUNDLE + 1)
     if len(raw) > MAX_BUNDLE:
         raise SourceError(path, f"is larger than {MAX_BUNDLE >> 20} MiB")
     try:

@@ -39,10 +39,13 @@ class DiskSources:
         self.kata = kata
         self.sandboxes: dict[SandboxId, KataSandbox] = {}
 
-    def read(self, state: DesiredState, with_vm: set[SandboxId]) -> list[Event]:
-        """Everything that can be read, as events. `with_vm` are the sandboxes whose VM runs."""
-        now = time.time_ns()
+    def read(self) -> None:
+        """Read Kata's state again."""
         self.sandboxes = self.kata.sandboxes()
+
+    def events(self, state: DesiredState, with_vm: set[SandboxId]) -> list[Event]:
+        """What was read, and what is still there of `state`. `with_vm` are the sandboxes whose VM runs."""
+        now = time.time_ns()
         events: list[Event] = []
         for kata in self.sandboxes.values():
             events += _kata_events(kata, state.sandboxes.get(kata.id), now)

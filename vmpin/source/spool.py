@@ -54,8 +54,11 @@ class Spool:
         self._failing = False
         return name
 
-    def waiting(self, but: set[str]) -> list[tuple[str, bytes]]:
-        """The messages that wait, oldest first, without those named in `but`; what is no message is removed."""
+    def waiting(self, but: set[str], tidy: bool = True) -> list[tuple[str, bytes]]:
+        """The messages that wait, oldest first, without those named in `but`.
+
+        :param tidy: whether to remove what is no message; only for who holds the lock.
+        """
         try:
             names = sorted(os.listdir(self.path))
         except OSError:
@@ -65,29 +68,32 @@ class Spool:
             if name in but:
                 continue
             if name.endswith(".hook") and not name.startswith("."):
-                raw = self._read(name)
+                raw = self._read(name, tidy)
                 if raw is not None:
                     found.append((name, raw))
                 if len(found) >= MAX_FILES:
                     break
-            elif self._old(name):  # left by a hook that was killed while it wrote
+            elif tidy and self._old(name):  # left by a hook that was killed while it wrote
                 self.remove([name])
         return found
 
-    def _read(self, name: str) -> bytes | None:
+    def _read(self, name: str, tidy: bool) -> bytes | None:
         try:
             fd = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as err:
-            logger.warning("%s: a spooled message cannot be read and is dropped: %s", self.path / name, err.strerror)
-            self.remove([name])
+            self._drop(name, err.strerror or str(err), tidy)
             return None
         with open(fd, "rb") as file:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_BYTES:
-                logger.warning("%s: no spooled message: dropped", self.path / name)
-                self.remove([name])
+                self._drop(name, "it is no regular file, or too large", tidy)
                 return None
             return file.read(_MAX_BYTES)
+
+    def _drop(self, name: str, why: str, tidy: bool) -> None:
+        logger.warning("%s: a spooled message cannot be used: %s", self.path / name, why)
+        if tidy:
+            self.remove([name])
 
     def _old(self, name: str) -> bool:
         try:

@@ -1,0 +1,287 @@
+"""Telling the threads of real QEMUs. QEMU's own word, over its other QMP connection, is the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from need import need_root, need_tool
+from real_qemu import Qemu, need_kvm
+
+from vmpin.host.procfs import PF_USER_WORKER, Procfs
+from vmpin.model import ThreadRole, Vcpu, VcpuId, VmmType
+from vmpin.vmm.processes import VmmProcess, classify
+from vmpin.vmm.qemu_cmdline import guest_vcpus, iothread_ids, qmp_sockets
+from vmpin.vmm.qmp import query
+from vmpin.vmm.threads import Identified, identify, wants_qmp
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="starts qemu-system-x86_64 with a PC")
+
+
+def look(vm: Qemu, procfs: Procfs | None = None, **more: object) -> Identified:
+    more.setdefault("debugfs", "/nonexistent")
+    return identify(vm.pid, VmmType.QEMU, vm.argv, vm.threads(), procfs or Procfs(), **more)  # type: ignore[arg-type]
+
+
+def look_until_complete(vm: Qemu, procfs: Procfs | None = None, **more: object) -> Identified:
+    """The firmware keeps the first vCPU busy for seconds."""
+    deadline = time.monotonic() + 30
+    while not (found := look(vm, procfs, **more)).complete:
+        assert time.monotonic() < deadline, f"{len(found.vcpus)} of {len(vm.vcpus())} vCPUs after 30 s"
+        time.sleep(0.1)
+    return found
+
+
+def with_role(found: Identified, role: ThreadRole) -> set[int]:
+    return {tid for tid, (its, _) in found.roles.items() if its is role}
+
+
+def test_process_is_classified_by_its_real_command_line() -> None:
+    with Qemu() as vm:
+        argv = Procfs().cmdline(vm.pid)
+        assert argv == vm.argv
+        assert classify(argv) == VmmProcess(VmmType.QEMU, vm.sandbox, tuple(argv))  # type: ignore[arg-type]
+
+
+def test_named_threads_are_told_by_their_names() -> None:
+    with Qemu(vcpus=2, maxcpus=8, iothreads=["io1"], vhost=2) as vm:
+        found = look(vm)
+        assert (found.found_by, found.complete, found.vcpus) == ("names", True, vm.vcpus())
+        assert with_role(found, ThreadRole.IOTHREAD) == vm.iothreads()
+        assert len(with_role(found, ThreadRole.VHOST)) == 2
+        assert vm.pid in with_role(found, ThreadRole.EMULATOR)
+        assert set(found.roles) == set(vm.tids())
+        assert not wants_qmp(found, vm.argv)
+
+
+def test_vhost_stand_ins_are_kernel_made_where_io_uring_is_allowed() -> None:
+    allowed = Path("/proc/sys/kernel/io_uring_disabled")
+    if not allowed.exists() or allowed.read_text().strip() != "0":
+        pytest.skip("io_uring is switched off here")
+    with Qemu(vhost=3) as vm:
+        stats = [stat for _, stat in vm.threads() if stat.comm == f"vhost-{vm.pid}"]
+        assert len(stats) == 3
+        assert all(stat.flags & PF_USER_WORKER for stat in stats)
+
+
+def test_hotplugged_vcpus_leave_holes() -> None:
+    with Qemu(vcpus=2, maxcpus=8) as vm:
+        assert vm.add_vcpu() == 7
+        found = look(vm)
+        assert (found.found_by, found.complete, found.vcpus) == ("names", True, vm.vcpus())
+        assert sorted(found.vcpus.values()) == [0, 1, 7]
+        assert guest_vcpus(vm.argv, found.vcpus.values()) == tuple(map(Vcpu, map(VcpuId, (0, 1, 7))))
+
+
+def test_long_iothread_names_are_told_by_their_order() -> None:
+    """Kata's ids do not fit into a thread name, and then QEMU sets none."""
+    with Qemu(vcpus=2, iothreads=["indep_iothread_0", "io1", "indep_iothread_1"]) as vm:
+        assert with_role(look(vm), ThreadRole.IOTHREAD) == vm.iothreads()
+
+
+def test_unnamed_threads_are_told_by_qmp() -> None:
+    with Qemu(vcpus=3, maxcpus=8, iothreads=["io1", "io2"], debug_threads=False, qmp_sockets=1) as vm:
+        vm.add_vcpu()
+        found = look(vm)
+        assert (found.found_by, found.complete, found.vcpus) == ("none", False, {})
+        assert wants_qmp(found, vm.argv)
+        assert qmp_sockets(vm.argv) == (vm.qmp_path,)
+        answer = asyncio.run(query(vm.qmp_path, pid=vm.pid))
+        assert answer is not None
+        assert answer.props[VcpuId(7)]["socket-id"] == 7
+        found = look(vm, qmp=answer)
+        assert (found.found_by, found.complete, found.vcpus) == ("qmp", True, vm.vcpus())
+        assert sorted(found.vcpus.values()) == [0, 1, 2, 7]
+        assert with_role(found, ThreadRole.IOTHREAD) == vm.iothreads()
+        assert len(iothread_ids(vm.argv)) == len(vm.iothreads())
+        assert not wants_qmp(found, vm.argv)
+
+
+def test_katas_own_connection_is_never_asked() -> None:
+    with Qemu(debug_threads=False) as vm:
+        assert not wants_qmp(look(vm), vm.argv)
+
+
+def test_unnamed_vcpus_are_told_by_kvm_run() -> None:
+    need_kvm()
+    # cores that are no power of two: KVM's ids are 0 1 2 4 5 6 there
+    with Qemu(smp="5,sockets=2,cores=3,maxcpus=6", debug_threads=False, accel="kvm", paused=False,
+              iothreads=["indep_iothread_0"]) as vm:
+        found = look_until_complete(vm)
+        assert (found.found_by, found.vcpus) == ("kvm_run", vm.vcpus())
+        assert vm.add_vcpu() == 5
+        found = look_until_complete(vm)
+        assert found.vcpus == vm.vcpus()
+        assert with_role(found, ThreadRole.IOTHREAD) == vm.iothreads()
+
+
+def test_paused_vcpus_are_unknown_to_kvm() -> None:
+    """A vCPU that never ran is in no KVM_RUN; the descriptors say that it is there."""
+    need_kvm()
+    with Qemu(vcpus=2, debug_threads=False, accel="kvm") as vm:
+        assert look(vm) == Identified(dict.fromkeys(vm.tids(), (ThreadRole.EMULATOR, None)), "none", False)
+
+
+class _Busy(Procfs):
+    """A /proc in which every thread is on a CPU all the time."""
+
+    def syscall(self, pid: int | str, tid: int | str) -> str:
+        return "running"
+
+
+@pytest.mark.root
+def test_busy_vcpus_are_told_by_debugfs() -> None:
+    need_root()
+    need_kvm()
+    with debugfs() as root, Qemu(vcpus=2, debug_threads=False, accel="kvm", paused=False) as vm:
+        if not list(Path(root).glob(f"kvm/{vm.pid}-*/vcpu0/pid")):
+            pytest.skip("this kernel's KVM lists no threads in debugfs")  # as need_kvm(): not the set-up's fault
+        found = look_until_complete(vm, _Busy(), debugfs=root)
+        assert (found.found_by, found.vcpus) == ("debugfs", vm.vcpus())
+
+
+@contextmanager
+def debugfs() -> Iterator[str]:
+    """Where debugfs is; if it is not mounted, it is for the time being, in a mount namespace of its own."""
+    if Path("/sys/kernel/debug/kvm").exists():
+        yield "/sys/kernel/debug"
+        return
+    script = "mount -t debugfs none /sys/kernel/debug && echo mounted && exec sleep 120"
+    with subprocess.Popen([need_tool("unshare"), "--mount", "sh", "-c", script], stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdout is not None
+            if process.stdout.readline() != b"mounted\n":
+                pytest.skip("debugfs cannot be mounted here")
+            yield f"/proc/{process.pid}/root/sys/kernel/debug"
+        finally:
+            process.kill()
+
+
+def connections(path: str) -> list[str]:
+    """The states of the clients of a socket: 03 served, 02 waiting."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    fields = (line.split() for line in lines if line.endswith(f" {path}"))
+    return [words[5] for words in fields if words[5] != "01"]
+
+
+def wait_for_client(path: str) -> None:
+    deadline = time.monotonic() + 5
+    while connections(path) != ["03"]:
+        assert time.monotonic() < deadline, connections(path)
+        time.sleep(0.005)
+
+
+def test_socket_in_use_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with Qemu(qmp_sockets=1) as vm, socket.socket(socket.AF_UNIX) as katas:
+        katas.connect(vm.qmp_path)
+        wait_for_client(vm.qmp_path)
+        begin = time.monotonic()
+        assert asyncio.run(query(vm.qmp_path, pid=vm.pid)) is None
+        assert time.monotonic() - begin < 0.2
+        assert connections(vm.qmp_path) == ["03"], "a connection was queued"
+        katas.close()
+        assert asyncio.run(query(vm.qmp_path, deadline=5)) is not None
+    assert not caplog.records
+
+
+def test_socket_that_is_in_use_unseen_is_given_up_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    """Its owner may have bound it by another path, or in another network namespace."""
+    caplog.set_level(logging.INFO)
+    with Qemu(qmp_sockets=1) as vm, socket.socket(socket.AF_UNIX) as katas:
+        other = vm.dir / "other.sock"
+        os.link(vm.qmp_path, other)
+        katas.connect(vm.qmp_path)
+        wait_for_client(vm.qmp_path)
+        begin = time.monotonic()
+        assert asyncio.run(query(str(other))) is None
+        assert 0.15 < time.monotonic() - begin < 1
+        katas.close()
+        assert asyncio.run(query(str(other), deadline=5)) is not None
+    assert not caplog.records
+
+
+def test_relative_path_is_taken_from_qemus_directory() -> None:
+    with Qemu(extra=["-qmp", "unix:rel.sock,server=on,wait=off"]) as vm:
+        assert asyncio.run(query("rel.sock", deadline=5, pid=vm.pid)) is not None
+        assert asyncio.run(query("rel.sock")) is None
+
+
+def _silent(client: socket.socket) -> None:
+    client.recv(1)
+
+
+def _junk(client: socket.socket) -> None:
+    client.sendall(b"\x00\xff{]\n" * 100)
+    client.recv(1)
+
+
+def _hang_up(client: socket.socket) -> None:
+    del client
+
+
+def _endless(client: socket.socket) -> None:
+    try:
+        while True:
+            client.sendall(b"x" * 65536)
+    except OSError:
+        pass
+
+
+def _greets_only(client: socket.socket) -> None:
+    client.sendall(b'{"QMP": {"version": {"qemu": {"micro": 0, "minor": 0, "major": 9}, "package": ""}, '
+                   b'"capabilities": []}}\n')
+    while client.recv(100):
+        pass
+
+
+def _refuses(client: socket.socket) -> None:
+    _greeting = b'{"QMP": {"version": {}, "capabilities": []}}\n'
+    client.sendall(_greeting)
+    client.recv(1000)
+    client.sendall(b'{"return": {}}\n')
+    while got := client.recv(1000):
+        number = got.partition(b'"id": "')[2].partition(b'"')[0] or got.partition(b'"id":"')[2].partition(b'"')[0]
+        client.sendall(b'{"id": "' + number + b'", "error": {"class": "CommandNotFound", "desc": "no"}}\n')
+
+
+@pytest.mark.parametrize("behave", [_silent, _junk, _hang_up, _endless, _greets_only, _refuses])
+def test_server_that_is_no_qemu_gives_no_answer(tmp_path: Path, behave: Callable[[socket.socket], None],
+                                                caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    path = str(tmp_path / "q.sock")
+
+    def serve() -> None:
+        client, _ = listener.accept()
+        with client:
+            client.settimeout(5)
+            behave(client)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        begin = time.monotonic()
+        assert asyncio.run(query(path)) is None
+        assert time.monotonic() - begin < 1.5
+        thread.join(10)
+        assert not thread.is_alive(), "the connection was not closed"
+    assert not caplog.records
+
+
+def test_no_socket_is_no_answer(tmp_path: Path) -> None:
+    assert asyncio.run(query(str(tmp_path / "absent"))) is None
+    assert asyncio.run(query(str(tmp_path / "no" / "directory"))) is None
+    assert asyncio.run(query("", pid=os.getpid())) is None

@@ -1,0 +1,408 @@
+"""The rules by which threads are told apart, on /proc trees written here; real VMMs are in tests/integration."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from vmpin.host.procfs import PF_USER_WORKER, Procfs, Stat
+from vmpin.model import ThreadId, ThreadRole, VcpuId, VmmType
+from vmpin.vmm import kvm
+from vmpin.vmm.qmp import QmpAnswer, read_answer
+from vmpin.vmm.threads import Identified, identify, is_dragonball, wants_qmp
+
+PID = 100
+RCU, IO, CPU0, CPU1 = 101, 102, 105, 106
+QEMU = "qemu-system-x86_64"
+UNNAMED = "qemu-system-x86"
+
+FUTEX = "202 0x55 0x189 0x0 0x0 0x0 0x0 0x7f 0x7f"
+PPOLL = "271 0x55 0x4 0x0 0x0 0x8 0x0 0x7f 0x7f"
+
+
+def kvm_run(fd: int) -> str:
+    return f"16 {fd:#x} 0xae80 0x0 0x0 0x0 0x0 0x7ffe 0x7f01"
+
+
+@dataclass
+class Fake:
+    """A VMM process: its threads, and the files below /proc and debugfs that say more."""
+
+    root: Path
+    argv: list[str] = field(default_factory=lambda: [QEMU, "-smp", "2"])
+    vmm: VmmType = VmmType.QEMU
+    stats: dict[int, Stat] = field(default_factory=dict)
+    slept: list[float] = field(default_factory=list)
+    #: What a thread's syscall file says from the first pause on.
+    later: dict[int, str] = field(default_factory=dict)
+
+    def thread(self, tid: int, comm: str = UNNAMED, call: str = FUTEX, flags: int = 0) -> None:
+        self.stats[tid] = Stat(comm, "S", 1, flags, 7, 0)
+        task = self.root / f"proc/{PID}/task/{tid}"
+        task.mkdir(parents=True, exist_ok=True)
+        (task / "syscall").write_text(call + "\n")
+
+    def fd(self, number: int, target: str) -> None:
+        fds = self.root / f"proc/{PID}/fd"
+        fds.mkdir(parents=True, exist_ok=True)
+        (fds / str(number)).symlink_to(target)
+
+    def debugfs(self, vcpu: int, tid: int) -> None:
+        where = self.root / f"debug/kvm/{PID}-11/vcpu{vcpu}"
+        where.mkdir(parents=True)
+        (where / "pid").write_text(f"{tid}\n")
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        for tid, call in self.later.items():
+            (self.root / f"proc/{PID}/task/{tid}/syscall").write_text(call)
+
+    def identify(self, learned: dict[ThreadId, VcpuId] | None = None, qmp: QmpAnswer | None = None,
+                 iothreads: tuple[ThreadId, ...] = ()) -> Identified:
+        return identify(PID, self.vmm, self.argv, self.stats.items(), Procfs(self.root / "proc"), learned=learned,
+                        qmp=qmp, iothreads=iothreads, debugfs=str(self.root / "debug"), sleep=self.sleep)
+
+
+@pytest.fixture
+def unnamed(tmp_path: Path) -> Fake:
+    """A running QEMU without thread names: main, RCU, the monitors' thread, two vCPUs, KVM's worker."""
+    fake = Fake(tmp_path)
+    fake.thread(PID, call=PPOLL)
+    fake.thread(RCU)
+    fake.thread(IO, call=PPOLL)
+    fake.thread(CPU0, call=kvm_run(12))
+    fake.thread(CPU1, call=kvm_run(13))
+    fake.thread(108, "kvm-nx-lpage-re", kvm_run(12), PF_USER_WORKER)
+    fake.fd(3, "/dev/kvm")
+    fake.fd(11, "anon_inode:kvm-vm")
+    fake.fd(12, "anon_inode:kvm-vcpu:0")
+    fake.fd(13, "anon_inode:kvm-vcpu:1")
+    return fake
+
+
+def told(found: Identified) -> dict[int, int]:
+    return dict(found.vcpus.items())
+
+
+NAMES = [
+    (VmmType.QEMU, "CPU 0/KVM", ThreadRole.VCPU, 0),
+    (VmmType.QEMU, "CPU 255/TCG", ThreadRole.VCPU, 255),
+    (VmmType.QEMU, "ALL CPUs/TCG", ThreadRole.EMULATOR, None),
+    (VmmType.QEMU, "CPU x/KVM", ThreadRole.EMULATOR, None),
+    (VmmType.QEMU, "CPU 1234567/KVM", ThreadRole.EMULATOR, None),
+    (VmmType.QEMU, "IO iothread0", ThreadRole.IOTHREAD, None),
+    (VmmType.QEMU, "IO mon_iothread", ThreadRole.EMULATOR, None),
+    (VmmType.QEMU, "worker", ThreadRole.EMULATOR, None),
+    (VmmType.QEMU, "vcpu0", ThreadRole.EMULATOR, None),
+    (VmmType.QEMU, "vhost-100", ThreadRole.VHOST, None),
+    (VmmType.QEMU, "vhost-user", ThreadRole.EMULATOR, None),
+    (VmmType.QEMU, "kvm-nx-lpage-re", ThreadRole.KVM, None),
+    (VmmType.QEMU, "iou-sqp-100", ThreadRole.EMULATOR, None),
+    (VmmType.STRATOVIRT, "CPU 3/KVM", ThreadRole.VCPU, 3),
+    (VmmType.CLOUD_HYPERVISOR, "vcpu3", ThreadRole.VCPU, 3),
+    (VmmType.CLOUD_HYPERVISOR, "vcpu3x", ThreadRole.EMULATOR, None),
+    (VmmType.CLOUD_HYPERVISOR, "_disk0_q0", ThreadRole.EMULATOR, None),
+    (VmmType.CLOUD_HYPERVISOR, "vhost-100", ThreadRole.VHOST, None),
+    (VmmType.FIRECRACKER, "fc_vcpu 3", ThreadRole.VCPU, 3),
+    (VmmType.FIRECRACKER, "fc_api", ThreadRole.EMULATOR, None),
+    (VmmType.DRAGONBALL, "db_vcpu3", ThreadRole.VCPU, 3),
+    (VmmType.DRAGONBALL, "tokio-runtime-w", ThreadRole.EMULATOR, None),
+]
+
+
+@pytest.mark.parametrize(("vmm", "comm", "role", "vcpu"), NAMES)
+def test_name_gives_the_role(tmp_path: Path, vmm: VmmType, comm: str, role: ThreadRole, vcpu: int | None) -> None:
+    fake = Fake(tmp_path, argv=["vmm"], vmm=vmm)
+    fake.thread(PID, "main")
+    fake.thread(RCU, comm)
+    found = fake.identify()
+    assert found.roles == {PID: (ThreadRole.EMULATOR, None), RCU: (role, vcpu)}
+    assert (found.found_by, found.complete) == (("names", True) if vcpu is not None else ("none", False))
+
+
+def test_named_vcpus_may_have_holes_and_are_complete_at_what_smp_promises(tmp_path: Path) -> None:
+    fake = Fake(tmp_path, argv=[QEMU, "-smp", "2,maxcpus=8"])
+    fake.thread(PID)
+    fake.thread(CPU0, "CPU 0/KVM")
+    found = fake.identify()
+    assert (found.found_by, found.complete, told(found)) == ("names", False, {CPU0: 0})
+    fake.thread(CPU1, "CPU 1/KVM")
+    fake.thread(110, "CPU 7/KVM")
+    found = fake.identify()
+    assert (found.found_by, found.complete, told(found)) == ("names", True, {CPU0: 0, CPU1: 1, 110: 7})
+    assert not fake.slept
+
+
+def test_monitor_iothread_counts_when_it_is_declared(tmp_path: Path) -> None:
+    fake = Fake(tmp_path, argv=[QEMU, "-object", "iothread,id=mon_iothread"])
+    fake.thread(PID)
+    fake.thread(IO, "IO mon_iothread")
+    assert fake.identify().roles[IO] == (ThreadRole.IOTHREAD, None)
+
+
+def test_number_claimed_twice_discredits_all_names(unnamed: Fake) -> None:
+    unnamed.thread(CPU0, "CPU 1/KVM", kvm_run(12))
+    unnamed.thread(CPU1, "CPU 1/KVM", kvm_run(13))
+    found = unnamed.identify()
+    assert (found.found_by, found.complete, told(found)) == ("kvm_run", True, {CPU0: 0, CPU1: 1})
+
+
+def test_kernels_worker_is_no_vcpu_whatever_its_name(tmp_path: Path) -> None:
+    fake = Fake(tmp_path, argv=["firecracker"], vmm=VmmType.FIRECRACKER)
+    fake.thread(PID, "firecracker")
+    fake.thread(RCU, "fc_vcpu 0", flags=PF_USER_WORKER)
+    assert told(fake.identify()) == {}
+
+
+def test_threads_in_kvm_run_are_vcpus_and_kvms_worker_is_not(unnamed: Fake) -> None:
+    found = unnamed.identify()
+    assert (found.found_by, found.complete, told(found)) == ("kvm_run", True, {CPU0: 0, CPU1: 1})
+    assert found.roles[108] == (ThreadRole.KVM, None)
+    assert found.roles[RCU] == found.roles[IO] == found.roles[PID] == (ThreadRole.EMULATOR, None)
+    assert not unnamed.slept
+
+
+def test_kvm_run_on_arm_is_ioctl_29(unnamed: Fake) -> None:
+    unnamed.argv[0] = "qemu-system-aarch64"
+    unnamed.thread(CPU0, call=kvm_run(12).replace("16 ", "29 ", 1))
+    assert told(unnamed.identify()) == {CPU0: 0, CPU1: 1}
+
+
+@pytest.mark.parametrize("call", [
+    "16 0xc 0xae81 0x0", "16 0x3 0xae80 0x0", "16 zz 0xae80", "16", "", "-1 0x7f 0x7f", kvm_run(99), "17 0xc 0xae80"])
+def test_other_calls_are_not_kvm_run(unnamed: Fake, call: str) -> None:
+    unnamed.thread(CPU1, call=call)
+    found = unnamed.identify()
+    assert (told(found), found.complete) == ({CPU0: 0}, False)
+
+
+def test_two_threads_in_the_same_vcpu_are_not_believed(unnamed: Fake) -> None:
+    unnamed.thread(CPU1, call=kvm_run(12))
+    found = unnamed.identify()
+    assert (found.found_by, told(found), found.complete) == ("none", {}, False)
+
+
+def test_thread_on_a_cpu_is_looked_at_again(unnamed: Fake) -> None:
+    unnamed.thread(CPU1, call="running")
+    unnamed.later = {CPU1: kvm_run(13)}
+    found = unnamed.identify()
+    assert (found.found_by, told(found), found.complete) == ("kvm_run", {CPU0: 0, CPU1: 1}, True)
+    assert len(unnamed.slept) == 1
+
+
+def test_busy_vcpu_is_given_up_within_ten_milliseconds(unnamed: Fake) -> None:
+    unnamed.thread(CPU1, call="running")
+    begin = time.monotonic()
+    found = identify(PID, unnamed.vmm, unnamed.argv, unnamed.stats.items(), Procfs(unnamed.root / "proc"),
+                     debugfs=str(unnamed.root / "debug"))
+    assert time.monotonic() - begin < 0.03  # a loaded machine sleeps longer than asked
+    assert (told(found), found.complete) == ({CPU0: 0}, False)
+    assert sum(kvm._PAUSES) < 0.01
+
+
+def test_what_was_learned_is_kept_though_the_vcpu_never_shows_again(unnamed: Fake) -> None:
+    unnamed.thread(CPU1, call="running")
+    learned = {ThreadId(CPU1, 7): VcpuId(1)}
+    assert told(unnamed.identify(learned)) == {CPU0: 0, CPU1: 1}
+    found = unnamed.identify({ThreadId(CPU0, 7): VcpuId(0), **learned})
+    assert (found.found_by, told(found), found.complete) == ("learned", {CPU0: 0, CPU1: 1}, True)
+    assert not unnamed.slept
+
+
+def test_what_was_learned_of_an_earlier_thread_of_that_number_is_not_used(unnamed: Fake) -> None:
+    found = unnamed.identify({ThreadId(RCU, 6): VcpuId(0), ThreadId(999, 7): VcpuId(1)})
+    assert told(found) == {CPU0: 0, CPU1: 1}
+
+
+def test_name_that_contradicts_what_was_learned_is_not_believed(tmp_path: Path) -> None:
+    fake = Fake(tmp_path)
+    fake.thread(PID)
+    fake.thread(CPU0, "CPU 1/KVM")
+    fake.thread(CPU1, "CPU 0/KVM")
+    found = fake.identify({ThreadId(CPU0, 7): VcpuId(0)})
+    assert (told(found), found.complete) == ({CPU0: 0}, False)
+
+
+def test_new_vcpu_of_an_unnamed_qemu_makes_it_incomplete_until_it_shows(unnamed: Fake) -> None:
+    learned = {ThreadId(CPU0, 7): VcpuId(0), ThreadId(CPU1, 7): VcpuId(1)}
+    unnamed.fd(20, "anon_inode:kvm-vcpu:7")
+    unnamed.thread(110)
+    assert not unnamed.identify(learned).complete
+    unnamed.thread(110, call=kvm_run(20))
+    found = unnamed.identify(learned)
+    assert (told(found), found.complete) == ({CPU0: 0, CPU1: 1, 110: 7}, True)
+
+
+def test_named_qemu_with_a_newborn_thread_is_looked_into(unnamed: Fake) -> None:
+    """A thread has its creator's name until it sets its own."""
+    unnamed.thread(CPU0, "CPU 0/KVM")
+    unnamed.thread(CPU1, "CPU 1/KVM")
+    assert unnamed.identify().complete
+    unnamed.fd(20, "anon_inode:kvm-vcpu:2")
+    unnamed.thread(110)
+    assert not unnamed.identify().complete
+    unnamed.thread(110, "CPU 2/KVM")
+    assert unnamed.identify().complete
+
+
+def test_apic_ids_are_turned_back_into_cpu_indices(unnamed: Fake) -> None:
+    unnamed.argv = [QEMU, "-smp", "3,sockets=2,cores=3,maxcpus=6"]
+    unnamed.fd(20, "anon_inode:kvm-vcpu:4")
+    unnamed.thread(110, call=kvm_run(20))
+    assert told(unnamed.identify()) == {CPU0: 0, CPU1: 1, 110: 3}
+
+
+def test_debugfs_tells_busy_vcpus_without_waiting(unnamed: Fake) -> None:
+    for tid in (CPU0, CPU1):
+        unnamed.thread(tid, call="running")
+    unnamed.debugfs(0, CPU0)
+    unnamed.debugfs(1, CPU1)
+    found = unnamed.identify()
+    assert (found.found_by, told(found), found.complete) == ("debugfs", {CPU0: 0, CPU1: 1}, True)
+    assert not unnamed.slept
+
+
+def test_debugfs_zero_is_a_vcpu_that_never_ran(unnamed: Fake) -> None:
+    unnamed.thread(CPU1)
+    unnamed.debugfs(0, CPU0)
+    unnamed.debugfs(1, 0)
+    found = unnamed.identify()
+    assert (told(found), found.complete) == ({CPU0: 0}, False)
+
+
+def test_debugfs_tells_that_a_vcpu_was_unplugged(unnamed: Fake) -> None:
+    """QEMU keeps its descriptor, so without debugfs it would be missed for ever."""
+    unnamed.fd(20, "anon_inode:kvm-vcpu:7")
+    assert not unnamed.identify().complete
+    unnamed.debugfs(7, 111)
+    assert unnamed.identify().complete
+
+
+def test_debugfs_of_another_process_is_not_read(unnamed: Fake) -> None:
+    where = unnamed.root / f"debug/kvm/{PID}7-11/vcpu1"
+    where.mkdir(parents=True)
+    (where / "pid").write_text(f"{RCU}\n")
+    unnamed.thread(CPU1)
+    assert told(unnamed.identify()) == {CPU0: 0}
+
+
+def test_vmm_without_names_and_descriptors_is_unknown(tmp_path: Path) -> None:
+    fake = Fake(tmp_path)
+    for tid in (PID, RCU, CPU0, CPU1):
+        fake.thread(tid)
+    found = fake.identify()
+    assert (found.found_by, found.complete, set(found.roles.values())) == (
+        "none", False, {(ThreadRole.EMULATOR, None)})
+    assert set(found.roles) == set(fake.stats)
+
+
+def test_no_threads_are_no_roles(tmp_path: Path) -> None:
+    assert Fake(tmp_path).identify() == Identified({}, "none", False)
+
+
+def test_qmp_answer_tells_vcpus_and_iothreads(tmp_path: Path) -> None:
+    fake = Fake(tmp_path)
+    for tid in (PID, RCU, IO, CPU0, CPU1):
+        fake.thread(tid)
+    found = fake.identify(qmp=QmpAnswer({CPU0: VcpuId(0), CPU1: VcpuId(1)}, frozenset((IO,))))
+    assert (found.found_by, told(found), found.complete) == ("qmp", {CPU0: 0, CPU1: 1}, True)
+    assert found.roles[IO] == (ThreadRole.IOTHREAD, None)
+    # a pass later only what was learned is handed in
+    found = fake.identify({ThreadId(CPU0, 7): VcpuId(0), ThreadId(CPU1, 7): VcpuId(1)},
+                          iothreads=(ThreadId(IO, 7), ThreadId(RCU, 6)))
+    assert found.roles[IO] == (ThreadRole.IOTHREAD, None)
+    assert found.roles[RCU] == (ThreadRole.EMULATOR, None)
+
+
+def test_qmp_answer_about_threads_that_are_not_there_is_not_believed(tmp_path: Path) -> None:
+    fake = Fake(tmp_path)
+    for tid in (PID, RCU, CPU0):
+        fake.thread(tid)
+    found = fake.identify(qmp=QmpAnswer({CPU0: VcpuId(0), 1: VcpuId(1)}, frozenset((1,))))
+    assert (told(found), found.complete) == ({CPU0: 0}, False)
+    assert set(found.roles) == {PID, RCU, CPU0}
+    found = fake.identify(qmp=QmpAnswer({CPU0: VcpuId(0), RCU: VcpuId(0)}, frozenset()))
+    assert told(found) == {}
+
+
+def test_names_go_before_qmp_and_qmp_still_tells_the_iothreads(tmp_path: Path) -> None:
+    fake = Fake(tmp_path)
+    for tid, comm in ((PID, UNNAMED), (IO, UNNAMED), (CPU0, "CPU 0/KVM"), (CPU1, "CPU 1/KVM")):
+        fake.thread(tid, comm)
+    found = fake.identify(qmp=QmpAnswer({CPU0: VcpuId(1), CPU1: VcpuId(0)}, frozenset((IO,))))
+    assert (found.found_by, told(found)) == ("names", {CPU0: 0, CPU1: 1})
+    assert found.roles[IO] == (ThreadRole.IOTHREAD, None)
+
+
+def test_qmp_replies_of_the_wrong_shape_are_left_out() -> None:
+    good = {"thread-id": 5, "cpu-index": 1, "props": {"socket-id": 1, "junk": "x"}, "target": "x86_64"}
+    bad: list[object] = [None, 3, {}, {"thread-id": "5", "cpu-index": 0}, {"thread-id": True, "cpu-index": 0},
+                         {"thread-id": -1, "cpu-index": 0}, {"thread-id": 6, "cpu-index": 1.0},
+                         {"thread-id": 1 << 40, "cpu-index": 0}]
+    answer = read_answer([*bad, good], [*bad, {"thread-id": 9, "id": "io"}])
+    assert answer.vcpus == {5: 1}
+    assert answer.props == {1: {"socket-id": 1}}
+    assert answer.iothreads == {6, 9}
+    assert read_answer(None, {"return": []}) == QmpAnswer({}, frozenset())
+
+
+@pytest.mark.parametrize(("calls", "declared", "expected"), [
+    # threads 101… in the order they were made; vCPU 105 follows
+    ([FUTEX, PPOLL], 1, {102}),
+    ([FUTEX, PPOLL, PPOLL], 1, {102}),          # the monitors' own comes after
+    ([FUTEX, PPOLL, PPOLL, PPOLL], 2, {102, 103}),
+    ([FUTEX, PPOLL, PPOLL, PPOLL], 1, set()),   # one too many to be sure
+    ([FUTEX, "running", PPOLL], 2, set()),
+    ([FUTEX, PPOLL, PPOLL], 0, set()),
+])
+def test_unnamed_iothreads_are_told_by_their_order(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[str], declared: int, expected: set[int]) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    fake = Fake(tmp_path, argv=[QEMU])
+    for number in range(declared):
+        fake.argv += ["-object", f"iothread,id=indep_iothread_{number}"]
+    fake.thread(PID, call=PPOLL)
+    for at, call in enumerate(calls):
+        fake.thread(101 + at, call=call)
+    fake.thread(105, call=kvm_run(12))
+    fake.fd(12, "anon_inode:kvm-vcpu:0")
+    fake.thread(120, call=PPOLL)
+    found = fake.identify()
+    assert {tid for tid, (role, _) in found.roles.items() if role is ThreadRole.IOTHREAD} == expected
+
+
+def test_iothreads_whose_name_is_too_long_are_told_beside_named_ones(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    fake = Fake(tmp_path, argv=[QEMU, "-object", "iothread,id=indep_iothread_0", "-object", "iothread,id=io1"])
+    fake.thread(PID, call=PPOLL)
+    for tid, comm, call in ((101, UNNAMED, FUTEX), (102, UNNAMED, PPOLL), (103, "IO io1", PPOLL),
+                            (104, "IO mon_iothread", PPOLL), (105, "CPU 0/KVM", FUTEX)):
+        fake.thread(tid, comm, call)
+    roles = fake.identify().roles
+    assert [tid for tid in roles if roles[tid][0] is ThreadRole.IOTHREAD] == [102, 103]
+
+
+SOCKET = ["-qmp", "unix:/x,server=on"]
+NONE = Identified({1: (ThreadRole.EMULATOR, None)}, "none", False)
+VCPU_ONLY = Identified({1: (ThreadRole.VCPU, VcpuId(0))}, "names", True)
+BOTH = Identified({**VCPU_ONLY.roles, 2: (ThreadRole.IOTHREAD, None)}, "names", True)
+
+
+@pytest.mark.parametrize(("identified", "argv", "wanted"), [
+    (NONE, [QEMU, *SOCKET], True),
+    (NONE, [QEMU, "-qmp", "unix:fd=3,server=on"], False),
+    (VCPU_ONLY, [QEMU, *SOCKET], False),
+    (VCPU_ONLY, [QEMU, *SOCKET, "-object", "iothread,id=a"], True),
+    (BOTH, [QEMU, *SOCKET, "-object", "iothread,id=a"], False),
+])
+def test_qmp_is_wanted_only_for_what_is_unknown(identified: Identified, argv: list[str], wanted: bool) -> None:
+    assert wants_qmp(identified, argv) is wanted
+
+
+def test_a_shim_with_vcpu_threads_is_dragonball() -> None:
+    assert is_dragonball(["containerd-shim", "db_vcpu0"])
+    assert not is_dragonball(["containerd-shim", "tokio-runtime-w"])

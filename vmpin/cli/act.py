@@ -1,0 +1,92 @@
+"""`vmpin reconcile` and `vmpin unpin`: act now, through the watcher or without one."""
+
+from __future__ import annotations
+
+import argparse
+
+from vmpin.cli.common import (
+    Document,
+    Verbs,
+    ask,
+    load_config,
+    output_flag,
+    print_data,
+    quiet_log,
+    shown,
+    status_document,
+    verb,
+)
+from vmpin.config import Config
+
+_RECONCILE = """\
+One full pass: read everything again and put every thread in its place. Through the watcher when one runs, else
+without one. Sandboxes that `vmpin unpin` let go are taken back (all of them, or the one named).
+"""
+
+_UNPIN = """\
+Give threads the masks they had before vmpin first touched them, and leave their sandbox alone until
+`vmpin reconcile`. Threads born since get what they would have inherited.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    for name, summary, about, run in (
+            ("reconcile", "put every thread in its place, now", _RECONCILE, reconcile),
+            ("unpin", "give threads the masks from before vmpin", _UNPIN, unpin)):
+        parser = verb(verbs, name, summary, about=about)
+        parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one (default: all)")
+        output_flag(parser, ("text", "json"))
+        parser.set_defaults(run=run)
+
+
+def reconcile(args: argparse.Namespace) -> int:
+    config = load_config(args)
+    args.sandbox = _whole(config, args.sandbox)
+    found = ask(config, {"op": "reconcile", "sandbox": args.sandbox})
+    if found is None:
+        from vmpin import oneshot, snapshot
+        from vmpin.model import SandboxId
+
+        quiet_log(config)
+        only = None if args.sandbox is None else [SandboxId(args.sandbox)]
+        found = snapshot.outcome(oneshot.reconcile(config, only)[1])
+    return _told(args, found, f"{found['vms']} VM sandboxes, nothing to change")
+
+
+def unpin(args: argparse.Namespace) -> int:
+    config = load_config(args)
+    args.sandbox = _whole(config, args.sandbox)
+    found = ask(config, {"op": "unpin", "sandbox": args.sandbox})
+    if found is None:
+        from vmpin import oneshot, snapshot
+        from vmpin.model import SandboxId
+
+        quiet_log(config)
+        report = oneshot.unpin(config, None if args.sandbox is None else [SandboxId(args.sandbox)])
+        found = snapshot.unpinned(list(report.results))
+    return _told(args, found, "nothing to give back")
+
+
+def _whole(config: Config, sandbox: str | None) -> str | None:
+    """The whole id of a sandbox that may be given by its first digits."""
+    if sandbox is None:
+        return None
+    found: str = status_document(config, sandbox)["sandboxes"][0]["id"]
+    return found
+
+
+def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:
+    """Print what was done; exit code 1 when something was refused."""
+    operations = found["operations"]
+    refused = [operation for operation in operations if operation["outcome"] == "refused"]
+    if args.output == "json":
+        print_data(found, "json")
+        return 1 if refused else 0
+    for operation in operations:
+        outcome = operation["outcome"]
+        more = {"done": "", "gone": ": the thread has ended", "refused": f": {operation['why']}",
+                "trimmed": f": the cpuset cgroup leaves {operation['got']}"}[outcome]
+        print(shown(operation["what"] + more))
+    if not operations:
+        print(nothing)
+    return 1 if refused else 0

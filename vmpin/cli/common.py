@@ -1,0 +1,179 @@
+"""What the verbs share: their common flags, the configuration, asking the watcher, and printing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vmpin import config as configuration
+from vmpin.config import Config
+from vmpin.errors import UsageError, WatcherError
+
+#: A watcher that is there answers in milliseconds; one that is stopped never does.
+DEADLINE = 10.0
+MAX_ANSWER = 256 << 20
+
+Document = dict[str, Any]
+#: Verb parsers are added to this.
+Verbs = Any
+
+
+def verb(verbs: Verbs, name: str, summary: str, *, epilog: str = "", about: str = "") -> argparse.ArgumentParser:
+    """A verb's parser. Its flags --config and --set may stand behind the verb too."""
+    made: argparse.ArgumentParser = verbs.add_parser(
+        name, help=summary, description=about or f"{summary[0].upper()}{summary[1:]}.", epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    made.add_argument("--set", metavar="KEY=VALUE", action="append", dest="set_here", default=[],
+                      help=argparse.SUPPRESS)
+    return made
+
+
+def load_config(args: argparse.Namespace) -> Config:
+    """The effective configuration. :raises ConfigError:"""
+    flags = {}
+    for text in [*args.set, *args.set_here]:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set {text}: is no KEY=VALUE", "e.g. --set node.shared_pool=0-1")
+        flags[key] = value
+    return configuration.load(Path(args.config) if args.config else None, os.environ, flags)
+
+
+def ask_raw(config: Config, request: Document) -> bytes | None:
+    """The watcher's answer as it came, None when no watcher runs. :raises WatcherError:"""
+    import socket
+
+    path = str(config.control_socket)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(DEADLINE)
+        try:
+            connection.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        except PermissionError:
+            raise WatcherError(f"{path}: permission denied",
+                               "ask root, or to be put into the group that watch.status_group names") from None
+        try:
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            parts = []
+            while part := connection.recv(1 << 20):
+                parts.append(part)
+        except TimeoutError:
+            raise WatcherError(f"{path}: the watcher does not answer within {DEADLINE:.0f} s",
+                               "look at its log: journalctl -u vmpin") from None
+        except OSError as err:
+            raise WatcherError(f"{path}: the watcher hung up: {err.strerror}",
+                               "look at its log: journalctl -u vmpin") from err
+    answer = b"".join(parts)
+    if not answer:
+        raise WatcherError(f"{path}: the watcher hung up without an answer", "look at its log: journalctl -u vmpin")
+    if answer.startswith(b'{"error":'):
+        told = json.loads(answer)
+        raise UsageError(str(told["error"]), str(told.get("hint", "")))
+    return answer
+
+
+def ask(config: Config, request: Document) -> Document | None:
+    """The watcher's answer, None when no watcher runs. :raises WatcherError:"""
+    raw = ask_raw(config, request)
+    if raw is None:
+        return None
+    found: Document = json.loads(raw)
+    return found
+
+
+def status_document(config: Config, sandbox: str | None) -> Document:
+    """The status, from the watcher, or without one from a look of our own.
+
+    :raises UsageError: when there is no such sandbox.
+    """
+    found = ask(config, {"op": "status"}) or look_for_status(config)
+    if sandbox is not None:
+        chosen = by_prefix(sandbox, [entry["id"] for entry in found["sandboxes"]])
+        found["sandboxes"] = [entry for entry in found["sandboxes"] if entry["id"] == chosen]
+    return found
+
+
+def look_for_status(config: Config) -> Document:
+    from vmpin import oneshot, snapshot
+
+    quiet_log(config)
+    return snapshot.document(oneshot.look(config)[0], None)
+
+
+def by_prefix(text: str, ids: Iterable[str]) -> str:
+    """The one id that `text` is, or begins. :raises UsageError:"""
+    known = list(ids)
+    if text in known:
+        return text
+    found = [each for each in known if text and each.startswith(text)]
+    if not found:
+        raise UsageError(f"no VM sandbox {text!r} is on this node", "`vmpin status` lists them")
+    if len(found) > 1:
+        raise UsageError(f"{text!r} begins the ids of {len(found)} sandboxes", "give more of it")
+    return found[0]
+
+
+def short(sandbox: str) -> str:
+    """As much of a runtime's 64-digit id as people use; any other id whole."""
+    return sandbox[:13] if len(sandbox) == 64 else sandbox
+
+
+def quiet_log(config: Config) -> None:
+    """For short commands: what is odd goes to standard error, what is routine nowhere (unless asked for)."""
+    from vmpin import log
+
+    log.setup("warning" if config.origin["log.level"] == "default" else config.log_level)
+
+
+def output_flag(parser: argparse.ArgumentParser, choices: Sequence[str]) -> None:
+    parser.add_argument("-o", "--output", choices=choices, default=choices[0], metavar="FORMAT",
+                        help=f"{', '.join(choices)} (default: {choices[0]})")
+
+
+def print_data(data: object, output: str) -> None:
+    """As JSON (indented for a person) or YAML."""
+    if output == "yaml":
+        import yaml
+
+        print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), end="")
+    else:
+        print(json.dumps(data, indent=2 if sys.stdout.isatty() else None))
+
+
+def shown(text: object) -> str:
+    """Words from outside (names of pods, threads, …) with nothing in them that steers a terminal."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in str(text))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict[str, str] | None = None) -> None:
+    """An aligned table: coloured for a person at a terminal, plain text for a pipe.
+
+    :param styles: by cell text, a rich style.
+    """
+    cells = [[shown(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        widths = [max(len(row[at]) for row in [list(columns), *cells]) for at in range(len(columns))]
+        for row in [list(columns), *cells]:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in cells:
+        made.add_row(*(Text(cell, style=(styles or {}).get(cell, "")) for cell in row))
+    Console().print(made)
+
+
+VERDICTS = {"pinned": "green", "floating": "cyan", "degraded": "yellow", "off": "dim", "yes": "green", "no": "red"}

@@ -1,0 +1,5 @@
+"""placeholder"""
+from vmpin.cli.common import Verbs
+
+
+def add_parser(verbs: Verbs) -> None: ...

@@ -1,0 +1,93 @@
+"""`vmpin`: the parser, and the one place that turns an error into a message, a hint and an exit code.
+
+Exit codes: 0 as asked; 1 something is not as it should be (verify found drift, no watcher can be asked, a mask was
+refused); 2 the command line, configuration or scenario cannot be used. A verb's module is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from vmpin.errors import ConfigError, UsageError, VmpinError
+
+#: The verbs by module, in the order in which help shows them.
+VERBS = {
+    "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "plan": "plan",
+    "reconcile": "act", "unpin": "act", "config": "config", "install-hook": "install_hook", "demo": "demo",
+}
+
+_ABOUT = """\
+Keeps VM sandboxes (Kata Containers) on the CPUs that the kubelet's static CPU manager gave their containers.
+"""
+
+_EXAMPLES = """\
+a first look, on any node:
+  vmpin status               which sandboxes there are, and where their threads may run
+  vmpin plan                 what vmpin would do, without doing it
+  vmpin plan --scenario F    the same for a node described in a file
+in service:
+  vmpin install-hook --hooks-dir /etc/containers/oci/hooks.d
+  vmpin watch                (config/vmpin.service runs it under systemd)
+  vmpin verify               exit code 1 when a thread is not where it should be
+  vmpin unpin                give every thread the mask it had before vmpin
+
+exit codes: 0 as asked, 1 something is not as it should be, 2 the command or a file cannot be used
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; :returns: its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # A reader that goes away (`vmpin status | head`) ends us quietly, like any other tool.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        parsed = _parser(arguments).parse_args(arguments)
+        code: int = parsed.run(parsed)
+        sys.stdout.flush()
+    except VmpinError as err:
+        print(f"vmpin: {err}", file=sys.stderr)
+        if err.hint:
+            print(f"  {err.hint}", file=sys.stderr)
+        return 2 if isinstance(err, ConfigError | UsageError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except OSError as err:
+        if os.environ.get("VMPIN_DEBUG"):
+            raise
+        print(f"vmpin: {err}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("vmpin", description=_ABOUT, epilog=_EXAMPLES,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.add_argument("--config", metavar="FILE", help="configuration file (default: /etc/vmpin/vmpin.yaml if it is "
+                        "there)")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
+                        help="set a configuration key, e.g. --set node.shared_pool=0-1 (repeatable)")
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
+    # Only the verb's own module is loaded when the verb is plain to see: a short command starts in half the time.
+    named = next((word for word in arguments if word in VERBS), None)
+    plain = named is not None and not any(word.startswith("-") for word in arguments[: arguments.index(named)])
+    for module in [VERBS[named]] if plain and named else dict.fromkeys(VERBS.values()):
+        importlib.import_module(f"vmpin.cli.{module}").add_parser(verbs)
+    return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        from importlib.metadata import version
+
+        print(f"vmpin {version('vmpin')}")
+        parser.exit()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

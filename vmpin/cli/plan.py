@@ -1,0 +1,108 @@
+"""`vmpin plan`: what would be done, here and now or on a node described in a file. Changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from vmpin.cli.common import Document, Verbs, ask, load_config, output_flag, print_data, quiet_log, shown, table, verb
+from vmpin.errors import UsageError
+
+_ABOUT = """\
+Without --scenario: the system calls that would be made now to bring every thread to its place, one line each; nothing
+when all is in place. With --scenario: the placement of a node described in YAML, by the very same rules; needs no root
+and touches nothing.
+"""
+
+_EXAMPLES = """\
+a scenario:
+  topology:                 # absent: this machine's
+    online: "0-15"
+    cores: ["0,8", "1,9"]   # SMT siblings
+    nodes: {0: "0-3,8-11", 1: "4-7,12-15"}
+  shared_pool: "0-1,8-9"    # the kubelet's default CPU set
+  housekeeping: "0"
+  policy: {vcpus: auto, spare_vcpus: sandbox, emulator: housekeeping}
+  sandboxes:
+    - id: pod-a
+      vcpus: 3              # or [{id: 0, core: 0, node: 0}, …]
+      iothreads: 1
+      vhost: 2
+      containers:
+        - {id: main, cpuset: "2-3", exclusive: true}
+        - {id: sidecar, cpuset: "0-1,8-9"}
+
+examples:
+  vmpin plan
+  vmpin plan --scenario node.yaml -o json > before.json
+  vmpin plan --scenario changed.yaml --previous before.json
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = verb(verbs, "plan", "say what would be done, here or on a node described in a file", about=_ABOUT,
+                  epilog=_EXAMPLES)
+    parser.add_argument("--scenario", metavar="FILE", help="place the node described in this YAML file")
+    parser.add_argument("--previous", metavar="FILE", help="with --scenario: an earlier output of -o json, to move as "
+                        "few vCPUs as possible against it")
+    output_flag(parser, ("text", "json"))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.scenario is not None:
+        return _scenario(args)
+    if args.previous is not None:
+        raise UsageError("--previous goes with --scenario only", "give both")
+    config = load_config(args)
+    found = ask(config, {"op": "plan"})
+    if found is None:
+        from vmpin import oneshot
+
+        quiet_log(config)
+        found = {"operations": [result.operation.describe() for result in oneshot.look(config)[1].results]}
+    if args.output == "json":
+        print_data(found, "json")
+        return 0
+    for line in found["operations"]:
+        print(shown(line))
+    if not found["operations"]:
+        print("nothing to do: every thread is in its place")
+    return 0
+
+
+def _scenario(args: argparse.Namespace) -> int:
+    from vmpin import scenario
+    from vmpin.host.sysfs import Sysfs
+
+    path = Path(args.scenario)
+    previous = scenario.load_previous(Path(args.previous)) if args.previous is not None else None
+    found = scenario.run(scenario.load(path, Sysfs().topology()), previous).data()
+    if args.output == "json":
+        print_data(found, "json")
+    else:
+        _print(found)
+    return 0
+
+
+def _print(found: Document) -> None:
+    for sandbox in found["sandboxes"]:
+        print(f"sandbox {sandbox['id']}: {sandbox['verdict']}, mask {sandbox['mask']}")
+        for reason in sandbox["reasons"]:
+            print(f"  {reason}")
+        rows: list[list[object]] = [
+            [f"  vcpu {vcpu['id']}", _cpus(vcpu["cpus"]), f"backs {vcpu['container']}" if vcpu["container"] else ""]
+            for vcpu in sandbox["vcpus"]]
+        rows += [[f"  iothread {thread['index']}", _cpus(thread["cpus"]), ""] for thread in sandbox["iothreads"]]
+        rows += [[f"  {role}", _cpus(sandbox[role]), ""] for role in ("vhost", "emulator")]
+        rows += [[f"  container {container['id']}", "", f"vCPUs {container['vcpus'] or 'none'} in the guest"]
+                 for container in sandbox["containers"]]
+        table(["  WHO", "CPUS", ""], rows)
+        print()
+    for collision in found["collisions"]:
+        print(f"COLLISION on CPU {collision['cpu']}: {collision['what']}")
+    print(f"{found['moves']} vCPUs moved")
+
+
+def _cpus(text: str | None) -> str:
+    return "as it is" if text is None else text

@@ -1,0 +1,128 @@
+"""`vmpin status`: the sandboxes, and where the kernel lets their threads run at this moment."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from vmpin.cli.common import (
+    VERDICTS,
+    Document,
+    Verbs,
+    ask_raw,
+    load_config,
+    look_for_status,
+    output_flag,
+    print_data,
+    short,
+    shown,
+    status_document,
+    table,
+    verb,
+)
+from vmpin.config import Config
+
+_EXAMPLES = """\
+examples:
+  vmpin status                   one line a sandbox
+  vmpin status -o wide           with every thread
+  vmpin status 5f2c… -o yaml     one sandbox, everything
+  vmpin status --watch           again and again
+
+WANTED is what the rules give a thread, ACTUAL what the kernel shows when asked just now. Verdicts: pinned (each
+exclusive CPU has its vCPU), floating (no exclusive CPUs), degraded (less than was asked, with the reason), off.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = verb(verbs, "status", "show the sandboxes and where their threads may run", epilog=_EXAMPLES)
+    parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one")
+    output_flag(parser, ("table", "wide", "json", "yaml"))
+    parser.add_argument("--watch", action="store_true", help="show it again every --interval seconds")
+    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="for --watch (default: 2)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = load_config(args)
+    while True:
+        _once(config, args)
+        if not args.watch:
+            return 0
+        sys.stdout.flush()
+        time.sleep(max(args.interval, 0.1))
+
+
+def _once(config: Config, args: argparse.Namespace) -> None:
+    if args.output == "json" and args.sandbox is None and not sys.stdout.isatty():
+        # The watcher's answer is the document: thousands of threads need not be read and written once more.
+        raw = ask_raw(config, {"op": "status"})
+        if raw is None:
+            print_data(look_for_status(config), "json")
+            return
+        sys.stdout.buffer.write(raw)
+        return
+    found = status_document(config, args.sandbox)
+    if args.watch and sys.stdout.isatty() and args.output in ("table", "wide"):
+        print("\x1b[H\x1b[2J", end="")
+    if args.output in ("json", "yaml"):
+        print_data(found, args.output)
+    else:
+        _print(found, wide=args.output == "wide", one=args.sandbox is not None)
+
+
+def _print(found: Document, wide: bool, one: bool) -> None:
+    node = found["node"]
+    facts = [("online", node["online"]), ("shared pool", node["shared_pool"]), ("exclusive", node["exclusive"]),
+             ("housekeeping", node["housekeeping"])]
+    watcher = f"watcher pid {found['watcher']}" if found["watcher"] else "no watcher runs"
+    print(f"{watcher}; CPUs " + ", ".join(f"{name} {cpus or 'none'}" for name, cpus in facts))
+    if not found["sandboxes"]:
+        print("no VM sandbox runs on this node")
+    else:
+        columns = ["SANDBOX", "POD", "VMM", "PID", "MASK", "VERDICT", "VCPUS", "THREADS"]
+        rows = [_row(sandbox, wide) for sandbox in found["sandboxes"]]
+        if wide:
+            columns += ["RUNTIME", "FOUND BY"]
+            for row, sandbox in zip(rows, found["sandboxes"], strict=True):
+                row += [sandbox["runtime"], sandbox["found_by"]]
+        table(columns, rows, VERDICTS)
+    for sandbox in found["sandboxes"]:
+        if wide or one:
+            _print_sandbox(sandbox)
+        else:
+            for reason in sandbox["reasons"]:
+                print(f"{shown(short(sandbox['id']))}: {shown(reason)}")
+    for collision in node["collisions"]:
+        print(f"COLLISION on CPU {collision['cpu']}: {shown(collision['what'])}")
+
+
+def _row(sandbox: Document, wide: bool) -> list[object]:
+    vmm = sandbox["vmm"] or {"type": "-", "pid": "-"}
+    pod = f"{sandbox['pod']['namespace']}/{sandbox['pod']['name']}" if sandbox["pod"] else "-"
+    vcpus = [thread for thread in sandbox["threads"] if thread["role"] == "vcpu"]
+    ok = sum(thread["ok"] for thread in sandbox["threads"])
+    return [sandbox["id"] if wide else short(sandbox["id"]), pod, vmm["type"], vmm["pid"], sandbox["mask"] or "-", sandbox["verdict"], len(vcpus),
+            f"{ok}/{len(sandbox['threads'])} ok"]
+
+
+def _print_sandbox(sandbox: Document) -> None:
+    print(f"\nsandbox {shown(sandbox['id'])}")
+    for reason in sandbox["reasons"]:
+        print(f"  {shown(reason)}")
+    if sandbox["containers"]:
+        table(["CONTAINER", "NAME", "CPUSET", "EXCLUSIVE", "VCPUS", "SOURCE"], [
+            [container["id"], container["name"] or "-", container["cpuset"] or "-",
+             "pause" if container["pause"] else "exclusive" if container["exclusive"] else "shared",
+             "-" if container["vcpus"] is None else container["vcpus"] or "none", container["source"]]
+            for container in sandbox["containers"]])
+    if sandbox["threads"]:
+        table(["THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "OK"], [
+            [thread["tid"], _role(thread), thread["name"],
+             "as it is" if thread["wanted"] is None else thread["wanted"], thread["actual"], "yes" if thread["ok"] else "no"]
+            for thread in sandbox["threads"]], VERDICTS)
+
+
+def _role(thread: Document) -> str:
+    return thread["role"] if thread["vcpu"] is None else f"{thread['role']} {thread['vcpu']}"

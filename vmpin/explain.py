@@ -1,0 +1,98 @@
+"""Why each thread has its CPUs, in sentences: pure, from the status document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vmpin.cpuset import CpuSet
+
+
+def sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> list[str]:
+    """One sandbox's story: the sandbox, its mask, each container, each thread, what is not as it should be."""
+    return [*_sandbox(sandbox), *_mask(document, sandbox), *_threads(document, sandbox), *_trouble(document, sandbox)]
+
+
+def _sandbox(sandbox: Mapping[str, Any]) -> Iterable[str]:
+    pod = f" of pod {sandbox['pod']['namespace']}/{sandbox['pod']['name']}" if sandbox["pod"] else ""
+    if sandbox["vmm"] is None:
+        yield f"Sandbox {sandbox['id']}{pod} has no VM that runs."
+        return
+    told = {"names": "by their names", "kvm_run": "by the KVM_RUN call they wait in", "debugfs": "by KVM's debugfs",
+            "qmp": "by QEMU's answer over QMP"}.get(sandbox["found_by"], "")
+    yield (f"Sandbox {sandbox['id']}{pod} is a {sandbox['vmm']['type']} VM, process {sandbox['vmm']['pid']}, known "
+           + {"kata-go": "from the state of Kata's Go runtime.", "kata-rs": "from the state of Kata's runtime-rs.",
+              "vmm": "from its command line.", "oci": "from an OCI hook."}.get(sandbox["runtime"], "."))
+    yield f"Its vCPU threads were told {told}." if told else "Its vCPU threads could not be told from the others."
+    yield f"Its verdict is {sandbox['verdict']}" + (
+        ": " + "; ".join(sandbox["reasons"]) + "." if sandbox["reasons"] else ".")
+
+
+def _mask(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[str]:
+    pool = document["node"]["shared_pool"]
+    counted = [container for container in sandbox["containers"] if not container["pause"]]
+    for container in counted:
+        name = _name(container)
+        vcpus = "" if container["vcpus"] is None else f"; in the guest it has {_vcpus(container['vcpus'])}"
+        if container["cpuset"] is None:
+            yield f"Container {name} has no cpuset, so it lives on the shared pool ({pool or 'empty'}){vcpus}."
+        else:
+            kind = "alone" if container["exclusive"] else "with others"
+            yield f"Container {name} has CPUs {container['cpuset']}, {kind} (told by {container['source']}){vcpus}."
+    if sandbox["mask"] is not None:
+        why = "the OR of its containers' CPUs" if counted else "the shared pool, as no container is known"
+        yield f"The sandbox mask is {sandbox['mask']}: {why}."
+
+
+def _name(container: Mapping[str, Any]) -> str:
+    return f"{container['name']} ({container['id']})" if container["name"] else str(container["id"])
+
+
+def _vcpus(text: str) -> str:
+    if not text:
+        return "no vCPU"
+    return f"vCPUs {text}" if "-" in text or "," in text else f"vCPU {text}"
+
+
+def _threads(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[str]:
+    policy = document["policy"]
+    for thread in sandbox["threads"]:
+        role = thread["role"] if thread["vcpu"] is None else f"vCPU {thread['vcpu']}"
+        subject = f"Thread {thread['tid']} ({thread['name']}) is {_article(role)}"
+        if thread["wanted"] is None:
+            yield f"{subject} and is left alone (it may use {thread['actual']})."
+        else:
+            yield f"{subject} and belongs on {thread['wanted']}: {_why(thread, sandbox, policy)}{_but(thread)}."
+
+
+def _article(role: str) -> str:
+    return {"iothread": "an iothread", "vhost": "a vhost worker", "kvm": "a helper of KVM", "emulator":
+            "an emulator thread", "virtiofsd": "a thread of virtiofsd", "shim": "a thread of the shim"}.get(role, role)
+
+
+def _why(thread: Mapping[str, Any], sandbox: Mapping[str, Any], policy: Mapping[str, str]) -> str:
+    if thread["role"] != "vcpu":
+        key = {"iothread": "iothreads", "kvm": "emulator"}.get(thread["role"], thread["role"])
+        what = {"sandbox": "the sandbox mask", "shared": "the sandbox's shared CPUs, else the shared pool",
+                "housekeeping": "the housekeeping CPUs"}.get(policy[key], "the CPUs that were named")
+        return f"policy {key}: {policy[key]} puts it on {what}"
+    backed = [container for container in sandbox["containers"] if container["exclusive"] and container["vcpus"]
+              and thread["vcpu"] in CpuSet.parse(container["vcpus"]) and thread["wanted"]]
+    for container in backed:
+        if CpuSet.parse(thread["wanted"]) <= CpuSet.parse(container["cpuset"] or ""):
+            one = len(CpuSet.parse(thread["wanted"])) == 1
+            return (f"it backs {'that CPU' if one else 'those CPUs'} of container {_name(container)}, whose alone "
+                    f"{'it is' if one else 'they are'}")
+    if policy["vcpus"] == "union":
+        return "policy vcpus: union lets every vCPU use the sandbox mask"
+    return "it backs no exclusive CPU, so it floats where the sandbox's other work may run"
+
+
+def _but(thread: Mapping[str, Any]) -> str:
+    return "" if thread["ok"] else f"; but the kernel has it on {thread['actual'] or 'no CPU'}"
+
+
+def _trouble(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[str]:
+    for collision in document["node"]["collisions"]:
+        if sandbox["id"] in collision["sandboxes"]:
+            yield f"Collision on CPU {collision['cpu']}: {collision['what']}."

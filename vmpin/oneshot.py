@@ -1,0 +1,88 @@
+"""One pass without a watcher: what `vmpin reconcile` does alone, and what `status`, `plan` and `verify` look at when no
+watcher runs. Reads the state file and the spool; writes only when it acts, and then with the lock held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from vmpin.config import Config
+from vmpin.errors import SourceError
+from vmpin.lock import Lock
+from vmpin.model import SandboxId
+from vmpin.observe import Vm
+from vmpin.reconciler import Reconciler, Report
+from vmpin.runtime.oci import parse_message
+from vmpin.source.spool import Spool
+from vmpin.vmm import qmp
+from vmpin.vmm.qemu_cmdline import qmp_sockets
+
+logger = logging.getLogger(__name__)
+
+
+def look(config: Config) -> tuple[Reconciler, Report]:
+    """Everything as a watcher would see and plan it now; the report's operations are not carried out."""
+    reconciler = Reconciler(config)
+    _take(reconciler, Spool(config.spool))
+    return reconciler, _passes(reconciler, act=False)
+
+
+def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[Reconciler, Report]:
+    """One pass. Sandboxes that were unpinned by hand are taken back (None: all of them)."""
+    with Lock(config.lock_file):
+        reconciler = Reconciler(config)
+        spool = Spool(config.spool)
+        names = _take(reconciler, spool)
+        reconciler.take_back(list(reconciler.state.sandboxes) if sandboxes is None else sandboxes)
+        report = _passes(reconciler, act=True)
+        if reconciler.save():
+            spool.remove(names)
+        return reconciler, report
+
+
+def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> Report:
+    """Give the masks from before back."""
+    with Lock(config.lock_file):
+        reconciler = Reconciler(config)
+        _take(reconciler, Spool(config.spool))
+        reconciler.resync(act=False, full=True)
+        wanted = list(reconciler.state.sandboxes) if sandboxes is None else sandboxes
+        return Report(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
+
+
+def _take(reconciler: Reconciler, spool: Spool) -> list[str]:
+    names = []
+    for name, raw in spool.waiting(set(), tidy=False):
+        names.append(name)
+        try:
+            reconciler.hook(parse_message(raw))
+        except SourceError as err:
+            logger.warning("a spooled message says nothing: %s", err)
+    return names
+
+
+def _passes(reconciler: Reconciler, act: bool) -> Report:
+    """A pass, and another when QMP told more."""
+    report = reconciler.resync(act, full=True)
+    vms = reconciler.observer.wanting_qmp() if reconciler.config.qmp else []
+    if not vms or not any(asyncio.run(_ask_all(vms))):
+        return report
+    again = reconciler.resync(act)
+    first = report.results if act else ()
+    return Report((*first, *again.results), again.vms, report.seconds + again.seconds)
+
+
+async def _ask_all(vms: Sequence[Vm]) -> list[bool]:
+    return list(await asyncio.gather(*(ask(vm) for vm in vms)))
+
+
+async def ask(vm: Vm) -> bool:
+    """Ask a VM's QEMU which thread is which; True when it answered. Each thread set is asked about once."""
+    vm.qmp_asked = frozenset(vm.vmm.stats)
+    for path in qmp_sockets(vm.vmm.argv):
+        vm.qmp = await qmp.query(path, pid=vm.vmm.pid)
+        if vm.qmp is not None:
+            return True
+    return False
