@@ -1,5 +1,5 @@
-"""One pass without a watcher: what `vmpin reconcile` does alone, and what `status`, `plan` and `verify` look at when no
-watcher runs. Reads the state file and the spool; writes only when it acts, and then with the lock held.
+"""One pass without a watcher: what `vmpin reconcile` does alone, and what `status`, `plan` and `verify` look at when
+none runs. Reads the state file and the spool; writes only when it acts, and then with the lock held.
 """
 
 from __future__ import annotations

@@ -149,7 +149,12 @@ def _mask(claim: Claims, foreign: CpuSet, node: Node, own: Ownership, before: Pr
         mask = claim.cpus | union(own.pool if cpus is None else cpus for _, cpus in claim.shared)
     if mask - foreign:
         return mask
-    why = f"its CPUs {mask} are other containers' alone" if mask else "none of the sandbox's CPUs is online"
+    if mask:
+        why = f"its CPUs {mask} are other containers' alone"
+    elif claim.exclusive or any(cpus is not None for _, cpus in claim.shared):
+        why = "none of the sandbox's CPUs is online"
+    else:
+        why = "the shared pool has no CPU"
     last = before.mask & node.online
     if last - foreign:
         reasons.append(f"{why}: the last valid mask {last} is kept")

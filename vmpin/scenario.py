@@ -134,7 +134,7 @@ class _Reader:
         self.path = path
 
     def wrong(self, at: str, why: str) -> ConfigError:
-        return ConfigError(f"{self.path}: {at}: {why}")
+        return ConfigError(f"{self.path}: {at}: {why if len(why) <= 400 else why[:397] + '...'}")
 
     def mapping(self, value: object, at: str, keys: Sequence[str] | None) -> dict[str, object]:
         """A mapping with no keys but `keys` (None: any)."""

@@ -103,8 +103,8 @@ def _row(sandbox: Document, wide: bool) -> list[object]:
     pod = f"{sandbox['pod']['namespace']}/{sandbox['pod']['name']}" if sandbox["pod"] else "-"
     vcpus = [thread for thread in sandbox["threads"] if thread["role"] == "vcpu"]
     ok = sum(thread["ok"] for thread in sandbox["threads"])
-    return [sandbox["id"] if wide else short(sandbox["id"]), pod, vmm["type"], vmm["pid"], sandbox["mask"] or "-", sandbox["verdict"], len(vcpus),
-            f"{ok}/{len(sandbox['threads'])} ok"]
+    return [sandbox["id"] if wide else short(sandbox["id"]), pod, vmm["type"], vmm["pid"], sandbox["mask"] or "-",
+            sandbox["verdict"], len(vcpus), f"{ok}/{len(sandbox['threads'])} ok"]
 
 
 def _print_sandbox(sandbox: Document) -> None:
@@ -120,7 +120,8 @@ def _print_sandbox(sandbox: Document) -> None:
     if sandbox["threads"]:
         table(["THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "OK"], [
             [thread["tid"], _role(thread), thread["name"],
-             "as it is" if thread["wanted"] is None else thread["wanted"], thread["actual"], "yes" if thread["ok"] else "no"]
+             "as it is" if thread["wanted"] is None else thread["wanted"], thread["actual"],
+             "yes" if thread["ok"] else "no"]
             for thread in sandbox["threads"]], VERDICTS)
 
 

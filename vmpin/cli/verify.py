@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
         return 1 if drift else 0
     if drift:
         table(["SANDBOX", "THREAD", "ROLE", "NAME", "WANTED", "ACTUAL"],
-              [[short(sandbox), thread["tid"], thread["role"], thread["name"], thread["wanted"], thread["actual"] or "none"]
-               for sandbox, thread in drift], VERDICTS)
+              [[short(sandbox), thread["tid"], thread["role"], thread["name"], thread["wanted"],
+                thread["actual"] or "none"] for sandbox, thread in drift], VERDICTS)
         print(f"{len(drift)} of {len(threads)} threads are not where they should be")
     else:
         print(f"all {len(threads)} threads of {len(found['sandboxes'])} VM sandboxes are where they should be")

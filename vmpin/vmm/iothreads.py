@@ -21,10 +21,11 @@ _WAITS = {
 
 def by_order(procfs: Procfs, pid: int, stats: Mapping[int, Stat], unnamed: Collection[int],
              vcpus: Collection[int], missing: int, monitor_named: bool) -> frozenset[int]:
-    """The `missing` declared iothreads among the unnamed threads, or nothing if the count does not fit exactly.
+    """The `missing` declared iothreads among the unnamed threads, or nothing unless everything fits.
 
-    QEMU makes its iothreads in one go while it starts: before the thread of its monitors, which may be unnamed
-    too, and before every vCPU. They are the only threads of that time that wait in an event loop.
+    While it starts, QEMU makes its RCU thread first, then the iothreads in one go, then the thread of its monitors
+    (which may be unnamed too), then the vCPUs. Of the unnamed ones before the vCPUs every one but the first must
+    wait in an event loop: an iothread that is at work just now would leave its place to the monitors' thread.
     """
     waits = _WAITS.get(platform.machine())
     if not vcpus or not waits or missing < 1:
@@ -34,8 +35,10 @@ def by_order(procfs: Procfs, pid: int, stats: Mapping[int, Stat], unnamed: Colle
         return stats[tid].starttime, tid
 
     first_vcpu = min(map(age, vcpus))
-    loops = [tid for tid in sorted(unnamed, key=age)
-             if age(tid) < first_vcpu and procfs.syscall(pid, tid).partition(" ")[0] in waits]
+    old = [tid for tid in sorted(unnamed, key=age) if age(tid) < first_vcpu]
+    loops = [tid for tid in old if procfs.syscall(pid, tid).partition(" ")[0] in waits]
+    if loops not in (old, old[1:]):
+        return frozenset()
     if len(loops) == missing or (len(loops) == missing + 1 and not monitor_named):
         return frozenset(loops[:missing])
     return frozenset()
