@@ -6,6 +6,7 @@ info: a decision and what became of it. debug: every system call that changes a 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -21,10 +22,20 @@ class _Journal(logging.Formatter):
         return f"<{_SYSLOG.get(record.levelno, 6)}>{text}"
 
 
-def setup(level: str) -> None:
+class _Json(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps({"time": round(record.created, 6), "level": record.levelname.lower(),
+                           "module": record.name, "message": record.getMessage()})
+
+
+def setup(level: str, as_json: bool = False) -> None:
     """Log to standard error; :param level: debug, info, warning or error."""
     handler = logging.StreamHandler(sys.stderr)
-    if "JOURNAL_STREAM" in os.environ:
+    if as_json:
+        handler.setFormatter(_Json())
+    elif "JOURNAL_STREAM" in os.environ:
         handler.setFormatter(_Journal())
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))

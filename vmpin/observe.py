@@ -233,6 +233,7 @@ class Observer:
         for process in vm.processes():
             own = self._refresh(process, turn)
             if own is None and process is vm.vmm:
+                self._lost(vm)
                 return None
             changed = changed or own is not False
         # Sampling system calls costs milliseconds: a VM that does not tell is asked again ever more seldom.
@@ -240,6 +241,12 @@ class Observer:
             vm.tries = 0 if changed else vm.tries + 1
             changed = self._identify(vm) or changed
         return changed
+
+    def _lost(self, vm: Vm) -> None:
+        """Its VMM has ended; whoever has the pid is looked at anew."""
+        del self.vms[vm.sandbox]
+        self._vmms.pop(vm.vmm.pid, None)
+        self._seen.pop(str(vm.vmm.pid), None)
 
     def _refresh(self, process: Process, reread: bool) -> bool | None:
         tasks = self.proc.tids(process.pid)
@@ -255,17 +262,18 @@ class Observer:
         for name in tasks:
             tid = int(name)
             known = process.stats.get(tid)
-            if known is None or tid in process.young or reread:
+            if known is None or tid in process.young or reread or tid == process.pid:
                 stat = self.proc.thread_stat(process.pid, name)
                 if stat is None:
                     continue
                 if known is None or (known.comm, known.starttime) != (stat.comm, stat.starttime):
-                    if process.stats:
-                        young.add(tid)
+                    young.add(tid)
                     known = stat
+                elif stat.state in "ZX" and tid == process.pid:
+                    return None  # killed and not yet reaped
             stats[tid] = known
         main = stats.get(process.pid)
-        if main is None or main.starttime != process.id.starttime:
+        if main is None or main.starttime != process.id.starttime or main.state in "ZX":
             process.threads.clear()
             return None
         changed = stats != process.stats

@@ -200,7 +200,6 @@ class Reconciler:
             return None
         changed = self.observer.refresh(vm)
         if changed is None:
-            del self.observer.vms[sandbox]
             self._dirty.add(sandbox)
             return None
         masks = self.masks.setdefault(sandbox, Masks())

@@ -10,6 +10,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.model import SandboxId
 from vmpin.observe import Vm
 from vmpin.ownership import contested
+from vmpin.plan import SetAffinity
 from vmpin.reconciler import Reconciler, Report
 from vmpin.state import SandboxState
 from vmpin.status import VERSION, Seen, node_data, sandbox_data, trespasses
@@ -70,11 +71,22 @@ def outcome(report: Report) -> dict[str, object]:
             "seconds": round(report.seconds, 6)}
 
 
+def planned(report: Report) -> dict[str, object]:
+    """What a pass would do, as `vmpin plan` tells it."""
+    return {"operations": [_operation(result.operation) for result in report.results]}
+
+
 def unpinned(results: list[Result]) -> dict[str, object]:
     """What was given back, as `vmpin unpin` tells it."""
     return {"operations": [_result(result) for result in results]}
 
 
 def _result(result: Result) -> dict[str, object]:
-    return {"what": result.operation.describe(), "outcome": result.outcome.value,
+    return {**_operation(result.operation), "outcome": result.outcome.value,
             "got": None if result.got is None else str(result.got), "why": result.why}
+
+
+def _operation(operation: SetAffinity) -> dict[str, object]:
+    thread = operation.thread
+    return {"sandbox": operation.sandbox, "tid": thread.id.tid, "role": thread.role.value, "vcpu": thread.vcpu,
+            "cpus": str(operation.cpus), "was": str(operation.was), "what": operation.describe()}

@@ -181,8 +181,13 @@ class Watcher:
                 self._ask_qmp()
                 if self.reconciler.unsaved:
                     self._save.set()
-                self._settling = {sandbox: step + 1 for sandbox, step in self._settling.items()
-                                  if step + 1 < len(SETTLE)}
+                for sandbox in [name for name, step in self._settling.items() if step + 1 == len(SETTLE)]:
+                    del self._settling[sandbox]
+                    vm = self.reconciler.observer.vms.get(sandbox)
+                    if vm is not None and not vm.known:
+                        logger.warning("sandbox=%s: after %.1f s its vCPU threads cannot be told (known: %d of %d "
+                                       "threads)", sandbox, sum(SETTLE), len(vm.vcpus), len(vm.vmm.stats))
+                self._settling = {sandbox: step + 1 for sandbox, step in self._settling.items()}
 
     async def _saving(self) -> None:
         while True:
@@ -250,9 +255,7 @@ class Watcher:
         if operation == "status":
             return snapshot.document(self.reconciler, os.getpid(), only)
         if operation == "plan":
-            report = self.reconciler.resync(act=False)
-            return {"operations": [result.operation.describe() for result in report.results
-                                   if only in (None, result.operation.sandbox)]}
+            return snapshot.planned(self.reconciler.resync(act=False))
         if operation == "reconcile":
             self.reconciler.take_back(known if only is None else [only])
             self._take_spool()

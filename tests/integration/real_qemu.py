@@ -14,6 +14,7 @@ connection as a passed descriptor, which `qmp()` uses. On exit exactly this proc
 from __future__ import annotations
 
 import asyncio
+import atexit
 import fcntl
 import os
 import secrets
@@ -179,7 +180,9 @@ async def _execute(path: str, command: str, arguments: dict[str, Any] | None) ->
 @lru_cache
 def vhostshim() -> Path:
     """The compiled vhostshim.c; once for all tests of a run."""
-    built = Path(tempfile.mkdtemp(prefix="vmpin-vhostshim-")) / "vhostshim.so"
+    where = tempfile.mkdtemp(prefix="vmpin-vhostshim-")
+    atexit.register(shutil.rmtree, where)
+    built = Path(where) / "vhostshim.so"
     subprocess.run([need_tool("gcc", "cc"), "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o",
                     built, Path(__file__).with_name("vhostshim.c")], check=True)
     return built

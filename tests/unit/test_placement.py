@@ -140,7 +140,7 @@ def test_the_mask_is_the_or_of_the_cpusets_and_p_for_who_has_none(
     ([box("side", "2-3")], [[own_cpus("x", "0-7")]], "2-3", "0-7",
      "its CPUs 2-3 are other containers' alone, and no CPU is left for it: it may run on every online CPU"),
     ([], [[own_cpus("x", "0-7")]], "", "0-7",
-     "none of the sandbox's CPUs is online, and no CPU is left for it: it may run on every online CPU"),
+     "the shared pool has no CPU, and no CPU is left for it: it may run on every online CPU"),
 ])
 def test_a_mask_of_which_nothing_is_left_is_replaced_and_reported(
         containers: list[Container], others: list[list[Container]], before: str, mask: str, reason: str) -> None:
@@ -189,7 +189,8 @@ COUNTS = [
            {0: "1", 1: "4", 2: "5"}, {"main": [1, 2], "side": [0]}, Verdict.PINNED),
     Counts("spare on H, but there is none", (MAIN,), (0, 1, 2), HOUSE,
            {0: "4-5", 1: "4", 2: "5"}, {"main": [1, 2]}, Verdict.PINNED,
-           ("spare_vcpus: housekeeping: no housekeeping CPU can be used; the sandbox mask is used",), node(pool="0-1")),
+           ("spare_vcpus: housekeeping: no housekeeping CPU can be used; the sandbox mask is used",),
+           node(pool="0-1")),
     Counts("spare on P, but everything is exclusive", (MAIN,), (0, 1, 2), SHARED,
            {0: "4-5", 1: "4", 2: "5"}, {"main": [1, 2]}, Verdict.PINNED,
            ("spare_vcpus: shared: no CPU is in the shared pool; the sandbox mask is used",), node("4-5")),
@@ -212,8 +213,8 @@ COUNTS = [
            ("3 vCPUs for 4 exclusive CPUs: no one-to-one, each exclusive container has its own share of the vCPUs",)),
     Counts("fewer vCPUs than groups: all on S", (own_cpus("a", "4-6"), own_cpus("b", "7"), SIDE), (0, 1), Policy(),
            {0: "0-1,4-7", 1: "0-1,4-7"}, {"a": [0, 1], "b": [0, 1], "side": [0, 1]}, Verdict.DEGRADED,
-           ("2 vCPUs for 4 exclusive CPUs, fewer than the 3 groups of containers to keep apart: every vCPU floats on the "
-            "sandbox mask",)),
+           ("2 vCPUs for 4 exclusive CPUs, fewer than the 3 groups of containers to keep apart: every vCPU floats on "
+            "the sandbox mask",)),
     Counts("one vCPU for one container with two CPUs", (MAIN,), (0,), Policy(), {0: "4-5"}, {"main": [0]},
            Verdict.DEGRADED,
            ("1 vCPUs for 2 exclusive CPUs: no one-to-one, each exclusive container has its own share of the vCPUs",)),
@@ -314,7 +315,8 @@ def test_who_had_the_cpu_to_itself_keeps_it_though_others_float_on_that_one_cpu(
 
 
 @pytest.mark.parametrize(("what", "before", "ids", "expect"), [
-    ("who floated with the shared goes on floating", {1: ("0-1", None), 2: ("4-6", "a"), 3: ("7-8", "b")}, (0, 1, 2, 3),
+    ("who floated with the shared goes on floating",
+     {1: ("0-1", None), 2: ("4-6", "a"), 3: ("7-8", "b")}, (0, 1, 2, 3),
      {0: "4-6", 1: "0-1", 2: "4-6", 3: "7-8"}),
     ("a container with a new name and the same CPUs",
      {0: ("7-8", "b"), 1: ("4-6", "old"), 2: ("4-6", "old"), 3: ("0-1", None)}, (0, 1, 2, 3),
@@ -375,7 +377,7 @@ def test_two_containers_that_own_the_same_cpu_both_get_its_vcpu() -> None:
 @pytest.mark.parametrize("role", [role for role in ThreadRole if role is not ThreadRole.VCPU])
 def test_other_threads_go_where_their_policy_says(
         role: ThreadRole, rule: Where | CpuSet, on: Node, expect: str | None, reason: str) -> None:
-    policy = replace(Policy(), **{role.policy: rule})
+    policy = Policy.of({role.policy: rule})
     found = decide([MAIN, SIDE], vcpus(0, 1, 2), on, policy, others=[[own_cpus("x", "12-13")]])
     cpus = found.cpus_for(role, None)
     assert (None if cpus is None else str(cpus)) == expect

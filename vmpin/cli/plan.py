@@ -57,15 +57,16 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args)
     found = ask(config, {"op": "plan"})
     if found is None:
-        from vmpin import oneshot
+        from vmpin import oneshot, snapshot
 
         quiet_log(config)
-        found = {"operations": [result.operation.describe() for result in oneshot.look(config)[1].results]}
+        planned: Document = snapshot.planned(oneshot.look(config)[1])
+        found = planned
     if args.output == "json":
         print_data(found, "json")
         return 0
-    for line in found["operations"]:
-        print(shown(line))
+    for operation in found["operations"]:
+        print(shown(operation["what"]))
     if not found["operations"]:
         print("nothing to do: every thread is in its place")
     return 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from vmpin.cli.common import Verbs, load_config, verb
+from vmpin.cli.common import Verbs, load_config, output_flag, verb
 
 _ABOUT = """\
 Keep every thread of every VM sandbox in its place, until SIGTERM. Hears the OCI hooks on RUN/hook.sock and the other
 commands on RUN/vmpin.sock (RUN: paths.run, /run/vmpin), and reads everything again every watch.resync_seconds.
 SIGHUP loads the configuration again. Needs root, or CAP_SYS_NICE, CAP_SYS_PTRACE and the run directory. Ending it
-leaves the masks as they are; `vmpin unpin` gives them back.
+leaves the masks as they are (-o json: one JSON object a log line); `vmpin unpin` gives them back.
 """
 
 
@@ -18,6 +18,7 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "watch", "keep every thread in its place: the service", about=_ABOUT)
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="the same as "
                         "--set log.level=…")
+    output_flag(parser, ("text", "json"))
     parser.set_defaults(run=run)
 
 
@@ -28,6 +29,6 @@ def run(args: argparse.Namespace) -> int:
     if args.log_level:
         args.set_here.append(f"log.level={args.log_level}")
     config = load_config(args)
-    log.setup(config.log_level)
+    log.setup(config.log_level, as_json=args.output == "json")
     watch(config, lambda: load_config(args))
     return 0

@@ -20,12 +20,12 @@ _WAITS = {
 
 
 def by_order(procfs: Procfs, pid: int, stats: Mapping[int, Stat], unnamed: Collection[int],
-             vcpus: Collection[int], missing: int, monitor_named: bool) -> frozenset[int]:
+             vcpus: Collection[int], missing: int, monitors: int) -> frozenset[int]:
     """The `missing` declared iothreads among the unnamed threads, or nothing unless everything fits.
 
     While it starts, QEMU makes its RCU thread first, then the iothreads in one go, then the thread of its monitors
-    (which may be unnamed too), then the vCPUs. Of the unnamed ones before the vCPUs every one but the first must
-    wait in an event loop: an iothread that is at work just now would leave its place to the monitors' thread.
+    (`monitors` is 1 if that is unnamed too), then the vCPUs. Of the unnamed ones before the vCPUs every one but the
+    first must wait in an event loop: an iothread at work just now would leave its place to the monitors' thread.
     """
     waits = _WAITS.get(platform.machine())
     if not vcpus or not waits or missing < 1:
@@ -37,8 +37,6 @@ def by_order(procfs: Procfs, pid: int, stats: Mapping[int, Stat], unnamed: Colle
     first_vcpu = min(map(age, vcpus))
     old = [tid for tid in sorted(unnamed, key=age) if age(tid) < first_vcpu]
     loops = [tid for tid in old if procfs.syscall(pid, tid).partition(" ")[0] in waits]
-    if loops not in (old, old[1:]):
+    if loops not in (old, old[1:]) or len(loops) != missing + monitors:
         return frozenset()
-    if len(loops) == missing or (len(loops) == missing + 1 and not monitor_named):
-        return frozenset(loops[:missing])
-    return frozenset()
+    return frozenset(loops[:missing])

@@ -136,6 +136,12 @@ def iothread_ids(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def has_qmp(argv: Sequence[str]) -> bool:
+    """Whether QEMU has any QMP monitor, Kata's own included: then it has a thread for them."""
+    return bool(option_values(argv, "qmp", "qmp-pretty")) or any(
+        ("mode", "control") in keyvals(value, "chardev") for value in option_values(argv, "mon"))
+
+
 def qmp_sockets(argv: Sequence[str]) -> tuple[str, ...]:
     """The paths of the QMP sockets QEMU listens on, as written: a relative one starts at QEMU's directory.
 

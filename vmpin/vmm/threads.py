@@ -27,7 +27,7 @@ from vmpin.model import ThreadId, ThreadRole, VcpuId, VmmType
 from vmpin.vmm import kvm
 from vmpin.vmm.iothreads import by_order
 from vmpin.vmm.names import IOTHREAD, MONITOR, read_names
-from vmpin.vmm.qemu_cmdline import cpu_index, iothread_ids, parse_smp, qmp_sockets
+from vmpin.vmm.qemu_cmdline import cpu_index, has_qmp, iothread_ids, parse_smp, qmp_sockets
 from vmpin.vmm.qmp import QmpAnswer
 
 #: include/linux/sched.h; the io_uring workers before Linux 6.4, which have no PF_USER_WORKER.
@@ -173,11 +173,16 @@ class _Vm:
 
     def all_iothreads(self) -> Collection[int]:
         """Those told by QMP or before; failing that, by the order in which QEMU made them."""
-        if not self.declared or self.iothreads:
+        if not self.declared:
             return self.iothreads
-        missing = len(self.declared) - sum(role is IOTHREAD for role in self.names.roles.values())
-        monitor = any(stat.comm == f"IO {MONITOR}" for stat in self.stats.values())
-        return by_order(self.procfs, self.pid, self.stats, self.suspects(), self.vcpus, missing, monitor)
+        named = {tid for tid, role in self.names.roles.items() if role is IOTHREAD}
+        missing = len(self.declared) - len(named | self.iothreads)
+        if missing < 1:
+            return self.iothreads
+        shown = any(stat.comm == f"IO {MONITOR}" for stat in self.stats.values())
+        monitors = 1 if has_qmp(self.argv) and not shown else 0
+        return self.iothreads | by_order(self.procfs, self.pid, self.stats, self.suspects(), self.vcpus, missing,
+                                         monitors)
 
 
 def _names(vm: _Vm) -> Mapping[int, VcpuId] | None:

@@ -1,0 +1,108 @@
+"""Whole processes: the hook, `vmpin status`, a watcher that starts, a watcher at rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from measure import CannotMeasure, Figure, environment, in_turn, median, process_ms, progress
+from node import Bundle, Node, Watcher, cpu_seconds, cpus, resident_mib
+from vms import Machine
+
+from vmpin import resources
+
+#: Where the hook's first line finds Python; its options are the hook's own.
+SYSTEM_PYTHON = "/usr/bin/python3"
+
+
+def hook(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
+    """The hook as a runtime runs it, with a watcher that answers, in turn with an interpreter that does nothing."""
+    made.forget()
+    bundle = Bundle(made, machines[0])
+    bundle.write(str(cpus()[0]))
+    state = bundle.state()
+    env = environment()
+    argv = [str(resources.path("hooks/vmpin-hook")), "--fail-closed", "--socket", str(made.run / "hook.sock"),
+            "--spool", str(made.run / "spool"), "createRuntime"]
+    floor = [SYSTEM_PYTHON, "-I", "-S", "-c", "pass"]
+    with Watcher(made):
+        values, floors = in_turn(rounds, lambda: process_ms(argv, env, state), lambda: process_ms(floor, env, state))
+    return Figure("hook", median(values), "ms", median(floors), 1.5, "ratio",
+                  {"rounds": rounds, "state_bytes": len(state)})
+
+
+def status(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
+    made.forget()
+    argv = made.command_line("status", "-o", "json")
+    out = made.path / "status.json"
+    with Watcher(made):
+        values, floors = in_turn(rounds, lambda: process_ms(argv, environment(), out=str(out)), _interpreter)
+    shown = len(json.loads(out.read_bytes())["sandboxes"])
+    if shown != len(machines):
+        raise CannotMeasure(f"the status shows {shown} of {len(machines)} sandboxes")
+    return Figure("status_json", median(values), "ms", median(floors), 150, "value",
+                  {"sandboxes": shown, "rounds": rounds, "bytes": out.stat().st_size})
+
+
+def _interpreter() -> float:
+    return process_ms([sys.executable, "-c", "pass"], environment())
+
+
+def cold_start(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
+    """`vmpin watch`, from its spawn until it says READY=1, when every mask has to be set."""
+    pool, other = cpus()
+    wanted = {frozenset((pool,))}
+
+    def start() -> float:
+        made.forget()
+        for machine in machines:
+            machine.set_mask(frozenset((pool, other)))
+        with Watcher(made) as watcher:
+            wrong = sum(machine.masks() != wanted for machine in machines)
+            if wrong:
+                raise CannotMeasure(f"{wrong} of {len(machines)} VMs were not (all) pinned when the watcher was ready")
+            return watcher.ready_ms
+
+    values, floors = in_turn(rounds, start, _interpreter)
+    threads = sum(len(machine.tids()) for machine in machines)
+    return Figure("discover_300", median(values), "ms", median(floors), 150, "difference",
+                  {"vms": len(machines), "threads": threads, "rounds": rounds})
+
+
+def at_rest(made: Node, machines: Sequence[Machine], seconds: float, resync: float) -> list[Figure]:
+    """A watcher that has nothing to do, beside the least that could look at as many threads as often."""
+    made.forget()
+    more = {"sandboxes": len(machines), "seconds": seconds, "resync_seconds": resync}
+    with Watcher(made, "--set", f"watch.resync_seconds={resync}") as watcher:
+        floor = subprocess.Popen([sys.executable, Path(__file__).with_name("idle_floor.py"), str(resync)],
+                                 env=environment(), stdin=subprocess.PIPE)
+        try:
+            assert floor.stdin is not None
+            floor.stdin.write(" ".join(str(machine.pid) for machine in machines).encode())
+            floor.stdin.close()
+            # Both look again at whole multiples of `resync` after their start; the window is as many periods long,
+            # and begins and ends in the middle between two.
+            time.sleep(resync / 2)
+            progress(f"at rest for {seconds:g} s")
+            begin = time.monotonic()
+            pids = (watcher.pid, floor.pid)
+            before = [cpu_seconds(pid) for pid in pids]
+            time.sleep(seconds)
+            spent = time.monotonic() - begin
+            used, least = (100 * (cpu_seconds(pid) - was) / spent for pid, was in zip(pids, before, strict=True))
+            resident, bare = (resident_mib(pid) for pid in pids)
+        finally:
+            floor.kill()
+            floor.wait()
+    return [Figure("idle_rss", resident, "MiB", bare, 60, "value", more),
+            Figure("idle_cpu", used, "% of a CPU", least, 0.2, "value", more)]
+
+
+def check_root() -> None:
+    if os.geteuid() != 0:
+        raise CannotMeasure("needs root: it pins other processes' threads")

@@ -1,0 +1,132 @@
+"""Measures vmpin's speed on this machine: `python tests/bench/run.py [--only NAME] [--quick] [-o FILE]`.
+
+Prints a table and writes {"benchmarks": [...]}; a figure beyond its limit is told and is no failure: other machines,
+and other work on this one, are slower. Fails only when something could not be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import passes
+import processes
+from measure import CannotMeasure, Figure, progress
+from node import Node, node, write_kata
+from vms import Machine, qemus, stand_ins
+
+
+@dataclass
+class Bench:
+    """What the benchmarks share: the node, and 200 stand-ins, started when the first one needs them."""
+
+    made: Node
+    quick: bool
+    build: Path
+    machines: list[Machine] = field(default_factory=list)
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def many(self) -> list[Machine]:
+        if not self.machines:
+            self.machines = self._stack.enter_context(stand_ins(20 if self.quick else 200, self.build))
+            # The first sandbox is one that only hooks and its own command line tell of, as with Kata's runtime-rs.
+            write_kata(self.made, self.machines[1:])
+        return self.machines
+
+    def close(self) -> None:
+        self._stack.close()
+        self.machines = []
+
+    def rounds(self, count: int) -> int:
+        return max(5, count // 20) if self.quick else count
+
+
+def _rest(bench: Bench) -> list[Figure]:
+    seconds, resync = (2.0, 1.0) if bench.quick else (30.0, 10.0)
+    return processes.at_rest(bench.made, bench.many(), seconds, resync)
+
+
+def _cold(bench: Bench) -> list[Figure]:
+    bench.close()
+    with qemus(8 if bench.quick else 300) as machines:
+        return [processes.cold_start(bench.made, machines, 3 if bench.quick else 15)]
+
+
+#: By the names of the figures they give. The real QEMUs come last, when the stand-ins are gone.
+BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
+    ("hook",): lambda bench: [processes.hook(bench.made, bench.many(), bench.rounds(200))],
+    ("pass_200x16",): lambda bench: [passes.unchanged(bench.made, bench.many(), bench.rounds(320))],
+    ("update_16",): lambda bench: [passes.update(bench.made, bench.many(), bench.rounds(200))],
+    ("idle_rss", "idle_cpu"): _rest,
+    ("status_json",): lambda bench: [processes.status(bench.made, bench.many(), bench.rounds(40))],
+    ("discover_300",): _cold,
+}
+NAMES = [name for names in BENCHMARKS for name in names]
+
+
+def line(figure: Figure) -> str:
+    limit = {"value": f"at most {figure.limit:g} {figure.unit}", "ratio": f"at most {figure.limit:g} times the floor",
+             "difference": f"at most {figure.limit:g} {figure.unit} beyond the floor"}[figure.limit_on]
+    ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f}"
+    return (f"{figure.name:13} {figure.value:9.3f} {figure.floor:9.3f} {ratio:>7}  {figure.unit:11} "
+            f"{'ok' if figure.ok else 'BEYOND':7} {limit}")
+
+
+def measure(bench: Bench, only: list[str]) -> tuple[list[Figure], int]:
+    """The figures, and how many benchmarks gave none."""
+    figures: list[Figure] = []
+    failed = 0
+    for names, run in BENCHMARKS.items():
+        if only and not set(only) & set(names):
+            continue
+        progress(f"measuring {', '.join(names)}")
+        try:
+            figures += run(bench)
+        except (CannotMeasure, OSError) as err:
+            progress(f"{', '.join(names)}: not measured: {err}")
+            failed += 1
+    return [figure for figure in figures if not only or figure.name in only], failed
+
+
+def _terminated(number: int, frame: types.FrameType | None) -> None:
+    raise KeyboardInterrupt  # so that the machines are ended
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure vmpin's speed on this machine.")
+    parser.add_argument("--only", action="append", choices=NAMES, default=[], metavar="NAME",
+                        help=f"measure this one alone; may be repeated ({', '.join(NAMES)})")
+    parser.add_argument("--quick", action="store_true", help="few machines and rounds: to see that it works")
+    parser.add_argument("--command", type=Path, default=Path(sys.executable).with_name("vmpin"), metavar="VMPIN",
+                        help="the vmpin command to measure (the one beside this Python)")
+    parser.add_argument("-o", dest="out", type=Path, default=Path("build/bench.json"), metavar="FILE",
+                        help="where the figures are written (build/bench.json)")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, _terminated)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        processes.check_root()
+        with node(args.command.absolute()) as made, contextlib.closing(
+                Bench(made, args.quick, args.out.parent.absolute())) as bench:
+            figures, failed = measure(bench, args.only)
+    except CannotMeasure as err:
+        progress(str(err))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    args.out.write_text(json.dumps({"benchmarks": [figure.data() for figure in figures]}, indent=2) + "\n")
+    print(f"{'':13} {'value':>9} {'floor':>9} {'ratio':>7}")
+    for figure in figures:
+        print(line(figure))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
