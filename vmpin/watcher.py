@@ -21,6 +21,7 @@ from vmpin.config import Config
 from vmpin.errors import ConfigError, SourceError, VmpinError, WatcherError
 from vmpin.lock import Lock
 from vmpin.model import SandboxId
+from vmpin.observe import Vm
 from vmpin.oneshot import ask
 from vmpin.reconciler import Reconciler, Report
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
@@ -220,14 +221,13 @@ class Watcher:
         if not self.config.qmp:
             return
         for vm in self.reconciler.observer.wanting_qmp():
-            task = asyncio.create_task(self._query(vm.sandbox))
+            task = asyncio.create_task(self._query(vm))
             self._queries.add(task)
             task.add_done_callback(self._queries.discard)
 
-    async def _query(self, sandbox: SandboxId) -> None:
-        vm = self.reconciler.observer.vms[sandbox]
-        if await ask(vm) and self.reconciler.observer.vms.get(sandbox) is vm:
-            self._told(self.reconciler.settle([sandbox]), "qmp")
+    async def _query(self, vm: Vm) -> None:
+        if await ask(vm) and self.reconciler.observer.vms.get(vm.sandbox) is vm:
+            self._told(self.reconciler.settle([vm.sandbox]), "qmp")
             self._save.set()
 
     # Requests
