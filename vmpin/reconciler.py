@@ -12,12 +12,13 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from vmpin import statefile
 from vmpin.apply import Outcome, Result, carry_out
 from vmpin.before import Before
 from vmpin.config import Config
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import CpuSet, union
 from vmpin.errors import SourceError, StateFileError
 from vmpin.events import Event, Held, SandboxSeen
 from vmpin.host import affinity
@@ -29,6 +30,7 @@ from vmpin.observe import Observer, Vm
 from vmpin.ownership import Claims, Node, Ownership, claims, ownership
 from vmpin.placement import Placement, Previous, Request, place
 from vmpin.plan import Observed, SetAffinity, diff, ordered
+from vmpin.policy import Policy
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import HookMessage
 from vmpin.source.disk import DiskSources
@@ -226,7 +228,7 @@ class Reconciler:
         before = self.own
         self.own = ownership(self.claims, self.node)
         if owned or self.own.pool != before.pool:
-            dirty |= set(self.observer.vms)
+            dirty.update(self._concerned(before))
         changed = set()
         for sandbox in dirty:
             vm, known = self.observer.vms.get(sandbox), self.state.sandboxes.get(sandbox)
@@ -244,6 +246,18 @@ class Reconciler:
                 self.masks.setdefault(sandbox, Masks()).open = True
                 changed.add(sandbox)
         return changed
+
+    def _concerned(self, before: Ownership) -> Iterable[SandboxId]:
+        """The sandboxes whose placement may be another now that CPUs have another owner: one container's exclusive
+        CPUs are no reason to place hundreds of sandboxes again."""
+        named = union([self.node.housekeeping, self.own.pool, *_lists(self.config.policy)])
+        moved = before.exclusive ^ self.own.exclusive
+        vms = self.observer.vms.keys()
+        if self.own.pool != before.pool or not moved.isdisjoint(named):
+            return vms
+        bits = moved.bits
+        return ({sandbox for sandbox, known in self.placements.items() if known.mask.bits & bits}
+                | (vms - self.placements.keys()))
 
     def _operations(self, vm: Vm) -> tuple[SetAffinity, ...]:
         masks, placement = self.masks[vm.sandbox], self.placements.get(vm.sandbox)
@@ -273,7 +287,7 @@ class Reconciler:
             if mask is None:
                 masks.open = True
                 continue
-            actual = CpuSet(mask)
+            actual = _cpuset(mask)
             asked, shown = masks.asked.get(thread.id, (None, None))
             limit = None
             if asked is None and placement is not None:
@@ -295,7 +309,7 @@ class Reconciler:
             groups += [(thread.id, [thread]) for thread in vm.kernel]
             for main, threads in groups:
                 if main not in known.processes:
-                    masks = [(thread, CpuSet(affinity.get(thread.id.tid) or ())) for thread in threads]
+                    masks = [(thread, _cpuset(affinity.get(thread.id.tid) or frozenset())) for thread in threads]
                     known = known.remember(main, masks)
             if known != before:
                 self.before[sandbox] = known
@@ -387,6 +401,17 @@ class Reconciler:
 
     def sandbox(self, sandbox: SandboxId) -> SandboxState:
         return self.state.sandboxes.get(sandbox) or SandboxState(sandbox)
+
+
+@lru_cache(maxsize=1024)
+def _cpuset(mask: frozenset[int]) -> CpuSet:
+    """A mask as read: thousands of threads have a few different ones."""
+    return CpuSet(mask)
+
+
+def _lists(policy: Policy) -> Iterable[CpuSet]:
+    """The CPU lists a policy names."""
+    return [rule for rule in vars(policy).values() if isinstance(rule, CpuSet)]
 
 
 def _holds(expected: Iterable[tuple[int, frozenset[int]]]) -> bool:

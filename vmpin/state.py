@@ -87,8 +87,11 @@ def _reduce(old: SandboxState, event: Event) -> SandboxState:
     match event:
         case SandboxSeen():
             runtime = event.runtime if _RANK.get(event.runtime, 0) > _RANK.get(old.runtime, 0) else old.runtime
-            new = replace(old, runtime=runtime, pod=event.pod or old.pod, vmm=event.vmm or old.vmm)
-            return old if new == old else new
+            pod, vmm = event.pod or old.pod, event.vmm or old.vmm
+            # Compared by parts: every resync says everything again, and making a copy costs ten times as much.
+            if (runtime, pod, vmm) == (old.runtime, old.pod, old.vmm):
+                return old
+            return replace(old, runtime=runtime, pod=pod, vmm=vmm)
         case ContainerSeen():
             return _seen(old, event)
         case CpusetSeen():
@@ -129,16 +132,17 @@ def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
     before, now = known.container, event.container
     # An empty cpuset means "no change"; a word from below does not overrule a cpuset from above.
     overrules = bool(now.cpuset) and _overrules(event.source, known)
-    merged = replace(
-        now,
-        name=now.name or before.name,
-        cpuset=now.cpuset if overrules else before.cpuset,
-        exclusive=before.exclusive if now.exclusive is None else now.exclusive,
-        pause=now.pause or before.pause,
-    )
-    new = Known(merged, event.source if overrules else known.source, known.time, event.bundle or known.bundle,
-                event.init or known.init)
-    return old if new == known else _with(old, replace(new, time=event.time))
+    name, pause = now.name or before.name, now.pause or before.pause
+    cpuset = now.cpuset if overrules else before.cpuset
+    exclusive = before.exclusive if now.exclusive is None else now.exclusive
+    source = event.source if overrules else known.source
+    bundle, init = event.bundle or known.bundle, event.init or known.init
+    if ((name, pause, cpuset, exclusive, now.state, source, bundle, init)
+            == (before.name, before.pause, before.cpuset, before.exclusive, before.state, known.source, known.bundle,
+                known.init)):
+        return old
+    merged = replace(now, name=name, cpuset=cpuset, exclusive=exclusive, pause=pause)
+    return _with(old, Known(merged, source, event.time, bundle, init))
 
 
 def _overrules(source: Source, known: Known) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from measure import CannotMeasure, environment
-from vms import Machine
+from vms import PREFIX, Machine
 
 from vmpin import config
 from vmpin.config import Config
@@ -59,7 +59,7 @@ class Node:
     def write_config(self) -> None:
         """The rest is the default: /proc, /sys and the cgroups are the machine's."""
         self.file.write_text(f"paths:\n  run: {self.run}\n  kata_go: {self.path}/vc\n  kata_rs: {self.path}/kata\n"
-                             f"node:\n  shared_pool: {cpus()[0]}\n")
+                             f"node:\n  shared_pool: {cpus()[0]}\nwatch:\n  only: {PREFIX}*\n")
 
     def forget(self) -> None:
         """A run directory as after a boot."""

@@ -68,10 +68,18 @@ def cold_start(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
                 raise CannotMeasure(f"{wrong} of {len(machines)} VMs were not (all) pinned when the watcher was ready")
             return watcher.ready_ms
 
-    values, floors = in_turn(rounds, start, _interpreter)
+    imports: list[float] = []
+
+    def bare() -> float:
+        imports.append(process_ms([sys.executable, "-c", "import vmpin.cli.main, vmpin.cli.watch, vmpin.watcher, yaml"],
+                                  environment()))
+        return _interpreter()
+
+    values, floors = in_turn(rounds, start, bare)
     threads = sum(len(machine.tids()) for machine in machines)
     return Figure("discover_300", median(values), "ms", median(floors), 150, "difference",
-                  {"vms": len(machines), "threads": threads, "rounds": rounds})
+                  {"vms": len(machines), "threads": threads, "rounds": rounds,
+                   "imports_alone": round(median(imports), 4)})
 
 
 def at_rest(made: Node, machines: Sequence[Machine], seconds: float, resync: float) -> list[Figure]:

@@ -127,7 +127,8 @@ def test_the_mask_is_the_or_of_the_cpusets_and_p_for_who_has_none(
 
 @pytest.mark.parametrize(("containers", "others", "before", "mask", "reason"), [
     # Every CPU went offline.
-    ([box("side", "20-21")], [], "3-4", "3-4", "none of the sandbox's CPUs is online: the last valid mask 3-4 is kept"),
+    ([box("side", "20-21")], [], "3-4", "3-4",
+     "none of the sandbox's CPUs is online: the last valid mask 3-4 is kept"),
     ([own_cpus("main", "20-21")], [], "3-4,20", "3-4",
      "none of the sandbox's CPUs is online: the last valid mask 3-4 is kept"),
     ([box("side", "20-21")], [], "", "0-7", "none of the sandbox's CPUs is online: it is kept on the shared pool 0-7"),
@@ -157,6 +158,8 @@ def test_a_mask_of_which_nothing_is_left_is_replaced_and_reported(
 
 @dataclass(frozen=True)
 class Counts:
+    """`on` None is a node with CPUs 0-1 as its pool and CPU 0 for housekeeping."""
+
     what: str
     containers: tuple[Container, ...]
     ids: tuple[int, ...]
@@ -165,7 +168,7 @@ class Counts:
     inside: dict[str, list[int]]
     verdict: Verdict
     reasons: tuple[str, ...] = ()
-    on: Node = node(pool="0-1", housekeeping="0")
+    on: Node | None = None
 
 
 MAIN, SIDE = own_cpus("main", "4-5"), box("side", "0-1")
@@ -227,7 +230,8 @@ COUNTS = [
 
 @pytest.mark.parametrize("case", COUNTS, ids=lambda case: case.what)
 def test_the_counts_decide_who_is_pinned_and_who_floats(case: Counts) -> None:
-    found = decide(case.containers, vcpus(*case.ids), case.on, case.policy)
+    on = case.on or node(pool="0-1", housekeeping="0")
+    found = decide(case.containers, vcpus(*case.ids), on, case.policy)
     assert shown(found) == case.expect
     assert guests(found) == case.inside
     assert (found.verdict, found.reasons) == (case.verdict, case.reasons)

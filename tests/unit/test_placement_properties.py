@@ -122,11 +122,11 @@ def hostile_worlds(draw: st.DrawFn) -> World:
     requests = []
     for sandbox in range(draw(st.integers(1, 3))):
         containers = tuple(
-            Container(ContainerId(f"c{number}"), "", draw(any_cpus | st.none()), draw(st.booleans() | st.none()),
-                      draw(states), draw(st.integers(0, 5)) == 0)
-            for number in range(draw(st.integers(0, 4))))
-        requests.append(Request(SandboxId(f"pod{sandbox}"), draw(guests()), containers,
-                                known=draw(st.integers(0, 5)) > 0))
+            Container(ContainerId(f"c{number}"), "", draw(some_cpus | any_cpus | st.none()),
+                      draw(st.sampled_from([True, None, True, False])), draw(states), draw(st.integers(0, 5)) == 5)
+            for number in range(draw(st.sampled_from([2, 3, 1, 4, 0]))))
+        requests.append(Request(SandboxId(f"pod{sandbox}"), draw(guests(most=10)), containers,
+                                known=draw(st.integers(0, 5)) < 5))
     return World(Node(topology, draw(any_cpus | st.none()), draw(any_cpus)), tuple(requests))
 
 

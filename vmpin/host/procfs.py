@@ -35,7 +35,7 @@ class Stat(NamedTuple):
 def parse_stat(raw: bytes) -> Stat | None:
     """Parse a stat line; comm may hold spaces and parentheses, so it ends at the *last* `)`."""
     begin, end = raw.find(b"("), raw.rfind(b")")
-    fields = raw[end + 2 :].split()
+    fields = raw[end + 2 :].split(None, 37)  # what follows is not used
     if begin < 0 or end < begin or len(fields) < 37:
         return None
     return Stat(raw[begin + 1 : end].decode("utf-8", "replace"), fields[0].decode("ascii", "replace"),
@@ -93,10 +93,10 @@ class Procfs:
 
     def tgid(self, pid: int) -> int | None:
         """The process a thread id belongs to: /proc answers for threads too, though it does not list them."""
-        for line in (read_file(f"{self.root}/{pid}/status", 8192) or b"").splitlines():
-            if line.startswith(b"Tgid:"):
-                return int(line[5:])
-        return None
+        # The name stands before it, but the kernel escapes a newline in that.
+        raw = b"\n" + (read_file(f"{self.root}/{pid}/status", 8192) or b"")
+        _, found, rest = raw.partition(b"\nTgid:")
+        return int(rest.partition(b"\n")[0]) if found else None
 
     def syscall(self, pid: int | str, tid: int | str) -> str:
         """/proc/PID/task/TID/syscall: `16 0x1c 0xae80 …`, `running`, or "" when gone or not readable."""

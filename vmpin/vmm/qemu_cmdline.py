@@ -12,6 +12,7 @@ import platform
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.model import Vcpu, VcpuId
@@ -68,8 +69,14 @@ class Smp:
 
 def parse_smp(argv: Sequence[str]) -> Smp:
     """The topology of the command line; one CPU where there is none or it makes no sense."""
+    return _parse_smp(tuple(option_values(argv, "smp")))
+
+
+@lru_cache(maxsize=256)
+def _parse_smp(values: tuple[str, ...]) -> Smp:
+    """The same from the words after -smp: it is asked for often, and a node's VMs have few different ones."""
     given: dict[str, int] = {}
-    for value in option_values(argv, "smp"):
+    for value in values:
         for key, number in keyvals(value, "cpus"):
             if number.isascii() and number.isdigit() and 0 < int(number[:9]) <= _MAX_CPUS:
                 given[key] = int(number)

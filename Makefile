@@ -1,0 +1,55 @@
+# `make` lists the targets. Everything is built into .venv and build/; nothing of the system changes, except that as
+# root missing Debian packages are installed (.ci/install).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# What the tests run, as what has to be there and the Debian package that brings it. What Debian always has
+# (coreutils, util-linux) is not named. tests/unit/test_packaging.py holds this against the tests.
+TEST_NEEDS := qemu-system-x86_64=qemu-system-x86 crun=crun runc=runc podman=podman conmon=conmon \
+	busybox=busybox-static gcc=gcc /usr/include/stdio.h=libc6-dev /usr/bin/python3=python3
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint bench wheel clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## make .venv with vmpin and what its development needs
+
+# A venv that was left half made is made again. Debian keeps ensurepip in a package of its own.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is missing or older than 3.11: give another, as in make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/install --must ensurepip=python3-venv
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: venv ## pin a real virtual machine, here and now, and show it
+	@needs=$$($(BIN)/vmpin demo --needs) && .ci/install $$needs
+	@$(BIN)/vmpin demo
+
+test: venv ## run all tests; as root with CI=true, install what they need
+	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS); else .ci/install --dry-run $(TEST_NEEDS); fi
+	$(BIN)/python -m pytest tests
+
+lint: venv ## ruff, mypy --strict, shellcheck
+	@if [ "$$CI" = true ]; then .ci/install --must shellcheck=shellcheck; fi
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	@if command -v shellcheck >/dev/null; then echo shellcheck .ci/run .ci/install; \
+		shellcheck .ci/run .ci/install; else echo "shellcheck is not installed: left out"; fi
+
+bench: venv ## measure speed into build/bench.json (root)
+	$(BIN)/python tests/bench/run.py -o build/bench.json
+
+wheel: venv ## build the wheel into dist/
+	$(BIN)/python -m build --no-isolation --wheel
+
+clean: ## remove what was built and cached, but not .venv
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find hooks tests vmpin -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,128 @@
+"""`vmpin demo`, as a person runs it: it succeeds, and leaves nothing behind however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from need import lacking, need_root, need_tool
+
+from vmpin.cpuset import CpuSet
+from vmpin.demo import needs
+from vmpin.errors import VmpinError
+from vmpin.host.sysfs import Sysfs
+
+pytestmark = pytest.mark.root
+
+DEMO = [sys.executable, "-m", "vmpin.cli.main", "demo"]
+
+
+@pytest.fixture
+def corner(tmp_path: Path) -> Iterator[Path]:
+    """Where the demo's files come to lie; afterwards nothing of it may be anywhere."""
+    need_root()
+    for tool in ("qemu-system-x86_64", "crun", "busybox", "unshare"):
+        need_tool(tool)
+    if needs.missing():
+        lacking(f"needs {', '.join(needs.missing())}")
+    if len(Sysfs().online()) < 2:
+        pytest.skip("needs two CPUs")
+    runtime_files = {path for root in ("/run/crun", "/run/vmpin", "/run/vc", "/run/kata")
+                     for path in Path(root).glob("*")}
+    yield tmp_path
+    assert list(tmp_path.iterdir()) == []
+    mark = os.fsencode(tmp_path)
+    for process in Path("/proc").glob("[1-9]*"):
+        try:
+            assert mark not in (process / "cmdline").read_bytes(), process
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    assert list(Path("/sys/fs/cgroup").glob("**/demo-*")) == []
+    assert {path for root in ("/run/crun", "/run/vmpin", "/run/vc", "/run/kata")
+            for path in Path(root).glob("*")} <= runtime_files
+
+
+def environment(corner: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(corner)}
+
+
+def test_it_tells_its_story_and_leaves_nothing(corner: Path) -> None:
+    before = Path("/proc/self/mounts").read_text()
+    done = subprocess.run(DEMO, env=environment(corner), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    for number in range(1, 8):
+        assert f"\n{number}/7 " in done.stdout
+    assert "Every thread was where it should be, at every step." in done.stdout
+    assert "pinned" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert Path("/proc/self/mounts").read_text() == before
+
+
+def test_it_uses_tcg_where_kvm_is_there_and_does_not_work(corner: Path) -> None:
+    wrap = [need_tool("unshare"), "-m", "--propagation", "private", "sh", "-c",
+            'touch "$TMPDIR/kvm"; [ -e /dev/kvm ] && mount --bind /dev/null /dev/kvm; rm "$TMPDIR/kvm"; exec "$@"',
+            "sh"]
+    done = subprocess.run([*wrap, *DEMO], env=environment(corner), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "by TCG: " in done.stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("step", ["1/7", "3/7", "4/7"])
+def test_it_cleans_up_when_it_is_ended(corner: Path, number: signal.Signals, code: int, step: str) -> None:
+    env = {**environment(corner), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(DEMO, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        assert demo.stderr is not None
+        for line in demo.stdout:
+            if line.startswith(step):
+                break
+        time.sleep(0.1)
+        demo.send_signal(number)
+        demo.stdout.read()
+        assert "Traceback" not in demo.stderr.read()
+        assert demo.wait(30) == code
+
+
+def test_it_cleans_up_when_nobody_reads_on(corner: Path) -> None:
+    done = subprocess.run(["sh", "-c", '"$@" | head -3; :', "sh", *DEMO], env=environment(corner),
+                          capture_output=True, text=True, timeout=120)
+    assert "1/7" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_missing_packages_are_printed_one_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(needs, "_PATH", str(tmp_path))
+    assert needs.missing() == ["qemu-system-x86", "crun", "busybox-static"]
+    with pytest.raises(VmpinError, match="the demo needs qemu-system-x86, crun, busybox-static") as caught:
+        needs.tools()
+    assert caught.value.hint == "apt-get install qemu-system-x86 crun busybox-static"
+
+
+def test_nothing_is_printed_when_nothing_is_missing(corner: Path) -> None:
+    done = subprocess.run([*DEMO, "--needs"], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_root_and_two_cpus_are_asked_for(corner: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 65534)
+        with pytest.raises(VmpinError, match="needs root"):
+            needs.tools()
+    monkeypatch.setattr(Sysfs, "online", lambda self: CpuSet((0,)))
+    with pytest.raises(VmpinError, match="needs two CPUs"):
+        needs.tools()
+
+
+def test_a_busybox_with_a_loader_is_not_static() -> None:
+    assert not needs.is_static(need_tool("unshare"))
+    assert not needs.is_static("/proc/self/status")
+    assert not needs.is_static("/nonexistent")

@@ -1,0 +1,52 @@
+"""config/vmpin.yaml: documents every key with its default, and changes nothing as it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vmpin import config, resources
+from vmpin.config import SETTINGS, Setting
+
+FILE = resources.path("config/vmpin.yaml")
+#: `  #key: value` is a setting that is commented out, `  # text` is prose.
+COMMENTED_OUT = re.compile(r"^( *)#(?=[a-z])", re.MULTILINE)
+
+
+def everything(tmp_path: Path) -> Path:
+    """The file with every key in force."""
+    made = tmp_path / "vmpin.yaml"
+    made.write_text(COMMENTED_OUT.sub(r"\1", FILE.read_text()))
+    return made
+
+
+def test_loading_the_file_changes_nothing() -> None:
+    loaded = config.load(FILE, {}, {})
+    assert set(loaded.origin.values()) == {"default"}
+    assert loaded.values == {setting.key: setting.parse(setting.default) for setting in SETTINGS}
+
+
+def test_every_key_is_there_and_no_other(tmp_path: Path) -> None:
+    document = yaml.safe_load(everything(tmp_path).read_text())
+    assert {f"{section}.{key}" for section, keys in document.items() for key in keys} == {
+        setting.key for setting in SETTINGS}
+
+
+def test_every_key_stands_at_its_default(tmp_path: Path) -> None:
+    made = everything(tmp_path)
+    loaded = config.load(made, {}, {})
+    assert set(loaded.origin.values()) == {str(made)}
+    assert loaded.values == {setting.key: setting.parse(setting.default) for setting in SETTINGS}
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
+def test_every_key_is_explained(setting: Setting) -> None:
+    """Prose right above the key, or above the run of keys it stands in."""
+    section, _, name = setting.key.partition(".")
+    sections = re.split(r"^(?=[a-z])", FILE.read_text(), flags=re.MULTILINE)
+    text = next(part for part in sections if part.startswith(f"{section}:"))
+    prose = r"^  # \S.*\n"
+    assert re.search(rf"(?:{prose})(?:  #[a-z].*\n)*  #{name}: ", text, re.MULTILINE)

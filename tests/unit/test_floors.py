@@ -1,0 +1,181 @@
+"""Which module may import which: lower floors never import higher ones, and what is pure stays pure.
+
+A new module is to be given a floor here; CONTRIBUTING.md says what each is for.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vmpin import resources
+
+ROOT = Path(__file__).parents[2]
+
+#: A package's floor is that of all its modules.
+FLOORS = {
+    # shared with the guest: the standard library alone, Python 3.9
+    "cpuset": 0,
+    # the domain: pure
+    "errors": 1, "model": 1, "topology": 1, "events": 1, "state": 1, "policy": 1, "ownership": 1, "matching": 1,
+    "placement": 1, "plan": 1, "before": 1, "status": 1, "explain": 1,
+    # adapters: each has its root path or socket as a parameter
+    "resources": 2, "yamlfile": 2, "config": 2, "scenario": 2, "statefile": 2, "lock": 2, "log": 2, "sdnotify": 2,
+    "hooks_install": 2, "host": 2, "vmm": 2, "runtime": 2,
+    # what makes the machine what it should be
+    "source": 3, "observe": 3, "apply": 3, "reconciler": 3, "snapshot": 3, "oneshot": 3,
+    # what people and systemd start
+    "watcher": 4, "demo": 4, "cli": 4,
+}
+#: The packages of adapters, and which others each may know.
+ADAPTERS = {"host": set[str](), "vmm": {"host"}, "runtime": {"host"}}
+
+#: What floor 1 may import: nothing that reads, waits or starts anything.
+PURE = {"__future__", "collections", "dataclasses", "enum", "functools", "itertools", "math", "re", "typing"}
+#: All that may come from outside the standard library, and where.
+OUTSIDE = {"yaml": {"yamlfile", "cli.common"}, "rich": {"cli.common"}, "qemu": {"vmm.qmp"}}
+#: Where one module alone may know a thing, or a few.
+ASYNC = {"source.sockets", "vmm.qmp", "oneshot", "watcher"}
+PROCESSES = {"hooks_install"}  # and the demo
+
+MODULES = {".".join(path.relative_to(ROOT / "vmpin").with_suffix("").parts).removesuffix(".__init__"): path
+           for path in sorted((ROOT / "vmpin").rglob("*.py")) if path != ROOT / "vmpin" / "__init__.py"}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module named in an import, also within functions: `vmpin.x` for `from vmpin import x`."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            assert node.module
+            if node.module == "vmpin" or (node.module.startswith("vmpin.") and node.module[6:] in ("cli", *ADAPTERS)):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def own(path: Path) -> set[str]:
+    """The modules of vmpin that it imports, without the leading `vmpin.`."""
+    return {name.removeprefix("vmpin.") for name in imports(path) if name.startswith("vmpin.")}
+
+
+def outer(path: Path) -> set[str]:
+    """The top-level packages that it imports of others."""
+    return {name.partition(".")[0] for name in imports(path)} - {"vmpin"}
+
+
+def top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def test_every_module_has_a_floor() -> None:
+    assert {top(module) for module in MODULES} == set(FLOORS)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_imports_from_a_higher_floor(module: str) -> None:
+    floor = FLOORS[top(module)]
+    assert {name for name in own(MODULES[module]) if FLOORS[top(name)] > floor} == set()
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_adapters_do_not_know_each_other(adapter: str) -> None:
+    known = {top(name) for module, path in MODULES.items() if top(module) == adapter for name in own(path)}
+    assert known & set(ADAPTERS) <= {adapter, *ADAPTERS[adapter]}
+
+
+def test_no_import_at_the_top_goes_in_a_circle() -> None:
+    graph = {}
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_bytes())
+        tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        graph[module] = {f"{node.module}.{alias.name}".removeprefix("vmpin.") for node in tree.body
+                         if isinstance(node, ast.ImportFrom) for alias in node.names}
+        graph[module] = {known for name in graph[module] for known in MODULES if f"{name}.".startswith(f"{known}.")}
+    while leaves := {module for module, needs in graph.items() if not needs & set(graph)}:
+        graph = {module: needs for module, needs in graph.items() if module not in leaves}
+    assert not graph
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if FLOORS[top(module)] == 1])
+def test_the_domain_is_pure(module: str) -> None:
+    assert outer(MODULES[module]) <= PURE
+
+
+def test_cpuset_needs_the_standard_library_and_python_3_9_alone() -> None:
+    path = MODULES["cpuset"]
+    assert outer(path) <= sys.stdlib_module_names
+    assert not own(path)
+    ast.parse(path.read_bytes(), feature_version=(3, 9))
+    assert (ROOT / "vmpin" / "__init__.py").read_bytes() == b""  # the guest imports it, too
+
+
+def test_the_hook_needs_the_standard_library_and_python_3_9_alone() -> None:
+    path = resources.path("hooks/vmpin-hook")
+    assert {name.partition(".")[0] for name in imports(path)} <= sys.stdlib_module_names
+    ast.parse(path.read_bytes(), feature_version=(3, 9))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_comes_from_outside_stays_in_its_place(module: str) -> None:
+    """So nothing imports kubernetes or psutil, and what pins needs neither yaml nor rich."""
+    for package in outer(MODULES[module]) - sys.stdlib_module_names:
+        assert module in OUTSIDE.get(package, ()), package
+
+
+@pytest.mark.parametrize(("package", "places"), [("asyncio", ASYNC), ("subprocess", PROCESSES)])
+def test_tasks_and_processes_stay_in_their_place(package: str, places: set[str]) -> None:
+    found = {module for module, path in MODULES.items() if package in outer(path)}
+    assert {module for module in found if top(module) != "demo" and module != "cli.demo"} == places
+
+
+def test_one_module_alone_sets_masks() -> None:
+    setters = {module for module, path in MODULES.items() for node in ast.walk(ast.parse(path.read_bytes()))
+               if isinstance(node, ast.Attribute) and node.attr == "sched_setaffinity"}
+    assert setters == {"host.affinity"}
+
+
+_STATUS = """\
+import json, sys
+from vmpin.cli.main import main
+code = main(["status", "-o", "json"])
+print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def test_status_as_json_loads_neither_asyncio_nor_rich_nor_yaml(tmp_path: Path) -> None:
+    """It is asked every few seconds by who watches many nodes; each of these would double its time."""
+    answer = b'{"version":1,"sandboxes":[]}\n'
+
+    def watcher(made: socket.socket) -> None:
+        connection, _ = made.accept()
+        with connection:
+            assert json.loads(connection.makefile().readline()) == {"op": "status"}
+            connection.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(tmp_path / "vmpin.sock"))
+        made.listen()
+        made.settimeout(30)
+        thread = threading.Thread(target=watcher, args=(made,))
+        thread.start()
+        ran = subprocess.run([sys.executable, "-c", _STATUS], capture_output=True, timeout=60,
+                             env={**os.environ, "VMPIN_PATHS_RUN": str(tmp_path)})
+        thread.join()
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == answer
+    loaded = {name.partition(".")[0] for name in json.loads(ran.stderr)}
+    assert "vmpin" in loaded
+    assert not loaded & {"asyncio", "rich", "yaml", "qemu", "logging"}

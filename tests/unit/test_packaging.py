@@ -1,0 +1,152 @@
+"""The wheel: what is in it, and that vmpin works from it, far from the checkout. And what `make test` installs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from need import lacking
+
+from vmpin.config import SETTINGS
+
+ROOT = Path(__file__).parents[2]
+
+_SCENARIO = """\
+topology: {online: "0-3"}
+shared_pool: "0"
+sandboxes:
+  - {id: pod, vcpus: 2, containers: [{id: main, cpuset: "2"}, {id: side, cpuset: "0"}]}
+"""
+
+
+def _run(*argv: str | Path, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run with nothing of the checkout in reach."""
+    clean = {key: value for key, value in os.environ.items()
+             if not key.startswith(("PYTHON", "VMPIN_", "VIRTUAL_ENV", "COV_"))}
+    return subprocess.run(argv, cwd=cwd, env=clean, input=stdin, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("build")
+    out = tmp_path_factory.mktemp("dist")
+    built = _run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT, cwd=out)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (made,) = out.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `vmpin` of a new venv that the wheel was installed into."""
+    place = tmp_path_factory.mktemp("installed")
+    venv.create(place / "venv", with_pip=True)
+    pip = _run(place / "venv/bin/python", "-m", "pip", "install", "--disable-pip-version-check", wheel, cwd=place)
+    if pip.returncode:
+        lacking(f"needs a package index with vmpin's dependencies: {pip.stderr.strip().splitlines()[-1]}")
+    return place / "venv/bin/vmpin"
+
+
+def test_the_wheel_holds_the_files_that_are_no_modules(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {"vmpin/py.typed", "vmpin-0.1.0.dist-info/licenses/LICENSE"} <= names
+    for directory in "hooks", "config", "guest":
+        ours = {f"vmpin/data/{path.relative_to(ROOT)}" for path in (ROOT / directory).rglob("*")
+                if path.is_file() and "__pycache__" not in path.parts}
+        assert ours
+        assert ours <= names
+
+
+def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        others = [name for name in archive.namelist() if not re.match(r"vmpin(-0\.1\.0\.dist-info)?/", name)]
+    assert others == []
+
+
+def test_version(installed: Path, tmp_path: Path) -> None:
+    ran = _run(installed, "--version", cwd=tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "vmpin 0.1.0\n", "")
+
+
+def test_config(installed: Path, tmp_path: Path) -> None:
+    ran = _run(installed, "config", "-o", "json", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert set(json.loads(ran.stdout)) == {setting.key for setting in SETTINGS}
+
+
+def test_plan_of_a_scenario(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "node.yaml").write_text(_SCENARIO)
+    ran = _run(installed, "plan", "--scenario", "node.yaml", "-o", "json", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    (sandbox,) = json.loads(ran.stdout)["sandboxes"]
+    assert (sandbox["verdict"], sandbox["mask"]) == ("pinned", "0,2")
+
+
+def test_the_installed_hook_runs(installed: Path, tmp_path: Path) -> None:
+    ran = _run(installed, "install-hook", "--hooks-dir", "hooks.d", "--socket", "/nonexistent/vmpin/hook.sock",
+               "--spool", str(tmp_path / "spool"), "-o", "json", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert all(Path(path).is_file() for path in json.loads(ran.stdout)["written"])
+    (registration,) = (tmp_path / "hooks.d").glob("*-createRuntime.json")
+    hook = json.loads(registration.read_text())["hook"]
+    assert hook["path"] == str(tmp_path / "hooks.d" / "vmpin-hook")
+    assert stat.S_IMODE(os.stat(hook["path"]).st_mode) == 0o755
+    told = _run(hook["path"], *hook["args"][1:], cwd=tmp_path, stdin='{"id":"c1"}')
+    assert told.returncode == 0
+    (kept,) = (tmp_path / "spool").iterdir()
+    assert kept.read_text().endswith('\n{"id":"c1"}')
+
+
+def test_nothing_of_the_installation_points_into_the_checkout(installed: Path) -> None:
+    ran = _run(installed.with_name("python"), "-c", "import vmpin; print(vmpin.__path__[0])", cwd=installed.parent)
+    assert not Path(ran.stdout.strip()).is_relative_to(ROOT)
+
+
+def _needed() -> dict[str, str]:
+    """What `make test` looks for, with the package that brings it."""
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    found = re.search(r"^TEST_NEEDS := (.*)$", makefile, re.MULTILINE)
+    assert found
+    return dict(need.split("=") for need in found[1].split())
+
+
+def test_make_test_installs_every_tool_that_a_test_needs() -> None:
+    """Where a test is content with one of several, one is enough."""
+    always = {"chroot", "mount", "nsenter", "prlimit", "setpriv", "sh", "stdbuf", "taskset", "tee", "timeout",
+              "unshare"}  # of coreutils, util-linux, mount and dash
+    brought = set(_needed()) | always
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "need_tool":
+                names = {each.value for each in node.args if isinstance(each, ast.Constant)}
+                assert not names or names & brought, f"{path.name}:{node.lineno}: {names}"
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_what_is_missing_is_named_with_the_line_to_type(tmp_path: Path, root: bool) -> None:
+    """Nothing is installed for who is not root; a tool that is there is not named."""
+    (tmp_path / "id").write_text(f"#!/bin/sh\necho {0 if root else 1000}\n")
+    (tmp_path / "apt-get").write_text(f"#!/bin/sh\necho $DEBIAN_FRONTEND apt-get $* >>{tmp_path}/log\n")
+    for name in "id", "apt-get":
+        (tmp_path / name).chmod(0o755)
+    ran = subprocess.run([ROOT / ".ci/install", "sh=dash", "no-such-tool=spoon", "/no/such/file=fork"],
+                         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True)
+    assert ran.returncode == 0
+    if root:
+        first, second = (tmp_path / "log").read_text().splitlines()
+        assert first.startswith("noninteractive apt-get")
+        assert first.endswith(" update")
+        assert second.endswith(" install --yes --no-install-recommends spoon fork")
+    else:
+        assert "apt-get install --yes --no-install-recommends spoon fork" in ran.stderr
+        assert not (tmp_path / "log").exists()

@@ -1,0 +1,85 @@
+"""The difference between what was decided and what the kernel shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
+from vmpin.placement import Placement, VcpuPlace, Verdict
+from vmpin.plan import Observed, SetAffinity, diff, needs_setting, ordered
+
+POD = SandboxId("pod-a")
+PID = 4121
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+def thread(tid: int, role: ThreadRole, vcpu: int | None = None) -> VmThread:
+    return VmThread(ThreadId(tid, 77), role, f"t{tid}", PID, None if vcpu is None else VcpuId(vcpu))
+
+
+def placement(**others: str | None) -> Placement:
+    """vCPU 0 on CPU 4, vCPU 1 left alone, the others on 4-5 unless told."""
+    where: dict[ThreadRole, CpuSet | None] = {
+        role: None if others.get(role.value, "") is None else cpus(others.get(role.value) or "4-5")
+             for role in ThreadRole if role is not ThreadRole.VCPU}
+    places = (VcpuPlace(VcpuId(0), cpus("4")), VcpuPlace(VcpuId(1), None))
+    return Placement(POD, cpus("4-5"), Verdict.PINNED, (), places, where, {})
+
+
+MAIN = thread(PID, ThreadRole.EMULATOR)
+VCPU0, VCPU1, VCPU9 = (thread(PID + 1 + number, ThreadRole.VCPU, number) for number in (0, 1, 9))
+
+
+@pytest.mark.parametrize(("what", "actual", "asked", "shown", "limit", "needed"), [
+    ("as wanted, never set: a node that is right is left alone", "4-5", None, None, None, False),
+    ("as wanted and as asked", "4-5", "4-5", "4-5", None, False),
+    ("another mask, never set", "0-7", None, None, None, True),
+    ("nothing shown at all (its only CPU went off, Linux 6.1)", "", None, None, None, True),
+    ("drift: set once, another now", "0-7", "4-5", "4-5", None, True),
+    ("equal masks hide another request", "4-5", "4-6", "4-5", None, True),
+    ("what the cpuset left of it then is what it shows now", "4", "4-5", "4", None, False),
+    ("the cpuset left something, and now less", "5", "4-6", "4-5", None, True),
+    ("the cpuset is known to leave just this", "4", None, None, "3-4", False),
+    ("the cpuset would leave more", "4", None, None, "3-5", True),
+    ("the cpuset leaves nothing: it has to be tried, and said", "0", None, None, "0-3", True),
+    ("tried and refused, as before", "0", "4-5", "0", "0-3", False),
+])
+def test_a_mask_is_set_when_it_changes_or_when_the_kernel_shows_what_it_need_not(
+        what: str, actual: str, asked: str | None, shown: str | None, limit: str | None, needed: bool) -> None:
+    seen = Observed(MAIN, cpus(actual), *(None if text is None else cpus(text) for text in (asked, shown, limit)))
+    wanted = cpus("4-6") if asked == "4-6" and shown == "4-5" and actual == "5" else cpus("4-5")
+    assert needs_setting(seen, wanted) is needed, what
+
+
+def test_what_is_as_wanted_gives_the_empty_plan() -> None:
+    seen = [Observed(MAIN, cpus("4-5")), Observed(VCPU0, cpus("4")), Observed(VCPU1, cpus("0-7"))]
+    assert diff(placement(), seen) == ()
+    assert diff(placement(), []) == ()
+
+
+def test_only_what_differs_is_set_and_what_is_left_alone_is_not() -> None:
+    vhost = thread(PID + 20, ThreadRole.VHOST)
+    seen = [Observed(MAIN, cpus("4-5")), Observed(VCPU0, cpus("4-5")), Observed(VCPU1, cpus("0-7")),
+            Observed(VCPU9, cpus("0-7")), Observed(vhost, cpus("0-7"))]
+    assert diff(placement(vhost=None), seen) == (SetAffinity(POD, VCPU0, cpus("4"), cpus("4-5")),)
+
+
+def test_operations_describe_themselves() -> None:
+    assert SetAffinity(POD, VCPU0, cpus("4"), cpus("0-7")).describe() == (
+        "sandbox pod-a: set vcpu 0 (thread 4122, t4122) to CPUs 4, was 0-7")
+    assert SetAffinity(POD, MAIN, cpus("4-5"), EMPTY).describe() == (
+        "sandbox pod-a: set emulator (thread 4121, t4121) to CPUs 4-5, was none")
+
+
+def test_main_threads_go_first_then_those_that_only_leave_cpus() -> None:
+    """Threads born meanwhile inherit from the main thread; CPUs are left before others are taken."""
+    takes = SetAffinity(POD, VCPU0, cpus("4"), cpus("5"))
+    leaves = SetAffinity(POD, VCPU1, cpus("5"), cpus("4-5"))
+    first = SetAffinity(POD, MAIN, cpus("0-7"), cpus("4-5"))
+    same = SetAffinity(POD, VCPU9, cpus("5"), cpus("5"))
+    assert ordered([takes, leaves, same, first]) == (first, leaves, same, takes)
+    assert [each.narrows for each in (takes, leaves, same, first)] == [False, True, True, False]

@@ -1,0 +1,377 @@
+"""Scenarios: the format, what is refused, and an earlier outcome taken up again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vmpin import scenario
+from vmpin.cpuset import CpuSet
+from vmpin.errors import ConfigError
+from vmpin.model import ContainerId, SandboxId, VcpuId
+from vmpin.placement import Previous
+from vmpin.policy import Policy, Vcpus, Where
+from vmpin.topology import Topology
+
+EXAMPLE = """
+topology:                 # absent: this machine's
+  online: "0-15"
+  cores: ["0,8", "1,9"]   # SMT groups; CPUs not named are cores of their own; offline CPUs may be named
+  nodes: {0: "0-3,8-11", 1: "4-7,12-15"}
+housekeeping: "0"         # optional
+shared_pool: "0-1,8-9"    # optional: the kubelet's default set
+policy: {vcpus: auto, spare_vcpus: sandbox, iothreads: sandbox, vhost: sandbox, emulator: sandbox}
+sandboxes:
+  - id: pod-a
+    vcpus: 3              # or [{id: 0, core: 0, node: 0}, {id: 7, core: 1, node: 0}]
+    iothreads: 1
+    vhost: 2
+    containers:
+      - {id: main, cpuset: "2-3", exclusive: true}    # state: created|running|stopped (default running)
+      - {id: sidecar, cpuset: "0-1,8-9"}
+      - {id: init}                                    # no cpuset
+"""
+
+OUTCOME = """
+{"sandboxes": [{"id": "pod-a", "mask": "0-3,8-9", "verdict": "pinned", "reasons": [],
+   "vcpus": [{"id": 0, "cpus": "0-1,8-9", "container": null}, {"id": 1, "cpus": "2", "container": "main"},
+             {"id": 2, "cpus": "3", "container": "main"}],
+   "iothreads": [{"index": 0, "cpus": "0-3,8-9"}], "vhost": "0-3,8-9", "emulator": "0-3,8-9",
+   "containers": [{"id": "main", "vcpus": "1-2"}, {"id": "sidecar", "vcpus": "0"}, {"id": "init", "vcpus": "0"}]}],
+ "collisions": [], "moves": 0}
+"""
+
+
+def load(tmp_path: Path, text: str, machine: Topology | None = None) -> scenario.Scenario:
+    path = tmp_path / "node.yaml"
+    path.write_text(text)
+    return scenario.load(path, machine)
+
+
+def outcome(tmp_path: Path, text: str, previous: str | None = None) -> dict[str, Any]:
+    before = None
+    if previous is not None:
+        path = tmp_path / "previous.json"
+        path.write_text(previous)
+        before = scenario.load_previous(path)
+    return scenario.run(load(tmp_path, text), before).data()
+
+
+def refusal(tmp_path: Path, text: str | bytes) -> str:
+    """What is said of a scenario, after the name of the file."""
+    path = tmp_path / "node.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError) as caught:
+        scenario.load(path)
+    said = str(caught.value)
+    assert said.startswith(f"{path}:")
+    assert said.isprintable()
+    assert len(said) < 1000
+    return said.removeprefix(f"{path}:").strip()
+
+
+# --- the format ------------------------------------------------------------------------------------------------------
+
+def test_the_example_gives_its_outcome(tmp_path: Path) -> None:
+    found = outcome(tmp_path, EXAMPLE)
+    assert found == json.loads(OUTCOME)
+    assert list(found["sandboxes"][0]) == ["id", "mask", "verdict", "reasons", "vcpus", "iothreads", "vhost",
+                                           "emulator", "containers"]
+
+
+def test_an_outcome_is_json_and_placed_again_with_it_nothing_moves(tmp_path: Path) -> None:
+    found = outcome(tmp_path, EXAMPLE)
+    assert outcome(tmp_path, EXAMPLE, json.dumps(found)) == found
+
+
+def test_moves_counts_vcpus_whose_cpus_changed_and_no_new_ones(tmp_path: Path) -> None:
+    wider = EXAMPLE.replace("vcpus: 3 ", "vcpus: 5 ").replace('"2-3", exclusive', '"3-4,6", exclusive')
+    found = outcome(tmp_path, wider, OUTCOME)
+    assert [vcpu["cpus"] for vcpu in found["sandboxes"][0]["vcpus"]] == ["0-1,8-9", "4", "3", "0-1,8-9", "6"]
+    assert found["moves"] == 1
+
+
+def test_a_previous_outcome_keeps_pairs_that_nothing_else_asks_for(tmp_path: Path) -> None:
+    swapped = OUTCOME.replace('"cpus": "2"', '"cpus": "X"').replace('"cpus": "3"', '"cpus": "2"').replace('"X"', '"3"')
+    found = outcome(tmp_path, EXAMPLE, swapped)
+    assert [vcpu["cpus"] for vcpu in found["sandboxes"][0]["vcpus"]] == ["0-1,8-9", "3", "2"]
+    assert found["moves"] == 0
+
+
+def test_a_previous_outcome_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "previous.json"
+    path.write_text(OUTCOME.replace('"0-1,8-9", "container"', 'null, "container"'))
+    assert scenario.load_previous(path) == {SandboxId("pod-a"): Previous(CpuSet.parse("0-3,8-9"), {
+        VcpuId(0): (None, None), VcpuId(1): (CpuSet.parse("2"), ContainerId("main")),
+        VcpuId(2): (CpuSet.parse("3"), ContainerId("main"))})}
+
+
+def test_off_is_null_and_bare_off_is_understood(tmp_path: Path) -> None:
+    text = EXAMPLE.replace("vcpus: auto", "vcpus: off").replace("vhost: sandbox", "vhost: off")
+    (found,) = outcome(tmp_path, text)["sandboxes"]
+    assert found["verdict"] == "off"
+    assert [vcpu["cpus"] for vcpu in found["vcpus"]] == [None, None, None]
+    assert found["vhost"] is None
+    assert outcome(tmp_path, text, json.dumps({"sandboxes": [found]}))["moves"] == 0
+
+
+def test_collisions_name_the_cpu_and_the_sandboxes(tmp_path: Path) -> None:
+    found = outcome(tmp_path, """
+        topology: {online: "0-7"}
+        sandboxes:
+          - {id: pod-a, vcpus: 2, containers: [{id: main, cpuset: "4-5", exclusive: true}]}
+          - {id: pod-b, vcpus: 2, containers: [{id: main, cpuset: "3-4", exclusive: true}]}
+    """)
+    assert found["collisions"] == [{"cpu": 4, "sandboxes": ["pod-a", "pod-b"],
+                                    "what": "exclusive to main of pod-a and main of pod-b"}]
+
+
+def test_offline_cpus_may_be_named_anywhere(tmp_path: Path) -> None:
+    found = outcome(tmp_path, """
+        topology: {online: "0-3", cores: ["0,4", "1,5"], nodes: {0: "0-7"}}
+        housekeeping: "7"
+        shared_pool: "0,4-6"
+        policy: {iothreads: "3,7"}
+        sandboxes: [{id: a, vcpus: 1, iothreads: 1, containers: [{id: main, cpuset: "3-5"}, {id: x, cpuset: "2,7"}]}]
+    """)
+    (sandbox,) = found["sandboxes"]
+    assert (sandbox["mask"], sandbox["iothreads"]) == ("2-3", [{"index": 0, "cpus": "3"}])
+
+
+def test_little_need_be_said(tmp_path: Path) -> None:
+    machine = Topology.build(CpuSet.parse("0-3"))
+    for text in ("", "# nothing\n", "{}", "sandboxes:\npolicy:\nshared_pool:\nhousekeeping:\ntopology:\n"):
+        assert load(tmp_path, text, machine).sandboxes == ()
+    one = load(tmp_path, "sandboxes: [{id: 7}]", machine)
+    assert scenario.run(one).data()["sandboxes"] == [{
+        "id": "7", "mask": "0-3", "verdict": "floating", "reasons": [], "vcpus": [], "iothreads": [], "vhost": "0-3",
+        "emulator": "0-3", "containers": []}]
+    assert one.node.topology is machine
+    given = load(tmp_path, "topology: {online: 5}", machine)
+    assert given.node.topology == Topology.build(CpuSet.parse("5"))
+
+
+def test_an_empty_pool_is_one_that_nobody_told(tmp_path: Path) -> None:
+    text = 'topology: {online: "0-3"}\nshared_pool: ""\nsandboxes: [{id: a, vcpus: 1, containers: [{id: c, cpuset: 2}]}]'
+    assert outcome(tmp_path, text)["sandboxes"][0]["verdict"] == "floating"
+
+
+def test_every_policy_can_be_said(tmp_path: Path) -> None:
+    text = ('topology: {online: "0-7"}\npolicy: {vcpus: union, spare_vcpus: housekeeping, iothreads: "2-3", vhost: 4, '
+            "emulator: shared, virtiofsd: off, shim: housekeeping}")
+    assert load(tmp_path, text).policy == Policy.of({
+        "vcpus": "union", "spare_vcpus": "housekeeping", "iothreads": "2-3", "vhost": "4", "emulator": "shared",
+        "virtiofsd": "off", "shim": "housekeeping"})
+    assert load(tmp_path, text).policy.vcpus is Vcpus.UNION
+    assert load(tmp_path, text).policy.virtiofsd is Where.OFF
+
+
+def test_a_container_is_created_running_or_stopped(tmp_path: Path) -> None:
+    text = """
+        topology: {online: "0-7"}
+        sandboxes: [{id: a, vcpus: 1, containers: [{id: c, cpuset: 2, state: created}, {id: r, cpuset: 3, state: running},
+                                                   {id: s, cpuset: 4, state: stopped}]}]
+    """
+    (sandbox,) = outcome(tmp_path, text)["sandboxes"]
+    assert sandbox["mask"] == "2-3"
+    assert [container["id"] for container in sandbox["containers"]] == ["c", "r"]
+
+
+def test_vcpus_are_a_count_or_a_list_with_cores_and_nodes(tmp_path: Path) -> None:
+    text = """
+        topology: {online: "0-7", cores: ["2,6", "3,7"]}
+        sandboxes: [{id: a, vcpus: [{id: 7, core: 1, node: 0}, {id: 0, core: 0}, {id: 6, core: 1, node: 0}, {id: 1, core: 0}],
+                     containers: [{id: c, cpuset: "2-3,6-7", exclusive: true}]}]
+    """
+    (sandbox,) = outcome(tmp_path, text)["sandboxes"]
+    assert {vcpu["id"]: vcpu["cpus"] for vcpu in sandbox["vcpus"]} == {6: "2", 7: "6", 0: "3", 1: "7"}
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+def changed(*path: str | int, to: object, drop: bool = False) -> str:
+    """EXAMPLE with one value changed, as YAML."""
+    document: Any = yaml.safe_load(EXAMPLE)
+    inner = document
+    for step in path[:-1]:
+        inner = inner[step]
+    if drop:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = to
+    return yaml.safe_dump(document)
+
+
+BOX = ("sandboxes", 0, "containers", 0)
+
+
+@pytest.mark.parametrize(("path", "value", "place", "why"), [
+    # an unknown key, at every level
+    (("sandbox",), [], "the document", "unknown key 'sandbox'"),
+    (("topology", "sockets"), 1, "topology", "unknown key 'sockets'"),
+    (("policy", "vcpu"), "auto", "policy", "unknown key 'vcpu'"),
+    (("sandboxes", 0, "vpcus"), 3, "sandboxes[0]", "unknown key 'vpcus'"),
+    (("sandboxes", 0, "vcpus"), [{"id": 0, "socket": 1}], "sandboxes[0].vcpus[0]", "unknown key 'socket'"),
+    ((*BOX, "cpus"), "2", "sandboxes[0].containers[0]", "unknown key 'cpus'"),
+    ((1,), "x", "the document", "unknown key 1"),
+    # a CPU that is not in the topology
+    (("housekeeping",), "16", "housekeeping", "CPUs 16 of '16' are not in the topology (0-15)"),
+    (("shared_pool",), "0,20-21", "shared_pool", "CPUs 20-21 of '0,20-21' are not in the topology (0-15)"),
+    ((*BOX, "cpuset"), "2-99", "sandboxes[0].containers[0].cpuset", "CPUs 16-99 of '2-99' are not in the topology"),
+    (("policy", "iothreads"), "3,17", "policy.iothreads", "CPUs 17 of '3,17' are not in the topology"),
+    # no CPU list
+    ((*BOX, "cpuset"), "3-1", "sandboxes[0].containers[0].cpuset", "'3-1'"),
+    ((*BOX, "cpuset"), "99999", "sandboxes[0].containers[0].cpuset", "'99999'"),
+    ((*BOX, "cpuset"), "two", "sandboxes[0].containers[0].cpuset", "'two'"),
+    ((*BOX, "cpuset"), -1, "sandboxes[0].containers[0].cpuset", "'-1'"),
+    ((*BOX, "cpuset"), True, "sandboxes[0].containers[0].cpuset", "True is no CPU list"),
+    ((*BOX, "cpuset"), 2.5, "sandboxes[0].containers[0].cpuset", "2.5 is no CPU list"),
+    ((*BOX, "cpuset"), [2, 3], "sandboxes[0].containers[0].cpuset", "[2, 3] is no CPU list"),
+    (("housekeeping",), {"a": 1}, "housekeeping", "{'a': 1} is no CPU list"),
+    # the topology itself
+    (("topology", "online"), None, "topology.online", "is missing"),
+    (("topology", "online"), "", "topology.online", "names no CPU"),
+    (("topology", "online"), "0-", "topology.online", "'0-'"),
+    (("topology",), [], "topology", "[] is no mapping"),
+    (("topology", "cores"), "0,8", "topology.cores", "'0,8' is no list"),
+    (("topology", "cores"), ["0,8", "8,9"], "topology", "CPU 8 is in two cores"),
+    (("topology", "cores"), ["0,8", "x"], "topology.cores[1]", "'x'"),
+    (("topology", "nodes"), ["0-7"], "topology.nodes", "['0-7'] is no mapping"),
+    (("topology", "nodes"), {0: "0-7", 1: "7"}, "topology", "CPU 7 is in two nodes"),
+    (("topology", "nodes"), {-1: "0-7"}, "topology.nodes.-1", "-1 is no number"),
+    (("topology", "nodes"), {"x": "0-7"}, "topology.nodes.x", "'x' is no number"),
+    (("topology", "nodes"), {True: "0-7"}, "topology.nodes.True", "True is no number"),
+    (("topology", "nodes"), {0: "0-3", "0": "4-7"}, "topology.nodes.0", "is there twice"),
+    (("topology", "nodes"), {"9" * 5000: "0"}, "topology.nodes.999", "is no number"),
+    # ids
+    (("sandboxes", 0, "id"), None, "sandboxes[0].id", "None is no id"),
+    (("sandboxes", 0, "id"), "", "sandboxes[0].id", "'' is no id"),
+    (("sandboxes", 0, "id"), "../etc", "sandboxes[0].id", "'../etc' is no id"),
+    (("sandboxes", 0, "id"), "a\nb", "sandboxes[0].id", r"'a\nb' is no id"),
+    (("sandboxes", 0, "id"), True, "sandboxes[0].id", "True is no id"),
+    (("sandboxes", 0, "id"), 1.5, "sandboxes[0].id", "1.5 is no id"),
+    (("sandboxes",), [{"id": "a"}, {"id": "a"}], "sandboxes[1].id", "'a' is there twice"),
+    (("sandboxes",), [{"id": 1}, {"id": "1"}], "sandboxes[1].id", "'1' is there twice"),
+    (("sandboxes", 0, "containers"), [{"id": "c"}, {"id": "c"}], "sandboxes[0].containers[1].id", "'c' is there twice"),
+    ((*BOX, "id"), "a/b", "sandboxes[0].containers[0].id", "'a/b' is no id"),
+    (("sandboxes", 0, "vcpus"), [{"id": 3}, {"id": 3}], "sandboxes[0].vcpus[1].id", "vCPU 3 is there twice"),
+    # counts
+    (("sandboxes", 0, "vcpus"), -1, "sandboxes[0].vcpus", "-1 is no number between 0 and 4096"),
+    (("sandboxes", 0, "vcpus"), 4097, "sandboxes[0].vcpus", "4097 is no number"),
+    (("sandboxes", 0, "vcpus"), 10 ** 18, "sandboxes[0].vcpus", "1000000000000000000 is no number"),
+    (("sandboxes", 0, "vcpus"), True, "sandboxes[0].vcpus", "True is no number"),
+    (("sandboxes", 0, "vcpus"), "3", "sandboxes[0].vcpus", "'3' is no number"),
+    (("sandboxes", 0, "vcpus"), 2.0, "sandboxes[0].vcpus", "2.0 is no number"),
+    (("sandboxes", 0, "vcpus"), None, "sandboxes[0].vcpus", "None is no number"),
+    (("sandboxes", 0, "vcpus"), [3], "sandboxes[0].vcpus[0]", "3 is no mapping"),
+    (("sandboxes", 0, "vcpus"), [{"core": 1}], "sandboxes[0].vcpus[0].id", "None is no number"),
+    (("sandboxes", 0, "vcpus"), [{"id": -2}], "sandboxes[0].vcpus[0].id", "-2 is no number"),
+    (("sandboxes", 0, "vcpus"), [{"id": 0, "core": -2}], "sandboxes[0].vcpus[0].core", "-2 is no number"),
+    (("sandboxes", 0, "vcpus"), [{"id": 0, "node": False}], "sandboxes[0].vcpus[0].node", "False is no number"),
+    (("sandboxes", 0, "iothreads"), -1, "sandboxes[0].iothreads", "-1 is no number"),
+    (("sandboxes", 0, "iothreads"), False, "sandboxes[0].iothreads", "False is no number"),
+    (("sandboxes", 0, "vhost"), 10 ** 9, "sandboxes[0].vhost", "1000000000 is no number"),
+    # containers
+    ((*BOX, "exclusive"), "yes", "sandboxes[0].containers[0].exclusive", "'yes' is neither true nor false"),
+    ((*BOX, "exclusive"), 1, "sandboxes[0].containers[0].exclusive", "1 is neither true nor false"),
+    ((*BOX, "cpuset"), "", "sandboxes[0].containers[0].exclusive", "is true, but the container has no cpuset"),
+    ((*BOX, "state"), "paused", "sandboxes[0].containers[0].state", "'paused' is none of created, running, stopped"),
+    ((*BOX, "state"), 1, "sandboxes[0].containers[0].state", "1 is none of"),
+    # the policy
+    (("policy", "vcpus"), "pinned", "policy", "vcpus: 'pinned' is none of auto, union, off"),
+    (("policy", "vcpus"), "0-3", "policy", "vcpus: '0-3' is none of auto, union, off"),
+    (("policy", "spare_vcpus"), "off", "policy", "spare_vcpus: 'off' is none of sandbox, shared, housekeeping"),
+    (("policy", "iothreads"), "", "policy", "iothreads: '' is none of sandbox, shared, housekeeping, off or a CPU list"),
+    (("policy", "iothreads"), True, "policy", "iothreads: True is none of"),
+    (("policy", "emulator"), ["sandbox"], "policy", "emulator: ['sandbox'] is none of"),
+    (("policy",), "auto", "policy", "'auto' is no mapping"),
+    # shapes
+    (("sandboxes",), {"id": "a"}, "sandboxes", "{'id': 'a'} is no list"),
+    (("sandboxes",), ["pod-a"], "sandboxes[0]", "'pod-a' is no mapping"),
+    (("sandboxes", 0, "containers"), "main", "sandboxes[0].containers", "'main' is no list"),
+    (("sandboxes", 0, "containers"), [[]], "sandboxes[0].containers[0]", "[] is no mapping"),
+])
+def test_what_makes_no_sense_is_refused_in_one_line_with_place_and_value(
+        tmp_path: Path, path: tuple[str | int, ...], value: object, place: str, why: str) -> None:
+    said = refusal(tmp_path, changed(*path, to=value))
+    assert said.startswith(place)
+    assert why in said
+
+
+def test_without_a_topology_there_is_nothing_to_place_on(tmp_path: Path) -> None:
+    assert refusal(tmp_path, changed("topology", to=0, drop=True)) == "topology: is missing"
+
+
+BOMB = "\n".join(f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 9) if at else 'x'}]" for at in range(12))
+
+
+@pytest.mark.parametrize(("text", "why"), [
+    ("[1, 2]", "the document: [1, 2] is no mapping"),
+    ("pod-a", "the document: 'pod-a' is no mapping"),
+    ("sandboxes: [", "2: "),
+    ("a: b: c", "1: "),
+    ("%&", "1: "),
+    ("\t- x", "1: "),
+    ("sandboxes: *nowhere", "1: found undefined alias"),
+    ("--- {}\n--- {}", "2: but found another document"),
+    ("x: !!python/object/apply:os.system ['true']", "1: could not determine a constructor"),
+    ("topology: {online: 0}\nsandboxes: []\nsandboxes: []", "3: key 'sandboxes' cannot be used or is there twice"),
+    ("sandboxes: [{id: a, id: b}]", "1: key 'id' cannot be used or is there twice"),
+    ("? [a]\n: b", "1: key ['a'] cannot be used or is there twice"),
+    ("topology: !!bool maybe", "not YAML: 'maybe'"),
+    ("topology: !!int ''", "not YAML: "),
+    ("topology: !!float ''", "not YAML: "),
+    ("topology: !!timestamp x", "not YAML: "),
+    ("topology: 2026-02-31", "not YAML: day is out of range"),
+    ("x: " + "[" * 5000, "not YAML: "),
+    ("x: " + "[" * 60 + "]" * 60, "is nested more than 32 deep"),
+    ("&a [*a]", "is nested more than 32 deep"),
+    (BOMB, "holds more than 1048576 values"),
+    ("topology: {online: 0x" + "f" * 9000 + "}", "holds a number of 36000 bits"),
+    ("topology: {online: " + "9" * 9000 + "}", "not YAML: Exceeds the limit"),
+    ("sandboxes: " + repr(["x" * 500] * 100), "sandboxes[0]: 'xxx"),
+    (b"sandboxes: \xff", "not UTF-8 text (byte 11)"),
+    (b"sandboxes: \x00", "not YAML: "),
+    (b"#" * ((4 << 20) + 1), "larger than 4 MiB"),
+])
+def test_what_is_no_scenario_at_all_is_refused_in_one_line(tmp_path: Path, text: str | bytes, why: str) -> None:
+    assert refusal(tmp_path, text).startswith(why)
+
+
+def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "none.yaml", "No such file or directory"), (tmp_path, "Is a directory")):
+        for read in (scenario.load, scenario.load_previous):
+            with pytest.raises(ConfigError) as caught:
+                read(path)
+            assert str(caught.value) == f"{path}: cannot be read: {why}"
+
+
+@pytest.mark.parametrize(("text", "why"), [
+    ("", "not JSON: "),
+    ("{", "not JSON: "),
+    ("[" * 100_000, "not JSON: "),
+    ("[" * 60 + "]" * 60, "is nested more than 32 deep"),
+    ("\ud800", "not JSON: "),
+    ("9" * 5000, "not JSON: "),
+    ("[]", "the document: [] is no mapping"),
+    ('{"sandboxes": {}}', "sandboxes: {} is no list"),
+    ('{"sandboxes": [1]}', "sandboxes[0]: 1 is no mapping"),
+    ('{"sandboxes": [{}]}', "sandboxes[0].id: None is no id"),
+    ('{"sandboxes": [{"id": "a", "mask": "x"}]}', "sandboxes[0].mask: invalid CPU list 'x'"),
+    ('{"sandboxes": [{"id": "a", "vcpus": [{"id": -1, "cpus": "2"}]}]}', "sandboxes[0].vcpus[0].id: -1 is no number"),
+    ('{"sandboxes": [{"id": "a", "vcpus": [{"id": 1, "cpus": [2]}]}]}', "sandboxes[0].vcpus[0].cpus: [2] is no CPU list"),
+    ('{"sandboxes": [{"id": "a", "vcpus": [{"id": 1, "cpus": "2", "container": "/"}]}]}',
+     "sandboxes[0].vcpus[0].container: '/' is no id"),
+])
+def test_an_earlier_outcome_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "previous.json"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(ConfigError) as caught:
+        scenario.load_previous(path)
+    said = str(caught.value)
+    assert said.startswith(f"{path}: {why}")
+    assert said.isprintable()

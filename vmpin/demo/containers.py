@@ -1,0 +1,125 @@
+"""The demo's containers: real ones, made by crun, each with namespaces and a cgroup of its own and the hook in its
+config.json. They sleep; what they are there for is their cpuset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vmpin import hooks_install
+from vmpin.cpuset import CpuSet
+from vmpin.errors import VmpinError
+
+# crun up to 1.8 refuses a machine whose controllers are split between cgroup v1 and v2. In a mount namespace of its
+# own it does not see the v2 part; the machine's own mounts stay as they are.
+_WITHOUT_HYBRID = """\
+if grep -q ' /sys/fs/cgroup/unified cgroup2 ' /proc/self/mounts; then umount /sys/fs/cgroup/unified; fi
+exec "$@"
+"""
+
+
+class Containers:
+    """Those of one sandbox. `close` leaves nothing of them."""
+
+    def __init__(self, crun: str, busybox: str, sandbox: str, directory: Path,
+                 options: hooks_install.HookOptions) -> None:
+        self.sandbox = sandbox
+        self.directory = directory
+        self._crun = crun
+        self._options = options
+        self._script = hooks_install.script_path(directory / "hooks.d")
+        self._made: list[str] = []
+        rootfs = directory / "rootfs"
+        for name in ("bin", "dev", "proc", "sys"):
+            (rootfs / name).mkdir(parents=True)
+        shutil.copy(busybox, rootfs / "bin" / "busybox")
+        hooks_install.install(directory / "hooks.d", options)
+
+    def id(self, name: str) -> str:
+        return f"{self.sandbox}-{name}"
+
+    def run(self, name: str, cpus: CpuSet) -> None:
+        """Make a container and start it; the hook is called on the way. :raises VmpinError:"""
+        bundle = self.directory / self.id(name)
+        bundle.mkdir()
+        spec = hooks_install.snippet_base_spec(self._spec(name, cpus), self._script, self._options)
+        (bundle / "config.json").write_text(json.dumps(spec, indent=1))
+        self._made.append(name)
+        self._call("run", "--detach", "--bundle", str(bundle), self.id(name))
+
+    def update(self, name: str, cpus: CpuSet) -> None:
+        """Change the cpuset, as the kubelet does through the CRI. No hook is called for this."""
+        self._call("update", "--cpuset-cpus", str(cpus), self.id(name))
+
+    def stop(self, name: str) -> None:
+        self._call("delete", "--force", self.id(name))
+        self._made.remove(name)
+
+    def close(self) -> None:
+        for name in list(self._made):
+            with contextlib.suppress(VmpinError, OSError):
+                self.stop(name)
+        for at in Path("/sys/fs/cgroup").glob(f"**/{self.sandbox}-*"):
+            self._remove(at)
+
+    def _remove(self, cgroup: Path) -> None:
+        """A cgroup can go once its last process has; that of a crun that was interrupted may still have one."""
+        for _ in range(100):
+            try:
+                for pid in (cgroup / "cgroup.procs").read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+                cgroup.rmdir()
+                return
+            except FileNotFoundError:
+                return
+            except OSError:
+                time.sleep(0.02)
+
+    def _call(self, *args: str) -> None:
+        """Run crun. Its output goes to a file, as a pipe would stay open in the container."""
+        log = self.directory / "crun.log"
+        with log.open("wb") as file:
+            try:
+                done = subprocess.run(
+                    ["unshare", "--mount", "--propagation", "private", "sh", "-c", _WITHOUT_HYBRID, "sh",
+                     self._crun, "--root", str(self.directory / "crun"), "--cgroup-manager=cgroupfs", *args],
+                    stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0, timeout=20)
+            except subprocess.TimeoutExpired:
+                raise VmpinError(f"crun {args[0]} did not end within 20 s") from None
+        if done.returncode:
+            words = log.read_text("utf-8", "replace").split()
+            raise VmpinError(f"crun {args[0]} failed: {' '.join(words)[-400:] or f'exit code {done.returncode}'}",
+                             "is this a container without cgroups of its own?")
+
+    def _spec(self, name: str, cpus: CpuSet) -> dict[str, Any]:
+        # Neither the host's /proc nor one of its own: there is nothing in it that a sleeping process needs.
+        return {
+            "ociVersion": "1.0.2",
+            "process": {"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["/bin/busybox", "sleep", "600"],
+                        "env": ["PATH=/bin"], "noNewPrivileges": True},
+            "root": {"path": str(self.directory / "rootfs"), "readonly": True},
+            "mounts": [],
+            "hostname": name,
+            "annotations": cri_annotations(self.sandbox, name),
+            "linux": {
+                "cgroupsPath": f"/{self.id(name)}",
+                "resources": {"cpu": {"cpus": str(cpus)}},
+                "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")],
+            },
+        }
+
+
+def cri_annotations(sandbox: str, name: str) -> Mapping[str, str]:
+    """As containerd gives them."""
+    cri = "io.kubernetes.cri."
+    return {f"{cri}container-type": "container", f"{cri}container-name": name, f"{cri}sandbox-id": sandbox,
+            f"{cri}sandbox-name": "shop", f"{cri}sandbox-namespace": "demo", f"{cri}sandbox-uid": "0000-demo"}

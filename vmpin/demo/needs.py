@@ -1,0 +1,90 @@
+"""What the demo needs of the machine: tools with the Debian packages that have them, root, two CPUs.
+
+What stays out: installing anything.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vmpin.cpuset import CpuSet
+from vmpin.errors import VmpinError
+from vmpin.host.cgroup import Cgroups
+from vmpin.host.sysfs import Sysfs
+
+_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"])
+_PT_INTERP = 3
+
+
+def find(name: str) -> str | None:
+    return shutil.which(name, path=_PATH)
+
+
+def static_busybox() -> str | None:
+    """A busybox that runs in an empty root directory."""
+    found = find("busybox")
+    return found if found is not None and is_static(found) else None
+
+
+def is_static(program: str) -> bool:
+    """Whether a 64-bit ELF program names no dynamic loader (elf(5): no PT_INTERP program header)."""
+    try:
+        with open(program, "rb") as file:
+            header = file.read(64)
+            if header[:5] != b"\x7fELF\x02":
+                return False
+            order = "<" if header[5] == 1 else ">"
+            (table,) = struct.unpack_from(f"{order}Q", header, 32)
+            size, count = struct.unpack_from(f"{order}HH", header, 54)
+            file.seek(table)
+            headers = file.read(size * count)
+        return all(struct.unpack_from(f"{order}I", headers, at * size)[0] != _PT_INTERP for at in range(count))
+    except (OSError, struct.error):
+        return False
+
+
+#: By Debian package, what is looked for.
+_PACKAGES: dict[str, Callable[[], str | None]] = {
+    "qemu-system-x86": lambda: find("qemu-system-x86_64"),
+    "crun": lambda: find("crun"),
+    "busybox-static": static_busybox,
+}
+
+
+def missing() -> list[str]:
+    """The Debian packages that are not there."""
+    return [package for package, look in _PACKAGES.items() if look() is None]
+
+
+@dataclass(frozen=True)
+class Tools:
+    qemu: str
+    crun: str
+    busybox: str
+    #: The CPUs this process's cgroup leaves it.
+    cpus: CpuSet
+
+
+def tools() -> Tools:
+    """Everything that is needed. :raises VmpinError: with what is missing and how to get it."""
+    lacking = missing()
+    if lacking:
+        raise VmpinError(f"the demo needs {', '.join(lacking)}", f"apt-get install {' '.join(lacking)}")
+    for name in ("unshare", "sh"):
+        if find(name) is None:
+            raise VmpinError(f"the demo needs {name}", "apt-get install util-linux dash")
+    if os.geteuid() != 0:
+        raise VmpinError("the demo needs root: it makes containers and pins threads", "sudo vmpin demo")
+    cpus = Sysfs().online()
+    cgroup = Cgroups().cpuset_of(os.getpid())
+    if cgroup is not None and cgroup.effective:
+        cpus &= cgroup.effective
+    if len(cpus) < 2:
+        raise VmpinError(f"the demo needs two CPUs, one to share and one to give away; here is {cpus or 'none'}",
+                         "run it on a machine (or in a cgroup) with at least two online CPUs")
+    found = [look() for look in _PACKAGES.values()]
+    return Tools(str(found[0]), str(found[1]), str(found[2]), cpus)

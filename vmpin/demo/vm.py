@@ -1,0 +1,130 @@
+"""The demo's VM: a real QEMU with three vCPUs, an iothread and a disk, whose guest is the firmware, idle.
+
+With it a second opinion: which CPUs each thread may use, read from /proc by its name, without vmpin's help.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmpin.cpuset import CpuSet
+from vmpin.errors import VmpinError
+
+VCPUS = 3
+#: Seconds for the firmware to say a first word; it takes a tenth.
+_BOOT = 5.0
+_VCPU = re.compile(r"CPU ([0-9]+)/[A-Z]+")
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Where the kernel lets the VM's threads run: the vCPUs by number, the others by thread id."""
+
+    vcpus: dict[int, CpuSet]
+    others: dict[int, CpuSet]
+
+    def __str__(self) -> str:
+        alike: dict[str, list[int]] = {}
+        for number, cpus in sorted(self.vcpus.items()):
+            alike.setdefault(str(cpus), []).append(number)
+        parts = [f"vCPU{'s' if len(numbers) > 1 else ''} {CpuSet(numbers)} on CPU {cpus}"
+                 for cpus, numbers in alike.items()]
+        counts: dict[str, int] = {}
+        for mask in self.others.values():
+            counts[str(mask)] = counts.get(str(mask), 0) + 1
+        return ", ".join([*parts, *(f"{count} other threads on CPU {cpus}" for cpus, count in counts.items())])
+
+
+class Vm:
+    """One QEMU, named as Kata names its own. `stop` ends exactly this process."""
+
+    def __init__(self, qemu: str, sandbox: str, directory: Path) -> None:
+        self.sandbox = sandbox
+        self.directory = directory
+        self.kvm = False
+        #: Why KVM is not used, for the story.
+        self.why = ""
+        self._qemu = qemu
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """With KVM where it really runs a guest, else with TCG. :raises VmpinError: when neither does."""
+        disk = self.directory / "disk"
+        with disk.open("wb") as file:
+            file.truncate(1 << 20)
+        if platform.machine() != "x86_64":
+            self.why = f"this is {platform.machine()}"
+        elif not os.access("/dev/kvm", os.R_OK | os.W_OK):
+            self.why = "there is no /dev/kvm here"
+        elif self._starts("kvm", "qemu64"):
+            self.kvm = True
+            return
+        else:
+            self.why = "KVM runs no guest here"
+        if not self._starts("tcg,thread=multi", "max"):
+            raise VmpinError(f"{self._qemu} does not start: {self._complaint()}", "try it by hand")
+
+    def _starts(self, accelerator: str, cpu: str) -> bool:
+        """Start it, and wait until its firmware speaks: /dev/kvm may be there and yet run nothing."""
+        said = self.directory / "firmware.log"
+        said.unlink(missing_ok=True)
+        argv = [self._qemu, "-name", f"sandbox-{self.sandbox},debug-threads=on", "-machine", "q35",
+                "-accel", accelerator, "-cpu", cpu, "-m", "64M",
+                "-smp", f"{VCPUS},cores=1,threads=1,sockets={VCPUS},maxcpus={VCPUS}",
+                "-nodefaults", "-no-user-config", "-display", "none",
+                "-object", "iothread,id=io1",
+                "-blockdev", f"driver=file,node-name=disk,filename={self.directory}/disk",
+                "-device", "virtio-blk-pci,drive=disk,iothread=io1",
+                "-chardev", f"file,id=firmware,path={said}", "-device", "isa-debugcon,iobase=0x402,chardev=firmware"]
+        with (self.directory / "qemu.log").open("wb") as log:
+            # A group of its own: a Ctrl-C at the terminal is the demo's to handle.
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
+                                       cwd=self.directory)
+        self._process = process
+        deadline = time.monotonic() + _BOOT
+        while process.poll() is None and time.monotonic() < deadline:
+            if said.exists() and b"SeaBIOS" in said.read_bytes() and len(self.masks().vcpus) == VCPUS:
+                return True
+            time.sleep(0.02)
+        self.stop()
+        return False
+
+    def _complaint(self) -> str:
+        lines = (self.directory / "qemu.log").read_text("utf-8", "replace").splitlines()
+        return lines[-1] if lines else "it says nothing"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def masks(self) -> Masks:
+        """What the kernel has for each thread at this moment."""
+        masks = Masks({}, {})
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            try:
+                fields = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines() if ":" in line)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # a worker that ended
+            cpus = CpuSet.parse(fields["Cpus_allowed_list"].strip())
+            vcpu = _VCPU.fullmatch(fields["Name"].strip())
+            if vcpu is not None:
+                masks.vcpus[int(vcpu[1])] = cpus
+            else:
+                masks.others[int(task.name)] = cpus
+        return masks
