@@ -6,6 +6,6 @@ import os
 
 from hypothesis import settings
 
-settings.register_profile("desk", deadline=None, max_examples=60)
-settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True, print_blob=True)
+settings.register_profile("desk", deadline=None, max_examples=40)
+settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "desk")

@@ -250,10 +250,10 @@ def _read(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: is no mapping of sections")
     found: dict[str, object] = {}
     for section, keys in document.items():
-        if not isinstance(keys, dict | None):
-            raise ConfigError(f"{path}: {section}: {keys!r} is no mapping of keys to values")
         if section not in {key.partition(".")[0] for key in _BY_KEY}:
             raise ConfigError(f"{path}: unknown section {section!r}", _hint(str(section)))
+        if not isinstance(keys, dict | None):
+            raise ConfigError(f"{path}: {section}: {keys!r} is no mapping of keys to values")
         for name, value in (keys or {}).items():
             key = f"{section}.{name}"
             if key not in _BY_KEY:

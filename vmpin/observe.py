@@ -62,6 +62,8 @@ class Vm:
     qmp: QmpAnswer | None = None
     #: The thread set for which QMP was asked; it is asked once for each.
     qmp_asked: frozenset[int] = frozenset()
+    #: Whether QMP could tell what is not known; None until somebody wants to know.
+    wants_qmp: bool | None = None
     #: How often its vCPUs were looked for since its threads last changed.
     tries: int = 0
 
@@ -300,16 +302,22 @@ class Observer:
         known = found.complete
         vcpus = guest_vcpus(process.argv, ids) if vm.type is VmmType.QEMU else tuple(Vcpu(number) for number in ids)
         changed = (threads, known, vcpus) != (process.threads, vm.known, vm.vcpus)
-        process.threads, vm.known, vm.vcpus = threads, known, vcpus
+        process.threads, vm.known, vm.vcpus, vm.wants_qmp = threads, known, vcpus, None
         if found.found_by != "learned":
             vm.found_by = found.found_by
         return changed
 
     def wanting_qmp(self) -> list[Vm]:
         """VMs whose threads only QMP can tell apart and that were not asked yet as they are."""
-        return [vm for vm in self.vms.values()
-                if vm.type is VmmType.QEMU and vm.qmp_asked != frozenset(vm.vmm.stats) and vm.vmm.stats
-                and vmm_threads.wants_qmp(_identified(vm), vm.vmm.argv)]
+        wanting = []
+        for vm in self.vms.values():
+            if vm.type is not VmmType.QEMU or not vm.vmm.stats:
+                continue
+            if vm.wants_qmp is None:  # reading hundreds of command lines at every resync costs as much as the pass
+                vm.wants_qmp = vmm_threads.wants_qmp(_identified(vm), vm.vmm.argv)
+            if vm.wants_qmp and vm.qmp_asked != frozenset(vm.vmm.stats):
+                wanting.append(vm)
+        return wanting
 
 
 def _borne_out(sandbox: SandboxId, claim: Claim, identity: ThreadId, vmm: VmmProcess, argv: list[str]) -> bool:

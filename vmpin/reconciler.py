@@ -256,7 +256,8 @@ class Reconciler:
         if self.own.pool != before.pool or not moved.isdisjoint(named):
             return vms
         bits = moved.bits
-        return ({sandbox for sandbox, known in self.placements.items() if known.mask.bits & bits}
+        # One with something to complain of may have been driven off the very CPUs that are free now.
+        return ({sandbox for sandbox, known in self.placements.items() if known.reasons or known.mask.bits & bits}
                 | (vms - self.placements.keys()))
 
     def _operations(self, vm: Vm) -> tuple[SetAffinity, ...]:
@@ -328,7 +329,6 @@ class Reconciler:
                 continue
             if result.outcome is Outcome.REFUSED:
                 masks.open = True  # tried again at every resync
-                masks.asked.pop(thread.id, None)
                 if masks.refused.get(thread.id) != result.why:
                     masks.refused[thread.id] = result.why
                     logger.error("sandbox=%s: %s thread %d wanted=%s has=%s: %s", operation.sandbox, thread.role,

@@ -73,6 +73,12 @@ def run(scenario: Scenario, previous: Mapping[SandboxId, Previous] | None = None
     return Outcome(placements, scenario.sandboxes, tuple(contested(own)), moves)
 
 
+def _line(text: str) -> str:
+    """`text` on one line of a decent length: keys and values of any kind come into it."""
+    shown = text if text.isprintable() else ascii(text)
+    return shown if len(shown) <= 400 else f"{shown[:300]}...{shown[-97:]}"
+
+
 def _text(cpus: CpuSet | None) -> str | None:
     return None if cpus is None else str(cpus)
 
@@ -134,7 +140,7 @@ class _Reader:
         self.path = path
 
     def wrong(self, at: str, why: str) -> ConfigError:
-        return ConfigError(f"{self.path}: {at}: {why if len(why) <= 400 else why[:397] + '...'}")
+        return ConfigError(f"{self.path}: {_line(at)}: {_line(why)}")
 
     def mapping(self, value: object, at: str, keys: Sequence[str] | None) -> dict[str, object]:
         """A mapping with no keys but `keys` (None: any)."""

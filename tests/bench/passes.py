@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Sequence
 
+from bench_node import Bundle, Node, cpus
 from measure import CannotMeasure, Figure, in_turn, median, timed_ms
-from node import Bundle, Node, cpus
 from vms import THREADS, Machine
 
 from vmpin.apply import Outcome

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench_node import Bundle, Node, Watcher, cpu_seconds, cpus, resident_mib
 from measure import CannotMeasure, Figure, environment, in_turn, median, process_ms, progress
-from node import Bundle, Node, Watcher, cpu_seconds, cpus, resident_mib
 from vms import Machine
 
 from vmpin import resources
@@ -71,8 +72,8 @@ def cold_start(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     imports: list[float] = []
 
     def bare() -> float:
-        imports.append(process_ms([sys.executable, "-c", "import vmpin.cli.main, vmpin.cli.watch, vmpin.watcher, yaml"],
-                                  environment()))
+        code = "import vmpin.cli.watch, vmpin.watcher, yaml"
+        imports.append(process_ms([sys.executable, "-c", code], environment()))
         return _interpreter()
 
     values, floors = in_turn(rounds, start, bare)
@@ -87,14 +88,17 @@ def at_rest(made: Node, machines: Sequence[Machine], seconds: float, resync: flo
     made.forget()
     more = {"sandboxes": len(machines), "seconds": seconds, "resync_seconds": resync}
     with Watcher(made, "--set", f"watch.resync_seconds={resync}") as watcher:
+        for _ in range(4):  # a resync each: in its first passes every process is new to it
+            os.kill(watcher.pid, signal.SIGHUP)
+            time.sleep(0.5)
         floor = subprocess.Popen([sys.executable, Path(__file__).with_name("idle_floor.py"), str(resync)],
                                  env=environment(), stdin=subprocess.PIPE)
         try:
             assert floor.stdin is not None
             floor.stdin.write(" ".join(str(machine.pid) for machine in machines).encode())
             floor.stdin.close()
-            # Both look again at whole multiples of `resync` after their start; the window is as many periods long,
-            # and begins and ends in the middle between two.
+            # Both look again at whole multiples of `resync` from now on; the window is as many periods long, and
+            # begins and ends in the middle between two.
             time.sleep(resync / 2)
             progress(f"at rest for {seconds:g} s")
             begin = time.monotonic()

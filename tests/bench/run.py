@@ -18,8 +18,8 @@ from pathlib import Path
 
 import passes
 import processes
+from bench_node import Node, node, write_kata
 from measure import CannotMeasure, Figure, progress
-from node import Node, node, write_kata
 from vms import Machine, qemus, stand_ins
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,8 +70,8 @@ def _python_packages(root: Path, log: Path) -> None:
     """Into the node's Python: wheels of pure Python, which any pip can unpack."""
     (target,) = (root / "usr/local/lib").glob("python3.*/dist-packages")
     version = target.parent.name.removeprefix("python")
-    cache.run(["python3", "-m", "pip", "install", "--disable-pip-version-check", "--target", str(target), "--no-deps",
-               "--no-compile", "--only-binary=:all:", "--python-version", version, *PYTHON], log)
+    cache.run([sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--target", str(target),
+               "--no-deps", "--no-compile", "--only-binary=:all:", "--python-version", version, *PYTHON], log)
     in_chroot(root, [f"python{version}", "-m", "compileall", "-q", f"/{target.relative_to(root)}"], log)
 
 

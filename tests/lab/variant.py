@@ -40,5 +40,10 @@ class Variant:
     cgroup: Cgroup = Cgroup.V2
     topology: Topology = Topology.FULL
 
+    def __post_init__(self) -> None:
+        if self.kernel is not Kernel.V6_1 and self.cgroup is not Cgroup.V2:
+            raise ValueError(f"Debian's kernel {self.kernel} has no cpusets of cgroup v1 (CONFIG_CPUSETS_V1): "
+                             f"{self.cgroup} needs kernel 6.1")
+
     def __str__(self) -> str:
         return f"{self.kernel}-{self.cgroup}-{self.topology}"

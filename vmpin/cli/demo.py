@@ -54,11 +54,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     found = needs.tools()
     with _ending_orderly(), _Stage(found) as stage:
-        try:
-            _play(stage)
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on
-            return 141
+        _play(stage)
     return 0
 
 
@@ -267,11 +263,10 @@ def _environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _ending_orderly() -> Iterator[None]:
-    """SIGTERM and a closed terminal unwind the stack like Ctrl-C does; a closed pipe is an error and not the end."""
+    """SIGTERM and a closed terminal unwind the stack like Ctrl-C does."""
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
     yield

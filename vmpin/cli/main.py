@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -43,8 +42,6 @@ exit codes: 0 as asked, 1 something is not as it should be, 2 the command or a f
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; :returns: its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # A reader that goes away (`vmpin status | head`) ends us quietly, like any other tool.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         parsed = _parser(arguments).parse_args(arguments)
         code: int = parsed.run(parsed)
@@ -56,6 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(err, ConfigError | UsageError) else 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # A reader that goes away (`vmpin status | head`) ends us quietly, like any other tool. Not by SIGPIPE: that
+        # would end the watcher, too, when a client goes away before its answer.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
     except OSError as err:
         if os.environ.get("VMPIN_DEBUG"):
             raise

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from vmpin.cli.common import Document, Verbs, ask, load_config, output_flag, print_data, quiet_log, shown, table, verb
-from vmpin.errors import UsageError
+from vmpin.errors import SourceError, UsageError
+from vmpin.topology import Topology
 
 _ABOUT = """\
 Without --scenario: the system calls that would be made now to bring every thread to its place, one line each; nothing
@@ -74,16 +75,25 @@ def run(args: argparse.Namespace) -> int:
 
 def _scenario(args: argparse.Namespace) -> int:
     from vmpin import scenario
-    from vmpin.host.sysfs import Sysfs
 
     path = Path(args.scenario)
     previous = scenario.load_previous(Path(args.previous)) if args.previous is not None else None
-    found = scenario.run(scenario.load(path, Sysfs().topology()), previous).data()
+    found = scenario.run(scenario.load(path, _machine()), previous).data()
     if args.output == "json":
         print_data(found, "json")
     else:
         _print(found)
     return 0
+
+
+def _machine() -> Topology | None:
+    """This machine's, for a scenario without one; None where there is none to read."""
+    from vmpin.host.sysfs import Sysfs
+
+    try:
+        return Sysfs().topology()
+    except SourceError:
+        return None
 
 
 def _print(found: Document) -> None:

@@ -92,6 +92,10 @@ class Cgroups:
         found = self._find(pid, tid)
         return None if found is None else found[0]
 
+    def is_top(self, path: Path) -> bool:
+        """Whether this is the topmost cgroup of its hierarchy, which is nobody's."""
+        return any(mount is not None and os.fspath(path) == mount.point for mount in (self._v1, self._v2))
+
     def cpuset_of(self, pid: int, tid: int | None = None) -> CpusetCgroup | None:
         """What a thread's cpuset cgroup leaves it."""
         found = self._find(pid, tid)

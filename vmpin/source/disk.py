@@ -90,8 +90,8 @@ class DiskSources:
 
     def _cgroup(self, sandbox: SandboxId, known: Known, init: ThreadId) -> Iterator[Event]:
         found = self.cgroups.cpuset_of(init.tid)
-        if found is None or not found.configured:
-            return
+        if found is None or not found.configured or self.cgroups.is_top(found.path):
+            return  # what is at the top is no container: a pid that was none of its own would widen its cpuset
         # On cgroup v1 every cgroup has CPUs, its parent's if nobody gave it any: that says nothing of a container
         # that was created without.
         if known.container.cpuset is None and found.configured == _cpus_of(found.path.parent):

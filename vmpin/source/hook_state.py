@@ -69,7 +69,10 @@ def _behind(pid: int, proc: Procfs) -> tuple[ThreadId | None, ThreadId | None]:
     stat = proc.stat(pid)
     if stat is None or stat.kernel_thread:
         return None, None
-    found = classify(proc.cmdline(pid))
+    argv = proc.cmdline(pid)
+    if not argv:
+        return None, None  # a zombie: of what, nobody can tell any more
+    found = classify(argv)
     identity = ThreadId(pid, stat.starttime)
     if isinstance(found, VmmProcess):
         return identity, None

@@ -29,6 +29,8 @@ class Spool:
         self.path = path
         self._mine = 0
         self._failing = False
+        #: What was no message, so that it is told once.
+        self._dropped: set[str] = set()
 
     def prepare(self) -> None:
         self.path.mkdir(mode=0o700, exist_ok=True)
@@ -83,15 +85,18 @@ class Spool:
         except OSError as err:
             self._drop(name, err.strerror or str(err), tidy)
             return None
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_BYTES:  # open() takes no directory
+            os.close(fd)
+            self._drop(name, "it is no regular file, or too large", tidy)
+            return None
         with open(fd, "rb") as file:
-            info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_BYTES:
-                self._drop(name, "it is no regular file, or too large", tidy)
-                return None
             return file.read(_MAX_BYTES)
 
     def _drop(self, name: str, why: str, tidy: bool) -> None:
-        logger.warning("%s: a spooled message cannot be used: %s", self.path / name, why)
+        if name not in self._dropped:  # a directory stays where it is
+            logger.warning("%s: a spooled message cannot be used: %s", self.path / name, why)
+        self._dropped.add(name)
         if tidy:
             self.remove([name])
 

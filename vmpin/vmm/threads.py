@@ -71,7 +71,8 @@ def identify(pid: int, vmm: VmmType, argv: Sequence[str], threads: Iterable[tupl
         found_by = "learned"
     vm.iothreads |= {thread.tid for thread in iothreads if vm.same(thread)}
     for name, ask in _STRATEGIES:
-        if vm.complete():
+        # The names are asked always: a vCPU plugged in later is beyond those there must be.
+        if ask is not _names and vm.complete():
             break
         answer = ask(vm)
         if answer and vm.believe(answer):

@@ -70,7 +70,7 @@ class Node:
 def node(command: Path) -> Iterator[Node]:
     # As /run on a node: memory. A disk's fsync would be measured with every state file.
     memory = Path("/dev/shm")
-    path = Path(tempfile.mkdtemp(prefix="vmpin-bench-", dir=memory if os.access(memory, os.W_OK) else None))
+    path = Path(tempfile.mkdtemp(prefix=f"vmpin-bench-{PREFIX}-", dir=memory if os.access(memory, os.W_OK) else None))
     try:
         made = Node(path, command)
         made.write_config()

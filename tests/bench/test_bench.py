@@ -1,0 +1,83 @@
+"""The benchmark runs and says what it should. No test looks at a time: those are the machine's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from need import need_root, need_tool
+
+pytestmark = pytest.mark.root
+
+RUN = Path(__file__).with_name("run.py")
+FIELDS = {"name", "value", "unit", "floor", "ratio", "limit", "ok"}
+
+
+def run(*args: str | Path) -> tuple[subprocess.Popen[str], str, str]:
+    """The process (ended), its output and what it said besides."""
+    started = subprocess.Popen([sys.executable, RUN, "--quick", *args], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    out, err = started.communicate(timeout=120)
+    return started, out, err
+
+
+def left_over(pid: int) -> list[Path]:
+    """The VMs and files of a benchmark: all bear its process's number."""
+    mark = f"b{pid:07}"
+    found = list(Path("/dev/shm").glob(f"vmpin-bench-{mark}-*"))
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"sandbox-{mark}" in (process / "cmdline").read_text(errors="replace"):
+                found.append(process)
+    return found
+
+
+def test_quick_figures_have_their_shape_and_nothing_is_left(tmp_path: Path) -> None:
+    need_root()
+    need_tool("gcc", "cc")
+    out = tmp_path / "made" / "bench.json"
+    ran, said, err = run("--only", "pass_200x16", "--only", "update_16", "-o", out)
+    assert ran.returncode == 0, err
+    figures = json.loads(out.read_text())["benchmarks"]
+    assert [figure["name"] for figure in figures] == ["pass_200x16", "update_16"]
+    for figure in figures:
+        assert figure.keys() >= FIELDS
+        assert figure["value"] > 0
+        assert figure["floor"] > 0
+        assert figure["ratio"] == pytest.approx(figure["value"] / figure["floor"], rel=0.02)
+        assert isinstance(figure["ok"], bool)
+        assert figure["name"] in said
+    assert left_over(ran.pid) == []
+
+
+def test_what_cannot_be_measured_is_an_error(tmp_path: Path) -> None:
+    need_root()
+    need_tool("gcc", "cc")
+    ran, _, err = run("--only", "status_json", "--command", tmp_path / "vmpin", "-o", tmp_path / "bench.json")
+    assert ran.returncode == 1
+    assert "status_json: not measured: needs the vmpin command" in err
+    assert json.loads((tmp_path / "bench.json").read_text()) == {"benchmarks": []}
+    assert left_over(ran.pid) == []
+
+
+def test_an_interrupted_run_ends_its_machines(tmp_path: Path) -> None:
+    need_root()
+    need_tool("gcc", "cc")
+    started = subprocess.Popen([sys.executable, RUN, "--only", "pass_200x16", "-o", tmp_path / "bench.json"],
+                               stderr=subprocess.PIPE, text=True)
+    assert started.stderr is not None
+    while "starting" not in (line := started.stderr.readline()):
+        assert line, "ended before it began"
+    deadline = time.monotonic() + 30
+    while len(left_over(started.pid)) < 20 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    started.terminate()
+    assert started.wait(30) == 130
+    started.stderr.close()
+    assert left_over(started.pid) == []
+    assert not (tmp_path / "bench.json").exists()

@@ -1,0 +1,136 @@
+"""The lab's command line.
+
+Exit codes: 0 the tests passed, 1 some failed, 2 the lab itself failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lab import cache, node, results
+from lab.cache import say
+from lab.errors import LabError
+from lab.kernel import Built, kernel
+from lab.rootfs import rootfs
+from lab.variant import Cgroup, Kernel, Topology, Variant
+
+NEEDS = ("debootstrap", "qemu-system-x86_64", "apt-get", "dpkg-deb", "depmod", "modprobe", "unshare", "setpriv", "git")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parsed = _parser().parse_args(arguments)
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin", "/usr/bin", "/bin"])
+    # An end by SIGTERM is an end like any other: everything that was started is ended too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        _needs()
+        code: int = parsed.run(parsed)
+    except LabError as err:
+        print(f"lab: {err}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("lab", description="A node in a virtual machine, and vmpin's tests in it.")
+    verbs = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+
+    build = verbs.add_parser("build", help="build what is missing of root file system and kernels")
+    build.add_argument("--kernel", type=Kernel, choices=list(Kernel), action="append", help="only this one")
+    build.add_argument("--fresh", action="store_true", help="build it again, with today's packages")
+    build.set_defaults(run=_build)
+
+    run = verbs.add_parser("run", help="run tests in the node", epilog="what follows -- is for pytest in the node")
+    _variant_flags(run)
+    run.add_argument("--timeout", type=float, default=node.DEADLINE, metavar="S",
+                     help="end the node after so many seconds (default: %(default).0f)")
+    run.add_argument("--results", type=Path, metavar="DIR", help="default: build/lab/KERNEL-CGROUP-TOPOLOGY")
+    run.add_argument("pytest", nargs="*", help="arguments for pytest, e.g. tests/lab/node_tests/test_node.py")
+    run.set_defaults(run=_run)
+
+    shell = verbs.add_parser("shell", help="a shell in the node")
+    _variant_flags(shell)
+    shell.set_defaults(run=_shell)
+
+    verbs.add_parser("clean", help="empty the cache").set_defaults(run=_clean)
+    return parser
+
+
+def _variant_flags(parser: argparse.ArgumentParser) -> None:
+    default = Variant()
+    parser.add_argument("--kernel", type=Kernel, choices=list(Kernel), default=default.kernel)
+    parser.add_argument("--cgroup", type=Cgroup, choices=list(Cgroup), default=default.cgroup)
+    parser.add_argument("--topology", type=Topology, choices=list(Topology), default=default.topology)
+
+
+def _variant(args: argparse.Namespace) -> Variant:
+    try:
+        return Variant(args.kernel, args.cgroup, args.topology)
+    except ValueError as err:
+        raise LabError(str(err)) from err
+
+
+def _needs() -> None:
+    if os.geteuid() != 0:
+        raise LabError("needs root: it mounts, and debootstrap makes other users' files")
+    missing = [name for name in NEEDS if shutil.which(name) is None]
+    if missing:
+        raise LabError(f"not installed: {', '.join(missing)} (Debian: debootstrap, qemu-system-x86, kmod, util-linux, "
+                       "git)")
+
+
+@contextlib.contextmanager
+def _machine(which: Kernel) -> Iterator[tuple[Path, Built]]:
+    with rootfs() as root, kernel(which, root) as built:
+        yield root, built
+
+
+def _build(args: argparse.Namespace) -> int:
+    with rootfs(args.fresh) as root:
+        say(f"root file system: {root}")
+        for which in args.kernel or list(Kernel):
+            with kernel(which, root, args.fresh) as built:
+                say(f"kernel {which}: {built.version}")
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    variant = _variant(args)
+    where = args.results or node.REPOSITORY / "build/lab" / str(variant)
+    with _machine(variant.kernel) as (root, built):
+        say(f"{variant}: starting, Linux {built.version}")
+        started = time.monotonic()
+        status = node.run_tests(variant, root, built, where, args.pytest, args.timeout)
+    if status not in (0, 1):
+        raise LabError(f"pytest ended with {status}, see {where}/console.log")
+    found = results.cases(where / "junit.xml")
+    counts = {outcome: sum(case.outcome == outcome for case in found) for outcome in ("passed", "failed", "skipped")}
+    said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+    say(f"{variant}: {said} in {time.monotonic() - started:.0f} s; {where}")
+    return status
+
+
+def _shell(args: argparse.Namespace) -> int:
+    variant = _variant(args)
+    with _machine(variant.kernel) as (root, built):
+        node.shell(variant, root, built, node.REPOSITORY / "build/lab/shell")
+    return 0
+
+
+def _clean(_: argparse.Namespace) -> int:
+    cache.clean()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""Booting the node: its root over virtiofs, QEMU, the console, the end.
+
+The root is three layers: what changes with every run (the repository's files, the job), the kernel's modules, the
+root file system of the cache; and above them a tmpfs that takes every write and is gone afterwards. They are put
+together in a mount namespace of virtiofsd's own. /results is a second, empty directory, which comes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from lab.cache import say
+from lab.errors import LabError
+from lab.kernel import Built
+from lab.variant import Topology, Variant
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MEMORY = 3072  # MiB
+#: What a run may take until the node is ended.
+DEADLINE = 900.0
+#: virtiofsd, the C one of Debian 12's QEMU or the Rust one.
+_VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/bin/virtiofsd")
+_TIED = ("setpriv", "--pdeathsig", "KILL", "--")
+#: $1 a directory, $2 the lower layers, then virtiofsd's command.
+_SERVE_ROOT = """\
+set -e
+mount -t tmpfs -o mode=755 tmpfs "$1"
+mkdir "$1/upper" "$1/work" "$1/root"
+mount -t overlay -o "lowerdir=$2,upperdir=$1/upper,workdir=$1/work" overlay "$1/root"
+# What the emulated CPUs would take seconds for.
+chroot "$1/root" /usr/bin/python3 -m compileall -q /repo/vmpin /repo/tests/lab || true
+shift 2
+exec "$@"
+"""
+_VMPIN = """\
+#!/bin/sh
+exec /usr/bin/python3 -m vmpin.cli.main "$@"
+"""
+
+
+def run_tests(variant: Variant, root: Path, kernel: Built, results: Path, arguments: Sequence[str],
+              deadline: float = DEADLINE) -> int:
+    """Run pytest in the node. `results` is emptied first.
+
+    :returns: pytest's exit status.
+    :raises LabError: when the node does not come to an end; its console is in results/console.log.
+    """
+    shutil.rmtree(results, ignore_errors=True)
+    results.mkdir(parents=True)
+    pytest = ["python3", "-m", "pytest", "-v", "-p", "no:cacheprovider", "--basetemp=/tmp/pytest",
+              "--junitxml=/results/junit.xml", "-o", "testpaths=tests/lab/node_tests", "-o",
+              "faulthandler_timeout=240", f"--color={'yes' if sys.stdout.isatty() else 'no'}", *arguments]
+    job = f"{shlex.join(pytest)} </dev/null\nstatus=$?\n"
+    with _place() as place:
+        _write_job(place / "job", variant, job)
+        with _served(place, root, kernel, results) as sockets, (results / "qemu.log").open("wb") as log:
+            argv = [*_TIED, *_qemu(variant, kernel, sockets, "stdio")]
+            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                                       start_new_session=True)
+            with _ended(process), (results / "console.log").open("wb") as console:
+                in_time = _follow(process, console, time.monotonic() + deadline)
+    status = results / "status"
+    if status.exists():
+        return int(status.read_text())
+    tail = (results / "console.log").read_text(errors="replace").splitlines()[-30:]
+    what = "ended without saying how the tests went" if in_time else f"was not done after {deadline:.0f} s"
+    complaint = (results / "qemu.log").read_text(errors="replace")
+    fatal = [line for line in complaint.splitlines() if "doesn't support requested feature" not in line]
+    raise LabError("\n".join([f"the node {what}; the end of {results}/console.log:", *tail, *fatal]))
+
+
+def shell(variant: Variant, root: Path, kernel: Built, results: Path) -> None:
+    """A shell in the node, on this terminal."""
+    if not sys.stdin.isatty():
+        raise LabError("a shell needs a terminal")
+    results.mkdir(parents=True, exist_ok=True)
+    rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(0, termios.TIOCGWINSZ, b"\0" * 8))
+    job = (f"stty rows {rows or 24} cols {columns or 80} </dev/ttyS0\nexport TERM={os.environ.get('TERM', 'vt100')}\n"
+           "setsid --ctty --wait bash </dev/ttyS0 >/dev/ttyS0 2>&1\nstatus=$?\n")
+    say("a shell in the node, as root; exit ends it, and so does Ctrl-A x at once")
+    say(f"tests: python3 -m pytest tests/lab/node_tests; what is left in /results comes to {results}")
+    with _place() as place:
+        _write_job(place / "job", variant, job)
+        before = termios.tcgetattr(0)
+        with _served(place, root, kernel, results) as sockets, (results / "qemu.log").open("wb") as log:
+            process = subprocess.Popen([*_TIED, *_qemu(variant, kernel, sockets, "mon:stdio")], stderr=log)
+            handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is meant for the node
+            try:
+                with _ended(process):
+                    process.wait()
+            finally:
+                signal.signal(signal.SIGINT, handler)
+                termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _place() -> Iterator[Path]:
+    """A directory for one run, short: a socket's path may have 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="vmpin-lab-", dir="/tmp"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def _write_job(layer: Path, variant: Variant, job: str) -> None:
+    """The topmost layer of the root: the files under test, the init and what it runs."""
+    layer.mkdir(mode=0o755)
+    (layer / "lab").mkdir()
+    init = layer / "lab/init"
+    shutil.copy(Path(__file__).with_name("init"), init)
+    init.chmod(0o755)
+    variables = {
+        "PYTHONPATH": "/repo:/repo/tests:/repo/tests/integration", "CI": "true", "VMPIN_LAB_NODE": "1",
+        "VMPIN_LAB_KERNEL": variant.kernel, "VMPIN_LAB_CGROUP": variant.cgroup, "VMPIN_LAB_TOPOLOGY": variant.topology,
+        **{key: value for key, value in os.environ.items()
+           if key.startswith("VMPIN_LAB_") and key != "VMPIN_LAB_CACHE"},
+    }
+    exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in variables.items())
+    (layer / "lab/run").write_text(exports + job)
+    # This directory lies over /usr/local of the root file system, not in its place.
+    command = layer / "usr/local/bin/vmpin"
+    command.parent.mkdir(parents=True)
+    command.write_text(_VMPIN)
+    command.chmod(0o755)
+    for name in repository_files():
+        target = layer / "repo" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(REPOSITORY / name, target, follow_symlinks=False)
+
+
+def repository_files() -> list[str]:
+    """Every file that git has or would take."""
+    try:
+        listed = subprocess.run(["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others",
+                                 "--exclude-standard"], cwd=REPOSITORY, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as err:
+        raise LabError(f"{REPOSITORY}: git does not list its files: {err}") from err
+    names = sorted({os.fsdecode(name) for name in listed.split(b"\0") if name})
+    return [name for name in names if os.path.lexists(REPOSITORY / name)]
+
+
+@contextlib.contextmanager
+def _served(place: Path, root: Path, kernel: Built, results: Path) -> Iterator[Mapping[str, Path]]:
+    """virtiofsd for the root and for the results; their sockets by tag."""
+    virtiofsd = next((path for path in _VIRTIOFSD if os.access(path, os.X_OK)), None)
+    if virtiofsd is None:
+        raise LabError("virtiofsd is not installed (Debian: qemu-system-common, or virtiofsd)")
+    scratch = place / "scratch"
+    scratch.mkdir()
+    sockets = {tag: place / f"{tag}.sock" for tag in ("root", "results")}
+    layers = ":".join(map(str, (place / "job", kernel.layer, root)))
+    serve_root = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _SERVE_ROOT, "sh", str(scratch),
+                  layers]
+    with contextlib.ExitStack() as stack:
+        for tag, before, source, caching in (("root", serve_root, scratch / "root", "always"),
+                                             ("results", [], results.absolute(), "auto")):
+            log = stack.enter_context((place / f"{tag}.log").open("wb"))
+            command = [virtiofsd, f"--socket-path={sockets[tag]}", "-o", f"source={source}", "-o",
+                       f"cache={caching}", "-o", "sandbox=chroot"]
+            process = subprocess.Popen([*_TIED, *before, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                       start_new_session=True)
+            stack.enter_context(_ended(process))
+            deadline = time.monotonic() + 60
+            while not sockets[tag].exists():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise LabError(f"virtiofsd does not serve the {tag}:\n{(place / f'{tag}.log').read_text()}")
+                time.sleep(0.02)
+        yield sockets
+
+
+@contextlib.contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """This very process ends with the `with`."""
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _qemu(variant: Variant, kernel: Built, sockets: Mapping[str, Path], serial: str) -> list[str]:
+    line = ["rootfstype=virtiofs", "root=root", "rw", "console=ttyS0", "quiet", "init=/lab/init", "panic=-1",
+            "mitigations=off", f"vmpin.cgroup={variant.cgroup}"]
+    if variant.topology is Topology.NOSMT:
+        line += ["nosmt", "vmpin.offline=6"]
+    argv = ["qemu-system-x86_64", "-name", "vmpin-lab", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu",
+            "EPYC,+svm", "-smp", "8,sockets=2,cores=2,threads=2", "-m", f"{MEMORY}M"]
+    for node, cpus in enumerate(("0-3", "4-7")):
+        argv += ["-object", f"memory-backend-memfd,id=m{node},size={MEMORY // 2}M,share=on",
+                 "-numa", f"node,nodeid={node},cpus={cpus},memdev=m{node}"]
+    for tag, socket in sockets.items():
+        argv += ["-chardev", f"socket,id={tag},path={socket}", "-device",
+                 f"vhost-user-fs-pci,chardev={tag},tag={tag},queue-size=1024"]
+    argv += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", serial,
+             "-kernel", str(kernel.image), "-append", " ".join(line)]
+    if kernel.initrd is not None:
+        argv += ["-initrd", str(kernel.initrd)]
+    return argv
+
+
+def _follow(process: subprocess.Popen[bytes], console: BinaryIO, deadline: float) -> bool:
+    """Show the console until the node has powered off; False when it has not by the deadline."""
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while (left := deadline - time.monotonic()) > 0:
+            if not selector.select(left):
+                continue
+            part = os.read(process.stdout.fileno(), 1 << 16)
+            if not part:
+                process.wait()
+                return True
+            console.write(part)
+            console.flush()
+            sys.stdout.write(part.decode(errors="replace").replace("\r\n", "\n"))
+            sys.stdout.flush()
+    return False

@@ -1,0 +1,267 @@
+"""What the node's tests are made of: VMs under KVM with vhost devices, Kata's files about them, vmpin's commands."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from real_qemu import Qemu
+
+from vmpin.cpuset import CpuSet
+from vmpin.host.procfs import Procfs, Stat
+
+#: Everything here is slow: each instruction is emulated, and the build machine is shared.
+PATIENCE = 60.0
+#: vmpin's defaults; the node is nobody else's, so they are used as they are.
+RUN = Path("/run/vmpin")
+KATA_GO = Path("/run/vc")
+KATA_RS = Path("/run/kata")
+
+
+def until(condition: Callable[[], object], what: str | Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Wait for a condition, and fail with what was waited for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:.0f} s: {what() if callable(what) else what}")
+        time.sleep(0.05)
+
+
+def mask(tid: int) -> CpuSet:
+    """The CPUs that the kernel lets a thread run on."""
+    return CpuSet(os.sched_getaffinity(tid))
+
+
+class NestedVm(Qemu):
+    """A VM under KVM, on its firmware: its vCPUs run, have nothing to boot, and idle.
+
+    Beside what `Qemu` takes (vcpus, maxcpus, smp, iothreads, debug_threads, qmp_sockets, memory, extra, …):
+
+    :param vhost_net: network devices with a vhost worker each.
+    :param vhost_vsock: a vsock device, whose worker has the same name.
+    """
+
+    _number = 0
+
+    def __init__(self, sandbox: str = "", *, vhost_net: int = 0, vhost_vsock: bool = False, **more: Any) -> None:
+        extra = list(more.pop("extra", ()))
+        self.taps = []
+        for index in range(vhost_net):
+            NestedVm._number += 1
+            name = f"tap{NestedVm._number}"
+            self.taps.append(name)
+            extra += ["-netdev", f"tap,id=net{index},ifname={name},script=no,downscript=no,vhost=on",
+                      "-device", f"virtio-net-pci,netdev=net{index},romfile="]
+        if vhost_vsock:
+            extra += ["-device", f"vhost-vsock-pci,guest-cid={3 + secrets.randbelow(1 << 30)}"]
+        self.vhost_devices = vhost_net + vhost_vsock
+        more.setdefault("accel", "kvm")
+        more.setdefault("paused", False)
+        super().__init__(sandbox, extra=extra, **more)
+
+    def __enter__(self) -> NestedVm:
+        try:
+            for tap in self.taps:
+                subprocess.run(["ip", "tuntap", "add", "mode", "tap", "name", tap], check=True)
+            super().__enter__()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        super().stop()
+        while self.taps:
+            subprocess.run(["ip", "link", "delete", self.taps.pop()], check=False)
+
+    def kill(self) -> None:
+        """kill -9, as an operator or the kernel's OOM killer would; `stop` reaps it."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait_idle(self) -> None:
+        """Until every vCPU has run and waits inside KVM_RUN."""
+        procfs = Procfs()
+
+        def calls() -> list[str]:
+            return [procfs.syscall(self.pid, tid) for tid in self.vcpus()]
+
+        until(lambda: all(call.split()[2:3] == ["0xae80"] for call in calls()), lambda: f"idle vCPUs, have {calls()}")
+
+    def vcpu_tids(self) -> dict[int, int]:
+        """Thread id by cpu-index, by QEMU's own word."""
+        return {index: tid for tid, index in self.vcpus().items()}
+
+    def kernel_threads(self) -> dict[int, Stat]:
+        """The kernel threads that work for it, as Linux had them before 6.4: vhost-PID, kvm-pit/PID, …"""
+        procfs = Procfs()
+        stats = ((int(pid), procfs.stat(pid)) for pid in procfs.pids())
+        return {pid: stat for pid, stat in stats
+                if stat is not None and stat.kernel_thread and stat.comm.endswith((f"-{self.pid}", f"/{self.pid}"))}
+
+    def all_threads(self) -> dict[int, Stat]:
+        """Its own threads and the kernel's for it."""
+        return dict(self.threads()) | self.kernel_threads()
+
+    def vhost_tids(self) -> list[int]:
+        """The vhost workers, of either kind."""
+        return [tid for tid, stat in self.all_threads().items() if stat.comm == f"vhost-{self.pid}"]
+
+    def masks(self) -> dict[int, CpuSet]:
+        """The mask of every thread; one that ends meanwhile is left out."""
+        found = {}
+        for tid in self.all_threads():
+            with contextlib.suppress(ProcessLookupError):
+                found[tid] = mask(tid)
+        return found
+
+
+class Kata:
+    """The files that Kata's Go runtime keeps about its sandboxes."""
+
+    def write(self, vm: Qemu, containers: Mapping[str, str], *, virtiofsd: int = 0) -> None:
+        """The sandbox with its pause container and `containers`: names with their CPU lists ("": none given)."""
+        directory = KATA_GO / "sbs" / vm.sandbox
+        configs = [_container(vm.sandbox, vm.sandbox, "", "sandbox", "")]
+        configs += [_container(vm.sandbox, f"{name}-{vm.sandbox[:12]}", name, "container", cpus)
+                    for name, cpus in containers.items()]
+        for config in configs:
+            (directory / config["ID"]).mkdir(parents=True, exist_ok=True)
+            _replace(directory / config["ID"] / "persist.json", {"State": "running"})
+        _replace(directory / "persist.json", {
+            "SandboxContainer": vm.sandbox, "State": "running", "Config": {"ContainerConfigs": configs},
+            "HypervisorState": {"Pid": vm.pid, "Type": "qemu", "VirtiofsDaemonPid": virtiofsd}})
+
+    def remove(self, vm: Qemu) -> None:
+        shutil.rmtree(KATA_GO / "sbs" / vm.sandbox)
+
+
+def _container(sandbox: str, identity: str, name: str, kind: str, cpus: str) -> dict[str, Any]:
+    return {"ID": identity, "Resources": {"cpu": {"cpus": cpus}}, "Annotations": {
+        "io.kubernetes.cri.container-name": name, "io.kubernetes.cri.container-type": kind,
+        "io.kubernetes.cri.sandbox-id": sandbox, "io.kubernetes.cri.sandbox-name": f"pod-{sandbox[:6]}",
+        "io.kubernetes.cri.sandbox-namespace": "lab"}}
+
+
+def _replace(path: Path, data: object) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(data))
+    new.rename(path)
+
+
+class Vmpin:
+    """vmpin's command, and the configuration that it is run with."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._values: dict[str, object] = {}
+        self.configure()
+
+    def configure(self, **values: object) -> None:
+        """Set keys, with two underscores for the dot: `node__shared_pool="0-1"`."""
+        self._values |= {key.replace("__", "."): value for key, value in values.items()}
+        sections: dict[str, dict[str, object]] = {}
+        for key, value in self._values.items():
+            section, _, name = key.partition(".")
+            sections.setdefault(section, {})[name] = value
+        self.file.write_text(json.dumps(sections))  # JSON is YAML
+
+    def argv(self, verb: str, *arguments: str) -> list[str]:
+        return ["vmpin", verb, "--config", str(self.file), *arguments]
+
+    def __call__(self, verb: str, *arguments: str, code: int = 0) -> str:
+        """Run a command; its output. It has to end with `code`."""
+        done = subprocess.run(self.argv(verb, *arguments), capture_output=True, text=True, timeout=PATIENCE * 2,
+                              check=False)
+        assert done.returncode == code, f"vmpin {verb} ended with {done.returncode}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def json(self, verb: str, *arguments: str, code: int = 0) -> Any:
+        """The same with `-o json`."""
+        return json.loads(self(verb, *arguments, "-o", "json", code=code))
+
+    def threads(self, vm: Qemu) -> dict[int, dict[str, Any]]:
+        """The threads of a VM as `vmpin status` has them, by thread id."""
+        (found,) = self.json("status", vm.sandbox)["sandboxes"]
+        return {thread["tid"]: thread for thread in found["threads"]}
+
+
+class Watcher:
+    """A real `vmpin watch`, ready when the `with` begins."""
+
+    def __init__(self, vmpin: Vmpin, log: Path) -> None:
+        self.vmpin = vmpin
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Watcher:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        if self._process is not None:
+            self.stop()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not running"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, and wait until it says READY=1: all is placed by then."""
+        assert self._process is None, "runs already"
+        address = str(self.log.with_suffix(".notify"))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified, self.log.open("ab") as out:
+            notified.bind(address)
+            notified.settimeout(PATIENCE)
+            self._process = subprocess.Popen(
+                self.vmpin.argv("watch", "--log-level", "debug"), env=os.environ | {"NOTIFY_SOCKET": address},
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            try:
+                while b"READY=1" not in notified.recv(4096):
+                    pass
+            except TimeoutError:
+                self.kill()
+                raise AssertionError(f"the watcher does not get ready: {self.log.read_text()}") from None
+            finally:
+                os.unlink(address)
+
+    def stop(self) -> None:
+        """End it as systemd does; it has to obey."""
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            code = self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the watcher does not end: {self.log.read_text()}") from None
+        self._process = None
+        assert code == 0, f"the watcher ended with {code}: {self.log.read_text()}"
+
+    def kill(self) -> None:
+        """kill -9"""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
+
+def kvm_version() -> int:
+    """What KVM_GET_API_VERSION says."""
+    fd = os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return fcntl.ioctl(fd, 0xAE00, 0)
+    finally:
+        os.close(fd)

@@ -1,0 +1,83 @@
+"""The node's tests, as seen from the build machine: one boot for each kernel, of the tests in node_tests/.
+
+A few minutes a boot. Each is one test here; its cases are listed as they pass, and a failure has the texts of all that
+failed. By hand rather `python -m lab run`, which takes other layouts and single tests (docs/testing.md).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from need import lacking, need_root, need_tool
+
+from lab.node import REPOSITORY, repository_files
+from lab.results import Case, cases
+from lab.variant import Cgroup, Kernel, Topology, Variant
+
+
+@pytest.fixture
+def machine() -> None:
+    """What building and booting the node takes."""
+    if platform.machine() != "x86_64":
+        pytest.skip("the node is an x86_64 machine")
+    need_root()
+    need_tool("debootstrap")
+    need_tool("qemu-system-x86_64")
+    need_tool("modprobe")
+    need_tool("git")
+    if b"overlay" not in Path("/proc/filesystems").read_bytes():
+        lacking("needs overlayfs in the kernel")
+
+
+@pytest.mark.lab
+@pytest.mark.root
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("variant", [Variant(kernel) for kernel in Kernel], ids=str)
+def test_all_pass_in_the_node(variant: Variant, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    results = REPOSITORY / "build/lab" / str(variant)
+    with capfd.disabled():  # it takes minutes: show how far it is
+        print()
+        done = subprocess.run(
+            [sys.executable, "-m", "lab", "run", "--kernel", variant.kernel, "--cgroup", variant.cgroup, "--topology",
+             variant.topology, "--results", str(results)],
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY / "tests")}, stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode in (0, 1), f"the lab itself failed; see above and {results}/console.log"
+    found = cases(results / "junit.xml")
+    failed = [case for case in found if case.outcome == "failed"]
+    assert not failed, "\n\n".join(f"{case.name}\n{case.text}" for case in failed)
+    assert done.returncode == 0
+    # In the node nothing is lacking that a test may be skipped for.
+    assert [case.name for case in found if case.outcome == "skipped"] == []
+
+
+def test_junit_results_are_read_as_cases(tmp_path: Path) -> None:
+    file = tmp_path / "junit.xml"
+    file.write_text("""<?xml version="1.0"?><testsuites><testsuite tests="3">
+        <testcase classname="tests.lab.node_tests.test_node" name="test_a" time="1.5" />
+        <testcase classname="tests.lab.node_tests.test_node" name="test_b" time="0"><failure message="no">why</failure>
+        </testcase>
+        <testcase classname="x" name="test_c"><skipped message="not here" /></testcase></testsuite></testsuites>""")
+    assert cases(file) == [Case("test_node::test_a", 1.5, "passed"), Case("test_node::test_b", 0.0, "failed", "why"),
+                           Case("x::test_c", 0.0, "skipped", "not here")]
+
+
+def test_the_files_under_test_are_those_of_git() -> None:
+    need_tool("git")
+    if not (REPOSITORY / ".git").exists():
+        pytest.skip("is no git repository")
+    names = repository_files()
+    assert "pyproject.toml" in names
+    assert "tests/lab/init" in names
+    assert not any(name.startswith((".venv/", "build/")) for name in names)
+
+
+def test_a_layout_that_a_kernel_lacks_is_refused() -> None:
+    for cgroup in (Cgroup.V1, Cgroup.HYBRID):
+        assert Variant(Kernel.V6_1, cgroup, Topology.FULL)
+        with pytest.raises(ValueError, match="has no cpusets of cgroup v1"):
+            Variant(Kernel.V6_12, cgroup, Topology.FULL)

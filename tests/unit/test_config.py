@@ -1,0 +1,217 @@
+"""Where a value comes from, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vmpin import config
+from vmpin.config import SETTINGS
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.errors import ConfigError
+from vmpin.policy import Policy, Spare, Vcpus, Where
+
+
+@pytest.fixture(autouse=True)
+def no_default_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This machine's own /etc/vmpin is not the tests'."""
+    path = tmp_path / "etc.yaml"
+    monkeypatch.setattr(config, "DEFAULT_FILE", path)
+    return path
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "vmpin.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_without_a_word_from_anyone_the_defaults_hold() -> None:
+    found = config.load(None, {}, {})
+    assert set(found.origin.values()) == {"default"}
+    assert set(found.values) == {setting.key for setting in SETTINGS}
+    assert found.policy == Policy()
+    assert (found.shared_pool, found.housekeeping) == (None, EMPTY)
+    assert (found.resync_seconds, found.qmp, found.log_level) == (10.0, True, "info")
+    assert (found.status_group, found.exclusive_annotation) == ("", "")
+    assert found.path("kata_go") == Path("/run/vc")
+    assert found.run == Path("/run/vmpin")
+    assert {found.hook_socket, found.spool, found.control_socket, found.state_file, found.lock_file} == {
+        Path("/run/vmpin") / name for name in ("hook.sock", "spool", "vmpin.sock", "state.json", "lock")}
+
+
+def test_the_file_beats_the_default_the_environment_the_file_and_a_flag_all(tmp_path: Path) -> None:
+    path = write(tmp_path, """
+        watch: {resync_seconds: 5, qmp: false}
+        log: {level: debug}
+        policy: {vcpus: union, vhost: shared}
+    """)
+    environment = {"VMPIN_LOG_LEVEL": "warning", "VMPIN_POLICY_VCPUS": "off", "PATH": "/bin"}
+    found = config.load(path, environment, {"policy.vcpus": "auto", "watch.qmp": "yes"})
+    told = {key: (value, found.origin[key]) for key, value in found.values.items() if found.origin[key] != "default"}
+    assert told == {
+        "watch.resync_seconds": (5.0, str(path)),
+        "policy.vhost": (Where.SHARED, str(path)),
+        "log.level": ("warning", "environment VMPIN_LOG_LEVEL"),
+        "policy.vcpus": (Vcpus.AUTO, "flag"),
+        "watch.qmp": (True, "flag"),
+    }
+    assert found.policy == Policy(vhost=Where.SHARED)
+
+
+def test_the_default_file_is_read_where_there_is_one(no_default_file: Path) -> None:
+    no_default_file.write_text("log: {level: error}")
+    assert config.load(None, {}, {}).log_level == "error"
+    assert config.load(None, {}, {}).origin["log.level"] == str(no_default_file)
+
+
+def test_a_file_that_was_asked_for_takes_the_place_of_the_default_file(no_default_file: Path, tmp_path: Path) -> None:
+    no_default_file.write_text("log: {level: error}")
+    found = config.load(write(tmp_path, "watch: {qmp: no}"), {}, {})
+    assert (found.log_level, found.qmp) == ("info", False)
+
+
+def test_a_file_that_was_asked_for_has_to_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.load(tmp_path / "none.yaml", {}, {})
+    assert str(caught.value) == f"{tmp_path}/none.yaml: cannot be read: No such file or directory"
+
+
+def test_a_default_file_that_cannot_be_looked_at_is_an_error_not_a_default(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As below an /etc/vmpin that is closed to this user; a name too long fails for root, too."""
+    monkeypatch.setattr(config, "DEFAULT_FILE", tmp_path / ("x" * 300))
+    with pytest.raises(ConfigError, match="cannot be read: File name too long"):
+        config.load(None, {}, {})
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "{}", "watch:\nlog:\n", "node: {shared_pool: , housekeeping: }"])
+def test_a_file_may_say_nothing(tmp_path: Path, text: str) -> None:
+    assert config.load(write(tmp_path, text), {}, {}).values == config.load(None, {}, {}).values
+
+
+def test_every_rule_of_the_policy_can_be_said(tmp_path: Path) -> None:
+    path = write(tmp_path, """
+        node: {shared_pool: "0-1,8", housekeeping: 0}
+        policy: {vcpus: off, spare_vcpus: shared, iothreads: "2-3", vhost: 4, emulator: housekeeping, virtiofsd: off,
+                 shim: shared, exclusive_annotation: example.com/exclusive}
+    """)
+    found = config.load(path, {"VMPIN_POLICY_SHIM": "5-6"}, {"policy.spare_vcpus": "housekeeping"})
+    assert found.policy == Policy(Vcpus.OFF, Spare.HOUSEKEEPING, CpuSet.parse("2-3"), CpuSet.parse("4"),
+                                  Where.HOUSEKEEPING, Where.OFF, CpuSet.parse("5-6"))
+    assert (found.shared_pool, found.housekeeping) == (CpuSet.parse("0-1,8"), CpuSet.parse("0"))
+    assert found.exclusive_annotation == "example.com/exclusive"
+    data = found.data()
+    assert data["policy.iothreads"] == {"value": "2-3", "from": str(path)}
+    assert data["policy.vcpus"] == {"value": "off", "from": str(path)}
+    assert data["node.shared_pool"] == {"value": "0-1,8", "from": str(path)}
+    assert data["watch.resync_seconds"] == {"value": 10.0, "from": "default"}
+    assert data["paths.run"] == {"value": "/run/vmpin", "from": "default"}
+
+
+@pytest.mark.parametrize(("text", "said", "hint"), [
+    ("wacth: {qmp: no}", "unknown section 'wacth'", "did you mean 'watch'?"),
+    ("watch: {qpm: no}", "unknown key 'watch.qpm'", "did you mean 'watch.qmp'?"),
+    ("policy: {vcpu: auto}", "unknown key 'policy.vcpu'", "did you mean 'policy.vcpus'?"),
+    ("watch.qmp: no", "unknown section 'watch.qmp'", "did you mean 'watch.qmp'?"),
+    ("frobnicate: {}", "unknown section 'frobnicate'", "`vmpin config` lists every key"),
+    ("1: {}", "unknown section 1", ""),
+    ("watch: {1: no}", "unknown key 'watch.1'", ""),
+    ("watch: no", "watch: False is no mapping of keys to values", ""),
+    ("watch: [qmp]", "watch: ['qmp'] is no mapping of keys to values", ""),
+    ("[watch]", "is no mapping of sections", ""),
+    ("watch", "is no mapping of sections", ""),
+])
+def test_what_is_no_key_is_refused_by_name_and_file(tmp_path: Path, text: str, said: str, hint: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        config.load(path, {}, {})
+    assert str(caught.value) == f"{path}: {said}"
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(("key", "value", "why"), [
+    ("paths.run", "run/vmpin", "is no absolute path"), ("paths.run", "", "is no absolute path"),
+    ("paths.run", "5", "is no absolute path"), ("paths.run", '"/run\\0"', "is no absolute path"),
+    ("node.shared_pool", "3-1", "invalid CPU list '3-1'"), ("node.shared_pool", "true", "is no CPU list"),
+    ("node.housekeeping", "all", "invalid CPU list 'all'"), ("node.housekeeping", "-1", "invalid CPU list '-1'"),
+    ("node.housekeeping", "[0, 1]", "is no CPU list"), ("node.housekeeping", "1.5", "is no CPU list"),
+    ("policy.vcpus", "shared", "is none of auto, union, off"), ("policy.vcpus", "", "is none of auto, union, off"),
+    ("policy.spare_vcpus", "off", "is none of sandbox, shared, housekeeping"),
+    ("policy.vhost", "somewhere", "or a CPU list"), ("policy.vhost", "true", "is none of sandbox,"),
+    ("policy.vhost", "1-x", "or a CPU list"), ("policy.exclusive_annotation", "two words", "is no word"),
+    ("watch.resync_seconds", "soon", "is no number of seconds"),
+    ("watch.resync_seconds", "true", "is no number of seconds"),
+    ("watch.resync_seconds", "", "is no number of seconds"),
+    ("watch.resync_seconds", "0", "is not between 0.1 and 86400 seconds"),
+    ("watch.resync_seconds", "-3", "is not between"), ("watch.resync_seconds", "1e9", "is not between"),
+    ("watch.resync_seconds", ".nan", "is not between"), ("watch.resync_seconds", ".inf", "is not between"),
+    ("watch.resync_seconds", "[1]", "is no number of seconds"),
+    ("watch.status_group", "a b", "is no word"), ("watch.status_group", "{a: 1}", "is no word"),
+    ("watch.qmp", "maybe", "is neither true nor false"), ("watch.qmp", "2", "is neither true nor false"),
+    ("watch.qmp", "", "is neither true nor false"),
+    ("log.level", "loud", "is none of debug, info, warning, error"), ("log.level", "[info]", "is none of"),
+])
+def test_a_bad_value_is_refused_with_file_key_and_value(tmp_path: Path, key: str, value: str, why: str) -> None:
+    section, _, name = key.partition(".")
+    path = write(tmp_path, f"{section}:\n  {name}: {value}\n")
+    with pytest.raises(ConfigError) as caught:
+        config.load(path, {}, {})
+    said = str(caught.value)
+    assert said.startswith(f"{path}: {key}: ")
+    assert why in said
+    assert said.isprintable()
+    assert caught.value.hint
+
+
+def test_a_bad_value_names_the_variable_or_the_flag_it_came_from() -> None:
+    with pytest.raises(ConfigError, match=r"^environment VMPIN_LOG_LEVEL: log\.level: 'loud': is none of debug"):
+        config.load(None, {"VMPIN_LOG_LEVEL": "loud"}, {})
+    with pytest.raises(ConfigError, match=r"^flag: watch\.qmp: 'x': is neither true nor false"):
+        config.load(None, {}, {"watch.qmp": "x"})
+    with pytest.raises(ConfigError, match=r"^environment VMPIN_NODE_HOUSEKEEPING: node\.housekeeping: 'x'"):
+        config.load(None, {"VMPIN_NODE_HOUSEKEEPING": "x"}, {})
+
+
+def test_a_value_is_judged_only_where_it_counts(tmp_path: Path) -> None:
+    path = write(tmp_path, "log: {level: loud}")
+    assert config.load(path, {"VMPIN_LOG_LEVEL": "error"}, {}).log_level == "error"
+
+
+def test_a_flag_with_an_unknown_key_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.load(None, {}, {"log.levle": "info"})
+    assert str(caught.value) == "--set log.levle=info: unknown key 'log.levle'"
+    assert "log.level" in caught.value.hint
+
+
+@pytest.mark.parametrize(("text", "why"), [
+    ("log: {level: info}\nlog: {level: debug}", "2: key 'log' cannot be used or is there twice"),
+    ("log: {level: info, level: debug}", "1: key 'level' cannot be used or is there twice"),
+    ("log: {", "1: "),
+    ("watch: {resync_seconds: 0x" + "f" * 900 + "}", " holds a number of 3600 bits"),
+    ("watch: {qmp: !!bool x}", " not YAML: "),
+    ("watch: {qmp: " + "[" * 50 + "]" * 50 + "}", " is nested more than 32 deep"),
+])
+def test_what_is_no_yaml_is_refused_with_the_file(tmp_path: Path, text: str, why: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        config.load(path, {}, {})
+    assert str(caught.value).startswith(f"{path}:{why}")
+
+
+def test_every_variable_is_heard() -> None:
+    defaults = config.load(None, {}, {})
+    for setting in SETTINGS:
+        for text in ("/x", "1-3", "3", "off", "debug", "union", "shared", "word"):
+            try:
+                found = config.load(None, {setting.variable: text}, {})
+            except ConfigError:
+                continue
+            if found.values[setting.key] != defaults.values[setting.key]:
+                break
+        else:
+            pytest.fail(f"{setting.variable} takes none of the values")
+        assert found.origin == {**defaults.origin, setting.key: f"environment {setting.variable}"}
+        assert found.values == {**defaults.values, setting.key: found.values[setting.key]}

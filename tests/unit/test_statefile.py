@@ -1,0 +1,247 @@
+"""The state file: carried whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from need import need_root, need_tool
+
+from vmpin import statefile
+from vmpin.before import Before, ProcessMasks
+from vmpin.cpuset import CpuSet
+from vmpin.errors import StateFileError
+from vmpin.events import Source
+from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId
+from vmpin.placement import Previous
+from vmpin.state import DesiredState, Known, SandboxState
+from vmpin.statefile import Kept
+
+BOOT = "6f8a1c5e-0000-4000-8000-000000000001"
+
+numbers = st.integers(0, 1 << 62)
+cpus = st.frozensets(st.integers(0, 300), max_size=8).map(CpuSet)
+threads = st.builds(ThreadId, st.integers(1, 1 << 22), numbers)
+ids = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.+:@-]{0,20}", fullmatch=True)
+#: Names come from annotations: anything.
+names = st.text(st.characters(), max_size=12)
+
+
+@st.composite
+def known(draw: st.DrawFn, name: ContainerId) -> Known:
+    container = Container(name, draw(names), draw(st.none() | cpus), draw(st.none() | st.booleans()),
+                          draw(st.sampled_from(ContainerState)), draw(st.booleans()))
+    return Known(container, draw(st.sampled_from(Source)), draw(numbers), draw(names), draw(st.none() | threads))
+
+
+@st.composite
+def states(draw: st.DrawFn, name: SandboxId) -> SandboxState:
+    containers = {ContainerId(each): draw(known(ContainerId(each)))
+                  for each in draw(st.lists(ids, unique=True, max_size=3))}
+    return SandboxState(name, draw(st.sampled_from(["oci", "vmm", "kata-go"])),
+                        draw(st.none() | st.builds(Pod, names, names, names)), containers, draw(st.booleans()),
+                        draw(st.none() | threads))
+
+
+previous = st.builds(Previous, cpus, st.dictionaries(
+    st.integers(0, 4096).map(VcpuId), st.tuples(st.none() | cpus, st.none() | ids.map(ContainerId)), max_size=4))
+befores = st.builds(Before, st.dictionaries(
+    threads, st.builds(ProcessMasks, cpus, st.dictionaries(threads, cpus, max_size=3)), max_size=3))
+
+
+@st.composite
+def kept(draw: st.DrawFn) -> Kept:
+    sandboxes = [SandboxId(each) for each in draw(st.lists(ids, unique=True, max_size=3))]
+    return Kept(DesiredState({each: draw(states(each)) for each in sandboxes if draw(st.booleans())}),
+                {each: draw(previous) for each in sandboxes if draw(st.booleans())},
+                {each: draw(befores) for each in sandboxes if draw(st.booleans())})
+
+
+SAMPLE = Kept(
+    DesiredState({SandboxId("pod-a"): SandboxState(SandboxId("pod-a"), "kata-go", Pod("ns", "nöme", "uid"), {
+        ContainerId("main"): Known(Container(ContainerId("main"), "app", CpuSet.parse("2-3"), True), Source.BUNDLE, 17,
+                                   "/bundle", ThreadId(7, 8))}, held=True, vmm=ThreadId(5, 6))}),
+    {SandboxId("pod-a"): Previous(CpuSet.parse("2-3"), {VcpuId(1): (CpuSet.parse("2"), ContainerId("main")),
+                                                        VcpuId(0): (None, None)})},
+    {SandboxId("pod-b"): Before({ThreadId(5, 6): ProcessMasks(CpuSet.parse("0-7"), {
+        ThreadId(9, 10): CpuSet.parse("1")})})})
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kept())
+def test_what_is_saved_is_loaded_the_same(tmp_path: Path, what: Kept) -> None:
+    path = tmp_path / "state.json"
+    statefile.save(path, BOOT, what)
+    assert statefile.load(path, BOOT) == (what, "")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["state.json"]
+
+
+def test_the_file_is_roots_alone_and_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    statefile.save(path, BOOT, SAMPLE)
+    first = path.stat()
+    assert first.st_mode & 0o777 == 0o600
+    statefile.save(path, BOOT, Kept())
+    assert path.stat().st_ino != first.st_ino
+    assert statefile.load(path, BOOT) == (Kept(), "")
+
+
+def test_no_file_is_nothing_kept(tmp_path: Path) -> None:
+    assert statefile.load(tmp_path / "state.json", BOOT) == (Kept(), "")
+
+
+def test_what_is_of_another_boot_is_not_used_and_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    statefile.save(path, BOOT, SAMPLE)
+    assert statefile.load(path, "another") == (Kept(), "")
+    assert statefile.load(path, BOOT) == (SAMPLE, "")
+
+
+def set_aside(tmp_path: Path, raw: bytes) -> str:
+    """Load `raw`, which must not be used; what is said of it."""
+    path, aside = tmp_path / "state.json", tmp_path / "state.json.bad"
+    aside.unlink(missing_ok=True)
+    path.write_bytes(raw)
+    found, said = statefile.load(path, BOOT)
+    assert found == Kept()
+    assert said.startswith(f"{path}: ")
+    assert said.endswith("set aside as state.json.bad, the state is rebuilt from what runs")
+    assert said.isprintable()
+    assert not path.exists()
+    assert aside.read_bytes() == raw
+    return said
+
+
+def saved(tmp_path: Path) -> bytes:
+    path = tmp_path / "state.json"
+    statefile.save(path, BOOT, SAMPLE)
+    return path.read_bytes()
+
+
+def test_a_file_cut_short_anywhere_is_set_aside(tmp_path: Path) -> None:
+    raw = saved(tmp_path)
+    assert raw.endswith(b"}\n")
+    for length in range(len(raw) - 1):  # all but the last newline is needed
+        set_aside(tmp_path, raw[:length])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(st.data())
+def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path, data: st.DataObject) -> None:
+    once = tmp_path / "once"
+    if not once.exists():
+        once.write_bytes(saved(tmp_path))
+    raw = bytearray(once.read_bytes())
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path / "state.json"
+    path.write_bytes(raw)
+    found, said = statefile.load(path, BOOT)
+    assert (found == SAMPLE and not said) or (found == Kept() and "set aside" in said)
+    assert path.exists() == (not said)
+
+
+def sealed(body: object) -> bytes:
+    """`body` with a checksum that is right: written by another version, or by hand."""
+    text = json.dumps(body, separators=(",", ":"))
+    return json.dumps({"sha256": statefile._digest(text), "body": body}).encode()
+
+
+def entry(**state: object) -> dict[str, object]:
+    return {"version": 1, "boot_id": BOOT, "sandboxes": {"pod": {"state": state}}}
+
+
+@pytest.mark.parametrize(("raw", "why"), [
+    (b"", "Expecting value"),
+    (b"null", "not subscriptable"),
+    (b"[]", "list indices"),
+    (b"\xff", "codec can't decode"),
+    (b"[" * 100_000, "recursion"),
+    (b'{"body": {}}', "'sha256'"),
+    (b'{"sha256": "x", "body": {}}', "the checksum is wrong"),
+    (sealed({"version": 2, "boot_id": BOOT, "sandboxes": {}}), "version 2 is unknown"),
+    (sealed({"boot_id": BOOT}), "'version'"),
+    (sealed([1]), "list indices"),
+    (sealed({"version": 1, "boot_id": BOOT}), "'sandboxes'"),
+    (sealed({"version": 1, "boot_id": BOOT, "sandboxes": []}), "'items'"),
+    (sealed(entry()), "'containers'"),
+    (sealed({"version": 1, "boot_id": BOOT, "sandboxes": {"pod": {"mask": "9-1", "vcpus": []}}}), "'9-1'"),
+    (sealed({"version": 1, "boot_id": BOOT, "sandboxes": {"pod": {"before": [[1, 2]]}}}), "not enough values"),
+])
+def test_what_was_not_written_by_this_version_is_set_aside(tmp_path: Path, raw: bytes, why: str) -> None:
+    assert why in set_aside(tmp_path, raw)
+
+
+def test_a_file_that_cannot_be_read_or_moved_is_said_so(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    path.mkdir()
+    assert statefile.load(path, BOOT) == (Kept(), f"{path}: cannot be read: Is a directory")
+    path.rmdir()
+    path.write_bytes(b"x")
+    (tmp_path / "state.json.bad").mkdir()
+    (tmp_path / "state.json.bad" / "full").touch()
+    found, said = statefile.load(path, BOOT)
+    assert found == Kept()
+    assert said.endswith("its content is not used")
+
+
+def test_a_place_that_cannot_be_written_is_said_and_the_old_file_stays(tmp_path: Path) -> None:
+    for path in (tmp_path / "none" / "state.json", tmp_path / "file" / "state.json"):
+        (tmp_path / "file").touch()
+        with pytest.raises(StateFileError) as caught:
+            statefile.save(path, BOOT, SAMPLE)
+        assert str(caught.value).startswith(f"{path}: the state cannot be saved: ")
+        assert caught.value.hint
+
+
+def test_a_symlink_in_the_way_is_not_followed(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "state.json"
+    victim.write_text("precious")
+    (tmp_path / ".state.json.new").symlink_to(victim)
+    with pytest.raises(StateFileError, match=os.strerror(errno.ELOOP)):
+        statefile.save(path, BOOT, SAMPLE)
+    assert victim.read_text() == "precious"
+    statefile.save(path, BOOT, SAMPLE)  # the link is gone, and the next time it works
+    assert statefile.load(path, BOOT) == (SAMPLE, "")
+
+
+FULL_DISK = """
+import os, sys
+from pathlib import Path
+from test_statefile import BOOT, SAMPLE
+from vmpin import statefile
+from vmpin.errors import StateFileError
+
+here = Path(sys.argv[1])
+statefile.save(here / "state.json", BOOT, SAMPLE)
+(here / "filler").write_bytes(bytes(os.statvfs(here).f_bavail * os.statvfs(here).f_bsize))
+assert os.statvfs(here).f_bavail == 0
+try:
+    statefile.save(here / "state.json", BOOT, statefile.Kept())
+except StateFileError as err:
+    print(err)
+assert statefile.load(here / "state.json", BOOT) == (SAMPLE, "")
+assert sorted(os.listdir(here)) == ["filler", "state.json"]
+(here / "filler").unlink()
+statefile.save(here / "state.json", BOOT, statefile.Kept())
+assert statefile.load(here / "state.json", BOOT) == (statefile.Kept(), "")
+"""
+
+
+def test_on_a_full_disk_the_old_file_stays_whole(tmp_path: Path) -> None:
+    need_root()
+    unshare, mount = need_tool("unshare"), need_tool("mount")
+    # A mount namespace of its own, so that nothing is left behind whatever happens.
+    script = f'{mount} -t tmpfs -o size=32k vmpin-test "$1" && exec "$2" -c "$3" "$1"'
+    found = subprocess.run(
+        [unshare, "--mount", "--propagation", "private", "sh", "-ec", script, "sh", tmp_path, sys.executable,
+         FULL_DISK], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
+        timeout=60, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout == f"{tmp_path}/state.json: the state cannot be saved: No space left on device\n"
