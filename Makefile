@@ -10,10 +10,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What the tests run, as what has to be there and the Debian package that brings it. What Debian always has
 # (coreutils, util-linux) is not named. tests/unit/test_packaging.py holds this against the tests.
 TEST_NEEDS := qemu-system-x86_64=qemu-system-x86 crun=crun runc=runc podman=podman conmon=conmon \
-	busybox=busybox-static gcc=gcc /usr/include/stdio.h=libc6-dev /usr/bin/python3=python3
+	busybox=busybox-static gcc=gcc /usr/include/stdio.h=libc6-dev /usr/bin/python3=python3 git=git
+# What the lab needs besides.
+LAB_NEEDS := debootstrap=debootstrap modprobe=kmod
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench wheel clean
+.PHONY: help venv demo test lab lint bench wheel clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,7 +37,12 @@ demo: venv ## pin a real virtual machine, here and now, and show it
 
 test: venv ## run all tests; as root with CI=true, install what they need
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS); else .ci/install --dry-run $(TEST_NEEDS); fi
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -m 'not lab'
+
+lab: venv ## boot nodes of other kernels in QEMU and test in them: minutes each (root)
+	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS); \
+		else .ci/install --dry-run $(TEST_NEEDS) $(LAB_NEEDS); fi
+	$(BIN)/python -m pytest tests/lab -m lab
 
 lint: venv ## ruff, mypy --strict, shellcheck
 	@if [ "$$CI" = true ]; then .ci/install --must shellcheck=shellcheck; fi

@@ -58,9 +58,11 @@ class CpuSet:
     CpuSet('2-3,8')
     """
 
-    __slots__ = ("_bits", "_frozen")
+    __slots__ = ("_bits", "_frozen", "_text")
     _bits: int
-    _frozen: "frozenset[int] | None"
+    # Made when first asked for, and kept: passes compare and print the same few sets thousands of times.
+    _frozen: "frozenset[int]"
+    _text: str
 
     def __init__(self, cpus: Iterable[int] = ()) -> None:
         bits = 0
@@ -69,7 +71,6 @@ class CpuSet:
                 raise CpuSetError(str(cpu), f"CPU {cpu} is not between 0 and {MAX_CPU}")
             bits |= 1 << cpu
         object.__setattr__(self, "_bits", bits)
-        object.__setattr__(self, "_frozen", None)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a CpuSet does not change")
@@ -84,7 +85,6 @@ class CpuSet:
             raise CpuSetError(hex(bits), f"the mask reaches beyond CPU {MAX_CPU}")
         made = cls.__new__(cls)
         object.__setattr__(made, "_bits", bits)
-        object.__setattr__(made, "_frozen", None)
         return made
 
     @classmethod
@@ -122,6 +122,13 @@ class CpuSet:
 
     def __str__(self) -> str:
         """The kernel's list format, shortest ranges, no strides: `0-3,8`; the empty set is ``""``."""
+        try:
+            return self._text
+        except AttributeError:
+            object.__setattr__(self, "_text", self._format())
+            return self._text
+
+    def _format(self) -> str:
         parts = []
         cpus = list(self)
         at = 0
@@ -200,10 +207,11 @@ class CpuSet:
 
     def frozen(self) -> frozenset[int]:
         """The same CPUs as `os.sched_getaffinity` compares them, made once (the passes compare often)."""
-        if self._frozen is None:
+        try:
+            return self._frozen
+        except AttributeError:
             object.__setattr__(self, "_frozen", frozenset(self))
-        assert self._frozen is not None
-        return self._frozen
+            return self._frozen
 
 
 def union(sets: Iterable[CpuSet]) -> CpuSet:

@@ -53,7 +53,10 @@ class ThreadRole(enum.StrEnum):
     @property
     def policy(self) -> str:
         """The policy key that rules this role (KVM's helpers go with the emulator threads)."""
-        return {"vcpu": "vcpus", "iothread": "iothreads", "kvm": "emulator"}.get(self.value, self.value)
+        return _POLICY.get(self.value, self.value)
+
+
+_POLICY = {"vcpu": "vcpus", "iothread": "iothreads", "kvm": "emulator"}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ none runs. Reads the state file and the spool; writes only when it acts, and the
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 def look(config: Config) -> tuple[Reconciler, Report]:
     """Everything as a watcher would see and plan it now; the report's operations are not carried out."""
     reconciler = Reconciler(config)
-    _take(reconciler, Spool(config.spool))
+    take(reconciler, Spool(config.spool), set(), tidy=False)
     return reconciler, _passes(reconciler, act=False)
 
 
@@ -34,7 +33,7 @@ def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[Re
     with Lock(config.lock_file):
         reconciler = Reconciler(config)
         spool = Spool(config.spool)
-        names = _take(reconciler, spool)
+        names = take(reconciler, spool, set())
         reconciler.take_back(list(reconciler.state.sandboxes) if sandboxes is None else sandboxes)
         report = _passes(reconciler, act=True)
         if reconciler.save():
@@ -46,36 +45,47 @@ def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> Report:
     """Give the masks from before back."""
     with Lock(config.lock_file):
         reconciler = Reconciler(config)
-        _take(reconciler, Spool(config.spool))
+        take(reconciler, Spool(config.spool), set(), tidy=False)
         reconciler.resync(act=False, full=True)
         wanted = list(reconciler.state.sandboxes) if sandboxes is None else sandboxes
         return Report(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
 
 
-def _take(reconciler: Reconciler, spool: Spool) -> list[str]:
-    names = []
-    for name, raw in spool.waiting(set(), tidy=False):
-        names.append(name)
-        try:
-            reconciler.hook(parse_message(raw))
-        except SourceError as err:
-            logger.warning("a spooled message says nothing: %s", err)
-    return names
+def take(reconciler: Reconciler, spool: Spool, but: set[str], tidy: bool = True) -> list[str]:
+    """Take the spooled messages in, without those named in `but`. :returns: their names."""
+    waiting = spool.waiting(but, tidy)
+    for _, raw in waiting:
+        hear(reconciler, raw)
+    if waiting:
+        logger.info("took messages=%d from the spool", len(waiting))
+    return [name for name, _ in waiting]
+
+
+def hear(reconciler: Reconciler, raw: bytes) -> set[SandboxId]:
+    """Take one message in. :returns: the sandboxes it is about, none when it says nothing that can be used."""
+    try:
+        return reconciler.hook(parse_message(raw))
+    except SourceError as err:
+        logger.warning("a hook's message says nothing: %s", err)
+    return set()
 
 
 def _passes(reconciler: Reconciler, act: bool) -> Report:
     """A pass, and another when QMP told more."""
     report = reconciler.resync(act, full=True)
     vms = reconciler.observer.wanting_qmp() if reconciler.config.qmp else []
-    if not vms or not any(asyncio.run(_ask_all(vms))):
+    if not vms:
+        return report
+    import asyncio  # a tenth of a second on a slow machine, and most nodes never ask
+
+    async def ask_all() -> list[bool]:
+        return list(await asyncio.gather(*(ask(vm) for vm in vms)))
+
+    if not any(asyncio.run(ask_all())):
         return report
     again = reconciler.resync(act)
     first = report.results if act else ()
     return Report((*first, *again.results), again.vms, report.seconds + again.seconds)
-
-
-async def _ask_all(vms: Sequence[Vm]) -> list[bool]:
-    return list(await asyncio.gather(*(ask(vm) for vm in vms)))
 
 
 async def ask(vm: Vm) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from fnmatch import fnmatchcase
 
 from vmpin.apply import Result
 from vmpin.cpuset import CpuSet
@@ -22,7 +23,8 @@ def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | 
     sandboxes = []
     collisions = contested(reconciler.own)
     shown = [sandbox for sandbox in reconciler.state.sandboxes.values()
-             if sandbox.id in reconciler.observer.vms or sandbox.runtime.startswith("kata")]
+             if sandbox.id in reconciler.observer.vms
+             or (sandbox.id in reconciler.sources.sandboxes and fnmatchcase(sandbox.id, reconciler.config.only))]
     for sandbox in shown:
         vm = reconciler.observer.vms.get(sandbox.id)
         threads = [] if vm is None else _threads(reconciler, vm, masks)

@@ -7,9 +7,9 @@ everything is rebuilt from what runs. What stays out: when it is written.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class Kept:
 def save(path: Path, boot_id: str, kept: Kept) -> None:
     """Replace the file: temporary file, fsync, rename. :raises StateFileError: the old file is then still whole."""
     body = json.dumps(_pack(boot_id, kept), separators=(",", ":"))
-    sealed = f'{{"sha256":"{_digest(body)}","body":{body}}}\n'.encode()
+    sealed = f'{{"crc32":{_digest(body)},"body":{body}}}\n'.encode()
     made = path.with_name(f".{path.name}.new")
     try:
         fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -69,7 +69,7 @@ def load(path: Path, boot_id: str) -> tuple[Kept, str]:
     try:
         sealed = json.loads(raw)
         body = sealed["body"]
-        if sealed["sha256"] != _digest(json.dumps(body, separators=(",", ":"))):
+        if sealed["crc32"] != _digest(json.dumps(body, separators=(",", ":"))):
             raise ValueError("the checksum is wrong")
         if body["version"] != VERSION:
             raise ValueError(f"version {body['version']!r} is unknown")
@@ -85,8 +85,9 @@ def load(path: Path, boot_id: str) -> tuple[Kept, str]:
         return Kept(), f"{path}: {err}: set aside as {aside.name}, the state is rebuilt from what runs"
 
 
-def _digest(body: str) -> str:
-    return hashlib.sha256(body.encode()).hexdigest()
+def _digest(body: str) -> int:
+    """Against torn and rotten files, not against people: the file is root's own."""
+    return zlib.crc32(body.encode())
 
 
 def _text(cpus: CpuSet | None) -> str | None:

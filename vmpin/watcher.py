@@ -19,10 +19,9 @@ from vmpin import log, sdnotify, snapshot
 from vmpin.apply import Outcome
 from vmpin.config import Config
 from vmpin.errors import ConfigError, SourceError, VmpinError, WatcherError
-from vmpin.lock import Lock
 from vmpin.model import SandboxId
 from vmpin.observe import Vm
-from vmpin.oneshot import ask
+from vmpin.oneshot import ask, hear, take
 from vmpin.reconciler import Reconciler, Report
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
 from vmpin.source.sockets import listen, serve
@@ -39,14 +38,18 @@ MAX_REQUEST = 65536
 
 
 class Watcher:
-    """Made and run once per process, with the lock held."""
+    """Made and run once per process, with the lock held, upon a reconciler that made its first pass.
 
-    def __init__(self, config: Config, reload: Callable[[], Config]) -> None:
+    :param kept: spooled messages that the reconciler knows and the state file not yet.
+    """
+
+    def __init__(self, config: Config, reload: Callable[[], Config], reconciler: Reconciler, spool: Spool,
+                 kept: list[str]) -> None:
         self.config = config
         self.reload = reload
-        self.reconciler = Reconciler(config)
-        self.spool = Spool(config.spool)
-        self._kept: list[str] = []
+        self.reconciler = reconciler
+        self.spool = spool
+        self._kept = kept
         self._settling: dict[SandboxId, int] = {}
         self._settle = asyncio.Event()
         self._save = asyncio.Event()
@@ -60,11 +63,9 @@ class Watcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        self.spool.prepare()
         hook = listen(self.config.hook_socket)
         control = listen(self.config.control_socket, self.config.status_group)
-        self._take_spool()
-        self._told(self.reconciler.resync(full=True), "start")
+        self._take_spool()  # what came since the first pass
         self._saved()
         sources: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
             ("hook", lambda: serve(hook.dup(), MAX_STATE + 4096, self._on_hook, line=False)),
@@ -134,27 +135,18 @@ class Watcher:
         return b"ok\n"
 
     def _take(self, raw: bytes, name: str | None) -> None:
-        sandboxes = self._take_in(raw, name)
+        if name is not None:
+            self._kept.append(name)
+        sandboxes = hear(self.reconciler, raw)
         self._told(self.reconciler.settle(sandboxes), "hook")
         self._settling |= dict.fromkeys(sandboxes, 0)
         self._settle.set()
         self._save.set()
 
-    def _take_in(self, raw: bytes, name: str | None) -> set[SandboxId]:
-        if name is not None:
-            self._kept.append(name)
-        try:
-            return self.reconciler.hook(parse_message(raw))
-        except SourceError as err:
-            logger.warning("a hook's message says nothing: %s", err)
-        return set()
-
     def _take_spool(self) -> None:
-        waiting = self.spool.waiting(set(self._kept))
-        for name, raw in waiting:
-            self._take_in(raw, name)
-        if waiting:
-            logger.info("took messages=%d from the spool", len(waiting))
+        names = take(self.reconciler, self.spool, set(self._kept))
+        if names:
+            self._kept += names
             self._save.set()
 
     # The clock
@@ -263,10 +255,3 @@ class Watcher:
         if operation == "unpin":
             return snapshot.unpinned(self.reconciler.unpin(list(known) if only is None else [only]))
         raise WatcherError(f"unknown request {operation[:40]!r}", "are vmpin and its watcher the same version?")
-
-
-def watch(config: Config, reload: Callable[[], Config]) -> None:
-    """Run the watcher. :raises WatcherError: when another is at work."""
-    with Lock(config.lock_file):
-        os.chmod(config.run, 0o755)
-        asyncio.run(Watcher(config, reload).run())

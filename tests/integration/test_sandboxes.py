@@ -158,8 +158,8 @@ def test_a_stale_pid_in_the_state_is_refused(node: Node, cpus: tuple[str, str]) 
             node.wait_for_all(other.pid, cpus[0])
             node.resyncs()
             assert {pid: by_tid(pid) for pid in before} == before
-            for sandbox, (runtime, pid) in shown(node).items():
-                assert (runtime, pid) == (("vmm", other.pid) if sandbox == other.sandbox else ("kata-go", None))
+            for sandbox, found in shown(node).items():
+                assert found == (("vmm", other.pid) if sandbox == other.sandbox else ("kata-go", None))
             stale = node.sandbox(node.id("stale0"))
             assert (stale["verdict"], stale["reasons"], stale["threads"]) == ("off", ["its VMM does not run"], [])
         finally:
@@ -414,6 +414,16 @@ def test_a_vm_that_is_no_sandbox_is_never_touched(node: Node) -> None:
 
 def test_a_sandbox_of_another_pattern_is_not_even_looked_at(node: Node) -> None:
     with Qemu("x" + node.id("a"), vcpus=1) as vm:
+        before = by_tid(vm.pid)
+        node.start()
+        node.resyncs()
+        assert by_tid(vm.pid) == before
+        assert shown(node) == {}
+
+
+def test_a_kata_sandbox_of_another_pattern_is_not_shown_either(node: Node, cpus: tuple[str, str]) -> None:
+    with Qemu("x" + node.id("a"), vcpus=1) as vm:
+        Go(node, vm.sandbox, vm.pid).write(web=cpus[1])
         before = by_tid(vm.pid)
         node.start()
         node.resyncs()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import time
@@ -22,7 +21,7 @@ from lab.kernel import Built, kernel
 from lab.rootfs import rootfs
 from lab.variant import Cgroup, Kernel, Topology, Variant
 
-NEEDS = ("debootstrap", "qemu-system-x86_64", "apt-get", "dpkg-deb", "depmod", "modprobe", "unshare", "setpriv", "git")
+NEEDS = ("qemu-system-x86_64", "unshare", "setpriv", "git")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,10 +82,7 @@ def _variant(args: argparse.Namespace) -> Variant:
 def _needs() -> None:
     if os.geteuid() != 0:
         raise LabError("needs root: it mounts, and debootstrap makes other users' files")
-    missing = [name for name in NEEDS if shutil.which(name) is None]
-    if missing:
-        raise LabError(f"not installed: {', '.join(missing)} (Debian: debootstrap, qemu-system-x86, kmod, util-linux, "
-                       "git)")
+    cache.need(*NEEDS)
 
 
 @contextlib.contextmanager

@@ -144,5 +144,13 @@ def run(argv: Sequence[str], log: Path, environment: dict[str, str] | None = Non
         raise LabError("\n".join([f"{argv[0]} failed with {done.returncode}; the whole of it is in {log}", *tail]))
 
 
+def need(*names: str) -> None:
+    """:raises LabError: when a tool is not installed."""
+    missing = [name for name in names if shutil.which(name) is None]
+    if missing:
+        raise LabError(f"not installed: {', '.join(missing)} (Debian: debootstrap, qemu-system-x86, kmod, util-linux, "
+                       "git)")
+
+
 def say(text: str) -> None:
     print(f"lab: {text}", file=sys.stderr, flush=True)

@@ -59,6 +59,7 @@ def kernel(which: Kernel, root: Path, fresh: bool = False) -> Iterator[Built]:
 
 
 def _make(path: Path, which: Kernel, root: Path, log: Path) -> None:
+    cache.need("apt-get", "dpkg-deb", "depmod", "modprobe", "unshare", "setpriv")
     unpacked = path / "unpacked"
     unpacked.mkdir()
     deb = _download(path / "apt", which, mirror_of(root), log)

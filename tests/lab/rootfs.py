@@ -49,6 +49,7 @@ def rootfs(fresh: bool = False) -> Iterator[Path]:
 
 
 def _make(path: Path, log: Path) -> None:
+    cache.need("debootstrap", "apt-get", "unshare", "setpriv")
     root = path / "root"
     environment = apt_environment()
     mirror = machine_mirror()

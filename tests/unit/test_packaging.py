@@ -113,14 +113,13 @@ def test_nothing_of_the_installation_points_into_the_checkout(installed: Path) -
 
 
 def _needed() -> dict[str, str]:
-    """What `make test` looks for, with the package that brings it."""
+    """What `make test` and `make lab` look for, with the package that brings it."""
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
-    found = re.search(r"^TEST_NEEDS := (.*)$", makefile, re.MULTILINE)
-    assert found
-    return dict(need.split("=") for need in found[1].split())
+    tests, lab = re.findall(r"^(?:TEST|LAB)_NEEDS := (.*)$", makefile, re.MULTILINE)
+    return dict(need.split("=") for need in f"{tests} {lab}".split())
 
 
-def test_make_test_installs_every_tool_that_a_test_needs() -> None:
+def test_make_installs_every_tool_that_a_test_needs() -> None:
     """Where a test is content with one of several, one is enough."""
     always = {"chroot", "mount", "nsenter", "prlimit", "setpriv", "sh", "stdbuf", "taskset", "tee", "timeout",
               "unshare"}  # of coreutils, util-linux, mount and dash

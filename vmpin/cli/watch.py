@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from vmpin.cli.common import Verbs, load_config, output_flag, verb
 
@@ -23,12 +24,31 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vmpin import log
-    from vmpin.watcher import watch
+    import gc
+
+    from vmpin import log, oneshot
+    from vmpin.lock import Lock
+    from vmpin.reconciler import Reconciler
+    from vmpin.source.spool import Spool
 
     if args.log_level:
         args.set_here.append(f"log.level={args.log_level}")
     config = load_config(args)
     log.setup(config.log_level, as_json=args.output == "json")
-    watch(config, lambda: load_config(args))
+    with Lock(config.lock_file):
+        os.chmod(config.run, 0o755)
+        # Everything that the first pass makes is kept: looking through it for garbage again and again is in vain.
+        gc.disable()
+        reconciler, spool = Reconciler(config), Spool(config.spool)
+        spool.prepare()
+        kept = oneshot.take(reconciler, spool, set())
+        reconciler.resync(full=True)
+        gc.freeze()
+        gc.enable()
+        # Only now, with every thread in its place: asyncio takes longer to load than that took.
+        import asyncio
+
+        from vmpin.watcher import Watcher
+
+        asyncio.run(Watcher(config, lambda: load_config(args), reconciler, spool, kept).run())
     return 0

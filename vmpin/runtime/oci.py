@@ -166,8 +166,8 @@ def read_bundle(bundle: str) -> BundleConfig:
         raise SourceError(repr(bundle[:120]), "is no plain absolute path")
     path = os.path.join(bundle, "config.json")
     try:
-        with open(path, "rb", opener=_open_regular) as file:
-            raw = file.read(MAX_BUNDLE + 1)
+        with open(path, "rb", buffering=0, opener=_open_regular) as file:
+            raw = file.read(min(os.fstat(file.fileno()).st_size, MAX_BUNDLE) + 1)
     except OSError as err:
         raise SourceError(path, err.strerror or str(err)) from err
     if len(raw) > MAX_BUNDLE:

@@ -38,6 +38,8 @@ class DiskSources:
         self.cgroups = cgroups
         self.kata = kata
         self.sandboxes: dict[SandboxId, KataSandbox] = {}
+        #: What each sandbox's file and state were when events were last made of them.
+        self._told: dict[SandboxId, tuple[KataSandbox, SandboxState | None]] = {}
 
     def read(self) -> None:
         """Read Kata's state again."""
@@ -47,8 +49,13 @@ class DiskSources:
         """What was read, and what is still there of `state`. `with_vm` are the sandboxes whose VM runs."""
         now = time.time_ns()
         events: list[Event] = []
+        told, self._told = self._told, {}
         for kata in self.sandboxes.values():
-            events += _kata_events(kata, state.sandboxes.get(kata.id), now)
+            known = state.sandboxes.get(kata.id)
+            before = told.get(kata.id)
+            if before is None or before[0] is not kata or before[1] is not known:
+                events += _kata_events(kata, known, now)
+            self._told[kata.id] = (kata, known)
         for sandbox in state.sandboxes.values():
             events += self._check(sandbox, with_vm, now)
         return events

@@ -8,7 +8,6 @@ What stays out: when to ask (threads.wants_qmp) and believing the answer (thread
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Mapping
@@ -48,6 +47,8 @@ async def query(path: str, deadline: float = 0.2, pid: int | None = None) -> Qmp
     With QEMU's `pid` the path is taken as QEMU sees it: in its mount namespace, and a relative one from its
     working directory. After `deadline` seconds the connection is closed, whatever it was doing.
     """
+    import asyncio  # here, as the first pass of a starting watcher does not wait for it (60 ms)
+
     process = f"/proc/{pid or 'self'}"
     if _in_use(path, f"{process}/net/unix"):
         _log.debug("QMP socket in use path=%s", path)
