@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.errors import AffinityError, ThreadGone
@@ -25,8 +25,7 @@ class Outcome(enum.StrEnum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """What became of an operation. `got` is what the kernel shows now, None where that is not known."""
 
     operation: SetAffinity

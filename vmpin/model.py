@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from vmpin.cpuset import CpuSet
 
@@ -26,8 +26,9 @@ def valid_id(text: object) -> bool:
     return isinstance(text, str) and _ID.fullmatch(text) is not None and ".." not in text
 
 
-@dataclass(frozen=True)
-class ThreadId:
+# Made, hashed and compared once or more for each of a node's thousands of threads in a pass: a named tuple does that
+# in a third of a frozen dataclass's time.
+class ThreadId(NamedTuple):
     """A thread for good: kernel thread id and its start time (clock ticks since boot, /proc/TID/stat field 22).
 
     A bare number is given to another thread sooner or later; the pair is not.
@@ -59,8 +60,7 @@ class ThreadRole(enum.StrEnum):
 _POLICY = {"vcpu": "vcpus", "iothread": "iothreads", "kvm": "emulator"}
 
 
-@dataclass(frozen=True)
-class VmThread:
+class VmThread(NamedTuple):
     """One thread of a sandbox. `pid` is the process it belongs to (its own tid for a kernel thread)."""
 
     id: ThreadId

@@ -6,15 +6,14 @@ Pure: equal input gives the empty plan. What stays out: making the calls (apply)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.model import SandboxId, VmThread
 from vmpin.placement import Placement
 
 
-@dataclass(frozen=True)
-class Observed:
+class Observed(NamedTuple):
     """A thread and the mask the kernel shows for it now (empty on Linux 6.1 for a sleeping task whose only CPU
     went offline).
 
@@ -29,8 +28,7 @@ class Observed:
     limit: CpuSet | None = None
 
 
-@dataclass(frozen=True)
-class SetAffinity:
+class SetAffinity(NamedTuple):
     """Set one thread's mask."""
 
     sandbox: SandboxId

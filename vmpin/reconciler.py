@@ -25,7 +25,7 @@ from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.model import SandboxId, ThreadId
+from vmpin.model import SandboxId, ThreadId, VmThread
 from vmpin.observe import Observer, Vm
 from vmpin.ownership import Claims, Node, Ownership, claims, ownership
 from vmpin.placement import Placement, Previous, Request, place
@@ -92,6 +92,8 @@ class Reconciler:
         #: Whether the state file is behind.
         self.unsaved = False
         self._dirty: set[SandboxId] = set(self.state.sandboxes)
+        #: Masks from before vmpin were learned that are not in the state file.
+        self._met = False
         self._failing: str = ""
 
     # What the sources say
@@ -189,8 +191,9 @@ class Reconciler:
             for operation in operations:
                 self.masks[operation.sandbox].open = True  # still to be done
             return tuple(Result(operation, Outcome.DONE, None) for operation in ordered(operations))
-        if self._remember({operation.sandbox for operation in operations}):
+        if self._met:
             self.save()  # before the first mask is changed: whatever happens then, it can be given back
+            self._met = False
         results = carry_out(self.proc, ordered(operations))
         self._note(results)
         return tuple(results)
@@ -266,6 +269,7 @@ class Reconciler:
             return ()
         drifted = not masks.open
         observed = [seen for seen in self.observed(vm, masks, placement) if seen is not None]
+        self._remember(vm, observed)
         operations = diff(placement, observed)
         changing = {operation.thread.id for operation in operations}
         masks.expected = [(seen.thread.id.tid, seen.actual.frozen()) for seen in observed
@@ -299,23 +303,21 @@ class Reconciler:
                     limit = cgroup.effective if cgroup is not None else None
             yield Observed(thread, actual, asked, shown, limit)
 
-    def _remember(self, sandboxes: Iterable[SandboxId]) -> bool:
-        """Keep the masks of processes about to be touched for the first time; True when there were any."""
-        new = False
-        for sandbox in sandboxes:
-            vm = self.observer.vms[sandbox]
-            before = self.before.get(sandbox, Before())
-            known = before.only([*(process.id for process in vm.processes()), *(thread.id for thread in vm.kernel)])
-            groups = [(process.id, list(process.threads.values())) for process in vm.processes()]
-            groups += [(thread.id, [thread]) for thread in vm.kernel]
-            for main, threads in groups:
-                if main not in known.processes:
-                    masks = [(thread, _cpuset(affinity.get(thread.id.tid) or frozenset())) for thread in threads]
-                    known = known.remember(main, masks)
-            if known != before:
-                self.before[sandbox] = known
-                new = True
-        return new
+    def _remember(self, vm: Vm, observed: Iterable[Observed]) -> None:
+        """Keep the masks of processes met for the first time: what a thread has then is what it had before vmpin."""
+        before = self.before.get(vm.sandbox, Before())
+        known = before.only([*(process.id for process in vm.processes()), *(thread.id for thread in vm.kernel)])
+        mains = {process.pid: process.id for process in vm.processes()}
+        met: dict[ThreadId, list[tuple[VmThread, CpuSet]]] = {}
+        for seen in observed:
+            main = mains.get(seen.thread.pid, seen.thread.id)  # a kernel thread is a process of its own
+            if main not in known.processes:
+                met.setdefault(main, []).append((seen.thread, seen.actual))
+        for main, masks in met.items():
+            known = known.remember(main, masks)
+        if known is not before:
+            self.before[vm.sandbox] = known
+            self.unsaved = self._met = True
 
     def _note(self, results: Iterable[Result]) -> None:
         """Keep what the kernel made of each operation, and say once what went wrong."""

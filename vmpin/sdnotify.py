@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 
 
 def notify(message: str) -> None:
@@ -12,6 +11,8 @@ def notify(message: str) -> None:
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return
+    import socket  # few are asked for this, and the first pass of a watcher does not wait for it
+
     address = "\0" + path[1:] if path.startswith("@") else path
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as to:
         to.sendto(message.encode(), socket.MSG_DONTWAIT, address)

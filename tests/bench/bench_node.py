@@ -146,13 +146,14 @@ class Bundle:
 
 
 class Watcher:
-    """A real `vmpin watch`. `ready_ms` is the time from its spawn to its READY=1: all is placed by then."""
+    """A real `vmpin watch`. `placed_ms` is the time from its spawn until it says that all is placed, which it says
+    before it loads what it needs to serve (READY=1)."""
 
     def __init__(self, made: Node, *flags: str) -> None:
         if not made.command.exists():
             raise CannotMeasure(f"needs the vmpin command (no {made.command})")
         self.node = made
-        self.ready_ms = 0.0
+        self.placed_ms = 0.0
         self._argv = made.command_line("watch", *flags)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -173,9 +174,9 @@ class Watcher:
             begin = time.perf_counter()
             self._process = subprocess.Popen(self._argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
             try:
-                while b"READY=1" not in notified.recv(4096):
-                    pass
-                self.ready_ms = (time.perf_counter() - begin) * 1000
+                while b"READY=1" not in (said := notified.recv(4096)):
+                    if b"STATUS=placed" in said:
+                        self.placed_ms = (time.perf_counter() - begin) * 1000
             except OSError:
                 self.__exit__()
                 raise CannotMeasure(f"the watcher was not ready in time: {log.read_text()[-500:]}") from None

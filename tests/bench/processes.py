@@ -55,7 +55,7 @@ def _interpreter() -> float:
 
 
 def cold_start(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
-    """`vmpin watch`, from its spawn until it says READY=1, when every mask has to be set."""
+    """`vmpin watch`, from its spawn until it says that all is placed, when every mask has to be set."""
     pool, other = cpus()
     wanted = {frozenset((pool,))}
 
@@ -67,12 +67,12 @@ def cold_start(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
             wrong = sum(machine.masks() != wanted for machine in machines)
             if wrong:
                 raise CannotMeasure(f"{wrong} of {len(machines)} VMs were not (all) pinned when the watcher was ready")
-            return watcher.ready_ms
+            return watcher.placed_ms
 
     imports: list[float] = []
 
     def bare() -> float:
-        code = "import vmpin.cli.watch, vmpin.watcher, yaml"
+        code = "import vmpin.cli.main, vmpin.cli.watch, vmpin.oneshot, vmpin.log, yaml"
         imports.append(process_ms([sys.executable, "-c", code], environment()))
         return _interpreter()
 

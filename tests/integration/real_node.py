@@ -149,7 +149,7 @@ class Node:
         """Change keys of the configuration file, by section."""
         base: dict[str, dict[str, object]] = {
             "paths": {"run": str(self.run), "kata_go": str(self.top / "vc"), "kata_rs": str(self.top / "kata")},
-            "watch": {"only": f"{self.prefix}*", "resync_seconds": 0.5}, "log": {"level": "info"}}
+            "watch": {"only": f"{self.prefix}*", "resync_seconds": 0.2}, "log": {"level": "info"}}
         for section, keys in [*base.items(), *self.settings.items()]:
             self.settings[section] = {**base.get(section, {}), **keys}
         for section, given in settings.items():

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from need import need_root, need_tool
 from real_node import Node, by_tid, cri, seen, two_cpus, union, wait
-from real_qemu import Qemu
+from real_qemu import Qemu, need_kvm
 
 from vmpin import hooks_install
 
@@ -242,6 +242,21 @@ def test_trap_1_a_qmp_socket_that_is_free_is_asked(node: Node, cpus: tuple[str, 
         by_vcpu = {vcpu: tid for tid, vcpu in vm.vcpus().items()}
         wait(lambda: [by_tid(vm.pid)[by_vcpu[vcpu]] for vcpu in (0, 1)] == [{int(cpus[0])}, {int(cpus[1])}],
              lambda: node.sandbox(vm.sandbox))
+
+
+def test_unnamed_vcpus_of_kvm_are_told_by_the_call_they_wait_in(node: Node, cpus: tuple[str, str]) -> None:
+    """As under Kata: no thread names, and QMP is not for us."""
+    need_kvm()
+    with Qemu(node.id("a"), vcpus=2, debug_threads=False, accel="kvm", paused=False) as vm:
+        node.start()
+        node.container(vm.sandbox, "web", cpus[1], vm.pid)
+        node.container(vm.sandbox, "logs", cpus[0], vm.pid)
+        by_vcpu = {vcpu: tid for tid, vcpu in vm.vcpus().items()}
+        wait(lambda: [by_tid(vm.pid)[by_vcpu[vcpu]] for vcpu in (0, 1)] == [{int(cpus[0])}, {int(cpus[1])}],
+             lambda: node.sandbox(vm.sandbox), 40)
+        status = node.sandbox(vm.sandbox)
+        assert (status["verdict"], status["found_by"]) == ("pinned", "kvm_run")
+        assert node.cli("verify").returncode == 0
 
 
 def test_trap_2_runtime_rs_tells_of_a_container_only_at_create_container(node: Node, cpus: tuple[str, str]) -> None:

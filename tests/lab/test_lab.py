@@ -6,11 +6,13 @@ failed. By hand rather `python -m lab run`, which takes other layouts and single
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from need import lacking, need_root, need_tool
@@ -34,18 +36,21 @@ def machine() -> None:
         lacking("needs overlayfs in the kernel")
 
 
+def lab_run(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "lab", "run", *arguments], text=True, stdin=subprocess.DEVNULL,
+                          env=os.environ | {"PYTHONPATH": str(REPOSITORY / "tests")}, check=False, **more)
+
+
 @pytest.mark.lab
 @pytest.mark.root
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("variant", [Variant(kernel) for kernel in Kernel], ids=str)
-def test_all_pass_in_the_node(variant: Variant, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_all_pass_in_the_node(variant: Variant, capfd: pytest.CaptureFixture[str]) -> None:
     results = REPOSITORY / "build/lab" / str(variant)
     with capfd.disabled():  # it takes minutes: show how far it is
         print()
-        done = subprocess.run(
-            [sys.executable, "-m", "lab", "run", "--kernel", variant.kernel, "--cgroup", variant.cgroup, "--topology",
-             variant.topology, "--results", str(results)],
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY / "tests")}, stdin=subprocess.DEVNULL, check=False)
+        done = lab_run("--kernel", variant.kernel, "--cgroup", variant.cgroup, "--topology", variant.topology,
+                       "--results", str(results))
     assert done.returncode in (0, 1), f"the lab itself failed; see above and {results}/console.log"
     found = cases(results / "junit.xml")
     failed = [case for case in found if case.outcome == "failed"]
@@ -53,6 +58,28 @@ def test_all_pass_in_the_node(variant: Variant, capfd: pytest.CaptureFixture[str
     assert done.returncode == 0
     # In the node nothing is lacking that a test may be skipped for.
     assert [case.name for case in found if case.outcome == "skipped"] == []
+
+
+@pytest.mark.lab
+@pytest.mark.root
+@pytest.mark.usefixtures("machine")
+def test_a_node_that_hangs_is_ended_with_its_console_kept(tmp_path: Path) -> None:
+    """No node is done after two seconds."""
+    done = lab_run("--timeout", "2", "--results", str(tmp_path / "results"), capture_output=True)
+    assert done.returncode == 2, done.stderr
+    assert "the node was not done after 2 s" in done.stderr
+    assert (tmp_path / "results/console.log").exists()
+    assert not (tmp_path / "results/status").exists()
+    assert processes_with(str(tmp_path)) == []
+
+
+def processes_with(word: str) -> list[str]:
+    """The command lines that have a word in them."""
+    found = []
+    for path in Path("/proc").glob("[1-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in found if word in line]
 
 
 def test_junit_results_are_read_as_cases(tmp_path: Path) -> None:

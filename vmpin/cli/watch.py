@@ -26,7 +26,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     import gc
 
-    from vmpin import log, oneshot
+    from vmpin import log, oneshot, sdnotify
     from vmpin.lock import Lock
     from vmpin.reconciler import Reconciler
     from vmpin.source.spool import Spool
@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         spool.prepare()
         kept = oneshot.take(reconciler, spool, set())
         reconciler.resync(full=True)
+        sdnotify.notify(f"STATUS=placed the threads of {len(reconciler.observer.vms)} VM sandboxes")
         gc.freeze()
         gc.enable()
         # Only now, with every thread in its place: asyncio takes longer to load than that took.
