@@ -53,14 +53,15 @@ def entry(kind: str, recipe: object, make: Callable[[Path, Path], None], fresh: 
     base = directory()
     path = base / name(kind, recipe)
     with (base / f"{path.name}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        if fresh or not path.is_dir():
-            # Nobody gets from shared to exclusive at once: between the two another may have built it.
-            fcntl.flock(lock, fcntl.LOCK_UN)
+        while True:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if path.is_dir() and not fresh:
+                break
+            # From shared to exclusive and back is two steps: in between another may build it, or remove it.
             fcntl.flock(lock, fcntl.LOCK_EX)
             if fresh or not path.is_dir():
                 _build(path, kind, make)
-            fcntl.flock(lock, fcntl.LOCK_SH)
+                fresh = False
         os.utime(path)
         _prune(base, kind)
         yield path
@@ -109,7 +110,6 @@ def clean() -> None:
         path = lock_file.with_suffix("")
         if _remove_unused(path):
             remove(path.with_name(f"{path.name}.partial"))
-            lock_file.unlink(missing_ok=True)
         else:
             say(f"{path.name} is in use: kept")
     for log in base.glob("*.log"):

@@ -37,8 +37,8 @@ DEADLINE = 900.0
 _VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/bin/virtiofsd")
 #: An EPYC as far as TCG has it, with SVM for KVM. topoext, which older kernels need to see SMT on an AMD, is only
 #: CPUID leaves, and QEMU fills them, but believes that TCG lacks it: so it is forced, and what TCG does lack is off.
-_CPU = ("EPYC,+svm,+topoext,x-force-features=on,-rdseed,-sha-ni,-fxsr-opt,-misalignsse,-3dnowprefetch,-osvw,-nrip-save,"
-        "-xsavec")
+_CPU = ("EPYC,+svm,+topoext,x-force-features=on,-rdseed,-sha-ni,-fxsr-opt,-misalignsse,-3dnowprefetch,-osvw,"
+        "-nrip-save,-xsavec")
 _TIED = ("setpriv", "--pdeathsig", "KILL", "--")
 #: $1 a directory, $2 the lower layers, then virtiofsd's command.
 _SERVE_ROOT = """\
