@@ -15,10 +15,10 @@ TEST_NEEDS := qemu-system-x86_64=qemu-system-x86 crun=crun runc=runc podman=podm
 LAB_NEEDS := debootstrap=debootstrap modprobe=kmod
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lab lint bench wheel clean
+.PHONY: help venv demo test test-lab lab-shell lint bench wheel clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## make .venv with vmpin and what its development needs
 
@@ -35,21 +35,25 @@ demo: venv ## pin a real virtual machine, here and now, and show it
 	@needs=$$($(BIN)/vmpin demo --needs) && .ci/install $$needs
 	@$(BIN)/vmpin demo
 
-test: venv ## run all tests; as root with CI=true, install what they need
-	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS); else .ci/install --dry-run $(TEST_NEEDS); fi
-	$(BIN)/python -m pytest tests -m 'not lab'
+test: venv ## run all tests; as root with CI=true, install what they need and boot the lab's nodes too
+	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS); \
+		else .ci/install --dry-run $(TEST_NEEDS); fi
+	$(BIN)/python -m pytest tests $(if $(filter true,$(CI)),,-m 'not lab')
 
-lab: venv ## boot nodes of other kernels in QEMU and test in them: minutes each (root)
+test-lab: venv ## boot nodes of both kernels in QEMU and test in them: minutes each (root)
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS); \
 		else .ci/install --dry-run $(TEST_NEEDS) $(LAB_NEEDS); fi
 	$(BIN)/python -m pytest tests/lab -m lab
+
+lab-shell: venv ## a shell in a node (root); LAB="--kernel 6.1" for another one
+	@PYTHONPATH=tests $(BIN)/python -m lab shell $(LAB)
 
 lint: venv ## ruff, mypy --strict, shellcheck
 	@if [ "$$CI" = true ]; then .ci/install --must shellcheck=shellcheck; fi
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	@if command -v shellcheck >/dev/null; then echo shellcheck .ci/run .ci/install; \
-		shellcheck .ci/run .ci/install; else echo "shellcheck is not installed: left out"; fi
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/run .ci/install tests/lab/init tests/lab/initramfs-init; \
+		else echo "shellcheck is not installed: left out"; fi
 
 bench: venv ## measure speed into build/bench.json (root)
 	$(BIN)/python tests/bench/run.py -o build/bench.json

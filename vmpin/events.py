@@ -1,4 +1,5 @@
-"""What a source may say. An event is a fact with its source; `state.reduce` decides what becomes of it."""
+"""What a source may say. An event is a fact with its source; `state.reduce` decides what becomes of it, and
+`observe` what becomes of a claim."""
 
 from __future__ import annotations
 
@@ -84,3 +85,16 @@ class Held:
 
 
 Event = SandboxSeen | ContainerSeen | CpusetSeen | ContainerStopped | SandboxGone | Held
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Somebody's word that a process is a sandbox's VMM.
+
+    It counts when `identity` (read while the word was fresh) is still that process, or when `words` (the sandbox's id,
+    the VM's UUID) stand on its command line.
+    """
+
+    pid: int
+    words: tuple[str, ...] = ()
+    identity: ThreadId | None = None

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from vmpin.events import Claim
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
 from vmpin.vmm import threads as vmm_threads
@@ -82,19 +83,6 @@ class Vm:
             if process.pid == thread.pid:
                 return process.id
         return thread.id
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Somebody's word that a process is a sandbox's VMM.
-
-    It counts when `identity` (read while the word was fresh) is still that process, or when `words` (the sandbox's id,
-    the VM's UUID) stand on its command line.
-    """
-
-    pid: int
-    words: tuple[str, ...] = ()
-    identity: ThreadId | None = None
 
 
 class Observer:

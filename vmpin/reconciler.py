@@ -8,50 +8,33 @@ stays out: when passes happen and who asks (watcher, cli).
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 
 from vmpin import statefile
-from vmpin.apply import Outcome, Result, carry_out
-from vmpin.before import Before
+from vmpin.apply import Outcome, Result
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet, union
 from vmpin.errors import SourceError, StateFileError
 from vmpin.events import Event, Held, SandboxSeen
-from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.model import SandboxId, ThreadId, VmThread
+from vmpin.model import SandboxId
 from vmpin.observe import Observer, Vm
 from vmpin.ownership import Claims, Node, Ownership, claims, ownership
+from vmpin.pinner import Pinner
 from vmpin.placement import Placement, Previous, Request, place
-from vmpin.plan import Observed, SetAffinity, diff, ordered
+from vmpin.plan import ordered
 from vmpin.policy import Policy
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import HookMessage
 from vmpin.source.disk import DiskSources
 from vmpin.source.hook_state import events_of
-from vmpin.state import DesiredState, SandboxState, forget_stopped, reduce
+from vmpin.state import DesiredState, forget_stopped, reduce
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Masks:
-    """What vmpin knows of the masks of one VM's threads."""
-
-    #: By thread: the mask set last, and what the kernel showed then.
-    asked: dict[ThreadId, tuple[CpuSet, CpuSet]] = field(default_factory=dict)
-    #: What the kernel is to show as long as nothing changes, in the form in which it is read.
-    expected: list[tuple[int, frozenset[int]]] = field(default_factory=list)
-    #: What was refused, by thread, so that it is told once.
-    refused: dict[ThreadId, str] = field(default_factory=dict)
-    #: Not everything is as wanted, or not yet known to be.
-    open: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,18 +66,19 @@ class Reconciler:
             logger.warning("%s", trouble)
         self.state: DesiredState = kept.state
         self.previous: dict[SandboxId, Previous] = dict(kept.previous)
-        self.before: dict[SandboxId, Before] = dict(kept.before)
         self.node = Node(self.sysfs.topology(), config.shared_pool, config.housekeeping)
         self.claims: dict[SandboxId, Claims] = {}
         self.own: Ownership = ownership({}, self.node)
         self.placements: dict[SandboxId, Placement] = {}
-        self.masks: dict[SandboxId, Masks] = {}
-        #: Whether the state file is behind.
-        self.unsaved = False
+        self.pinner = Pinner(self.proc, self.cgroups, kept.before)
+        self._changed = False
         self._dirty: set[SandboxId] = set(self.state.sandboxes)
-        #: Masks from before vmpin were learned that are not in the state file.
-        self._met = False
         self._failing: str = ""
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the state file is behind."""
+        return self._changed or self.pinner.learned
 
     # What the sources say
 
@@ -105,7 +89,7 @@ class Reconciler:
             if state is not self.state:
                 self.state = state
                 self._dirty.add(event.sandbox)
-                self.unsaved = True
+                self._changed = True
 
     def hook(self, message: HookMessage) -> set[SandboxId]:
         """Take a hook's message in. :returns: the sandboxes it is about. :raises SourceError:"""
@@ -164,19 +148,19 @@ class Reconciler:
     def _tidy(self) -> None:
         """Forget what is over: VMs' masks, sandboxes nobody knows, containers stopped long ago."""
         vms = self.observer.vms
-        for table in (self.masks, self.placements):
-            for sandbox in [sandbox for sandbox in table if sandbox not in vms]:
-                del table[sandbox]
-        for kept in (self.previous, self.before):
+        self.pinner.keep_only(vms)
+        for sandbox in self.placements.keys() - vms.keys():
+            del self.placements[sandbox]
+        for kept in (self.previous, self.pinner.before):
             for sandbox in [sandbox for sandbox in kept if sandbox not in vms and sandbox not in self.state.sandboxes]:
                 del kept[sandbox]
-                self.unsaved = True
+                self._changed = True
         horizon = time.time_ns() - 600 * 10**9
         for sandbox, known in self.state.sandboxes.items():
             shorter = forget_stopped(known, horizon)
             if shorter is not known:
                 self.state = DesiredState({**self.state.sandboxes, sandbox: shorter})
-                self.unsaved = True
+                self._changed = True
 
     def _pass(self, sandboxes: list[SandboxId], act: bool) -> tuple[Result, ...]:
         vms = [vm for sandbox in sandboxes if (vm := self._refresh(sandbox)) is not None]
@@ -184,19 +168,17 @@ class Reconciler:
         for sandbox in self._place():
             if sandbox not in seen and (vm := self._refresh(sandbox)) is not None:
                 vms.append(vm)
-        operations = [operation for vm in vms for operation in self._operations(vm)]
+        operations = [operation for vm in vms if (placement := self.placements.get(vm.sandbox)) is not None
+                      for operation in self.pinner.operations(vm, placement)]
         if not operations:
             return ()
         if not act:
             for operation in operations:
-                self.masks[operation.sandbox].open = True  # still to be done
+                self.pinner.look_again(operation.sandbox)  # still to be done
             return tuple(Result(operation, Outcome.DONE, None) for operation in ordered(operations))
-        if self._met:
+        if self.pinner.learned:
             self.save()  # before the first mask is changed: whatever happens then, it can be given back
-            self._met = False
-        results = carry_out(self.proc, ordered(operations))
-        self._note(results)
-        return tuple(results)
+        return tuple(self.pinner.carry_out(operations, self.placements))
 
     def _refresh(self, sandbox: SandboxId) -> Vm | None:
         """Read a VM's threads; what changed is to be placed again."""
@@ -207,9 +189,8 @@ class Reconciler:
         if changed is None:
             self._dirty.add(sandbox)
             return None
-        masks = self.masks.setdefault(sandbox, Masks())
         if changed:
-            masks.open = True
+            self.pinner.look_again(sandbox)
             self._dirty.add(sandbox)
         return vm
 
@@ -245,8 +226,8 @@ class Reconciler:
                 previous = new_place.previous()
                 if previous != self.previous.get(sandbox):
                     self.previous[sandbox] = previous
-                    self.unsaved = True
-                self.masks.setdefault(sandbox, Masks()).open = True
+                    self._changed = True
+                self.pinner.look_again(sandbox)
                 changed.add(sandbox)
         return changed
 
@@ -263,92 +244,6 @@ class Reconciler:
         return ({sandbox for sandbox, known in self.placements.items() if known.reasons or known.mask.bits & bits}
                 | (vms - self.placements.keys()))
 
-    def _operations(self, vm: Vm) -> tuple[SetAffinity, ...]:
-        masks, placement = self.masks[vm.sandbox], self.placements.get(vm.sandbox)
-        if placement is None or (not masks.open and _holds(masks.expected)):
-            return ()
-        drifted = not masks.open
-        observed = [seen for seen in self.observed(vm, masks, placement) if seen is not None]
-        self._remember(vm, observed)
-        operations = diff(placement, observed)
-        changing = {operation.thread.id for operation in operations}
-        masks.expected = [(seen.thread.id.tid, seen.actual.frozen()) for seen in observed
-                          if seen.thread.id not in changing
-                          and placement.cpus_for(seen.thread.role, seen.thread.vcpu) is not None]
-        alive = {seen.thread.id for seen in observed}
-        for table in (masks.asked, masks.refused):
-            for thread in [thread for thread in table if thread not in alive]:
-                del table[thread]
-        if drifted and operations:
-            logger.info("repairing sandbox=%s threads=%d: another hand or the kernel changed their masks",
-                        vm.sandbox, len(operations))
-        masks.open = False
-        return operations
-
-    def observed(self, vm: Vm, masks: Masks, placement: Placement | None) -> Iterable[Observed]:
-        """The threads with the masks they have now; those that ended meanwhile are left out."""
-        for thread in vm.threads():
-            mask = affinity.get(thread.id.tid)
-            if mask is None:
-                masks.open = True
-                continue
-            actual = _cpuset(mask)
-            asked, shown = masks.asked.get(thread.id, (None, None))
-            limit = None
-            if asked is None and placement is not None:
-                wanted = placement.cpus_for(thread.role, thread.vcpu)
-                if wanted is not None and wanted != actual and actual <= wanted:
-                    # Nobody knows what was asked for; is it what the cpuset cgroup leaves of it?
-                    cgroup = self.cgroups.cpuset_of(thread.pid, thread.id.tid)
-                    limit = cgroup.effective if cgroup is not None else None
-            yield Observed(thread, actual, asked, shown, limit)
-
-    def _remember(self, vm: Vm, observed: Iterable[Observed]) -> None:
-        """Keep the masks of processes met for the first time: what a thread has then is what it had before vmpin."""
-        before = self.before.get(vm.sandbox, Before())
-        known = before.only([*(process.id for process in vm.processes()), *(thread.id for thread in vm.kernel)])
-        mains = {process.pid: process.id for process in vm.processes()}
-        met: dict[ThreadId, list[tuple[VmThread, CpuSet]]] = {}
-        for seen in observed:
-            main = mains.get(seen.thread.pid, seen.thread.id)  # a kernel thread is a process of its own
-            if main not in known.processes:
-                met.setdefault(main, []).append((seen.thread, seen.actual))
-        for main, masks in met.items():
-            known = known.remember(main, masks)
-        if known is not before:
-            self.before[vm.sandbox] = known
-            self.unsaved = self._met = True
-
-    def _note(self, results: Iterable[Result]) -> None:
-        """Keep what the kernel made of each operation, and say once what went wrong."""
-        done: dict[SandboxId, int] = {}
-        for result in results:
-            operation = result.operation
-            masks = self.masks[operation.sandbox]
-            thread = operation.thread
-            if result.outcome is Outcome.GONE:
-                masks.open = True
-                continue
-            if result.outcome is Outcome.REFUSED:
-                masks.open = True  # tried again at every resync
-                if masks.refused.get(thread.id) != result.why:
-                    masks.refused[thread.id] = result.why
-                    logger.error("sandbox=%s: %s thread %d wanted=%s has=%s: %s", operation.sandbox, thread.role,
-                                 thread.id.tid, operation.cpus, result.got, result.why)
-                continue
-            assert result.got is not None
-            masks.refused.pop(thread.id, None)
-            if result.outcome is Outcome.TRIMMED and masks.asked.get(thread.id) != (operation.cpus, result.got):
-                logger.warning("sandbox=%s: cannot honour %s for %s thread %d: its cpuset cgroup leaves %s",
-                               operation.sandbox, operation.cpus, thread.role, thread.id.tid, result.got)
-            masks.asked[thread.id] = (operation.cpus, result.got)
-            masks.expected.append((thread.id.tid, result.got.frozen()))
-            done[operation.sandbox] = done.get(operation.sandbox, 0) + 1
-        for sandbox, count in done.items():
-            placement = self.placements[sandbox]
-            logger.info("pinned sandbox=%s threads=%d mask=%s verdict=%s", sandbox, count, placement.mask,
-                        placement.verdict)
-
     # Giving back
 
     def unpin(self, sandboxes: Iterable[SandboxId]) -> list[Result]:
@@ -357,27 +252,15 @@ class Reconciler:
         for sandbox in sandboxes:
             self.reduce([Held(sandbox, True)])
             self._refresh(sandbox)
-            vm, before = self.observer.vms.get(sandbox), self.before.get(sandbox)
+            vm = self.observer.vms.get(sandbox)
             self.placements.pop(sandbox, None)
-            if vm is not None and before is not None:
-                results += carry_out(self.proc, ordered(self._restoring(vm, before)))
-                self.before.pop(sandbox)
-            self.masks.pop(sandbox, None)
+            if vm is not None:
+                results += self.pinner.give_back(vm, self.node.topology)
+            self.pinner.forget(sandbox)
             self.previous.pop(sandbox, None)
-            self.unsaved = True
+            self._changed = True
         self.save()
         return results
-
-    def _restoring(self, vm: Vm, before: Before) -> Iterable[SetAffinity]:
-        for thread in vm.threads():
-            mask = before.mask(thread, vm.main_of(thread))
-            actual = affinity.get(thread.id.tid)
-            if mask is None or actual is None:
-                continue
-            if mask >= self.node.online:
-                # It was free to run anywhere: so it shall be on CPUs that come online later, too.
-                mask |= self.node.topology.known
-            yield SetAffinity(vm.sandbox, thread, mask, CpuSet(actual))
 
     def take_back(self, sandboxes: Iterable[SandboxId]) -> None:
         """Take sandboxes that were unpinned into vmpin's hands again."""
@@ -389,7 +272,7 @@ class Reconciler:
         """Write the state file; a failure is told once, and everything else goes on."""
         try:
             statefile.save(self.config.state_file, self.boot_id,
-                           statefile.Kept(self.state, self.previous, self.before))
+                           statefile.Kept(self.state, self.previous, self.pinner.before))
         except StateFileError as err:
             if str(err) != self._failing:
                 logger.error("%s (%s)", err, err.hint)
@@ -398,31 +281,10 @@ class Reconciler:
         if self._failing:
             logger.info("%s: the state can be saved again", self.config.state_file)
         self._failing = ""
-        self.unsaved = False
+        self._changed = self.pinner.learned = False
         return True
-
-    def sandbox(self, sandbox: SandboxId) -> SandboxState:
-        return self.state.sandboxes.get(sandbox) or SandboxState(sandbox)
-
-
-@lru_cache(maxsize=1024)
-def _cpuset(mask: frozenset[int]) -> CpuSet:
-    """A mask as read: thousands of threads have a few different ones."""
-    return CpuSet(mask)
 
 
 def _lists(policy: Policy) -> Iterable[CpuSet]:
     """The CPU lists a policy names."""
     return [rule for rule in vars(policy).values() if isinstance(rule, CpuSet)]
-
-
-def _holds(expected: Iterable[tuple[int, frozenset[int]]]) -> bool:
-    """Whether the kernel shows just what it did: the whole cost of a pass in which nothing changed."""
-    get = os.sched_getaffinity
-    try:
-        for tid, shown in expected:
-            if get(tid) != shown:
-                return False
-    except ProcessLookupError:
-        return False
-    return True

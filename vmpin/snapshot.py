@@ -61,10 +61,9 @@ def _threads(reconciler: Reconciler, vm: Vm, masks: dict[frozenset[int], CpuSet]
 
 def _sandbox(reconciler: Reconciler, sandbox: SandboxState, vm: Vm | None, threads: list[Seen]) -> dict[str, object]:
     vmm = None if vm is None else {"type": vm.type.value, "pid": vm.vmm.pid}
-    known = reconciler.masks.get(sandbox.id)
     return sandbox_data(sandbox, reconciler.node, reconciler.placements.get(sandbox.id), vmm,
                         "none" if vm is None else vm.found_by, threads,
-                        known.refused.values() if known is not None else ())
+                        reconciler.pinner.refusals(sandbox.id))
 
 
 def outcome(report: Report) -> dict[str, object]:

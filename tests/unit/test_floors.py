@@ -30,9 +30,9 @@ FLOORS = {
     "placement": 1, "plan": 1, "before": 1, "status": 1, "explain": 1,
     # adapters: each has its root path or socket as a parameter
     "resources": 2, "yamlfile": 2, "config": 2, "scenario": 2, "statefile": 2, "lock": 2, "log": 2, "sdnotify": 2,
-    "hooks_install": 2, "host": 2, "vmm": 2, "runtime": 2,
+    "hooks_install": 2, "host": 2, "vmm": 2, "runtime": 2, "source": 2,
     # what makes the machine what it should be
-    "source": 3, "observe": 3, "apply": 3, "reconciler": 3, "snapshot": 3, "oneshot": 3,
+    "observe": 3, "apply": 3, "pinner": 3, "reconciler": 3, "snapshot": 3, "oneshot": 3,
     # what people and systemd start
     "watcher": 4, "demo": 4, "cli": 4,
 }

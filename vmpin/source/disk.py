@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.events import (
+    Claim,
     ContainerSeen,
     ContainerStopped,
     CpusetSeen,
@@ -22,7 +23,6 @@ from vmpin.events import (
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.model import ContainerState, SandboxId, ThreadId
-from vmpin.observe import Claim
 from vmpin.runtime.kata import KataSandbox, KataState
 from vmpin.state import DesiredState, Known, SandboxState
 

@@ -17,10 +17,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from lab.node_tests.guest import Guest
 from real_qemu import Qemu
 
+from vmpin import config as configuration
+from vmpin import oneshot
+from vmpin.config import Config
 from vmpin.cpuset import CpuSet
 from vmpin.host.procfs import Procfs, Stat
+from vmpin.model import ThreadRole
+from vmpin.reconciler import Reconciler
 
 #: Everything here is slow: each instruction is emulated, and the build machine is shared.
 PATIENCE = 60.0
@@ -49,13 +55,15 @@ class NestedVm(Qemu):
 
     Beside what `Qemu` takes (vcpus, maxcpus, smp, iothreads, debug_threads, qmp_sockets, memory, extra, …):
 
+    :param guest: what runs in it in place of the firmware.
     :param vhost_net: network devices with a vhost worker each.
     :param vhost_vsock: a vsock device, whose worker has the same name.
     """
 
     _number = 0
 
-    def __init__(self, sandbox: str = "", *, vhost_net: int = 0, vhost_vsock: bool = False, **more: Any) -> None:
+    def __init__(self, sandbox: str = "", *, vhost_net: int = 0, vhost_vsock: bool = False, guest: Guest | None = None,
+                 **more: Any) -> None:
         extra = list(more.pop("extra", ()))
         self.taps = []
         for index in range(vhost_net):
@@ -70,6 +78,10 @@ class NestedVm(Qemu):
         more.setdefault("accel", "kvm")
         more.setdefault("paused", False)
         super().__init__(sandbox, extra=extra, **more)
+        if guest is not None:
+            rom = self.dir / "rom"
+            rom.write_bytes(guest.rom())
+            self.argv += ["-bios", str(rom), "-cpu", "qemu64,+x2apic"]
 
     def __enter__(self) -> NestedVm:
         try:
@@ -117,6 +129,21 @@ class NestedVm(Qemu):
     def vhost_tids(self) -> list[int]:
         """The vhost workers, of either kind."""
         return [tid for tid, stat in self.all_threads().items() if stat.comm == f"vhost-{self.pid}"]
+
+    def roles(self) -> dict[int, ThreadRole]:
+        """What each thread is: vCPUs and iothreads by QEMU's own word, the kernel's by the names it gives them."""
+        vcpus, iothreads = self.vcpus(), self.iothreads()
+        found = {}
+        for tid, stat in self.all_threads().items():
+            if tid in vcpus:
+                found[tid] = ThreadRole.VCPU
+            elif tid in iothreads:
+                found[tid] = ThreadRole.IOTHREAD
+            elif stat.comm.startswith("vhost-"):
+                found[tid] = ThreadRole.VHOST
+            else:
+                found[tid] = ThreadRole.KVM if stat.comm.startswith("kvm-") else ThreadRole.EMULATOR
+        return found
 
     def masks(self) -> dict[int, CpuSet]:
         """The mask of every thread; one that ends meanwhile is left out."""
@@ -190,6 +217,13 @@ class Vmpin:
     def json(self, verb: str, *arguments: str, code: int = 0) -> Any:
         """The same with `-o json`."""
         return json.loads(self(verb, *arguments, "-o", "json", code=code))
+
+    def config(self) -> Config:
+        return configuration.load(self.file, {}, {})
+
+    def reconcile(self) -> Reconciler:
+        """What `vmpin reconcile` does, without the seconds that starting a Python takes here."""
+        return oneshot.reconcile(self.config(), None)[0]
 
     def threads(self, vm: Qemu) -> dict[int, dict[str, Any]]:
         """The threads of a VM as `vmpin status` has them, by thread id."""
