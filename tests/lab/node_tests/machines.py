@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lab.node_tests.guest import Guest
 from real_qemu import Qemu
 
+from lab.node_tests.guest import Guest
 from vmpin import config as configuration
 from vmpin import oneshot
 from vmpin.config import Config
