@@ -61,9 +61,12 @@ def _threads(reconciler: Reconciler, vm: Vm, masks: dict[frozenset[int], CpuSet]
 
 def _sandbox(reconciler: Reconciler, sandbox: SandboxState, vm: Vm | None, threads: list[Seen]) -> dict[str, object]:
     vmm = None if vm is None else {"type": vm.type.value, "pid": vm.vmm.pid}
+    notes = reconciler.pinner.refusals(sandbox.id)
+    kata = reconciler.sources.sandboxes.get(sandbox.id)
+    if kata is not None and kata.pins_vcpus:
+        notes.append("Kata pins the vCPUs too (enable_vcpus_pinning): two writers of the same masks, turn one off")
     return sandbox_data(sandbox, reconciler.node, reconciler.placements.get(sandbox.id), vmm,
-                        "none" if vm is None else vm.found_by, threads,
-                        reconciler.pinner.refusals(sandbox.id))
+                        "none" if vm is None else vm.found_by, threads, notes)
 
 
 def outcome(report: Report) -> dict[str, object]:

@@ -43,9 +43,9 @@ def pod_data(pod: Pod | None) -> dict[str, str] | None:
 
 
 def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, vmm: Mapping[str, object] | None,
-                 found_by: str, threads: Sequence[Seen], refused: Iterable[str] = ()) -> dict[str, object]:
-    """One sandbox. `vmm` is {type, pid}, None when it does not run."""
-    verdict, reasons = _judge(state, placement, vmm, threads, refused)
+                 found_by: str, threads: Sequence[Seen], notes: Iterable[str] = ()) -> dict[str, object]:
+    """One sandbox. `vmm` is {type, pid}, None when it does not run; `notes` are reasons beside the placement's own."""
+    verdict, reasons = _judge(state, placement, vmm, threads, notes)
     containers = []
     for known in state.containers.values():
         container = known.container
@@ -65,7 +65,7 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
 
 
 def _judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, object] | None,
-           threads: Sequence[Seen], refused: Iterable[str]) -> tuple[Verdict, list[str]]:
+           threads: Sequence[Seen], notes: Iterable[str]) -> tuple[Verdict, list[str]]:
     if vmm is None:
         return Verdict.OFF, ["its VMM does not run"]
     if placement is None:
@@ -82,7 +82,7 @@ def _judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, o
         if len(wrong) > len(inside):
             reasons.append(f"{len(wrong) - len(inside)} of {len(threads)} threads are not where they should be")
         verdict = Verdict.DEGRADED
-    reasons += refused
+    reasons += notes
     return verdict, list(dict.fromkeys(reasons))
 
 

@@ -50,6 +50,7 @@ class Go:
         self.at = node.top / "vc" / "sbs" / sandbox
         self.at.mkdir(parents=True)
         self.cpusets: dict[str, str] = {}
+        self.pins = False
 
     def text(self) -> str:
         pause = {"ID": self.sandbox, "Annotations": {**cri(self.sandbox, ""), "io.kubernetes.cri.container-type":
@@ -57,7 +58,7 @@ class Go:
         return json.dumps({
             "SandboxContainer": self.sandbox, "State": "running", "PersistVersion": 2,
             "HypervisorState": {"Type": "qemu", "UUID": self.uuid, "Pid": self.pid, "VirtiofsDaemonPid": 0},
-            "Config": {"HypervisorType": "qemu", "EnableVCPUsPinning": False, "ContainerConfigs": [pause] + [
+            "Config": {"HypervisorType": "qemu", "EnableVCPUsPinning": self.pins, "ContainerConfigs": [pause] + [
                 {"ID": name, "Annotations": cri(self.sandbox, name), "Resources": {"cpu": {"cpus": cpus}}}
                 for name, cpus in self.cpusets.items()]}})
 
@@ -98,6 +99,16 @@ def wait_for(node: Node, wanted: Mapping[str, tuple[str, int | None]]) -> None:
 
 
 # The Go runtime
+
+
+def test_a_kata_that_pins_as_well_is_told_in_status(node: Node) -> None:
+    with Qemu(node.id("a"), vcpus=1) as vm:
+        state = Go(node, vm.sandbox, vm.pid)
+        state.pins = True
+        state.write()
+        node.start()
+        wait_for(node, {vm.sandbox: ("kata-go", vm.pid)})
+        assert any("enable_vcpus_pinning" in reason for reason in node.status()["sandboxes"][0]["reasons"])
 
 
 def test_the_go_runtimes_state_tells_the_vm_and_the_live_cpusets(node: Node, cpus: tuple[str, str]) -> None:
