@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -130,3 +131,13 @@ def test_a_busybox_with_a_loader_is_not_static() -> None:
     assert not needs.is_static(need_tool("unshare"))
     assert not needs.is_static("/proc/self/status")
     assert not needs.is_static("/nonexistent")
+
+
+def test_the_story_comes_as_data_too(corner: Path) -> None:
+    done = subprocess.run([*DEMO, "-o", "json"], capture_output=True, text=True, timeout=120, env=environment(corner))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["ok"]
+    assert len(told["steps"]) == 7
+    assert any("vCPU 2 on CPU" in line for line in told["steps"][2]["said"])
+    assert "7/7" in done.stderr

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from vmpin.cli.common import Verbs, shown, verb
+from vmpin.cli.common import Verbs, output_flag, print_data, shown, verb
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.errors import VmpinError
 
@@ -42,6 +42,7 @@ PATIENCE = 12.0
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "demo", "show what vmpin does, on a real VM made for it", about=_ABOUT)
     parser.add_argument("--needs", action="store_true", help="print the Debian packages that are missing, one a line")
+    output_flag(parser, ("text", "json"))
     parser.set_defaults(run=run)
 
 
@@ -53,8 +54,13 @@ def run(args: argparse.Namespace) -> int:
             print(package)
         return 0
     found = needs.tools()
-    with _ending_orderly(), _Stage(found) as stage:
+    as_json = args.output == "json"
+    # The story is for people; with -o json it goes to standard error, and what it said comes as data at the end.
+    with (contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext(), _ending_orderly(),
+          _Stage(found) as stage):
         _play(stage)
+    if as_json:
+        print_data({"ok": True, "steps": stage.story}, "json")
     return 0
 
 
@@ -123,7 +129,9 @@ class _Stage:
         self.tools = tools
         self.sandbox = f"demo-{secrets.token_hex(4)}"
         self.directory = Path(tempfile.mkdtemp(prefix=f"vmpin-{self.sandbox}-"))
-        self._steps = 0
+        #: What was told, step by step.
+        self.story: list[dict[str, object]] = []
+        self._said: list[str] = []
         self._watcher: subprocess.Popen[bytes] | None = None
         self._config = self.directory / "vmpin.yaml"
         self._log = self.directory / "watcher.log"
@@ -172,10 +180,12 @@ class _Stage:
     # The story
 
     def step(self, text: str) -> None:
-        self._steps += 1
-        print(f"\n{self._steps}/{self.STEPS} {text}")
+        self._said = []
+        self.story.append({"step": text, "said": self._said})
+        print(f"\n{len(self.story)}/{self.STEPS} {text}")
 
     def say(self, text: str) -> None:
+        self._said.append(text)
         print(f"    {shown(text)}")
 
     def expect(self, text: str, exclusive: CpuSet, pool: CpuSet) -> None:
@@ -205,7 +215,7 @@ class _Stage:
         print(f"    $ vmpin {' '.join(args)}")
         sys.stdout.flush()
         done = subprocess.run(self._command(*args), env=_environment(), timeout=30,
-                              stdout=None if shown_output else subprocess.DEVNULL)
+                              stdout=sys.stdout if shown_output else subprocess.DEVNULL)
         if done.returncode:
             raise VmpinError(f"`vmpin {' '.join(args)}` ended with exit code {done.returncode}")
 
