@@ -117,6 +117,9 @@ class Observer:
             since = self._seen.setdefault(pid, self.round)
             if full or self.round - since < YOUNG_PASSES or int(pid) % ROUNDS == turn:
                 self._look(pid)
+        for claim in claims.values():  # it may have executed its VMM long after it came
+            if claim.pid not in self._vmms and (pid := str(claim.pid)) in here:
+                self._look(pid)
         return self._assign(claims)
 
     def _forget(self, pid: str) -> None:
@@ -182,6 +185,7 @@ class Observer:
                 self._doubles.add((vmm.sandbox, pid))
                 logger.warning("sandbox=%s has a second VMM pid=%d, which is left alone; pid=%d is the elder",
                                vmm.sandbox, pid, other)
+        self._doubles = {double for double in self._doubles if double[1] in self._vmms}
         if self.only != "*":
             chosen = {sandbox: pid for sandbox, pid in chosen.items() if fnmatchcase(sandbox, self.only)}
         changed = {sandbox for sandbox in self.vms if sandbox not in chosen}

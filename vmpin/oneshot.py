@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 def look(config: Config) -> tuple[Reconciler, Report]:
     """Everything as a watcher would see and plan it now; the report's operations are not carried out."""
-    reconciler = Reconciler(config)
+    reconciler = Reconciler(config, acts=False)
     take(reconciler, Spool(config.spool), set(), tidy=False)
     return reconciler, _passes(reconciler, act=False)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -39,6 +40,8 @@ class Masks:
     refused: dict[ThreadId, str] = field(default_factory=dict)
     #: Not everything is as wanted, or not yet known to be.
     open: bool = True
+    #: Another hand or the kernel changed what was settled, and that is not repaired yet.
+    drifted: bool = False
 
 
 class Pinner:
@@ -77,7 +80,6 @@ class Pinner:
         masks = self.of(vm.sandbox)
         if not masks.open and _holds(masks.expected):
             return ()
-        drifted = not masks.open
         observed = list(self._observed(vm, masks, placement))
         self._remember(vm, observed)
         operations = diff(placement, observed)
@@ -89,9 +91,7 @@ class Pinner:
         for table in (masks.asked, masks.refused):
             for thread in [thread for thread in table if thread not in alive]:
                 del table[thread]
-        if drifted and operations:
-            logger.info("repairing sandbox=%s threads=%d: another hand or the kernel changed their masks",
-                        vm.sandbox, len(operations))
+        masks.drifted = bool(operations) and (masks.drifted or not masks.open)
         masks.open = False
         return operations
 
@@ -131,7 +131,13 @@ class Pinner:
 
     def carry_out(self, operations: Iterable[SetAffinity], placements: Mapping[SandboxId, Placement]) -> list[Result]:
         """Set the masks, keep what the kernel made of each, and say once what went wrong."""
-        results = carry_out(self.proc, ordered(operations))
+        operations = ordered(operations)
+        for sandbox, count in Counter(operation.sandbox for operation in operations).items():
+            if (masks := self.of(sandbox)).drifted:
+                masks.drifted = False
+                logger.info("repairing sandbox=%s threads=%d: another hand or the kernel changed their masks",
+                            sandbox, count)
+        results = carry_out(self.proc, operations)
         done: dict[SandboxId, int] = {}
         for result in results:
             operation = result.operation

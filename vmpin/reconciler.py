@@ -50,9 +50,12 @@ class Report:
 
 
 class Reconciler:
-    """The state of the node and the hands that change it. Made once; `resync` makes it true."""
+    """The state of the node and the hands that change it. Made once; `resync` makes it true.
 
-    def __init__(self, config: Config) -> None:
+    :param acts: whether the lock is held. Without it the run directory is left as it is.
+    """
+
+    def __init__(self, config: Config, acts: bool = True) -> None:
         self.config = config
         self.proc = Procfs(config.path("proc"))
         self.sysfs = Sysfs(config.path("sys"))
@@ -61,7 +64,7 @@ class Reconciler:
         self.sources = DiskSources(self.proc, self.cgroups,
                                    KataState(config.path("kata_go"), config.path("kata_rs"), logger.warning))
         self.boot_id = self.proc.boot_id()
-        kept, trouble = statefile.load(config.state_file, self.boot_id)
+        kept, trouble = statefile.load(config.state_file, self.boot_id, set_aside=acts)
         if trouble:
             logger.warning("%s", trouble)
         self.state: DesiredState = kept.state
@@ -129,8 +132,19 @@ class Reconciler:
         found = self._pass([sandbox for sandbox in self.observer.vms if sandbox in wanted], act)
         return Report(found, len(wanted), time.perf_counter() - started)
 
+    def look(self) -> None:
+        """See which threads the known VMs have at this moment, so that status speaks of no others. Sets no mask: what
+        is new is placed, and set in the next pass."""
+        for sandbox in list(self.observer.vms):
+            self._refresh(sandbox)
+        self._place()
+
     def _scan(self, full: bool) -> None:
-        self._dirty |= self.observer.scan(self.sources.claims(self.state), full)
+        changed = self.observer.scan(self.sources.claims(self.state), full)
+        self._dirty |= changed
+        for sandbox in changed & self.observer.vms.keys():
+            # A kernel thread that came late (kvm-pit) changes neither the VMM's own threads nor the placement.
+            self.pinner.look_again(sandbox)
         self.reduce([SandboxSeen(sandbox, "vmm") for sandbox in self.observer.vms])
 
     def _read_node(self) -> None:

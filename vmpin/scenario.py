@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmpin import yamlfile
-from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
 from vmpin.errors import ConfigError
 from vmpin.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId, valid_id
-from vmpin.ownership import Collision, Node, claims, contested, ownership
+from vmpin.ownership import Collision, Node, Ownership, claims, contested, ownership
 from vmpin.placement import Placement, Previous, Request, place
 from vmpin.policy import Policy, parse_rule
 from vmpin.topology import Topology
@@ -70,7 +70,21 @@ def run(scenario: Scenario, previous: Mapping[SandboxId, Previous] | None = None
     for placement in placements:
         old = before.get(placement.sandbox, Previous()).vcpus
         moves += sum(vcpu.id in old and old[vcpu.id][0] != vcpu.cpus for vcpu in placement.vcpus)
-    return Outcome(placements, scenario.sandboxes, tuple(contested(own)), moves)
+    return Outcome(placements, scenario.sandboxes, tuple(_collisions(own, placements)), moves)
+
+
+def _collisions(own: Ownership, placements: Sequence[Placement]) -> list[Collision]:
+    """What the claims collide in, and the CPUs of others where a sandbox was put for want of any CPU."""
+    found = {(collision.cpu, collision.sandboxes): collision for collision in contested(own)}
+    for placement in placements:
+        cpus = union(cpus for cpus in (*placement.by_vcpu.values(), *placement.others.values()) if cpus is not None)
+        for cpu in cpus & own.foreign(placement.sandbox):
+            owners = own.owners(cpu)
+            names = " and ".join(f"{container} of {sandbox}" for sandbox, container in owners)
+            sandboxes = tuple(dict.fromkeys([*(sandbox for sandbox, _ in owners), placement.sandbox]))
+            found[cpu, sandboxes] = Collision(cpu, sandboxes, f"exclusive to {names}, but {placement.sandbox} may run "
+                                              "there: no other CPU is left for it")
+    return sorted(found.values(), key=lambda collision: (collision.cpu, collision.sandboxes))
 
 
 def _line(text: str) -> str:

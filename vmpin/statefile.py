@@ -56,9 +56,12 @@ def save(path: Path, boot_id: str, kept: Kept) -> None:
                              "free space or inodes there; until then a restart forgets what only hooks told") from err
 
 
-def load(path: Path, boot_id: str) -> tuple[Kept, str]:
+def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[Kept, str]:
     """Read the file. :returns: what it holds, and what was wrong with it ("" if nothing): a file that cannot be
-    believed is renamed to `NAME.bad` and counts as empty, as does one from another boot."""
+    believed counts as empty, as does one from another boot.
+
+    :param set_aside: whether to rename such a file to `NAME.bad`; only for who holds the lock.
+    """
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES)
@@ -77,6 +80,8 @@ def load(path: Path, boot_id: str) -> tuple[Kept, str]:
             return Kept(), ""
         return _unpack(body), ""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        if not set_aside:
+            return Kept(), f"{path}: {err}: its content is not used"
         aside = path.with_name(f"{path.name}.bad")
         try:
             os.replace(path, aside)

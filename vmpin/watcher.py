@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -24,7 +25,7 @@ from vmpin.observe import Vm
 from vmpin.oneshot import ask, hear, take
 from vmpin.reconciler import Reconciler, Report
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
-from vmpin.source.sockets import listen, serve
+from vmpin.source.sockets import listen, open_to, serve
 from vmpin.source.spool import Spool
 
 logger = logging.getLogger(__name__)
@@ -93,9 +94,12 @@ class Watcher:
     async def _supervised(self, name: str, source: Callable[[], Coroutine[Any, Any, None]]) -> None:
         pause = 0.5
         while True:
+            started = time.monotonic()
             try:
                 await source()
             except Exception as err:  # whatever it is, the other sources go on
+                if time.monotonic() - started > 60:
+                    pause = 0.5  # it had recovered from what was before
                 logger.error("source=%s failed and is started again in %.1f s: %r", name, pause, err)
                 logger.debug("source=%s", name, exc_info=True)
             await asyncio.sleep(pause)
@@ -105,7 +109,9 @@ class Watcher:
         sdnotify.notify("RELOADING=1")
         try:
             config = self.reload()
-        except ConfigError as err:
+            if config.status_group != self.config.status_group:
+                open_to(self.config.control_socket, config.status_group)
+        except (ConfigError, OSError) as err:
             logger.error("the configuration stays as it was: %s", err)
         else:
             if any(config.values[key] != self.config.values[key] for key in config.values if key.startswith("paths.")):
@@ -245,6 +251,7 @@ class Watcher:
         if only is not None and only not in known:
             raise WatcherError(f"no sandbox {only!r} is known", "`vmpin status` lists them")
         if operation == "status":
+            self.reconciler.look()
             return snapshot.document(self.reconciler, os.getpid(), only)
         if operation == "plan":
             return snapshot.planned(self.reconciler.resync(act=False))

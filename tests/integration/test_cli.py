@@ -451,6 +451,18 @@ def test_without_a_watcher_the_status_is_looked_up(lab: Lab) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("verb", ["status", "plan", "verify"])
+def test_looking_leaves_a_damaged_state_file_where_it_is(verb: str) -> None:
+    with Node() as node:
+        node.run.mkdir()
+        (node.run / "state.json").write_text("{")
+        done = node.cli(verb)
+        assert done.returncode == 0
+        assert "its content is not used" in done.stderr
+        assert [path.name for path in node.run.iterdir()] == ["state.json"]
+
+
+@pytest.mark.root
 def test_an_empty_node_says_so(lab: Lab) -> None:
     with Node() as empty:
         assert "no VM sandbox runs on this node" in empty.cli("status").stdout

@@ -171,6 +171,31 @@ def test_drift_is_repaired_at_the_next_resync(node: Node, cpus: tuple[str, str])
         node.wait_for_log("repairing sandbox=")
 
 
+def test_a_plan_repairs_nothing_and_says_so(node: Node, cpus: tuple[str, str]) -> None:
+    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600})
+    with Qemu(node.id("a"), vcpus=2) as vm:
+        node.start()
+        node.wait_for_all(vm.pid, cpus[0])
+        os.sched_setaffinity(vm.pid, {int(cpus[1])})
+        for _ in range(2):
+            (operation,) = node.data("plan")["operations"]
+            assert (operation["tid"], operation["cpus"], operation["was"]) == (vm.pid, cpus[0], cpus[1])
+        assert os.sched_getaffinity(vm.pid) == {int(cpus[1])}
+        assert "repairing" not in node.log()
+        assert [entry["tid"] for entry in node.data("reconcile")["operations"]] == [vm.pid]
+        assert "repairing sandbox=" in node.log()
+
+
+def test_a_vm_that_was_killed_is_not_shown_as_running(node: Node, cpus: tuple[str, str]) -> None:
+    node.configure(watch={"resync_seconds": 600})
+    with Qemu(node.id("a"), vcpus=2) as vm:
+        node.start()
+        assert node.sandbox(vm.sandbox)["vmm"]["pid"] == vm.pid
+        os.kill(vm.pid, signal.SIGKILL)
+        wait(lambda: Path(f"/proc/{vm.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", "it lives on")
+        assert node.sandbox(vm.sandbox) is None
+
+
 def test_drift_is_seen_at_once_and_repaired_when_asked(node: Node, cpus: tuple[str, str]) -> None:
     node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600})
     with Qemu(node.id("a"), vcpus=2) as vm:
@@ -535,6 +560,24 @@ def test_status_may_be_opened_to_a_group(node: Node) -> None:
         assert told == {"error": f"{operation}: not permitted to uid {NOBODY}", "hint": "ask root"}
     assert ask_as(NOBODY, NOBODY, path, b'{"op": "status"}\n') == "PermissionError\n"
     assert ask_as(NOBODY, group.gr_gid, node.run / "hook.sock", b"") == "PermissionError\n"
+
+
+def test_the_group_changes_at_sighup(node: Node) -> None:
+    import grp
+
+    node.start()
+    assert node.watcher is not None
+    path = node.run / "vmpin.sock"
+    wrong = "the configuration stays as it was: watch.status_group: no group 'no-such-group'"
+    for group, mode, told in (("daemon", 0o660, "configuration loaded again"), ("no-such-group", 0o660, wrong)):
+        node.configure(watch={"status_group": group})
+        node.watcher.send_signal(signal.SIGHUP)
+        node.wait_for_log(told)
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+        assert path.stat().st_gid == grp.getgrnam("daemon").gr_gid
+    node.configure(watch={"status_group": ""})
+    node.watcher.send_signal(signal.SIGHUP)
+    wait(lambda: stat.S_IMODE(path.stat().st_mode) == 0o600, "the socket stays open to the group")
 
 
 def test_an_unknown_group_is_refused_by_name(node: Node) -> None:

@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     found = status_document(load_config(args), args.sandbox)
     said = sentences(found, found["sandboxes"][0])
     if args.output == "json":
-        print_data({"sandbox": args.sandbox, "sentences": said}, "json")
+        print_data({"sandbox": found["sandboxes"][0]["id"], "sentences": said}, "json")
     else:
         for sentence in said:
             print(shown(sentence))

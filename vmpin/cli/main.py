@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,9 @@ exit codes: 0 as asked, 1 something is not as it should be, 2 the command or a f
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; :returns: its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of pods on a terminal that is not UTF-8
     try:
         parsed = _parser(arguments).parse_args(arguments)
         code: int = parsed.run(parsed)

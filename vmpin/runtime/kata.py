@@ -54,6 +54,8 @@ class KataState:
         self.go_root = os.fspath(go_root)
         self.rs_root = os.fspath(rs_root)
         self.complain = complain
+        #: Those that had a directory when last looked, readable or not.
+        self.listed: set[SandboxId] = set()
         self._parsed: dict[str, tuple[tuple[int, int, int], KataSandbox | None]] = {}
         self._stopped: dict[str, tuple[tuple[int, int, int], bool]] = {}
 
@@ -61,12 +63,14 @@ class KataState:
         """Every sandbox either runtime has on disk."""
         found: dict[SandboxId, KataSandbox] = {}
         seen: set[str] = set()
+        self.listed = set()
         for root, name, parse in ((f"{self.go_root}/sbs", "persist.json", parse_go),
                                   (self.rs_root, "state.json", parse_rs)):
             for sid in _listdir(root):
                 path = f"{root}/{sid}/{name}"
                 sandbox = self._read(path, SandboxId(sid), parse) if valid_id(sid) else None
                 seen.add(path)
+                self.listed.add(SandboxId(sid))
                 if sandbox is not None:
                     found.setdefault(sandbox.id, self._with_states(f"{root}/{sid}", sandbox))
         for gone in self._parsed.keys() - seen:

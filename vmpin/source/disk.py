@@ -78,7 +78,7 @@ class DiskSources:
             latest = max(latest, known.time)
             if known.container.state is ContainerState.STOPPED:
                 continue
-            if self._has_ended(known):
+            if self._has_ended(sandbox, known, with_vm):
                 yield ContainerStopped(sandbox.id, known.container.id, max(now, known.time))
                 continue
             alive = alive or known.init is not None or bool(known.bundle)
@@ -87,9 +87,10 @@ class DiskSources:
         if not alive and latest < now - FORGET_AFTER_NS:
             yield SandboxGone(sandbox.id)
 
-    def _has_ended(self, known: Known) -> bool:
+    def _has_ended(self, sandbox: SandboxState, known: Known, with_vm: set[SandboxId]) -> bool:
         if known.source is Source.KATA:
-            return False
+            # What it owned is free when the runtime has removed the sandbox, not when the sandbox is forgotten.
+            return sandbox.id not in with_vm and sandbox.id not in self.kata.listed
         if known.init is not None:
             stat = self.proc.stat(known.init.tid)
             return stat is None or stat.starttime != known.init.starttime

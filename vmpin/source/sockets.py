@@ -6,7 +6,6 @@ What stays out: what is asked (hook and control servers in the watcher).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import grp
 import logging
 import os
@@ -32,12 +31,7 @@ def listen(path: Path, group: str = "") -> socket.socket:
 
     The caller holds the lock, so no living watcher listens there. :raises ConfigError: for a group nobody has.
     """
-    gid = -1
-    if group:
-        try:
-            gid = grp.getgrnam(group).gr_gid
-        except KeyError:
-            raise ConfigError(f"watch.status_group: no group {group!r} on this machine") from None
+    _gid(group)  # before anything is made
     path.unlink(missing_ok=True)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     before = os.umask(0o177)  # nobody else can connect in the moment before chmod
@@ -48,11 +42,27 @@ def listen(path: Path, group: str = "") -> socket.socket:
         raise
     finally:
         os.umask(before)
+    open_to(path, group)
+    made.listen(MAX_CONNECTIONS)
+    return made
+
+
+def open_to(path: Path, group: str) -> None:
+    """Let the members of `group` connect to a socket, "" nobody but root. :raises ConfigError: as above."""
+    gid = _gid(group)
+    os.chmod(path, 0o600)
     if group:
         os.chown(path, -1, gid)
         os.chmod(path, 0o660)
-    made.listen(MAX_CONNECTIONS)
-    return made
+
+
+def _gid(group: str) -> int:
+    if not group:
+        return -1
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ConfigError(f"watch.status_group: no group {group!r} on this machine") from None
 
 
 def peer_uid(connection: socket.socket) -> int:
@@ -87,10 +97,13 @@ async def serve(made: socket.socket, limit: int, handler: Handler, line: bool) -
         except (TimeoutError, OSError) as err:
             logger.debug("a peer was dropped: %r", err)
         finally:
-            busy -= 1
             writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            try:
+                async with asyncio.timeout(DEADLINE):
+                    await writer.wait_closed()
+            except (TimeoutError, OSError):
+                writer.transport.abort()  # it waits for a peer that does not read
+            busy -= 1
 
     server = await asyncio.start_unix_server(answer, sock=made, limit=65536)
     async with server:

@@ -1,0 +1,41 @@
+"""The watcher's sockets: a peer costs its own connection only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from vmpin.source import sockets
+
+
+def test_an_answer_that_nobody_reads_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "DEADLINE", 0.1)
+    path = tmp_path / "sock"
+
+    async def much(raw: bytes, uid: int) -> bytes:
+        return raw * (1 << 20)
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def talk() -> None:
+        made = sockets.listen(path)
+        server = asyncio.create_task(sockets.serve(made, 100, much, line=True))
+        await asyncio.sleep(0.05)
+        before = descriptors()
+        with socket.socket(socket.AF_UNIX) as mute:
+            mute.connect(os.fspath(path))
+            mute.sendall(b"hello\n")
+            counts = [descriptors()]
+            for _ in range(100):
+                await asyncio.sleep(0.01)
+                counts.append(descriptors())
+            assert (max(counts), counts[-1]) == (before + 2, before + 1)
+        server.cancel()
+        await asyncio.gather(server, return_exceptions=True)
+
+    asyncio.run(talk())
