@@ -153,7 +153,12 @@ class Observer:
         if stat is None:
             return
         identity = ThreadId(number, stat.starttime)
-        if isinstance(found, VmmProcess):
+        if isinstance(found, VmmProcess) and self.proc.nested(pid):
+            # A QEMU that is a container's process is in its container's cpuset, and the runtime's business: Kata's
+            # VMMs are processes of the host.
+            self._vmms.pop(number, None)
+            self._helpers.pop(number, None)
+        elif isinstance(found, VmmProcess):
             self._helpers.pop(number, None)
             self._vmms[number] = (identity, found, argv)
         else:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from vmpin import statefile
 from vmpin.apply import Outcome, Result
@@ -26,7 +27,7 @@ from vmpin.observe import Observer, Vm
 from vmpin.ownership import Claims, Node, Ownership, claims, ownership
 from vmpin.pinner import Pinner
 from vmpin.placement import Placement, Previous, Request, place
-from vmpin.plan import ordered
+from vmpin.plan import SetAffinity, ordered
 from vmpin.policy import Policy
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import HookMessage
@@ -35,6 +36,8 @@ from vmpin.source.hook_state import events_of
 from vmpin.state import DesiredState, forget_stopped, reduce
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class Reconciler:
         self._changed = False
         self._dirty: set[SandboxId] = set(self.state.sandboxes)
         self._failing: str = ""
+        #: What went wrong with a VM, so that it is told once.
+        self._odd: dict[SandboxId, str] = {}
 
     @property
     def unsaved(self) -> bool:
@@ -165,6 +170,8 @@ class Reconciler:
         self.pinner.keep_only(vms)
         for sandbox in self.placements.keys() - vms.keys():
             del self.placements[sandbox]
+        for sandbox in self._odd.keys() - vms.keys():
+            del self._odd[sandbox]
         for kept in (self.previous, self.pinner.before):
             for sandbox in [sandbox for sandbox in kept if sandbox not in vms and sandbox not in self.state.sandboxes]:
                 del kept[sandbox]
@@ -177,13 +184,12 @@ class Reconciler:
                 self._changed = True
 
     def _pass(self, sandboxes: list[SandboxId], act: bool) -> tuple[Result, ...]:
-        vms = [vm for sandbox in sandboxes if (vm := self._refresh(sandbox)) is not None]
+        vms = [vm for sandbox in sandboxes if (vm := self._safely(sandbox, self._refresh)) is not None]
         seen = {vm.sandbox for vm in vms}
         for sandbox in self._place():
-            if sandbox not in seen and (vm := self._refresh(sandbox)) is not None:
+            if sandbox not in seen and (vm := self._safely(sandbox, self._refresh)) is not None:
                 vms.append(vm)
-        operations = [operation for vm in vms if (placement := self.placements.get(vm.sandbox)) is not None
-                      for operation in self.pinner.operations(vm, placement)]
+        operations = [operation for vm in vms for operation in self._safely(vm.sandbox, self._operations) or ()]
         if not operations:
             return ()
         if not act:
@@ -193,6 +199,22 @@ class Reconciler:
         if self.pinner.learned:
             self.save()  # before the first mask is changed: whatever happens then, it can be given back
         return tuple(self.pinner.carry_out(operations, self.placements))
+
+    def _operations(self, sandbox: SandboxId) -> tuple[SetAffinity, ...]:
+        placement = self.placements.get(sandbox)
+        return () if placement is None else self.pinner.operations(self.observer.vms[sandbox], placement)
+
+    def _safely(self, sandbox: SandboxId, step: Callable[[SandboxId], T]) -> T | None:
+        """One VM's step; whatever goes wrong with it, the rest of the node goes on."""
+        try:
+            return step(sandbox)
+        except Exception as err:
+            self.pinner.look_again(sandbox)
+            if self._odd.get(sandbox) != repr(err):
+                logger.error("sandbox=%s cannot be looked after: %r", sandbox, err)
+                logger.debug("sandbox=%s", sandbox, exc_info=True)
+            self._odd[sandbox] = repr(err)
+            return None
 
     def _refresh(self, sandbox: SandboxId) -> Vm | None:
         """Read a VM's threads; what changed is to be placed again."""

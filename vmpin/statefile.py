@@ -53,7 +53,8 @@ def save(path: Path, boot_id: str, kept: Kept) -> None:
         with suppress(OSError):
             made.unlink()
         raise StateFileError(f"{path}: the state cannot be saved: {err.strerror}",
-                             "free space or inodes there; until then a restart forgets what only hooks told") from err
+                             "free space or inodes there; until then a restart forgets what only hooks told "
+                             "and the masks from before vmpin") from err
 
 
 def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[Kept, str]:

@@ -32,3 +32,12 @@ def test_a_vmm_that_a_hook_names_is_seen_at_once_however_old_its_process(tmp_pat
     process(tmp_path, pid, "qemu-system-x86", "qemu-system-x86_64", "-smp", "1")
     assert observer.scan({sandbox: Claim(pid, identity=ThreadId(pid, 100))}) == {sandbox}
     assert observer.vms[sandbox].vmm.pid == pid
+
+
+@pytest.mark.parametrize(("spaces", "vms"), [("4000", {"a"}), ("4000\t1", set())])
+def test_a_qemu_in_a_container_is_no_sandboxs_vmm(tmp_path: Path, spaces: str, vms: set[str]) -> None:
+    process(tmp_path, 4000, "qemu-system-x86", "qemu-system-x86_64", "-name", "sandbox-a", "-smp", "1")
+    (tmp_path / "4000" / "status").write_text(f"Name:\tqemu-system-x86\nNSpid:\t{spaces}\n")
+    observer = Observer(Procfs(tmp_path))
+    observer.scan({})
+    assert set(observer.vms) == vms

@@ -35,8 +35,10 @@ def run(args: argparse.Namespace) -> int:
         args.set_here.append(f"log.level={args.log_level}")
     config = load_config(args)
     log.setup(config.log_level, as_json=args.output == "json")
+    made = not config.run.exists()
     with Lock(config.lock_file):
-        os.chmod(config.run, 0o755)
+        if made:
+            os.chmod(config.run, 0o755)  # whatever the umask; who may use which socket is said by their own modes
         # Everything that the first pass makes is kept: looking through it for garbage again and again is in vain.
         gc.disable()
         reconciler, spool = Reconciler(config), Spool(config.spool)

@@ -98,6 +98,13 @@ class Procfs:
         _, found, rest = raw.partition(b"\nTgid:")
         return int(rest.partition(b"\n")[0]) if found else None
 
+    def nested(self, pid: int | str) -> bool:
+        """Whether a process lives in a pid namespace of its own, below the one this /proc shows: in a container."""
+        for line in (read_file(f"{self.root}/{pid}/status", 8192) or b"").splitlines():
+            if line.startswith(b"NSpid:"):
+                return len(line.split()) > 2
+        return False
+
     def syscall(self, pid: int | str, tid: int | str) -> str:
         """/proc/PID/task/TID/syscall: `16 0x1c 0xae80 …`, `running`, or "" when gone or not readable."""
         try:

@@ -11,7 +11,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.model import Container, ContainerId, SandboxId, ThreadId
 from vmpin.runtime.oci import HookMessage, HookState, name_of, parse_state, pod_of, read_bundle
 from vmpin.state import DesiredState
-from vmpin.vmm.processes import VmmProcess, classify
+from vmpin.vmm.processes import HelperProcess, VmmProcess, classify
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ def _behind(pid: int, proc: Procfs) -> tuple[ThreadId | None, ThreadId | None]:
         return None, None  # a zombie: of what, nobody can tell any more
     found = classify(argv)
     identity = ThreadId(pid, stat.starttime)
-    if isinstance(found, VmmProcess):
+    if isinstance(found, VmmProcess) and not proc.nested(pid):
         return identity, None
-    return None, identity if found is None else None
+    # A VMM in a pid namespace of its own is the first process of a runc container.
+    return None, None if isinstance(found, HelperProcess) else identity

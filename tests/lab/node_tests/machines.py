@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +22,7 @@ from real_qemu import Qemu
 from lab.node_tests.guest import Guest
 from vmpin import config as configuration
 from vmpin import oneshot
+from vmpin.cli.common import status_document
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet
 from vmpin.host.procfs import Procfs, Stat
@@ -157,15 +158,18 @@ class NestedVm(Qemu):
 class Kata:
     """The files that Kata's Go runtime keeps about its sandboxes."""
 
-    def write(self, vm: Qemu, containers: Mapping[str, str], *, virtiofsd: int = 0) -> None:
-        """The sandbox with its pause container and `containers`: names with their CPU lists ("": none given)."""
+    def write(self, vm: Qemu, containers: Mapping[str, str], *, virtiofsd: int = 0,
+              stopped: Collection[str] = ()) -> None:
+        """The sandbox with its pause container and `containers`: names with their CPU lists ("": none given). Those
+        of `stopped` have ended and are not yet removed."""
         directory = KATA_GO / "sbs" / vm.sandbox
         configs = [_container(vm.sandbox, vm.sandbox, "", "sandbox", "")]
         configs += [_container(vm.sandbox, f"{name}-{vm.sandbox[:12]}", name, "container", cpus)
                     for name, cpus in containers.items()]
         for config in configs:
             (directory / config["ID"]).mkdir(parents=True, exist_ok=True)
-            _replace(directory / config["ID"] / "persist.json", {"State": "running"})
+            name = config["Annotations"]["io.kubernetes.cri.container-name"]
+            _replace(directory / config["ID"] / "persist.json", {"State": "stopped" if name in stopped else "running"})
         _replace(directory / "persist.json", {
             "SandboxContainer": vm.sandbox, "State": "running", "Config": {"ContainerConfigs": configs},
             "HypervisorState": {"Pid": vm.pid, "Type": "qemu", "VirtiofsDaemonPid": virtiofsd}})
@@ -224,6 +228,11 @@ class Vmpin:
     def reconcile(self) -> Reconciler:
         """What `vmpin reconcile` does, without the seconds that starting a Python takes here."""
         return oneshot.reconcile(self.config(), None)[0]
+
+    def status(self, vm: Qemu) -> dict[str, Any]:
+        """What `vmpin status` has of a VM, from the watcher if one runs; likewise in no time."""
+        (found,) = status_document(self.config(), vm.sandbox)["sandboxes"]
+        return dict(found)
 
     def threads(self, vm: Qemu) -> dict[int, dict[str, Any]]:
         """The threads of a VM as `vmpin status` has them, by thread id."""

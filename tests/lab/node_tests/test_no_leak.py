@@ -1,0 +1,159 @@
+"""Two busy sandboxes with CPUs of their own: where their threads really ran, by the scheduler's own account."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from lab.node_tests.conftest import StartsVms
+from lab.node_tests.guest import Guest
+from lab.node_tests.machines import Kata, NestedVm, Vmpin, Watcher, mask, until
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.host.procfs import Procfs
+
+_TRACING = Path("/sys/kernel/debug/tracing")
+_SWITCH = re.compile(r" \[([0-9]+)\] .* next_pid=([0-9]+) ")
+#: How long it is measured, in seconds.
+_SPELL = 2.0
+
+
+class Runs:
+    """Where threads run from the beginning of the `with` to its end: the CPU of each switch to one of them (traced),
+    and the last CPU of those that used time (sampled), for one that runs all along is not switched to."""
+
+    def __init__(self, *vms: NestedVm) -> None:
+        self.cpus: dict[int, CpuSet] = {tid: EMPTY for vm in vms for tid in vm.all_threads()}
+        #: Nanoseconds on a CPU.
+        self.used: dict[int, int] = {}
+
+    def __enter__(self) -> Runs:
+        (_TRACING / "trace").write_text("")
+        (_TRACING / "tracing_on").write_text("1")
+        self._before = {tid: run_time(tid) for tid in self.cpus}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.sample()
+        (_TRACING / "tracing_on").write_text("0")
+        lost = [int(line.partition(":")[2]) for path in _TRACING.glob("per_cpu/cpu*/stats")
+                for line in path.read_text().splitlines() if line.startswith(("overrun:", "dropped events:"))]
+        assert set(lost) == {0}, "switches that were not kept"
+        self.switches = 0
+        for cpu, tid in _SWITCH.findall((_TRACING / "trace").read_text()):
+            if int(tid) in self.cpus:
+                self.cpus[int(tid)] |= CpuSet([int(cpu)])
+                self.switches += 1
+
+    def sample(self) -> None:
+        procfs = Procfs()
+        for tid in self.cpus:
+            stat, used = procfs.stat(tid), run_time(tid) - self._before[tid]
+            if stat is not None and used > self.used.get(tid, 0):
+                self.used[tid] = used
+                self.cpus[tid] |= CpuSet([stat.processor])
+
+    def of(self, vm: NestedVm) -> CpuSet:
+        """Every CPU that a thread of a VM was on."""
+        return union(self.cpus[tid] for tid in vm.all_threads())
+
+
+@contextlib.contextmanager
+def switches_traced(*vms: NestedVm) -> Iterator[None]:
+    """Those to the threads of some VMs, while `tracing_on`. Set up once: each CPU has to take part in it."""
+    enable = _TRACING / "events/sched/sched_switch/enable"
+    (_TRACING / "tracing_on").write_text("0")
+    (_TRACING / "set_event_pid").write_text(" ".join(str(tid) for vm in vms for tid in vm.all_threads()))
+    enable.write_text("1")
+    try:
+        yield
+    finally:
+        enable.write_text("0")
+        for name, value in (("set_event_pid", ""), ("trace", ""), ("tracing_on", "1")):
+            (_TRACING / name).write_text(value)
+
+
+def run_time(tid: int) -> int:
+    """Nanoseconds that a thread was on a CPU (Documentation/scheduler/sched-stats.rst)."""
+    return int(Path(f"/proc/{tid}/schedstat").read_text().split()[0])
+
+
+def measured(*vms: NestedVm) -> Runs:
+    """Some seconds of it, with QEMU's own threads busy as well."""
+    with Runs(*vms) as runs:
+        deadline = time.monotonic() + _SPELL
+        while time.monotonic() < deadline:
+            for vm in vms:
+                vm.qmp("query-cpus-fast")
+            runs.sample()
+    return runs
+
+
+def wait_for(vm: NestedVm, vcpus: list[str], sandbox: str) -> None:
+    own = vm.vcpu_tids()
+
+    def there() -> bool:
+        return [str(mask(own[index])) for index in sorted(own)] == vcpus and {
+            str(each) for tid, each in vm.masks().items() if tid not in own.values()} == {sandbox}
+
+    until(there, lambda: f"vCPUs on {vcpus}, the rest on {sandbox}; have {vm.masks()}")
+
+
+def misplace(vm: NestedVm, cpus: str) -> None:
+    for tid in vm.all_threads():
+        os.sched_setaffinity(tid, CpuSet.parse(cpus).frozen())
+
+
+def test_no_thread_of_a_busy_sandbox_runs_on_anothers_cpus(nested_vm: StartsVms, kata: Kata, vmpin: Vmpin,
+                                                          watcher: Watcher, online: list[int]) -> None:
+    if len(online) < 8:
+        pytest.skip("needs all eight CPUs")
+    # The watcher is there from the beginning, and has nothing to do yet: to start one beside busy VMs takes long here.
+    vmpin.configure(node__shared_pool="0-1", watch__resync_seconds=1, watch__only="nobody")
+    with watcher:
+        one = nested_vm(vcpus=2, vhost_net=1, vhost_vsock=True, iothreads=["io1"], guest=Guest.BUSY)
+        two = nested_vm(vcpus=2, vhost_net=1, vhost_vsock=True, iothreads=["io1"], guest=Guest.BUSY)
+        kata.write(one, {"mine": "2", "side": "0-1"})
+        kata.write(two, {"theirs": "4-5"})
+        with switches_traced(one, two):
+            # Each where the other will be, to begin with: that shows what the measuring is worth.
+            misplace(one, "4-5")
+            misplace(two, "2")
+            with Runs(one, two) as runs:
+                until(lambda: all(run_time(tid) > 10**7 for vm in (one, two) for tid in vm.vcpus()), "busy guests")
+            assert runs.of(one) == CpuSet.parse("4-5")
+            assert runs.of(two) == CpuSet.parse("2")
+
+            vmpin.configure(watch__only="*")
+            os.kill(watcher.pid, signal.SIGHUP)
+            wait_for(one, ["0-1", "2"], "0-2")
+            wait_for(two, ["4", "5"], "4-5")
+            runs = measured(one, two)
+            check(runs, one, {1: 2}, "0-2")
+            check(runs, two, {0: 4, 1: 5}, "4-5")
+
+            # The same after a container got another CPU.
+            kata.write(one, {"mine": "7", "side": "0-1"})
+            wait_for(one, ["0-1", "7"], "0-1,7")
+            runs = measured(one, two)
+            check(runs, one, {1: 7}, "0-1,7")
+            check(runs, two, {0: 4, 1: 5}, "4-5")
+
+
+def check(runs: Runs, vm: NestedVm, pinned: dict[int, int], sandbox: str) -> None:
+    """All that a VM did, it did on its sandbox's CPUs, and what its pinned vCPUs did, each on its own."""
+    assert runs.switches
+    assert runs.of(vm) <= CpuSet.parse(sandbox)
+    tids = vm.vcpu_tids()
+    for vcpu, cpu in pinned.items():
+        assert runs.cpus[tids[vcpu]] == CpuSet([cpu])
+        assert runs.used[tids[vcpu]] > 0
+    assert runs.used[vm.pid] > 0, "QEMU's main thread has answered, so it ran"

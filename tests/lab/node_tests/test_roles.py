@@ -1,0 +1,163 @@
+"""Which thread is which: each strategy on its own tells what QEMU itself says, on real VMs under KVM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from lab.node_tests.conftest import StartsVms
+from lab.node_tests.guest import Guest
+from lab.node_tests.machines import PATIENCE, NestedVm, until
+from lab.variant import Kernel, Variant
+from vmpin.events import Claim
+from vmpin.host.procfs import PF_USER_WORKER, Procfs
+from vmpin.model import SandboxId, ThreadRole, VcpuId, VmmType
+from vmpin.observe import Observer
+from vmpin.vmm import kvm, qmp
+from vmpin.vmm.names import read_names
+from vmpin.vmm.qemu_cmdline import cpu_index, iothread_ids
+from vmpin.vmm.threads import Identified, identify
+
+#: Three cores in a socket: KVM's vcpu ids, which are APIC ids, are 0, 1, 2, 4, 5 and 6.
+SMP = "6,sockets=2,cores=3,threads=1,maxcpus=6"
+NOWHERE = "/nonexistent"
+
+
+class Hidden(Procfs):
+    """/proc as it is, but for what it says of system calls and descriptors."""
+
+    def __init__(self, *, calls: bool = False, fds: bool = False) -> None:
+        super().__init__()
+        self._calls, self._fds = calls, fds
+
+    def syscall(self, pid: int | str, tid: int | str) -> str:
+        return "" if self._calls else super().syscall(pid, tid)
+
+    def fd_link(self, pid: int | str, fd: int) -> str:
+        return "" if self._fds else super().fd_link(pid, fd)
+
+
+@pytest.fixture(scope="module")
+def unnamed() -> Iterator[NestedVm]:
+    """A VM whose threads all have QEMU's name, as under Kata."""
+    with NestedVm(smp=SMP, iothreads=["io1", "indep_iothread_0"], vhost_net=1, vhost_vsock=True, debug_threads=False,
+                  qmp_sockets=1, guest=Guest.IDLE) as vm:
+        vm.wait_idle()
+        assert {stat.comm for tid, stat in vm.threads() if not stat.flags & PF_USER_WORKER} == {"qemu-system-x86"}
+        yield vm
+
+
+@pytest.fixture(scope="module")
+def named() -> Iterator[NestedVm]:
+    with NestedVm(smp=SMP, iothreads=["io1", "io2"], vhost_net=2, vhost_vsock=True, guest=Guest.IDLE) as vm:
+        vm.wait_idle()
+        yield vm
+
+
+def told(vm: NestedVm, procfs: Procfs | None = None, debugfs: str = NOWHERE,
+         answer: qmp.QmpAnswer | None = None) -> Identified:
+    return identify(vm.pid, VmmType.QEMU, vm.argv, vm.threads(), procfs or Procfs(), debugfs=debugfs, qmp=answer)
+
+
+def asked(vm: NestedVm) -> qmp.QmpAnswer:
+    answer = asyncio.run(qmp.query(vm.qmp_path, PATIENCE, vm.pid))
+    assert answer is not None
+    return answer
+
+
+def as_qemu_counts(vm: NestedVm, found: Mapping[int, int]) -> dict[int, VcpuId]:
+    index = cpu_index(vm.argv, found.values())
+    return {tid: index[number] for tid, number in found.items()}
+
+
+def roles(identified: Identified) -> dict[int, ThreadRole]:
+    return {tid: role for tid, (role, _) in identified.roles.items()}
+
+
+def own_roles(vm: NestedVm) -> dict[int, ThreadRole]:
+    """The truth about the threads of QEMU's own process."""
+    everything = vm.roles()
+    return {tid: everything[tid] for tid in vm.tids()}
+
+
+def test_names_alone_tell_every_role(named: NestedVm) -> None:
+    found = read_names(VmmType.QEMU, named.pid, dict(named.threads()), iothread_ids(named.argv))
+    assert found.vcpus == named.vcpus()
+    identified = told(named, Hidden(calls=True, fds=True))
+    assert (identified.found_by, identified.complete) == ("names", True)
+    assert identified.vcpus == named.vcpus()
+    assert roles(identified) == own_roles(named)
+
+
+def test_kvm_run_alone_tells_every_vcpu_that_waits(unnamed: NestedVm) -> None:
+    fds = kvm.vcpu_fds(Procfs(), unnamed.pid)
+    assert sorted(fds.values()) == [0, 1, 2, 4, 5, 6]
+    found, running = kvm.in_kvm_run(Procfs(), unnamed.pid, unnamed.vcpus(), fds)
+    assert (as_qemu_counts(unnamed, found), running) == (unnamed.vcpus(), [])
+    identified = told(unnamed)
+    assert (identified.found_by, identified.complete) == ("kvm_run", True)
+    assert identified.vcpus == unnamed.vcpus()
+
+
+def test_debugfs_alone_tells_every_vcpu(unnamed: NestedVm) -> None:
+    found = kvm.from_debugfs("/sys/kernel/debug", unnamed.pid)
+    assert as_qemu_counts(unnamed, found) == unnamed.vcpus()
+    identified = told(unnamed, Hidden(calls=True), debugfs="/sys/kernel/debug")
+    assert (identified.found_by, identified.complete) == ("debugfs", True)
+    assert identified.vcpus == unnamed.vcpus()
+
+
+def test_qmp_alone_tells_every_vcpu_and_iothread(unnamed: NestedVm) -> None:
+    answer = asked(unnamed)
+    assert dict(answer.vcpus) == unnamed.vcpus()
+    assert answer.iothreads == unnamed.iothreads()
+    identified = told(unnamed, Hidden(calls=True, fds=True), answer=answer)
+    assert (identified.found_by, identified.complete) == ("qmp", True)
+    assert roles(identified) == own_roles(unnamed)
+
+
+def test_unnamed_iothreads_are_told_by_their_order_as_by_qmp(unnamed: NestedVm) -> None:
+    assert roles(told(unnamed)) == own_roles(unnamed)
+    assert len(unnamed.iothreads()) == 2
+
+
+def test_nobody_is_guessed_when_nothing_tells(unnamed: NestedVm) -> None:
+    identified = told(unnamed, Hidden(calls=True, fds=True))
+    assert (identified.found_by, identified.complete, identified.vcpus) == ("none", False, {})
+
+
+def test_busy_vcpus_are_told_by_debugfs_where_kvm_run_cannot(nested_vm: StartsVms) -> None:
+    vm = nested_vm(vcpus=3, debug_threads=False, guest=Guest.BUSY)
+    busy = {tid for tid, index in vm.vcpus().items() if index}  # vCPU 0 starts them, and asks QEMU now and then
+    procfs = Procfs()
+    until(lambda: all(procfs.syscall(vm.pid, tid) == "running" for tid in busy), "busy vCPUs")
+    found, running = kvm.in_kvm_run(procfs, vm.pid, busy, kvm.vcpu_fds(procfs, vm.pid))
+    assert (found, set(running)) == ({}, busy)
+    assert not told(vm).complete
+    identified = told(vm, debugfs="/sys/kernel/debug")
+    assert (identified.found_by, identified.complete) == ("debugfs", True)
+    assert identified.vcpus == vm.vcpus()
+
+
+@pytest.mark.parametrize("which", ["named", "unnamed"])
+def test_observer_has_every_thread_that_works_for_the_vm(which: str, request: pytest.FixtureRequest,
+                                                        variant: Variant) -> None:
+    vm: NestedVm = request.getfixturevalue(which)
+    observer = Observer(Procfs(), only=vm.sandbox)
+    observer.scan({SandboxId(vm.sandbox): Claim(vm.pid, (vm.sandbox,))}, full=True)
+    found = observer.vms[SandboxId(vm.sandbox)]
+    assert observer.refresh(found)
+    seen = {thread.id.tid: thread for thread in found.threads()}
+    assert {tid: thread.role for tid, thread in seen.items()} == vm.roles()
+    assert {tid: thread.vcpu for tid, thread in seen.items() if thread.vcpu is not None} == vm.vcpus()
+    vhost = [thread for thread in seen.values() if thread.role is ThreadRole.VHOST]
+    assert len(vhost) == vm.vhost_devices
+    helpers = {thread.name.removesuffix(str(vm.pid)) for thread in seen.values() if thread.role is ThreadRole.KVM}
+    if variant.kernel is Kernel.V6_1:
+        assert all(thread.pid == thread.id.tid for thread in vhost)
+        assert helpers == {"kvm-pit/", "kvm-nx-lpage-recovery-"}
+    else:
+        assert all(thread.pid == vm.pid for thread in vhost)
+        assert helpers == {"kvm-pit/", "kvm-nx-lpage-re"}
