@@ -54,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--timeout", type=float, default=node.DEADLINE, metavar="S",
                      help="end the node after so many seconds (default: %(default).0f)")
     run.add_argument("--results", type=Path, metavar="DIR", help="default: build/lab/KERNEL-CGROUP-TOPOLOGY")
+    run.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", type=_assignment,
+                     help="an environment variable for the tests")
     run.add_argument("pytest", nargs="*", help="arguments for pytest, e.g. tests/lab/node_tests/test_node.py")
     run.set_defaults(run=_run)
 
@@ -63,6 +65,13 @@ def _parser() -> argparse.ArgumentParser:
 
     verbs.add_parser("clean", help="empty the cache").set_defaults(run=_clean)
     return parser
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
 
 
 def _variant_flags(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +115,7 @@ def _run(args: argparse.Namespace) -> int:
     with _machine(variant.kernel) as (root, built):
         say(f"{variant}: starting, Linux {built.version}")
         started = time.monotonic()
-        status = node.run_tests(variant, root, built, where, args.pytest, args.timeout)
+        status = node.run_tests(variant, root, built, where, args.pytest, args.timeout, dict(args.env))
     if status not in (0, 1):
         raise LabError(f"pytest ended with {status}, see {where}/console.log")
     found = results.cases(where / "junit.xml")

@@ -58,9 +58,10 @@ exec /usr/bin/python3 -m vmpin.cli.main "$@"
 
 
 def run_tests(variant: Variant, root: Path, kernel: Built, results: Path, arguments: Sequence[str],
-              deadline: float = DEADLINE) -> int:
+              deadline: float = DEADLINE, environment: Mapping[str, str] | None = None) -> int:
     """Run pytest in the node. `results` is emptied first.
 
+    :param environment: variables for the tests.
     :returns: pytest's exit status.
     :raises LabError: when the node does not come to an end; its console is in results/console.log.
     """
@@ -71,7 +72,7 @@ def run_tests(variant: Variant, root: Path, kernel: Built, results: Path, argume
               "faulthandler_timeout=240", f"--color={'yes' if sys.stdout.isatty() else 'no'}", *arguments]
     job = f"{shlex.join(pytest)} </dev/null\nstatus=$?\n"
     with _place() as place:
-        _write_job(place / "job", variant, job)
+        _write_job(place / "job", variant, job, environment or {})
         with _served(place, root, kernel, results) as sockets, (results / "qemu.log").open("wb") as log:
             argv = [*_TIED, *_qemu(variant, kernel, sockets, "stdio")]
             process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
@@ -99,7 +100,7 @@ def shell(variant: Variant, root: Path, kernel: Built, results: Path) -> None:
     say("a shell in the node, as root; exit ends it, and so does Ctrl-A x at once")
     say(f"tests: python3 -m pytest tests/lab/node_tests; what is left in /results comes to {results}")
     with _place() as place:
-        _write_job(place / "job", variant, job)
+        _write_job(place / "job", variant, job, {})
         before = termios.tcgetattr(0)
         with _served(place, root, kernel, results) as sockets, (results / "qemu.log").open("wb") as log:
             process = subprocess.Popen([*_TIED, *_qemu(variant, kernel, sockets, "mon:stdio")], stderr=log)
@@ -122,7 +123,7 @@ def _place() -> Iterator[Path]:
         shutil.rmtree(path)
 
 
-def _write_job(layer: Path, variant: Variant, job: str) -> None:
+def _write_job(layer: Path, variant: Variant, job: str, environment: Mapping[str, str]) -> None:
     """The topmost layer of the root: the files under test, the init and what it runs."""
     layer.mkdir(mode=0o755)
     (layer / "lab").mkdir()
@@ -134,6 +135,7 @@ def _write_job(layer: Path, variant: Variant, job: str) -> None:
         "VMPIN_LAB_KERNEL": variant.kernel, "VMPIN_LAB_CGROUP": variant.cgroup, "VMPIN_LAB_TOPOLOGY": variant.topology,
         **{key: value for key, value in os.environ.items()
            if key.startswith("VMPIN_LAB_") and key != "VMPIN_LAB_CACHE"},
+        **environment,
     }
     exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in variables.items())
     (layer / "lab/run").write_text(exports + job)
