@@ -113,7 +113,7 @@ def test_nothing_of_the_installation_points_into_the_checkout(installed: Path) -
 
 
 def _needed() -> dict[str, str]:
-    """What `make test` and `make lab` look for, with the package that brings it."""
+    """What `make test` and `make test-lab` look for, with the package that brings it."""
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
     tests, lab = re.findall(r"^(?:TEST|LAB)_NEEDS := (.*)$", makefile, re.MULTILINE)
     return dict(need.split("=") for need in f"{tests} {lab}".split())
