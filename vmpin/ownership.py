@@ -90,6 +90,10 @@ class Ownership:
         mine = self.claims.get(sandbox)
         return self.exclusive if mine is None else self.exclusive - mine.cpus
 
+    def named(self, cpu: int) -> str:
+        """Its owners in words."""
+        return " and ".join(f"{container} of {sandbox}" for sandbox, container in self.owners(cpu))
+
     def owners(self, cpu: int) -> list[tuple[SandboxId, ContainerId]]:
         return [(sandbox, container) for sandbox, claim in self.claims.items()
                 for container, cpus in claim.exclusive if cpu in cpus]
@@ -121,17 +125,15 @@ def contested(own: Ownership) -> list[Collision]:
     overlapping = _overlapping([cpus for claim in own.claims.values() for _, cpus in claim.exclusive])
     for cpu in overlapping:
         owners = own.owners(cpu)
-        names = " and ".join(f"{container} of {sandbox}" for sandbox, container in owners)
-        found.append(Collision(cpu, _distinct(sandbox for sandbox, _ in owners), f"exclusive to {names}"))
+        found.append(Collision(cpu, _distinct(sandbox for sandbox, _ in owners), f"exclusive to {own.named(cpu)}"))
     for sandbox, claim in own.claims.items():
         foreign = own.foreign(sandbox)
         for container, cpus in claim.shared:
             for cpu in (cpus or EMPTY) & foreign:
                 owners = own.owners(cpu)
-                names = " and ".join(f"{other} of {owner}" for owner, other in owners)
                 found.append(Collision(
                     cpu, _distinct([*(owner for owner, _ in owners), sandbox]),
-                    f"exclusive to {names}, but in the shared cpuset of {container} of {sandbox}, "
+                    f"exclusive to {own.named(cpu)}, but in the shared cpuset of {container} of {sandbox}, "
                     "whose VM is kept off it"))
     return sorted(found, key=lambda collision: (collision.cpu, collision.sandboxes))
 

@@ -66,6 +66,7 @@ class Reconciler:
         self.observer = Observer(self.proc, str(config.path("sys")), config.only)
         self.sources = DiskSources(self.proc, self.cgroups,
                                    KataState(config.path("kata_go"), config.path("kata_rs"), logger.warning))
+        self.sources.kata.listen_to(config.exclusive_annotation)
         self.boot_id = self.proc.boot_id()
         kept, trouble = statefile.load(config.state_file, self.boot_id, set_aside=acts)
         if trouble:
@@ -109,6 +110,7 @@ class Reconciler:
         """Go on with another configuration. What is set from paths stays as it was until a restart."""
         self.config = config
         self.observer.only = config.only
+        self.sources.kata.listen_to(config.exclusive_annotation)
         self.node = Node(self.node.topology, config.shared_pool, config.housekeeping)
         self._dirty |= set(self.state.sandboxes)
 

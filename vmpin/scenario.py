@@ -80,10 +80,10 @@ def _collisions(own: Ownership, placements: Sequence[Placement]) -> list[Collisi
         cpus = union(cpus for cpus in (*placement.by_vcpu.values(), *placement.others.values()) if cpus is not None)
         for cpu in cpus & own.foreign(placement.sandbox):
             owners = own.owners(cpu)
-            names = " and ".join(f"{container} of {sandbox}" for sandbox, container in owners)
             sandboxes = tuple(dict.fromkeys([*(sandbox for sandbox, _ in owners), placement.sandbox]))
-            found[cpu, sandboxes] = Collision(cpu, sandboxes, f"exclusive to {names}, but {placement.sandbox} may run "
-                                              "there: no other CPU is left for it")
+            found[cpu, sandboxes] = Collision(
+                cpu, sandboxes, f"exclusive to {own.named(cpu)}, but {placement.sandbox} may run there: no other CPU "
+                "is left for it")
     return sorted(found.values(), key=lambda collision: (collision.cpu, collision.sandboxes))
 
 

@@ -109,10 +109,9 @@ def trespasses(own: Ownership, sandbox: SandboxId, threads: Iterable[Seen]) -> l
     collisions = []
     for cpu, there in sorted(found.items()):
         owners = own.owners(cpu)
-        names = " and ".join(f"{container} of {owner}" for owner, container in owners)
         first = there[0]
         collisions.append(Collision(
             cpu, tuple(dict.fromkeys([*(owner for owner, _ in owners), sandbox])),
-            f"exclusive to {names}, but {len(there)} threads of {sandbox} may run there "
+            f"exclusive to {own.named(cpu)}, but {len(there)} threads of {sandbox} may run there "
             f"(thread {first.id.tid}, {first.role})"))
     return collisions

@@ -297,6 +297,16 @@ def test_a_container_whose_id_is_no_id_is_no_container(disk: Disk, cid: object) 
     assert shown(disk.only()) == {"c1": "3"}
 
 
+@pytest.mark.parametrize(("annotation", "said", "heard"), [
+    ("vmpin.io/exclusive", "true", True), ("vmpin.io/exclusive", "false", False), ("vmpin.io/exclusive", "yes", None),
+    ("", "true", None), ("other", "true", None)])
+def test_a_container_declares_its_cpus_its_own_where_that_is_heeded(annotation: str, said: str,
+                                                                    heard: bool | None) -> None:
+    state = {"Config": {"ContainerConfigs": [{"ID": "web", "Annotations": {"vmpin.io/exclusive": said}}]}}
+    (container,) = parse_go(SID, json.dumps(state).encode(), AGO, annotation).containers or ()
+    assert container.exclusive is heard
+
+
 @pytest.mark.parametrize("cpus", ["garbage", "5-1", "0-99999999", 3, True, ["2"], {"a": 1}, None])
 def test_a_cpuset_that_is_garbage_is_no_cpuset(cpus: object) -> None:
     state = {"Config": {"ContainerConfigs": [{"ID": "c1", "Resources": {"cpu": {"cpus": cpus}}}]}}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vmpin import hooks_install as hooks
+from vmpin.cli.common import Verbs, output_flag, verb
 from vmpin.errors import UsageError
 
 DEFAULT_SCRIPT_DIR = Path("/usr/local/libexec/vmpin")
@@ -33,10 +34,9 @@ examples:
 """
 
 
-def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser("install-hook", help="register the OCI hook with podman, CRI-O or containerd",
-                              description=DESCRIPTION, epilog=EPILOG,
-                              formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_parser(verbs: Verbs) -> None:
+    parser = verb(verbs, "install-hook", "register the OCI hook with podman, CRI-O or containerd", about=DESCRIPTION,
+                  epilog=EPILOG)
     where = parser.add_argument_group("where")
     where.add_argument("--hooks-dir", type=Path, metavar="DIR",
                        help="the hooks directory; with --base-spec, where the hook itself is put "
@@ -48,8 +48,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser.add_argument("--remove", action="store_true",
                         help="take the hook out again; with --base-spec, out of the spec only")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
-    parser.add_argument("-o", dest="output", choices=("table", "json"), default="table",
-                        help="how to say what was done (table)")
+    output_flag(parser, ("table", "json"))
     parser.set_defaults(run=run)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.errors import SourceError
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, valid_id
-from vmpin.runtime.oci import name_of, pod_of
+from vmpin.runtime.oci import declared_exclusive, name_of, pod_of
 
 MAX_BYTES = 8 << 20
 #: Nanoseconds in which a file may be rewritten and look the same.
@@ -56,6 +56,8 @@ class KataState:
         self.complain = complain
         #: Those that had a directory when last looked, readable or not.
         self.listed: set[SandboxId] = set()
+        #: The annotation by which a container declares its CPUs its own, "" for none.
+        self.exclusive_annotation = ""
         self._parsed: dict[str, tuple[tuple[int, int, int], KataSandbox | None]] = {}
         self._stopped: dict[str, tuple[tuple[int, int, int], bool]] = {}
 
@@ -64,7 +66,7 @@ class KataState:
         found: dict[SandboxId, KataSandbox] = {}
         seen: set[str] = set()
         self.listed = set()
-        for root, name, parse in ((f"{self.go_root}/sbs", "persist.json", parse_go),
+        for root, name, parse in ((f"{self.go_root}/sbs", "persist.json", self._parse_go),
                                   (self.rs_root, "state.json", parse_rs)):
             for sid in _listdir(root):
                 path = f"{root}/{sid}/{name}"
@@ -79,6 +81,15 @@ class KataState:
             for path in [path for path in self._stopped if path.startswith(directory)]:
                 del self._stopped[path]
         return found
+
+    def listen_to(self, annotation: str) -> None:
+        """Heed an annotation on whether a container's CPUs are exclusive ("": none), in what was read already, too."""
+        if annotation != self.exclusive_annotation:
+            self.exclusive_annotation = annotation
+            self._parsed.clear()
+
+    def _parse_go(self, sid: SandboxId, raw: bytes, written: int) -> KataSandbox:
+        return parse_go(sid, raw, written, self.exclusive_annotation)
 
     def _with_states(self, directory: str, sandbox: KataSandbox) -> KataSandbox:
         """With the containers' own states: the sandbox's file lists stopped ones until they are removed, and each
@@ -173,7 +184,7 @@ def _pid(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 22 else 0
 
 
-def parse_go(sid: SandboxId, raw: bytes, written: int) -> KataSandbox:
+def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str = "") -> KataSandbox:
     """persist.json of the Go runtime; the keys are Go's field names. :raises SourceError: when it is half written."""
     state = _object(raw, "persist.json")
     containers = []
@@ -197,7 +208,8 @@ def parse_go(sid: SandboxId, raw: bytes, written: int) -> KataSandbox:
         # The sandbox's own container has the sandbox's id.
         pause = kind in ("sandbox", "pod_sandbox", "podsandbox") or (kind is None and cid == sid and len(
             configs if isinstance(configs, list) else []) > 1)
-        containers.append(Container(ContainerId(cid), name_of(annotations), cpuset or None, pause=pause))
+        containers.append(Container(ContainerId(cid), name_of(annotations), cpuset or None,
+                                    declared_exclusive(annotations, exclusive_annotation), pause=pause))
     return KataSandbox(sid, "kata-go", _pid(_dig(state, "HypervisorState", "Pid")),
                        _pid(_dig(state, "HypervisorState", "VirtiofsDaemonPid")), tuple(containers), pod,
                        str(_dig(state, "HypervisorState", "UUID") or ""), written,

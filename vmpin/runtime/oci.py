@@ -128,6 +128,11 @@ def pod_of(annotations: Mapping[str, str]) -> Pod | None:
     return Pod(_plain(namespace, 253), _plain(name, 253), _plain(uid, 64)) if namespace and name else None
 
 
+def declared_exclusive(annotations: Mapping[str, str], key: str) -> bool | None:
+    """What a container's annotation `key` says of its CPUs; None when it says nothing, or nobody listens ("")."""
+    return {"true": True, "false": False}.get(annotations.get(key, "")) if key else None
+
+
 def name_of(annotations: Mapping[str, str]) -> str:
     """The container's name in its pod, "" when nobody says."""
     return _plain(annotations.get("io.kubernetes.cri.container-name")

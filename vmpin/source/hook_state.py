@@ -9,7 +9,15 @@ from vmpin.errors import SourceError
 from vmpin.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
 from vmpin.host.procfs import Procfs
 from vmpin.model import Container, ContainerId, SandboxId, ThreadId
-from vmpin.runtime.oci import HookMessage, HookState, name_of, parse_state, pod_of, read_bundle
+from vmpin.runtime.oci import (
+    HookMessage,
+    HookState,
+    declared_exclusive,
+    name_of,
+    parse_state,
+    pod_of,
+    read_bundle,
+)
 from vmpin.state import DesiredState
 from vmpin.vmm.processes import HelperProcess, VmmProcess, classify
 
@@ -55,7 +63,7 @@ def _created(hook: HookState, sandbox: SandboxId, container: ContainerId, proc: 
             bundle, cpuset, annotations = hook.bundle, config.cpuset, {**config.annotations, **hook.annotations}
             if config.trouble:
                 logger.warning("container=%s: %s: taken as a container without a cpuset", container, config.trouble)
-    exclusive = {"true": True, "false": False}.get(annotations.get(exclusive_annotation, ""))
+    exclusive = declared_exclusive(annotations, exclusive_annotation)
     yield SandboxSeen(sandbox, "oci", pod_of(annotations), vmm)
     yield ContainerSeen(sandbox, Container(container, name_of(annotations), cpuset, exclusive, pause=hook.pause),
                         Source.BUNDLE, hook.time, bundle, init)
