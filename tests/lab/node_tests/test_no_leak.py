@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -66,19 +64,18 @@ class Runs:
         return union(self.cpus[tid] for tid in vm.all_threads())
 
 
-@contextlib.contextmanager
-def switches_traced(*vms: NestedVm) -> Iterator[None]:
-    """Those to the threads of some VMs, while `tracing_on`. Set up once: each CPU has to take part in it."""
-    enable = _TRACING / "events/sched/sched_switch/enable"
-    (_TRACING / "tracing_on").write_text("0")
-    (_TRACING / "set_event_pid").write_text(" ".join(str(tid) for vm in vms for tid in vm.all_threads()))
-    enable.write_text("1")
+def trace_switches(*vms: NestedVm) -> None:
+    """Those to the threads of some VMs, while `tracing_on`.
+
+    init switched the tracepoint on, for good: that patches the scheduler's code. For the same reason the threads are
+    added to the list that is traced, which must not become empty.
+    """
+    # Not open(): "w" would empty the list, and "a" seeks to its end, which is refused.
+    fd = os.open(_TRACING / "set_event_pid", os.O_WRONLY)
     try:
-        yield
+        os.write(fd, " ".join(str(tid) for vm in vms for tid in vm.all_threads()).encode())
     finally:
-        enable.write_text("0")
-        for name, value in (("set_event_pid", ""), ("trace", ""), ("tracing_on", "1")):
-            (_TRACING / name).write_text(value)
+        os.close(fd)
 
 
 def run_time(tid: int) -> int:
@@ -123,29 +120,29 @@ def test_no_thread_of_a_busy_sandbox_runs_on_anothers_cpus(nested_vm: StartsVms,
         two = nested_vm(vcpus=2, vhost_net=1, vhost_vsock=True, iothreads=["io1"], guest=Guest.BUSY)
         kata.write(one, {"mine": "2", "side": "0-1"})
         kata.write(two, {"theirs": "4-5"})
-        with switches_traced(one, two):
-            # Each where the other will be, to begin with: that shows what the measuring is worth.
-            misplace(one, "4-5")
-            misplace(two, "2")
-            with Runs(one, two) as runs:
-                until(lambda: all(run_time(tid) > 10**7 for vm in (one, two) for tid in vm.vcpus()), "busy guests")
-            assert runs.of(one) == CpuSet.parse("4-5")
-            assert runs.of(two) == CpuSet.parse("2")
+        trace_switches(one, two)
+        # Each where the other will be, to begin with: that shows what the measuring is worth.
+        misplace(one, "4-5")
+        misplace(two, "2")
+        with Runs(one, two) as runs:
+            until(lambda: all(run_time(tid) > 10**7 for vm in (one, two) for tid in vm.vcpus()), "busy guests")
+        assert runs.of(one) == CpuSet.parse("4-5")
+        assert runs.of(two) == CpuSet.parse("2")
 
-            vmpin.configure(watch__only="*")
-            os.kill(watcher.pid, signal.SIGHUP)
-            wait_for(one, ["0-1", "2"], "0-2")
-            wait_for(two, ["4", "5"], "4-5")
-            runs = measured(one, two)
-            check(runs, one, {1: 2}, "0-2")
-            check(runs, two, {0: 4, 1: 5}, "4-5")
+        vmpin.configure(watch__only="*")
+        os.kill(watcher.pid, signal.SIGHUP)
+        wait_for(one, ["0-1", "2"], "0-2")
+        wait_for(two, ["4", "5"], "4-5")
+        runs = measured(one, two)
+        check(runs, one, {1: 2}, "0-2")
+        check(runs, two, {0: 4, 1: 5}, "4-5")
 
-            # The same after a container got another CPU.
-            kata.write(one, {"mine": "7", "side": "0-1"})
-            wait_for(one, ["0-1", "7"], "0-1,7")
-            runs = measured(one, two)
-            check(runs, one, {1: 7}, "0-1,7")
-            check(runs, two, {0: 4, 1: 5}, "4-5")
+        # The same after a container got another CPU.
+        kata.write(one, {"mine": "7", "side": "0-1"})
+        wait_for(one, ["0-1", "7"], "0-1,7")
+        runs = measured(one, two)
+        check(runs, one, {1: 7}, "0-1,7")
+        check(runs, two, {0: 4, 1: 5}, "4-5")
 
 
 def check(runs: Runs, vm: NestedVm, pinned: dict[int, int], sandbox: str) -> None:
