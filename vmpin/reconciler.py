@@ -143,7 +143,7 @@ class Reconciler:
         """See which threads the known VMs have at this moment, so that status speaks of no others. Sets no mask: what
         is new is placed, and set in the next pass."""
         for sandbox in list(self.observer.vms):
-            self._refresh(sandbox)
+            self._safely(sandbox, self._refresh)
         self._place()
 
     def _scan(self, full: bool) -> None:

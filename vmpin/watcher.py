@@ -66,7 +66,9 @@ class Watcher:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         hook = listen(self.config.hook_socket)
         control = listen(self.config.control_socket, self.config.status_group)
-        self._take_spool()  # what came since the first pass
+        self._take_spool()
+        if self._kept:
+            self._resync.set()  # what came since the first pass does not wait for the clock
         self._saved()
         sources: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
             ("hook", lambda: serve(hook.dup(), MAX_STATE + 4096, self._on_hook, line=False)),
