@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # (coreutils, util-linux) is not named. tests/unit/test_packaging.py holds this against the tests.
 TEST_NEEDS := qemu-system-x86_64=qemu-system-x86 crun=crun runc=runc podman=podman conmon=conmon \
 	busybox=busybox-static gcc=gcc /usr/include/stdio.h=libc6-dev /usr/bin/python3=python3 git=git
-# What the lab needs besides.
+# What the lab needs besides; it brings the QEMU that emulates the node itself.
 LAB_NEEDS := debootstrap=debootstrap modprobe=kmod
 
 .DEFAULT_GOAL := help
@@ -35,11 +35,11 @@ demo: venv ## pin a real virtual machine, here and now, and show it
 	@needs=$$($(BIN)/vmpin demo --needs) && .ci/install $$needs
 	@$(BIN)/vmpin demo
 
-test: venv ## run all tests but the lab's; as root with CI=true, install what they need
-	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS); else .ci/install --dry-run $(TEST_NEEDS); fi
-	$(BIN)/python -m pytest tests -m 'not lab'
+test: venv ## run all tests but the lab's; as root with CI=true, those too, and install what they need
+	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS); else .ci/install --dry-run $(TEST_NEEDS); fi
+	$(BIN)/python -m pytest tests $(if $(filter true,$(CI)),,-m 'not lab')
 
-test-lab: venv ## boot nodes of both kernels in QEMU and test in them: minutes each (root)
+test-lab: venv ## boot nodes of both kernels in QEMU and test in them: ten minutes (root)
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS); \
 		else .ci/install --dry-run $(TEST_NEEDS) $(LAB_NEEDS); fi
 	$(BIN)/python -m pytest tests/lab -m lab

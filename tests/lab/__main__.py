@@ -21,7 +21,7 @@ from lab.kernel import Built, kernel
 from lab.rootfs import rootfs
 from lab.variant import Cgroup, Kernel, Topology, Variant
 
-NEEDS = ("qemu-system-x86_64", "unshare", "setpriv", "git")
+NEEDS = ("unshare", "setpriv", "git")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -74,7 +74,7 @@ def run_tests(variant: Variant, root: Path, kernel: Built, results: Path, argume
     with _place() as place:
         _write_job(place / "job", variant, job, environment or {})
         with _served(place, root, kernel, results) as sockets, (results / "qemu.log").open("wb") as log:
-            argv = [*_TIED, *_qemu(variant, kernel, sockets, "stdio")]
+            argv = [*_TIED, *_qemu(variant, root, kernel, sockets, "stdio")]
             process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                                        start_new_session=True)
             with _ended(process), (results / "console.log").open("wb") as console:
@@ -103,7 +103,7 @@ def shell(variant: Variant, root: Path, kernel: Built, results: Path) -> None:
         _write_job(place / "job", variant, job, {})
         before = termios.tcgetattr(0)
         with _served(place, root, kernel, results) as sockets, (results / "qemu.log").open("wb") as log:
-            process = subprocess.Popen([*_TIED, *_qemu(variant, kernel, sockets, "mon:stdio")], stderr=log)
+            process = subprocess.Popen([*_TIED, *_qemu(variant, root, kernel, sockets, "mon:stdio")], stderr=log)
             handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is meant for the node
             try:
                 with _ended(process):
@@ -200,12 +200,20 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.wait()
 
 
-def _qemu(variant: Variant, kernel: Built, sockets: Mapping[str, Path], serial: str) -> list[str]:
-    line = ["rootfstype=virtiofs", "root=root", "rw", "console=ttyS0", "quiet", "init=/lab/init", "panic=-1",
-            "mitigations=off", f"vmpin.cgroup={variant.cgroup}"]
+def _emulator(root: Path) -> list[str]:
+    """The node's own QEMU, run here: up to 8.0 (Debian 12 has 7.2) TCG may keep the translation of an instruction that
+    another CPU was just writing, and the node's kernel dies of an int3 that is not there any more."""
+    usr = root / "usr"
+    return [str(usr / "lib64/ld-linux-x86-64.so.2"), "--library-path", str(usr / "lib/x86_64-linux-gnu"),
+            str(usr / "bin/qemu-system-x86_64"), "-L", str(usr / "share/qemu"), "-L", str(usr / "share/seabios")]
+
+
+def _qemu(variant: Variant, root: Path, kernel: Built, sockets: Mapping[str, Path], serial: str) -> list[str]:
+    line = ["rootfstype=virtiofs", "root=root", "rw", "console=ttyS0", "quiet", "init=/lab/init", "oops=panic",
+            "panic=-1", "mitigations=off", "tsc=reliable", f"vmpin.cgroup={variant.cgroup}"]
     if variant.topology is Topology.NOSMT:
         line += ["nosmt", "vmpin.offline=6"]
-    argv = ["qemu-system-x86_64", "-name", "vmpin-lab", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu",
+    argv = [*_emulator(root), "-name", "vmpin-lab", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu",
             _CPU, "-smp", "8,sockets=2,cores=2,threads=2", "-m", f"{MEMORY}M"]
     for node, cpus in enumerate(("0-3", "4-7")):
         argv += ["-object", f"memory-backend-memfd,id=m{node},size={MEMORY // 2}M,share=on",

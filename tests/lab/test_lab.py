@@ -1,4 +1,4 @@
-"""The node's tests, as seen from the build machine: one boot for each kernel, of the tests in node_tests/.
+"""The node's tests, as seen from the build machine: a boot for each node of RUNS.
 
 A few minutes a boot. Each is one test here; its cases are listed as they pass, and a failure has the texts of all that
 failed. By hand rather `python -m lab run`, which takes other layouts and single tests (docs/testing.md).
@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,22 @@ def lab_run(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
                           env=os.environ | {"PYTHONPATH": str(REPOSITORY / "tests")}, check=False, **more)
 
 
+#: Both kernels with everything; the older cgroups with what concerns them; few CPUs with all that can be run on them.
+RUNS = ((Variant(Kernel.V6_12), ()), (Variant(Kernel.V6_1), ()),
+        (Variant(Kernel.V6_1, Cgroup.V1), ("test_node.py", "test_vms.py", "test_changes.py")),
+        (Variant(Kernel.V6_1, Cgroup.HYBRID, Topology.NOSMT), ()))
+
+
 @pytest.mark.lab
 @pytest.mark.root
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize("variant", [Variant(kernel) for kernel in Kernel], ids=str)
-def test_all_pass_in_the_node(variant: Variant, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("variant", "files"), RUNS, ids=[str(variant) for variant, _ in RUNS])
+def test_all_pass_in_the_node(variant: Variant, files: Sequence[str], capfd: pytest.CaptureFixture[str]) -> None:
     results = REPOSITORY / "build/lab" / str(variant)
     with capfd.disabled():  # it takes minutes: show how far it is
         print()
         done = lab_run("--kernel", variant.kernel, "--cgroup", variant.cgroup, "--topology", variant.topology,
-                       "--results", str(results))
+                       "--results", str(results), "--", *(f"tests/lab/node_tests/{file}" for file in files))
     assert done.returncode in (0, 1), f"the lab itself failed; see above and {results}/console.log"
     found = cases(results / "junit.xml")
     failed = [case for case in found if case.outcome == "failed"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import fcntl
 import io
 import json
 import os
@@ -45,7 +44,6 @@ MOST_RUNC_PODS = 3
 MOST_CONTAINERS = 4  # in a pod
 #: All of the story's containers live below it.
 CGROUP = Path("/sys/fs/cgroup/mixed")
-_KVM_CREATE_VM = 0xAE01
 
 
 # The model
@@ -280,15 +278,9 @@ class Story:
         #: Containers that only a spooled message tells of. If such a one's process ends before the watcher reads that,
         #: nobody can say whether it was ever the container's: it counts until it is removed.
         self._unheard: set[str] = set()
-        self._held: list[int] = []
 
     def __enter__(self) -> Story:
-        # The first cgroup with a cpuset, the first with a device program and the first VM make the kernel patch its
-        # own code. QEMU up to 8.0 may translate such a place while it is written (and the node then dies of an int3
-        # that is not there any more), so that is done now, while nothing else runs, and never undone.
         try:
-            self._held.append(os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC))
-            self._held.append(fcntl.ioctl(self._held[0], _KVM_CREATE_VM, 0))
             self.vmpin.configure(node__shared_pool=str(POOL), watch__resync_seconds=RESYNC)
             pod = self._pod(Kind.RUNC)
             self._anchor = pod.name
@@ -301,8 +293,6 @@ class Story:
 
     def __exit__(self, *_: object) -> None:
         self.runtime.close()
-        while self._held:
-            os.close(self._held.pop())
 
     def play(self, steps: int) -> None:
         for _ in range(steps):

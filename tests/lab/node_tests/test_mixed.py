@@ -13,21 +13,16 @@ import statistics
 import time
 from pathlib import Path
 
-import pytest
-
 from lab.node_tests.conftest import RESULTS, StartsVms
 from lab.node_tests.machines import Kata, Vmpin, Watcher
-from lab.node_tests.mixed import NODE, Story
-from lab.variant import Cgroup, Variant
+from lab.node_tests.mixed import Story
 
 SEED = int(os.environ.get("VMPIN_MIXED_SEED", "1"))
 STEPS = int(os.environ.get("VMPIN_MIXED_STEPS", "60"))
 
 
-def test_runc_pods_and_vms_side_by_side(variant: Variant, online: list[int], nested_vm: StartsVms, kata: Kata,
+def test_runc_pods_and_vms_side_by_side(nested_vm: StartsVms, kata: Kata,
                                         vmpin: Vmpin, watcher: Watcher, tmp_path: Path) -> None:
-    if variant.cgroup is not Cgroup.V2 or online != list(NODE):
-        pytest.skip("a story of cgroup v2 and eight CPUs")
     with Story(SEED, tmp_path, nested_vm, kata, vmpin, watcher) as story:
         started = time.monotonic()
         try:
