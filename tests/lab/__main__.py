@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from lab import cache, node, results
 from lab.cache import say
@@ -22,22 +23,30 @@ from lab.rootfs import rootfs
 from lab.variant import Cgroup, Kernel, Topology, Variant
 
 NEEDS = ("unshare", "setpriv", "git")
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin", "/usr/bin", "/bin"])
-    # An end by SIGTERM is an end like any other: everything that was started is ended too.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for each in _ENDS:
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(each, _end)
     try:
         _needs()
         code: int = parsed.run(parsed)
     except LabError as err:
         print(f"lab: {err}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
     return code
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    """An end by a signal is an end like any other: everything that was started is ended too. Ctrl-C in pytest is two
+    signals, and a second one must not cut that short."""
+    for each in _ENDS:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     _variant_flags(run)
     run.add_argument("--timeout", type=float, default=node.DEADLINE, metavar="S",
                      help="end the node after so many seconds (default: %(default).0f)")
-    run.add_argument("--results", type=Path, metavar="DIR", help="default: build/lab/KERNEL-CGROUP-TOPOLOGY")
+    run.add_argument("--results", type=Path, metavar="DIR",
+                     help="emptied if it is of a run before (default: build/lab/KERNEL-CGROUP-TOPOLOGY)")
     run.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", type=_assignment,
                      help="an environment variable for the tests")
     run.add_argument("pytest", nargs="*", help="arguments for pytest, e.g. tests/lab/node_tests/test_node.py")

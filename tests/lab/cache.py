@@ -148,8 +148,7 @@ def need(*names: str) -> None:
     """:raises LabError: when a tool is not installed."""
     missing = [name for name in names if shutil.which(name) is None]
     if missing:
-        raise LabError(f"not installed: {', '.join(missing)} (Debian: debootstrap, qemu-system-x86, kmod, util-linux, "
-                       "git)")
+        raise LabError(f"not installed: {', '.join(missing)} (Debian 12: debootstrap, kmod, util-linux, git)")
 
 
 def say(text: str) -> None:

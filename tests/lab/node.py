@@ -32,9 +32,13 @@ from lab.variant import Topology, Variant
 REPOSITORY = Path(__file__).resolve().parents[2]
 MEMORY = 3072  # MiB
 #: What a run may take until the node is ended.
-DEADLINE = 900.0
+DEADLINE = 600.0
+#: Until its init says that it is up, which takes some 15 seconds, and how often it is tried: an emulated CPU has lost
+#: its timer while the node booted on a busy machine (one of some twenty boots), and then it never comes up.
+BOOT_DEADLINE, BOOTS = 120.0, 3
+_UP = b"init: up after"
 #: virtiofsd, the C one of Debian 12's QEMU or the Rust one.
-_VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/bin/virtiofsd")
+VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/bin/virtiofsd")
 #: An EPYC as far as TCG has it, with SVM for KVM. topoext, which older kernels need to see SMT on an AMD, is only
 #: CPUID leaves, and QEMU fills them, but believes that TCG lacks it: so it is forced, and what TCG does lack is off.
 _CPU = ("EPYC,+svm,+topoext,x-force-features=on,-rdseed,-sha-ni,-fxsr-opt,-misalignsse,-3dnowprefetch,-osvw,"
@@ -63,22 +67,23 @@ def run_tests(variant: Variant, root: Path, kernel: Built, results: Path, argume
 
     :param environment: variables for the tests.
     :returns: pytest's exit status.
-    :raises LabError: when the node does not come to an end; its console is in results/console.log.
+    :raises LabError: when the node does not come to an end; its console is in results/console.log. And when
+        `results` has files that are not of a run before.
     """
-    shutil.rmtree(results, ignore_errors=True)
-    results.mkdir(parents=True)
+    _empty(results)
     pytest = ["python3", "-m", "pytest", "-v", "-p", "no:cacheprovider", "--basetemp=/tmp/pytest",
               "--junitxml=/results/junit.xml", "-o", "testpaths=tests/lab/node_tests", "-o",
               "faulthandler_timeout=240", f"--color={'yes' if sys.stdout.isatty() else 'no'}", *arguments]
     job = f"{shlex.join(pytest)} </dev/null\nstatus=$?\n"
     with _place() as place:
         _write_job(place / "job", variant, job, environment or {})
-        with _served(place, root, kernel, results) as sockets, (results / "qemu.log").open("wb") as log:
-            argv = [*_TIED, *_qemu(variant, root, kernel, sockets, "stdio")]
-            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                                       start_new_session=True)
-            with _ended(process), (results / "console.log").open("wb") as console:
-                in_time = _follow(process, console, time.monotonic() + deadline)
+        for boot in range(1, BOOTS + 1):
+            in_time = _run(variant, root, kernel, place, boot, results, deadline)
+            up = _UP in (results / "console.log").read_bytes()
+            if in_time or up or boot == BOOTS or deadline <= BOOT_DEADLINE:
+                break
+            say(f"the node has not come up: it is started again ({boot} of {BOOTS - 1})")
+            (results / "console.log").rename(results / f"console-{boot}.log")
     status = results / "status"
     if status.exists():
         return int(status.read_text())
@@ -87,6 +92,25 @@ def run_tests(variant: Variant, root: Path, kernel: Built, results: Path, argume
     complaints = [line for line in (results / "qemu.log").read_text(errors="replace").splitlines()
                   if "doesn't support requested feature" not in line]
     raise LabError("\n".join([f"the node {what}; the end of {results}/console.log:", *tail, *complaints[-10:]]))
+
+
+def _empty(results: Path) -> None:
+    """An empty directory, of nothing or of what a run before has left."""
+    if results.exists():
+        if any(results.iterdir()) and not any(results.glob("console*.log")):
+            raise LabError(f"{results} is not empty and has no console.log, so it is none of the lab's: not emptied")
+        shutil.rmtree(results)
+    results.mkdir(parents=True)
+
+
+def _run(variant: Variant, root: Path, kernel: Built, place: Path, boot: int, results: Path, deadline: float) -> bool:
+    """From power on to power off; False when it is not off by the deadline, or not even up by its own."""
+    with _served(place, root, kernel, results, boot) as sockets, (results / "qemu.log").open("wb") as log:
+        argv = [*_TIED, *_qemu(variant, root, kernel, sockets, "stdio")]
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                                   start_new_session=True)
+        with _ended(process), (results / "console.log").open("wb") as console:
+            return _follow(process, console, deadline)
 
 
 def shell(variant: Variant, root: Path, kernel: Built, results: Path) -> None:
@@ -102,7 +126,7 @@ def shell(variant: Variant, root: Path, kernel: Built, results: Path) -> None:
     with _place() as place:
         _write_job(place / "job", variant, job, {})
         before = termios.tcgetattr(0)
-        with _served(place, root, kernel, results) as sockets, (results / "qemu.log").open("wb") as log:
+        with _served(place, root, kernel, results, 1) as sockets, (results / "qemu.log").open("wb") as log:
             process = subprocess.Popen([*_TIED, *_qemu(variant, root, kernel, sockets, "mon:stdio")], stderr=log)
             handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is meant for the node
             try:
@@ -131,10 +155,10 @@ def _write_job(layer: Path, variant: Variant, job: str, environment: Mapping[str
     shutil.copy(Path(__file__).with_name("init"), init)
     init.chmod(0o755)
     variables = {
+        **{key: value for key, value in os.environ.items()
+           if key.startswith(("VMPIN_LAB_", "VMPIN_MIXED_")) and key != "VMPIN_LAB_CACHE"},
         "PYTHONPATH": "/repo:/repo/tests:/repo/tests/integration", "CI": "true", "VMPIN_LAB_NODE": "1",
         "VMPIN_LAB_KERNEL": variant.kernel, "VMPIN_LAB_CGROUP": variant.cgroup, "VMPIN_LAB_TOPOLOGY": variant.topology,
-        **{key: value for key, value in os.environ.items()
-           if key.startswith("VMPIN_LAB_") and key != "VMPIN_LAB_CACHE"},
         **environment,
     }
     exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in variables.items())
@@ -162,14 +186,14 @@ def repository_files() -> list[str]:
 
 
 @contextlib.contextmanager
-def _served(place: Path, root: Path, kernel: Built, results: Path) -> Iterator[Mapping[str, Path]]:
+def _served(place: Path, root: Path, kernel: Built, results: Path, boot: int) -> Iterator[Mapping[str, Path]]:
     """virtiofsd for the root and for the results; their sockets by tag."""
-    virtiofsd = next((path for path in _VIRTIOFSD if os.access(path, os.X_OK)), None)
+    virtiofsd = next((path for path in VIRTIOFSD if os.access(path, os.X_OK)), None)
     if virtiofsd is None:
-        raise LabError("virtiofsd is not installed (Debian: qemu-system-common, or virtiofsd)")
-    scratch = place / "scratch"
+        raise LabError("virtiofsd is not installed (Debian 12: qemu-system-common, later ones: virtiofsd)")
+    scratch = place / f"boot{boot}"
     scratch.mkdir()
-    sockets = {tag: place / f"{tag}.sock" for tag in ("root", "results")}
+    sockets = {tag: place / f"{tag}{boot}.sock" for tag in ("root", "results")}
     layers = ":".join(map(str, (place / "job", kernel.layer, root)))
     serve_root = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _SERVE_ROOT, "sh", str(scratch),
                   layers]
@@ -201,8 +225,8 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _emulator(root: Path) -> list[str]:
-    """The node's own QEMU, run here: up to 8.0 (Debian 12 has 7.2) TCG may keep the translation of an instruction that
-    another CPU was just writing, and the node's kernel dies of an int3 that is not there any more."""
+    """The node's own QEMU, 10.0, run here: TCG of 7.2, which Debian 12 has, may keep the translation of an instruction
+    that another CPU was just writing, and the node's kernel dies of an int3 that is not there any more."""
     usr = root / "usr"
     return [str(usr / "lib64/ld-linux-x86-64.so.2"), "--library-path", str(usr / "lib/x86_64-linux-gnu"),
             str(usr / "bin/qemu-system-x86_64"), "-L", str(usr / "share/qemu"), "-L", str(usr / "share/seabios")]
@@ -229,11 +253,14 @@ def _qemu(variant: Variant, root: Path, kernel: Built, sockets: Mapping[str, Pat
 
 
 def _follow(process: subprocess.Popen[bytes], console: BinaryIO, deadline: float) -> bool:
-    """Show the console until the node has powered off; False when it has not by the deadline."""
+    """Show the console until the node has powered off; False when it has not within `deadline` seconds, or has not
+    come up within its own."""
     assert process.stdout is not None
+    started, booting = time.monotonic(), b""
+    until = started + min(deadline, BOOT_DEADLINE)
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
+        while (left := until - time.monotonic()) > 0:
             if not selector.select(left):
                 continue
             part = os.read(process.stdout.fileno(), 1 << 16)
@@ -242,6 +269,8 @@ def _follow(process: subprocess.Popen[bytes], console: BinaryIO, deadline: float
                 return True
             console.write(part)
             console.flush()
+            if until < started + deadline and _UP in (booting := booting[-len(_UP):] + part):
+                until = started + deadline
             sys.stdout.write(part.decode(errors="replace").replace("\r\n", "\n"))
             sys.stdout.flush()
     return False

@@ -7,17 +7,24 @@ failed. By hand rather `python -m lab run`, which takes other layouts and single
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import platform
+import re
+import select
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from need import lacking, need_root, need_tool
 
+from lab import cache, node
+from lab.errors import LabError
 from lab.node import REPOSITORY, repository_files
 from lab.results import Case, cases
 from lab.variant import Cgroup, Kernel, Topology, Variant
@@ -30,16 +37,27 @@ def machine() -> None:
         pytest.skip("the node is an x86_64 machine")
     need_root()
     need_tool("debootstrap")
-    need_tool("qemu-system-x86_64")
-    need_tool("modprobe")
+    need_tool(*node.VIRTIOFSD)
     need_tool("git")
+    subprocess.run([need_tool("modprobe"), "-q", "overlay"], check=False)
     if b"overlay" not in Path("/proc/filesystems").read_bytes():
         lacking("needs overlayfs in the kernel")
 
 
-def lab_run(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "lab", "run", *arguments], text=True, stdin=subprocess.DEVNULL,
-                          env=os.environ | {"PYTHONPATH": str(REPOSITORY / "tests")}, check=False, **more)
+@contextlib.contextmanager
+def lab_run(*arguments: str, mark: str = "", **more: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """`lab run`, which ends with the `with`, or with this process; `mark` is in the environment of all it starts."""
+    process = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, "-m", "lab", "run", *arguments],
+        stdin=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(REPOSITORY / "tests"), "LAB_MARK": mark}, **more)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
 
 
 #: Both kernels with everything; the older cgroups with what concerns them; few CPUs with all that can be run on them.
@@ -56,13 +74,14 @@ def test_all_pass_in_the_node(variant: Variant, files: Sequence[str], capfd: pyt
     results = REPOSITORY / "build/lab" / str(variant)
     with capfd.disabled():  # it takes minutes: show how far it is
         print()
-        done = lab_run("--kernel", variant.kernel, "--cgroup", variant.cgroup, "--topology", variant.topology,
-                       "--results", str(results), "--", *(f"tests/lab/node_tests/{file}" for file in files))
-    assert done.returncode in (0, 1), f"the lab itself failed; see above and {results}/console.log"
+        with lab_run("--kernel", variant.kernel, "--cgroup", variant.cgroup, "--topology", variant.topology,
+                     "--results", str(results), "--", *(f"tests/lab/node_tests/{file}" for file in files)) as process:
+            code = process.wait()
+    assert code in (0, 1), f"the lab itself failed; see above and {results}/console.log"
     found = cases(results / "junit.xml")
     failed = [case for case in found if case.outcome == "failed"]
     assert not failed, "\n\n".join(f"{case.name}\n{case.text}" for case in failed)
-    assert done.returncode == 0
+    assert code == 0
     # In the node nothing is lacking that a test may be skipped for.
     assert [case.name for case in found if case.outcome == "skipped"] == []
 
@@ -70,23 +89,150 @@ def test_all_pass_in_the_node(variant: Variant, files: Sequence[str], capfd: pyt
 @pytest.mark.lab
 @pytest.mark.root
 @pytest.mark.usefixtures("machine")
-def test_a_node_that_hangs_is_ended_with_its_console_kept(tmp_path: Path) -> None:
-    """No node is done after two seconds."""
-    done = lab_run("--timeout", "2", "--results", str(tmp_path / "results"), capture_output=True)
-    assert done.returncode == 2, done.stderr
-    assert "the node was not done after 2 s" in done.stderr
-    assert (tmp_path / "results/console.log").exists()
-    assert not (tmp_path / "results/status").exists()
-    assert processes_with(str(tmp_path)) == []
+@pytest.mark.parametrize(("ended_by", "code"), [
+    (None, 2), (signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
+    ids=["its deadline", "SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_node_that_is_ended_leaves_nothing_running(ended_by: signal.Signals | None, code: int,
+                                                     tmp_path: Path) -> None:
+    """Not by its deadline either: no node is done after five seconds."""
+    mark, results = str(tmp_path), tmp_path / "results"
+    with (tmp_path / "said").open("w+b") as said, lab_run(
+            *(["--timeout", "5"] if ended_by is None else []), "--results", str(results), mark=mark, stdout=said,
+            stderr=said) as process:
+        while not (emulators := [line for line in processes_with(mark) if " -name vmpin-lab " in line]):
+            assert process.poll() is None, (tmp_path / "said").read_text()
+            time.sleep(0.05)
+        if ended_by is not None:
+            process.send_signal(ended_by)
+        assert process.wait(60) == code, (tmp_path / "said").read_text()
+    assert ("the node was not done after 5 s" in (tmp_path / "said").read_text()) == (ended_by is None)
+    assert not (results / "status").exists()
+    deadline = time.monotonic() + 10  # the kernel ends what was just being started
+    while (left := processes_with(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+    (place,) = set(re.findall(r"/tmp/vmpin-lab-\w+", emulators[0]))
+    assert not Path(place).exists()
 
 
-def processes_with(word: str) -> list[str]:
-    """The command lines that have a word in them."""
+def processes_with(mark: str) -> list[str]:
+    """The command lines of the processes that have a mark in their environment."""
     found = []
-    for path in Path("/proc").glob("[1-9]*/cmdline"):
+    for path in Path("/proc").glob("[1-9]*"):
         with contextlib.suppress(OSError):
-            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return [line for line in found if word in line]
+            if f"LAB_MARK={mark}".encode() in (path / "environ").read_bytes().split(b"\0"):
+                found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+@pytest.mark.parametrize(("script", "in_time"), [
+    ("echo here; exec sleep 60", False), ("echo here; echo 'init: up after 9 s'; sleep 1", True)],
+    ids=["not up", "up"])
+def test_a_node_is_followed_until_it_is_off_or_until_it_should_be_up(script: str, in_time: bool,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "BOOT_DEADLINE", 0.3)
+    assert _followed(script, 60) == (in_time, True)
+
+
+def test_a_node_is_followed_until_its_deadline() -> None:
+    assert _followed("echo here; exec sleep 60", 0.3) == (False, True)
+
+
+def _followed(script: str, deadline: float) -> tuple[bool, bool]:
+    """What `_follow` says, and whether the console has "here"."""
+    console = io.BytesIO()
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            select.select([process.stdout], [], [])  # it has begun
+            in_time = node._follow(process, console, deadline)
+        finally:
+            process.kill()
+    return in_time, b"here" in console.getvalue()
+
+
+def test_only_a_directory_of_a_run_before_is_emptied(tmp_path: Path) -> None:
+    results = tmp_path / "a/results"
+    node._empty(results)
+    node._empty(results)
+    kept = results / "notes"
+    kept.touch()
+    with pytest.raises(LabError, match="is not empty and has no console"):
+        node._empty(results)
+    assert kept.exists()
+    (results / "console.log").touch()
+    node._empty(results)
+    assert list(results.iterdir()) == []
+
+
+def test_the_node_that_was_asked_for_is_not_another_by_an_environment_variable(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_tool("git")
+    for name, value in (("VMPIN_LAB_KERNEL", "6.1"), ("VMPIN_LAB_SEED", "8"), ("VMPIN_MIXED_SEED", "9")):
+        monkeypatch.setenv(name, value)
+    node._write_job(tmp_path / "job", Variant(Kernel.V6_12), "", {"VMPIN_MIXED_STEPS": "5"})
+    told = subprocess.run(["sh", "-c", '. "$1"; echo $VMPIN_LAB_KERNEL $VMPIN_LAB_SEED $VMPIN_MIXED_SEED '
+                           "$VMPIN_MIXED_STEPS", "sh", tmp_path / "job/lab/run"], capture_output=True, text=True,
+                          check=True, env={}).stdout
+    assert told == "6.12 8 9 5\n"
+
+
+class Recipes:
+    """A cache of its own; `made` are the recipes in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.time = 0
+
+    @contextlib.contextmanager
+    def entry(self, recipe: str, fresh: bool = False) -> Iterator[Path]:
+        def make(path: Path, log: Path) -> None:
+            (path / "what").write_text(recipe)
+            self.made.append(recipe)
+            if recipe == "bad":
+                raise LabError("no")
+
+        with cache.entry("pot", recipe, make, fresh) as path:
+            self.time += 1
+            os.utime(path, (self.time, self.time))  # the clock of a file system may stand still meanwhile
+            assert (path / "what").read_text() == recipe
+            yield path
+
+
+@pytest.fixture
+def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipes:
+    monkeypatch.setenv("VMPIN_LAB_CACHE", str(tmp_path))
+    return Recipes()
+
+
+def test_a_recipe_is_made_once_and_a_changed_one_again(recipes: Recipes) -> None:
+    for recipe, fresh in (("a", False), ("a", False), ("b", False), ("a", False), ("a", True), ("a", False)):
+        with recipes.entry(recipe, fresh):
+            pass
+    assert recipes.made == ["a", "b", "a"]
+
+
+def test_what_could_not_be_made_is_tried_again(recipes: Recipes, tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(LabError), recipes.entry("bad"):
+            pass
+        assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert recipes.made == ["bad", "bad"]
+
+
+def test_the_two_used_last_are_kept_and_what_is_in_use(recipes: Recipes, tmp_path: Path) -> None:
+    def kept() -> set[str]:
+        return {path.read_text() for path in tmp_path.glob("pot-*/what")}
+
+    with recipes.entry("a"):
+        for recipe in "b", "c", "b", "d":
+            with recipes.entry(recipe):
+                pass
+        assert kept() == {"a", "b", "d"}
+        cache.clean()
+        assert kept() == {"a"}
+    cache.clean()
+    assert kept() == set()
 
 
 def test_junit_results_are_read_as_cases(tmp_path: Path) -> None:

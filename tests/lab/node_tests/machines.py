@@ -37,13 +37,14 @@ KATA_GO = Path("/run/vc")
 KATA_RS = Path("/run/kata")
 
 
-def until(condition: Callable[[], object], what: str | Callable[[], object], seconds: float = PATIENCE) -> None:
+def until(condition: Callable[[], object], what: str | Callable[[], object], seconds: float = PATIENCE, *,
+          every: float = 0.05) -> None:
     """Wait for a condition, and fail with what was waited for."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds:.0f} s: {what() if callable(what) else what}")
-        time.sleep(0.05)
+        time.sleep(every)
 
 
 def mask(tid: int) -> CpuSet:

@@ -665,7 +665,8 @@ class Story:
             yield f"{pod.name}: status has the threads {told}, its vCPUs are {sorted(pod.vcpus)} of {sorted(threads)}"
 
     def _verify(self) -> Iterator[str]:
-        """`vmpin verify`, without a new interpreter's two seconds; `play` ends with the real one."""
+        """`vmpin verify`, without the two seconds that a new interpreter takes to start here; `play` ends with the
+        real one."""
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             code = vmpin_command(self.vmpin.argv("verify")[1:])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from lab.node_tests.guest import Guest
 from lab.node_tests.machines import RUN, Kata, NestedVm, Vmpin, Watcher, mask, until
 from vmpin import statefile
 from vmpin.cli.common import status_document
+from vmpin.cpuset import CpuSet
 from vmpin.host import affinity
 from vmpin.host.procfs import Procfs
 from vmpin.model import SandboxId
@@ -32,6 +34,18 @@ def _pool(vmpin: Vmpin) -> None:
 
 def shown(vm: NestedVm) -> set[str]:
     return {str(each) for each in vm.masks().values()}
+
+
+def wait_for_a_change(before: Mapping[int, CpuSet]) -> None:
+    """Until the first of these masks is another one: a pass is in the middle of its work."""
+    def changed() -> bool:
+        for tid, cpus in before.items():
+            with contextlib.suppress(ProcessLookupError):
+                if mask(tid) != cpus:
+                    return True
+        return False
+
+    until(changed, f"another mask than {before}", every=0)
 
 
 def settled(vm: NestedVm, vcpus: Sequence[str], sandbox: str) -> bool:
@@ -94,10 +108,14 @@ def test_vmms_killed_at_random_moments_do_not_disturb_the_watcher_or_other_vms(
     kata.write(stays, {"a": "2-3"})
     with watcher:
         pid = watcher.pid
-        for _ in range(4):
+        for number in range(4):
             victim = nested_vm(vcpus=2, vhost_net=1, vhost_vsock=True, guest=Guest.IDLE)
+            before = victim.masks()
             kata.write(victim, {"b": "4-5"})
-            time.sleep(moments.uniform(0, 0.4))
+            if number % 2:
+                wait_for_a_change(before)
+            else:
+                time.sleep(moments.uniform(0, 0.4))
             assert settled(stays, ["2", "3"], "2-3")
             victim.kill()
             victim.stop()
@@ -128,18 +146,31 @@ def test_watchers_killed_at_random_moments_leave_nothing_that_the_last_does_not_
     ways = {"2-3": {"0-1", "2", "3", "0-3"}, "4-5": {"0-1", "4", "5", "0-1,4-5"}}
     may = {"0-7"} | set().union(*ways.values())
     assert shown(vm) == {"0-7"}
-    for number in range(4):
-        kata.write(vm, {"pinned": moments.choice(list(ways)), "side": "0-1"})
+
+    def other() -> None:
+        """Something that at least the main thread has to move for."""
+        here = str(mask(vm.pid))
+        kata.write(vm, {"pinned": moments.choice([cpus for cpus in ways if here not in ways[cpus]]), "side": "0-1"})
+
+    # Half of them before or in their first pass, half at an update; of each one at once when a mask has changed.
+    for updates, amid in ((False, False), (False, True), (True, False), (True, True)):
+        before = vm.masks()
+        other()
         with watcher.log.open("ab") as log:
             killed = subprocess.Popen(vmpin.argv("watch"), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        # Half of them while they start and make their first pass, half amid an update.
-        if number % 2:
-            until(lambda: b"watching vms=" in watcher.log.read_bytes(), "a watcher that watches")
-            kata.write(vm, {"pinned": moments.choice(list(ways)), "side": "0-1"})
-        time.sleep(moments.uniform(0.5, 1.5))
-        assert killed.poll() is None, watcher.log.read_text()
-        killed.kill()
-        killed.wait()
+        try:
+            if updates:
+                until(lambda: b"watching vms=" in watcher.log.read_bytes(), "a watcher that watches")
+                before = vm.masks()
+                other()
+            if amid:
+                wait_for_a_change(before)
+            else:
+                time.sleep(moments.uniform(0.5, 1.5))
+            assert killed.poll() is None, watcher.log.read_text()
+        finally:
+            killed.kill()
+            killed.wait()
         watcher.log.write_bytes(b"")
         assert shown(vm) <= may
         state_is_sound()

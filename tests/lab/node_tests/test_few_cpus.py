@@ -26,7 +26,7 @@ def vm(nested_vm: StartsVms, vmpin: Vmpin) -> NestedVm:
 
 
 @pytest.fixture
-def six_again() -> Iterator[None]:
+def six_offline_again() -> Iterator[None]:
     yield
     _SIX.write_text("0")
 
@@ -60,7 +60,7 @@ def test_threads_are_on_what_is_left(containers: dict[str, str], places: list[st
     assert vmpin.reconcile().resync(act=False).results == ()
 
 
-@pytest.mark.usefixtures("six_again")
+@pytest.mark.usefixtures("six_offline_again")
 def test_a_cpu_that_comes_online_is_used_at_once(vm: NestedVm, kata: Kata, watcher: Watcher) -> None:
     kata.write(vm, {"a": "4", "b": "6-7", "side": "0-1"})
     with watcher:

@@ -1,7 +1,7 @@
 """runc containers and VM sandboxes side by side, started, updated and ended in random order: at every step each VM is
 where its containers' CPUs are, on nobody else's, and the runc containers are as runc made them.
 
-    python -m lab run --env VMPIN_MIXED_SEED=7 --env VMPIN_MIXED_STEPS=500 -- tests/lab/node_tests/test_mixed.py
+    python -m lab run --timeout 1800 --env VMPIN_MIXED_SEED=7 --env VMPIN_MIXED_STEPS=500 -- -k side_by_side
 
 A seed gives the same steps again; what comes between them (who is slow, what a kill interrupts) is the machine's.
 """

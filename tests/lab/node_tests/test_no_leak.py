@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -36,7 +37,7 @@ class Runs:
         (_TRACING / "set_event_pid").write_text(" ".join(map(str, self.cpus)))
         (_TRACING / "events/sched/sched_switch/enable").write_text("1")
         (_TRACING / "tracing_on").write_text("1")
-        self._before = {tid: run_time(tid) for tid in self.cpus}
+        self.before = {tid: run_time(tid) for tid in self.cpus}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
@@ -56,19 +57,24 @@ class Runs:
     def sample(self) -> None:
         procfs = Procfs()
         for tid in self.cpus:
-            stat, used = procfs.stat(tid), run_time(tid) - self._before[tid]
+            # In this order: where it was before it ran at all is not where it ran.
+            used = run_time(tid) - self.before[tid]
+            stat = procfs.stat(tid)
             if stat is not None and used > self.used.get(tid, 0):
                 self.used[tid] = used
                 self.cpus[tid] |= CpuSet([stat.processor])
 
     def of(self, vm: NestedVm) -> CpuSet:
-        """Every CPU that a thread of a VM was on."""
-        return union(self.cpus[tid] for tid in vm.all_threads())
+        """Every CPU that a thread of a VM was on; those that it began later are not watched."""
+        return union(self.cpus.get(tid, EMPTY) for tid in vm.all_threads())
 
 
 def run_time(tid: int) -> int:
-    """Nanoseconds that a thread was on a CPU (Documentation/scheduler/sched-stats.rst)."""
-    return int(Path(f"/proc/{tid}/schedstat").read_text().split()[0])
+    """Nanoseconds that a thread was on a CPU (Documentation/scheduler/sched-stats.rst); 0 when it is gone."""
+    try:
+        return int(Path(f"/proc/{tid}/schedstat").read_text().split()[0])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def measured(*vms: NestedVm) -> Runs:
@@ -94,7 +100,8 @@ def wait_for(vm: NestedVm, vcpus: list[str], sandbox: str) -> None:
 
 def misplace(vm: NestedVm, cpus: str) -> None:
     for tid in vm.all_threads():
-        os.sched_setaffinity(tid, CpuSet.parse(cpus).frozen())
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(tid, CpuSet.parse(cpus).frozen())
 
 
 def test_no_thread_of_a_busy_sandbox_runs_on_anothers_cpus(nested_vm: StartsVms, kata: Kata, vmpin: Vmpin,
@@ -106,11 +113,13 @@ def test_no_thread_of_a_busy_sandbox_runs_on_anothers_cpus(nested_vm: StartsVms,
         two = nested_vm(vcpus=2, vhost_net=1, vhost_vsock=True, iothreads=["io1"], guest=Guest.BUSY)
         kata.write(one, {"mine": "2", "side": "0-1"})
         kata.write(two, {"theirs": "4-5"})
+        vcpus = [*one.vcpus(), *two.vcpus()]
+        until(lambda: all(run_time(tid) > 10**8 for tid in vcpus), "busy guests")
         # Each where the other will be, to begin with: that shows what the measuring is worth.
         misplace(one, "4-5")
         misplace(two, "2")
         with Runs(one, two) as runs:
-            until(lambda: all(run_time(tid) > 10**7 for vm in (one, two) for tid in vm.vcpus()), "busy guests")
+            until(lambda: all(run_time(tid) - runs.before[tid] > 10**8 for tid in vcpus), "that they run there")
         assert runs.of(one) == CpuSet.parse("4-5")
         assert runs.of(two) == CpuSet.parse("2")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
 from pathlib import Path
 
 from lab.node_tests.machines import kvm_version
@@ -49,6 +51,16 @@ def test_cgroups_are_laid_out_as_asked_and_have_cpusets(variant: Variant) -> Non
     assert types["/sys/fs/cgroup"] == "tmpfs"
     assert types["/sys/fs/cgroup/cpuset"] == "cgroup"
     assert types.get("/sys/fs/cgroup/unified") == ("cgroup2" if variant.cgroup is Cgroup.HYBRID else None)
+
+
+def test_nothing_of_the_build_machines_proc_and_sys_is_in_the_root(tmp_path: Path) -> None:
+    """Below the node's own, which a bind mount of the root alone leaves out."""
+    subprocess.run(["mount", "--bind", "/", tmp_path], check=True)
+    try:
+        assert (tmp_path / "repo/pyproject.toml").exists()
+        assert {name: os.listdir(tmp_path / name) for name in ("proc", "sys")} == {"proc": [], "sys": []}
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_kvm_and_vhost_are_there() -> None:
