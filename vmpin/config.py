@@ -69,6 +69,15 @@ def _flag(value: object) -> bool:
     return words[str(value).lower()]
 
 
+def _nri(value: object) -> str:
+    if value == "auto":
+        return "auto"
+    try:
+        return "on" if _flag(value) else "off"
+    except ValueError:
+        raise ValueError("is none of auto, on, off") from None
+
+
 @dataclass(frozen=True)
 class Setting:
     """One key. `parse` raises ValueError with what is wrong about a value."""
@@ -96,8 +105,11 @@ SETTINGS = (
     Setting("paths.cgroup", "/sys/fs/cgroup", _path, "the host's cgroups"),
     Setting("paths.kata_go", "/run/vc", _path, "state of Kata's Go runtime"),
     Setting("paths.kata_rs", "/run/kata", _path, "state of Kata's runtime-rs"),
+    Setting("paths.kubelet", "/var/lib/kubelet", _path, "the kubelet's directory: its CPU manager's checkpoint"),
+    Setting("paths.nri", "/var/run/nri/nri.sock", _path, "socket of the container runtime for NRI plugins"),
     Setting("node.shared_pool", None, _pool,
-            "CPU list that all shared containers live on (the kubelet's default set); unset: what nobody owns"),
+            "CPU list that all shared containers live on, where the kubelet's static CPU manager does not tell it; "
+            "unset: what nobody owns"),
     Setting("node.housekeeping", "", _cpus, "CPU list for work that is nobody's"),
     _policy("vcpus", "auto", "auto (one-to-one where the counts allow), union (all on the sandbox mask) or off"),
     _policy("spare_vcpus", "sandbox",
@@ -110,11 +122,16 @@ SETTINGS = (
     Setting("policy.exclusive_annotation", "", _word,
             "annotation by which a container says whether its CPUs are exclusive (true or false); unset: not heard, "
             "as a pod's author could claim CPUs that way"),
+    Setting("policy.runc_repair", False, _flag,
+            "whether the runtime is asked (NRI) to give a runc container back the CPUs that the kubelet gave it, when "
+            "its cgroup has others"),
     Setting("watch.resync_seconds", 10.0, _seconds, "how often everything is read again and drift repaired"),
     Setting("watch.only", "*", _word,
             "which sandboxes are touched, by a pattern of their ids (as a shell matches file names); others are not "
             "even looked at"),
     Setting("watch.status_group", "", _word, "group that may ask for the status; unset: root alone"),
+    Setting("watch.nri", "auto", _nri, "whether to be an NRI plugin: on, off, or auto (when the socket is there)"),
+    Setting("watch.kubelet", True, _flag, "whether the kubelet's checkpoint and PodResources are read"),
     Setting("watch.qmp", True, _flag, "whether QEMU may be asked over QMP when nothing else tells its threads apart"),
     Setting("log.level", "info", _level, "debug, info, warning or error"),
 )
@@ -178,6 +195,19 @@ class Config:
         return bool(self.values["watch.qmp"])
 
     @property
+    def nri(self) -> str:
+        """auto, on or off"""
+        return str(self.values["watch.nri"])
+
+    @property
+    def kubelet(self) -> bool:
+        return bool(self.values["watch.kubelet"])
+
+    @property
+    def runc_repair(self) -> bool:
+        return bool(self.values["policy.runc_repair"])
+
+    @property
     def only(self) -> str:
         return str(self.values["watch.only"]) or "*"
 
@@ -227,8 +257,9 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
             values[key] = _BY_KEY[key].parse(value)
         except (ValueError, CpuSetError) as err:
             raise ConfigError(f"{origin}: {key}: {value!r}: {err}", _BY_KEY[key].help) from err
+    no_rules = ("policy.exclusive_annotation", "policy.runc_repair")
     policy = Policy.of({key.partition(".")[2]: value for key, value in values.items()
-                        if key.startswith("policy.") and key != "policy.exclusive_annotation"})
+                        if key.startswith("policy.") and key not in no_rules})
     return Config(values, {key: origin for key, (_, origin) in given.items()}, policy)
 
 

@@ -4,6 +4,7 @@
     ├── ConfigError           a configuration or scenario value that cannot be used (exit 2)
     ├── UsageError            a command that cannot be carried out as typed (exit 2)
     ├── SourceError           a file or message of a source that cannot be believed
+    │   └── WireError         bytes that are not the protocol they should be; the connection is of no more use
     ├── WatcherError          the watcher is away, busy, or said no
     ├── StateFileError        the state file cannot be written
     └── AffinityError         the kernel refused a mask
@@ -43,6 +44,10 @@ class SourceError(VmpinError):
         super().__init__(f"{where}: {why}")
         self.where = where
         self.why = why
+
+
+class WireError(SourceError):
+    """What came over a connection, or is to go over it, is not that protocol."""
 
 
 class WatcherError(VmpinError):

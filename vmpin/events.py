@@ -11,14 +11,16 @@ from vmpin.model import Container, ContainerId, Pod, SandboxId, ThreadId
 
 
 class Source(enum.IntEnum):
-    """Who said it, the less authoritative first: a cpuset is not overruled from below.
+    """Who said it; `state.decide` says whose word counts. The numbers stand in the state file.
 
-    The bundle tells what a container was created with; its cgroup and Kata's own state tell what it has now.
+    The bundle tells what a container was created with; its cgroup, Kata's own state and the runtime (NRI) what it has
+    now.
     """
 
     BUNDLE = 1
     CGROUP = 2
     KATA = 3
+    NRI = 4
 
     @property
     def word(self) -> str:
@@ -27,15 +29,17 @@ class Source(enum.IntEnum):
 
 @dataclass(frozen=True)
 class SandboxSeen:
-    """A sandbox exists. `runtime` is kata-go, kata-rs, vmm (found by its command line) or oci (told by a hook).
+    """A sandbox exists. `runtime` is kata-go, kata-rs, vmm (found by its command line), nri or oci (told by a hook).
 
     `vmm` is its VMM's main thread when the source knows it for sure (a hook's pid, looked at while it held).
+    `handler` is the runtime handler that the pod asked for, "" when nobody said (or for the default one).
     """
 
     sandbox: SandboxId
     runtime: str
     pod: Pod | None = None
     vmm: ThreadId | None = None
+    handler: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,13 @@ class ContainerSeen:
 
 @dataclass(frozen=True)
 class CpusetSeen:
-    """A known container's cpuset is this now."""
+    """A known container's cpuset is this now. `time` is CLOCK_REALTIME in ns of when it was so."""
 
     sandbox: SandboxId
     container: ContainerId
     cpuset: CpuSet
     source: Source
+    time: int
 
 
 @dataclass(frozen=True)

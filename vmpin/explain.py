@@ -22,7 +22,8 @@ def _sandbox(sandbox: Mapping[str, Any]) -> Iterable[str]:
             "qmp": "by QEMU's answer over QMP"}.get(sandbox["found_by"], "")
     yield (f"Sandbox {sandbox['id']}{pod} is a {sandbox['vmm']['type']} VM, process {sandbox['vmm']['pid']}, known "
            + {"kata-go": "from the state of Kata's Go runtime.", "kata-rs": "from the state of Kata's runtime-rs.",
-              "vmm": "from its command line.", "oci": "from an OCI hook."}.get(sandbox["runtime"], "."))
+              "vmm": "from its command line.", "oci": "from an OCI hook.",
+              "nri": "from the container runtime."}.get(sandbox["runtime"], "."))
     yield f"Its vCPU threads were told {told}." if told else "Its vCPU threads could not be told from the others."
     yield f"Its verdict is {sandbox['verdict']}" + (
         ": " + "; ".join(sandbox["reasons"]) + "." if sandbox["reasons"] else ".")
@@ -37,11 +38,27 @@ def _mask(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[s
         if container["cpuset"] is None:
             yield f"Container {name} has no cpuset, so it lives on the shared pool ({pool or 'empty'}){vcpus}."
         else:
-            kind = "alone" if container["exclusive"] else "with others"
-            yield f"Container {name} has CPUs {container['cpuset']}, {kind} (told by {container['source']}){vcpus}."
+            kind = f"alone ({_WHY_ALONE[container['exclusive_by']]})" if container["exclusive"] else "with others"
+            yield f"Container {name} has CPUs {container['cpuset']}, {kind}, {_told(container)}{vcpus}."
+        if container["disagreement"]:
+            yield f"But its sources have disagreed for longer than a resync: {container['disagreement']}."
     if sandbox["mask"] is not None:
         why = "the OR of its containers' CPUs" if counted else "the shared pool, as no container is known"
         yield f"The sandbox mask is {sandbox['mask']}: {why}."
+
+
+_WHY_ALONE = {"kubelet": "the kubelet's checkpoint gives them to it", "declared": "it is declared so",
+              "pool": "none of them is in the shared pool"}
+_TOLD_BY = {"bundle": "as it was created", "cgroup": "as its cgroup has it", "kata": "as Kata's state has it",
+            "nri": "as the runtime told over NRI", "kubelet": "as the kubelet's checkpoint has it"}
+
+
+def _told(container: Mapping[str, Any]) -> str:
+    since = f" (since {container['since']})" if container["since"] else ""
+    agree = [source for source, word in container["words"].items()
+             if source != container["source"] and word["cpus"] == container["cpuset"]]
+    more = f", and {' and '.join(agree)} say the same" if agree else ""
+    return _TOLD_BY[container["source"]] + since + more
 
 
 def _name(container: Mapping[str, Any]) -> str:

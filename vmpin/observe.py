@@ -225,6 +225,11 @@ class Observer:
                 changed.add(sandbox)
         return changed
 
+    def shims(self) -> set[SandboxId]:
+        """The sandboxes that have a VM runtime's shim: VMs, whether one was found or not."""
+        return {found.sandbox for _, found, _ in self._helpers.values()
+                if found.role is ThreadRole.SHIM and found.sandbox is not None}
+
     def refresh(self, vm: Vm) -> bool | None:
         """Read a VM's threads again. True when they changed, None when its VMM has ended (or is another by now)."""
         changed = False

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from vmpin import statefile
+from vmpin.agreement import Agreement
+from vmpin.allocation import CpuManagerState, judged
 from vmpin.apply import Outcome, Result
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet, union
@@ -22,7 +25,7 @@ from vmpin.events import Event, Held, SandboxSeen
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.model import SandboxId
+from vmpin.model import SandboxId, ThreadId
 from vmpin.observe import Observer, Vm
 from vmpin.ownership import Claims, Node, Ownership, claims, ownership
 from vmpin.pinner import Pinner
@@ -31,9 +34,13 @@ from vmpin.plan import SetAffinity, ordered
 from vmpin.policy import Policy
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import HookMessage
+from vmpin.source import nri_facts
 from vmpin.source.disk import DiskSources
 from vmpin.source.hook_state import events_of
+from vmpin.source.kubelet_state import KubeletState
+from vmpin.source.nri_facts import NriEvent
 from vmpin.state import DesiredState, forget_stopped, reduce
+from vmpin.topology import Topology
 
 logger = logging.getLogger(__name__)
 
@@ -73,11 +80,16 @@ class Reconciler:
             logger.warning("%s", trouble)
         self.state: DesiredState = kept.state
         self.previous: dict[SandboxId, Previous] = dict(kept.previous)
-        self.node = Node(self.sysfs.topology(), config.shared_pool, config.housekeeping)
+        self.checkpoint = KubeletState(config.path("kubelet"), logger.warning)
+        self.kubelet: CpuManagerState | None = self.checkpoint.read() if config.kubelet else None
+        self.agreement = Agreement()
+        self.node = self._node(self.sysfs.topology())
         self.claims: dict[SandboxId, Claims] = {}
         self.own: Ownership = ownership({}, self.node)
         self.placements: dict[SandboxId, Placement] = {}
         self.pinner = Pinner(self.proc, self.cgroups, kept.before)
+        #: The cpuset.cpus of the cgroups that container processes and VMMs are in.
+        self._cgroup_of: dict[ThreadId, Path | None] = {}
         self._changed = False
         self._dirty: set[SandboxId] = set(self.state.sandboxes)
         self._failing: str = ""
@@ -106,13 +118,61 @@ class Reconciler:
         self.reduce(events)
         return {event.sandbox for event in events}
 
+    def nri(self, events: Iterable[NriEvent]) -> set[SandboxId]:
+        """Take in what the runtime told. :returns: the sandboxes it is about."""
+        touched: set[SandboxId] = set()
+        for told in events:
+            found = nri_facts.events_of(told, self.state, self.proc, self.config.exclusive_annotation)
+            self.reduce(found)
+            touched.update(event.sandbox for event in found)
+        return touched
+
+    def cpuset_files(self) -> Iterable[Path]:
+        """Where the CPUs of the followed containers, and of the VMMs' cgroups, are written by whoever changes them."""
+        processes = [known.init for sandbox in self.state.sandboxes.values() for known in sandbox.containers.values()
+                     if known.init is not None]
+        found: dict[ThreadId, Path | None] = {}
+        for process in [*processes, *(vm.vmm.id for vm in self.observer.vms.values())]:
+            # Which cgroup a process is in is read when it comes, and then in one of sixteen passes.
+            if process in self._cgroup_of and (process.tid ^ self.observer.round) & 15:
+                found[process] = self._cgroup_of[process]
+            else:
+                path = self.cgroups.cpuset_path(process.tid)
+                found[process] = None if path is None or self.cgroups.is_top(path) else path / "cpuset.cpus"
+        self._cgroup_of = found
+        return {path for path in found.values() if path is not None}
+
+    def written(self, files: Collection[Path]) -> set[SandboxId]:
+        """Read again what some of the `cpuset_files` say. :returns: the sandboxes whose they are."""
+        touched: set[SandboxId] = set()
+        for sandbox in self.state.sandboxes.values():
+            for known in sandbox.containers.values():
+                if known.init is not None and self._cgroup_of.get(known.init) in files:
+                    touched.add(sandbox.id)
+                    self.reduce(self.sources.cgroup(sandbox.id, known, known.init))
+        for vm in self.observer.vms.values():
+            if self._cgroup_of.get(vm.vmm.id) in files:
+                touched.add(vm.sandbox)
+                self.pinner.look_again(vm.sandbox)
+        return touched
+
+    def vm_sandboxes(self) -> set[SandboxId]:
+        """The sandboxes that are VMs, as their VMM, Kata's state or their shim tells."""
+        return self.observer.vms.keys() | self.sources.sandboxes.keys() | self.observer.shims()
+
     def reconfigure(self, config: Config) -> None:
         """Go on with another configuration. What is set from paths stays as it was until a restart."""
         self.config = config
         self.observer.only = config.only
         self.sources.kata.listen_to(config.exclusive_annotation)
-        self.node = Node(self.node.topology, config.shared_pool, config.housekeeping)
+        self.kubelet = self.checkpoint.read() if config.kubelet else None
+        self.node = self._node(self.node.topology)
         self._dirty |= set(self.state.sandboxes)
+
+    def _node(self, topology: Topology) -> Node:
+        """The kubelet's default set is the shared pool where its static policy rules."""
+        told = self.kubelet is not None and self.kubelet.static and self.kubelet.default
+        return Node(topology, told or self.config.shared_pool, self.config.housekeeping)
 
     # Passes
 
@@ -128,13 +188,18 @@ class Reconciler:
         self.reduce(self.sources.events(self.state, set(self.observer.vms)))
         self._tidy()
         found = self._pass(list(self.observer.vms), act)
+        self.agreement.look(self.state, self.kubelet, self.node.online, self.config.resync_seconds)
         return Report(found, len(self.observer.vms), time.perf_counter() - started)
 
-    def settle(self, sandboxes: Iterable[SandboxId], act: bool = True) -> Report:
-        """Make true what concerns some sandboxes, and whatever others follow from it (the shared pool)."""
+    def settle(self, sandboxes: Iterable[SandboxId], act: bool = True, scan: bool = True) -> Report:
+        """Make true what concerns some sandboxes, and whatever others follow from it (the shared pool).
+
+        :param scan: whether to look for VMs of those sandboxes that have none.
+        """
         started = time.perf_counter()
         wanted = set(sandboxes)
-        if any(sandbox not in self.observer.vms for sandbox in wanted):
+        self._read_kubelet()
+        if scan and any(sandbox not in self.observer.vms for sandbox in wanted):
             self._scan(full=False)
         found = self._pass([sandbox for sandbox in self.observer.vms if sandbox in wanted], act)
         return Report(found, len(wanted), time.perf_counter() - started)
@@ -154,7 +219,18 @@ class Reconciler:
             self.pinner.look_again(sandbox)
         self.reduce([SandboxSeen(sandbox, "vmm") for sandbox in self.observer.vms])
 
+    def _read_kubelet(self) -> None:
+        """The checkpoint as it is now: who was given CPUs stands there before the container is created."""
+        if not self.config.kubelet:
+            return
+        found = self.checkpoint.read()
+        if found != self.kubelet:
+            self.kubelet = found
+            self.node = self._node(self.node.topology)
+            self._dirty |= set(self.state.sandboxes)
+
     def _read_node(self) -> None:
+        self._read_kubelet()
         try:
             if self.sysfs.online() == self.node.online:
                 return
@@ -163,7 +239,7 @@ class Reconciler:
             logger.error("%s: the topology known before is used", err)
             return
         logger.info("online CPUs changed from %s to %s", self.node.online, topology.online)
-        self.node = Node(topology, self.config.shared_pool, self.config.housekeeping)
+        self.node = self._node(topology)
         self._dirty |= set(self.state.sandboxes)
 
     def _tidy(self) -> None:
@@ -240,7 +316,7 @@ class Reconciler:
         owned = False
         for sandbox in dirty:
             known = self.state.sandboxes.get(sandbox)
-            new = claims(known.live(), self.node) if known is not None else None
+            new = claims(judged(known, self.kubelet), self.node) if known is not None else None
             old = self.claims.get(sandbox)
             if new is None:
                 self.claims.pop(sandbox, None)
@@ -257,7 +333,7 @@ class Reconciler:
             if vm is None or known is None or known.held:
                 self.placements.pop(sandbox, None)
                 continue
-            new_place = place(Request(sandbox, vm.vcpus, known.live(), vm.known), self.node, self.own,
+            new_place = place(Request(sandbox, vm.vcpus, judged(known, self.kubelet), vm.known), self.node, self.own,
                               self.config.policy, self.previous.get(sandbox))
             if new_place != self.placements.get(sandbox):
                 self.placements[sandbox] = new_place

@@ -8,38 +8,75 @@ from fnmatch import fnmatchcase
 
 from vmpin.apply import Result
 from vmpin.cpuset import CpuSet
-from vmpin.model import SandboxId
+from vmpin.model import ContainerId, SandboxId
 from vmpin.observe import Vm
 from vmpin.ownership import contested
 from vmpin.plan import SetAffinity
 from vmpin.reconciler import Reconciler, Report
 from vmpin.state import SandboxState
-from vmpin.status import VERSION, Seen, node_data, sandbox_data, trespasses
+from vmpin.status import VERSION, Seen, node_data, pod_data, sandbox_data, trespasses
 
 
-def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | None = None) -> dict[str, object]:
-    """Everything status knows. `only` leaves other sandboxes out, but not the collisions with them."""
+def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | None = None,
+             nri: dict[str, object] | None = None, wide: bool = False) -> dict[str, object]:
+    """Everything status knows. `only` leaves other sandboxes out, but not the collisions with them.
+
+    :param nri: how the connection to the runtime is, by the watcher's word.
+    :param wide: also read the VMMs' cgroups, which costs a tenth of a millisecond each.
+    """
     masks: dict[frozenset[int], CpuSet] = {}
     sandboxes = []
     collisions = contested(reconciler.own)
+    known = reconciler.vm_sandboxes()
     shown = [sandbox for sandbox in reconciler.state.sandboxes.values()
              if sandbox.id in reconciler.observer.vms
-             or (sandbox.id in reconciler.sources.sandboxes and fnmatchcase(sandbox.id, reconciler.config.only))]
+             or (sandbox.id in known and fnmatchcase(sandbox.id, reconciler.config.only))]
     for sandbox in shown:
         vm = reconciler.observer.vms.get(sandbox.id)
         threads = [] if vm is None else _threads(reconciler, vm, masks)
         collisions += trespasses(reconciler.own, sandbox.id, threads)
         if only in (None, sandbox.id):
-            sandboxes.append(_sandbox(reconciler, sandbox, vm, threads))
+            sandboxes.append(_sandbox(reconciler, sandbox, vm, threads, wide or only is not None))
     return {
         "version": VERSION,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "watcher": watcher_pid,
         "policy": reconciler.config.policy.words(),
         "node": node_data(reconciler.node, reconciler.own,
-                          sorted(collisions, key=lambda collision: (collision.cpu, collision.sandboxes))),
+                          sorted(collisions, key=lambda collision: (collision.cpu, collision.sandboxes)),
+                          _owners(reconciler)),
+        "sources": {"nri": nri, "kubelet": _kubelet(reconciler)},
         "sandboxes": sandboxes,
     }
+
+
+def _kubelet(reconciler: Reconciler) -> dict[str, object] | None:
+    """None where nothing of the kubelet's was met; all but `trouble` and `bad` is of its last good checkpoint."""
+    found, file = reconciler.kubelet, reconciler.checkpoint
+    if found is None and not file.trouble and reconciler.agreement.resources is None:
+        return None
+    facts = {} if found is None else {
+        "policy": found.policy, "shared_pool": str(found.default), "exclusive": str(found.exclusive),
+        "version": found.version, "checksum_ok": found.checksum_ok}
+    return {**facts, "trouble": file.trouble, "bad": file.bad,
+            "pod_resources": reconciler.agreement.resources is not None}
+
+
+def _owners(reconciler: Reconciler) -> dict[tuple[SandboxId, ContainerId], dict[str, object]]:
+    """Of every container that owns CPUs: whether it is a VM's, its first process on the host, its cpuset cgroup."""
+    found: dict[tuple[SandboxId, ContainerId], dict[str, object]] = {}
+    vms = reconciler.vm_sandboxes()
+    for sandbox, claim in reconciler.own.claims.items():
+        state = reconciler.state.sandboxes.get(sandbox)
+        for container, _ in claim.exclusive if state is not None else ():
+            known = state.containers.get(container) if state is not None else None
+            init = None if known is None else known.init
+            path = None if init is None else reconciler.cgroups.cpuset_path(init.tid)
+            found[sandbox, container] = {
+                "kind": "vm" if sandbox in vms else "runc",
+                "pod": pod_data(None if state is None else state.pod), "init": None if init is None else init.tid,
+                "cgroup": None if path is None else str(path)}
+    return found
 
 
 def _threads(reconciler: Reconciler, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> list[Seen]:
@@ -59,14 +96,23 @@ def _threads(reconciler: Reconciler, vm: Vm, masks: dict[frozenset[int], CpuSet]
     return threads
 
 
-def _sandbox(reconciler: Reconciler, sandbox: SandboxState, vm: Vm | None, threads: list[Seen]) -> dict[str, object]:
+def _sandbox(reconciler: Reconciler, sandbox: SandboxState, vm: Vm | None, threads: list[Seen],
+             wide: bool) -> dict[str, object]:
     vmm = None if vm is None else {"type": vm.type.value, "pid": vm.vmm.pid}
     notes = reconciler.pinner.refusals(sandbox.id)
     kata = reconciler.sources.sandboxes.get(sandbox.id)
     if kata is not None and kata.pins_vcpus:
         notes.append("Kata pins the vCPUs too (enable_vcpus_pinning): two writers of the same masks, turn one off")
     return sandbox_data(sandbox, reconciler.node, reconciler.placements.get(sandbox.id), vmm,
-                        "none" if vm is None else vm.found_by, threads, notes)
+                        "none" if vm is None else vm.found_by, threads, notes, reconciler.kubelet,
+                        {container: text for (of, container), text in reconciler.agreement.lasting.items()
+                         if of == sandbox.id},
+                        _cgroup(reconciler, vm) if wide and vm is not None else None)
+
+
+def _cgroup(reconciler: Reconciler, vm: Vm) -> dict[str, object] | None:
+    found = reconciler.cgroups.cpuset_of(vm.vmm.pid)
+    return None if found is None else {"path": str(found.path), "cpus": str(found.effective)}
 
 
 def outcome(report: Report) -> dict[str, object]:

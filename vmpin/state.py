@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+from vmpin.cpuset import CpuSet
 from vmpin.events import (
     ContainerSeen,
     ContainerStopped,
@@ -27,17 +29,30 @@ MAX_SANDBOXES = 4096
 MAX_CONTAINERS = 512
 
 
+class Word(NamedTuple):
+    """What one source says a container's cpuset is, and since when (CLOCK_REALTIME ns)."""
+
+    cpuset: CpuSet
+    time: int
+
+
 @dataclass(frozen=True)
 class Known:
-    """A container with what is known about the knowledge."""
+    """A container with what is known about the knowledge. Its cpuset is the word of `source`."""
 
     container: Container
-    #: Who told the cpuset.
+    #: Whose word its cpuset is; as long as there is none, who told of the container.
     source: Source
     #: CLOCK_REALTIME ns of the last word on its life; words older than that are ignored.
     time: int
     bundle: str = ""
     init: ThreadId | None = None
+    #: What each source says, those without a cpuset left out.
+    words: Mapping[Source, Word] = field(default_factory=dict)
+
+    def told_by(self, source: Source) -> bool:
+        """Whether a source told of it, with a cpuset or without."""
+        return source in self.words or source is self.source
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,7 @@ class SandboxState:
     containers: Mapping[ContainerId, Known] = field(default_factory=dict)
     held: bool = False
     vmm: ThreadId | None = None
+    handler: str = ""
 
     def live(self) -> tuple[Container, ...]:
         """The containers, stopped ones left out, in the order they came."""
@@ -61,7 +77,7 @@ class DesiredState:
 
 
 #: A runtime's own word on what a sandbox is beats the command line's, and that a bare hook's.
-_RANK = {"oci": 0, "vmm": 1, "kata-rs": 2, "kata-go": 2}
+_RANK = {"oci": 0, "nri": 1, "vmm": 2, "kata-rs": 3, "kata-go": 3}
 
 
 def reduce(state: DesiredState, event: Event) -> DesiredState:
@@ -87,21 +103,19 @@ def _reduce(old: SandboxState, event: Event) -> SandboxState:
     match event:
         case SandboxSeen():
             runtime = event.runtime if _RANK.get(event.runtime, 0) > _RANK.get(old.runtime, 0) else old.runtime
-            pod, vmm = event.pod or old.pod, event.vmm or old.vmm
+            pod, vmm, handler = event.pod or old.pod, event.vmm or old.vmm, event.handler or old.handler
             # Compared by parts: every resync says everything again, and making a copy costs ten times as much.
-            if (runtime, pod, vmm) == (old.runtime, old.pod, old.vmm):
+            if (runtime, pod, vmm, handler) == (old.runtime, old.pod, old.vmm, old.handler):
                 return old
-            return replace(old, runtime=runtime, pod=pod, vmm=vmm)
+            return replace(old, runtime=runtime, pod=pod, vmm=vmm, handler=handler)
         case ContainerSeen():
             return _seen(old, event)
         case CpusetSeen():
             known = old.containers.get(event.container)
-            if known is None or not event.cpuset or not _overrules(event.source, known):
+            if known is None:
                 return old
-            if known.container.cpuset == event.cpuset and known.source == event.source:
-                return old
-            return _with(old, replace(known, container=replace(known.container, cpuset=event.cpuset),
-                                      source=event.source))
+            words = _said(known.words, event.source, event.cpuset, event.time)
+            return old if words is known.words else _with(old, _decided(known, words))
         case ContainerStopped():
             known = old.containers.get(event.container)
             if known is None:
@@ -124,29 +138,58 @@ def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
     if known is None:
         if len(old.containers) >= MAX_CONTAINERS:
             return old
-        return _with(old, Known(event.container, event.source, event.time, event.bundle, event.init))
+        words = _said({}, event.source, event.container.cpuset, event.time)
+        return _with(old, Known(event.container, event.source, event.time, event.bundle, event.init, words))
     if event.time < known.time:
         return old
     if event.time == known.time and known.container.state is ContainerState.STOPPED:
         return old  # an end is not followed by a beginning in the same nanosecond: this one came late
     before, now = known.container, event.container
-    # An empty cpuset means "no change"; a word from below does not overrule a cpuset from above.
-    overrules = bool(now.cpuset) and _overrules(event.source, known)
+    # What was said of its former life is nothing to a container that was started again.
+    earlier = {} if before.state is ContainerState.STOPPED else known.words
+    words = _said(earlier, event.source, now.cpuset, event.time)
     name, pause = now.name or before.name, now.pause or before.pause
-    cpuset = now.cpuset if overrules else before.cpuset
     exclusive = before.exclusive if now.exclusive is None else now.exclusive
-    source = event.source if overrules else known.source
     bundle, init = event.bundle or known.bundle, event.init or known.init
-    if ((name, pause, cpuset, exclusive, now.state, source, bundle, init)
-            == (before.name, before.pause, before.cpuset, before.exclusive, before.state, known.source, known.bundle,
-                known.init)):
+    if (words is known.words and (name, pause, exclusive, now.state, bundle, init)
+            == (before.name, before.pause, before.exclusive, before.state, known.bundle, known.init)):
         return old
-    merged = replace(now, name=name, cpuset=cpuset, exclusive=exclusive, pause=pause)
-    return _with(old, Known(merged, source, event.time, bundle, init))
+    merged = replace(now, name=name, cpuset=before.cpuset, exclusive=exclusive, pause=pause)
+    return _with(old, _decided(Known(merged, known.source, event.time, bundle, init), words))
 
 
-def _overrules(source: Source, known: Known) -> bool:
-    return source >= known.source or not known.container.cpuset
+def _said(words: Mapping[Source, Word], source: Source, cpuset: CpuSet | None, time: int) -> Mapping[Source, Word]:
+    """With one more word; `words` itself when it is none (no cpuset means "no change"), or old or known already."""
+    word = words.get(source)
+    if not cpuset or (word is not None and (word.time > time or word.cpuset == cpuset)):
+        return words
+    said = {**words, source: Word(cpuset, time)}
+    # The runtime has just written the cgroup: what was read there before is over, until it is read again.
+    if source is Source.NRI and Source.CGROUP in said and said[Source.CGROUP].cpuset != cpuset:
+        del said[Source.CGROUP]
+    return said
+
+
+def decide(words: Mapping[Source, Word]) -> Source | None:
+    """Whose word on a container's cpuset counts. None: nobody said anything.
+
+    The later of Kata's and the runtime's (NRI): the one is not written by every version at each update, the other does
+    not hear of every one. Where Kata has no say the cgroup's comes first: it holds, whoever wrote it. Last what the
+    container was created with, which no update changes.
+    """
+    if Source.CGROUP in words and Source.KATA not in words:
+        return Source.CGROUP
+    now = [source for source in (Source.KATA, Source.NRI) if source in words]
+    if now:
+        return max(now, key=lambda source: words[source].time)
+    return Source.BUNDLE if Source.BUNDLE in words else None
+
+
+def _decided(known: Known, words: Mapping[Source, Word]) -> Known:
+    source = decide(words)
+    if source is None:
+        return known
+    return replace(known, container=replace(known.container, cpuset=words[source].cpuset), source=source, words=words)
 
 
 def _with(old: SandboxState, known: Known) -> SandboxState:

@@ -22,9 +22,9 @@ from vmpin.errors import StateFileError
 from vmpin.events import Source
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId
 from vmpin.placement import Previous
-from vmpin.state import DesiredState, Known, SandboxState
+from vmpin.state import DesiredState, Known, SandboxState, Word
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 64 << 20
 
 
@@ -118,9 +118,10 @@ def _pack_state(state: SandboxState | None) -> dict[str, object]:
     if state is None:
         return {}
     pod = state.pod and [state.pod.namespace, state.pod.name, state.pod.uid]
-    return {"state": {"runtime": state.runtime, "pod": pod, "held": state.held,
+    return {"state": {"runtime": state.runtime, "handler": state.handler, "pod": pod, "held": state.held,
                       "vmm": _pack_thread(state.vmm), "containers": [
-        {"id": known.container.id, "name": known.container.name, "cpuset": _text(known.container.cpuset),
+        {"id": known.container.id, "name": known.container.name,
+         "words": [[int(source), str(word.cpuset), word.time] for source, word in known.words.items()],
          "exclusive": known.container.exclusive, "state": str(known.container.state), "pause": known.container.pause,
          "source": int(known.source), "time": known.time, "bundle": known.bundle,
          "init": _pack_thread(known.init)}
@@ -168,9 +169,11 @@ def _unpack(body: dict[str, Any]) -> Kept:
 def _unpack_state(sandbox: SandboxId, entry: dict[str, Any]) -> SandboxState:
     containers = {}
     for item in entry["containers"]:
-        container = Container(ContainerId(item["id"]), item["name"], _cpus(item["cpuset"]), item["exclusive"],
-                              ContainerState(item["state"]), item["pause"])
-        containers[container.id] = Known(container, Source(item["source"]), item["time"], item["bundle"],
-                                         item["init"] and ThreadId(*item["init"]))
+        words = {Source(source): Word(CpuSet.parse(cpus), since) for source, cpus, since in item["words"]}
+        source = Source(item["source"])
+        container = Container(ContainerId(item["id"]), item["name"], words[source].cpuset if words else None,
+                              item["exclusive"], ContainerState(item["state"]), item["pause"])
+        containers[container.id] = Known(container, source, item["time"], item["bundle"],
+                                         item["init"] and ThreadId(*item["init"]), words)
     return SandboxState(sandbox, entry["runtime"], entry["pod"] and Pod(*entry["pod"]), containers, entry["held"],
-                        entry["vmm"] and ThreadId(*entry["vmm"]))
+                        entry["vmm"] and ThreadId(*entry["vmm"]), entry["handler"])

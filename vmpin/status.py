@@ -7,12 +7,14 @@ threads are. What stays out: asking the kernel (snapshot), and how it looks on a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 
+from vmpin.allocation import CpuManagerState, given, judged
 from vmpin.cpuset import CpuSet
-from vmpin.model import ContainerState, Pod, SandboxId, VmThread
+from vmpin.model import Container, ContainerId, Pod, SandboxId, VmThread
 from vmpin.ownership import Collision, Node, Ownership, is_exclusive
 from vmpin.placement import Placement, Verdict
-from vmpin.state import SandboxState
+from vmpin.state import Known, SandboxState
 
 VERSION = 1
 
@@ -43,25 +45,58 @@ def pod_data(pod: Pod | None) -> dict[str, str] | None:
 
 
 def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, vmm: Mapping[str, object] | None,
-                 found_by: str, threads: Sequence[Seen], notes: Iterable[str] = ()) -> dict[str, object]:
-    """One sandbox. `vmm` is {type, pid}, None when it does not run; `notes` are reasons beside the placement's own."""
-    verdict, reasons = _judge(state, placement, vmm, threads, notes)
+                 found_by: str, threads: Sequence[Seen], notes: Iterable[str] = (),
+                 kubelet: CpuManagerState | None = None, disagreements: Mapping[ContainerId, str] | None = None,
+                 cgroup: Mapping[str, object] | None = None) -> dict[str, object]:
+    """One sandbox. `vmm` is {type, pid}, None when it does not run; `notes` are reasons beside the placement's own;
+    `disagreements` say by container what its sources do not agree on; `cgroup` is the VMM's {path, cpus}."""
+    odd = disagreements or {}
+    told = [f"the sources disagree on the CPUs of container {container}: {text}" for container, text in odd.items()]
+    verdict, reasons = _judge(state, placement, vmm, threads, [*notes, *told])
     containers = []
-    for known in state.containers.values():
-        container = known.container
-        if container.state is ContainerState.STOPPED:
-            continue
+    for container in judged(state, kubelet):
         vcpus = placement.containers.get(container.id) if placement is not None else None
         containers.append({
-            "id": container.id, "name": container.name,
-            "cpuset": None if container.cpuset is None else str(container.cpuset),
-            "exclusive": not container.pause and is_exclusive(container, node.shared_pool),
-            "vcpus": None if vcpus is None else str(CpuSet(vcpus)), "guest": None,
-            "state": str(container.state), "pause": container.pause, "source": known.source.word})
+            **_container(state, container, node, kubelet), "vcpus": None if vcpus is None else str(CpuSet(vcpus)),
+            "guest": None, "disagreement": odd.get(container.id)})
     return {
-        "id": state.id, "runtime": state.runtime, "vmm": vmm, "pod": pod_data(state.pod),
+        "id": state.id, "runtime": state.runtime, "handler": state.handler, "vmm": vmm, "cgroup": cgroup,
+        "pod": pod_data(state.pod),
         "mask": None if placement is None else str(placement.mask), "verdict": str(verdict), "reasons": reasons,
         "found_by": found_by, "containers": containers, "threads": [thread_data(seen) for seen in threads]}
+
+
+def _container(state: SandboxState, container: Container, node: Node,
+               kubelet: CpuManagerState | None) -> dict[str, object]:
+    known = state.containers[container.id]
+    cpus = given(kubelet, state.pod, container)
+    exclusive = not container.pause and is_exclusive(container, node.shared_pool)
+    word = known.words.get(known.source)
+    return {
+        "id": container.id, "name": container.name, "cpuset": _text(container.cpuset), "exclusive": exclusive,
+        "exclusive_by": None if not exclusive else "kubelet" if cpus is not None else
+        "declared" if container.exclusive else "pool",
+        "state": str(container.state), "pause": container.pause,
+        "source": "kubelet" if word is None and container.cpuset else known.source.word,
+        "since": None if word is None else _when(word.time), "words": _words(known), "kubelet": _text(cpus)}
+
+
+def _words(known: Known) -> dict[str, object]:
+    return {source.word: {"cpus": str(word.cpuset), "since": _when(word.time)}
+            for source, word in known.words.items()}
+
+
+def _text(cpus: CpuSet | None) -> str | None:
+    return None if cpus is None else str(cpus)
+
+
+def _when(nanoseconds: int) -> str:
+    """CLOCK_REALTIME in ns, as RFC 3339 with milliseconds."""
+    try:
+        seconds = datetime.fromtimestamp(nanoseconds / 1e9, UTC)
+    except (OverflowError, ValueError, OSError):
+        return ""  # a hook says what time it was
+    return f"{seconds:%Y-%m-%dT%H:%M:%S}.{nanoseconds // 10**6 % 1000:03d}Z"
 
 
 def _judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, object] | None,
@@ -86,11 +121,15 @@ def _judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, o
     return verdict, list(dict.fromkeys(reasons))
 
 
-def node_data(node: Node, own: Ownership, collisions: Iterable[Collision]) -> dict[str, object]:
+def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
+              owners: Mapping[tuple[SandboxId, ContainerId], Mapping[str, object]] | None = None) -> dict[str, object]:
+    """The node. `owners` has more to say of a container that owns CPUs."""
+    more = owners or {}
     return {
         "online": str(node.online), "shared_pool": str(own.pool), "exclusive": str(own.exclusive),
         "housekeeping": str(node.housekeeping),
-        "owners": [{"sandbox": sandbox, "container": container, "cpus": str(cpus)}
+        "owners": [{"sandbox": sandbox, "container": container, "cpus": str(cpus),
+                    **more.get((sandbox, container), {})}
                    for sandbox, claim in own.claims.items() for container, cpus in claim.exclusive],
         "collisions": [{"cpu": collision.cpu, "sandboxes": list(collision.sandboxes), "what": collision.what}
                        for collision in collisions]}

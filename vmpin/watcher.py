@@ -13,18 +13,22 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import Any
 
 from vmpin import log, sdnotify, snapshot
 from vmpin.apply import Outcome
 from vmpin.config import Config
 from vmpin.errors import ConfigError, SourceError, VmpinError, WatcherError
+from vmpin.feeds import FileFeed, NriFeed, PodResourcesFeed, wants_nri
 from vmpin.model import SandboxId
 from vmpin.observe import Vm
 from vmpin.oneshot import ask, hear, take
 from vmpin.reconciler import Reconciler, Report
+from vmpin.repair import Repairs
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
+from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, PodEvent, Synced, Updated
 from vmpin.source.sockets import listen, open_to, serve
 from vmpin.source.spool import Spool
 
@@ -57,6 +61,9 @@ class Watcher:
         self._stop = asyncio.Event()
         self._resync = asyncio.Event()
         self._queries: set[asyncio.Task[None]] = set()
+        self._nri = NriFeed(config, self._on_nri, self._stop.set) if wants_nri(config) else None
+        self._files = FileFeed(self._on_files)
+        self._repairs = Repairs()
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT."""
@@ -73,7 +80,12 @@ class Watcher:
         sources: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
             ("hook", lambda: serve(hook.dup(), MAX_STATE + 4096, self._on_hook, line=False)),
             ("control", lambda: serve(control.dup(), MAX_REQUEST, self._on_request, line=True)),
-            ("resync", self._resyncing), ("settle", self._settles), ("state", self._saving)]
+            ("resync", self._resyncing), ("settle", self._settles), ("state", self._saving),
+            ("files", self._files.run)]
+        if self.config.kubelet:
+            sources.append(("podresources", PodResourcesFeed(self.config, self.reconciler.agreement.hear).run))
+        if self._nri is not None:
+            sources.append(("nri", self._nri.run))
         if sdnotify.watchdog_seconds() is not None:
             sources.append(("watchdog", self._patting))
         try:
@@ -147,8 +159,7 @@ class Watcher:
             self._kept.append(name)
         sandboxes = hear(self.reconciler, raw)
         self._told(self.reconciler.settle(sandboxes), "hook")
-        self._settling |= dict.fromkeys(sandboxes, 0)
-        self._settle.set()
+        self._settle_soon(sandboxes)
         self._save.set()
 
     def _take_spool(self) -> None:
@@ -156,6 +167,38 @@ class Watcher:
         if names:
             self._kept += names
             self._save.set()
+
+    # The container runtime
+
+    def _on_nri(self, events: list[NriEvent]) -> None:
+        for event in events:
+            match event:
+                case Synced():
+                    self.reconciler.sources.nri = True
+                    self._resync.set()  # what nobody lists any more may have left something behind
+                case Lost():
+                    self.reconciler.sources.nri = False
+                case Updated():
+                    self._repairs.heard(event)
+        touched = self.reconciler.nri(events)
+        if not touched:
+            return
+        # Only a beginning brings threads that are not there yet; an update is set at once, and that is all.
+        begun = {event.pod.id if isinstance(event, PodEvent) else event.container.pod for event in events
+                 if isinstance(event, PodEvent | ContainerEvent) and event.kind in ("run", "start")}
+        self._told(self.reconciler.settle(touched, scan=bool(begun)), "nri")
+        self._settle_soon(begun)
+        self._save.set()
+
+    def _on_files(self, written: set[Path]) -> None:
+        """The kubelet's checkpoint, or cpuset cgroups: they are read when their sandboxes are settled."""
+        self._told(self.reconciler.settle(self.reconciler.written(written), scan=False), "files")
+        self._save.set()
+
+    def _settle_soon(self, sandboxes: Iterable[SandboxId]) -> None:
+        self._settling |= dict.fromkeys(sandboxes, 0)
+        if self._settling:
+            self._settle.set()
 
     # The clock
 
@@ -170,6 +213,21 @@ class Watcher:
             if self.reconciler.unsaved:
                 self._save.set()
             self._ask_qmp()
+            self._files.watch(self._watched())
+            self._repair()
+
+    def _watched(self) -> Iterable[Path]:
+        """The kubelet's directory, and the cpusets of the containers and VMs that are followed."""
+        if self.config.kubelet:
+            yield self.config.path("kubelet")
+        yield from self.reconciler.cpuset_files()
+
+    def _repair(self) -> None:
+        if self.config.runc_repair and self._nri is not None and self._nri.plugin is not None:
+            known = self.reconciler
+            wanted = self._repairs.due(known.state, known.kubelet, known.vm_sandboxes(), known.agreement.lasting)
+            if wanted:
+                self._nri.plugin.update(wanted)
 
     async def _settles(self) -> None:
         """Look again, ever more seldom, at sandboxes a hook spoke of."""
@@ -254,7 +312,8 @@ class Watcher:
             raise WatcherError(f"no sandbox {only!r} is known", "`vmpin status` lists them")
         if operation == "status":
             self.reconciler.look()
-            return snapshot.document(self.reconciler, os.getpid(), only)
+            return snapshot.document(self.reconciler, os.getpid(), only,
+                                     None if self._nri is None else self._nri.data(), request.get("wide") is True)
         if operation == "plan":
             return snapshot.planned(self.reconciler.resync(act=False))
         if operation == "reconcile":

@@ -20,7 +20,8 @@ from need import need_root, need_tool
 from real_node import COMMAND, Node, by_tid, cri, two_cpus, union, wait
 from real_qemu import Qemu
 
-VERBS = ("watch", "status", "explain", "verify", "plan", "reconcile", "unpin", "config", "install-hook", "demo")
+VERBS = ("watch", "status", "explain", "verify", "audit", "plan", "reconcile", "unpin", "config", "install-hook",
+         "demo")
 ESCAPE = "\x1b[2J\x07"
 
 
@@ -250,23 +251,31 @@ def test_the_status_as_json(lab: Lab) -> None:
     raw = lab.node.cli("status", "-o", "json")
     assert raw.stdout.count("\n") == 1
     found = json.loads(raw.stdout)
-    assert list(found) == ["version", "time", "watcher", "policy", "node", "sandboxes"]
+    assert list(found) == ["version", "time", "watcher", "policy", "node", "sources", "sandboxes"]
     assert found["version"] == 1
     assert lab.node.watcher is not None
     assert found["watcher"] == lab.node.watcher.pid
     assert set(found["node"]) == {"online", "shared_pool", "exclusive", "housekeeping", "collisions", "owners"}
     assert (found["node"]["shared_pool"], found["node"]["exclusive"]) == (lab.first, lab.second)
     assert (found["node"]["housekeeping"], found["node"]["collisions"]) == ("", [])
+    (owner,) = found["node"]["owners"]
+    assert owner == {"sandbox": lab.vm.sandbox, "container": lab.node.id("web"), "cpus": lab.second, "kind": "vm",
+                     "pod": found["sandboxes"][0]["pod"], "init": None, "cgroup": None}
+    assert set(found["sources"]) == {"nri", "kubelet"}
     (sandbox,) = found["sandboxes"]
-    assert set(sandbox) == {"id", "runtime", "vmm", "pod", "mask", "verdict", "reasons", "found_by", "containers",
-                            "threads"}
+    assert set(sandbox) == {"id", "runtime", "handler", "vmm", "cgroup", "pod", "mask", "verdict", "reasons",
+                            "found_by", "containers", "threads"}
     assert sandbox["id"] == lab.vm.sandbox
     assert sandbox["vmm"] == {"type": "qemu", "pid": lab.vm.pid}
     assert set(sandbox["pod"]) == {"namespace", "name", "uid"}
     assert (sandbox["mask"], sandbox["verdict"], sandbox["reasons"], sandbox["found_by"]) == (
         union((lab.first, lab.second)), "pinned", [], "names")
     for container in sandbox["containers"]:
-        assert set(container) == {"id", "name", "cpuset", "exclusive", "vcpus", "guest", "state", "pause", "source"}
+        assert set(container) == {"id", "name", "cpuset", "exclusive", "exclusive_by", "vcpus", "guest", "state",
+                                  "pause", "source", "since", "words", "kubelet", "disagreement"}
+        assert container["words"] == {"bundle": {"cpus": container["cpuset"], "since": container["since"]}}
+        assert container["exclusive_by"] == ("pool" if container["exclusive"] else None)
+        assert container["source"] == "bundle"
     assert {(entry["id"], entry["cpuset"], entry["exclusive"], entry["vcpus"]) for entry in sandbox["containers"]} == {
         (lab.node.id("web"), lab.second, True, "1"), (lab.node.id("logs"), lab.first, False, "0")}
     for thread in sandbox["threads"]:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.cpuset import CpuSet
 from vmpin.events import ContainerSeen, ContainerStopped, CpusetSeen, Event, Held, SandboxGone, SandboxSeen, Source
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
-from vmpin.state import MAX_CONTAINERS, MAX_SANDBOXES, DesiredState, Known, SandboxState, forget_stopped, reduce
+from vmpin.state import MAX_CONTAINERS, MAX_SANDBOXES, DesiredState, Known, SandboxState, Word, forget_stopped, reduce
 
 POD, MAIN = SandboxId("pod-a"), ContainerId("main")
 NOTHING = DesiredState()
@@ -24,6 +24,10 @@ def seen(cpus: str | None = "2-3", source: Source = Source.BUNDLE, time: int = 1
     cpuset = None if cpus is None else CpuSet.parse(cpus)
     made = Container(ContainerId(container), name, cpuset, exclusive, state, pause)
     return ContainerSeen(POD, made, source, time, bundle, init)
+
+
+def cpuset_seen(cpus: str, source: Source, time: int = 30) -> CpusetSeen:
+    return CpusetSeen(POD, MAIN, CpuSet.parse(cpus), source, time)
 
 
 def after(events: Iterable[Event], state: DesiredState = NOTHING) -> DesiredState:
@@ -48,7 +52,7 @@ def test_a_sandbox_is_known_by_its_runtime_or_its_first_container() -> None:
 
 
 @pytest.mark.parametrize("event", [
-    CpusetSeen(POD, MAIN, CpuSet.parse("2"), Source.KATA), ContainerStopped(POD, MAIN, 1), SandboxGone(POD),
+    cpuset_seen("2", Source.KATA), ContainerStopped(POD, MAIN, 1), SandboxGone(POD),
     Held(POD, True)])
 def test_of_a_sandbox_nobody_spoke_of_nothing_else_is_heard(event: Event) -> None:
     assert reduce(NOTHING, event) is NOTHING
@@ -57,9 +61,9 @@ def test_of_a_sandbox_nobody_spoke_of_nothing_else_is_heard(event: Event) -> Non
 @pytest.mark.parametrize("event", [
     SandboxSeen(POD, "kata-go", Pod("ns", "name", "uid"), ThreadId(5, 6)), SandboxSeen(POD, "vmm"),
     SandboxSeen(POD, "oci"), seen(bundle="/b", init=ThreadId(3, 4)), seen(time=9), seen(cpus=""), seen(cpus=None),
-    CpusetSeen(POD, MAIN, CpuSet.parse("2-3"), Source.BUNDLE),
+    cpuset_seen("2-3", Source.BUNDLE),
     ContainerStopped(POD, ContainerId("gone"), 20), ContainerStopped(POD, ContainerId("gone"), 21),
-    CpusetSeen(POD, ContainerId("unknown"), CpuSet.parse("1"), Source.KATA), Held(POD, False)])
+    CpusetSeen(POD, ContainerId("unknown"), CpuSet.parse("1"), Source.KATA, 30), Held(POD, False)])
 def test_what_says_nothing_new_gives_the_very_same_state(event: Event) -> None:
     state = after([SandboxSeen(POD, "kata-go", Pod("ns", "name", "uid"), ThreadId(5, 6)),
                    seen(bundle="/b", init=ThreadId(3, 4)), ContainerStopped(POD, ContainerId("gone"), 20)])
@@ -86,21 +90,31 @@ def test_pod_and_vmm_once_told_stay_until_told_otherwise() -> None:
     ("a late word", [seen("2-3"), seen("4-5", time=9)], "2-3"),
     ("empty is no change", [seen("2-3"), seen("", time=11)], "2-3"),
     ("none is no change", [seen("2-3"), seen(None, time=11)], "2-3"),
-    ("an update that is empty is no change", [seen("2-3"), CpusetSeen(POD, MAIN, EMPTY, Source.KATA)], "2-3"),
+    ("an update that is empty is no change", [seen("2-3"), cpuset_seen("", Source.KATA)], "2-3"),
     ("the cgroup knows better than the bundle",
-     [seen("2-3"), CpusetSeen(POD, MAIN, CpuSet.parse("4"), Source.CGROUP)], "4"),
+     [seen("2-3"), cpuset_seen("4", Source.CGROUP)], "4"),
     ("Kata knows better than the cgroup",
-     [seen("2-3", Source.CGROUP), CpusetSeen(POD, MAIN, CpuSet.parse("4"), Source.KATA)], "4"),
+     [seen("2-3", Source.CGROUP), cpuset_seen("4", Source.KATA)], "4"),
     ("the bundle does not overrule the cgroup", [seen("2-3", Source.CGROUP), seen("4", time=11)], "2-3"),
     ("the cgroup does not overrule Kata",
-     [seen("2-3", Source.KATA), CpusetSeen(POD, MAIN, CpuSet.parse("4"), Source.CGROUP)], "2-3"),
+     [seen("2-3", Source.KATA), cpuset_seen("4", Source.CGROUP)], "2-3"),
     ("nor after the bundle spoke again",
-     [seen("2-3", Source.KATA), seen("5", time=11), CpusetSeen(POD, MAIN, CpuSet.parse("4"), Source.CGROUP)], "2-3"),
+     [seen("2-3", Source.KATA), seen("5", time=11), cpuset_seen("4", Source.CGROUP)], "2-3"),
     ("equals overrule each other",
-     [CpusetSeen(POD, MAIN, CpuSet.parse("9"), Source.CGROUP), seen("2-3", Source.CGROUP),
-      CpusetSeen(POD, MAIN, CpuSet.parse("4"), Source.CGROUP)], "4"),
+     [cpuset_seen("9", Source.CGROUP), seen("2-3", Source.CGROUP), cpuset_seen("4", Source.CGROUP)], "4"),
+    ("the later of Kata and the runtime, when that is Kata",
+     [seen("2", Source.NRI), cpuset_seen("4", Source.KATA)], "4"),
+    ("and when it is the runtime", [seen("2", Source.KATA), cpuset_seen("4", Source.NRI)], "4"),
+    ("Kata that says the same again has not spoken later",
+     [seen("2", Source.KATA), cpuset_seen("4", Source.NRI), cpuset_seen("2", Source.KATA, 40)], "4"),
+    ("the runtime's word puts aside what was read from the cgroup before",
+     [seen("2", Source.NRI), cpuset_seen("2", Source.CGROUP), cpuset_seen("4", Source.NRI, 40)], "4"),
+    ("until it is read again",
+     [seen("2", Source.NRI), cpuset_seen("4", Source.NRI, 40), cpuset_seen("6", Source.CGROUP, 50)], "6"),
+    ("what an earlier life had is over",
+     [seen("2", Source.KATA), ContainerStopped(POD, MAIN, 20), seen("4", time=21)], "4"),
     ("who told no cpuset is overruled by anyone", [seen(None, Source.KATA), seen("4", time=11)], "4"),
-    ("and by an update", [seen(None, Source.KATA), CpusetSeen(POD, MAIN, CpuSet.parse("4"), Source.BUNDLE)], "4"),
+    ("and by an update", [seen(None, Source.KATA), cpuset_seen("4", Source.BUNDLE)], "4"),
     ("nobody told any", [seen(None, Source.KATA), seen("", time=11)], None),
 ])
 def test_a_cpuset_is_the_last_word_of_who_knows_best(what: str, events: list[Event], expect: str | None) -> None:
@@ -110,7 +124,7 @@ def test_a_cpuset_is_the_last_word_of_who_knows_best(what: str, events: list[Eve
 def test_who_told_the_cpuset_is_kept_with_it() -> None:
     assert main(after([seen("2", Source.KATA), seen("4", time=11)])).source is Source.KATA
     assert main(after([seen(None, Source.KATA), seen("4", time=11)])).source is Source.BUNDLE
-    state = after([seen("2"), CpusetSeen(POD, MAIN, CpuSet.parse("2"), Source.CGROUP)])
+    state = after([seen("2"), cpuset_seen("2", Source.CGROUP)])
     assert main(state).source is Source.CGROUP
 
 
@@ -119,7 +133,8 @@ def test_what_was_told_of_a_container_adds_up() -> None:
         seen("2", name="app", exclusive=True, bundle="/b", init=ThreadId(3, 4), state=ContainerState.CREATED),
         seen(None, Source.KATA, time=11)])
     made = Container(MAIN, "app", CpuSet.parse("2"), True)
-    assert main(state) == Known(made, Source.BUNDLE, 11, "/b", ThreadId(3, 4))
+    assert main(state) == Known(made, Source.BUNDLE, 11, "/b", ThreadId(3, 4),
+                                {Source.BUNDLE: Word(CpuSet.parse("2"), 10)})
     paused = after([seen("2", pause=True), seen("2", time=11)])
     assert main(paused).container.pause
 
@@ -144,14 +159,14 @@ def lives(*events: Event) -> bool:
     ("an end from before its beginning", [seen(time=10), ContainerStopped(POD, MAIN, 9)], True),
     ("started again", [seen(), ContainerStopped(POD, MAIN, 20), seen(time=21)], True),
     ("an update does not raise the dead",
-     [seen(), ContainerStopped(POD, MAIN, 20), CpusetSeen(POD, MAIN, CpuSet.parse("7"), Source.KATA)], False),
+     [seen(), ContainerStopped(POD, MAIN, 20), cpuset_seen("7", Source.KATA)], False),
 ])
 def test_a_container_lives_from_its_last_beginning_to_its_end(what: str, events: list[Event], alive: bool) -> None:
     assert lives(*events) is alive, what
 
 
 @given(st.permutations([seen("2", time=1), seen("3", time=4), seen("3", Source.KATA, time=5),
-                        CpusetSeen(POD, MAIN, CpuSet.parse("7"), Source.CGROUP), ContainerStopped(POD, MAIN, 6)]),
+                        cpuset_seen("7", Source.CGROUP), ContainerStopped(POD, MAIN, 6)]),
        st.lists(st.integers(0, 4)))
 def test_whatever_the_order_and_however_often_the_end_is_the_end(events: list[Event], again: list[int]) -> None:
     assert not lives(*events, *(events[at] for at in again))

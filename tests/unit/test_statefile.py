@@ -21,7 +21,7 @@ from vmpin.errors import StateFileError
 from vmpin.events import Source
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId
 from vmpin.placement import Previous
-from vmpin.state import DesiredState, Known, SandboxState
+from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.statefile import Kept
 
 BOOT = "6f8a1c5e-0000-4000-8000-000000000001"
@@ -36,9 +36,11 @@ names = st.text(st.characters(), max_size=12)
 
 @st.composite
 def known(draw: st.DrawFn, name: ContainerId) -> Known:
-    container = Container(name, draw(names), draw(st.none() | cpus), draw(st.none() | st.booleans()),
+    said = draw(st.dictionaries(st.sampled_from(Source), st.builds(Word, cpus, numbers), max_size=3))
+    source = draw(st.sampled_from(list(said) or list(Source)))
+    container = Container(name, draw(names), said[source].cpuset if said else None, draw(st.none() | st.booleans()),
                           draw(st.sampled_from(ContainerState)), draw(st.booleans()))
-    return Known(container, draw(st.sampled_from(Source)), draw(numbers), draw(names), draw(st.none() | threads))
+    return Known(container, source, draw(numbers), draw(names), draw(st.none() | threads), said)
 
 
 @st.composite
@@ -47,7 +49,7 @@ def states(draw: st.DrawFn, name: SandboxId) -> SandboxState:
                   for each in draw(st.lists(ids, unique=True, max_size=3))}
     return SandboxState(name, draw(st.sampled_from(["oci", "vmm", "kata-go"])),
                         draw(st.none() | st.builds(Pod, names, names, names)), containers, draw(st.booleans()),
-                        draw(st.none() | threads))
+                        draw(st.none() | threads), draw(names))
 
 
 previous = st.builds(Previous, cpus, st.dictionaries(
@@ -67,7 +69,8 @@ def kept(draw: st.DrawFn) -> Kept:
 SAMPLE = Kept(
     DesiredState({SandboxId("pod-a"): SandboxState(SandboxId("pod-a"), "kata-go", Pod("ns", "nöme", "uid"), {
         ContainerId("main"): Known(Container(ContainerId("main"), "app", CpuSet.parse("2-3"), True), Source.BUNDLE, 17,
-                                   "/bundle", ThreadId(7, 8))}, held=True, vmm=ThreadId(5, 6))}),
+                                   "/bundle", ThreadId(7, 8),
+                                   {Source.BUNDLE: Word(CpuSet.parse("2-3"), 17)})}, held=True, vmm=ThreadId(5, 6))}),
     {SandboxId("pod-a"): Previous(CpuSet.parse("2-3"), {VcpuId(1): (CpuSet.parse("2"), ContainerId("main")),
                                                         VcpuId(0): (None, None)})},
     {SandboxId("pod-b"): Before({ThreadId(5, 6): ProcessMasks(CpuSet.parse("0-7"), {
@@ -154,7 +157,7 @@ def sealed(body: object) -> bytes:
 
 
 def entry(**state: object) -> dict[str, object]:
-    return {"version": 1, "boot_id": BOOT, "sandboxes": {"pod": {"state": state}}}
+    return {"version": 2, "boot_id": BOOT, "sandboxes": {"pod": {"state": state}}}
 
 
 @pytest.mark.parametrize(("raw", "why"), [
@@ -165,14 +168,14 @@ def entry(**state: object) -> dict[str, object]:
     (b"[" * 100_000, "recursion"),
     (b'{"body": {}}', "'crc32'"),
     (b'{"crc32": "x", "body": {}}', "the checksum is wrong"),
-    (sealed({"version": 2, "boot_id": BOOT, "sandboxes": {}}), "version 2 is unknown"),
+    (sealed({"version": 1, "boot_id": BOOT, "sandboxes": {}}), "version 1 is unknown"),
     (sealed({"boot_id": BOOT}), "'version'"),
     (sealed([1]), "list indices"),
-    (sealed({"version": 1, "boot_id": BOOT}), "'sandboxes'"),
-    (sealed({"version": 1, "boot_id": BOOT, "sandboxes": []}), "'items'"),
+    (sealed({"version": 2, "boot_id": BOOT}), "'sandboxes'"),
+    (sealed({"version": 2, "boot_id": BOOT, "sandboxes": []}), "'items'"),
     (sealed(entry()), "'containers'"),
-    (sealed({"version": 1, "boot_id": BOOT, "sandboxes": {"pod": {"mask": "9-1", "vcpus": []}}}), "'9-1'"),
-    (sealed({"version": 1, "boot_id": BOOT, "sandboxes": {"pod": {"before": [[1, 2]]}}}), "not enough values"),
+    (sealed({"version": 2, "boot_id": BOOT, "sandboxes": {"pod": {"mask": "9-1", "vcpus": []}}}), "'9-1'"),
+    (sealed({"version": 2, "boot_id": BOOT, "sandboxes": {"pod": {"before": [[1, 2]]}}}), "not enough values"),
 ])
 def test_what_was_not_written_by_this_version_is_set_aside(tmp_path: Path, raw: bytes, why: str) -> None:
     assert why in set_aside(tmp_path, raw)

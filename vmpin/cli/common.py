@@ -88,23 +88,24 @@ def ask(config: Config, request: Document) -> Document | None:
     return found
 
 
-def status_document(config: Config, sandbox: str | None) -> Document:
+def status_document(config: Config, sandbox: str | None, wide: bool = False) -> Document:
     """The status, from the watcher, or without one from a look of our own.
 
+    :param wide: with the VMMs' cgroups.
     :raises UsageError: when there is no such sandbox.
     """
-    found = ask(config, {"op": "status"}) or look_for_status(config)
+    found = ask(config, {"op": "status", "wide": wide}) or look_for_status(config, wide)
     if sandbox is not None:
         chosen = by_prefix(sandbox, [entry["id"] for entry in found["sandboxes"]])
         found["sandboxes"] = [entry for entry in found["sandboxes"] if entry["id"] == chosen]
     return found
 
 
-def look_for_status(config: Config) -> Document:
+def look_for_status(config: Config, wide: bool = False) -> Document:
     from vmpin import oneshot, snapshot
 
     quiet_log(config)
-    return snapshot.document(oneshot.look(config)[0], None)
+    return snapshot.document(oneshot.look(config)[0], None, wide=wide)
 
 
 def by_prefix(text: str, ids: Iterable[str]) -> str:

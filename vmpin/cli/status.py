@@ -63,7 +63,7 @@ def _once(config: Config, args: argparse.Namespace) -> None:
             return
         sys.stdout.buffer.write(raw)
         return
-    found = status_document(config, args.sandbox)
+    found = status_document(config, args.sandbox, wide=args.output != "table" or args.sandbox is not None)
     if args.watch and sys.stdout.isatty() and args.output in ("table", "wide"):
         print("\x1b[H\x1b[2J", end="")
     if args.output in ("json", "yaml"):
@@ -78,15 +78,17 @@ def _print(found: Document, wide: bool, one: bool) -> None:
              ("housekeeping", node["housekeeping"])]
     watcher = f"watcher pid {found['watcher']}" if found["watcher"] else "no watcher runs"
     print(f"{watcher}; CPUs " + ", ".join(f"{name} {cpus or 'none'}" for name, cpus in facts))
+    if wide:
+        print(_sources(found["sources"]))
     if not found["sandboxes"]:
         print("no VM sandbox runs on this node")
     else:
         columns = ["SANDBOX", "POD", "VMM", "PID", "MASK", "VERDICT", "VCPUS", "THREADS"]
         rows = [_row(sandbox, wide) for sandbox in found["sandboxes"]]
         if wide:
-            columns += ["RUNTIME", "FOUND BY"]
+            columns += ["RUNTIME", "HANDLER", "FOUND BY"]
             for row, sandbox in zip(rows, found["sandboxes"], strict=True):
-                row += [sandbox["runtime"], sandbox["found_by"]]
+                row += [sandbox["runtime"], sandbox["handler"] or "-", sandbox["found_by"]]
         table(columns, rows, VERDICTS)
     for sandbox in found["sandboxes"]:
         if wide or one:
@@ -96,6 +98,18 @@ def _print(found: Document, wide: bool, one: bool) -> None:
                 print(f"{shown(short(sandbox['id']))}: {shown(reason)}")
     for collision in node["collisions"]:
         print(f"COLLISION on CPU {collision['cpu']}: {shown(collision['what'])}")
+
+
+def _sources(sources: Document) -> str:
+    nri, kubelet = sources["nri"], sources["kubelet"]
+    told = "not used" if nri is None else f"{nri['state']}, {nri['events']} events"
+    if kubelet is None:
+        given = "no checkpoint"
+    else:
+        given = (f"policy {kubelet['policy']}, exclusive CPUs {kubelet['exclusive'] or 'none'}" if "policy" in kubelet
+                 else "no checkpoint that can be used")
+        given += f" ({kubelet['trouble']})" if kubelet["trouble"] else ""
+    return f"sources: NRI {shown(told)}; kubelet {shown(given)}"
 
 
 def _row(sandbox: Document, wide: bool) -> list[object]:
@@ -112,17 +126,30 @@ def _print_sandbox(sandbox: Document) -> None:
     for reason in sandbox["reasons"]:
         print(f"  {shown(reason)}")
     if sandbox["containers"]:
-        table(["CONTAINER", "NAME", "CPUSET", "EXCLUSIVE", "VCPUS", "SOURCE"], [
+        table(["CONTAINER", "NAME", "CPUSET", "EXCLUSIVE", "BY", "VCPUS", "SOURCE", "SINCE", "OTHERS SAY"], [
             [container["id"], container["name"] or "-", container["cpuset"] or "-",
              "pause" if container["pause"] else "exclusive" if container["exclusive"] else "shared",
-             "-" if container["vcpus"] is None else container["vcpus"] or "none", container["source"]]
+             container["exclusive_by"] or "-",
+             "-" if container["vcpus"] is None else container["vcpus"] or "none", container["source"],
+             container["since"] or "-", _others(container)]
             for container in sandbox["containers"]])
+    if sandbox["cgroup"]:
+        print(f"  cgroup of the VMM: {shown(sandbox['cgroup']['path'])}, CPUs {sandbox['cgroup']['cpus']}")
     if sandbox["threads"]:
         table(["THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "OK"], [
             [thread["tid"], _role(thread), thread["name"],
              "as it is" if thread["wanted"] is None else thread["wanted"], thread["actual"],
              "yes" if thread["ok"] else "no"]
             for thread in sandbox["threads"]], VERDICTS)
+
+
+def _others(container: Document) -> str:
+    """What the sources say whose word does not count, where it is another."""
+    said = [f"{source} {word['cpus']}" for source, word in container["words"].items()
+            if source != container["source"] and word["cpus"] != container["cpuset"]]
+    if container["kubelet"] not in (None, container["cpuset"]):
+        said.append(f"kubelet {container['kubelet']}")
+    return ", ".join(said) or "-"
 
 
 def _role(thread: Document) -> str:

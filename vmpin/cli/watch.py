@@ -8,8 +8,9 @@ import os
 from vmpin.cli.common import Verbs, load_config, output_flag, verb
 
 _ABOUT = """\
-Keep every thread of every VM sandbox in its place, until SIGTERM. Hears the OCI hooks on RUN/hook.sock and the other
-commands on RUN/vmpin.sock (RUN: paths.run, /run/vmpin), and reads everything again every watch.resync_seconds.
+Keep every thread of every VM sandbox in its place, until SIGTERM. Hears the container runtime as its NRI plugin (when
+paths.nri is there, or --nri is given), the OCI hooks on RUN/hook.sock and the other commands on RUN/vmpin.sock (RUN:
+paths.run, /run/vmpin), follows the kubelet's checkpoint, and reads everything again every watch.resync_seconds.
 SIGHUP loads the configuration again. Needs root, or CAP_SYS_NICE, CAP_SYS_PTRACE and the run directory. Ending it
 leaves the masks as they are (-o json: one JSON object a log line); `vmpin unpin` gives them back.
 """
@@ -19,6 +20,8 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "watch", "keep every thread in its place: the service", about=_ABOUT)
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="the same as "
                         "--set log.level=…")
+    parser.add_argument("--nri", action=argparse.BooleanOptionalAction, default=None, help="be an NRI plugin, or do "
+                        "not: the same as --set watch.nri=on or off")
     output_flag(parser, ("text", "json"))
     parser.set_defaults(run=run)
 
@@ -33,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.log_level:
         args.set_here.append(f"log.level={args.log_level}")
+    if args.nri is not None:
+        args.set_here.append(f"watch.nri={'on' if args.nri else 'off'}")
     config = load_config(args)
     log.setup(config.log_level, as_json=args.output == "json")
     made = not config.run.exists()

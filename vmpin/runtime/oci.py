@@ -125,7 +125,7 @@ def pod_of(annotations: Mapping[str, str]) -> Pod | None:
     namespace, name, uid = (
         annotations.get(f"io.kubernetes.cri.sandbox-{key}") or annotations.get(f"io.kubernetes.pod.{key}") or ""
         for key in ("namespace", "name", "uid"))
-    return Pod(_plain(namespace, 253), _plain(name, 253), _plain(uid, 64)) if namespace and name else None
+    return Pod(plain(namespace, 253), plain(name, 253), plain(uid, 64)) if namespace and name else None
 
 
 def declared_exclusive(annotations: Mapping[str, str], key: str) -> bool | None:
@@ -135,11 +135,11 @@ def declared_exclusive(annotations: Mapping[str, str], key: str) -> bool | None:
 
 def name_of(annotations: Mapping[str, str]) -> str:
     """The container's name in its pod, "" when nobody says."""
-    return _plain(annotations.get("io.kubernetes.cri.container-name")
+    return plain(annotations.get("io.kubernetes.cri.container-name")
                   or annotations.get("io.kubernetes.container.name") or "", 253)
 
 
-def _plain(text: str, length: int) -> str:
+def plain(text: str, length: int) -> str:
     """`text` fit for a log line and a terminal."""
     return "".join(char for char in text[:length] if char.isprintable())
 

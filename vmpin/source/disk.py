@@ -37,6 +37,8 @@ class DiskSources:
         self.proc = proc
         self.cgroups = cgroups
         self.kata = kata
+        #: Whether the runtime tells of every end (NRI): until then what it told of is there.
+        self.nri = False
         self.sandboxes: dict[SandboxId, KataSandbox] = {}
         #: What each sandbox's file and state were when events were last made of them.
         self._told: dict[SandboxId, tuple[KataSandbox, SandboxState | None]] = {}
@@ -72,31 +74,35 @@ class DiskSources:
 
     def _check(self, sandbox: SandboxState, with_vm: set[SandboxId], now: int) -> Iterator[Event]:
         """Whether a sandbox's containers still exist, and their cpusets as their cgroups have them."""
-        alive = sandbox.id in with_vm or sandbox.id in self.sandboxes
+        alive = sandbox.id in with_vm or sandbox.id in self.sandboxes or (self.nri and sandbox.runtime == "nri")
         latest = 0
         for known in sandbox.containers.values():
             latest = max(latest, known.time)
             if known.container.state is ContainerState.STOPPED:
                 continue
-            if self._has_ended(sandbox, known, with_vm):
+            if self._has_ended(sandbox, known, with_vm, now):
                 yield ContainerStopped(sandbox.id, known.container.id, max(now, known.time))
                 continue
-            alive = alive or known.init is not None or bool(known.bundle)
+            alive = alive or known.init is not None or bool(known.bundle) or known.told_by(Source.NRI)
             if known.init is not None:
-                yield from self._cgroup(sandbox.id, known, known.init)
+                yield from self.cgroup(sandbox.id, known, known.init)
         if not alive and latest < now - FORGET_AFTER_NS:
             yield SandboxGone(sandbox.id)
 
-    def _has_ended(self, sandbox: SandboxState, known: Known, with_vm: set[SandboxId]) -> bool:
-        if known.source is Source.KATA:
+    def _has_ended(self, sandbox: SandboxState, known: Known, with_vm: set[SandboxId], now: int) -> bool:
+        if known.told_by(Source.KATA):
             # What it owned is free when the runtime has removed the sandbox, not when the sandbox is forgotten.
             return sandbox.id not in with_vm and sandbox.id not in self.kata.listed
         if known.init is not None:
             stat = self.proc.stat(known.init.tid)
             return stat is None or stat.starttime != known.init.starttime
+        if known.told_by(Source.NRI) and not known.bundle:
+            # A container in a VM. Without the runtime nobody says that it has ended, but its VM has.
+            return not self.nri and sandbox.id not in with_vm and known.time < now - FORGET_AFTER_NS
         return bool(known.bundle) and not os.path.exists(known.bundle)
 
-    def _cgroup(self, sandbox: SandboxId, known: Known, init: ThreadId) -> Iterator[Event]:
+    def cgroup(self, sandbox: SandboxId, known: Known, init: ThreadId) -> Iterator[Event]:
+        """What the cgroup of a container's first process says of its CPUs."""
         found = self.cgroups.cpuset_of(init.tid)
         if found is None or not found.configured or self.cgroups.is_top(found.path):
             return  # what is at the top is no container: a pid that was none of its own would widen its cpuset
@@ -104,7 +110,7 @@ class DiskSources:
         # that was created without.
         if known.container.cpuset is None and found.configured == _cpus_of(found.path.parent):
             return
-        yield CpusetSeen(sandbox, known.container.id, found.configured, Source.CGROUP)
+        yield CpusetSeen(sandbox, known.container.id, found.configured, Source.CGROUP, time.time_ns())
 
 
 def _cpus_of(cgroup: Path) -> CpuSet | None:
@@ -128,5 +134,5 @@ def _kata_events(kata: KataSandbox, known: SandboxState | None, now: int) -> Ite
             yield ContainerSeen(kata.id, container, Source.KATA, kata.written)
     for other in known.containers.values() if known is not None else ():
         # Kata's list is whole: what is no longer in it has ended, what a hook just told of is yet to come into it.
-        if other.source is Source.KATA and other.container.id not in listed:
+        if other.told_by(Source.KATA) and other.container.id not in listed:
             yield ContainerStopped(kata.id, other.container.id, now)

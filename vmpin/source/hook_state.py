@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from vmpin.errors import SourceError
 from vmpin.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
 from vmpin.host.procfs import Procfs
-from vmpin.model import Container, ContainerId, SandboxId, ThreadId
+from vmpin.model import Container, ContainerId, SandboxId
 from vmpin.runtime.oci import (
     HookMessage,
     HookState,
@@ -18,8 +18,8 @@ from vmpin.runtime.oci import (
     pod_of,
     read_bundle,
 )
+from vmpin.source.pids import behind
 from vmpin.state import DesiredState
-from vmpin.vmm.processes import HelperProcess, VmmProcess, classify
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def _whose(hook: HookState, state: DesiredState) -> tuple[SandboxId, ContainerId
 
 def _created(hook: HookState, sandbox: SandboxId, container: ContainerId, proc: Procfs,
              exclusive_annotation: str) -> Iterator[Event]:
-    vmm, init = _behind(hook.pid, proc)
+    vmm, init = behind(hook.pid, proc)
     cpuset, annotations, bundle = None, hook.annotations, ""
     if hook.bundle:
         try:
@@ -67,22 +67,3 @@ def _created(hook: HookState, sandbox: SandboxId, container: ContainerId, proc: 
     yield SandboxSeen(sandbox, "oci", pod_of(annotations), vmm)
     yield ContainerSeen(sandbox, Container(container, name_of(annotations), cpuset, exclusive, pause=hook.pause),
                         Source.BUNDLE, hook.time, bundle, init)
-
-
-def _behind(pid: int, proc: Procfs) -> tuple[ThreadId | None, ThreadId | None]:
-    """What the pid of a hook is: a VMM (its identity first), or a container's own process (second), or neither: a
-    thread of a shim, nothing at all."""
-    if not pid or proc.tgid(pid) != pid:
-        return None, None
-    stat = proc.stat(pid)
-    if stat is None or stat.kernel_thread:
-        return None, None
-    argv = proc.cmdline(pid)
-    if not argv:
-        return None, None  # a zombie: of what, nobody can tell any more
-    found = classify(argv)
-    identity = ThreadId(pid, stat.starttime)
-    if isinstance(found, VmmProcess) and not proc.nested(pid):
-        return identity, None
-    # A VMM in a pid namespace of its own is the first process of a runc container.
-    return None, None if isinstance(found, HelperProcess) else identity

@@ -1,0 +1,142 @@
+"""What the kubelet gave to whom, and what the sources do not agree on."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from vmpin.agreement import Agreement
+from vmpin.allocation import CpuManagerState, disagreements, judged
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.events import Source
+from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId
+from vmpin.ownership import Node, claims
+from vmpin.repair import TRIES, WITHIN, Repairs
+from vmpin.source.nri_facts import Updated
+from vmpin.state import DesiredState, Known, SandboxState, Word
+from vmpin.topology import Topology
+
+POD, APP, SIDE = SandboxId("pod-a"), ContainerId("c1"), ContainerId("c2")
+ONLINE = CpuSet.parse("0-7")
+UID = "uid-1"
+
+
+def kubelet(entries: dict[tuple[str, str], str] | None = None, policy: str = "static",
+            by_id: dict[str, str] | None = None) -> CpuManagerState:
+    return CpuManagerState(policy, CpuSet.parse("0-1"),
+                           {key: CpuSet.parse(cpus) for key, cpus in (entries or {}).items()},
+                           by_id={key: CpuSet.parse(cpus) for key, cpus in (by_id or {}).items()})
+
+
+def container(name: str = "app", cid: ContainerId = APP, state: ContainerState = ContainerState.RUNNING,
+              **words: str) -> Known:
+    """With the words of sources, by their names."""
+    said = {Source[source.upper()]: Word(CpuSet.parse(cpus), 10) for source, cpus in words.items()}
+    source = next(iter(said), Source.NRI)
+    made = Container(cid, name, said[source].cpuset if said else None, None, state)
+    return Known(made, source, 10, words=said)
+
+
+def pod(*containers: Known, uid: str = UID) -> SandboxState:
+    return SandboxState(POD, "nri", Pod("ns", "web", uid), {each.container.id: each for each in containers})
+
+
+@pytest.mark.parametrize(("state", "exclusive", "cpus"), [
+    (kubelet({(UID, "app"): "2-3"}), True, "2-3"),
+    (kubelet({(UID, "app"): "4-5"}), True, "2-3"),      # what it has is what its runtime says
+    (kubelet({("other", "app"): "2-3"}), None, "2-3"),
+    (kubelet({(UID, "other"): "2-3"}), None, "2-3"),
+    (kubelet(by_id={APP: "2-3"}), True, "2-3"),
+    (kubelet({(UID, "app"): "2-3"}, policy="none"), None, "2-3"),
+    (None, None, "2-3"),
+])
+def test_a_container_owns_what_the_static_policy_lists_for_it(state: CpuManagerState | None, exclusive: bool | None,
+                                                              cpus: str) -> None:
+    (found,) = judged(pod(container(nri="2-3")), state)
+    assert (found.exclusive, str(found.cpuset)) == (exclusive, cpus)
+
+
+def test_a_container_of_which_only_the_kubelet_tells_has_its_cpus() -> None:
+    (found,) = judged(pod(container()), kubelet({(UID, "app"): "4"}))
+    assert (found.exclusive, found.cpuset) == (True, CpuSet.parse("4"))
+
+
+def test_cpus_in_the_pool_are_owned_all_the_same_when_they_are_listed() -> None:
+    """The kubelet rewrites its default set and its entries at once, and others hear of it later."""
+    node = Node(Topology.build(ONLINE), ONLINE, EMPTY)
+    found = claims(judged(pod(container(nri="2-3"), container("side", SIDE, nri="0-7")),
+                          kubelet({(UID, "app"): "2-3"})), node)
+    assert found.exclusive == ((APP, CpuSet.parse("2-3")),)
+    assert found.shared == ((SIDE, ONLINE),)
+
+
+@pytest.mark.parametrize(("known", "state", "text"), [
+    (container(nri="2-3", cgroup="2-3"), kubelet({(UID, "app"): "2-3"}), None),
+    (container(nri="2-3", cgroup="2-3,9"), None, None),  # 9 is offline
+    (container(nri="2-3", bundle="4"), None, None),  # what it began with
+    (container(nri="2-3", cgroup="4"), None, "nri 2-3, cgroup 4"),
+    (container(nri="2-3"), kubelet({(UID, "app"): "4-5"}), "nri 2-3, kubelet 4-5"),
+    (container(kata="2", nri="3"), None, "kata 2, nri 3"),
+    (container(state=ContainerState.STOPPED, nri="2-3", cgroup="4"), None, None),
+])
+def test_who_says_another_cpuset_is_named(known: Known, state: CpuManagerState | None, text: str | None) -> None:
+    assert disagreements(pod(known), state, None, ONLINE).get(APP) == text
+
+
+def test_podresources_are_a_witness_for_exclusive_cpus_only() -> None:
+    sandbox = pod(container(nri="2-3"), container("side", SIDE, nri="0-1"))
+    resources = {("ns", "web", "app"): CpuSet.parse("2,4"), ("ns", "web", "side"): EMPTY}
+    assert disagreements(sandbox, None, resources, ONLINE) == {APP: "nri 2-3, podresources 2,4"}
+
+
+def state_of(sandbox: SandboxState) -> DesiredState:
+    return DesiredState({sandbox.id: sandbox})
+
+
+def test_only_a_disagreement_that_lasts_is_told_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    agreement, odd = Agreement(), state_of(pod(container(nri="2-3", cgroup="4")))
+    caplog.set_level(logging.WARNING)
+    for now in (100.0, 109.9):
+        agreement.look(odd, None, ONLINE, 10, now)
+        assert agreement.lasting == {}
+    for now in (110.0, 120.0):
+        agreement.look(odd, None, ONLINE, 10, now)
+        assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 4"}
+    assert len(caplog.messages) == 1
+    # Another one begins anew, and it is over when they agree.
+    agreement.look(state_of(pod(container(nri="2-3", cgroup="5"))), None, ONLINE, 10, 130.0)
+    assert agreement.lasting == {}
+    agreement.look(state_of(pod(container(nri="2-3", cgroup="2-3"))), None, ONLINE, 10, 150.0)
+    assert agreement.lasting == {}
+    assert len(caplog.messages) == 1
+
+
+LASTING = [(POD, APP)]
+
+
+@pytest.mark.parametrize(("known", "given", "vms", "wanted"), [
+    (container(nri="2-3", cgroup="4"), kubelet({(UID, "app"): "2-3"}), set(), "2-3"),
+    (container(nri="2-3", cgroup="4"), None, set(), "2-3"),
+    (container(nri="4", cgroup="4"), kubelet({(UID, "app"): "2-3"}), set(), "2-3"),
+    (container(nri="2-3", cgroup="4"), None, {POD}, None),  # a VM's
+    (container(nri="2-3", cgroup="2-3"), None, set(), None),
+    (container(nri="2-3", kata="4"), None, set(), None),
+    (container(bundle="2-3", cgroup="4"), None, set(), None),  # the runtime does not know it
+])
+def test_a_runc_container_is_given_back_what_it_was_given(known: Known, given: CpuManagerState | None,
+                                                          vms: set[SandboxId], wanted: str | None) -> None:
+    found = Repairs().due(state_of(pod(known)), given, vms, LASTING, 0.0)
+    assert found == ({} if wanted is None else {APP: CpuSet.parse(wanted)})
+
+
+def test_a_fight_ends(caplog: pytest.LogCaptureFixture) -> None:
+    repairs, odd = Repairs(), state_of(pod(container(nri="2-3", cgroup="4")))
+    caplog.set_level(logging.WARNING)
+    times = [10.0 * number for number in range(TRIES + 3)]
+    assert [len(repairs.due(odd, None, set(), LASTING, now)) for now in times] == [1] * TRIES + [0] * 3
+    assert len(caplog.messages) == 1
+    assert "somebody takes them again" in caplog.text
+    assert len(repairs.due(odd, None, set(), LASTING, WITHIN + 1)) == 1
+    repairs.heard(Updated((APP,)))
+    assert "does not give it its CPUs back" in caplog.messages[-1]

@@ -1,0 +1,314 @@
+"""The CPU manager's checkpoint: as every kubelet writes it, and as none does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmpin.allocation import CpuManagerState
+from vmpin.cpuset import CpuSet
+from vmpin.errors import SourceError
+from vmpin.runtime import kubelet
+from vmpin.runtime.kubelet import fnv32a, parse_checkpoint
+
+UID = "235148fe-393f-47a8-a17d-bd55bc1a836b"
+#: The checksums are those of the kubelet's own tests (state_checkpoint_test.go) and of nodes in the field.
+NONE = {"policyName": "none", "defaultCpuSet": "", "checksum": 1353318690}
+V2 = {"policyName": "static", "defaultCpuSet": "0,2-12,14-23", "entries": {UID: {"cgroup1-0": "1,13"}},
+      "checksum": 1552716370}
+V1 = {"policyName": "static", "defaultCPUSet": "7-9", "entries": {"containerID1": "4-6", "containerID2": "1-3"},
+      "checksum": 2026311253}
+V3 = {"policyName": "static", "defaultCPUSet": "1-2", "entries": {"pod1": {"container1": "5-6", "container2": "3-4"}},
+      "podEntries": {"pod2": {"cpuSet": "7-9"}}, "checksum": 766259872}
+V4 = {"policyName": "other", "defaultCPUSet": "1-9", "checksum": 1234, "dataChecksum": 1032795074,
+      "data": '{"policyName":"static","defaultCPUSet":"1-3","entries":{"pod":{"container1":"4-6","container2":"7-9"}},'
+              '"podEntries":{"pod":{"cpuSet":"4-10"}},'
+              '"baselines":{"pod":{"container1":{"baseline":"4-5"},"container2":{"baseline":"7-8"}}}}'}
+SHAPES: tuple[dict[str, Any], ...] = (NONE, V2, V1, V3, V4)
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+def parsed(content: object) -> CpuManagerState:
+    return parse_checkpoint(json.dumps(content).encode())
+
+
+def refusal(raw: bytes) -> str:
+    with pytest.raises(SourceError) as caught:
+        parse_checkpoint(raw)
+    return caught.value.why
+
+
+# --- as it should be -------------------------------------------------------------------------------------------------
+
+def test_the_static_policys_checkpoint_tells_owners_and_the_shared_pool() -> None:
+    assert parsed(V2) == CpuManagerState("static", cpus("0,2-12,14-23"), {(UID, "cgroup1-0"): cpus("1,13")},
+                                         version=2, checksum_ok=True)
+    assert parsed(V2).static
+
+
+def test_without_a_cpu_manager_nobody_owns_anything() -> None:
+    assert parsed(NONE) == CpuManagerState("none", CpuSet(), version=2, checksum_ok=True)
+    assert not parsed(NONE).static
+    assert not parsed(NONE).exclusive
+
+
+def test_a_pod_may_own_cpus_as_a_whole() -> None:
+    assert parsed(V3) == CpuManagerState(
+        "static", cpus("1-2"), {("pod1", "container1"): cpus("5-6"), ("pod1", "container2"): cpus("3-4")},
+        {"pod2": cpus("7-9")}, version=3, checksum_ok=True)
+    assert parsed(V3).exclusive == cpus("3-9")
+
+
+def test_the_data_of_the_newest_kubelet_counts_and_the_rest_does_not() -> None:
+    assert parsed(V4) == CpuManagerState(
+        "static", cpus("1-3"), {("pod", "container1"): cpus("4-6"), ("pod", "container2"): cpus("7-9")},
+        {"pod": cpus("4-10")}, version=4, checksum_ok=True)
+
+
+@pytest.mark.parametrize("data", ["", None, 7, {}])
+def test_what_is_no_data_is_an_older_kubelets_file(data: object) -> None:
+    assert parsed({**V2, "data": data, "dataChecksum": 0}) == parsed(V2)
+
+
+def test_the_oldest_kubelet_names_containers_by_their_ids() -> None:
+    assert parsed(V1) == CpuManagerState("static", cpus("7-9"), by_id={
+        "containerID1": cpus("4-6"), "containerID2": cpus("1-3")}, version=1, checksum_ok=True)
+
+
+def test_a_container_is_found_by_pod_and_name_or_by_id() -> None:
+    assert parsed(V2).exclusive_of(UID, "cgroup1-0") == cpus("1,13")
+    assert parsed(V2).exclusive_of(UID, "sidecar") is None
+    assert parsed(V2).exclusive_of("", "cgroup1-0") is None
+    assert parsed(V1).exclusive_of(UID, "app", "containerID2") == cpus("1-3")
+    assert parsed(V1).exclusive_of(UID, "app") is None
+
+
+@pytest.mark.parametrize("fold", [str.lower, str.upper, str.swapcase])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_case_of_keys_does_not_matter_and_unknown_ones_are_nobodys(shape: dict[str, Any], fold: Any) -> None:
+    other = {fold(key): value for key, value in shape.items()} | {"exclusiveCPUBaselines": {"x": [1, None]}}
+    assert parsed(other) == parsed(shape)
+
+
+def test_entries_may_be_missing_null_or_without_cpus() -> None:
+    found: tuple[dict[str, Any], ...] = (
+        {}, {"entries": None}, {"entries": {}}, {"entries": {"pod": {"app": ""}}},
+        {"entries": {"pod": {}}}, {"podEntries": {"pod": {"cpuSet": ""}}})
+    for entries in found:
+        state = parsed({"policyName": "static", "defaultCpuSet": "0-3", **entries})
+        assert (state.default, state.exclusive, state.entries) == (cpus("0-3"), CpuSet(), {})
+
+
+# --- the checksum ----------------------------------------------------------------------------------------------------
+
+def test_fnv_is_fnv() -> None:
+    assert fnv32a(b"") == 0x811C9DC5
+    assert fnv32a(b"foobar") == 0xBF9CF968
+
+
+@pytest.mark.parametrize(("content", "checksum"), [
+    ({"policyName": "none", "defaultCPUSet": "4-6"}, 354655845),
+    # the same as the oldest kubelets wrote it, which nothing else tells from the others
+    ({"policyName": "none", "defaultCPUSet": "1-3"}, 1694838852),
+    ({"policyName": "none", "defaultCPUSet": ""}, 3242152201),
+    # without pod entries, but by a kubelet that has them
+    ({"policyName": "static", "defaultCPUSet": "7-9", "entries": {"pod": {"container1": "4-6", "container2": "1-3"}}},
+     1942532442),
+    # under the name of its own version
+    ({key: value for key, value in V3.items() if key != "checksum"}, 2284712151),
+])
+def test_checksums_of_kubelets_are_reproduced(content: dict[str, Any], checksum: int) -> None:
+    assert parsed({**content, "checksum": checksum}).checksum_ok is True
+    wrong = parsed({**content, "checksum": checksum + 1})
+    assert wrong.checksum_ok is False
+    assert "checksum does not match" in wrong.trouble
+
+
+def test_the_checksum_of_data_is_of_the_text_as_it_stands() -> None:
+    data = '{"policyName":"none","defaultCPUSet":"4-6"}'
+    assert parsed({"data": data, "dataChecksum": 657950972}).checksum_ok is True
+    assert parsed({"data": data + " ", "dataChecksum": 657950972}).checksum_ok is False
+    assert parsed({"data": data}).checksum_ok is False
+
+
+@pytest.mark.parametrize("checksum", [0, None])
+def test_no_checksum_is_no_trouble(checksum: object) -> None:
+    state = parsed({**V2, "checksum": checksum})
+    assert (state.checksum_ok, state.trouble) == (None, "")
+    assert state.entries == parsed(V2).entries
+
+
+@pytest.mark.parametrize("checksum", [1, "1552716370", [], True, -1, 1e300])
+def test_a_wrong_checksum_is_told_and_the_rest_believed(checksum: object) -> None:
+    state = parsed({**V2, "checksum": checksum})
+    assert state.checksum_ok is False
+    assert state.entries == parsed(V2).entries
+    assert state.trouble
+    assert "1552716370" not in state.trouble  # else it is another line after every change
+
+
+def test_a_long_checkpoint_is_read_without_its_checksum() -> None:
+    entries = {f"pod-{at}": {"app": str(at)} for at in range(8000)}
+    assert parsed({"policyName": "static", "defaultCpuSet": "", "entries": entries, "checksum": 7}).checksum_ok is None
+    # short in the file, and long as Go dumps it
+    pods = {f"p{at}": {"cpuSet": "0-8191"} for at in range(1000)}
+    tracemalloc.start()
+    try:
+        parsed({"policyName": "static", "defaultCpuSet": "", "podEntries": pods, "checksum": 7})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20
+
+
+# --- oddities --------------------------------------------------------------------------------------------------------
+
+def test_containers_of_one_pod_may_share_cpus_as_an_init_containers_are_handed_on() -> None:
+    state = parsed({"policyName": "static", "defaultCpuSet": "0-1",
+                    "entries": {"pod": {"init": "2-3", "app": "2-5"}}, "podEntries": {"pod": {"cpuSet": "2-7"}}})
+    assert state.trouble == ""
+
+
+@pytest.mark.parametrize(("content", "trouble"), [
+    ({"entries": {"a": {"app": "2-4"}, "b": {"app": "4-5"}}}, "CPUs 4 are exclusive to more than one pod"),
+    ({"entries": {"a": {"app": "2-4"}}, "podEntries": {"b": {"cpuSet": "2,3,9"}}},
+     "CPUs 2-3 are exclusive to more than one pod"),
+    ({"entries": {"id1": "2-3", "id2": "3"}}, "CPUs 3 are exclusive to more than one pod"),
+    ({"entries": {"a": {"app": "1-2"}}}, "CPUs 1 are both exclusive and shared"),
+])
+def test_what_cannot_be_true_at_once_is_told(content: dict[str, Any], trouble: str) -> None:
+    assert parsed({"policyName": "static", "defaultCpuSet": "0-1", **content}).trouble == trouble
+
+
+# --- what cannot be believed -----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("raw", "why"), [
+    (b"", "is empty"),
+    (b" \n\0\0", "is empty"),
+    (b"{", "is not JSON"),
+    (json.dumps(V2).encode()[:-9], "is not JSON"),
+    (b'{"policyName":"static","defaultCpuSet":"\xff"}', "is not JSON"),
+    (b"[" * 100_000, "is not JSON"),
+    (b'{"checksum":' + b"9" * 5000 + b"}", "is not JSON"),
+    (b"[]", "is no JSON object"),
+    (b"null", "is no JSON object"),
+    (b"{}", "policyName None is none"),
+    (b'{"machineState":{},"policyName":"Static\\u001b[2J","checksum":1}', "policyName 'Static\\x1b[2J' is none"),
+    (b'{"policyName":"static","defaultCpuSet":"0-x"}', "invalid CPU list '0-x': '0-x' is no CPU, range or stride"),
+    (b'{"policyName":"static","defaultCpuSet":[0]}', "[0] is no CPU list"),
+    (b'{"policyName":"static","entries":[]}', "entries are no object"),
+    (b'{"policyName":"static","entries":{"p":3}}', "3 is no CPU list"),
+    (b'{"policyName":"static","entries":{"p":{"c":"3-1"}}}', "runs backwards"),
+    (b'{"policyName":"static","entries":{"p":{"c":"9999"}}}', "CPU 9999 is beyond"),
+    (b'{"policyName":"static","entries":{"p":{"c":null}}}', "None is no CPU list"),
+    (b'{"policyName":"static","entries":{"../p":{"c":"1"}}}', "'../p' is no id or name"),
+    (b'{"policyName":"static","entries":{"p":{"c\\n":"1"}}}', "'c\\n' is no id or name"),
+    (b'{"policyName":"static","entries":{"p":{"c":"1"},"id":"2"}}', "some containers by their ids"),
+    (b'{"policyName":"static","podEntries":{"p":"1"}}', "None is no CPU list"),
+    (b'{"policyName":"static","podEntries":7}', "podentries are no object"),
+    (b'{"policyName":"none","data":"{"}', "is not JSON"),
+    (b'{"policyName":"none","data":"[]"}', "is no JSON object"),
+])
+def test_what_is_none_is_refused_with_what_is_wrong(raw: bytes, why: str) -> None:
+    assert why in refusal(raw)
+    assert len(refusal(raw)) < 400
+
+
+def test_a_huge_file_is_refused() -> None:
+    assert "at most" in refusal(b" " * (kubelet.MAX_BYTES + 1))
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
+    with contextlib.suppress(SourceError):
+        parse_checkpoint(raw)
+
+
+def _mutated(draw: random.Random, raw: bytes) -> bytes:
+    """`raw` with bytes changed, cut out, doubled or from elsewhere."""
+    at, end = sorted((draw.randrange(len(raw) + 1), draw.randrange(len(raw) + 1)))
+    match draw.randrange(6):
+        case 0:
+            return raw[:at]
+        case 1:
+            return raw[:at] + raw[end:]
+        case 2:
+            return raw[:at] + raw[at:end] * 3 + raw[end:]
+        case 3:
+            return raw[:at] + draw.randbytes(draw.randrange(1, 9)) + raw[at:]
+        case 4:
+            return raw[:at] + bytes([draw.randrange(32, 127)]) + raw[at + 1:]
+        case _:
+            other = json.dumps(draw.choice(SHAPES)).encode()
+            return raw[:at] + other[draw.randrange(len(other)):]
+
+
+_ODD: tuple[Any, ...] = (
+    None, True, 0, -1, 1e999, "", "0-8191", "0-8191:1/2", "7-0", "x" * 300, "\x00", "\ud800", [], {}, {"": ""},
+    {"cpuSet": "1"}, {"app": "1"}, [[[]]], 1 << 70)
+
+
+def _distorted(draw: random.Random, value: object) -> object:
+    """A JSON value with some of what is in it replaced by what does not belong there."""
+    if draw.random() < 0.15:
+        return draw.choice(_ODD)
+    if isinstance(value, dict):
+        found = {draw.choice((key, key, key, key.upper(), "../x", "data")): _distorted(draw, item)
+                 for key, item in value.items()}
+        return found | ({"podEntries": draw.choice(_ODD)} if draw.random() < 0.05 else {})
+    return value
+
+
+def _distortions(count: int) -> Iterator[bytes]:
+    draw = random.Random(4)
+    for number in range(count):
+        shape = draw.choice(SHAPES)
+        if number % 2:
+            yield _mutated(draw, json.dumps(shape).encode())
+            continue
+        if draw.random() < 0.3:
+            shape = {**V4, "data": json.dumps(_distorted(draw, json.loads(str(V4["data"]))))}
+        yield json.dumps(_distorted(draw, shape)).encode()
+
+
+def test_40000_distorted_checkpoints_are_read_or_refused() -> None:
+    understood = 0
+    worst = 0.0
+    longest = 0
+    for raw in _distortions(40_000):
+        begin = time.thread_time()
+        try:
+            state = parse_checkpoint(raw)
+        except SourceError as err:
+            longest = max(longest, len(str(err)))
+        else:
+            understood += 1
+            assert all(cpus for cpus in (*state.entries.values(), *state.pods.values(), *state.by_id.values()))
+        worst = max(worst, time.thread_time() - begin)
+    assert 1000 < understood < 39_000
+    assert worst < 0.5
+    assert longest < 400
+
+
+def test_distorted_checkpoints_take_no_memory_to_speak_of() -> None:
+    tracemalloc.start()
+    try:
+        for raw in _distortions(2000):
+            with contextlib.suppress(SourceError):
+                parse_checkpoint(raw)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20

@@ -1,0 +1,76 @@
+"""Messages from tables: the protobuf library's own, and NRI's as containerd sends them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmpin.errors import WireError
+from vmpin.wire import nri_messages
+from vmpin.wire.nri_messages import MESSAGES
+from vmpin.wire.protos import Messages
+
+
+def test_a_table_makes_every_kind_of_field() -> None:
+    table = Messages("kinds", """
+        Outer   a=1 b=2:bytes c=3:bool d=4:int32 e=5:int64 f=6:uint32 g=7:uint64 h=8:double \
+                many=9:Inner* one=10:Inner labels=11:map numbers=12:int64* words=13:string*
+        Inner   text=1 again=2:Outer
+    """)
+    told = table["Outer"](a="x", b=b"\xff", c=True, d=-1, e=-(2**63), f=2**32 - 1, g=2**64 - 1, h=0.5,
+                          many=[table["Inner"](text="y")], labels={"k": "v"}, numbers=[1, 300], words=["p", "q"])
+    told.one.again.a = "deep"
+    read = table.decode("Outer", told.SerializeToString())
+    assert read == told
+    assert dict(read.labels) == {"k": "v"}
+    assert read.one.again.a == "deep"
+    assert not read.many[0].HasField("again")
+    assert b"\x62\x03\x01\xac\x02" in told.SerializeToString()  # numbers are packed, as proto3 has them
+
+
+def test_two_tables_may_have_the_same_package() -> None:
+    one, other = Messages("same", "Thing a=1"), Messages("same", "Thing a=1:int32")
+    assert (one["Thing"](a="x").a, other["Thing"](a=7).a) == ("x", 7)
+
+
+@pytest.mark.parametrize("table", ["Thing a=1:Nothing", "Thing a=x", "Thing a"])
+def test_a_table_that_is_none_is_said_at_once(table: str) -> None:
+    with pytest.raises(ValueError):
+        Messages("bad", table)
+
+
+def test_a_message_is_read_as_containerd_sends_it() -> None:
+    pod = b"\x0a\x03pod" b"\x12\x03web" b"\x1a\x01u" b"\x22\x07default" b"\x2a\x06\x0a\x01k\x12\x01v" b"\x48\xd2\x09"
+    cpu = b"\x12\x05\x32\x03" b"2-3"
+    container = (b"\x0a\x01c" b"\x12\x03pod" b"\x1a\x03app" b"\x20\x03" b"\x3a\x05sleep"  # args, which we do not know
+                 b"\x5a" + bytes([len(cpu) + 2]) + b"\x1a" + bytes([len(cpu)]) + cpu + b"\x60\x7b")
+    raw = b"\x08\x09" b"\x12" + bytes([len(pod)]) + pod + b"\x1a" + bytes([len(container)]) + container
+    told = MESSAGES.decode("StateChangeEvent", raw)
+    assert told.event == nri_messages.POST_UPDATE
+    assert (told.pod.id, told.pod.name, told.pod.uid, told.pod.namespace, dict(told.pod.labels), told.pod.pid) == (
+        "pod", "web", "u", "default", {"k": "v"}, 1234)
+    assert (told.container.id, told.container.pod_sandbox_id, told.container.name, told.container.state) == (
+        "c", "pod", "app", nri_messages.RUNNING)
+    assert (told.container.linux.resources.cpu.cpus, told.container.pid) == ("2-3", 123)
+    assert b"\x3a\x05sleep" in told.SerializeToString()  # what is not known is kept
+
+
+def test_the_mask_is_made_of_bits() -> None:
+    assert MESSAGES["ConfigureResponse"](events=0x1FF).SerializeToString() == bytes.fromhex("10ff03")
+    assert [nri_messages.mask(event) for event in (
+        nri_messages.RUN_POD, nri_messages.STOP_POD, nri_messages.REMOVE_POD, nri_messages.CREATE,
+        nri_messages.POST_CREATE, nri_messages.START, nri_messages.POST_START, nri_messages.UPDATE,
+        nri_messages.POST_UPDATE, nri_messages.STOP, nri_messages.REMOVE)] == [1 << bit for bit in range(11)]
+
+
+@given(st.integers(-(2**31), 2**31 - 1))
+def test_an_event_of_a_later_version_is_a_number(event: int) -> None:
+    raw = MESSAGES["StateChangeEvent"](event=event).SerializeToString()
+    assert MESSAGES.decode("StateChangeEvent", raw).event == event
+
+
+@pytest.mark.parametrize("raw", [b"\x12", b"\x12\x05ab", b"\xff" * 12, b"\x12\x03\x0a\x01\xff"])
+def test_what_is_no_message_is_an_error(raw: bytes) -> None:
+    with pytest.raises(WireError, match=r"nri\.pkg\.api\.v1alpha1\.StateChangeEvent"):
+        MESSAGES.decode("StateChangeEvent", raw)

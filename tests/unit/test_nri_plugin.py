@@ -1,0 +1,646 @@
+"""The NRI plugin against a runtime of the test's own: what it answers, hands on, and survives."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from nri_peer import PATIENCE, NriRuntime, NriRuntimes, container, pod
+
+from vmpin.cpuset import CpuSet
+from vmpin.errors import ConfigError
+from vmpin.model import ContainerId, SandboxId
+from vmpin.source import nri, nri_queue
+from vmpin.source.nri_connect import connect_to
+from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, NriPod, PodEvent, Synced, Updated
+from vmpin.wire import nri_messages
+from vmpin.wire.nri_messages import MESSAGES
+
+
+class Watched:
+    """A plugin whose words are kept: each fact in `facts`, each state in `states`."""
+
+    def __init__(self, runtimes: NriRuntimes, handle: Callable[[NriEvent], None] | None = None,
+                 once: bool = False) -> None:
+        self.facts: queue.Queue[NriEvent] = queue.Queue()
+        self.states: queue.Queue[tuple[bool, str]] = queue.Queue()
+        self.plugin = nri.Plugin(runtimes.connect, handle or self.facts.put, once=once,
+                                 on_state=lambda up, text: self.states.put((up, text)))
+
+    def fact(self) -> NriEvent:
+        return self.facts.get(timeout=PATIENCE)
+
+    def state(self) -> tuple[bool, str]:
+        return self.states.get(timeout=PATIENCE)
+
+
+@pytest.fixture
+def runtimes() -> Iterator[NriRuntimes]:
+    made = NriRuntimes()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def watched(runtimes: NriRuntimes) -> Iterator[Watched]:
+    made = Watched(runtimes)
+    made.plugin.start()
+    yield made
+    made.plugin.stop()
+
+
+def begun(runtimes: NriRuntimes, watched: Watched) -> NriRuntime:
+    """A connection that has listed nothing."""
+    runtime = runtimes.next()
+    runtime.begin()
+    assert isinstance(watched.fact(), Synced)
+    return runtime
+
+
+def test_a_plugin_registers_and_takes_the_events_that_every_version_knows(
+        runtimes: NriRuntimes, watched: Watched) -> None:
+    runtime = runtimes.next()
+    asked = runtime.request("RegisterPlugin")
+    told = MESSAGES.decode("RegisterPluginRequest", asked.payload)
+    assert (asked.service, asked.stream) == (nri_messages.RUNTIME_SERVICE, 1)
+    assert (told.plugin_name, told.plugin_idx) == ("vmpin", "90")
+    runtime.grant(asked)
+    assert runtime.configure() == 0x747
+    assert not runtime.synchronize([pod("pod1", runtime_handler="kata", pid=77, annotations={"a": "b"})], [
+        container("c1", cpus="2-3,7", pid=78), container("c2")])
+    synced = watched.fact()
+    assert isinstance(synced, Synced)
+    assert [(item.id, item.namespace, item.name, item.uid, item.handler, item.pid, item.annotations)
+            for item in synced.pods] == [("pod1", "default", "web", "u-1", "kata", 77, {"a": "b"})]
+    assert [(item.id, item.pod, item.name, item.cpus, item.pid) for item in synced.containers] == [
+        ("c1", "pod1", "app", CpuSet.parse("2-3,7"), 78), ("c2", "pod1", "app", None, 0)]
+    assert abs(synced.time_ns - time.time_ns()) < PATIENCE * 1e9
+    assert watched.state() == (True, "containerd v2.1.9")
+
+
+def test_configure_may_come_before_the_registration_is_granted(runtimes: NriRuntimes, watched: Watched) -> None:
+    runtime = runtimes.next()
+    asked = runtime.request("RegisterPlugin")
+    assert runtime.configure() == 0x747
+    assert not runtime.synchronize()
+    runtime.grant(asked)
+    assert isinstance(watched.fact(), Synced)
+    assert runtime.state_change(nri_messages.RUN_POD, pod()).code == 0
+
+
+def test_a_list_in_parts_is_one_list(runtimes: NriRuntimes, watched: Watched) -> None:
+    runtime = runtimes.next()
+    runtime.grant(runtime.request("RegisterPlugin"))
+    runtime.configure()
+    assert runtime.synchronize([pod("p1")], [container("a", "p1")], more=True)
+    assert runtime.synchronize([pod("p2")], [], more=True)
+    assert watched.states.empty()
+    assert not runtime.synchronize([], [container("b", "p2")])
+    synced = watched.fact()
+    assert isinstance(synced, Synced)
+    assert [item.id for item in synced.pods] == ["p1", "p2"]
+    assert [item.id for item in synced.containers] == ["a", "b"]
+
+
+def test_what_has_happened_is_told_and_what_is_asked_for_is_not(runtimes: NriRuntimes, watched: Watched) -> None:
+    runtime = begun(runtimes, watched)
+    for event in range(1, 12):
+        pods_own = event in (nri_messages.RUN_POD, nri_messages.STOP_POD, nri_messages.REMOVE_POD)
+        reply = runtime.state_change(event, pod(), None if pods_own else container(cpus=str(event)))
+        assert (reply.code, reply.payload) == (0, b"")
+    told = [watched.fact() for _ in range(8)]
+    assert [(type(item), item.kind) for item in told if isinstance(item, PodEvent | ContainerEvent)] == [
+        (PodEvent, "run"), (PodEvent, "stop"), (PodEvent, "remove"), (ContainerEvent, "create"),
+        (ContainerEvent, "start"), (ContainerEvent, "update"), (ContainerEvent, "stop"), (ContainerEvent, "remove")]
+    updated = told[5]
+    assert isinstance(updated, ContainerEvent)
+    assert updated.container.cpus == CpuSet([nri_messages.POST_UPDATE])
+    assert updated.pod is not None
+    assert updated.pod.id == "pod1"
+    assert watched.facts.empty()
+
+
+def test_a_call_for_each_event_is_taken_as_well(runtimes: NriRuntimes, watched: Watched) -> None:
+    """NRI 0.12 tries these first; StopContainer has been one from the start."""
+    runtime = begun(runtimes, watched)
+    for method, kind in (("RunPodSandbox", "run"), ("PostStartContainer", "start"), ("UpdateContainer", None),
+                         ("PostUpdateContainer", "update"), ("StopContainer", "stop"), ("RemoveContainer", "remove"),
+                         ("ValidateContainerAdjustment", None), ("PostUpdatePodSandbox", None)):
+        reply = runtime.call(method, MESSAGES["EventRequest"](
+            pod=pod(), container=None if method == "RunPodSandbox" else container()))
+        assert (reply.code, reply.payload) == (0, b""), method
+        if kind is not None:
+            fact = watched.fact()
+            assert isinstance(fact, PodEvent | ContainerEvent)
+            assert fact.kind == kind
+    assert watched.facts.empty()
+    assert watched.plugin.counters.unknown == 0
+
+
+def test_what_is_unknown_is_answered_and_counted(runtimes: NriRuntimes, watched: Watched) -> None:
+    runtime = begun(runtimes, watched)
+    reply = runtime.call("EvictContainer", MESSAGES["EventRequest"](pod=pod()))
+    assert (reply.code, reply.message) == (12, "no method EvictContainer")
+    assert runtime.call("Configure", service="ttrpc.Health").code == 12
+    assert runtime.state_change(99, pod(), container()).code == 0
+    assert runtime.state_change(-1).code == 0
+    raw = b"for nobody"
+    runtime.socket.sendall(struct.pack(">II", 3, len(raw)) + raw)
+    assert runtime.state_change(nri_messages.RUN_POD, pod()).code == 0
+    assert isinstance(watched.fact(), PodEvent)
+    assert watched.plugin.counters.unknown == 5
+    assert watched.plugin.counters.refused == 0
+
+
+def test_a_container_without_a_pod_is_taken_when_it_says_whose_it_is(
+        runtimes: NriRuntimes, watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    runtime = begun(runtimes, watched)
+    runtime.state_change(nri_messages.POST_START, None, container("c1", "pod9"))
+    runtime.state_change(nri_messages.POST_START, None, container("c2", ""))
+    runtime.state_change(nri_messages.POST_START, pod("pod8"), container("c3", ""))
+    runtime.state_change(nri_messages.POST_START, pod(), None)
+    runtime.state_change(nri_messages.RUN_POD)
+    runtime.state_change(nri_messages.REMOVE_POD, pod("pod9"))
+    told = [watched.fact() for _ in range(3)]
+    assert [(item.pod and item.pod.id, item.container.pod) for item in told if isinstance(item, ContainerEvent)] == [
+        (None, "pod9"), ("pod8", "pod8")]
+    assert watched.plugin.counters.dropped == 3
+    assert [record.getMessage() for record in caplog.records if "left out" in record.getMessage()] == [
+        "NRI: left out: a container has the id 'c2', and its pod ''"]
+
+
+@pytest.mark.parametrize("bad", ["../etc", "", "a/b", "x" * 300, "a\n[31m"])
+def test_an_id_that_is_none_is_left_out_and_the_rest_is_taken(
+        runtimes: NriRuntimes, watched: Watched, bad: str) -> None:
+    runtime = runtimes.next()
+    runtime.begin([pod(bad), pod("p2", name="a\x1b[31mb")], [container(bad), container("c", "p2")])
+    synced = watched.fact()
+    assert isinstance(synced, Synced)
+    assert [(item.id, item.name) for item in synced.pods] == [("p2", "a[31mb")]
+    assert [item.id for item in synced.containers] == ["c"]
+    assert watched.plugin.counters.dropped == 2
+
+
+@pytest.mark.parametrize("cpus", ["x", "3-1", "0-99999999", "1,,2-", "-1"])
+def test_cpus_that_are_none_change_nothing(runtimes: NriRuntimes, watched: Watched, cpus: str) -> None:
+    runtime = begun(runtimes, watched)
+    assert runtime.state_change(nri_messages.POST_UPDATE, pod(), container(cpus=cpus)).code == 0
+    assert runtime.state_change(nri_messages.POST_UPDATE, pod(), container("c2", cpus="1")).code == 0
+    fact = watched.fact()
+    assert isinstance(fact, ContainerEvent)
+    assert fact.container.id == "c2"
+    assert watched.plugin.counters.dropped == 1
+
+
+def test_a_runtime_that_restarts_is_connected_to_again_and_lists_anew(
+        runtimes: NriRuntimes, watched: Watched) -> None:
+    for _ in range(3):
+        runtime = begun(runtimes, watched)
+        assert watched.state() == (True, "containerd v2.1.9")
+        runtime.close()
+        assert watched.fact() == Lost()
+        assert watched.state() == (False, "containerd v2.1.9 closed the connection")
+    counters = watched.plugin.counters
+    assert (counters.connects >= 3, counters.syncs, counters.last_error) == (
+        True, 3, "containerd v2.1.9 closed the connection")
+
+
+def test_a_shutdown_is_answered_before_the_connection_ends(runtimes: NriRuntimes, watched: Watched) -> None:
+    runtime = begun(runtimes, watched)
+    assert runtime.call("Shutdown").code == 0
+    assert runtime.closed()
+    assert watched.fact() == Lost()
+    begun(runtimes, watched)
+
+
+def test_half_a_frame_and_the_end_is_a_restart(runtimes: NriRuntimes, watched: Watched) -> None:
+    runtime = begun(runtimes, watched)
+    runtime.socket.sendall(bytes.fromhex("00000001 0000005b 00000051 0000"))
+    runtime.close()
+    assert watched.fact() == Lost()
+    begun(runtimes, watched)
+    assert watched.plugin.counters.refused == 0
+
+
+def test_half_a_frame_and_silence_harms_nobody(runtimes: NriRuntimes, watched: Watched) -> None:
+    runtime = begun(runtimes, watched)
+    runtime.socket.sendall(bytes.fromhex("00000001 0000"))
+    began = time.monotonic()
+    watched.plugin.stop()
+    assert time.monotonic() - began < 2
+    assert runtime.closed()
+
+
+@pytest.mark.parametrize("raw", [
+    struct.pack(">II", 1, 5 << 20),
+    struct.pack(">IIIIBB", 1, 4096, 5 << 20, 1, 1, 0),
+    b"GET / HTTP/1.1\r\n\r\n",
+    struct.pack(">IIIIBB", 1, 14, 4, 1, 1, 0) + b"\xff\xff\xff\xff",
+], ids=["a 5 MB frame", "a 5 MB message", "HTTP", "no protobuf"])
+def test_what_is_no_nri_costs_the_connection_and_nothing_else(
+        runtimes: NriRuntimes, watched: Watched, caplog: pytest.LogCaptureFixture, raw: bytes) -> None:
+    runtime = begun(runtimes, watched)
+    runtime.socket.sendall(raw)
+    assert runtime.closed()
+    assert watched.fact() == Lost()
+    begun(runtimes, watched)
+    assert watched.plugin.counters.refused == 1
+    assert len([record for record in caplog.records if "nri=down" in record.getMessage()]) == 1
+
+
+def test_an_event_that_cannot_be_read_is_answered_and_all_is_listed_anew(
+        runtimes: NriRuntimes, watched: Watched) -> None:
+    runtime = begun(runtimes, watched)
+    assert runtime.call("StateChange", b"\x12\x05ab").code == 0
+    assert runtime.closed()
+    assert watched.fact() == Lost()
+    begun(runtimes, watched)
+    assert watched.plugin.counters.refused == 1
+
+
+def test_a_runtime_that_closes_at_once_is_one_line_and_not_one_a_second(
+        runtimes: NriRuntimes, watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        runtime = runtimes.next()
+        runtime.request("RegisterPlugin")
+        runtime.close()
+    up, text = watched.state()
+    assert not up
+    assert "disable_connections" in text
+    runtime = runtimes.next()
+    runtime.grant(runtime.request("RegisterPlugin"))
+    runtime.configure()
+    runtime.close()
+    up, text = watched.state()
+    assert not up
+    assert "events asked for (0x747)" in text
+    begun(runtimes, watched)
+    assert watched.state() == (True, "containerd v2.1.9")
+    lines = [record.getMessage() for record in caplog.records if "nri=down" in record.getMessage()]
+    assert len(lines) == 2
+
+
+def test_a_refusal_is_told_in_the_runtimes_words(runtimes: NriRuntimes, watched: Watched) -> None:
+    runtime = runtimes.next()
+    runtime.grant(runtime.request("RegisterPlugin"), code=3, message="invalid plugin index \x1b[1m")
+    assert watched.state() == (False, "the runtime refused the plugin: code 3: invalid plugin index [1m")
+    assert runtime.closed()
+
+
+def test_attempts_become_fewer(monkeypatch: pytest.MonkeyPatch, runtimes: NriRuntimes,
+                               caplog: pytest.LogCaptureFixture) -> None:
+    runtimes.away = ConnectionRefusedError(111, "Connection refused", "/run/nri.sock")
+    made = Watched(runtimes)
+    rests: list[float] = []
+
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
+        if len(rests) == 9:
+            made.plugin._stopping.set()
+
+    monkeypatch.setattr(made.plugin, "_rest", rest)
+    made.plugin.start()
+    assert made.plugin.ended.wait(PATIENCE)
+    made.plugin._waiting.end()
+    assert all(wanted <= rest <= 1.25 * wanted
+               for rest, wanted in zip(rests, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5], strict=True))
+    assert made.state() == (False, "/run/nri.sock: Connection refused")
+    assert [record.getMessage() for record in caplog.records] == [
+        "nri=down: /run/nri.sock: Connection refused; it is tried again"]
+
+
+def test_no_socket_says_what_to_do(tmp_path: Path) -> None:
+    states: queue.Queue[tuple[bool, str]] = queue.Queue()
+    plugin = nri.Plugin(connect_to(tmp_path / "nri.sock"), lambda event: None,
+                        on_state=lambda up, text: states.put((up, text)))
+    plugin.start()
+    up, text = states.get(timeout=PATIENCE)
+    plugin.stop()
+    assert not up
+    assert text.startswith(f"{tmp_path}/nri.sock: No such file or directory: no container runtime")
+    with pytest.raises(OSError, match="too long"):
+        connect_to(tmp_path / ("x" * 200))()
+
+
+def test_a_thousand_updates_in_a_second_are_all_told(runtimes: NriRuntimes, watched: Watched) -> None:
+    runtime = begun(runtimes, watched)
+    began = time.monotonic()
+    streams = [runtime.send("StateChange", MESSAGES["StateChangeEvent"](
+        event=nri_messages.POST_UPDATE, pod=pod(), container=container(cpus=str(number)))) for number in range(1000)]
+    assert all(runtime.answer(stream).code == 0 for stream in streams)
+    told = [watched.fact() for _ in range(1000)]
+    assert time.monotonic() - began < 10
+    assert [item.container.cpus for item in told if isinstance(item, ContainerEvent)] == [
+        CpuSet([number]) for number in range(1000)]
+
+
+def test_a_slow_handler_delays_no_answer(runtimes: NriRuntimes) -> None:
+    blocked = threading.Event()
+    told: list[NriEvent] = []
+
+    def handle(event: NriEvent) -> None:
+        blocked.wait(PATIENCE)
+        told.append(event)
+
+    made = Watched(runtimes, handle)
+    made.plugin.start()
+    runtime = runtimes.next()
+    runtime.begin()
+    took = []
+    for number in range(200):
+        began = time.perf_counter()
+        assert runtime.state_change(nri_messages.POST_UPDATE, pod(), container(cpus=str(number))).code == 0
+        took.append(time.perf_counter() - began)
+    assert statistics.median(took) < 0.01
+    assert not told
+    blocked.set()
+    until = time.monotonic() + PATIENCE
+    while len(told) < 201 and time.monotonic() < until:
+        time.sleep(0.01)
+    made.plugin.stop()
+    assert len(told) == 201
+
+
+_PEER = """\
+import json, socket, sys, time
+from nri_peer import NriRuntime, container, pod
+runtime = NriRuntime(socket.socket(fileno=int(sys.argv[1])))
+runtime.begin()
+took = []
+for number in range(100):
+    time.sleep(0.003)
+    began = time.perf_counter()
+    runtime.state_change(9, pod(), container(cpus="2-3"))
+    took.append(time.perf_counter() - began)
+print(json.dumps(took))
+"""
+
+
+def test_a_busy_main_thread_delays_answers_by_little() -> None:
+    """The watcher's loop computes while a container waits; the runtime is a process of its own, as always."""
+    theirs, ours = socket.socketpair()
+    made = nri.Plugin(lambda: theirs, lambda event: None, once=True)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(nri.SWITCH_INTERVAL)
+    try:
+        with ours, subprocess.Popen(
+                [sys.executable, "-c", _PEER, str(ours.fileno())], pass_fds=[ours.fileno()], stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as peer:
+            ours.close()
+            made.start()
+            while peer.poll() is None:
+                until = time.monotonic() + 0.1
+                while time.monotonic() < until:
+                    pass
+            assert peer.stdout is not None
+            took = json.loads(peer.stdout.read())
+    finally:
+        sys.setswitchinterval(before)
+        made.stop()
+    assert statistics.median(took) < 0.004
+
+
+def test_more_than_can_wait_is_dropped_and_listed_anew(runtimes: NriRuntimes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nri_queue, "MAX_WAITING", 10)
+    blocked = threading.Event()
+    told: list[NriEvent] = []
+
+    def handle(event: NriEvent) -> None:
+        blocked.wait(PATIENCE)
+        told.append(event)
+
+    made = Watched(runtimes, handle)
+    made.plugin.start()
+    runtime = runtimes.next()
+    runtime.begin()
+    for number in range(11):
+        runtime.send("StateChange", MESSAGES["StateChangeEvent"](
+            event=nri_messages.POST_UPDATE, pod=pod(), container=container(cpus=str(number))))
+    assert runtime.closed()
+    again = runtimes.next()
+    again.begin([pod()], [container(cpus="10")])
+    blocked.set()
+    until = time.monotonic() + PATIENCE
+    while not (told and isinstance(told[-1], Synced) and told[-1].containers) and time.monotonic() < until:
+        time.sleep(0.01)
+    made.plugin.stop()
+    assert made.plugin.counters.overflows == 1
+    assert [type(event) for event in told[-2:]] == [Lost, Synced]
+    assert len(told) <= 4
+
+
+def test_long_annotations_count_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nri_queue, "MAX_WAITING_BYTES", 50_000)
+    waiting = nri_queue.NriQueue()
+    fact = PodEvent("run", NriPod(SandboxId("p"), "", "", "", "", 0, {"a": "x" * 20_000}, ""), 0)
+    assert waiting.put(fact)
+    assert waiting.put(Lost())
+    assert waiting.put(fact)
+    assert not waiting.put(fact)
+    assert waiting.put(fact)
+    assert waiting.take() == Lost()
+    assert waiting.take() == fact
+    waiting.end()
+    assert waiting.take() is None
+
+
+def test_a_handler_that_fails_is_logged_once_and_goes_on(
+        runtimes: NriRuntimes, caplog: pytest.LogCaptureFixture) -> None:
+    told: queue.Queue[NriEvent] = queue.Queue()
+
+    def handle(event: NriEvent) -> None:
+        told.put(event)
+        raise ValueError("no")
+
+    made = Watched(runtimes, handle)
+    made.plugin.start()
+    runtime = runtimes.next()
+    runtime.begin()
+    for _ in range(3):
+        assert runtime.state_change(nri_messages.RUN_POD, pod()).code == 0
+    for _ in range(4):
+        told.get(timeout=PATIENCE)
+    made.plugin.stop()
+    assert [record.getMessage().partition(";")[0] for record in caplog.records if record.levelno == logging.ERROR] == [
+        "nri: a Synced cannot be used", "nri: a PodEvent cannot be used"]
+
+
+def test_an_update_is_asked_for_and_its_outcome_told(runtimes: NriRuntimes, watched: Watched) -> None:
+    runtime = begun(runtimes, watched)
+    watched.plugin.update({ContainerId("c1"): CpuSet.parse("0-1"), ContainerId("c2"): CpuSet.parse("7")})
+    asked = runtime.request("UpdateContainers")
+    assert asked.service == nri_messages.RUNTIME_SERVICE
+    wanted = MESSAGES.decode("UpdateContainersRequest", asked.payload).update
+    assert [(item.container_id, item.linux.resources.cpu.cpus, item.ignore_failure) for item in wanted] == [
+        ("c1", "0-1", False)]
+    runtime.grant(asked)
+    assert watched.fact() == Updated((), (ContainerId("c1"),))
+    # The runtime says of a list that some failed, and not which: so each is asked for alone.
+    asked = runtime.request("UpdateContainers")
+    runtime.grant(asked, code=2, message="NRI update of some containers failed")
+    assert watched.fact() == Updated((ContainerId("c2"),))
+    watched.plugin.update({ContainerId("c3"): CpuSet.parse("1")})
+    asked = runtime.request("UpdateContainers")
+    runtime.grant(asked, MESSAGES["UpdateContainersResponse"](
+        failed=[MESSAGES["ContainerUpdate"](container_id="c3")]).SerializeToString())
+    assert watched.fact() == Updated((ContainerId("c3"),))
+    counters = watched.plugin.counters
+    assert (counters.updates, counters.failed_updates) == (3, 2)
+
+
+def test_the_last_wish_for_a_container_counts(runtimes: NriRuntimes, watched: Watched) -> None:
+    runtime = begun(runtimes, watched)
+    for cpu in range(50):
+        watched.plugin.update({ContainerId("c1"): CpuSet([cpu])})
+    asked = runtime.request("UpdateContainers")
+    seen = []
+    while True:
+        wanted = MESSAGES.decode("UpdateContainersRequest", asked.payload).update
+        seen.append(wanted[0].linux.resources.cpu.cpus)
+        runtime.grant(asked)
+        assert watched.fact() == Updated((), (ContainerId("c1"),))
+        if seen[-1] == "49":
+            break
+        asked = runtime.request("UpdateContainers")
+    assert len(seen) <= 50
+    assert seen == sorted(seen, key=int)
+
+
+def test_an_update_may_be_asked_for_within_a_handler(runtimes: NriRuntimes) -> None:
+    told: queue.Queue[NriEvent] = queue.Queue()
+
+    def handle(event: NriEvent) -> None:
+        told.put(event)
+        if isinstance(event, ContainerEvent):
+            made.plugin.update({event.container.id: CpuSet([0])})
+
+    made = Watched(runtimes, handle)
+    made.plugin.start()
+    runtime = runtimes.next()
+    runtime.begin()
+    assert runtime.state_change(nri_messages.POST_UPDATE, pod(), container()).code == 0
+    asked = runtime.request("UpdateContainers")
+    # The runtime may well go on with another event before it gets to that.
+    assert runtime.state_change(nri_messages.RUN_POD, pod()).code == 0
+    runtime.grant(asked)
+    kinds = [type(told.get(timeout=PATIENCE)) for _ in range(4)]
+    made.plugin.stop()
+    assert kinds == [Synced, ContainerEvent, PodEvent, Updated]
+
+
+def test_an_update_without_an_answer_fails(runtimes: NriRuntimes, watched: Watched,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nri, "UPDATE_DEADLINE", 0.1)
+    runtime = begun(runtimes, watched)
+    watched.plugin.update({ContainerId("c1"): CpuSet([0])})
+    asked = runtime.request("UpdateContainers")
+    assert watched.fact() == Updated((ContainerId("c1"),))
+    runtime.grant(asked)  # too late, and of no meaning any more
+    assert runtime.state_change(nri_messages.RUN_POD, pod()).code == 0
+    assert isinstance(watched.fact(), PodEvent)
+    monkeypatch.setattr(nri, "UPDATE_DEADLINE", PATIENCE)
+    watched.plugin.update({ContainerId("c2"): CpuSet([0])})
+    runtime.request("UpdateContainers")
+    runtime.close()
+    assert watched.fact() == Updated((ContainerId("c2"),))
+    assert watched.fact() == Lost()
+
+
+def test_an_update_without_a_connection_fails(runtimes: NriRuntimes) -> None:
+    runtimes.away = ConnectionRefusedError(111, "Connection refused")
+    made = Watched(runtimes)
+    made.plugin.start()
+    made.plugin.update({ContainerId("c1"): CpuSet([0])})
+    assert made.fact() == Updated((ContainerId("c1"),))
+    made.plugin.stop()
+    made.plugin.stop()
+    made.plugin.update({ContainerId("c1"): CpuSet([0])})  # harmless
+
+
+def test_a_runtime_that_does_not_read_costs_no_memory(runtimes: NriRuntimes, watched: Watched,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nri, "_MAX_UNSENT", 10_000)
+    runtime = begun(runtimes, watched)
+    runtime.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+    def send_on() -> None:
+        for _ in range(1_000_000):
+            runtime.send("NoSuchMethod")
+
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        send_on()
+    assert watched.fact() == Lost()
+    assert watched.state()[0]
+    up, text = watched.state()
+    assert not up
+    assert text.startswith("NRI: the runtime does not read")
+
+
+def test_a_plugin_that_the_runtime_started_ends_with_its_connection() -> None:
+    theirs, ours = socket.socketpair()
+    os.set_inheritable(theirs.fileno(), True)
+    fd = theirs.detach()
+    environ = {"NRI_PLUGIN_SOCKET": str(fd), "NRI_PLUGIN_NAME": "pinner", "NRI_PLUGIN_IDX": "07", "PATH": "/bin"}
+    told: queue.Queue[NriEvent] = queue.Queue()
+    plugin = nri.from_environment(told.put, lambda up, text: None, environ)
+    assert plugin is not None
+    assert environ == {"PATH": "/bin"}
+    assert not os.get_inheritable(fd)
+    plugin.start()
+    with ours:
+        runtime = NriRuntime(ours)
+        asked = runtime.request("RegisterPlugin")
+        registration = MESSAGES.decode("RegisterPluginRequest", asked.payload)
+        assert (registration.plugin_name, registration.plugin_idx) == ("pinner", "07")
+        runtime.grant(asked)
+        runtime.configure()
+        runtime.synchronize()
+        assert not plugin.ended.is_set()
+    assert plugin.ended.wait(PATIENCE)
+    assert isinstance(told.get(timeout=PATIENCE), Synced)
+    assert told.get(timeout=PATIENCE) == Lost()
+    plugin.stop()
+
+
+def test_a_process_that_nobody_started_so_is_no_such_plugin(tmp_path: Path) -> None:
+    def made(environ: dict[str, str]) -> nri.Plugin | None:
+        return nri.from_environment(lambda event: None, lambda up, text: None, environ)
+
+    assert made({"NRI_PLUGIN_NAME": "x"}) is None
+    with (tmp_path / "file").open("w") as file:
+        for number in str(file.fileno()), "-1", "x", "9999", "99999999999999999999":
+            with pytest.raises(ConfigError, match="no open socket"):
+                made({"NRI_PLUGIN_SOCKET": number})
+
+
+@pytest.mark.parametrize(("name", "index"), [("a b", "90"), ("", "90"), ("vmpin", "7"), ("vmpin", "007"), ("x", "ab")])
+def test_a_name_that_no_runtime_takes_is_said_at_once(name: str, index: str) -> None:
+    with pytest.raises(ConfigError, match="two digits"):
+        nri.Plugin(lambda: socket.socket(), lambda event: None, name, index)
+
+
+def test_nothing_stays_open(runtimes: NriRuntimes) -> None:
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before, threads = opened(), threading.active_count()
+    for _ in range(5):
+        made = Watched(runtimes)
+        made.plugin.start()
+        runtime = begun(runtimes, made)
+        made.plugin.stop()
+        assert runtime.closed()
+        runtime.close()
+    assert (opened(), threading.active_count()) == (before, threads)

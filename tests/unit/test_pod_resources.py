@@ -1,0 +1,244 @@
+"""PodResources, asked of a gRPC server as the kubelet is one."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+import grpc
+
+from vmpin.cpuset import CpuSet
+from vmpin.errors import SourceError
+from vmpin.source.pod_resources import allocatable, list_cpus
+from vmpin.wire.protos import Messages
+
+#: More than is asked for: api.proto of Kubernetes 1.36, and the pod's own CPUs of the version after it.
+KUBELET = Messages("v1", """
+TopologyInfo nodes=1:NUMANode*
+NUMANode ID=1:int64
+ContainerDevices resource_name=1 device_ids=2:string* topology=3:TopologyInfo
+ContainerMemory memory_type=1 size=2:uint64 topology=3:TopologyInfo
+ContainerResources name=1 devices=2:ContainerDevices* cpu_ids=3:int64* memory=4:ContainerMemory*
+PodResources name=1 namespace=2 containers=3:ContainerResources* cpu_ids=4:int64* memory=5:ContainerMemory*
+ListPodResourcesResponse pod_resources=1:PodResources*
+AllocatableResourcesResponse devices=1:ContainerDevices* cpu_ids=2:int64* memory=3:ContainerMemory*
+""")
+
+Answer = Callable[[bytes, grpc.ServicerContext], bytes]
+
+
+class Kubelet:
+    """A server on a socket, whose calls are replaced as a test goes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.calls: dict[str, Answer] = {}
+        self._pool = concurrent.futures.ThreadPoolExecutor(4)
+        self._server = grpc.server(self._pool, handlers=[self._Handler(self.calls)])
+        assert self._server.add_insecure_port(f"unix:{path}")
+        self._server.start()
+
+    class _Handler(grpc.GenericRpcHandler):
+        def __init__(self, calls: dict[str, Answer]) -> None:
+            self.calls = calls
+
+        def service(self, handler_call_details: Any) -> Any:
+            prefix, _, name = handler_call_details.method.rpartition("/")
+            answer = self.calls.get(name) if prefix == "/v1.PodResourcesLister" else None
+            return None if answer is None else grpc.unary_unary_rpc_method_handler(answer)
+
+    def lists(self, *pods: Any) -> None:
+        raw = KUBELET["ListPodResourcesResponse"](pod_resources=pods).SerializeToString()
+        self.calls["List"] = lambda request, context: raw
+
+    def fails(self, code: grpc.StatusCode, details: str) -> None:
+        def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+            context.abort(code, details)
+            raise AssertionError
+
+        self.calls["List"] = answer
+
+    def stop(self) -> None:
+        self._server.stop(0).wait(30)
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
+    made = Kubelet(tmp_path / "kubelet.sock")
+    yield made
+    made.stop()
+
+
+def pod(name: str, **containers: list[int]) -> Any:
+    return KUBELET["PodResources"](name=name, namespace="shop", cpu_ids=[60, 61], containers=[
+        {"name": container, "cpu_ids": ids, "devices": [
+            {"resource_name": "example.com/nic", "device_ids": ["x"], "topology": {"nodes": [{"ID": 1}]}}],
+         "memory": [{"memory_type": "memory", "size": 1 << 30}]} for container, ids in containers.items()])
+
+
+def refusal(path: Path, timeout: float = 30) -> str:
+    with pytest.raises(SourceError) as caught:
+        list_cpus(path, timeout)
+    assert caught.value.where == str(path)
+    return caught.value.why
+
+
+def test_exclusive_cpus_are_listed_by_namespace_pod_and_container(kubelet: Kubelet) -> None:
+    kubelet.lists(pod("web-0", app=[2, 3, 8191], sidecar=[]), pod("db-0", app=[5, 4]), pod("idle"))
+    assert list_cpus(kubelet.path, 30) == {
+        ("shop", "web-0", "app"): CpuSet.parse("2-3,8191"), ("shop", "db-0", "app"): CpuSet.parse("4-5")}
+
+
+def test_a_node_without_pods_lists_none(kubelet: Kubelet) -> None:
+    kubelet.lists()
+    assert list_cpus(kubelet.path, 30) == {}
+
+
+def test_two_pods_of_one_name_count_as_one(kubelet: Kubelet) -> None:
+    kubelet.lists(pod("web-0", app=[2, 3]), pod("web-0", app=[4]))
+    assert list_cpus(kubelet.path, 30) == {("shop", "web-0", "app"): CpuSet.parse("2-4")}
+
+
+def test_allocatable_cpus_are_told(kubelet: Kubelet) -> None:
+    raw = KUBELET["AllocatableResourcesResponse"](cpu_ids=range(2, 64), memory=[{"size": 5}]).SerializeToString()
+    kubelet.calls["GetAllocatableResources"] = lambda request, context: raw
+    assert allocatable(kubelet.path, 30) == CpuSet.parse("2-63")
+
+
+def test_a_long_list_is_read(kubelet: Kubelet) -> None:
+    kubelet.lists(*(pod(f"{at:0200}", app=[at % 100] * 2000) for at in range(3000)))  # 6 MB
+    assert len(list_cpus(kubelet.path, 60)) == 3000
+
+
+def test_a_list_beyond_all_bounds_is_not(kubelet: Kubelet) -> None:
+    kubelet.calls["List"] = lambda request, context: bytes(17 << 20)
+    assert "too long" in refusal(kubelet.path, 60)
+
+
+@pytest.mark.parametrize("name", ["a b", "a%20b", "a#b?c", "ü"])
+def test_any_path_will_do(tmp_path: Path, name: str) -> None:
+    plain = Kubelet(tmp_path / "s")
+    try:
+        plain.lists(pod("web-0", app=[2]))
+        (tmp_path / name).symlink_to("s")
+        assert list_cpus(tmp_path / name, 30) == {("shop", "web-0", "app"): CpuSet([2])}
+    finally:
+        plain.stop()
+
+
+@pytest.mark.parametrize(("code", "why"), [
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, "List: the kubelet is asked too often (100 times a second), or its answer is "
+     "too long (rejected by rate limit)"),
+    (grpc.StatusCode.UNIMPLEMENTED, "List: this kubelet does not have the call (rejected by rate limit)"),
+    (grpc.StatusCode.INTERNAL, "List: internal (rejected by rate limit)"),
+])
+def test_what_the_kubelet_refuses_is_told_with_its_reason(kubelet: Kubelet, code: grpc.StatusCode, why: str) -> None:
+    kubelet.fails(code, "rejected by rate\x1b limit")
+    assert refusal(kubelet.path) == why
+
+
+def test_a_call_nobody_serves_is_unimplemented(kubelet: Kubelet) -> None:
+    with pytest.raises(SourceError, match="this kubelet does not have the call"):
+        allocatable(kubelet.path, 30)
+
+
+def test_a_slow_kubelet_is_not_waited_for(kubelet: Kubelet) -> None:
+    done = threading.Event()
+
+    def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+        done.wait(30)
+        return b""
+
+    kubelet.calls["List"] = answer
+    begin = time.monotonic()
+    try:
+        assert "no answer in time" in refusal(kubelet.path, 0.2)
+        assert time.monotonic() - begin < 10
+    finally:
+        done.set()
+
+
+def test_no_kubelet_is_told_at_once(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none") == "No such file or directory"
+    (tmp_path / "file").touch()
+    assert refusal(tmp_path / "file") == "is no socket"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(os.fspath(tmp_path / "dead"))
+    begin = time.monotonic()
+    assert "nobody answers there" in refusal(tmp_path / "dead")
+    assert time.monotonic() - begin < 10
+
+
+def test_a_kubelet_that_was_restarted_answers_the_next_call(tmp_path: Path) -> None:
+    path = tmp_path / "kubelet.sock"
+    for _ in range(3):
+        running = Kubelet(path)
+        running.lists(pod("web-0", app=[2]))
+        assert list_cpus(path, 30)
+        running.stop()
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(os.fspath(path))
+        assert "nobody answers" in refusal(path)
+        path.unlink()
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00" * 100, bytes(range(256))])
+def test_who_speaks_something_else_is_refused(tmp_path: Path, said: bytes) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.fspath(path))
+        made.listen()
+        made.settimeout(30)
+
+        def serve() -> None:
+            connection, _ = made.accept()
+            with connection:
+                connection.sendall(said)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        assert refusal(path, 3).startswith("List: ")
+        server.join()
+
+
+@pytest.mark.parametrize("raw", [b"\xff", b"\x0a\x05ab", b"\x0a\x03\x0a\x01\xff"])
+def test_an_answer_that_is_none_is_refused(kubelet: Kubelet, raw: bytes) -> None:
+    kubelet.calls["List"] = lambda request, context: raw
+    assert "ListPodResourcesResponse" in refusal(kubelet.path)
+
+
+@pytest.mark.parametrize("ids", [[-1], [8192], [2, 1 << 62]])
+def test_a_cpu_that_no_machine_has_is_refused(kubelet: Kubelet, ids: list[int]) -> None:
+    kubelet.lists(pod("web-0", app=ids))
+    assert "is not between 0 and 8191" in refusal(kubelet.path)
+
+
+def test_nothing_is_left_of_a_call(kubelet: Kubelet) -> None:
+    kubelet.lists(pod("web-0", app=[2]))
+    list_cpus(kubelet.path, 30)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        list_cpus(kubelet.path, 30)
+    end = time.monotonic() + 10
+    while len(os.listdir("/proc/self/fd")) > before + 4 and time.monotonic() < end:
+        time.sleep(0.01)  # its connections are closed in the background
+    assert len(os.listdir("/proc/self/fd")) <= before + 4
+
+
+def test_importing_it_loads_neither_grpc_nor_protobuf() -> None:
+    code = "import sys, vmpin.source.pod_resources as p; sys.exit('grpc' in sys.modules or 'google' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,48 @@
+"""Which containers the sources disagree about for longer than a resync: said once, and shown as long as it lasts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+from vmpin.allocation import CpuManagerState, disagreements
+from vmpin.cpuset import CpuSet
+from vmpin.model import ContainerId, SandboxId
+from vmpin.state import DesiredState
+
+logger = logging.getLogger(__name__)
+
+
+class Agreement:
+    """What the sources say of each container, compared at every resync."""
+
+    def __init__(self) -> None:
+        #: Exclusive CPUs by namespace, pod and container, as PodResources has them; None: not asked, or no answer.
+        self.resources: Mapping[tuple[str, str, str], CpuSet] | None = None
+        #: What was found, with the monotonic time since when.
+        self._found: dict[tuple[SandboxId, ContainerId], tuple[str, float]] = {}
+        #: Those that last longer than a resync.
+        self.lasting: dict[tuple[SandboxId, ContainerId], str] = {}
+
+    def hear(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
+        """What PodResources says from now on."""
+        self.resources = resources
+
+    def look(self, state: DesiredState, kubelet: CpuManagerState | None, online: CpuSet, resync_seconds: float,
+             now: float | None = None) -> None:
+        """Compare what is known now. :param now: CLOCK_MONOTONIC in seconds."""
+        now = time.monotonic() if now is None else now
+        before, self._found = self._found, {}
+        lasted, self.lasting = self.lasting, {}
+        for sandbox in state.sandboxes.values():
+            for container, text in disagreements(sandbox, kubelet, self.resources, online).items():
+                key = sandbox.id, container
+                old = before.get(key)
+                since = old[1] if old is not None and old[0] == text else now
+                self._found[key] = text, since
+                if now - since >= resync_seconds:
+                    self.lasting[key] = text
+                    if lasted.get(key) != text:
+                        logger.warning("sandbox=%s container=%s: the sources disagree on its CPUs: %s", sandbox.id,
+                                       container, text)

@@ -1,0 +1,191 @@
+"""What tells the watcher, beside hooks and the clock: the container runtime (NRI), and files that the kernel watches.
+
+Each turns what comes from a thread or a descriptor into one call in the loop for all that has come. What stays out:
+what is then done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vmpin.config import Config
+from vmpin.cpuset import CpuSet
+from vmpin.errors import SourceError
+from vmpin.source.nri_facts import NriEvent
+
+if TYPE_CHECKING:
+    from vmpin.host.inotify import Inotify
+    from vmpin.source.nri import Plugin
+
+logger = logging.getLogger(__name__)
+
+#: Files change in bursts (a write, a rename); they are read this many seconds after the first.
+CALM = 0.02
+_GRPC_DEADLINE = 2.0
+_STARTED_BY_RUNTIME = "NRI_PLUGIN_SOCKET"
+
+
+def wants_nri(config: Config) -> bool:
+    """Whether to be an NRI plugin; one that the runtime itself started has to be."""
+    return config.nri != "off" or _STARTED_BY_RUNTIME in os.environ
+
+
+class NriFeed:
+    """The plugin, from the moment that there is a runtime to connect to.
+
+    :param take: called in the loop, with all that was told since.
+    :param ended: called in the loop when no connection will come any more (a plugin that the runtime started).
+    """
+
+    def __init__(self, config: Config, take: Callable[[list[NriEvent]], None], ended: Callable[[], None]) -> None:
+        self._config = config
+        self._take = take
+        self._ended = ended
+        self._waiting: deque[NriEvent] = deque()
+        self._state = "waits for the runtime's socket"
+        self.plugin: Plugin | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        started_by_runtime = _STARTED_BY_RUNTIME in os.environ
+        if not started_by_runtime:
+            while self._config.nri == "auto" and not self._config.path("nri").exists():  # noqa: ASYNC110
+                await asyncio.sleep(self._config.resync_seconds)
+        from vmpin.source import nri
+        from vmpin.source.nri_connect import connect_to
+
+        def handle(event: NriEvent) -> None:
+            self._waiting.append(event)
+            if len(self._waiting) == 1:
+                loop.call_soon_threadsafe(self._drain)
+
+        def on_state(up: bool, text: str) -> None:
+            self._state = f"connected to {text}" if up else f"not connected: {text}"
+            if started_by_runtime and not up:
+                loop.call_soon_threadsafe(self._ended)
+
+        plugin = nri.from_environment(handle, on_state) or nri.Plugin(
+            connect_to(self._config.path("nri")), handle, on_state=on_state)
+        self.plugin = plugin
+        plugin.start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.plugin = None
+            plugin.stop()
+
+    def _drain(self) -> None:
+        events = []
+        while self._waiting:
+            events.append(self._waiting.popleft())
+        if events:
+            self._take(events)
+
+    def data(self) -> dict[str, object]:
+        """For the status."""
+        counters = {"events": 0} if self.plugin is None else asdict(self.plugin.counters)
+        return {"state": self._state, **counters}
+
+
+class PodResourcesFeed:
+    """Asks the kubelet, as a second witness beside its checkpoint, which CPUs it gave to whom.
+
+    :param heard: called in the loop with what it said; None when it cannot be asked.
+    """
+
+    def __init__(self, config: Config, heard: Callable[[Mapping[tuple[str, str, str], CpuSet] | None], None]) -> None:
+        self._socket = config.path("kubelet") / "pod-resources/kubelet.sock"
+        self._pause = max(config.resync_seconds, 5.0)  # it answers a hundred questions a second, of all who ask
+        self._heard = heard
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        told = ""
+        while True:
+            if self._socket.exists():
+                from vmpin.source import pod_resources  # gRPC: nothing that a node without a kubelet should load
+
+                try:
+                    self._heard(await asyncio.to_thread(pod_resources.list_cpus, self._socket, _GRPC_DEADLINE))
+                    told = ""
+                except SourceError as err:
+                    self._heard(None)
+                    if str(err) != told:
+                        logger.warning("%s", err)
+                    told = str(err)
+            else:
+                self._heard(None)
+            await asyncio.sleep(self._pause)
+
+
+class FileFeed:
+    """Says which of the watched files were written, and into which directories something was put.
+
+    :param changed: called in the loop, with the paths that are watched.
+    """
+
+    def __init__(self, changed: Callable[[set[Path]], None]) -> None:
+        self._changed = changed
+        self._inotify: Inotify | None = None
+        self._wanted: set[Path] = set()
+        self._watched: dict[Path, int] = {}
+        self._written: set[Path] = set()
+        self._mask = 0
+        self._due: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Until cancelled. :raises OSError: when the kernel gives no more of it."""
+        # Here, as it loads ctypes, which a hardened service may be refused the memory for.
+        from vmpin.host import inotify
+
+        loop = asyncio.get_running_loop()
+        self._mask = inotify.IN_MODIFY | inotify.IN_MOVED_TO | inotify.IN_DELETE
+        self._inotify = made = inotify.Inotify()
+        self.watch(self._wanted)
+        loop.add_reader(made.fd, self._read, made)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            loop.remove_reader(made.fd)
+            made.close()
+            self._inotify, self._watched = None, {}
+            if self._due is not None:
+                self._due.cancel()
+
+    def watch(self, paths: Iterable[Path]) -> None:
+        """Watch these, and nothing else any more. What is not there is left out, until it is asked for again."""
+        wanted = self._wanted = set(paths)
+        if self._inotify is None:
+            return
+        for path in self._watched.keys() - wanted:
+            self._inotify.unwatch(self._watched.pop(path))
+        for path in wanted - self._watched.keys():
+            number = self._inotify.watch(path, self._mask)
+            if number is not None:
+                self._watched[path] = number
+
+    def _read(self, made: Inotify) -> None:
+        events = made.read()
+        of = {number: path for path, number in self._watched.items()}
+        for event in events:
+            if event.overflow:
+                self._written |= self._watched.keys()
+            elif event.wd in of:
+                self._written.add(of[event.wd])
+            if event.ended:
+                self._watched.pop(of.get(event.wd, Path()), None)
+        if self._written and self._due is None:
+            self._due = asyncio.get_running_loop().call_later(CALM, self._tell)
+
+    def _tell(self) -> None:
+        self._due = None
+        written, self._written = self._written, set()
+        self._changed(written)

@@ -1,0 +1,101 @@
+"""inotify(7): to be told that a directory or file changed, instead of looking.
+
+The descriptor is for an event loop. Nothing it tells is needed for good: events are lost when the queue is full, and
+watches when there are too many, so who waits here also looks from time to time. What stays out: what is watched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+#: include/uapi/linux/inotify.h
+IN_MODIFY = 0x00000002
+IN_ATTRIB = 0x00000004
+IN_CLOSE_WRITE = 0x00000008
+IN_MOVED_FROM = 0x00000040
+IN_MOVED_TO = 0x00000080
+IN_CREATE = 0x00000100
+IN_DELETE = 0x00000200
+IN_DELETE_SELF = 0x00000400
+IN_MOVE_SELF = 0x00000800
+IN_Q_OVERFLOW = 0x00004000
+IN_IGNORED = 0x00008000
+IN_ONLYDIR = 0x01000000
+
+_EVENT = struct.Struct("iIII")
+#: Four thousand events without names; one with the longest name has 272 bytes.
+_READ = 65536
+
+
+class InotifyEvent(NamedTuple):
+    """`wd` is what watch() gave, -1 when events were lost (IN_Q_OVERFLOW); `name` is what in a directory it is of."""
+
+    wd: int
+    mask: int
+    name: str = ""
+
+    @property
+    def overflow(self) -> bool:
+        """Whether events were lost: anything may have changed."""
+        return bool(self.mask & IN_Q_OVERFLOW)
+
+    @property
+    def ended(self) -> bool:
+        """Whether this is the last of its watch: what it was on is gone, or unwatch() was called."""
+        return bool(self.mask & IN_IGNORED)
+
+
+class Inotify:
+    """An inotify instance. :raises OSError: EMFILE when the user has too many (fs.inotify.max_user_instances)."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.fd: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        #: Watches that were not to be had because there are too many (fs.inotify.max_user_watches).
+        self.refused = 0
+
+    def watch(self, path: str | Path, mask: int) -> int | None:
+        """Ask for events of `path`, which are told with the number returned; a path watched already keeps its number
+        and has this mask then. None when it is not there, may not be watched, or there are too many watches.
+
+        :raises OSError: for anything else: closed, ENOMEM.
+        """
+        wd: int = self._libc.inotify_add_watch(self.fd, os.fsencode(path), ctypes.c_uint32(mask))
+        if wd >= 0:
+            return wd
+        code = ctypes.get_errno()
+        if code == errno.ENOSPC:
+            self.refused += 1
+        elif code not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG, errno.ENODEV):
+            raise OSError(code, os.strerror(code), os.fspath(path))
+        return None
+
+    def unwatch(self, wd: int) -> None:
+        """No more events of it, after those under way and an `ended` one. A watch that has ended is none to end."""
+        self._libc.inotify_rm_watch(self.fd, wd)
+
+    def read(self) -> list[InotifyEvent]:
+        """What happened, oldest first; [] when nothing did. With very many events it takes several calls."""
+        try:
+            raw = os.read(self.fd, _READ)
+        except BlockingIOError:
+            return []
+        found = []
+        at = 0
+        while at < len(raw):
+            wd, mask, _, length = _EVENT.unpack_from(raw, at)
+            at += _EVENT.size + length
+            found.append(InotifyEvent(wd, mask, os.fsdecode(raw[at - length:at].rstrip(b"\0"))))
+        return found
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

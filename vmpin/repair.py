@@ -1,0 +1,76 @@
+"""The way back for runc containers (`policy.runc_repair`): which of them the runtime is asked to give other CPUs.
+
+Only where a container's cgroup has had other CPUs than it was given for longer than a resync, so that an update under
+way is not mistaken for a drift. What stays out: asking (source/nri).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Container, Iterable
+
+from vmpin.allocation import CpuManagerState, given
+from vmpin.cpuset import CpuSet
+from vmpin.events import Source
+from vmpin.model import ContainerId, SandboxId
+from vmpin.source.nri_facts import Updated
+from vmpin.state import DesiredState
+
+logger = logging.getLogger(__name__)
+
+#: A container is given its CPUs back so often within so many seconds; then somebody keeps writing, and is left to it.
+TRIES, WITHIN = 3, 600.0
+
+
+class Repairs:
+    """What was repaired, so that a fight ends."""
+
+    def __init__(self) -> None:
+        #: When (monotonic) each container was repaired, and the ones of which it was said that they are left alone.
+        self._times: dict[ContainerId, list[float]] = {}
+        self._left: set[ContainerId] = set()
+
+    def due(self, state: DesiredState, kubelet: CpuManagerState | None, vms: Container[SandboxId],
+            lasting: Iterable[tuple[SandboxId, ContainerId]], now: float | None = None) -> dict[ContainerId, CpuSet]:
+        """The CPUs to ask for, by container.
+
+        :param vms: the sandboxes that are VMs: their containers' CPUs are not set by a cgroup of the host.
+        :param lasting: the containers on which the sources have disagreed for longer than a resync.
+        :param now: CLOCK_MONOTONIC in seconds.
+        """
+        now = time.monotonic() if now is None else now
+        self._times = {container: recent for container, times in self._times.items()
+                       if (recent := [each for each in times if each > now - WITHIN])}
+        self._left &= self._times.keys()
+        found: dict[ContainerId, CpuSet] = {}
+        for sandbox, container in lasting:
+            wanted = None if sandbox in vms else _wanted(state, kubelet, sandbox, container)
+            if wanted is None:
+                continue
+            times = self._times.setdefault(container, [])
+            if len(times) < TRIES:
+                times.append(now)
+                logger.info("container=%s is given its CPUs back: %s", container, wanted)
+                found[container] = wanted
+            elif container not in self._left:
+                self._left.add(container)
+                logger.warning("container=%s was given its CPUs %s back %d times, and somebody takes them again: it "
+                               "is left alone for some minutes", container, wanted, TRIES)
+        return found
+
+    def heard(self, answer: Updated) -> None:
+        """What became of it."""
+        for container in answer.failed:
+            logger.warning("container=%s: the runtime does not give it its CPUs back", container)
+
+
+def _wanted(state: DesiredState, kubelet: CpuManagerState | None, sandbox: SandboxId,
+            container: ContainerId) -> CpuSet | None:
+    """What a container was given, when its cgroup has something else; the runtime has to know the container."""
+    found = state.sandboxes.get(sandbox)
+    known = None if found is None else found.containers.get(container)
+    if found is None or known is None or not {Source.NRI, Source.CGROUP} <= known.words.keys():
+        return None
+    wanted = given(kubelet, found.pod, known.container) or known.words[Source.NRI].cpuset
+    return wanted if known.words[Source.CGROUP].cpuset != wanted else None

@@ -1,0 +1,177 @@
+"""The checkpoint of the kubelet's CPU manager (`cpu_manager_state`): which CPUs are whose, and which are for all.
+
+Understands every shape there was (pkg/kubelet/cm/cpumanager/state/checkpoint.go): V4 of 1.37, V3 of 1.36 with pod
+level resources, V2 since 1.17, and V1 before it, which named containers by their ids. Pure: bytes in, data out. What
+stays out: the file (source/kubelet_state), and what exclusive means for a sandbox (ownership).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from vmpin.allocation import CpuManagerState
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
+from vmpin.errors import SourceError
+from vmpin.model import valid_id
+
+NAME = "cpu_manager_state"
+#: A node full of pods has some 40 kB.
+MAX_BYTES = 4 << 20
+#: Beyond this the checksum is not looked at: it costs Python some 0.1 µs a byte.
+MAX_CHECKED = 64 << 10
+
+
+def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
+    """Understand a checkpoint. A wrong checksum is `trouble` only: it is one of a dump of Go's memory, types and all,
+    and so changed with kubelets that did not change a CPU.
+
+    :raises SourceError: when it cannot be believed: empty, cut, not the kubelet's, a CPU list that is none.
+    """
+    if len(raw) > MAX_BYTES:
+        raise SourceError(where, f"is {len(raw)} bytes long, at most {MAX_BYTES} are read")
+    if not raw.strip(b" \t\r\n\0"):
+        raise SourceError(where, "is empty")
+    outer = _object(raw, where)
+    data = outer.get("data")
+    if isinstance(data, str) and data:
+        # The rest of the file is for older kubelets, and not looked at by those that know of data.
+        state = replace(_contents(_object(data, f"{where}: data"), where), version=4)
+        return _judged(state, _matches(outer.get("datachecksum"), len(data), [f"(string){data}"]))
+    state = _contents(outer, where)
+    checksum = outer.get("checksum")
+    return _judged(state, None if checksum in (0, None) else _matches(checksum, len(raw), _dumps(outer, state)))
+
+
+def _object(raw: bytes | str, where: str) -> dict[str, object]:
+    """A JSON object, its keys in lower case: Go reads them whatever their case is."""
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError) as err:
+        raise SourceError(where, f"is not JSON: {str(err)[:100]}") from err
+    if not isinstance(found, dict):
+        raise SourceError(where, "is no JSON object")
+    return {key.lower(): value for key, value in found.items()}
+
+
+def _contents(found: dict[str, object], where: str) -> CpuManagerState:
+    policy = found.get("policyname")
+    if not isinstance(policy, str) or not valid_id(policy):
+        raise SourceError(where, f"policyName {_short(policy)} is none")
+    default = _cpus(found.get("defaultcpuset", ""), f"{where}: defaultCpuSet")
+    entries: dict[tuple[str, str], CpuSet] = {}
+    pods: dict[str, CpuSet] = {}
+    by_id: dict[str, CpuSet] = {}
+    for key, value in _mapping(found, "entries", where).items():
+        if isinstance(value, dict):
+            for name, cpus in value.items():
+                entries[_id(key, where), _id(name, where)] = _cpus(cpus, f"{where}: entry {key}/{name}")
+        else:
+            by_id[_id(key, where)] = _cpus(value, f"{where}: entry {key}")
+    for key, value in _mapping(found, "podentries", where).items():
+        folded = {name.lower(): cpus for name, cpus in value.items()} if isinstance(value, dict) else {}
+        pods[_id(key, where)] = _cpus(folded.get("cpuset"), f"{where}: pod entry {key}")
+    if by_id and (entries or pods):
+        raise SourceError(where, "names some containers by their ids and some by their pods")
+    return CpuManagerState(policy, default, {key: cpus for key, cpus in entries.items() if cpus},
+                           {uid: cpus for uid, cpus in pods.items() if cpus},
+                           {cid: cpus for cid, cpus in by_id.items() if cpus}, 1 if by_id else 3 if pods else 2)
+
+
+def _judged(state: CpuManagerState, checksum_ok: bool | None) -> CpuManagerState:
+    troubles = list(_overlaps(state))
+    if checksum_ok is False:
+        # Without the numbers: they would make a new line of every change to the file.
+        troubles.append("its checksum does not match: it was edited, or its kubelet computes another one")
+    return replace(state, checksum_ok=checksum_ok, trouble="; ".join(troubles))
+
+
+def _mapping(found: dict[str, object], key: str, where: str) -> dict[str, object]:
+    value = found.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise SourceError(where, f"{key} are no object")
+    return value
+
+
+def _id(text: str, where: str) -> str:
+    if not valid_id(text):
+        raise SourceError(where, f"{_short(text)} is no id or name")
+    return text
+
+
+def _cpus(value: object, where: str) -> CpuSet:
+    if not isinstance(value, str):
+        raise SourceError(where, f"{_short(value)} is no CPU list")
+    try:
+        return CpuSet.parse(value)
+    except CpuSetError as err:
+        raise SourceError(where, str(err)) from err
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _overlaps(state: CpuManagerState) -> Iterator[str]:
+    """What a kubelet would refuse to start with (policy_static.go: validateState), and CPUs that two pods have."""
+    owned: dict[str, CpuSet] = {f"container {key}": cpus for key, cpus in state.by_id.items()}
+    for key, cpus in (*state.pods.items(), *((uid, cpus) for (uid, _), cpus in state.entries.items())):
+        owned[f"pod {key}"] = owned.get(f"pod {key}", EMPTY) | cpus
+    seen = EMPTY
+    twice = EMPTY
+    for cpus in owned.values():
+        twice |= seen & cpus
+        seen |= cpus
+    if twice:
+        yield f"CPUs {twice} are exclusive to more than one pod"
+    if seen & state.default:
+        yield f"CPUs {seen & state.default} are both exclusive and shared"
+
+
+# --- the checksum ----------------------------------------------------------------------------------------------------
+
+def _matches(checksum: object, size: int, dumps: Iterable[str]) -> bool | None:
+    """Whether one of the dumps has that checksum; None where that is not looked at."""
+    if size > MAX_CHECKED:
+        return None
+    return any(fnv32a(dump.encode("utf-8", "surrogatepass")) == checksum for dump in dumps)
+
+
+def fnv32a(raw: bytes) -> int:
+    """FNV-1a of 32 bits, Go's hash/fnv."""
+    found = 0x811C9DC5
+    for byte in raw:
+        found = (found ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return found
+
+
+def _dumps(found: dict[str, object], state: CpuManagerState) -> Iterator[str]:
+    """What kubelets take the checksum of: go-spew's `%#v` of their struct, under each name that it had.
+
+    The types of a map's keys and values are left out there, those of a struct's fields are not.
+    """
+    head = f"PolicyName:(string){state.policy} DefaultCPUSet:(string){found.get('defaultcpuset', '')} Entries:"
+    entries = found.get("entries") or {}
+    if state.version == 1 or not entries:
+        yield _struct("", f"{head}(map[string]string){_map(entries)}")
+    head += f"(map[string]map[string]string){_map(entries)}"
+    if not state.pods:
+        yield from (_struct(name, head) for name in ("", "V2"))
+    if sum(map(len, state.pods.values())) * 8 <= MAX_CHECKED:  # `0-8191` is short, its dump is not
+        by_pod = {uid: "{CPUSet:(cpuset.CPUSet){elems:(map[int]struct {})" + _map({cpu: "{}" for cpu in cpus}) + "}}"
+                  for uid, cpus in state.pods.items()}
+        yield from (_struct(name, f"{head} PodEntries:(state.PodCPUAssignments){_map(by_pod)}") for name in ("", "V3"))
+
+
+def _struct(name: str, fields: str) -> str:
+    return f"(*state.CPUManagerCheckpoint{name}){{{fields} Checksum:(checksum.Checksum)0}}"
+
+
+def _map(value: object) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    return f"map[{' '.join(f'{key}:{_map(value[key])}' for key in sorted(value))}]"

@@ -1,0 +1,127 @@
+"""The kubelet's CPU manager checkpoint on disk, read again when it changed. Never written.
+
+The kubelet writes a file beside it and renames that (pkg/kubelet/util/store/filestore.go), so one opened file is one
+checkpoint; who waits for a change watches the directory. What stays out: the format (runtime/kubelet) and the waiting
+(host/inotify).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from vmpin.allocation import CpuManagerState
+from vmpin.errors import SourceError
+from vmpin.runtime.kubelet import MAX_BYTES, NAME, parse_checkpoint
+
+#: Nanoseconds in which a file may be replaced and look the same: the file system's clock ticks every 4 ms, and the
+#: inode that a rename frees is the next file's.
+FRESH = 50_000_000
+#: How often a file is read that somebody writes to meanwhile.
+_TRIES = 3
+
+_Stamp = tuple[int, int, int]
+
+
+class KubeletState:
+    """The checkpoint in `directory` (/var/lib/kubelet).
+
+    `warn` gets a line for each thing that is wrong with it, not again until all was well meanwhile.
+    """
+
+    def __init__(self, directory: Path, warn: Callable[[str], None]) -> None:
+        self.path = directory / NAME
+        self.warn = warn
+        #: When the checkpoint last returned was written, CLOCK_REALTIME ns; 0 for none.
+        self.written = 0
+        #: What is wrong with the file as it is now, "" for nothing.
+        self.trouble = ""
+        #: Files met that could not be used.
+        self.bad = 0
+        self._stamp: _Stamp | None = None
+        self._raw: bytes | None = None
+        self._usable = False
+        self._state: CpuManagerState | None = None
+        self._told: set[str] = set()
+
+    def read(self) -> CpuManagerState | None:
+        """What the checkpoint says, the same object while it does not change; None when there is none.
+
+        A file that cannot be used leaves what was said before it.
+        """
+        try:
+            if self._stamp is not None and _stamp(os.stat(self.path, follow_symlinks=False)) == self._stamp:
+                return self._state
+            raw, info = _load(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            # Removed to start afresh, as the kubelet's documentation says to do it: nobody owns anything then.
+            self.written, self._stamp, self._raw, self._state = 0, None, None, None
+            self._note("")
+            return None
+        except OSError as err:
+            return self._lost(f"{self.path}: {os.strerror(err.errno or 0)}")
+        except SourceError as err:
+            return self._lost(str(err))
+        fresh = time.time_ns() - info.st_mtime_ns < FRESH
+        self._stamp = None if fresh else _stamp(info)
+        if raw == self._raw:
+            if self._usable:
+                self.written = info.st_mtime_ns
+            return self._state
+        self._raw, self._usable = raw, False
+        try:
+            self._state = parse_checkpoint(raw, str(self.path))
+        except SourceError as err:
+            self._refuse(str(err))
+            return self._state
+        self.written, self._usable = info.st_mtime_ns, True
+        self._note(f"{self.path}: {self._state.trouble}" if self._state.trouble else "")
+        return self._state
+
+    def _lost(self, why: str) -> CpuManagerState | None:
+        """Not even read, so the same bytes are news again when they come."""
+        self._stamp = self._raw = None
+        self._refuse(why)
+        return self._state
+
+    def _refuse(self, why: str) -> None:
+        trouble = why + (": what was read before it is used" if self._state else "")
+        self.bad += trouble != self.trouble
+        self._note(trouble)
+
+    def _note(self, trouble: str) -> None:
+        self.trouble = trouble
+        if not trouble or len(self._told) > 100:
+            self._told.clear()
+        if trouble and trouble not in self._told:
+            self._told.add(trouble)
+            self.warn(trouble)
+
+
+def _load(path: Path) -> tuple[bytes, os.stat_result]:
+    """A file as it was at one moment, and its status. :raises SourceError: when it is none that can be read.
+
+    The kubelet never writes into it, but an editor may, or a copy that is put back.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        info = os.fstat(fd)
+        for _ in range(_TRIES):
+            if not stat.S_ISREG(info.st_mode):
+                raise SourceError(str(path), "is no regular file")
+            if info.st_size > MAX_BYTES:
+                raise SourceError(str(path), f"is {info.st_size} bytes long, at most {MAX_BYTES} are read")
+            raw = os.pread(fd, MAX_BYTES, 0)
+            before, info = info, os.fstat(fd)
+            if _stamp(before) == _stamp(info) and len(raw) == info.st_size:
+                return raw, info
+    finally:
+        os.close(fd)
+    raise SourceError(str(path), "is being written to")
+
+
+def _stamp(info: os.stat_result) -> _Stamp:
+    return info.st_ino, info.st_mtime_ns, info.st_size

@@ -1,0 +1,69 @@
+"""Where a connection to NRI comes from: the runtime's socket, or the runtime itself, which starts what lies in its
+directory of plugins with a connection in place.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from typing import NamedTuple
+
+from vmpin.errors import ConfigError
+
+_DEADLINE = 2.0
+
+
+def connect_to(path: Path) -> Callable[[], socket.socket]:
+    """How to connect to the runtime's socket, for `nri.Plugin`; the errors name the path."""
+    def connect() -> socket.socket:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            made.settimeout(_DEADLINE)
+            made.connect(os.fspath(path))
+        except OSError as err:
+            made.close()
+            raise OSError(err.errno or 0, err.strerror or str(err), os.fspath(path)) from err
+        return made
+    return connect
+
+
+class Inherited(NamedTuple):
+    """A connection that was there from the start, and what the runtime calls the plugin (from its file's name)."""
+
+    connection: socket.socket
+    name: str
+    idx: str
+
+
+def inherited(environ: MutableMapping[str, str]) -> Inherited | None:
+    """The connection that this process was started with as a plugin; None when it was not.
+
+    The variables are taken out of `environ`, and no child gets the descriptor.
+    :raises ConfigError: when what is there is no socket.
+    """
+    number = environ.pop("NRI_PLUGIN_SOCKET", "")
+    name, index = environ.pop("NRI_PLUGIN_NAME", "vmpin"), environ.pop("NRI_PLUGIN_IDX", "90")
+    if not number:
+        return None
+    try:
+        fd = int(number)
+        if fd < 0 or not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            raise ValueError
+        os.set_inheritable(fd, False)
+        return Inherited(socket.socket(fileno=fd), name, index)
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(
+            f"NRI_PLUGIN_SOCKET={number[:40]!r} in the environment is no open socket",
+            "a container runtime sets it when it starts vmpin as its plugin, and nobody else should") from None
+
+
+def explained(err: OSError) -> str:
+    """Why there is no connection, and what to do about it where that is known."""
+    text = f"{err.filename}: {err.strerror}" if err.filename else f"{err.strerror or err}"
+    if isinstance(err, FileNotFoundError):
+        text += (": no container runtime with NRI listens there (containerd 1.7 has it off: disable = false under "
+                 "plugins.'io.containerd.nri.v1.nri'; CRI-O: enable_nri under crio.nri)")
+    return text

@@ -1,0 +1,203 @@
+"""What a container runtime tells over NRI, as plain data, and what it means: into events.
+
+What stays out: the messages it came in (nri_session) and the connection (nri).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from vmpin.cpuset import CpuSet
+from vmpin.events import ContainerSeen, ContainerStopped, Event, SandboxGone, SandboxSeen, Source
+from vmpin.host.procfs import Procfs
+from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
+from vmpin.runtime.oci import declared_exclusive
+from vmpin.source.pids import behind
+from vmpin.state import DesiredState, Known, SandboxState
+
+#: NRI's container states that mean anything here (api.proto: ContainerState). Paused counts as running.
+CREATED = 1
+STOPPED = 4
+
+
+class NriPod(NamedTuple):
+    """A pod sandbox. `pid` is its pause process, or its VMM where the runtime is Kata; 0 when not known.
+
+    `handler` is "" for the default runtime handler.
+    """
+
+    id: SandboxId
+    name: str
+    namespace: str
+    uid: str
+    handler: str
+    pid: int
+    annotations: Mapping[str, str]
+    cgroup_parent: str
+
+
+class NriContainer(NamedTuple):
+    """A container. `cpus` None: it was given none. `annotations` are those of its OCI bundle."""
+
+    id: ContainerId
+    pod: SandboxId
+    name: str
+    state: int
+    cpus: CpuSet | None
+    annotations: Mapping[str, str]
+    pid: int
+    cgroups_path: str
+
+
+class Synced(NamedTuple):
+    """All that there is, told when a connection begins. Times are CLOCK_REALTIME ns of the reception."""
+
+    pods: tuple[NriPod, ...]
+    containers: tuple[NriContainer, ...]
+    time_ns: int
+
+
+class PodEvent(NamedTuple):
+    """Something became of a pod. containerd (1.7.24, 2.1.9) does not tell the end of a pod that it was restarted
+    during, only those of its containers."""
+
+    kind: Literal["run", "stop", "remove"]
+    pod: NriPod
+    time_ns: int
+
+
+class ContainerEvent(NamedTuple):
+    """Something became of a container; `update` when it has been done, not when it is asked for."""
+
+    kind: Literal["create", "start", "update", "stop", "remove"]
+    pod: NriPod | None
+    container: NriContainer
+    time_ns: int
+
+
+class Updated(NamedTuple):
+    """What became of updates that were asked for (`Plugin.update`)."""
+
+    failed: tuple[ContainerId, ...]
+    done: tuple[ContainerId, ...] = ()
+
+
+class Lost(NamedTuple):
+    """The connection has ended: whatever happens now, nobody tells until the next `Synced`."""
+
+
+NriEvent = Synced | PodEvent | ContainerEvent | Updated | Lost
+
+
+@dataclass
+class Counters:
+    """What a plugin has met since it was made; for the status."""
+
+    #: Connections that were made, and of those the ones that got as far as a full list.
+    connects: int = 0
+    syncs: int = 0
+    #: Facts handed on.
+    events: int = 0
+    #: Connections given up as what came was no NRI.
+    refused: int = 0
+    #: Pods and containers left out: without a usable id, or with a CPU list that is none.
+    dropped: int = 0
+    #: Calls and events that are none of ours.
+    unknown: int = 0
+    #: Times that more had come than was taken, so that all was dropped and asked for anew.
+    overflows: int = 0
+    updates: int = 0
+    failed_updates: int = 0
+    last_error: str = ""
+
+
+def events_of(event: NriEvent, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> list[Event]:
+    """What the runtime's word says. A pid is looked up unless `state` has what is behind it."""
+    match event:
+        case Synced():
+            return list(_synced(event, state, proc, exclusive_annotation))
+        case PodEvent(kind="run"):
+            return [_sandbox(event.pod, state, proc)]
+        case PodEvent(kind="stop"):
+            known = state.sandboxes.get(event.pod.id)
+            return [] if known is None else list(_ended(known, frozenset(), event.time_ns))
+        case PodEvent():
+            return [SandboxGone(event.pod.id)]
+        case ContainerEvent(kind="stop" | "remove"):
+            return [ContainerStopped(event.container.pod, event.container.id, event.time_ns)]
+        case ContainerEvent():
+            return list(_changed(event, state, proc, exclusive_annotation))
+        case _:
+            return []
+
+
+def _changed(event: ContainerEvent, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> Iterator[Event]:
+    container, known = event.container, _known(event.container, state)
+    if event.kind == "update" and (container.state == STOPPED or (
+            known is not None and known.container.state is ContainerState.STOPPED)):
+        return  # it ended while it was updated; no container of a pod is started twice
+    if event.pod is not None:
+        yield _sandbox(event.pod, state, proc)
+    begun = event.kind == "start" or container.state != CREATED
+    yield _container(container, ContainerState.RUNNING if begun else ContainerState.CREATED, event.time_ns, state,
+                     proc, exclusive_annotation)
+
+
+def _known(container: NriContainer, state: DesiredState) -> Known | None:
+    sandbox = state.sandboxes.get(container.pod)
+    return None if sandbox is None else sandbox.containers.get(container.id)
+
+
+def _synced(event: Synced, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> Iterator[Event]:
+    for pod in event.pods:
+        yield _sandbox(pod, state, proc)
+    for container in event.containers:
+        if container.state == STOPPED:
+            yield ContainerStopped(container.pod, container.id, event.time_ns)
+        else:
+            now = ContainerState.CREATED if container.state == CREATED else ContainerState.RUNNING
+            yield _container(container, now, event.time_ns, state, proc, exclusive_annotation)
+    listed = frozenset(container.id for container in event.containers)
+    pods = {pod.id for pod in event.pods} | {container.pod for container in event.containers}
+    for sandbox in state.sandboxes.values():
+        ended = list(_ended(sandbox, listed, event.time_ns))
+        yield from ended
+        if sandbox.runtime == "nri" and sandbox.id not in pods and len(ended) == len(sandbox.live()):
+            yield SandboxGone(sandbox.id)
+
+
+def _ended(sandbox: SandboxState, listed: frozenset[ContainerId], time_ns: int) -> Iterator[Event]:
+    """The ends of the containers that the runtime told of, and does not list any more."""
+    for known in sandbox.containers.values():
+        if (known.container.state is not ContainerState.STOPPED and known.container.id not in listed
+                and known.told_by(Source.NRI)):
+            yield ContainerStopped(sandbox.id, known.container.id, max(time_ns, known.time))
+
+
+def _sandbox(pod: NriPod, state: DesiredState, proc: Procfs) -> SandboxSeen:
+    known = state.sandboxes.get(pod.id)
+    vmm = known.vmm if known is not None else None
+    if not _still(vmm, pod.pid, proc):
+        vmm, _ = behind(pod.pid, proc)
+    return SandboxSeen(pod.id, "nri", Pod(pod.namespace, pod.name, pod.uid), vmm, pod.handler)
+
+
+def _container(container: NriContainer, now: ContainerState, time_ns: int, state: DesiredState, proc: Procfs,
+               exclusive_annotation: str) -> ContainerSeen:
+    known = _known(container, state)
+    init = known.init if known is not None else None
+    if not _still(init, container.pid, proc):
+        _, init = behind(container.pid, proc)
+    exclusive = declared_exclusive(container.annotations, exclusive_annotation)
+    return ContainerSeen(container.pod, Container(container.id, container.name, container.cpus, exclusive, now),
+                         Source.NRI, time_ns, init=init)
+
+
+def _still(known: ThreadId | None, pid: int, proc: Procfs) -> bool:
+    """Whether a pid is the process that it was found to be: one file to read instead of four."""
+    if known is None or known.tid != pid:
+        return False
+    stat = proc.stat(pid)
+    return stat is not None and stat.starttime == known.starttime

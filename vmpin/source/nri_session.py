@@ -1,0 +1,275 @@
+"""One connection to a container runtime's NRI, from a plugin's registration to its end: bytes in, bytes and facts out.
+
+The runtime waits for each answer and its containers wait with it, so an answer comes before anything is made of what
+was told. It asks nothing of the runtime in answers. What stays out: sockets and threads (nri), and what the facts
+mean (nri_facts).
+
+Sources: containerd/nri pkg/api/api.proto, pkg/stub, pkg/adaptation.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.errors import WireError
+from vmpin.model import ContainerId, SandboxId, valid_id
+from vmpin.runtime.oci import plain
+from vmpin.source.nri_facts import (
+    ContainerEvent,
+    Counters,
+    NriContainer,
+    NriEvent,
+    NriPod,
+    PodEvent,
+    Synced,
+    Updated,
+)
+from vmpin.wire import mux, nri_messages, ttrpc
+from vmpin.wire.nri_messages import MESSAGES
+
+logger = logging.getLogger(__name__)
+
+#: Valid for every version of NRI: one bit too many, and the runtime closes the connection without a word (0.9 and
+#: older know no bit above 0x400). None is among them whose answer could change anything but StopContainer.
+EVENTS = nri_messages.mask(
+    nri_messages.RUN_POD, nri_messages.STOP_POD, nri_messages.REMOVE_POD, nri_messages.POST_START,
+    nri_messages.POST_UPDATE, nri_messages.STOP, nri_messages.REMOVE)
+
+#: A node has some hundred containers of some kB each; what is far beyond that is no list of containers.
+MAX_LISTED = 65536
+MAX_LISTED_BYTES = 64 << 20
+
+#: Calls about one event each, all with the pod as field 1 and the container as field 2. Until 0.11 most came as
+#: StateChange; 0.12 tries a call of its own first. An empty answer is a yes to every one of them.
+_CALLS = {
+    "RunPodSandbox": nri_messages.RUN_POD, "StopPodSandbox": nri_messages.STOP_POD,
+    "RemovePodSandbox": nri_messages.REMOVE_POD, "CreateContainer": nri_messages.CREATE,
+    "PostCreateContainer": nri_messages.POST_CREATE, "StartContainer": nri_messages.START,
+    "PostStartContainer": nri_messages.POST_START, "UpdateContainer": nri_messages.UPDATE,
+    "PostUpdateContainer": nri_messages.POST_UPDATE, "StopContainer": nri_messages.STOP,
+    "RemoveContainer": nri_messages.REMOVE, "UpdatePodSandbox": 12, "PostUpdatePodSandbox": 13,
+    "ValidateContainerAdjustment": 14,
+}
+_POD: dict[int, Literal["run", "stop", "remove"]] = {
+    nri_messages.RUN_POD: "run", nri_messages.STOP_POD: "stop", nri_messages.REMOVE_POD: "remove"}
+#: A request (CREATE, START, UPDATE) has not happened yet, and may never.
+_CONTAINER: dict[int, Literal["create", "start", "update", "stop", "remove"]] = {
+    nri_messages.POST_CREATE: "create", nri_messages.POST_START: "start", nri_messages.POST_UPDATE: "update",
+    nri_messages.STOP: "stop", nri_messages.REMOVE: "remove"}
+_NOTHING = frozenset((nri_messages.CREATE, nri_messages.START, nri_messages.UPDATE, 12, 13, 14))
+
+
+class Session:
+    """A connection's state. Nothing is ever waited for: Configure may come before the reply to RegisterPlugin."""
+
+    def __init__(self, name: str, index: str, counters: Counters, told: set[str] | None = None,
+                 clock: Callable[[], int] = time.time_ns) -> None:
+        """:param told: what was logged already, so that a reconnect does not say it again."""
+        self.name = name
+        self.index = index
+        self.counters = counters
+        #: "containerd v2.1.9", once it said so.
+        self.runtime = ""
+        self.configured = False
+        self.synced = False
+        #: Why the runtime does not want this plugin, in its words.
+        self.refusal = ""
+        #: Nothing more comes: it was refused, or the runtime goes down.
+        self.closing = False
+        #: The container whose update is under way: one at a time, as only so it is known which one failed.
+        self.updating: ContainerId | None = None
+        self._told = set() if told is None else told
+        self._clock = clock
+        self._demux = mux.Demux()
+        self._decoders = {mux.PLUGIN: ttrpc.Decoder(), mux.RUNTIME: ttrpc.Decoder()}
+        self._stream = -1
+        self._update_stream = 0
+        self._parts: list[Any] = []
+        self._listed = 0
+        self._listed_bytes = 0
+
+    def register(self) -> bytes:
+        """What to send first."""
+        return self._call("RegisterPlugin", MESSAGES["RegisterPluginRequest"](
+            plugin_name=self.name, plugin_idx=self.index))
+
+    def update(self, container: ContainerId, cpus: CpuSet) -> bytes:
+        """Ask for an update of one container; what becomes of it is an `Updated` that `feed` gives."""
+        wanted = MESSAGES["ContainerUpdate"](container_id=container)
+        wanted.linux.resources.cpu.cpus = str(cpus)
+        asked = self._call("UpdateContainers", MESSAGES["UpdateContainersRequest"](update=[wanted]))
+        self.updating, self._update_stream = container, self._stream
+        self.counters.updates += 1
+        return asked
+
+    def given_up(self, why: str) -> Updated | None:
+        """The update under way will not be answered in time, or at all."""
+        return None if self.updating is None else self._updated(why)
+
+    def feed(self, data: bytes) -> Iterator[bytes | NriEvent]:
+        """What to send and what was told, in this order, with what came next.
+
+        :raises WireError: when it is no NRI; the connection is of no more use.
+        """
+        for connection, payload in self._demux.feed(data):
+            decoder = self._decoders.get(connection)
+            if decoder is None:
+                self._unknown(f"connection {connection}")
+                continue
+            for message in decoder.feed(payload):
+                if connection == mux.PLUGIN and isinstance(message, ttrpc.Request):
+                    yield from self._asked(message)
+                elif connection == mux.RUNTIME and isinstance(message, ttrpc.Response):
+                    yield from self._answered(message)
+                else:
+                    self._unknown(f"a {type(message).__name__.lower()} on connection {connection}")
+
+    def ending(self) -> str:
+        """What it means, and what to do, that the connection ends now."""
+        if self.refusal:
+            return f"the runtime refused the plugin: {self.refusal}"
+        if self.closing:
+            return f"{self.runtime or 'the runtime'} shuts its plugins down"
+        if self.synced:
+            return f"{self.runtime} closed the connection"
+        if self.configured:
+            return (f"{self.runtime} closed the connection before it listed anything: it does not want the events "
+                    f"asked for ({EVENTS:#x}), or has failed; see its log")
+        return ("the runtime closed the connection at once: it takes no plugins from outside (NRI's "
+                "disable_connections), or none of this name and index; see its log")
+
+    def _call(self, method: str, message: Any) -> bytes:
+        self._stream += 2
+        request = ttrpc.Request(self._stream, nri_messages.RUNTIME_SERVICE, method, message.SerializeToString())
+        return mux.frames(mux.RUNTIME, ttrpc.encode(request))
+
+    def _asked(self, request: ttrpc.Request) -> Iterator[bytes | NriEvent]:
+        now = self._clock()
+        if request.service != nri_messages.PLUGIN_SERVICE:
+            self._unknown(f"service {plain(request.service, 80)}")
+            yield _answer(request, code=ttrpc.UNIMPLEMENTED, text=f"no service {plain(request.service, 80)}")
+        elif request.method == "Configure":
+            yield _answer(request, MESSAGES["ConfigureResponse"](events=EVENTS))
+            told = MESSAGES.decode("ConfigureRequest", request.payload)
+            self.runtime = plain(f"{told.runtime_name} {told.runtime_version}".strip(), 120) or "a runtime"
+            self.configured = True
+        elif request.method == "Synchronize":
+            yield from self._synchronize(request, now)
+        elif request.method == "Shutdown":
+            self.closing = True
+            yield _answer(request)
+        elif request.method == "StateChange":
+            yield _answer(request)
+            told = MESSAGES.decode("StateChangeEvent", request.payload)
+            yield from self._event(told.event, told, now)
+        elif request.method in _CALLS:
+            yield _answer(request)
+            yield from self._event(_CALLS[request.method], MESSAGES.decode("EventRequest", request.payload), now)
+        else:
+            # 0.12 falls back to StateChange upon this very code, for what it has a call for and we do not.
+            self._unknown(f"method {plain(request.method, 80)}")
+            yield _answer(request, code=ttrpc.UNIMPLEMENTED, text=f"no method {plain(request.method, 80)}")
+
+    def _answered(self, response: ttrpc.Response) -> Iterator[NriEvent]:
+        why = f"code {response.code}: {plain(response.message, 300)}" if response.code else ""
+        if response.stream == 1:
+            if why:
+                self.refusal, self.closing = why, True
+        elif response.stream == self._update_stream and self.updating is not None:
+            failed = MESSAGES.decode("UpdateContainersResponse", response.payload).failed
+            yield self._updated(why or ("the runtime says so, and not why" if failed else ""))
+
+    def _updated(self, why: str) -> Updated:
+        container, self.updating = self.updating, None
+        assert container is not None
+        if not why:
+            return Updated((), (container,))
+        self.counters.failed_updates += 1
+        logger.warning("container=%s could not be updated over NRI: %s", container, why)
+        return Updated((container,))
+
+    def _synchronize(self, request: ttrpc.Request, now: int) -> Iterator[bytes | NriEvent]:
+        part = MESSAGES.decode("SynchronizeRequest", request.payload)
+        self._listed += len(part.pods) + len(part.containers)
+        self._listed_bytes += len(request.payload)
+        if self._listed > MAX_LISTED or self._listed_bytes > MAX_LISTED_BYTES:
+            raise WireError("NRI Synchronize", f"lists {self._listed} pods and containers, {self._listed_bytes} bytes")
+        # `more` is echoed: a plugin that does not is taken for one that cannot do parts, and dropped.
+        yield _answer(request, MESSAGES["SynchronizeResponse"](more=part.more))
+        self._parts.append(part)
+        if not part.more:
+            parts, self._parts, self._listed, self._listed_bytes = self._parts, [], 0, 0
+            self.synced = True
+            self.counters.syncs += 1
+            self.counters.events += 1
+            yield Synced(tuple(self._pods(pod for part in parts for pod in part.pods)),
+                         tuple(self._containers(item for part in parts for item in part.containers)), now)
+
+    def _event(self, number: int, told: Any, now: int) -> Iterator[NriEvent]:
+        """`told` is any message with a pod and a container."""
+        pod = next(self._pods([told.pod]), None) if told.HasField("pod") else None
+        if number in _POD:
+            if pod is not None:
+                self.counters.events += 1
+                yield PodEvent(_POD[number], pod, now)
+            elif not told.HasField("pod"):
+                self._drop(f"a pod's event {number} has no pod")
+        elif number in _CONTAINER:
+            if not told.HasField("container"):
+                self._drop(f"a container's event {number} has no container")
+                return
+            for container in self._containers([told.container], pod):
+                self.counters.events += 1
+                yield ContainerEvent(_CONTAINER[number], pod, container, now)
+        elif number not in _NOTHING:
+            self._unknown(f"event {number}")
+
+    def _pods(self, told: Iterable[Any]) -> Iterator[NriPod]:
+        for pod in told:
+            if not valid_id(pod.id):
+                self._drop(f"a pod has the id {pod.id[:80]!r}")
+                continue
+            yield NriPod(SandboxId(pod.id), plain(pod.name, 253), plain(pod.namespace, 253), plain(pod.uid, 64),
+                         plain(pod.runtime_handler, 253), _pid(pod.pid), dict(pod.annotations),
+                         plain(pod.linux.cgroup_parent, 4096))
+
+    def _containers(self, told: Iterable[Any], pod: NriPod | None = None) -> Iterator[NriContainer]:
+        for container in told:
+            sandbox = container.pod_sandbox_id or (pod.id if pod is not None else "")
+            if not valid_id(container.id) or not valid_id(sandbox):
+                self._drop(f"a container has the id {container.id[:80]!r}, and its pod {sandbox[:80]!r}")
+                continue
+            try:
+                cpus = CpuSet.parse(container.linux.resources.cpu.cpus)
+            except CpuSetError as err:
+                self._drop(f"container {container.id}: {err}", "cpus")
+                continue
+            yield NriContainer(ContainerId(container.id), SandboxId(sandbox), plain(container.name, 253),
+                               container.state, cpus or None, dict(container.annotations), _pid(container.pid),
+                               plain(container.linux.cgroups_path, 4096))
+
+    def _drop(self, what: str, kind: str = "id") -> None:
+        self.counters.dropped += 1
+        self._tell(f"dropped {kind}", f"NRI: left out: {what}")
+
+    def _unknown(self, what: str) -> None:
+        self.counters.unknown += 1
+        logger.debug("NRI: unknown: %s", what)
+
+    def _tell(self, kind: str, text: str) -> None:
+        """Once a kind: a runtime that says one odd thing says a thousand."""
+        logger.log(logging.DEBUG if kind in self._told else logging.WARNING, "%s", text)
+        self._told.add(kind)
+
+
+def _answer(request: ttrpc.Request, message: Any = None, code: int = ttrpc.OK, text: str = "") -> bytes:
+    payload = b"" if message is None else message.SerializeToString()
+    return mux.frames(mux.PLUGIN, ttrpc.encode(ttrpc.Response(request.stream, code, text, payload)))
+
+
+def _pid(told: int) -> int:
+    return told if told < 1 << 22 else 0  # PID_MAX_LIMIT

@@ -1,0 +1,26 @@
+"""What is behind a pid that a runtime gave: a hook's state and an NRI event name one, and do not say of what."""
+
+from __future__ import annotations
+
+from vmpin.host.procfs import Procfs
+from vmpin.model import ThreadId
+from vmpin.vmm.processes import HelperProcess, VmmProcess, classify
+
+
+def behind(pid: int, proc: Procfs) -> tuple[ThreadId | None, ThreadId | None]:
+    """What the pid is: a VMM (its identity first), or a container's own process (second), or neither: a thread of a
+    shim, nothing at all."""
+    if not pid or proc.tgid(pid) != pid:
+        return None, None
+    stat = proc.stat(pid)
+    if stat is None or stat.kernel_thread:
+        return None, None
+    argv = proc.cmdline(pid)
+    if not argv:
+        return None, None  # a zombie: of what, nobody can tell any more
+    found = classify(argv)
+    identity = ThreadId(pid, stat.starttime)
+    if isinstance(found, VmmProcess) and not proc.nested(pid):
+        return identity, None
+    # A VMM in a pid namespace of its own is the first process of a runc container.
+    return None, None if isinstance(found, HelperProcess) else identity

@@ -1,0 +1,1 @@
+"""Wire formats as codecs: bytes in, messages out, and back. No sockets."""

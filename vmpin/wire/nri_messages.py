@@ -1,0 +1,59 @@
+"""NRI's messages, as far as they are used: containerd/nri pkg/api/api.proto, its field numbers and names.
+
+The same in every version of NRI so far (0.6 to 0.12): fields are only ever added. `EventRequest` is what all of
+RunPodSandboxRequest, PostStartContainerRequest, StopContainerRequest and so on have in common.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from vmpin.wire.protos import Messages
+
+PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
+RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
+
+#: enum Event.
+RUN_POD, STOP_POD, REMOVE_POD = 1, 2, 3
+CREATE, POST_CREATE, START, POST_START = 4, 5, 6, 7
+UPDATE, POST_UPDATE, STOP, REMOVE = 8, 9, 10, 11
+
+#: enum ContainerState.
+UNKNOWN, CREATED, PAUSED, RUNNING, STOPPED = 0, 1, 2, 3, 4
+
+
+def mask(*events: int) -> int:
+    """The bits a plugin asks for `events` with, in its reply to Configure.
+
+    >>> hex(mask(RUN_POD, STOP_POD, REMOVE_POD, POST_START, POST_UPDATE, STOP, REMOVE))
+    '0x747'
+    """
+    bits = 0
+    for event in events:
+        bits |= 1 << (event - 1)
+    return bits
+
+
+MESSAGES: Final = Messages("nri.pkg.api.v1alpha1", """
+    Empty
+    RegisterPluginRequest       plugin_name=1 plugin_idx=2 NRI_version=3
+    ConfigureRequest            config=1 runtime_name=2 runtime_version=3 registration_timeout=4:int64 \
+                                request_timeout=5:int64 NRI_version=6
+    ConfigureResponse           events=2:int32
+    SynchronizeRequest          pods=1:PodSandbox* containers=2:Container* more=3:bool
+    SynchronizeResponse         update=1:ContainerUpdate* more=2:bool
+    StateChangeEvent            event=1:int32 pod=2:PodSandbox container=3:Container
+    EventRequest                pod=1:PodSandbox container=2:Container
+    UpdateContainersRequest     update=1:ContainerUpdate*
+    UpdateContainersResponse    failed=1:ContainerUpdate*
+    PodSandbox                  id=1 name=2 uid=3 namespace=4 labels=5:map annotations=6:map runtime_handler=7 \
+                                linux=8:LinuxPodSandbox pid=9:uint32
+    LinuxPodSandbox             cgroup_parent=3
+    Container                   id=1 pod_sandbox_id=2 name=3 state=4:int32 labels=5:map annotations=6:map \
+                                linux=11:LinuxContainer pid=12:uint32
+    LinuxContainer              resources=3:LinuxResources cgroups_path=5
+    LinuxResources              cpu=2:LinuxCPU
+    LinuxCPU                    cpus=6 mems=7
+    ContainerUpdate             container_id=1 linux=2:LinuxContainerUpdate ignore_failure=3:bool
+    LinuxContainerUpdate        resources=1:LinuxResources
+""")
