@@ -1,7 +1,8 @@
 """`vmpin`: the parser, and the one place that turns an error into a message, a hint and an exit code.
 
-Exit codes: 0 as asked; 1 something is not as it should be (verify found drift, no watcher can be asked, a mask was
-refused); 2 the command line, configuration or scenario cannot be used. A verb's module is imported when it is used.
+Exit codes: 0 as asked; 1 something is not as it should be (verify or audit found something, no watcher can be asked,
+a mask was refused); 2 the command line, configuration or scenario cannot be used. A verb's module is imported when it
+is used.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from vmpin.errors import ConfigError, UsageError, VmpinError
 
 #: The verbs by module, in the order in which help shows them.
 VERBS = {
-    "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "plan": "plan",
+    "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit", "plan": "plan",
     "reconcile": "act", "unpin": "act", "config": "config", "install-hook": "install_hook", "demo": "demo",
 }
 
@@ -34,6 +35,7 @@ in service:
   vmpin install-hook --hooks-dir /etc/containers/oci/hooks.d
   vmpin watch                (config/vmpin.service runs it under systemd)
   vmpin verify               exit code 1 when a thread is not where it should be
+  vmpin audit                exit code 1 when anything else runs on exclusive CPUs, or may
   vmpin unpin                give every thread the mask it had before vmpin
 
 exit codes: 0 as asked, 1 something is not as it should be, 2 the command or a file cannot be used

@@ -1,0 +1,254 @@
+"""`vmpin audit`: is each owner of exclusive CPUs really alone there?"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable
+
+from vmpin.audit import VERSION, Finding, Judgement, Kind, Owner, Use, brief, judge, lasting, owners_of, sandboxes_of
+from vmpin.cli.common import Document, Verbs, load_config, output_flag, print_data, shown, status_document, table, verb
+from vmpin.cpuset import CpuSet
+from vmpin.errors import ConfigError, UsageError, VmpinError
+from vmpin.host.census import Census
+
+#: Rows for a person to read; -o json has all.
+_ROWS = 15
+#: When more of the time than this is of nobody that was seen, the answer says so: interrupts take less.
+_DOUBT = 0.02
+
+_ABOUT = """\
+Who may run on exclusive CPUs that are not theirs, and who did. Every thread of the machine is looked at, not only
+those of VM sandboxes: by its mask (may run), and for --seconds by its run time and the CPU it was on (did run).
+"""
+
+_EXAMPLES = """\
+examples:
+  vmpin audit                           five seconds
+  vmpin audit --seconds 60 -o json      a minute, every finding with its threads
+  vmpin audit --seconds 0               masks only, at once
+  vmpin audit --ignore host kernel      other pods only
+
+classes of what is found:
+  vm         a thread of another VM sandbox: `vmpin verify` and `vmpin explain` say why it is there
+  container  a process of another container: its cpuset reaches into exclusive CPUs
+  host       a daemon: CPUAffinity= of systemd keeps it off, for all of them in system.conf
+  kernel     a kernel thread that is not bound to one CPU: isolcpus= or taskset keeps it off, and for kworker/u*
+             /sys/devices/virtual/workqueue/cpumask. Those bound to their CPU are part of it and no finding
+This command is a host process, too, and is found where its shell may run: `taskset -c 0 vmpin audit`.
+
+How busy each owner's CPUs were: BUSY is the kernel's own count; BY OWNER, BY KERNEL (threads bound to that CPU) and
+BY OTHERS (the findings) are what threads ran there; UNSEEN is what is left, interrupts and what came and went between
+two samples.
+
+exit codes: 0 alone, 1 a finding stands, 2 it cannot be told
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = verb(verbs, "audit", "check that owners of exclusive CPUs are alone there (exit 1 when not)",
+                  about=_ABOUT, epilog=_EXAMPLES)
+    parser.add_argument("--seconds", type=_duration, default=5.0, metavar="N",
+                        help="how long to look at what runs; 0: masks only (default: 5)")
+    parser.add_argument("--ignore", nargs="+", action="extend", default=[], choices=[str(kind) for kind in Kind],
+                        metavar="CLASS", help=f"leave out findings of a class: {', '.join(Kind)}")
+    output_flag(parser, ("table", "json"))
+    parser.set_defaults(run=run)
+
+
+def _duration(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0 and 86400 (a day)")
+    return seconds
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        return _audit(args)
+    except (ConfigError, UsageError):
+        raise
+    except (VmpinError, OSError) as err:
+        # Elsewhere such an error is exit code 1, which here is an answer.
+        raise UsageError(str(err), getattr(err, "hint", "")) from err
+
+
+def _audit(args: argparse.Namespace) -> int:
+    config = load_config(args)
+    before = status_document(config, None)
+    census = Census()
+    owners = owners_of(before)
+    changed = CpuSet()
+    sandboxes = sandboxes_of(before)
+    if owners:
+        census.watch(args.seconds)
+        if args.seconds:
+            after = status_document(config, None)
+            owners, changed = lasting(owners, owners_of(after))
+            sandboxes |= sandboxes_of(after)
+    processes = list(census.processes())
+    found = judge(owners, sandboxes, processes, census.busy, [Kind(word) for word in args.ignore])
+    facts = {"seconds": round(census.seconds, 3), "samples": census.samples, "longest_gap": round(census.longest, 3),
+             "resolution": "ns" if census.precise else "ticks", "processes": len(processes),
+             "threads": sum(len(process.tasks) for process in processes), "changed": str(changed)}
+    limits = _limits(census, changed)
+    if args.output == "json":
+        print_data({"version": VERSION, **found.data(), "owners": [_owner(owner) for owner in owners], **facts,
+                    "limits": limits, "pid": os.getpid()}, "json")
+    else:
+        _print(found, census, limits)
+    return 0 if found.alone else 1
+
+
+def _owner(owner: Owner) -> Document:
+    return {"sandbox": owner.sandbox, "container": owner.container, "cpus": str(owner.cpus),
+            "kind": "vm" if owner.vm else "runc", "name": owner.words}
+
+
+def _limits(census: Census, changed: CpuSet) -> list[str]:
+    """What the answer does not hold, in sentences."""
+    found = []
+    if changed:
+        found.append(f"CPUs {changed} changed owners meanwhile and are left out: audit again.")
+    if census.samples and not census.sees_kernel:
+        found.append("No kernel thread is seen, so this is a PID namespace of its own: what runs outside of it is "
+                     "missing.")
+    if census.samples > 1:
+        found.append(
+            f"{census.samples} samples, at most {census.longest * 1000:.0f} ms apart. What a thread ran between two "
+            "is booked to the CPU it was on at the second; a visit in between, and what began and ended in between, "
+            "is in UNSEEN only.")
+        found.append("Run times are the kernel's, in nanoseconds, and lag by up to a tick (1 to 10 ms) while a thread "
+                     "runs; BUSY is counted in steps of 10 ms." if census.precise else
+                     "This kernel tells run times in ticks of 10 ms only (no CONFIG_SCHED_INFO, or delayacct is off): "
+                     "what runs shorter may not be seen.")
+    return found
+
+
+def _print(found: Judgement, census: Census, limits: Iterable[str]) -> None:
+    print(_answer(found, census))
+    for use in found.uses:
+        if use.cpu in found.contested:
+            print(f"CPU {use.cpu} has {len(use.owners)} owners: {shown(_names(use.owners))}")
+    if found.exclusive:
+        print()
+        _print_uses(found.uses, measured=census.samples > 1)
+    if found.findings:
+        print()
+        _print_findings(found)
+    if found.ignored:
+        print(f"left out as asked: {_counted(found.ignored)} processes")
+    print("".join(f"\n{limit}" for limit in limits), end="\n" if limits else "")
+
+
+def _answer(found: Judgement, census: Census) -> str:
+    """The one line that is asked for."""
+    if not found.exclusive:
+        return "no CPU of this node is exclusive to anyone: nothing to audit"
+    where = f"exclusive {_cpus(found.exclusive)}"
+    within = f"within {census.seconds:.1f} s"
+    ran, findings = len(found.ran), len(found.findings)
+    if ran:
+        spent = _time(sum(finding.spent for finding in found.ran))
+        more = f"; {findings - ran} more may" if findings > ran else ""
+        return f"NOT ALONE: {within}, {_many(ran)} ran on others' {where}, for {spent} in all{more}"
+    if found.contested:
+        return f"NOT ALONE: {_cpus(found.contested)} of {where} belong to more than one owner"
+    seen = "" if census.sees_kernel else ", as far as is seen from here"
+    left_out = "" if not found.ignored else f", but for what is left out ({_counted(found.ignored)})"
+    if census.samples > 1:
+        unseen = sum(use.unseen or 0 for use in found.uses)
+        share = unseen / (census.seconds * 1e9 * len(found.uses))
+        doubt = f" (but {_time(unseen)} is UNSEEN)" if share > _DOUBT else ""
+        nothing = f"{within} nothing but the owners was seen to run on {where}{doubt}"
+        return (f"ALONE SO FAR: {nothing}{left_out}{seen}, but {_many(findings)} may" if findings else
+                f"ALONE: {nothing}, and nothing else may{left_out}{seen}")
+    return (f"NOT KEPT APART: {_many(findings)} may run on others' {where} (did they? --seconds N)"
+            if findings else f"ALONE BY MASK: nothing but the owners may run on {where}{left_out}{seen}")
+
+
+def _print_uses(uses: Iterable[Use], measured: bool) -> None:
+    """By owner: a node may have hundreds of exclusive CPUs."""
+    groups: dict[tuple[Owner, ...], list[Use]] = {}
+    for use in uses:
+        groups.setdefault(use.owners, []).append(use)
+    rows = sorted(groups.values(), key=lambda group: (-sum(use.others for use in group), group[0].cpu))
+    columns = ["CPUS", "OWNER"] + (["BUSY", "BY OWNER", "BY KERNEL", "BY OTHERS", "UNSEEN"] if measured else [])
+    table(columns, [[CpuSet(use.cpu for use in group), _names(group[0].owners), *(_spent(group) if measured else [])]
+                    for group in rows[:_ROWS]])
+    if len(rows) > _ROWS:
+        print(f"and {len(rows) - _ROWS} more owners: -o json lists them")
+
+
+def _spent(group: Iterable[Use]) -> list[str]:
+    group = list(group)
+    busy = [use.busy for use in group if use.busy is not None]
+    unseen = [use.unseen for use in group if use.unseen is not None]
+    return [(_time(sum(busy)) if sum(busy) else "<0.010 s") if busy else "?", _time(sum(use.owner for use in group)),
+            _time(sum(use.bound for use in group)), _time(sum(use.others for use in group)),
+            _time(sum(unseen)) if unseen else "?"]
+
+
+def _print_findings(found: Judgement) -> None:
+    everyone = len({owner for use in found.uses for owner in use.owners})
+    groups: dict[object, list[Finding]] = {}
+    for finding in found.findings:
+        # A node has a hundred kworkers and as many shims: those that only may are one row each kind.
+        alike = (finding.kind, _name(finding), finding.may, _home(finding))
+        groups.setdefault(finding.process.pid if finding.spent else alike, []).append(finding)
+    rows = list(groups.values())
+    table(["RAN", "ON", "MAY", "CLASS", "PROCESS", "PID", "THREADS", "OF", "NOT ITS OWN BUT OF"], [
+        [_time(first.spent), CpuSet(first.ran) or "-", first.may or "-", first.kind, _name(first),
+         f"{first.process.pid}" + (f" and {len(rest)} more" if rest else ""),
+         sum(len(finding.threads) for finding in (first, *rest)), _home(first), _names(first.owners, everyone)]
+        for first, *rest in rows[:_ROWS]])
+    more = [finding for row in rows[_ROWS:] for finding in row]
+    if more:
+        counts = Counter(finding.kind for finding in more)
+        ran = [finding for finding in more if finding.spent]
+        spent = _time(sum(finding.spent for finding in ran))
+        did = f"{len(ran)} of them ran there, for {spent} in all; " if ran else ""
+        print(f"and {_many(len(more), 'more ')} may run there ({did}{_counted(counts)}): -o json lists them")
+
+
+def _name(finding: Finding) -> str:
+    """What it calls itself. A kworker's name ends with the work it did last: kworker/u8:1-events_unbound."""
+    name = finding.process.comm
+    if finding.process.pid == os.getpid():
+        return f"{name} (this audit)"
+    return f"{name.partition(':')[0]}:*" if finding.kind is Kind.KERNEL and name.startswith("kworker/u") else name
+
+
+def _home(finding: Finding) -> str:
+    """The pod's or unit's part of where it comes from."""
+    name = finding.sandbox or finding.container or finding.process.cgroup.rpartition("/")[2]
+    return brief(name) or "-"
+
+
+def _names(owners: Iterable[Owner], everyone: int = 0) -> str:
+    names = [owner.words for owner in owners]
+    if len(names) > 2 and len(names) == everyone:
+        return f"all {everyone} owners"
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+
+def _counted(counts: dict[Kind, int]) -> str:
+    return ", ".join(f"{counts[kind]} {kind}" for kind in Kind if counts.get(kind))
+
+
+def _many(count: int, which: str = "") -> str:
+    return f"{count} {which}process{'' if count == 1 else 'es'}"
+
+
+def _cpus(cpus: CpuSet) -> str:
+    return f"CPU{'s' if len(cpus) > 1 else ''} {cpus}"
+
+
+def _time(spent: int) -> str:
+    """Nanoseconds as seconds, never rounded to nothing."""
+    return "-" if spent == 0 else "<0.001 s" if spent < 1_000_000 else f"{spent / 1e9:.3f} s"

@@ -1,0 +1,242 @@
+"""Every thread of the machine over some seconds: where each may run, and where it ran.
+
+Sampled. The kernel tells how long a thread ran in all and on which CPU last, so what it ran between two samples is
+booked to the CPU it was on at the second. Read only. What stays out: whose CPU it is (audit).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from vmpin.cpuset import CpuSet
+from vmpin.host import affinity
+from vmpin.host.cgroup import Cgroups
+from vmpin.host.procfs import PF_KTHREAD, Procfs, read_file
+from vmpin.occupants import Process, Task
+
+#: Sampling costs at most this share of one CPU: it shares the machine with what it looks at.
+_SHARE = 0.1
+_SHORTEST = 0.05
+_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+class _Line(NamedTuple):
+    """Of a thread's stat what is needed here; `ran` in ns, of a resolution of 10 ms."""
+
+    comm: str
+    state: bytes
+    flags: int
+    ran: int
+    starttime: int
+    cpu: int
+
+
+def _parse(raw: bytes) -> _Line | None:
+    """proc_pid_stat(5); fields from the third on, as the name may hold anything but ends at the last `)`."""
+    end = raw.rfind(b")")
+    fields = raw[end + 2 :].split(None, 37)
+    if end < 0 or len(fields) < 37:
+        return None
+    return _Line(raw[raw.find(b"(") + 1 : end].decode("utf-8", "replace"), fields[0], int(fields[6]),
+                 (int(fields[11]) + int(fields[12])) * _TICK, int(fields[19]), int(fields[36]))
+
+
+class _Thread:
+    """A thread that was met. `ran` is what it ran in all, `booked` what it ran since, by CPU."""
+
+    __slots__ = ("booked", "comm", "cpus", "kernel", "pid", "ran", "seen", "starttime", "tid")
+
+    def __init__(self, pid: str, tid: str, line: _Line, cpus: CpuSet, ran: int) -> None:
+        self.pid = pid
+        self.tid = tid
+        self.comm = line.comm
+        self.kernel = bool(line.flags & PF_KTHREAD)
+        self.starttime = line.starttime
+        self.cpus = cpus
+        self.ran = ran
+        self.booked: dict[int, int] = {}
+        self.seen = 0
+
+
+class Census:
+    """Begins with the first sweep. `samples` counts sweeps, `seconds` passed between the first and the last, and
+    `longest` is the longest time between two."""
+
+    def __init__(self, proc: Procfs | None = None, cgroups: Cgroups | None = None) -> None:
+        self.proc = proc or Procfs()
+        self.cgroups = cgroups or Cgroups(proc=self.proc)
+        self.samples = 0
+        self.seconds = 0.0
+        self.longest = 0.0
+        #: CPU seconds of the last sweep that was not a full one.
+        self._cost = 0.0
+        self._begun = self._last = 0.0
+        #: When idle times were read, and those, first and last.
+        self._idle: list[tuple[float, dict[int, int]]] = []
+        self._threads: dict[str, _Thread] = {}
+        #: Ended ones whose number another thread got.
+        self._replaced: list[_Thread] = []
+        self._homes: dict[str, tuple[str, bool]] = {}
+        self._masks: dict[frozenset[int], CpuSet] = {}
+        # Without CONFIG_SCHED_INFO there is no such file; where delay accounting is needed for it and off, all in it
+        # is 0 (fs/proc/base.c, proc_pid_schedstat).
+        raw = read_file(f"{self.proc.root}/{os.getpid()}/schedstat", 128)
+        #: Whether run times are in ns, and not in clock ticks of 10 ms.
+        self.precise = raw is not None and raw.split(b" ", 1)[0] not in (b"0", b"")
+
+    def watch(self, seconds: float) -> None:
+        """Sweep at once, and then again and again until the time is over: at least once more, if there is any.
+
+        :raises OSError: for what is not a thread's end.
+        """
+        self.sweep(full=True)
+        last = seconds <= 0
+        while not last:
+            left = max(0.0, self._begun + seconds - time.monotonic())
+            pause = max(_SHORTEST, self._cost / _SHARE)
+            last = left <= pause * 1.5
+            time.sleep(left if last else pause)
+            self.sweep(full=last)
+
+    def sweep(self, full: bool) -> None:
+        """One sample of every thread. Masks of threads already known are read in a full one only."""
+        began, cost = time.monotonic(), time.thread_time()
+        if self.samples:
+            self.longest = max(self.longest, began - self._last)
+        else:
+            self._begun = began
+        self._last, self.seconds = began, began - self._begun
+        self.samples += 1
+        for pid in self.proc.pids():
+            known = self._threads.get(pid)
+            # A kernel thread is a process of one thread.
+            tids = [pid] if known is not None and known.kernel else self.proc.tids(pid)
+            for tid in tids:
+                self._look(pid, tid, full)
+            if full and pid in self._homes:
+                self._homes[pid] = self._home(pid)
+        if full:
+            self._idle = [*self._idle[:1], (time.monotonic(), idle_times(self.proc))]
+        else:
+            self._cost = time.thread_time() - cost
+
+    @property
+    def busy(self) -> dict[int, int] | None:
+        """Nanoseconds each CPU was not idle between the first and the last sweep, None before a second full one.
+
+        Idle time is exact where ticks stop when idle, user and system time are counted by ticks: so this is what
+        is left of the time that passed. The kernel prints it in steps of 10 ms.
+        """
+        if len(self._idle) < 2:
+            return None
+        (began, first), (ended, last) = self._idle
+        elapsed = round((ended - began) * 1e9)
+        return {cpu: max(0, elapsed - (idle - first[cpu])) for cpu, idle in last.items() if cpu in first}
+
+    @property
+    def sees_kernel(self) -> bool:
+        """Whether kernel threads are seen: not from within a PID namespace, where much else is hidden as well."""
+        return any(thread.kernel for thread in self._threads.values())
+
+    def processes(self) -> Iterator[Process]:
+        """What was met, ended processes too."""
+        tasks: dict[str, list[Task]] = {}
+        heads: dict[str, _Thread] = {}
+        for thread in [*self._replaced, *self._threads.values()]:
+            alive = thread.seen == self.samples
+            tasks.setdefault(thread.pid, []).append(
+                Task(int(thread.tid), thread.comm, thread.cpus, thread.booked, alive))
+            if thread.tid == thread.pid or thread.pid not in heads:
+                heads[thread.pid] = thread
+        for pid, head in heads.items():
+            cgroup, contained = self._homes.get(pid, ("", False))
+            yield Process(int(pid), head.comm, head.kernel, cgroup, contained, tuple(tasks[pid]))
+
+    def _look(self, pid: str, tid: str, full: bool) -> None:
+        known = self._threads.get(tid)
+        if known is None:
+            self._meet(pid, tid)
+            return
+        if self.precise:
+            ran = self._schedstat(pid, tid)
+            # Most threads of a node sleep. Asking each where it is costs three times what asking how long it ran does.
+            if ran == known.ran and not full:
+                known.seen = self.samples
+                return
+        line = self._line(pid, tid)
+        if line is None:
+            return
+        if line.starttime != known.starttime or pid != known.pid:
+            self._replaced.append(known)
+            del self._threads[tid]
+            self._meet(pid, tid)
+            return
+        if not self.precise:
+            ran = line.ran
+        known.comm = line.comm
+        if ran is not None and ran > known.ran:
+            known.booked[line.cpu] = known.booked.get(line.cpu, 0) + ran - known.ran
+            known.ran = ran
+        if full:
+            mask = affinity.get(int(tid))
+            if mask is None or line.state in (b"Z", b"X"):
+                return
+            known.cpus = self._cpus(mask)
+        known.seen = self.samples
+
+    def _meet(self, pid: str, tid: str) -> None:
+        """A thread seen for the first time: after the first sweep, all that it ever ran it ran while we looked."""
+        line = self._line(pid, tid)
+        if line is None or line.state in (b"Z", b"X"):
+            return
+        mask = affinity.get(int(tid))
+        ran = self._schedstat(pid, tid) if self.precise else line.ran
+        if mask is None or ran is None:
+            return
+        made = self._threads[tid] = _Thread(pid, tid, line, self._cpus(mask), ran)
+        made.seen = self.samples
+        if self.samples > 1 and ran:
+            made.booked[line.cpu] = ran
+        if tid == pid or pid not in self._homes:
+            self._homes[pid] = self._home(pid)
+
+    def _line(self, pid: str, tid: str) -> _Line | None:
+        raw = read_file(f"{self.proc.root}/{pid}/task/{tid}/stat", 2048)
+        return None if raw is None else _parse(raw)
+
+    def _schedstat(self, pid: str, tid: str) -> int | None:
+        raw = read_file(f"{self.proc.root}/{pid}/task/{tid}/schedstat", 128)
+        return int(raw.split(b" ", 1)[0]) if raw else None
+
+    def _home(self, pid: str) -> tuple[str, bool]:
+        """Its cpuset cgroup, and whether it is in a PID namespace of its own."""
+        known = self._threads.get(pid)
+        if known is not None and known.kernel:
+            return "", False
+        before = self._homes.get(pid)
+        path = self.cgroups.cpuset_path(int(pid))
+        if path is None and before is not None:
+            return before  # it has just ended
+        cgroup = "" if path is None or self.cgroups.is_top(path) else str(path)
+        return cgroup, self.proc.nested(pid) if before is None else before[1]
+
+    def _cpus(self, mask: frozenset[int]) -> CpuSet:
+        """One object for equal masks: a machine has few different ones."""
+        cpus = self._masks.get(mask)
+        if cpus is None:
+            cpus = self._masks[mask] = CpuSet(mask)
+        return cpus
+
+
+def idle_times(proc: Procfs) -> dict[int, int]:
+    """Nanoseconds since boot that each online CPU was idle, or taken by the hypervisor, from /proc/stat."""
+    found = {}
+    for line in (read_file(f"{proc.root}/stat", 1 << 20) or b"").splitlines():
+        words = line.split()
+        if words and words[0].startswith(b"cpu") and words[0] != b"cpu" and len(words) > 5:
+            steal = int(words[8]) if len(words) > 8 else 0
+            found[int(words[0][3:])] = (int(words[4]) + int(words[5]) + steal) * _TICK
+    return found
