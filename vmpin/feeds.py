@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 #: Files change in bursts (a write, a rename); they are read this many seconds after the first.
 CALM = 0.02
+#: What the runtime told and the loop has not taken yet.
+MAX_WAITING = 1024
 _GRPC_DEADLINE = 2.0
 _STARTED_BY_RUNTIME = "NRI_PLUGIN_SOCKET"
 
@@ -49,12 +53,14 @@ class NriFeed:
         self._take = take
         self._ended = ended
         self._waiting: deque[NriEvent] = deque()
+        self._stopped = False
         self._state = "waits for the runtime's socket"
         self.plugin: Plugin | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
+        self._stopped = False
         started_by_runtime = _STARTED_BY_RUNTIME in os.environ
         if not started_by_runtime:
             while self._config.nri == "auto" and not self._config.path("nri").exists():  # noqa: ASYNC110
@@ -62,7 +68,12 @@ class NriFeed:
         from vmpin.source import nri
         from vmpin.source.nri_connect import connect_to
 
+        sys.setswitchinterval(nri.SWITCH_INTERVAL)
+
         def handle(event: NriEvent) -> None:
+            # A loop that hangs: what comes waits in the plugin's queue, which has a bound.
+            while len(self._waiting) >= MAX_WAITING and not self._stopped:
+                time.sleep(0.01)
             self._waiting.append(event)
             if len(self._waiting) == 1:
                 loop.call_soon_threadsafe(self._drain)
@@ -79,6 +90,7 @@ class NriFeed:
         try:
             await asyncio.Event().wait()
         finally:
+            self._stopped = True
             self.plugin = None
             plugin.stop()
 

@@ -74,7 +74,7 @@ class DiskSources:
 
     def _check(self, sandbox: SandboxState, with_vm: set[SandboxId], now: int) -> Iterator[Event]:
         """Whether a sandbox's containers still exist, and their cpusets as their cgroups have them."""
-        alive = sandbox.id in with_vm or sandbox.id in self.sandboxes or (self.nri and sandbox.runtime == "nri")
+        alive = sandbox.id in with_vm or sandbox.id in self.sandboxes
         latest = 0
         for known in sandbox.containers.values():
             latest = max(latest, known.time)

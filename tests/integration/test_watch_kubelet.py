@@ -1,0 +1,94 @@
+"""The watcher beside a kubelet, told of containers by hooks alone: its checkpoint, and PodResources as a witness."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kubelet_peer import KUBELET, Kubelet
+from real_node import Node, cri, two_cpus, union, wait
+from real_qemu import Qemu
+
+pytestmark = pytest.mark.root
+UID = "1-2-3"
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node() as made:
+        (made.top / "kubelet/pod-resources").mkdir(parents=True)
+        made.configure(paths={"kubelet": str(made.top / "kubelet")}, watch={"resync_seconds": 0.3})
+        yield made
+
+
+def checkpoint(node: Node, text: str) -> Path:
+    path = node.top / "kubelet/cpu_manager_state"
+    new = path.with_name(".new")
+    new.write_text(text)
+    new.rename(path)
+    return path
+
+
+def tell(node: Node, vm: Qemu, name: str, cpus: str) -> None:
+    """As a hook does, with the annotations that name the pod."""
+    state = node.state(vm.sandbox, name, node.bundle(name, cpus), vm.pid)
+    state["annotations"] = {**cri(vm.sandbox, name, pod="shop"), "io.kubernetes.cri.sandbox-uid": UID}
+    assert node.hook("createRuntime", state) == b"ok\n"
+
+
+def test_the_checkpoint_decides_and_podresources_may_disagree(node: Node) -> None:
+    first, second = two_cpus()
+    both = union((first, second))
+    state = {"policyName": "static", "defaultCpuSet": first, "entries": {UID: {"web": second}}, "checksum": 0}
+    checkpoint(node, json.dumps(state))
+    kubelet = Kubelet(node.top / "kubelet/pod-resources/kubelet.sock")
+    try:
+        with Qemu(node.id("a"), vcpus=2) as vm:
+            kubelet.lists(_pod(web=[int(first)]))
+            node.start()
+            tell(node, vm, "web", second)
+            tell(node, vm, "logs", first)
+            node.wait_for_vcpus(vm.pid, {0: first, 1: second}, both)
+            (web, logs) = node.sandbox(vm.sandbox)["containers"]
+            assert (web["exclusive_by"], web["kubelet"], logs["exclusive_by"]) == ("kubelet", second, None)
+            wait(lambda: node.status()["sources"]["kubelet"]["pod_resources"], "PodResources to be asked")
+            said = f"kubelet {second}, podresources {first}"
+            wait(lambda: node.sandbox(vm.sandbox)["containers"][0]["disagreement"] == said, node.log)
+            assert said in " ".join(node.sandbox(vm.sandbox)["reasons"])
+            assert said in node.cli("explain", vm.sandbox).stdout
+            # The kubelet takes the CPUs back: seen by the rename, and nobody owns any.
+            checkpoint(node, json.dumps({"policyName": "static", "defaultCpuSet": both, "checksum": 0}))
+            node.wait_for_all(vm.pid, both)
+            assert node.status()["node"]["owners"] == []
+    finally:
+        kubelet.stop()
+
+
+@pytest.mark.parametrize("bad", ["", '{"policyName":"static","defaultCpuSet":"0', '{"policyName":"static","defaultCpu'
+                                 'Set":"zero"}', "[]", "\0" * 100])
+def test_a_checkpoint_that_is_none_changes_nothing_and_is_counted(node: Node, bad: str) -> None:
+    first, second = two_cpus()
+    good = json.dumps({"policyName": "static", "defaultCpuSet": first, "entries": {UID: {"web": second}}})
+    checkpoint(node, good)
+    with Qemu(node.id("a"), vcpus=1) as vm:
+        node.start()
+        tell(node, vm, "web", second)
+        node.wait_for_all(vm.pid, second)
+        path = checkpoint(node, bad)
+        wait(lambda: node.status()["sources"]["kubelet"]["bad"] == 1, node.log)
+        node.resyncs()
+        told = node.status()["sources"]["kubelet"]
+        assert (told["exclusive"], told["bad"]) == (second, 1)
+        assert str(path) in told["trouble"]
+        assert node.log().count(str(path)) == 1
+        assert {"".join(map(str, os.sched_getaffinity(vm.pid)))} == {second}
+        checkpoint(node, good)
+        wait(lambda: node.status()["sources"]["kubelet"]["trouble"] == "", node.log)
+
+
+def _pod(**containers: list[int]) -> object:
+    return KUBELET["PodResources"](name="shop", namespace="tests", containers=[
+        {"name": name, "cpu_ids": cpus} for name, cpus in containers.items()])
