@@ -183,6 +183,7 @@ class Reconciler:
         """
         started = time.perf_counter()
         self._read_node()
+        self.sources.online = self.node.online
         self.sources.read()
         self._scan(full)
         self.reduce(self.sources.events(self.state, set(self.observer.vms)))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+from trees import make_tree
+
 from vmpin.cpuset import CpuSet
-from vmpin.events import ContainerSeen, ContainerStopped, Event, Source
+from vmpin.events import ContainerSeen, ContainerStopped, CpusetSeen, Event, Source
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
-from vmpin.model import Container, ContainerId, SandboxId
+from vmpin.model import Container, ContainerId, SandboxId, ThreadId
 from vmpin.runtime.kata import KataState
 from vmpin.source.disk import DiskSources
-from vmpin.state import DesiredState, reduce
+from vmpin.state import DesiredState, Known, reduce
 
 SANDBOX, WEB = SandboxId("a"), ContainerId("web")
 
@@ -80,3 +83,26 @@ def test_a_container_whose_bundle_is_gone_has_ended(tmp_path: Path) -> None:
     assert not any(isinstance(event, ContainerStopped) for event in read(disk, state, SANDBOX))
     bundle.rmdir()
     assert any(isinstance(event, ContainerStopped) for event in read(disk, state, SANDBOX))
+
+
+@pytest.mark.parametrize(("configured", "effective", "online", "cpus"), [
+    ("2-5", "2-5", "0-7", "2-5"),
+    ("2-5", "2-3", "0-7", "2-3"),  # a cgroup above has no more
+    ("2-5", "2-3", "0-3", "2-5"),  # 4 and 5 are offline, and come back
+    ("2-5", "", "0-7", "2-5"),
+])
+def test_a_cgroup_says_what_a_container_has(configured: str, effective: str, online: str, cpus: str,
+                                            tmp_path: Path) -> None:
+    make_tree(tmp_path, f"""
+        cgroup/cgroup.controllers = cpuset
+        cgroup/cpuset.cpus.effective = 0-7
+        cgroup/pods/web/cpuset.cpus = {configured}
+        cgroup/pods/web/cpuset.cpus.effective = {effective}
+        proc/7/task/7/cgroup = 0::/pods/web
+    """)
+    disk = sources(tmp_path)
+    disk.online = CpuSet.parse(online)
+    known = Known(Container(WEB, "web", CpuSet.parse("2-5")), Source.NRI, 1)
+    (event,) = disk.cgroup(SANDBOX, known, ThreadId(7, 1))
+    assert isinstance(event, CpusetSeen)
+    assert (str(event.cpuset), event.source) == (cpus, Source.CGROUP)

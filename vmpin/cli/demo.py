@@ -175,7 +175,7 @@ class _Stage:
         self._config.write_text(
             f"paths: {{run: {at}/run, kata_go: {at}/no-kata, kata_rs: {at}/no-kata}}\n"
             f"node: {{shared_pool: '{'' if pool is None else pool}'}}\n"
-            f"watch: {{only: '{self.sandbox}', resync_seconds: 1}}\n")
+            f"watch: {{only: '{self.sandbox}', resync_seconds: 1, nri: 'off', kubelet: false}}\n")
 
     # The story
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.events import (
     Claim,
     ContainerSeen,
@@ -39,6 +39,8 @@ class DiskSources:
         self.kata = kata
         #: Whether the runtime tells of every end (NRI): until then what it told of is there.
         self.nri = False
+        #: The CPUs that are online; empty as long as nobody said.
+        self.online: CpuSet = EMPTY
         self.sandboxes: dict[SandboxId, KataSandbox] = {}
         #: What each sandbox's file and state were when events were last made of them.
         self._told: dict[SandboxId, tuple[KataSandbox, SandboxState | None]] = {}
@@ -110,7 +112,9 @@ class DiskSources:
         # that was created without.
         if known.container.cpuset is None and found.configured == _cpus_of(found.path.parent):
             return
-        yield CpusetSeen(sandbox, known.container.id, found.configured, Source.CGROUP, time.time_ns())
+        # CPUs that are offline come back; what a cgroup above withholds, it has not.
+        withheld = (found.configured & self.online) - found.effective if found.effective else EMPTY
+        yield CpusetSeen(sandbox, known.container.id, found.configured - withheld, Source.CGROUP, time.time_ns())
 
 
 def _cpus_of(cgroup: Path) -> CpuSet | None:
