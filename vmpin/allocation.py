@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from vmpin.cpuset import CpuSet, union
 from vmpin.events import Source
 from vmpin.model import Container, ContainerId, Pod
-from vmpin.state import Known, SandboxState
+from vmpin.state import DesiredState, Known, SandboxState
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,33 @@ def given(kubelet: CpuManagerState | None, pod: Pod | None, container: Container
 
 def judged(sandbox: SandboxState, kubelet: CpuManagerState | None) -> tuple[Container, ...]:
     """The live containers of a sandbox, with what the kubelet gave them: those are exclusive, and one whose CPUs
-    nobody else told has the kubelet's."""
+    nobody else told has the kubelet's. One that has others is left to the rule of the pool."""
     live = sandbox.live()
     if kubelet is None or not kubelet.static:
         return live
     found = []
     for container in live:
         cpus = given(kubelet, sandbox.pod, container)
-        found.append(container if cpus is None else
-                     replace(container, exclusive=True, cpuset=container.cpuset or cpus))
+        has = container.cpuset or cpus
+        found.append(replace(container, exclusive=True, cpuset=has) if cpus and has and has <= cpus else container)
     return tuple(found)
+
+
+def unseen(state: DesiredState, kubelet: CpuManagerState | None) -> dict[tuple[str, str], CpuSet]:
+    """CPUs that the kubelet gave to containers of pods that nobody else told of, by pod uid and container: one that is
+    yet to be created, or a runc pod where there is no NRI.
+
+    Those that a known container has are none of them: its pod's uid may not have been told.
+    """
+    if kubelet is None or not kubelet.static:
+        return {}
+    uids = {sandbox.pod.uid for sandbox in state.sandboxes.values() if sandbox.pod is not None}
+    left = {key: cpus for key, cpus in kubelet.entries.items() if key[0] not in uids}
+    if not left:
+        return {}
+    taken = [container.cpuset for sandbox in state.sandboxes.values() for container in sandbox.live()
+             if container.cpuset]
+    return {key: cpus for key, cpus in left.items() if not any(has <= cpus for has in taken)}
 
 
 def disagreements(sandbox: SandboxState, kubelet: CpuManagerState | None, resources: Mapping[tuple[str, str, str],

@@ -39,6 +39,8 @@ class Owner:
     init: int | None = None
     cgroup: str = ""
     words: str = ""
+    #: Of a pod that only the kubelet told of: its cgroup is named after it (pod1-2, and with systemd pod1_2.slice).
+    uid: str = ""
 
     def owns(self, process: Process, sandbox: str | None) -> bool:
         """Whether a process is the owner's: every thread of the owning VM sandbox, else what is in the container's
@@ -46,6 +48,8 @@ class Owner:
         node's in one."""
         if self.vm and sandbox == self.sandbox:
             return True
+        if self.uid:
+            return f"pod{self.uid}" in process.cgroup or f"pod{self.uid.replace('-', '_')}" in process.cgroup
         if not self.vm and (self.init == process.pid or _within(process.cgroup, self.cgroup)):
             return True
         return bool(self.container) and container_of(process.cgroup) == self.container
@@ -144,7 +148,8 @@ def owners_of(document: Mapping[str, Any]) -> tuple[Owner, ...]:
         sandbox = sandboxes.get(entry["sandbox"])
         kind = entry.get("kind") or ("runc" if sandbox is None else "vm")
         found.append(Owner(entry["sandbox"], entry["container"], CpuSet.parse(entry["cpus"]), kind == "vm",
-                           entry.get("init"), entry.get("cgroup") or "", _words(entry, sandbox)))
+                           entry.get("init"), entry.get("cgroup") or "", _words(entry, sandbox),
+                           entry["sandbox"] if kind == "unseen" else ""))
     return tuple(found)
 
 
@@ -174,7 +179,7 @@ def lasting(before: Sequence[Owner], after: Sequence[Owner]) -> tuple[tuple[Owne
     then, now = by_cpu(before), by_cpu(after)
     changed = CpuSet(cpu for cpu in then.keys() | now.keys() if then.get(cpu) != now.get(cpu))
     kept = (Owner(owner.sandbox, owner.container, owner.cpus - changed, owner.vm, owner.init, owner.cgroup,
-                  owner.words) for owner in after)
+                  owner.words, owner.uid) for owner in after)
     return tuple(owner for owner in kept if owner.cpus), changed
 
 

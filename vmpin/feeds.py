@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 #: Files change in bursts (a write, a rename); they are read this many seconds after the first.
 CALM = 0.02
+#: Within so many seconds a runtime tells a plugin that it started of all there is.
+SYNC_DEADLINE = 2.0
 #: What the runtime told and the loop has not taken yet.
 MAX_WAITING = 1024
 _GRPC_DEADLINE = 2.0
@@ -80,19 +82,35 @@ class NriFeed:
 
         def on_state(up: bool, text: str) -> None:
             self._state = f"connected to {text}" if up else f"not connected: {text}"
-            if started_by_runtime and not up:
+
+        def on_end(up: bool, text: str) -> None:
+            on_state(up, text)
+            if not up:
                 loop.call_soon_threadsafe(self._ended)
 
-        plugin = nri.from_environment(handle, on_state) or nri.Plugin(
-            connect_to(self._config.path("nri")), handle, on_state=on_state)
-        self.plugin = plugin
-        plugin.start()
+        def of_its_own(name: str = "vmpin") -> Plugin:
+            return nri.Plugin(connect_to(self._config.path("nri")), handle, name, on_state=on_state)
+
+        plugins = [nri.from_environment(handle, on_end) or of_its_own()]
+        self.plugin = plugins[0]
+        self.plugin.start()
         try:
+            if started_by_runtime:
+                self._state = "connected, and not yet told what there is"
+                await asyncio.sleep(SYNC_DEADLINE)
+                if not self.plugin.counters.syncs:
+                    # containerd 1.7 never synchronizes a plugin that it started (containerd/nri#43).
+                    logger.info("nri: the runtime that started this plugin does not tell what there is: it is asked "
+                                "over %s", self._config.path("nri"))
+                    self.plugin = of_its_own("vmpin-sync")
+                    plugins.append(self.plugin)
+                    self.plugin.start()
             await asyncio.Event().wait()
         finally:
             self._stopped = True
             self.plugin = None
-            plugin.stop()
+            for plugin in plugins:
+                plugin.stop()
 
     def _drain(self) -> None:
         events = []

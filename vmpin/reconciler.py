@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from vmpin import statefile
 from vmpin.agreement import Agreement
-from vmpin.allocation import CpuManagerState, judged
+from vmpin.allocation import CpuManagerState, judged, unseen
 from vmpin.apply import Outcome, Result
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet, union
@@ -25,7 +25,7 @@ from vmpin.events import Event, Held, SandboxSeen
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.model import SandboxId, ThreadId
+from vmpin.model import ContainerId, SandboxId, ThreadId
 from vmpin.observe import Observer, Vm
 from vmpin.ownership import Claims, Node, Ownership, claims, ownership
 from vmpin.pinner import Pinner
@@ -325,8 +325,8 @@ class Reconciler:
                 self.claims[sandbox] = new
             owned = owned or (old and old.exclusive) != (new and new.exclusive)
         before = self.own
-        self.own = ownership(self.claims, self.node)
-        if owned or self.own.pool != before.pool:
+        self.own = ownership(self._all_claims(), self.node)
+        if owned or (self.own.pool, self.own.exclusive) != (before.pool, before.exclusive):
             dirty.update(self._concerned(before))
         changed = set()
         for sandbox in dirty:
@@ -345,6 +345,15 @@ class Reconciler:
                 self.pinner.look_again(sandbox)
                 changed.add(sandbox)
         return changed
+
+    def _all_claims(self) -> Mapping[SandboxId, Claims]:
+        """Also of the pods that only the kubelet told of, by their uids."""
+        more: dict[SandboxId, Claims] = {}
+        for (uid, name), cpus in unseen(self.state, self.kubelet).items():
+            pod = SandboxId(uid)
+            old = more.get(pod, Claims((), ()))
+            more[pod] = Claims((*old.exclusive, (ContainerId(name), cpus & self.node.online)), ())
+        return {**self.claims, **more} if more else self.claims
 
     def _concerned(self, before: Ownership) -> Iterable[SandboxId]:
         """The sandboxes whose placement may be another now that CPUs have another owner: one container's exclusive

@@ -68,13 +68,16 @@ def _owners(reconciler: Reconciler) -> dict[tuple[SandboxId, ContainerId], dict[
     vms = reconciler.vm_sandboxes()
     for sandbox, claim in reconciler.own.claims.items():
         state = reconciler.state.sandboxes.get(sandbox)
-        for container, _ in claim.exclusive if state is not None else ():
-            known = state.containers.get(container) if state is not None else None
+        for container, _ in claim.exclusive:
+            if state is None:  # of a pod that only the kubelet told of
+                found[sandbox, container] = {"kind": "unseen", "pod": None, "init": None, "cgroup": None}
+                continue
+            known = state.containers.get(container)
             init = None if known is None else known.init
             path = None if init is None else reconciler.cgroups.cpuset_path(init.tid)
             found[sandbox, container] = {
                 "kind": "vm" if sandbox in vms else "runc",
-                "pod": pod_data(None if state is None else state.pod), "init": None if init is None else init.tid,
+                "pod": pod_data(state.pod), "init": None if init is None else init.tid,
                 "cgroup": None if path is None else str(path)}
     return found
 

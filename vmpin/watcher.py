@@ -77,6 +77,7 @@ class Watcher:
         if self._kept:
             self._resync.set()  # what came since the first pass does not wait for the clock
         self._saved()
+        self._files.watch(self._watched())
         sources: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
             ("hook", lambda: serve(hook.dup(), MAX_STATE + 4096, self._on_hook, line=False)),
             ("control", lambda: serve(control.dup(), MAX_REQUEST, self._on_request, line=True)),

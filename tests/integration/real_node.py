@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from need import lacking, need_root, need_tool
@@ -39,8 +39,9 @@ from vmpin.cpuset import CpuSet
 from vmpin.hooks_install import HookOptions
 from vmpin.host.sysfs import Sysfs
 
-#: Seconds for anything to come true. It is there after milliseconds, or a resync; a loaded machine takes longer.
-PATIENCE = 20.0
+#: Seconds for anything to come true. It is there after milliseconds, or a resync; a loaded machine takes longer, and
+#: the lab's emulated node much longer.
+PATIENCE = 60.0 if "VMPIN_LAB_NODE" in os.environ else 20.0
 COMMAND = [sys.executable, "-m", "vmpin.cli.main"]
 #: crun 1.8 refuses hybrid cgroups; in a mount namespace of its own it does not see the v2 part.
 _WITHOUT_HYBRID = 'if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi; exec "$@"'
@@ -128,7 +129,7 @@ class Node:
         self.wrap: list[str] = []
         self.configure()
 
-    def __enter__(self) -> Node:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
@@ -148,7 +149,8 @@ class Node:
     def configure(self, **settings: Mapping[str, object]) -> None:
         """Change keys of the configuration file, by section."""
         base: dict[str, dict[str, object]] = {
-            "paths": {"run": str(self.run), "kata_go": str(self.top / "vc"), "kata_rs": str(self.top / "kata")},
+            "paths": {"run": str(self.run), "kata_go": str(self.top / "vc"), "kata_rs": str(self.top / "kata"),
+                      "kubelet": str(self.top / "kubelet"), "nri": str(self.top / "nri.sock")},
             "watch": {"only": f"{self.prefix}*", "resync_seconds": 0.2}, "log": {"level": "info"}}
         for section, keys in [*base.items(), *self.settings.items()]:
             self.settings[section] = {**base.get(section, {}), **keys}

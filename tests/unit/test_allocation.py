@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from vmpin.agreement import Agreement
-from vmpin.allocation import CpuManagerState, disagreements, judged
+from vmpin.allocation import CpuManagerState, disagreements, judged, unseen
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.events import Source
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId
@@ -44,7 +44,8 @@ def pod(*containers: Known, uid: str = UID) -> SandboxState:
 
 @pytest.mark.parametrize(("state", "exclusive", "cpus"), [
     (kubelet({(UID, "app"): "2-3"}), True, "2-3"),
-    (kubelet({(UID, "app"): "4-5"}), True, "2-3"),      # what it has is what its runtime says
+    (kubelet({(UID, "app"): "2-5"}), True, "2-3"),      # what it has is what its runtime says
+    (kubelet({(UID, "app"): "4-5"}), None, "2-3"),
     (kubelet({("other", "app"): "2-3"}), None, "2-3"),
     (kubelet({(UID, "other"): "2-3"}), None, "2-3"),
     (kubelet(by_id={APP: "2-3"}), True, "2-3"),
@@ -55,6 +56,20 @@ def test_a_container_owns_what_the_static_policy_lists_for_it(state: CpuManagerS
                                                               cpus: str) -> None:
     (found,) = judged(pod(container(nri="2-3")), state)
     assert (found.exclusive, str(found.cpuset)) == (exclusive, cpus)
+
+
+@pytest.mark.parametrize(("entries", "found"), [
+    ({("new", "app"): "4"}, {("new", "app"): "4"}),
+    ({(UID, "app"): "4"}, {}),  # its pod is known, and so are its containers
+    ({("new", "app"): "2-3"}, {}),  # it is the one that is known, without its uid
+    ({("new", "app"): "3"}, {("new", "app"): "3"}),
+])
+def test_pods_that_only_the_kubelet_told_of_own_cpus_too(entries: dict[tuple[str, str], str],
+                                                         found: dict[tuple[str, str], str]) -> None:
+    state = state_of(pod(container(nri="2-3")))
+    assert unseen(state, kubelet(entries)) == {key: CpuSet.parse(cpus) for key, cpus in found.items()}
+    assert unseen(state, kubelet(entries, policy="none")) == {}
+    assert unseen(state, None) == {}
 
 
 def test_a_container_of_which_only_the_kubelet_tells_has_its_cpus() -> None:

@@ -106,3 +106,16 @@ def test_a_cgroup_says_what_a_container_has(configured: str, effective: str, onl
     (event,) = disk.cgroup(SANDBOX, known, ThreadId(7, 1))
     assert isinstance(event, CpusetSeen)
     assert (str(event.cpuset), event.source) == (cpus, Source.CGROUP)
+
+
+def test_a_cgroup_that_is_named_after_another_says_nothing_of_a_container_that_the_runtime_told_of(
+        tmp_path: Path) -> None:
+    make_tree(tmp_path, """
+        cgroup/cgroup.controllers = cpuset
+        cgroup/cpuset.cpus.effective = 0-7
+        cgroup/vms/other/cpuset.cpus = 0-7
+        cgroup/vms/other/cpuset.cpus.effective = 0-7
+        proc/7/task/7/cgroup = 0::/vms/other
+    """)
+    known = Known(Container(WEB, "web", CpuSet.parse("2-5")), Source.NRI, 1)
+    assert list(sources(tmp_path).cgroup(SANDBOX, known, ThreadId(7, 1))) == []

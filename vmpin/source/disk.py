@@ -108,6 +108,8 @@ class DiskSources:
         found = self.cgroups.cpuset_of(init.tid)
         if found is None or not found.configured or self.cgroups.is_top(found.path):
             return  # what is at the top is no container: a pid that was none of its own would widen its cpuset
+        if known.told_by(Source.NRI) and known.container.id not in found.path.as_posix():
+            return  # of a pod's containers each has a cgroup named after it: this is another one
         # On cgroup v1 every cgroup has CPUs, its parent's if nobody gave it any: that says nothing of a container
         # that was created without.
         if known.container.cpuset is None and found.configured == _cpus_of(found.path.parent):
