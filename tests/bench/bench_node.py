@@ -59,6 +59,7 @@ class Node:
     def write_config(self) -> None:
         """The rest is the default: /proc, /sys and the cgroups are the machine's."""
         self.file.write_text(f"paths:\n  run: {self.run}\n  kata_go: {self.path}/vc\n  kata_rs: {self.path}/kata\n"
+                             f"  nri: {self.path}/nri.sock\n  kubelet: {self.path}/kubelet\n"
                              f"node:\n  shared_pool: {cpus()[0]}\nwatch:\n  only: {PREFIX}*\n")
 
     def forget(self) -> None:
@@ -147,14 +148,14 @@ class Bundle:
 
 class Watcher:
     """A real `vmpin watch`. `placed_ms` is the time from its spawn until it says that all is placed, which it says
-    before it loads what it needs to serve (READY=1)."""
+    before it loads what it needs to serve (READY=1). `wrap` is put before its command line."""
 
-    def __init__(self, made: Node, *flags: str) -> None:
+    def __init__(self, made: Node, *flags: str, wrap: Sequence[str] = ()) -> None:
         if not made.command.exists():
             raise CannotMeasure(f"needs the vmpin command (no {made.command})")
         self.node = made
         self.placed_ms = 0.0
-        self._argv = made.command_line("watch", *flags)
+        self._argv = [*wrap, *made.command_line("watch", *flags)]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

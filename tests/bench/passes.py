@@ -79,7 +79,7 @@ def update(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
         """There and back, so that each call changes a mask and nothing is left changed."""
         now = next(iter(machine.masks()))
         back = next(mask for mask in masks.values() if mask != now)
-        return (timed_ms(lambda: _set(tids, back)) + timed_ms(lambda: _set(tids, now))) / 2
+        return (timed_ms(lambda: set_masks(tids, back)) + timed_ms(lambda: set_masks(tids, now))) / 2
 
     for cpu_list in masks:
         once(cpu_list)  # the first time the masks from before are kept on disk
@@ -95,7 +95,7 @@ def update(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
                    "to_shared": round(shared, 4)})
 
 
-def _set(tids: Sequence[int], mask: frozenset[int]) -> None:
+def set_masks(tids: Sequence[int], mask: frozenset[int]) -> None:
     for tid in tids:
         os.sched_setaffinity(tid, mask)
         os.sched_getaffinity(tid)

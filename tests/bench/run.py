@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import nri
 import passes
 import processes
 from bench_node import Node, node, write_kata
@@ -59,6 +60,11 @@ def _cold(bench: Bench) -> list[Figure]:
         return [processes.cold_start(bench.made, machines, 3 if bench.quick else 15)]
 
 
+def _update_cost(bench: Bench) -> list[Figure]:
+    bench.close()
+    return [nri.update_cost(bench.made, 2 if bench.quick else 30)]
+
+
 #: By the names of the figures they give. The real QEMUs come last, when the stand-ins are gone.
 BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("hook",): lambda bench: [processes.hook(bench.made, bench.many(), bench.rounds(200))],
@@ -66,7 +72,10 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("update_16",): lambda bench: [passes.update(bench.made, bench.many(), bench.rounds(200))],
     ("idle_rss", "idle_cpu"): _rest,
     ("status_json",): lambda bench: [processes.status(bench.made, bench.many(), bench.rounds(40))],
+    ("nri_to_pinned",): lambda bench: [nri.to_pinned(bench.made, bench.many(), bench.rounds(100))],
+    ("nri_sync_500",): lambda bench: [nri.sync(bench.made, bench.many(), 3 if bench.quick else 15)],
     ("discover_300",): _cold,
+    ("nri_update_cost",): _update_cost,
 }
 NAMES = [name for names in BENCHMARKS for name in names]
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from need import need_root, need_tool
+from need import lacking, need_root, need_tool
 
 pytestmark = pytest.mark.root
 
@@ -52,6 +52,38 @@ def test_quick_figures_have_their_shape_and_nothing_is_left(tmp_path: Path) -> N
         assert figure["ratio"] == pytest.approx(figure["value"] / figure["floor"], rel=0.02)
         assert isinstance(figure["ok"], bool)
         assert figure["name"] in said
+    assert left_over(ran.pid) == []
+
+
+def test_what_the_runtime_tells_is_measured(tmp_path: Path) -> None:
+    need_root()
+    need_tool("gcc", "cc")
+    out = tmp_path / "bench.json"
+    ran, _, err = run("--only", "nri_to_pinned", "--only", "nri_sync_500", "-o", out)
+    assert ran.returncode == 0, err
+    pinned, sync = json.loads(out.read_text())["benchmarks"]
+    assert (pinned["name"], pinned["threads"]) == ("nri_to_pinned", 16)
+    assert (sync["name"], sync["pods"], sync["containers"]) == ("nri_sync_500", 250, 500)
+    assert sync["parts"] > 1
+    for figure in (pinned, sync):
+        assert figure.keys() >= FIELDS
+        assert figure["value"] > figure["floor"] > 0
+    assert left_over(ran.pid) == []
+
+
+def test_what_a_plugin_costs_is_measured(tmp_path: Path) -> None:
+    need_root()
+    out = tmp_path / "bench.json"
+    ran, _, err = run("--only", "nri_update_cost", "-o", out)
+    if "not measured: needs " in err:
+        lacking(err)
+    assert ran.returncode == 0, err
+    (figure,) = json.loads(out.read_text())["benchmarks"]
+    assert figure.keys() >= FIELDS
+    assert figure["name"] == "nri_update_cost"
+    assert figure["floor"] > 0
+    assert figure["value"] < figure["with_plugin"]
+    assert figure["pairs"] == 20
     assert left_over(ran.pid) == []
 
 

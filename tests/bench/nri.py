@@ -1,0 +1,273 @@
+"""What the container runtime tells over NRI: what it costs an update of the runtime's, how soon the threads are where
+an update wants them, and how long a full list takes.
+
+The last two are told by a runtime of the benchmark's own, as what is measured is the watcher; the first by a real
+containerd, which is what waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import told
+from bench_node import Node, Watcher, container_of, cpus
+from measure import CannotMeasure, Figure, environment, median, progress, timed_ms
+from passes import set_masks
+from vms import THREADS, Machine, sandbox_id
+
+from vmpin.cli.common import ask
+from vmpin.wire.nri_messages import MESSAGES
+
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "integration")]
+
+from _pytest.outcomes import OutcomeException
+from nri_peer import NriRuntime
+
+PODS = 250
+CONTAINERS = 2 * PODS
+#: Seconds after which whatever is waited for counts as not coming.
+_PATIENCE = 20.0
+#: Between two looks at masks (s): what is measured is this much too long at most, and a CPU is left to the watcher.
+_LOOK = 0.0001
+#: Updates of one block, an even number: so many with the plugin, so many without.
+_BLOCK = 10
+#: Before an update (s): what the watcher makes of the one before is done then, the cgroup's own word too.
+_REST = 0.03
+
+
+# What an update of the runtime's costs
+
+
+def update_cost(made: Node, blocks: int) -> Figure:
+    """What a connected plugin adds to an UpdateContainerResources of containerd's: a runc container gets a CPU for
+    itself, which drives the 16 vCPUs of a VM off it, and loses it.
+
+    A watcher runs in every block of updates, in every second one without NRI. The floor is an update without it, the
+    value the median of what each update took longer than the one beside it. `in_a_row`: the same of updates with no
+    rest between them, when the watcher pins for the last one on the CPUs that the next one needs.
+    """
+    try:
+        return _update_cost(made, blocks)
+    except (OutcomeException, AssertionError) as err:  # of pytest's: the harness skips and fails
+        raise CannotMeasure(str(err)) from err
+
+
+def _update_cost(made: Node, blocks: int) -> Figure:
+    # Here, as gRPC starts threads.
+    from real_containerd import VM, Containerd
+
+    pool, other = cpus()
+    times: dict[tuple[str, float], list[float]] = {(nri, rest): [] for nri in ("on", "off") for rest in (_REST, 0.0)}
+    progress("starting containerd, a VM of 16 vCPUs and a runc pod")
+    with contextlib.redirect_stdout(sys.stderr), Containerd() as containerd:
+        vm = containerd.pod("vm", VM, vcpus=16)
+        vm.container("main", cpus=f"{pool},{other}")
+        web = containerd.pod("web").container("main", cpus=str(pool))
+        for number in range(2 * blocks):
+            nri = "on" if number % 4 in (0, 3) else "off"
+            made.forget()
+            flags = {"watch.only": "*", "watch.nri": nri, "paths.nri": containerd.nri_socket}
+            with _watching(made, containerd.enclosure, flags):
+                if nri == "on":
+                    _wait_for_sync(made)
+                time.sleep(0.3)
+                for each in range(-2, 2 * _BLOCK):
+                    rest = _REST if each < _BLOCK else 0.0
+                    time.sleep(rest)
+                    spent = timed_ms(partial(web.update, cpus=str(pool if each % 2 else other)))
+                    if each >= 0:
+                        times[nri, rest].append(spent)
+                # The last one was back in the pool. Without NRI the watcher knows of no container of the VM's.
+                _until_set([int(tid) for tid in os.listdir(f"/proc/{vm.pid}/task")],
+                           frozenset((pool, other) if nri == "on" else (pool,)))
+                heard = _status(made)["sources"]["nri"]
+                if nri == "on" and heard["events"] < 2 * _BLOCK + 2:
+                    raise CannotMeasure(f"not every update was told: {heard}")
+    alone, in_a_row = (median([on - off for on, off in zip(times["on", rest], times["off", rest], strict=True)])
+                       for rest in (_REST, 0.0))
+    return Figure("nri_update_cost", alone, "ms", median(times["off", _REST]), 1, "value",
+                  {"pairs": _BLOCK * blocks, "with_plugin": round(median(times["on", _REST]), 4),
+                   "in_a_row": round(in_a_row, 4), "in_a_row_floor": round(median(times["off", 0.0]), 4)})
+
+
+@contextlib.contextmanager
+def _watching(made: Node, enclosure: Any, flags: Mapping[str, object]) -> Iterator[None]:
+    watcher = Watcher(made, *[f"--set={key}={value}" for key, value in flags.items()], wrap=enclosure.enter)
+    with contextlib.ExitStack() as stack:
+        with enclosure.inside():
+            stack.enter_context(watcher)
+        yield
+
+
+def _wait_for_sync(made: Node) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not (heard := _status(made)["sources"]["nri"]).get("syncs"):
+        if time.monotonic() > deadline:
+            raise CannotMeasure(f"the watcher is not connected: {heard}")
+        time.sleep(0.02)
+
+
+# A runtime of our own
+
+
+@contextlib.contextmanager
+def _connected(made: Node) -> Iterator[NriRuntime]:
+    """A new watcher's connection, as far as Configure: it was told of nothing yet, and has loaded what it needs."""
+    path = made.path / "nri.sock"
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        stack.callback(path.unlink)
+        listener.listen(1)
+        listener.settimeout(_PATIENCE)
+        stack.enter_context(Watcher(made, "--nri"))
+        runtime = NriRuntime(listener.accept()[0])
+        stack.callback(runtime.close)
+        try:
+            runtime.grant(runtime.request("RegisterPlugin"))
+            runtime.configure()
+            yield runtime
+        except AssertionError as err:
+            raise CannotMeasure(f"{err}: {(made.path / 'watch.log').read_text()[-500:]}") from err
+
+
+def _status(made: Node) -> dict[str, Any]:
+    found = ask(made.config(), {"op": "status"})
+    if found is None:
+        raise CannotMeasure(f"the watcher does not answer: {(made.path / 'watch.log').read_text()[-500:]}")
+    return found
+
+
+def _until_set(tids: Sequence[int], mask: frozenset[int]) -> None:
+    """Until every thread has this mask."""
+    deadline = time.monotonic() + _PATIENCE
+    while any(os.sched_getaffinity(tid) != mask for tid in tids):
+        if time.monotonic() > deadline:
+            found = {frozenset(os.sched_getaffinity(tid)) for tid in tids}
+            raise CannotMeasure(f"the threads have {found}, and not {mask}, after {_PATIENCE:g} s")
+        time.sleep(_LOOK)
+
+
+# From an update to the threads
+
+
+def to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
+    """A container gets a CPU for itself, and loses it: from before the runtime tells of the update that was done (the
+    plugin has it a tenth of a millisecond later) until all threads of its VM are seen where it wants them.
+
+    The slower direction counts. The runtime lists a container for each VM, and updates the first one's.
+    `answered_ms`: what the runtime waits for.
+    """
+    made.forget()
+    pool, other = cpus()
+    machine = machines[0]
+    tids = machine.tids()
+    masks = {str(other): frozenset((other,)), f"{pool},{other}": frozenset((pool, other))}
+    updates = {text: told.update(machine.sandbox, machine.pid, text) for text in masks}
+    values: dict[str, list[float]] = {text: [] for text in masks}
+    answers: list[float] = []
+    floors: list[float] = []
+
+    def bare() -> float:
+        """There and back, so that each call changes a mask and nothing is left changed."""
+        first, second = masks.values()
+        now = machine.masks()
+        back = second if now == {first} else first
+        return (timed_ms(lambda: set_masks(tids, back)) + timed_ms(lambda: set_masks(tids, *now))) / 2
+
+    with _connected(made) as runtime:
+        runtime.synchronize([told.pod(each.sandbox, each.pid) for each in machines], [
+            told.container(each.sandbox, container_of(each.sandbox), each.pid, str(pool)) for each in machines])
+        for number in range(-3, rounds):
+            for text, raw in updates.items():
+                time.sleep(0.02)
+                begin = time.perf_counter()  # CLOCK_MONOTONIC
+                stream = runtime.send("StateChange", raw)
+                _until_set(tids, masks[text])
+                spent = time.perf_counter() - begin
+                runtime.answer(stream)
+                if number < 0:
+                    continue  # the first time the masks from before are kept on disk
+                values[text].append(spent * 1000)
+                time.sleep(0.005)
+                floors.append(bare())
+                answers.append(timed_ms(partial(runtime.call, "StateChange", raw)))
+        heard = _status(made)["sources"]["nri"]
+    if len(tids) != THREADS or heard["events"] < 4 * rounds or heard["dropped"]:
+        raise CannotMeasure(f"{len(tids)} threads; NRI: {heard}")
+    exclusive, shared = (median(times) for times in values.values())
+    return Figure("nri_to_pinned", max(exclusive, shared), "ms", median(floors), 5, "value",
+                  {"sandboxes": len(machines), "threads": len(tids), "rounds": rounds,
+                   "to_exclusive": round(exclusive, 4), "to_shared": round(shared, 4),
+                   "longest": round(max(map(max, values.values())), 4), "answered_ms": round(median(answers), 4)})
+
+
+# A full list
+
+
+def sync(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
+    """A list of 500 containers to a watcher that knows none: from the moment before the first part is sent until
+    what the very last container wants is done, with which all is taken in. Some pods are VMs, the others runc's.
+    """
+    pool, other = cpus()
+    with _processes(PODS - len(machines)) as processes:
+        pods = [(sandbox_id(1000 + number), process.pid) for number, process in enumerate(processes)]
+        pods += [(machine.sandbox, machine.pid) for machine in machines]
+        last = machines[-1]
+        parts = told.parts(pods, str(pool), str(other))
+        values: list[float] = []
+        floors: list[float] = []
+        for number in range(-1, rounds):
+            made.forget()
+            with _connected(made) as runtime:
+                if last.masks() == {frozenset((other,))}:
+                    raise CannotMeasure("the last VM is where it should be before anything was told")
+                tids = last.tids()
+                begin = time.perf_counter()
+                for part in parts:
+                    runtime.call("Synchronize", part)
+                _until_set(tids, frozenset((other,)))
+                spent = time.perf_counter() - begin
+                _check(_status(made), last.sandbox, len(machines))
+            if number >= 0:
+                values.append(spent * 1000)
+                floors.append(timed_ms(lambda: [MESSAGES.decode("SynchronizeRequest", part) for part in parts]))
+    return Figure("nri_sync_500", median(values), "ms", median(floors), 200, "value",
+                  {"pods": PODS, "containers": CONTAINERS, "vms": len(machines), "parts": len(parts),
+                   "bytes": sum(map(len, parts)), "rounds": rounds, "longest": round(max(values), 4)})
+
+
+def _check(status: dict[str, Any], sandbox: str, vms: int) -> None:
+    """That it is all known."""
+    heard = status["sources"]["nri"]
+    owners = {owner["sandbox"] for owner in status["node"]["owners"]}
+    containers = [len(each["containers"]) for each in status["sandboxes"]]
+    if heard["syncs"] != 1 or heard["dropped"] or owners != {sandbox} or sum(containers) < 2 * vms:
+        raise CannotMeasure(f"NRI: {heard}, owners: {owners}, {sum(containers)} containers of {len(containers)} VMs")
+
+
+@contextlib.contextmanager
+def _processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that do nothing, for runc's pods; they end with this process, however it ends."""
+    reader, writer = os.pipe()
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(count):
+            started.append(subprocess.Popen(["/bin/cat"], env=environment(), stdin=reader, stdout=subprocess.DEVNULL))
+        yield started
+    finally:
+        os.close(reader)
+        os.close(writer)
+        for process in started:
+            process.kill()
+        for process in started:
+            process.wait()
