@@ -1,4 +1,4 @@
-"""What the kernel unpacks as its first root file system: cpio archives of the kind "newc", and nothing else of cpio."""
+"""What the kernel unpacks as its first root file system: cpio archives of the kind "newc", nothing else of cpio."""
 
 from __future__ import annotations
 

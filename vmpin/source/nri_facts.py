@@ -115,11 +115,12 @@ class Counters:
 
 def events_of(event: NriEvent, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> list[Event]:
     """What the runtime's word says. A pid is looked up unless `state` has what is behind it."""
+    facts = _Facts(state, proc, exclusive_annotation)
     match event:
         case Synced():
-            return list(_synced(event, state, proc, exclusive_annotation))
+            return list(facts.synced(event))
         case PodEvent(kind="run"):
-            return [_sandbox(event.pod, state, proc)]
+            return [facts.sandbox(event.pod)]
         case PodEvent(kind="stop"):
             known = state.sandboxes.get(event.pod.id)
             return [] if known is None else list(_ended(known, frozenset(), event.time_ns))
@@ -128,44 +129,75 @@ def events_of(event: NriEvent, state: DesiredState, proc: Procfs, exclusive_anno
         case ContainerEvent(kind="stop" | "remove"):
             return [ContainerStopped(event.container.pod, event.container.id, event.time_ns)]
         case ContainerEvent():
-            return list(_changed(event, state, proc, exclusive_annotation))
+            return list(facts.changed(event))
         case _:
             return []
 
 
-def _changed(event: ContainerEvent, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> Iterator[Event]:
-    container, known = event.container, _known(event.container, state)
-    if event.kind == "update" and (container.state == STOPPED or (
-            known is not None and known.container.state is ContainerState.STOPPED)):
-        return  # it ended while it was updated; no container of a pod is started twice
-    if event.pod is not None:
-        yield _sandbox(event.pod, state, proc)
-    begun = event.kind == "start" or container.state != CREATED
-    yield _container(container, ContainerState.RUNNING if begun else ContainerState.CREATED, event.time_ns, state,
-                     proc, exclusive_annotation)
+class _Facts:
+    """What one event says, with what is behind its pids looked up once: with Kata a pod's containers all have the
+    VMM's."""
 
+    def __init__(self, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> None:
+        self._state = state
+        self._proc = proc
+        self._exclusive_annotation = exclusive_annotation
+        self._found: dict[int, tuple[ThreadId | None, ThreadId | None]] = {}
 
-def _known(container: NriContainer, state: DesiredState) -> Known | None:
-    sandbox = state.sandboxes.get(container.pod)
-    return None if sandbox is None else sandbox.containers.get(container.id)
+    def changed(self, event: ContainerEvent) -> Iterator[Event]:
+        container, known = event.container, self._known(event.container)
+        if event.kind == "update" and (container.state == STOPPED or (
+                known is not None and known.container.state is ContainerState.STOPPED)):
+            return  # it ended while it was updated; no container of a pod is started twice
+        if event.pod is not None:
+            yield self.sandbox(event.pod)
+        begun = event.kind == "start" or container.state != CREATED
+        yield self._container(container, ContainerState.RUNNING if begun else ContainerState.CREATED, event.time_ns)
 
+    def synced(self, event: Synced) -> Iterator[Event]:
+        for pod in event.pods:
+            yield self.sandbox(pod)
+        for container in event.containers:
+            if container.state == STOPPED:
+                yield ContainerStopped(container.pod, container.id, event.time_ns)
+            else:
+                now = ContainerState.CREATED if container.state == CREATED else ContainerState.RUNNING
+                yield self._container(container, now, event.time_ns)
+        listed = frozenset(container.id for container in event.containers)
+        pods = {pod.id for pod in event.pods} | {container.pod for container in event.containers}
+        for sandbox in self._state.sandboxes.values():
+            ended = list(_ended(sandbox, listed, event.time_ns))
+            yield from ended
+            if sandbox.runtime == "nri" and sandbox.id not in pods and len(ended) == len(sandbox.live()):
+                yield SandboxGone(sandbox.id)
 
-def _synced(event: Synced, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> Iterator[Event]:
-    for pod in event.pods:
-        yield _sandbox(pod, state, proc)
-    for container in event.containers:
-        if container.state == STOPPED:
-            yield ContainerStopped(container.pod, container.id, event.time_ns)
-        else:
-            now = ContainerState.CREATED if container.state == CREATED else ContainerState.RUNNING
-            yield _container(container, now, event.time_ns, state, proc, exclusive_annotation)
-    listed = frozenset(container.id for container in event.containers)
-    pods = {pod.id for pod in event.pods} | {container.pod for container in event.containers}
-    for sandbox in state.sandboxes.values():
-        ended = list(_ended(sandbox, listed, event.time_ns))
-        yield from ended
-        if sandbox.runtime == "nri" and sandbox.id not in pods and len(ended) == len(sandbox.live()):
-            yield SandboxGone(sandbox.id)
+    def sandbox(self, pod: NriPod) -> SandboxSeen:
+        vmm, _ = self._behind(pod.pid, pod.id, None)
+        return SandboxSeen(pod.id, "nri", Pod(pod.namespace, pod.name, pod.uid), vmm, pod.handler)
+
+    def _container(self, container: NriContainer, now: ContainerState, time_ns: int) -> ContainerSeen:
+        known = self._known(container)
+        _, init = self._behind(container.pid, container.pod, known.init if known is not None else None)
+        exclusive = declared_exclusive(container.annotations, self._exclusive_annotation)
+        return ContainerSeen(container.pod, Container(container.id, container.name, container.cpus, exclusive, now),
+                             Source.NRI, time_ns, init=init)
+
+    def _known(self, container: NriContainer) -> Known | None:
+        sandbox = self._state.sandboxes.get(container.pod)
+        return None if sandbox is None else sandbox.containers.get(container.id)
+
+    def _behind(self, pid: int, pod: SandboxId, init: ThreadId | None) -> tuple[ThreadId | None, ThreadId | None]:
+        """The VMM, or the container's own process, behind a pid: as it was found before, where it still is that."""
+        if pid not in self._found:
+            sandbox = self._state.sandboxes.get(pod)
+            vmm = None if sandbox is None else sandbox.vmm
+            if _still(vmm, pid, self._proc):
+                self._found[pid] = vmm, None
+            elif _still(init, pid, self._proc):
+                self._found[pid] = None, init
+            else:
+                self._found[pid] = behind(pid, self._proc)
+        return self._found[pid]
 
 
 def _ended(sandbox: SandboxState, listed: frozenset[ContainerId], time_ns: int) -> Iterator[Event]:
@@ -174,25 +206,6 @@ def _ended(sandbox: SandboxState, listed: frozenset[ContainerId], time_ns: int) 
         if (known.container.state is not ContainerState.STOPPED and known.container.id not in listed
                 and known.told_by(Source.NRI)):
             yield ContainerStopped(sandbox.id, known.container.id, max(time_ns, known.time))
-
-
-def _sandbox(pod: NriPod, state: DesiredState, proc: Procfs) -> SandboxSeen:
-    known = state.sandboxes.get(pod.id)
-    vmm = known.vmm if known is not None else None
-    if not _still(vmm, pod.pid, proc):
-        vmm, _ = behind(pod.pid, proc)
-    return SandboxSeen(pod.id, "nri", Pod(pod.namespace, pod.name, pod.uid), vmm, pod.handler)
-
-
-def _container(container: NriContainer, now: ContainerState, time_ns: int, state: DesiredState, proc: Procfs,
-               exclusive_annotation: str) -> ContainerSeen:
-    known = _known(container, state)
-    init = known.init if known is not None else None
-    if not _still(init, container.pid, proc):
-        _, init = behind(container.pid, proc)
-    exclusive = declared_exclusive(container.annotations, exclusive_annotation)
-    return ContainerSeen(container.pod, Container(container.id, container.name, container.cpus, exclusive, now),
-                         Source.NRI, time_ns, init=init)
 
 
 def _still(known: ThreadId | None, pid: int, proc: Procfs) -> bool:
