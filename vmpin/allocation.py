@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from vmpin.cpuset import CpuSet, union
+from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.events import Source
 from vmpin.model import Container, ContainerId, Pod
 from vmpin.state import DesiredState, Known, SandboxState
@@ -62,33 +62,41 @@ def given(kubelet: CpuManagerState | None, pod: Pod | None, container: Container
 
 def judged(sandbox: SandboxState, kubelet: CpuManagerState | None) -> tuple[Container, ...]:
     """The live containers of a sandbox, with what the kubelet gave them: those are exclusive, and one whose CPUs
-    nobody else told has the kubelet's. One that has others is left to the rule of the pool."""
+    nobody else told has the kubelet's. Of one that has more it is what both say; one that has others altogether is
+    left to the rule of the pool."""
     live = sandbox.live()
     if kubelet is None or not kubelet.static:
         return live
     found = []
     for container in live:
         cpus = given(kubelet, sandbox.pod, container)
-        has = container.cpuset or cpus
-        found.append(replace(container, exclusive=True, cpuset=has) if cpus and has and has <= cpus else container)
+        has = (container.cpuset or cpus) & cpus if cpus else None
+        found.append(replace(container, exclusive=True, cpuset=has) if has else container)
     return tuple(found)
 
 
 def unseen(state: DesiredState, kubelet: CpuManagerState | None) -> dict[tuple[str, str], CpuSet]:
-    """CPUs that the kubelet gave to containers of pods that nobody else told of, by pod uid and container: one that is
-    yet to be created, or a runc pod where there is no NRI.
+    """CPUs that the kubelet gave to containers that nobody has them of, by pod uid and container: it is yet to be
+    created, or was and is started again, or is a runc pod's where there is no NRI.
 
-    Those that a known container has are none of them: its pod's uid may not have been told.
+    Those that a container of the pod has are none of them: an init container's are handed on. Nor are those of a
+    container whose pod's uid nobody told.
     """
-    if kubelet is None or not kubelet.static:
+    if kubelet is None or not kubelet.static or not kubelet.entries:
         return {}
-    uids = {sandbox.pod.uid for sandbox in state.sandboxes.values() if sandbox.pod is not None}
-    left = {key: cpus for key, cpus in kubelet.entries.items() if key[0] not in uids}
-    if not left:
-        return {}
-    taken = [container.cpuset for sandbox in state.sandboxes.values() for container in sandbox.live()
-             if container.cpuset]
-    return {key: cpus for key, cpus in left.items() if not any(has <= cpus for has in taken)}
+    taken: dict[str, CpuSet] = {}
+    nameless = []
+    for sandbox in state.sandboxes.values():
+        uid = sandbox.pod.uid if sandbox.pod is not None else ""
+        for container in judged(sandbox, kubelet):
+            if not container.cpuset:
+                continue
+            if not uid:
+                nameless.append(container.cpuset)
+            elif container.exclusive:
+                taken[uid] = taken.get(uid, EMPTY) | container.cpuset
+    left = {key: cpus - taken.get(key[0], EMPTY) for key, cpus in kubelet.entries.items()}
+    return {key: cpus for key, cpus in left.items() if cpus and not any(has <= cpus for has in nameless)}
 
 
 def disagreements(sandbox: SandboxState, kubelet: CpuManagerState | None, resources: Mapping[tuple[str, str, str],

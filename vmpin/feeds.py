@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
-from vmpin.source.nri_facts import NriEvent
+from vmpin.source.nri_facts import Counters, NriEvent
 
 if TYPE_CHECKING:
     from vmpin.host.inotify import Inotify
@@ -77,8 +77,7 @@ class NriFeed:
             while len(self._waiting) >= MAX_WAITING and not self._stopped:
                 time.sleep(0.01)
             self._waiting.append(event)
-            if len(self._waiting) == 1:
-                loop.call_soon_threadsafe(self._drain)
+            loop.call_soon_threadsafe(self._drain)  # for each: the first one takes all, and the others find nothing
 
         def on_state(up: bool, text: str) -> None:
             self._state = f"connected to {text}" if up else f"not connected: {text}"
@@ -93,10 +92,10 @@ class NriFeed:
 
         plugins = [nri.from_environment(handle, on_end) or of_its_own()]
         self.plugin = plugins[0]
+        self._state = "waits for the runtime to tell what there is"
         self.plugin.start()
         try:
             if started_by_runtime:
-                self._state = "connected, and not yet told what there is"
                 await asyncio.sleep(SYNC_DEADLINE)
                 if not self.plugin.counters.syncs:
                     # containerd 1.7 never synchronizes a plugin that it started (containerd/nri#43).
@@ -121,8 +120,7 @@ class NriFeed:
 
     def data(self) -> dict[str, object]:
         """For the status."""
-        counters = {"events": 0} if self.plugin is None else asdict(self.plugin.counters)
-        return {"state": self._state, **counters}
+        return {"state": self._state, **asdict(Counters() if self.plugin is None else self.plugin.counters)}
 
 
 class PodResourcesFeed:

@@ -90,6 +90,8 @@ class Reconciler:
         self.pinner = Pinner(self.proc, self.cgroups, kept.before)
         #: The cpuset.cpus of the cgroups that container processes and VMMs are in.
         self._cgroup_of: dict[ThreadId, Path | None] = {}
+        #: Who owns what has to be worked out again, whatever became of the sandboxes.
+        self._node_changed = True
         self._changed = False
         self._dirty: set[SandboxId] = set(self.state.sandboxes)
         self._failing: str = ""
@@ -122,7 +124,12 @@ class Reconciler:
         """Take in what the runtime told. :returns: the sandboxes it is about."""
         touched: set[SandboxId] = set()
         for told in events:
-            found = nri_facts.events_of(told, self.state, self.proc, self.config.exclusive_annotation)
+            try:
+                found = nri_facts.events_of(told, self.state, self.proc, self.config.exclusive_annotation)
+            except OSError as err:  # out of descriptors, as it may be: the other events count all the same
+                logger.error("what the runtime told cannot be looked up: %s", err)
+                self.sources.nri_lost += 1
+                continue
             self.reduce(found)
             touched.update(event.sandbox for event in found)
         return touched
@@ -157,8 +164,9 @@ class Reconciler:
         return touched
 
     def vm_sandboxes(self) -> set[SandboxId]:
-        """The sandboxes that are VMs, as their VMM, Kata's state or their shim tells."""
-        return self.observer.vms.keys() | self.sources.sandboxes.keys() | self.observer.shims()
+        """The sandboxes that are VMs, as their VMM, Kata's state, their shim or runtime handler (kata…) tells."""
+        by_handler = {sandbox.id for sandbox in self.state.sandboxes.values() if sandbox.handler.startswith("kata")}
+        return self.observer.vms.keys() | self.sources.sandboxes.keys() | self.observer.shims() | by_handler
 
     def reconfigure(self, config: Config) -> None:
         """Go on with another configuration. What is set from paths stays as it was until a restart."""
@@ -166,8 +174,7 @@ class Reconciler:
         self.observer.only = config.only
         self.sources.kata.listen_to(config.exclusive_annotation)
         self.kubelet = self.checkpoint.read() if config.kubelet else None
-        self.node = self._node(self.node.topology)
-        self._dirty |= set(self.state.sandboxes)
+        self._renew(self.node.topology)
 
     def _node(self, topology: Topology) -> Node:
         """The kubelet's default set is the shared pool where its static policy rules."""
@@ -227,8 +234,7 @@ class Reconciler:
         found = self.checkpoint.read()
         if found != self.kubelet:
             self.kubelet = found
-            self.node = self._node(self.node.topology)
-            self._dirty |= set(self.state.sandboxes)
+            self._renew(self.node.topology)
 
     def _read_node(self) -> None:
         self._read_kubelet()
@@ -240,7 +246,11 @@ class Reconciler:
             logger.error("%s: the topology known before is used", err)
             return
         logger.info("online CPUs changed from %s to %s", self.node.online, topology.online)
+        self._renew(topology)
+
+    def _renew(self, topology: Topology) -> None:
         self.node = self._node(topology)
+        self._node_changed = True
         self._dirty |= set(self.state.sandboxes)
 
     def _tidy(self) -> None:
@@ -312,9 +322,9 @@ class Reconciler:
     def _place(self) -> set[SandboxId]:
         """Place again what is dirty. :returns: the sandboxes whose placement is another than before."""
         dirty, self._dirty = self._dirty, set()
-        if not dirty:
+        if not dirty and not self._node_changed:
             return set()
-        owned = False
+        self._node_changed = owned = False
         for sandbox in dirty:
             known = self.state.sandboxes.get(sandbox)
             new = claims(judged(known, self.kubelet), self.node) if known is not None else None

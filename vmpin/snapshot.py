@@ -44,7 +44,7 @@ def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | 
         "policy": reconciler.config.policy.words(),
         "node": node_data(reconciler.node, reconciler.own,
                           sorted(collisions, key=lambda collision: (collision.cpu, collision.sandboxes)),
-                          _owners(reconciler)),
+                          _owners(reconciler), _disagreements(reconciler)),
         "sources": {"nri": nri, "kubelet": _kubelet(reconciler)},
         "sandboxes": sandboxes,
     }
@@ -55,11 +55,21 @@ def _kubelet(reconciler: Reconciler) -> dict[str, object] | None:
     found, file = reconciler.kubelet, reconciler.checkpoint
     if found is None and not file.trouble and reconciler.agreement.resources is None:
         return None
-    facts = {} if found is None else {
+    facts = dict.fromkeys(("policy", "shared_pool", "exclusive", "version", "checksum_ok")) if found is None else {
         "policy": found.policy, "shared_pool": str(found.default), "exclusive": str(found.exclusive),
         "version": found.version, "checksum_ok": found.checksum_ok}
     return {**facts, "trouble": file.trouble, "bad": file.bad,
             "pod_resources": reconciler.agreement.resources is not None}
+
+
+def _disagreements(reconciler: Reconciler) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for (sandbox, container), text in reconciler.agreement.lasting.items():
+        state = reconciler.state.sandboxes.get(sandbox)
+        known = None if state is None else state.containers.get(container)
+        found.append({"sandbox": sandbox, "pod": pod_data(None if state is None else state.pod),
+                      "container": container, "name": "" if known is None else known.container.name, "what": text})
+    return found
 
 
 def _owners(reconciler: Reconciler) -> dict[tuple[SandboxId, ContainerId], dict[str, object]]:

@@ -141,7 +141,12 @@ def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
         words = _said({}, event.source, event.container.cpuset, event.time)
         return _with(old, Known(event.container, event.source, event.time, event.bundle, event.init, words))
     if event.time < known.time:
-        return old
+        # A late word of its life; of its CPUs each source's own last word counts: Kata's file is older than the
+        # runtime's word on the update that it was written for.
+        if known.container.state is ContainerState.STOPPED:
+            return old
+        words = _said(known.words, event.source, event.container.cpuset, event.time)
+        return old if words is known.words else _with(old, _decided(known, words))
     if event.time == known.time and known.container.state is ContainerState.STOPPED:
         return old  # an end is not followed by a beginning in the same nanosecond: this one came late
     before, now = known.container, event.container
@@ -165,7 +170,8 @@ def _said(words: Mapping[Source, Word], source: Source, cpuset: CpuSet | None, t
         return words
     said = {**words, source: Word(cpuset, time)}
     # The runtime has just written the cgroup: what was read there before is over, until it is read again.
-    if source is Source.NRI and Source.CGROUP in said and said[Source.CGROUP].cpuset != cpuset:
+    read = said.get(Source.CGROUP)
+    if source is Source.NRI and read is not None and read.time <= time and read.cpuset != cpuset:
         del said[Source.CGROUP]
     return said
 

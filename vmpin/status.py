@@ -122,8 +122,9 @@ def _judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, o
 
 
 def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
-              owners: Mapping[tuple[SandboxId, ContainerId], Mapping[str, object]] | None = None) -> dict[str, object]:
-    """The node. `owners` has more to say of a container that owns CPUs."""
+              owners: Mapping[tuple[SandboxId, ContainerId], Mapping[str, object]] | None = None,
+              disagreements: Sequence[Mapping[str, object]] = ()) -> dict[str, object]:
+    """The node. `owners` has more to say of a container that owns CPUs; `disagreements` are of runc's pods, too."""
     more = owners or {}
     return {
         "online": str(node.online), "shared_pool": str(own.pool), "exclusive": str(own.exclusive),
@@ -131,6 +132,7 @@ def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
         "owners": [{"sandbox": sandbox, "container": container, "cpus": str(cpus),
                     **more.get((sandbox, container), {})}
                    for sandbox, claim in own.claims.items() for container, cpus in claim.exclusive],
+        "disagreements": list(disagreements),
         "collisions": [{"cpu": collision.cpu, "sandboxes": list(collision.sandboxes), "what": collision.what}
                        for collision in collisions]}
 

@@ -129,8 +129,9 @@ class Watcher:
         except (ConfigError, OSError) as err:
             logger.error("the configuration stays as it was: %s", err)
         else:
-            if any(config.values[key] != self.config.values[key] for key in config.values if key.startswith("paths.")):
-                logger.warning("changed paths are used after a restart only")
+            fixed = [key for key in config.values if key.startswith("paths.") or key in ("watch.nri", "watch.kubelet")]
+            if any(config.values[key] != self.config.values[key] for key in fixed):
+                logger.warning("changed paths, watch.nri and watch.kubelet are used after a restart only")
             self.config = config
             log.set_level(config.log_level)
             self.reconciler.reconfigure(config)
@@ -181,7 +182,10 @@ class Watcher:
                     self.reconciler.sources.nri = False
                 case Updated():
                     self._repairs.heard(event)
+        lost = self.reconciler.sources.nri_lost
         touched = self.reconciler.nri(events)
+        if self.reconciler.sources.nri_lost != lost and self._nri is not None and self._nri.plugin is not None:
+            self._nri.plugin.again()
         if not touched:
             return
         # Only a beginning brings threads that are not there yet; an update is set at once, and that is all.
@@ -224,7 +228,8 @@ class Watcher:
         yield from self.reconciler.cpuset_files()
 
     def _repair(self) -> None:
-        if self.config.runc_repair and self._nri is not None and self._nri.plugin is not None:
+        if (self.config.runc_repair and self.reconciler.sources.nri and self._nri is not None
+                and self._nri.plugin is not None):
             known = self.reconciler
             wanted = self._repairs.due(known.state, known.kubelet, known.vm_sandboxes(), known.agreement.lasting)
             if wanted:

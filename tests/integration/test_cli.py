@@ -255,7 +255,8 @@ def test_the_status_as_json(lab: Lab) -> None:
     assert found["version"] == 1
     assert lab.node.watcher is not None
     assert found["watcher"] == lab.node.watcher.pid
-    assert set(found["node"]) == {"online", "shared_pool", "exclusive", "housekeeping", "collisions", "owners"}
+    assert set(found["node"]) == {"online", "shared_pool", "exclusive", "housekeeping", "collisions", "owners",
+                                  "disagreements"}
     assert (found["node"]["shared_pool"], found["node"]["exclusive"]) == (lab.first, lab.second)
     assert (found["node"]["housekeeping"], found["node"]["collisions"]) == ("", [])
     (owner,) = found["node"]["owners"]

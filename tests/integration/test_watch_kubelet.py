@@ -89,6 +89,21 @@ def test_a_checkpoint_that_is_none_changes_nothing_and_is_counted(node: Node, ba
         wait(lambda: node.status()["sources"]["kubelet"]["trouble"] == "", node.log)
 
 
+def test_cpus_of_pods_that_nobody_else_told_of_are_owned(node: Node) -> None:
+    """As of runc pods on a node without NRI: there need not be a single VM for it."""
+    first, second = two_cpus()
+    node.start()
+    assert node.status()["node"]["owners"] == []
+    checkpoint(node, json.dumps({"policyName": "static", "defaultCpuSet": first, "entries": {"u-1": {"web": second}}}))
+    wait(lambda: node.status()["node"]["exclusive"] == second, node.log)
+    (owner,) = node.status()["node"]["owners"]
+    assert (owner["sandbox"], owner["container"], owner["cpus"], owner["kind"]) == ("u-1", "web", second, "unseen")
+    assert node.status()["node"]["shared_pool"] == first
+    with Qemu(node.id("a"), vcpus=1) as vm:
+        tell(node, vm, "logs", union((first, second)))  # the kubelet has not narrowed it yet
+        node.wait_for_all(vm.pid, first)
+
+
 def _pod(**containers: list[int]) -> object:
     return KUBELET["PodResources"](name="shop", namespace="tests", containers=[
         {"name": name, "cpu_ids": cpus} for name, cpus in containers.items()])

@@ -58,18 +58,31 @@ def test_a_container_owns_what_the_static_policy_lists_for_it(state: CpuManagerS
     assert (found.exclusive, str(found.cpuset)) == (exclusive, cpus)
 
 
-@pytest.mark.parametrize(("entries", "found"), [
-    ({("new", "app"): "4"}, {("new", "app"): "4"}),
-    ({(UID, "app"): "4"}, {}),  # its pod is known, and so are its containers
-    ({("new", "app"): "2-3"}, {}),  # it is the one that is known, without its uid
-    ({("new", "app"): "3"}, {("new", "app"): "3"}),
+@pytest.mark.parametrize(("sandbox", "entries", "found"), [
+    (pod(container(nri="2-3")), {("new", "app"): "4"}, {("new", "app"): "4"}),
+    (pod(container(nri="2-3")), {(UID, "app"): "2-3"}, {}),
+    # Pulled, created or started again: its pod is known, and it does not run.
+    (pod(), {(UID, "app"): "2-3"}, {(UID, "app"): "2-3"}),
+    (pod(container(state=ContainerState.STOPPED, nri="2-3")), {(UID, "app"): "2-3"}, {(UID, "app"): "2-3"}),
+    # An init container's CPUs are handed on.
+    (pod(container("init", nri="2-3")), {(UID, "init"): "2-3", (UID, "app"): "2-4"}, {(UID, "app"): "4"}),
+    # It has others altogether: these are still kept for it.
+    (pod(container(nri="2-3")), {(UID, "app"): "4"}, {(UID, "app"): "4"}),
+    # It is the one that is known, without its uid.
+    (pod(container(nri="2-3"), uid=""), {("new", "app"): "2-3"}, {}),
+    (pod(container(nri="2-3"), uid=""), {("new", "app"): "3"}, {("new", "app"): "3"}),
 ])
-def test_pods_that_only_the_kubelet_told_of_own_cpus_too(entries: dict[tuple[str, str], str],
-                                                         found: dict[tuple[str, str], str]) -> None:
-    state = state_of(pod(container(nri="2-3")))
+def test_cpus_that_no_running_container_has_are_owned_all_the_same(
+        sandbox: SandboxState, entries: dict[tuple[str, str], str], found: dict[tuple[str, str], str]) -> None:
+    state = state_of(sandbox)
     assert unseen(state, kubelet(entries)) == {key: CpuSet.parse(cpus) for key, cpus in found.items()}
     assert unseen(state, kubelet(entries, policy="none")) == {}
     assert unseen(state, None) == {}
+
+
+def test_of_a_container_that_has_more_than_it_was_given_that_is_its_own() -> None:
+    (found,) = judged(pod(container(nri="2-3", cgroup="0-3")), kubelet({(UID, "app"): "2-3"}))
+    assert (found.exclusive, str(found.cpuset)) == (True, "2-3")
 
 
 def test_a_container_of_which_only_the_kubelet_tells_has_its_cpus() -> None:

@@ -105,6 +105,10 @@ def test_pod_and_vmm_once_told_stay_until_told_otherwise() -> None:
     ("the later of Kata and the runtime, when that is Kata",
      [seen("2", Source.NRI), cpuset_seen("4", Source.KATA)], "4"),
     ("and when it is the runtime", [seen("2", Source.KATA), cpuset_seen("4", Source.NRI)], "4"),
+    ("a late word of Kata's, which does not count and is not lost",
+     [seen("2", Source.KATA), seen("4", Source.NRI, time=40), seen("4", Source.KATA, time=39)], "4"),
+    ("the cgroup that was read after the runtime's word stays",
+     [seen("2", Source.NRI), cpuset_seen("6", Source.CGROUP, 50), cpuset_seen("4", Source.NRI, 40)], "6"),
     ("Kata that says the same again has not spoken later",
      [seen("2", Source.KATA), cpuset_seen("4", Source.NRI), cpuset_seen("2", Source.KATA, 40)], "4"),
     ("the runtime's word puts aside what was read from the cgroup before",
@@ -126,6 +130,13 @@ def test_who_told_the_cpuset_is_kept_with_it() -> None:
     assert main(after([seen(None, Source.KATA), seen("4", time=11)])).source is Source.BUNDLE
     state = after([seen("2"), cpuset_seen("2", Source.CGROUP)])
     assert main(state).source is Source.CGROUP
+
+
+def test_what_a_source_said_late_is_its_word_all_the_same() -> None:
+    """Kata writes its file before the runtime tells of the update, and the file is read after that."""
+    state = after([seen("2", Source.KATA), seen("4", Source.NRI, time=40), seen("4", Source.KATA, time=39)])
+    assert {source: str(word.cpuset) for source, word in main(state).words.items()} == {
+        Source.KATA: "4", Source.NRI: "4"}
 
 
 def test_what_was_told_of_a_container_adds_up() -> None:

@@ -96,6 +96,10 @@ def _print(found: Document, wide: bool, one: bool) -> None:
         else:
             for reason in sandbox["reasons"]:
                 print(f"{shown(short(sandbox['id']))}: {shown(reason)}")
+    for odd in node["disagreements"]:
+        pod = f"{odd['pod']['namespace']}/{odd['pod']['name']}" if odd["pod"] else short(odd["sandbox"])
+        print(f"DISAGREEMENT on the CPUs of {shown(pod)}/{shown(odd['name'] or short(odd['container']))}: "
+              f"{shown(odd['what'])}")
     for collision in node["collisions"]:
         print(f"COLLISION on CPU {collision['cpu']}: {shown(collision['what'])}")
 
@@ -106,7 +110,7 @@ def _sources(sources: Document) -> str:
     if kubelet is None:
         given = "no checkpoint"
     else:
-        given = (f"policy {kubelet['policy']}, exclusive CPUs {kubelet['exclusive'] or 'none'}" if "policy" in kubelet
+        given = (f"policy {kubelet['policy']}, exclusive CPUs {kubelet['exclusive'] or 'none'}" if kubelet["policy"]
                  else "no checkpoint that can be used")
         given += f" ({kubelet['trouble']})" if kubelet["trouble"] else ""
     return f"sources: NRI {shown(told)}; kubelet {shown(given)}"

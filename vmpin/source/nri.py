@@ -39,6 +39,8 @@ LAST_DELAY = 5.0
 SWITCH_INTERVAL = 0.0002
 #: An update that is not answered by then (s) counts as failed; a runtime takes some 10 ms.
 UPDATE_DEADLINE = 5.0
+#: A runtime lists what there is within seconds of the connection; it gives a plugin five to register.
+LIST_DEADLINE = 30.0
 #: Answers the runtime does not read; they are some bytes each.
 _MAX_UNSENT = 1 << 20
 
@@ -77,6 +79,7 @@ class Plugin:
         self._wanted: dict[ContainerId, CpuSet] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
+        self._again = threading.Event()
         self._threads: list[threading.Thread] = []
         self._state: tuple[bool, str] | None = None
         #: What was logged since a connection was last up.
@@ -118,6 +121,13 @@ class Plugin:
                 self._wanted.update(updates)
                 os.eventfd_write(self._wake, 1)
 
+    def again(self) -> None:
+        """Drop the connection and make another, over which everything is listed anew. From any thread."""
+        with self._lock:
+            if self._wake >= 0:
+                self._again.set()
+                os.eventfd_write(self._wake, 1)
+
     def serve_once(self) -> str:
         """One connection, from beginning to end. :returns: why it ended.
 
@@ -149,6 +159,8 @@ class Plugin:
         poll.register(self._wake, select.POLLIN)
         poll.register(connection, select.POLLIN)
         deadline = 0.0
+        silent = time.monotonic() + LIST_DEADLINE
+        self._again.clear()
         while not self._stopping.is_set() and not (session.closing and not unsent):
             if session.updating is not None and time.monotonic() > deadline:
                 self._told_on(session.given_up(f"no answer within {UPDATE_DEADLINE:g} s"))
@@ -158,12 +170,17 @@ class Plugin:
                     unsent = _send(connection, unsent + session.update(*wish))
                     deadline = time.monotonic() + UPDATE_DEADLINE
             poll.modify(connection, select.POLLIN | select.POLLOUT if unsent else select.POLLIN)
-            left = None if session.updating is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
+            until = deadline if session.updating is not None else None if session.synced or self._once else silent
+            left = None if until is None else max(0.0, until - time.monotonic()) * 1000 + 1
             ready = dict(poll.poll(left))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
+            if self._again.is_set():
+                return "all is asked for again"
             if not session.synced:
                 self._refuse_wishes()
+                if not self._once and time.monotonic() > silent:
+                    return f"connected, and for {LIST_DEADLINE:g} s nothing was listed: does the runtime hang?"
             if connection.fileno() not in ready:
                 continue
             unsent = _send(connection, unsent)

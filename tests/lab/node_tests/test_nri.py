@@ -39,31 +39,36 @@ class Kubelet:
     def __init__(self, node: CriNode) -> None:
         self.node = node
         self._own: dict[Container, tuple[str, str]] = {}
+        #: To containers that are being made, by name.
+        self._given: dict[str, tuple[str, str]] = {}
         self._shared: list[Container] = []
         self._write()
 
     @property
     def pool(self) -> str:
         owned = CpuSet()
-        for _, cpus in self._own.values():
+        for _, cpus in (*self._own.values(), *self._given.values()):
             owned |= CpuSet.parse(cpus)
         return str(NODE - owned)
 
     def _write(self) -> None:
         entries: dict[str, dict[str, str]] = {}
-        for container, (uid, cpus) in self._own.items():
-            entries.setdefault(uid, {})[container.name] = cpus
+        made = [(container.name, given) for container, given in self._own.items()]
+        for name, (uid, cpus) in [*made, *self._given.items()]:
+            entries.setdefault(uid, {})[name] = cpus
         self.node.checkpoint(self.pool, entries)
 
     def start(self, pod: Pod, name: str, uid: str = "", cpus: str = "") -> Container:
         """:param cpus: for it alone; the shared pool when there are none."""
-        made = pod.create(name, cpus=cpus or self.pool)
-        if cpus:
-            self._own[made] = uid, cpus
-            self._write()
-            self._tell()
-        else:
+        if not cpus:
+            made = pod.create(name, cpus=self.pool)
             self._shared.append(made)
+            return made.start()
+        self._given[name] = uid, cpus
+        self._write()
+        made = pod.create(name, cpus=cpus)
+        self._own[made] = self._given.pop(name)
+        self._tell()
         return made.start()
 
     def end(self, container: Container) -> None:
