@@ -14,3 +14,5 @@ settings.load_profile("ci" if os.environ.get("CI") else "desk")
 # A job in the background of a script is started with SIGINT ignored, and so would be each process that a test starts
 # to see it end by Ctrl-C. What is caught here is the default in them again.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # likewise under nohup, which is to go on meaning that here
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
