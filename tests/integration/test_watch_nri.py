@@ -88,6 +88,10 @@ def test_a_vm_pod_is_followed_from_its_creation_to_its_end(suite: str, cpus: tup
         main.remove()
         node.wait_for_all(vm.pid, first)
         vm.remove()
+        # The pod is still there, and by its runtime handler it is a VM.
+        wait(lambda: node.sandbox(vm.id)["vmm"] is None, lambda: f"still there: {node.status()}")
+        assert node.sandbox(vm.id)["reasons"] == ["its VMM does not run"]
+        vm.remove()
         wait(lambda: node.sandbox(vm.id) is None, lambda: f"still there: {node.status()}")
         assert node.nri()["dropped"] == 0
 
@@ -316,6 +320,10 @@ def test_a_container_that_ends_by_itself_gives_its_cpus_back(suite: str, cpus: t
         node.wait_for_all(vm.pid, both)
         assert [each["name"] for each in node.sandbox(vm.id)["containers"]] == ["main"]
         os.kill(vm.pid, signal.SIGKILL)
+        # The pod is still there, and by its runtime handler it is a VM.
+        wait(lambda: node.sandbox(vm.id)["vmm"] is None, lambda: f"still there: {node.status()}")
+        assert node.sandbox(vm.id)["reasons"] == ["its VMM does not run"]
+        vm.remove()
         wait(lambda: node.sandbox(vm.id) is None, lambda: f"still there: {node.status()}")
 
 
