@@ -16,7 +16,7 @@ TEST_NEEDS := qemu-system-x86_64=qemu-system-x86 crun=crun runc=runc podman=podm
 LAB_NEEDS := debootstrap=debootstrap modprobe=kmod
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-lab lab-shell lint bench wheel clean
+.PHONY: help venv demo test test-lab lab-shell lint bench guest wheel clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,7 +38,7 @@ demo: venv ## pin a real virtual machine, here and now, and show it
 
 test: venv ## run all tests but the lab's; as root with CI=true, those too, and install what they need
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS); else .ci/install --dry-run $(TEST_NEEDS); fi
-	$(BIN)/python -m pytest tests $(if $(filter true,$(CI)),,-m 'not lab')
+	$(BIN)/python -m pytest tests -m '$(if $(filter true,$(CI)),not guest,not lab and not guest)'
 
 test-lab: venv ## boot nodes and test in them: ten minutes (root); LAB="--kernel 6.1 -- -k reconcile" for just that
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS); \
@@ -52,15 +52,19 @@ lint: venv ## ruff, mypy --strict, shellcheck
 	@if [ "$$CI" = true ]; then .ci/install --must shellcheck=shellcheck; fi
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	@if command -v shellcheck >/dev/null; then shellcheck .ci/run .ci/install tests/lab/init tests/lab/initramfs-init; \
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/run .ci/install tests/lab/init tests/lab/initramfs-init \
+			tests/lab/guest-init guest/prestart/vmpin-agent; \
 		else echo "shellcheck is not installed: left out"; fi
 
 bench: venv ## measure speed into build/bench.json (root)
 	$(BIN)/python tests/bench/run.py -o build/bench.json
+
+guest: venv ## build the guest's agent, build/vmpin-agent.pyz
+	$(BIN)/vmpin guest build -o build/vmpin-agent.pyz
 
 wheel: venv ## build the wheel into dist/
 	$(BIN)/python -m build --no-isolation --wheel
 
 clean: ## remove what was built and cached, but not .venv
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find hooks tests vmpin -name __pycache__ -prune -exec rm -rf {} +
+	find guest hooks tests vmpin -name __pycache__ -prune -exec rm -rf {} +

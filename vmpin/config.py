@@ -8,74 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
+from vmpin import values
+from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.errors import ConfigError
 from vmpin.policy import Policy, parse_rule
 
 DEFAULT_FILE = Path("/etc/vmpin/vmpin.yaml")
-
-
-def _path(value: object) -> Path:
-    if not isinstance(value, str | Path) or not str(value).startswith("/") or "\0" in str(value):
-        raise ValueError("is no absolute path")
-    return Path(value)
-
-
-def _cpus(value: object) -> CpuSet:
-    if value is None:
-        return EMPTY
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError("is no CPU list")
-    return CpuSet.parse(str(value))
-
-
-def _pool(value: object) -> CpuSet | None:
-    return _cpus(value) or None
-
-
-def _seconds(value: object) -> float:
-    try:
-        number = float("" if isinstance(value, bool) else value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError("is no number of seconds") from None
-    if not 0.1 <= number <= 86400:
-        raise ValueError("is not between 0.1 and 86400 seconds")
-    return number
-
-
-def _word(value: object) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str) or any(char.isspace() for char in value):
-        raise ValueError("is no word")
-    return value
-
-
-def _level(value: object) -> str:
-    if value not in ("debug", "info", "warning", "error"):
-        raise ValueError("is none of debug, info, warning, error")
-    return str(value)
-
-
-def _flag(value: object) -> bool:
-    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-    if isinstance(value, bool):
-        return value
-    if str(value).lower() not in words:
-        raise ValueError("is neither true nor false")
-    return words[str(value).lower()]
-
-
-def _nri(value: object) -> str:
-    if value == "auto":
-        return "auto"
-    try:
-        return "on" if _flag(value) else "off"
-    except ValueError:
-        raise ValueError("is none of auto, on, off") from None
 
 
 @dataclass(frozen=True)
@@ -99,18 +41,18 @@ def _policy(key: str, default: str, help_text: str) -> Setting:
 
 
 SETTINGS = (
-    Setting("paths.run", "/run/vmpin", _path, "sockets, spool, lock and state file; root's own"),
-    Setting("paths.proc", "/proc", _path, "the host's /proc"),
-    Setting("paths.sys", "/sys", _path, "the host's /sys"),
-    Setting("paths.cgroup", "/sys/fs/cgroup", _path, "the host's cgroups"),
-    Setting("paths.kata_go", "/run/vc", _path, "state of Kata's Go runtime"),
-    Setting("paths.kata_rs", "/run/kata", _path, "state of Kata's runtime-rs"),
-    Setting("paths.kubelet", "/var/lib/kubelet", _path, "the kubelet's directory: its CPU manager's checkpoint"),
-    Setting("paths.nri", "/var/run/nri/nri.sock", _path, "socket of the container runtime for NRI plugins"),
-    Setting("node.shared_pool", None, _pool,
+    Setting("paths.run", "/run/vmpin", values.path, "sockets, spool, lock and state file; root's own"),
+    Setting("paths.proc", "/proc", values.path, "the host's /proc"),
+    Setting("paths.sys", "/sys", values.path, "the host's /sys"),
+    Setting("paths.cgroup", "/sys/fs/cgroup", values.path, "the host's cgroups"),
+    Setting("paths.kata_go", "/run/vc", values.path, "state of Kata's Go runtime"),
+    Setting("paths.kata_rs", "/run/kata", values.path, "state of Kata's runtime-rs"),
+    Setting("paths.kubelet", "/var/lib/kubelet", values.path, "the kubelet's directory: its CPU manager's checkpoint"),
+    Setting("paths.nri", "/var/run/nri/nri.sock", values.path, "socket of the container runtime for NRI plugins"),
+    Setting("node.shared_pool", None, values.pool,
             "CPU list that all shared containers live on, where the kubelet's static CPU manager does not tell it; "
             "unset: what nobody owns"),
-    Setting("node.housekeeping", "", _cpus, "CPU list for work that is nobody's"),
+    Setting("node.housekeeping", "", values.cpus, "CPU list for work that is nobody's"),
     _policy("vcpus", "auto", "auto (one-to-one where the counts allow), union (all on the sandbox mask) or off"),
     _policy("spare_vcpus", "sandbox",
             "vCPUs without a CPU of their own, when the sandbox has no shared CPU: sandbox, shared or housekeeping"),
@@ -119,21 +61,33 @@ SETTINGS = (
     _policy("emulator", "sandbox", "all other VMM threads: sandbox, shared, housekeeping, off or a CPU list"),
     _policy("virtiofsd", "sandbox", "virtiofsd: sandbox, shared, housekeeping, off or a CPU list"),
     _policy("shim", "sandbox", "the sandbox's Kata shim: sandbox, shared, housekeeping, off or a CPU list"),
-    Setting("policy.exclusive_annotation", "", _word,
+    Setting("policy.exclusive_annotation", "", values.word,
             "annotation by which a container says whether its CPUs are exclusive (true or false); unset: not heard, "
             "as a pod's author could claim CPUs that way"),
-    Setting("policy.runc_repair", False, _flag,
+    Setting("policy.runc_repair", False, values.flag,
             "whether the runtime is asked (NRI) to give a runc container back the CPUs that the kubelet gave it, when "
             "its cgroup has others"),
-    Setting("watch.resync_seconds", 10.0, _seconds, "how often everything is read again and drift repaired"),
-    Setting("watch.only", "*", _word,
+    Setting("watch.resync_seconds", 10.0, values.seconds, "how often everything is read again and drift repaired"),
+    Setting("watch.only", "*", values.word,
             "which sandboxes are touched, by a pattern of their ids (as a shell matches file names); others are not "
             "even looked at"),
-    Setting("watch.status_group", "", _word, "group that may ask for the status; unset: root alone"),
-    Setting("watch.nri", "auto", _nri, "whether to be an NRI plugin: on, off, or auto (when the socket is there)"),
-    Setting("watch.kubelet", True, _flag, "whether the kubelet's checkpoint and PodResources are read"),
-    Setting("watch.qmp", True, _flag, "whether QEMU may be asked over QMP when nothing else tells its threads apart"),
-    Setting("log.level", "info", _level, "debug, info, warning or error"),
+    Setting("watch.status_group", "", values.word, "group that may ask for the status; unset: root alone"),
+    Setting("watch.nri", "auto", values.nri,
+            "whether to be an NRI plugin: on, off, or auto (when the socket is there)"),
+    Setting("watch.kubelet", True, values.flag, "whether the kubelet's checkpoint and PodResources are read"),
+    Setting("watch.qmp", True, values.flag,
+            "whether QEMU may be asked over QMP when nothing else tells its threads apart"),
+    Setting("guest.via", "auto", values.via,
+            "who keeps each container's processes on its vCPUs in the guest: vmpin-agent, kata-agent, off, or auto "
+            "(vmpin's agent where there is one, else Kata's)"),
+    Setting("guest.port", 10789, values.port, "vsock port on which vmpin's agent listens in the guests"),
+    Setting("guest.system", "spare", values.system,
+            "where the guest's own processes go: spare (the vCPUs that back no container's own CPUs) or off"),
+    Setting("guest.export", False, values.flag,
+            "whether the guest's containers can read which of the guest's CPUs are whose (/run/vmpin/cpus.json)"),
+    Setting("guest.disabled_handlers", "", values.word,
+            "runtime handlers whose guests are told nothing: patterns, separated by commas, as for confidential VMs"),
+    Setting("log.level", "info", values.level, "debug, info, warning or error"),
 )
 
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
@@ -223,6 +177,26 @@ class Config:
     def exclusive_annotation(self) -> str:
         return str(self.values["policy.exclusive_annotation"])
 
+    @property
+    def guest_port(self) -> int:
+        return int(self.values["guest.port"])
+
+    @property
+    def guest_system(self) -> str:
+        """spare or off"""
+        return str(self.values["guest.system"])
+
+    @property
+    def guest_export(self) -> bool:
+        return bool(self.values["guest.export"])
+
+    def guest_via(self, handler: str = "") -> str:
+        """auto, vmpin-agent, kata-agent or off, for the guests of a runtime handler."""
+        patterns = str(self.values["guest.disabled_handlers"]).split(",")
+        if handler and any(fnmatchcase(handler, pattern) for pattern in patterns):
+            return "off"
+        return str(self.values["guest.via"])
+
     def data(self) -> dict[str, dict[str, object]]:
         """Every key with its value, as words, and where it came from."""
         return {key: {"value": plain(value), "from": self.origin[key]} for key, value in self.values.items()}
@@ -251,16 +225,16 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
         if key not in _BY_KEY:
             raise ConfigError(f"--set {key}={text}: unknown key {key!r}", _hint(key))
         given[key] = (text, "flag")
-    values: dict[str, object] = {}
+    parsed: dict[str, object] = {}
     for key, (value, origin) in given.items():
         try:
-            values[key] = _BY_KEY[key].parse(value)
+            parsed[key] = _BY_KEY[key].parse(value)
         except (ValueError, CpuSetError) as err:
             raise ConfigError(f"{origin}: {key}: {value!r}: {err}", _BY_KEY[key].help) from err
     no_rules = ("policy.exclusive_annotation", "policy.runc_repair")
-    policy = Policy.of({key.partition(".")[2]: value for key, value in values.items()
+    policy = Policy.of({key.partition(".")[2]: value for key, value in parsed.items()
                         if key.startswith("policy.") and key not in no_rules})
-    return Config(values, {key: origin for key, (_, origin) in given.items()}, policy)
+    return Config(parsed, {key: origin for key, (_, origin) in given.items()}, policy)
 
 
 def _is_there(path: Path) -> bool:

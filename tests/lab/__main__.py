@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -18,8 +19,9 @@ from types import FrameType
 from lab import cache, node, results
 from lab.cache import say
 from lab.errors import LabError
+from lab.guest_image import guest_layer
 from lab.kernel import Built, kernel
-from lab.rootfs import rootfs
+from lab.rootfs import mirror_of, rootfs
 from lab.variant import Cgroup, Kernel, Topology, Variant
 
 NEEDS = ("unshare", "setpriv", "git")
@@ -53,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("lab", description="A node in a virtual machine, and vmpin's tests in it.")
     verbs = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
 
-    build = verbs.add_parser("build", help="build what is missing of root file system and kernels")
+    build = verbs.add_parser("build", help="build what is missing of root file system, kernels and guest image")
     build.add_argument("--kernel", type=Kernel, choices=list(Kernel), action="append", help="only this one")
     build.add_argument("--fresh", action="store_true", help="build it again, with today's packages")
     build.set_defaults(run=_build)
@@ -106,8 +108,8 @@ def _needs() -> None:
 
 @contextlib.contextmanager
 def _machine(which: Kernel) -> Iterator[tuple[Path, Built]]:
-    with rootfs() as root, kernel(which, root) as built:
-        yield root, built
+    with rootfs() as root, kernel(which, root) as built, guest_layer(mirror_of(root)) as guest:
+        yield root, dataclasses.replace(built, layers=(*built.layers, guest))
 
 
 def _build(args: argparse.Namespace) -> int:
@@ -116,6 +118,8 @@ def _build(args: argparse.Namespace) -> int:
         for which in args.kernel or list(Kernel):
             with kernel(which, root, args.fresh) as built:
                 say(f"kernel {which}: {built.version}")
+        with guest_layer(mirror_of(root), args.fresh) as guest:
+            say(f"what guests boot: {guest}")
     return 0
 
 

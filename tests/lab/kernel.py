@@ -36,8 +36,8 @@ _INIT = Path(__file__).with_name("initramfs-init")
 class Built:
     image: Path
     initrd: Path | None
-    #: The modules, as a directory to lay over the root file system.
-    layer: Path
+    #: Directories to lay over the root file system: the modules, and what else is to be in the node.
+    layers: tuple[Path, ...]
     version: str
 
 
@@ -54,7 +54,7 @@ def kernel(which: Kernel, root: Path, fresh: bool = False) -> Iterator[Built]:
 
     with cache.entry(f"kernel-{which}", recipe(which), make, fresh) as path:
         initrd = path / "initrd"
-        yield Built(path / "vmlinuz", initrd if initrd.exists() else None, path / "layer",
+        yield Built(path / "vmlinuz", initrd if initrd.exists() else None, (path / "layer",),
                     (path / "version").read_text().strip())
 
 

@@ -1,8 +1,8 @@
 """Booting the node: its root over virtiofs, QEMU, the console, the end.
 
-The root is three layers: what changes with every run (the repository's files, the job), the kernel's modules, the
-root file system of the cache; and above them a tmpfs that takes every write and is gone afterwards. They are put
-together in a mount namespace of virtiofsd's own. /results is a second, empty directory, which comes back.
+The root is layers: what changes with every run (the repository's files, the job), the kernel's modules, what guests
+boot, the root file system of the cache; and above them a tmpfs that takes every write and is gone afterwards. They
+are put together in a mount namespace of virtiofsd's own. /results is a second, empty directory, which comes back.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _served(place: Path, root: Path, kernel: Built, results: Path, boot: int) ->
     scratch = place / f"boot{boot}"
     scratch.mkdir()
     sockets = {tag: place / f"{tag}{boot}.sock" for tag in ("root", "results")}
-    layers = ":".join(map(str, (place / "job", kernel.layer, root)))
+    layers = ":".join(map(str, (place / "job", *kernel.layers, root)))
     serve_root = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _SERVE_ROOT, "sh", str(scratch),
                   layers]
     with contextlib.ExitStack() as stack:

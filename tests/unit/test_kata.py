@@ -93,7 +93,8 @@ def test_the_go_runtimes_state_tells_vmm_containers_and_pod(disk: Disk) -> None:
             Container(ContainerId(SID), "", None, pause=True),
             Container(ContainerId("c1"), "app", CpuSet.parse("2-3")),
             Container(ContainerId("c2"))),
-        Pod("shop", "web-0", "uid-1"), "0a8b0c0e-1111-4222-8333-444455556666", AGO, False)}
+        Pod("shop", "web-0", "uid-1"), "0a8b0c0e-1111-4222-8333-444455556666", AGO, False,
+        "vsock://77:1024")}
     assert disk.complaints == []
 
 

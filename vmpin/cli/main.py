@@ -19,7 +19,8 @@ from vmpin.errors import ConfigError, UsageError, VmpinError
 #: The verbs by module, in the order in which help shows them.
 VERBS = {
     "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit", "plan": "plan",
-    "reconcile": "act", "unpin": "act", "config": "config", "install-hook": "install_hook", "demo": "demo",
+    "reconcile": "act", "unpin": "act", "config": "config", "install-hook": "install_hook", "guest": "guest",
+    "demo": "demo",
 }
 
 _ABOUT = """\

@@ -42,6 +42,8 @@ class KataSandbox:
     written: int
     #: Kata's own pinning is on: two writers of the same masks.
     pins_vcpus: bool
+    #: How Kata reaches its agent: vsock://CID:1024 or hvsock://PATH:1024; "" where it is not kept.
+    agent_url: str = ""
 
 
 class KataState:
@@ -184,6 +186,10 @@ def _pid(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 22 else 0
 
 
+def _url(value: object) -> str:
+    return value if isinstance(value, str) and len(value) <= 4096 else ""
+
+
 def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str = "") -> KataSandbox:
     """persist.json of the Go runtime; the keys are Go's field names. :raises SourceError: when it is half written."""
     state = _object(raw, "persist.json")
@@ -213,7 +219,7 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
     return KataSandbox(sid, "kata-go", _pid(_dig(state, "HypervisorState", "Pid")),
                        _pid(_dig(state, "HypervisorState", "VirtiofsDaemonPid")), tuple(containers), pod,
                        str(_dig(state, "HypervisorState", "UUID") or ""), written,
-                       _dig(state, "Config", "EnableVCPUsPinning") is True)
+                       _dig(state, "Config", "EnableVCPUsPinning") is True, _url(_dig(state, "AgentState", "URL")))
 
 
 def parse_rs(sid: SandboxId, raw: bytes, written: int) -> KataSandbox:

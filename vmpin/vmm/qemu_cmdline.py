@@ -107,14 +107,25 @@ def cpu_index(argv: Sequence[str], kvm_ids: Iterable[int]) -> dict[int, VcpuId]:
 
     An id that no slot of this machine has is left out.
     """
-    program = argv[0].rpartition("/")[2] if argv else ""
-    x86 = bool(_X86_PROGRAM.fullmatch(program)) or (
-        not program.startswith("qemu-system-") and platform.machine() == "x86_64")
     smp = parse_smp(argv)
-    if not x86 or smp.maxcpus == smp.sockets or smp.apic_id(VcpuId(smp.maxcpus - 1)) == smp.maxcpus - 1:
+    if not _is_x86(argv) or smp.maxcpus == smp.sockets or smp.apic_id(VcpuId(smp.maxcpus - 1)) == smp.maxcpus - 1:
         return {number: VcpuId(number) for number in kvm_ids}
     by_apic = {smp.apic_id(VcpuId(index)): VcpuId(index) for index in range(smp.maxcpus)}
     return {number: by_apic[number] for number in kvm_ids if number in by_apic}
+
+
+def kvm_ids(argv: Sequence[str], indices: Iterable[VcpuId]) -> dict[VcpuId, int]:
+    """The other way: KVM's vcpu id of each cpu-index."""
+    if not _is_x86(argv):
+        return {index: int(index) for index in indices}
+    smp = parse_smp(argv)
+    return {index: smp.apic_id(index) for index in indices}
+
+
+def _is_x86(argv: Sequence[str]) -> bool:
+    program = argv[0].rpartition("/")[2] if argv else ""
+    return bool(_X86_PROGRAM.fullmatch(program)) or (
+        not program.startswith("qemu-system-") and platform.machine() == "x86_64")
 
 
 def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:

@@ -1,0 +1,105 @@
+"""`vmpin-agent.pyz`: its options, and how it is started."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import signal
+import sys
+from types import FrameType
+from typing import List, Optional
+
+from vmpin.guestproto import PORT
+from vmpin_agent import VERSION, files
+from vmpin_agent.agent import Agent
+from vmpin_agent.server import Server
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    args = _parser().parse_args(argv)
+    agent_trees = {"proc": args.proc, "cgroup": args.cgroup, "sys": args.sys, "run": args.run}
+    if args.once:
+        print(json.dumps(Agent(**agent_trees).inventory().message(), indent=2))
+        return 0
+    if args.detach and not _detach():
+        return 0
+    lock = _lock(f"{args.run}/agent.lock")
+    if lock is None:
+        files.log("another agent is running")
+        return 0 if args.detach else 1
+    server = Server(Agent(**agent_trees), args.vsock_port, args.serial, args.unix, args.sys)
+
+    def stop(number: int, frame: Optional[FrameType]) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        return 0  # the last map stays
+    finally:
+        server.close()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("vmpin-agent", description="Keeps each container of this guest on the vCPUs that "
+                                     "vmpin on the host says are its own.")
+    parser.add_argument("--version", action="version", version=f"vmpin-agent {VERSION}")
+    ways = parser.add_argument_group("how the host reaches it (all of them, as far as there are such devices)")
+    ways.add_argument("--vsock-port", type=_port, default=PORT, metavar="N",
+                      help="AF_VSOCK, from the host alone (default %(default)s; 0: not)")
+    ways.add_argument("--serial", default="auto", metavar="PATH",
+                      help="a virtio-serial port's device; auto: the one named org.vmpin.agent.0; empty: none")
+    ways.add_argument("--unix", default="", metavar="PATH", help="a unix socket (for tests: anybody who can open it)")
+    trees = parser.add_argument_group("where things are")
+    for name, default in (("proc", "/proc"), ("cgroup", "/sys/fs/cgroup"), ("sys", "/sys"), ("run", "/run/vmpin")):
+        trees.add_argument(f"--{name}", default=default, metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--detach", action="store_true",
+                        help="go on in the background, for a hook or an init; does nothing if it runs already")
+    parser.add_argument("--once", action="store_true", help="print what it finds in the guest, and end")
+    return parser
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 0xFFFFFFFF:
+        raise ValueError(text)
+    return number
+
+
+def _detach() -> bool:
+    """:returns: in the process that goes on, True."""
+    if os.fork():
+        return False
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.chdir("/")
+    # A runtime waits until what a hook writes to is closed.
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in 0, 1, 2:
+        os.dup2(null, fd)
+    return True
+
+
+def _lock(path: str) -> Optional[int]:
+    """Held while this process lives; None when another one has it."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as err:
+        files.log(f"{path}: {err.strerror}: goes on without a lock")
+        return -1
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+if __name__ == "__main__":
+    sys.exit(main())

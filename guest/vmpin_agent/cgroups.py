@@ -1,0 +1,164 @@
+"""The cgroups of the guest, versions 1, 2 and both (hybrid): where a container's is, and what is in it. Read only.
+
+A container's is the one whose last part is its id, as Kata's agent names it: `ID`, or `PREFIX-ID.scope` where systemd
+manages them (src/agent/rustjail/src/container.rs), at any depth.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Container, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from vmpin.guestproto import is_container
+from vmpin_agent import files, threads
+
+_LIKE_A_CONTAINER = re.compile(r"(?:.*-)?([0-9a-f]{64})(?:\.scope)?")
+#: Deeper, or more, than a guest has: a container may make cgroups in its own.
+_MAX_DEPTH = 32
+_MAX_CGROUPS = 20_000
+
+
+class Hierarchy(NamedTuple):
+    """`cpuset`: whether that controller is in it."""
+
+    root: str
+    v2: bool
+    cpuset: bool
+
+
+class Place(NamedTuple):
+    """A container's cgroup; `inode` tells it from a later one at the same path."""
+
+    hierarchy: Hierarchy
+    path: str
+    inode: int
+
+    @property
+    def shown(self) -> str:
+        """As /proc/PID/cgroup has it."""
+        return self.path[len(self.hierarchy.root) :] or "/"
+
+
+class Cgroups:
+    """:param root: where the hierarchies are mounted. :param kata: where Kata's agent has a directory a container."""
+
+    def __init__(self, root: str = "/sys/fs/cgroup", proc: str = "/proc", kata: str = "/run/kata-containers") -> None:
+        self.root = root.rstrip("/")
+        self._proc = proc
+        self._kata = kata
+        self._hierarchies: List[Hierarchy] = []
+        self._known: Dict[str, Place] = {}
+
+    @property
+    def hierarchies(self) -> List[Hierarchy]:
+        """Those with cpuset first. Looked for again while there are none: the agent may be older than the mounts."""
+        if not self._hierarchies:
+            self._hierarchies = sorted(self._mounted(), key=lambda each: (not each.cpuset, not each.v2, each.root))
+        return self._hierarchies
+
+    @property
+    def layout(self) -> str:
+        """v1, v2, hybrid or none."""
+        kinds = sorted({each.v2 for each in self.hierarchies})
+        return "hybrid" if len(kinds) == 2 else "none" if not kinds else "v2" if kinds[0] else "v1"
+
+    def _mounted(self) -> Iterator[Hierarchy]:
+        controllers = files.read(f"{self.root}/cgroup.controllers")
+        if controllers is not None:
+            yield Hierarchy(self.root, True, "cpuset" in controllers.split())
+            return
+        for path, _ in _directories(self.root):
+            controllers = files.read(f"{path}/cgroup.controllers")
+            if controllers is not None:
+                yield Hierarchy(path, True, "cpuset" in controllers.split())
+            elif os.path.exists(f"{path}/tasks"):
+                yield Hierarchy(path, False, os.path.exists(f"{path}/cpuset.cpus"))
+
+    def locate(self, wanted: Set[str]) -> Dict[str, Place]:
+        """The cgroups of those containers that there are; of several the uppermost, with cpuset if there is one."""
+        found = {cid: place for cid, place in self._known.items()
+                 if cid in wanted and inode(place.path) == place.inode}
+        lacking = wanted - found.keys()
+        for hierarchy in self.hierarchies if lacking else ():
+            for path, name in walk(hierarchy.root):
+                for cid in _names(name):
+                    if cid in lacking and cid not in found:
+                        found[cid] = Place(hierarchy, path, inode(path) or 0)
+        self._known = found
+        return dict(found)
+
+    def all(self, named: Set[str]) -> Dict[str, Place]:
+        """Every container there is: those named, and what looks like one to Kata's agent or by its name."""
+        try:
+            kata = {name for name in os.listdir(self._kata) if is_container(name)}
+        except OSError:
+            kata = set()
+        found: Dict[str, Place] = {}
+        for hierarchy in self.hierarchies:
+            for path, name in walk(hierarchy.root):
+                match = _LIKE_A_CONTAINER.fullmatch(name)
+                ids = [match[1]] if match else [cid for cid in _names(name) if cid in named or cid in kata]
+                for cid in ids[:1]:
+                    if cid not in found:
+                        found[cid] = Place(hierarchy, path, inode(path) or 0)
+        return found
+
+    def threads(self, hierarchy: Hierarchy, path: str) -> List[int]:
+        """The threads in one cgroup, not below it."""
+        text = files.read(f"{path}/cgroup.threads" if hierarchy.v2 else f"{path}/tasks")
+        if text is not None:
+            return _numbers(text)
+        return [tid for pid in self.processes(path) for tid in threads.of_process(self._proc, pid)]
+
+    def processes(self, path: str) -> List[int]:
+        """The processes in one cgroup, not below it; of a threaded one the kernel does not say."""
+        return _numbers(files.read(f"{path}/cgroup.procs") or "")
+
+
+def inode(path: str) -> Optional[int]:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
+
+
+def walk(path: str, without: Container[str] = ()) -> Iterator[Tuple[str, str]]:
+    """The cgroups below this one and their names, uppermost first. :param without: paths to leave out."""
+    level = [path]
+    seen = 0
+    for _ in range(_MAX_DEPTH):
+        below = []
+        for each in level:
+            for found in _directories(each):
+                if found[0] in without:
+                    continue
+                seen += 1
+                if seen > _MAX_CGROUPS:
+                    return
+                yield found
+                below.append(found[0])
+        level = below
+
+
+def _directories(path: str) -> List[Tuple[str, str]]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted((entry.path, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def _names(name: str) -> List[str]:
+    """The ids that a cgroup of this name may be of."""
+    if not name.endswith(".scope"):
+        return [name]
+    stem = name[: -len(".scope")]
+    return [stem, *(stem[at + 1 :] for at, char in enumerate(stem) if char == "-")]
+
+
+def _numbers(text: str) -> List[int]:
+    try:
+        return [int(each) for each in text.split()]
+    except ValueError:
+        return []

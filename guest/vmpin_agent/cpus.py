@@ -1,0 +1,153 @@
+"""The guest's CPUs: which are online, and the number that the hardware has for each.
+
+The guest's own numbers are not the vCPUs': those that are plugged in get the next one that is free. What both sides
+know is the APIC id (KVM's vCPU id; arch/x86/kernel/cpu/proc.c shows it, of online CPUs only), and on arm64 MPIDR: in
+the device tree (cpu@N/reg), or in the order of ACPI's MADT, in which Linux numbers them (arch/arm64/kernel/smp.c).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from vmpin.cpuset import MAX_CPU, CpuSet
+from vmpin.guestproto import GuestCpu, format_ids
+from vmpin_agent import files
+
+#: Of an MPIDR what names the CPU: Aff0 to Aff2, and Aff3.
+_AFFINITY = 0xFF00FFFFFF
+_MADT_HEADER = 44
+_MADT_GICC = 11
+
+
+class CpuTable(NamedTuple):
+    """All CPUs there are, and how many more there may be.
+
+    `note` is what the host should know of where the numbers come from, "" when all is well.
+    """
+
+    cpus: Tuple[GuestCpu, ...]
+    to_come: int = 0
+    note: str = ""
+
+    @property
+    def online(self) -> CpuSet:
+        return CpuSet(each.cpu for each in self.cpus if each.online)
+
+    def find(self, hw: Sequence[int]) -> Tuple[CpuSet, str, bool]:
+        """The online CPUs of these ids; of the others what is to be said; and whether they may yet come."""
+        by_hw = {each.hw: each for each in self.cpus if each.hw is not None}
+        found = CpuSet(by_hw[each].cpu for each in hw if each in by_hw and by_hw[each].online)
+        lacking = [each for each in hw if each not in by_hw or not by_hw[each].online]
+        if not lacking:
+            return found, "", False
+        # An offline CPU of x86 does not say its id, nor does one that is not plugged in: it may be any of those.
+        unnamed = sum(each.hw is None for each in self.cpus)
+        strange = [each for each in lacking if each not in by_hw]
+        if len(strange) > unnamed:
+            coming = len(strange) <= unnamed + self.to_come
+            return found, f"there is no vCPU {format_ids(strange)} in the guest{' yet' if coming else ''}", coming
+        return found, f"vCPU {format_ids(lacking)} is not online in the guest", True
+
+
+class Cpus:
+    """:param proc, sys: where those are mounted."""
+
+    def __init__(self, proc: str = "/proc", sys: str = "/sys") -> None:
+        self._proc = proc
+        self._sys = sys
+        self._cpu = f"{sys}/devices/system/cpu"
+
+    def plugged(self) -> Optional[str]:
+        """What changes when a CPU comes or goes: the online ones and those that are plugged in, as lists.
+
+        Cheap enough for every second.
+        """
+        online = files.read(f"{self._cpu}/online")
+        return None if online is None else f"{online};{files.read(f'{self._cpu}/present')}"
+
+    def everything(self) -> CpuSet:
+        """Every CPU that there may ever be: the mask of a thread that has none of its own."""
+        return files.cpus(f"{self._cpu}/possible") or CpuSet(range(MAX_CPU + 1))
+
+    def read(self) -> CpuTable:
+        online = files.cpus(f"{self._cpu}/online") or CpuSet()
+        present = (files.cpus(f"{self._cpu}/present") or CpuSet()) | online
+        hw, note = self._hardware(present)
+        nodes = self._nodes()
+        possible = files.cpus(f"{self._cpu}/possible") or present
+        return CpuTable(tuple(GuestCpu(cpu, hw.get(cpu), cpu in online, nodes.get(cpu, 0)) for cpu in present),
+                        len(possible - present), note)
+
+    def _hardware(self, present: CpuSet) -> Tuple[Dict[int, int], str]:
+        found = _apic_ids(files.read(f"{self._proc}/cpuinfo") or "")
+        if found:
+            return found, ""
+        found = self._device_tree(present)
+        if found:
+            return found, ""
+        order = self._acpi()
+        if order:
+            return {cpu: order[cpu] for cpu in present if cpu < len(order)}, ""
+        return {cpu: cpu for cpu in present}, "the hardware's numbers are not known: taken to be the guest's own"
+
+    def _device_tree(self, present: CpuSet) -> Dict[int, int]:
+        found = {}
+        for cpu in present:
+            try:
+                with open(f"{self._cpu}/cpu{cpu}/of_node/reg", "rb") as file:
+                    raw = file.read(16)
+            except OSError:
+                continue
+            if len(raw) in (4, 8):
+                found[cpu] = int.from_bytes(raw, "big") & _AFFINITY
+        return found
+
+    def _acpi(self) -> List[int]:
+        """The MPIDRs of MADT's GICC entries (ACPI 6.5, 5.2.12.14) that are enabled or may become so, in order."""
+        try:
+            with open(f"{self._sys}/firmware/acpi/tables/APIC", "rb") as file:
+                raw = file.read(1 << 20)
+        except OSError:
+            return []
+        found = []
+        at = _MADT_HEADER
+        while at + 2 <= len(raw) and raw[at + 1] >= 2:
+            kind, length = raw[at], raw[at + 1]
+            if kind == _MADT_GICC and 76 <= length <= len(raw) - at:
+                (flags,) = struct.unpack_from("<I", raw, at + 12)
+                if flags & 0b1001:
+                    found.append(struct.unpack_from("<Q", raw, at + 68)[0] & _AFFINITY)
+            at += length
+        return found
+
+    def _nodes(self) -> Dict[int, int]:
+        found = {}
+        top = f"{self._sys}/devices/system/node"
+        try:
+            names = os.listdir(top)
+        except OSError:
+            return {}
+        for name in names:
+            if re.fullmatch(r"node[0-9]{1,4}", name):
+                for cpu in files.cpus(f"{top}/{name}/cpulist") or ():
+                    found[cpu] = int(name[4:])
+        return found
+
+
+def _apic_ids(cpuinfo: str) -> Dict[int, int]:
+    """The initial APIC id by CPU: the one that KVM gave, and no firmware changed."""
+    found: Dict[int, int] = {}
+    cpu = -1
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        key, value = key.strip(), value.strip()
+        if not (value.isascii() and value.isdigit() and len(value) < 12):
+            continue
+        if key == "processor":
+            cpu = int(value)
+        elif cpu >= 0 and (key == "initial apicid" or (key == "apicid" and cpu not in found)):
+            found[cpu] = int(value)
+    return found

@@ -1,0 +1,187 @@
+"""Writes the cpuset of a container's cgroup, in the order in which the kernel takes it, and puts it back.
+
+On version 2 a cgroup below has what its parent leaves of its own list, so the container's alone is written. On version
+1 a cgroup's CPUs must be its parent's and must hold its children's (kernel/cgroup/cpuset.c: validate_change): first
+what is to have more gets it, from the top down, then what is to have less, from the bottom up.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Iterable, List, NamedTuple, Optional, Tuple
+
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin_agent import files
+from vmpin_agent.cgroups import Cgroups, Hierarchy, Place, inode
+from vmpin_agent.memory import Kept, Memory
+
+
+class Write(NamedTuple):
+    """To a file of a cgroup's; `text` is a list of CPUs or, as it is, of memory nodes."""
+
+    path: str
+    file: str
+    text: str
+
+
+def effective(hierarchy: Hierarchy, path: str) -> Optional[CpuSet]:
+    """The CPUs that a cgroup leaves its threads; None where cpuset has no say."""
+    if not hierarchy.cpuset:
+        return None
+    if not hierarchy.v2:
+        found = files.cpus(f"{path}/cpuset.effective_cpus")
+        return files.cpus(f"{path}/cpuset.cpus") if found is None else found
+    while len(path) >= len(hierarchy.root):  # without the file it is an ancestor's
+        found = files.cpus(f"{path}/cpuset.cpus.effective")
+        if found is not None:
+            return found
+        path = os.path.dirname(path)
+    return None
+
+
+def above(place: Place) -> List[str]:
+    """The cgroups over a container's, without the root, uppermost first."""
+    parts = place.shown.split("/")[1:-1]
+    return [place.hierarchy.root + "/" + "/".join(parts[: at + 1]) for at in range(len(parts))]
+
+
+def closed(place: Place) -> List[str]:
+    """Of version 2 the cgroups over a container's which do not pass cpuset on, uppermost first."""
+    if not place.hierarchy.v2 or not place.hierarchy.cpuset or os.path.exists(f"{place.path}/cpuset.cpus"):
+        return []
+    return [path for path in (place.hierarchy.root, *above(place))
+            if "cpuset" not in (files.read(f"{path}/cgroup.subtree_control") or "").split()]
+
+
+def enable(paths: Iterable[str]) -> str:
+    """Have them pass cpuset on. :returns: what is wrong, as a cgroup with processes of its own."""
+    for path in paths:
+        trouble = run(Write(path, "cgroup.subtree_control", "+cpuset"))
+        if trouble:
+            return trouble
+    return ""
+
+
+def plan(place: Place, below: List[str], cid: str, wanted: CpuSet, memory: Memory) -> Optional[List[Write]]:
+    """What to write so that the container has these CPUs; what was there is noted. None: it has no cpuset.
+
+    :param below: the cgroups in the container's, uppermost first.
+    """
+    current = files.cpus(f"{place.path}/cpuset.cpus") if place.hierarchy.cpuset else None
+    if current is None:
+        return None
+    if place.hierarchy.v2:
+        kept = _note(memory, place.path, cid, current, None)
+        return [] if current == wanted else [_write(kept, memory, place.path, wanted)]
+    return _plan_v1(place, below, cid, wanted, memory)
+
+
+def _plan_v1(place: Place, below: List[str], cid: str, wanted: CpuSet, memory: Memory) -> List[Write]:
+    writes = []
+    for path in above(place):
+        writes += _memory_nodes(path)
+        current = files.cpus(f"{path}/cpuset.cpus") or EMPTY
+        if not wanted <= current:
+            writes.append(_write(_note(memory, path, "", current, None), memory, path, current | wanted))
+    writes += _memory_nodes(place.path)
+    top = files.cpus(f"{place.path}/cpuset.cpus") or EMPTY
+    kept = _note(memory, place.path, cid, top, None)
+    states: List[Tuple[Kept, str, CpuSet, CpuSet]] = [(kept, place.path, top, wanted)]
+    had, given = {place.path: top}, {place.path: wanted}
+    for path in below:
+        current = files.cpus(f"{path}/cpuset.cpus") or EMPTY
+        parent = os.path.dirname(path)
+        if not current or parent not in given:
+            continue  # made a moment ago, or just removed
+        own = current if current < had[parent] else None
+        kept = _note(memory, path, cid, current, own)
+        if own is None and kept.own is None and not kept.ours and kept.before != memory.cgroups[parent].before:
+            kept.before = memory.cgroups[parent].before  # made while its parent was narrower than before
+            memory.changed()
+        had[path], given[path] = current, kept.within(given[parent])
+        states.append((kept, path, current, given[path]))
+    for kept, path, current, target in states:
+        if not target <= current:
+            writes.append(_write(kept, memory, path, current | target))
+    for kept, path, current, target in reversed(states):
+        if current | target != target:
+            writes.append(_write(kept, memory, path, target))
+    return writes
+
+
+def _memory_nodes(path: str) -> List[Write]:
+    """Version 1 lets no process into a cgroup that has no memory nodes."""
+    if (files.read(f"{path}/cpuset.mems") or "0").strip():
+        return []
+    for parent in _parents(path):
+        nodes = (files.read(f"{parent}/cpuset.mems") or "").strip()
+        if nodes:
+            return [Write(path, "cpuset.mems", nodes)]
+    return []
+
+
+def _parents(path: str) -> Iterable[str]:
+    while os.path.exists(f"{os.path.dirname(path)}/cpuset.mems"):
+        path = os.path.dirname(path)
+        yield path
+
+
+def _note(memory: Memory, path: str, cid: str, current: CpuSet, own: Optional[CpuSet]) -> Kept:
+    found, now = memory.cgroups.get(path), inode(path) or 0
+    if found is None or found.inode != now:
+        found = memory.cgroups[path] = Kept(cid, current, own, now)
+        memory.changed()
+    elif cid and found.container != cid:
+        found.container = cid  # until now only one above a container's
+        memory.changed()
+    elif current not in found.ours and current != found.before and own != found.own:
+        found.before, found.own = current, own  # its owner wrote it since
+        memory.changed()
+    return found
+
+
+def _write(kept: Kept, memory: Memory, path: str, cpus: CpuSet) -> Write:
+    if kept.will_be(cpus):
+        memory.changed()
+    return Write(path, "cpuset.cpus", str(cpus))
+
+
+def run(write: Write) -> str:
+    """:returns: what is wrong, "" when it is done or the cgroup is gone."""
+    try:
+        files.write(f"{write.path}/{write.file}", write.text)
+    except OSError as err:
+        if err.errno in (errno.ENOENT, errno.ENODEV):
+            return ""
+        return f"{write.path}/{write.file} does not take {write.text!r}: {err.strerror}"
+    return ""
+
+
+def restore(cgroups: Cgroups, memory: Memory, kept: List[str]) -> None:
+    """Put these cgroups back to what they had before, and forget them."""
+    upper_first = sorted((path for path in kept if inode(path) == memory.cgroups[path].inode),
+                         key=lambda path: path.count("/"))
+    v1 = [path for path in upper_first if not any(each.v2 for each in cgroups.hierarchies
+                                                   if path.startswith(f"{each.root}/"))]
+    before = {path: memory.cgroups[path].before for path in upper_first}
+    for path in v1:
+        current = files.cpus(f"{path}/cpuset.cpus") or EMPTY
+        over = files.cpus(f"{os.path.dirname(path)}/cpuset.cpus")
+        if over is not None:
+            before[path] &= over  # what went offline since is in none
+        if not before[path] <= current:
+            _report(Write(path, "cpuset.cpus", str(current | before[path])))
+    for path in reversed(upper_first):
+        current = files.cpus(f"{path}/cpuset.cpus") or EMPTY
+        if current != before[path] and (before[path] or path not in v1):
+            _report(Write(path, "cpuset.cpus", str(before[path])))
+    for path in kept:
+        del memory.cgroups[path]
+    memory.changed()
+
+
+def _report(write: Write) -> None:
+    trouble = run(write)
+    if trouble:
+        files.log(trouble)

@@ -1,0 +1,117 @@
+"""One connection to the host: bytes both ways, through the protocol's frames, and never waiting for the other end."""
+
+from __future__ import annotations
+
+import os
+from typing import Callable, List, Mapping
+
+from vmpin.guestproto import (
+    Answer,
+    Applied,
+    Decoder,
+    Failure,
+    Map,
+    ProtocolError,
+    Request,
+    Subscribe,
+    encode,
+    parse_request,
+)
+from vmpin_agent import files
+
+#: What waits for a host that does not read; beyond it the connection is given up.
+_MAX_WAITING = 4 << 20
+_READ = 1 << 16
+
+
+class Closed(Exception):
+    """The other end has gone, or is not to be spoken to any more."""
+
+
+class Link:
+    """:param fd: nonblocking, the caller's. :param answer: the agent's, for a request."""
+
+    def __init__(self, fd: int, answer: Callable[[Request], Answer]) -> None:
+        self.fd = fd
+        self.subscribed = False
+        self._answer = answer
+        self._decoder = Decoder()
+        self._out = bytearray()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to be written."""
+        return bool(self._out)
+
+    @property
+    def pending(self) -> int:
+        """The bytes of a frame whose rest has not come."""
+        return self._decoder.pending
+
+    def receive(self) -> bytes:
+        """What there is to read. :raises Closed: at the end, b"" when there is nothing now."""
+        try:
+            data = os.read(self.fd, _READ)
+        except (BlockingIOError, InterruptedError):
+            return b""
+        except OSError as err:
+            raise Closed(err.strerror) from None
+        if not data:
+            raise Closed("")
+        return data
+
+    def feed(self, data: bytes) -> None:
+        """Answer what is complete. :raises ProtocolError: when it is no frame: what follows makes no sense."""
+        messages = self._decoder.feed(data)
+        requests: List[Request] = []
+        for message in messages:
+            requests += self._parsed(message)
+        # Of maps that came together only the newest is made true; the older ones' answer is what became of it.
+        newest = max((each.generation for each in requests if isinstance(each, Map)), default=0)
+        late = [each for each in requests if isinstance(each, Map) and each.generation < newest]
+        requests = [each for each in requests if each not in late] + list(late)
+        for request in requests:
+            if isinstance(request, Subscribe):
+                self.subscribed = True
+            self.send(self._answer(request))
+
+    def _parsed(self, message: Mapping[str, object]) -> List[Request]:
+        try:
+            return [parse_request(message)]
+        except ProtocolError as err:
+            self.send(Failure(err.id, str(err)))
+            return []
+
+    def send(self, answer: Answer) -> None:
+        try:
+            self._out += encode(answer.message())
+        except ProtocolError as err:
+            id = getattr(answer, "id", None)
+            self._out += encode(Failure(id, f"the answer cannot be sent: {err}").message())
+        if len(self._out) > _MAX_WAITING:
+            raise Closed("it does not read what it asked for")
+        self.flush()
+
+    def tell(self, answers: List[Answer]) -> None:
+        """What was not asked for, to who has subscribed."""
+        for answer in answers if self.subscribed else ():
+            self.send(answer._replace(id=None) if isinstance(answer, Applied) else answer)
+
+    def flush(self) -> None:
+        """Write what can be written now. :raises Closed:"""
+        while self._out:
+            try:
+                done = os.write(self.fd, self._out[:_READ])
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as err:
+                raise Closed(err.strerror) from None
+            if done <= 0:
+                return
+            del self._out[:done]
+
+
+def serious(err: Exception) -> str:
+    """A line of log for what nobody thought of."""
+    files.log(f"failed: {err!r}")
+    return f"the agent failed: {type(err).__name__}"

@@ -1,0 +1,219 @@
+"""The agent's loop: connections over AF_VSOCK or a unix socket, the serial port, and a look at the guest every second.
+
+One thread, and nothing in it waits. Over AF_VSOCK the host alone is let in.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from typing import Callable, Dict, List, Optional, Tuple, Union
+
+from vmpin.guestproto import Answer, Failure, ProtocolError, Request
+from vmpin_agent import files
+from vmpin_agent.agent import Agent
+from vmpin_agent.link import Closed, Link, serious
+from vmpin_agent.serial import Serial
+
+#: linux/vm_sockets.h: VMADDR_CID_ANY and VMADDR_CID_HOST.
+_ANY = 0xFFFFFFFF
+_HOST = 2
+_MAX_CONNECTIONS = 16
+TICK = 1.0
+#: How often, in ticks, what could not be opened is tried again: modules are loaded late.
+_AGAIN = 5
+
+
+class Server:
+    """:param port: of AF_VSOCK, 0 for none. :param serial: a device, "auto" or "". :param unix: a path or ""."""
+
+    def __init__(self, agent: Agent, port: int = 0, serial: str = "", unix: str = "", sys: str = "/sys") -> None:
+        self._agent = agent
+        self._port = port
+        self._unix = unix
+        self._selector = selectors.DefaultSelector()
+        self._listeners: Dict[str, socket.socket] = {}
+        self._links: Dict[Link, socket.socket] = {}
+        self._serial = Serial(serial, self._answer, agent.greeting, sys) if serial else None
+        self._ticks = 0
+        self.stopped = False
+
+    def run(self) -> None:
+        """Until `stopped`."""
+        next_tick = time.monotonic()
+        while not self.stopped:
+            now = time.monotonic()
+            if now >= next_tick:
+                self._tick(now)
+                next_tick = max(next_tick + TICK, now + TICK / 2)
+            deadline = next_tick
+            if self._serial is not None and self._serial.quiet_at is not None:
+                deadline = min(deadline, self._serial.quiet_at)
+            for key, events in self._selector.select(max(0.0, deadline - time.monotonic())):
+                handle: Callable[[int], None] = key.data
+                handle(events)
+            if self._serial is not None and self._serial.quiet_at is not None:
+                self._serial.clear(time.monotonic())
+
+    def close(self) -> None:
+        for link in list(self._links):
+            self._drop(link, "")
+        for listener in self._listeners.values():
+            listener.close()
+        if self._unix in self._listeners:
+            os.unlink(self._unix)
+        self._selector.close()
+
+    def _tick(self, now: float) -> None:
+        if self._ticks % _AGAIN == 0:
+            self._listen()
+        self._ticks += 1
+        if self._serial is not None:
+            self._serial_tick(self._serial, now)
+        links = list(self._links) + ([self._serial.link] if self._serial and self._serial.link else [])
+        try:
+            told = self._agent.look(any(link.subscribed for link in links))
+        except Exception as err:
+            serious(err)
+            return
+        for link in self._links.copy():
+            self._try(link, told)
+        if told and self._serial is not None and self._serial.link is not None:
+            try:
+                self._serial.link.tell(told)
+            except Closed:
+                self._serial.link = None
+        self._watch_serial()
+
+    def _try(self, link: Link, told: List[Answer]) -> None:
+        try:
+            link.tell(told)
+        except Closed as err:
+            self._drop(link, str(err))
+        else:
+            self._watch(link)
+
+    def _answer(self, request: Request) -> Answer:
+        """Whatever goes wrong with one request, the next one is answered."""
+        try:
+            return self._agent.answer(request)
+        except Exception as err:
+            return Failure(request.id, serious(err))
+
+    # Listening
+
+    def _listen(self) -> None:
+        if self._unix and self._unix not in self._listeners:
+            self._add(self._unix, socket.AF_UNIX, self._unix)
+        if self._port and "vsock" not in self._listeners and hasattr(socket, "AF_VSOCK"):
+            self._add("vsock", socket.AF_VSOCK, (_ANY, self._port))
+
+    def _add(self, name: str, family: int, address: Union[str, Tuple[int, int]]) -> None:
+        try:
+            made = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            return  # no AF_VSOCK in this kernel, or not yet
+        try:
+            if family == socket.AF_UNIX and os.path.exists(self._unix):
+                os.unlink(self._unix)
+            made.bind(address)
+            made.listen(_MAX_CONNECTIONS)
+            made.setblocking(False)
+        except OSError as err:
+            made.close()
+            if self._ticks == 0:
+                files.log(f"cannot listen on {name}: {err.strerror}")
+            return
+        self._listeners[name] = made
+        self._selector.register(made, selectors.EVENT_READ, lambda events: self._accept(made))
+        files.log(f"listens on {name}{f' port {self._port}' if name == 'vsock' else ''}")
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, peer = listener.accept()
+        except OSError:
+            return
+        if not allowed(listener.family, peer) or len(self._links) >= _MAX_CONNECTIONS:
+            connection.close()
+            return
+        connection.setblocking(False)
+        link = Link(connection.fileno(), self._answer)
+        self._links[link] = connection
+        self._selector.register(connection, selectors.EVENT_READ, lambda events: self._ready(link, events))
+        try:
+            for answer in self._agent.greeting():
+                link.send(answer)
+        except Closed as err:
+            self._drop(link, str(err))
+
+    # Connections
+
+    def _ready(self, link: Link, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                link.flush()
+            if events & selectors.EVENT_READ:
+                link.feed(link.receive())
+        except (Closed, ProtocolError) as err:
+            self._drop(link, str(err))
+        else:
+            self._watch(link)
+
+    def _watch(self, link: Link) -> None:
+        if link in self._links:
+            key = self._selector.get_key(self._links[link])
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.waiting else 0)
+            if key.events != events:
+                self._selector.modify(self._links[link], events, key.data)
+
+    def _drop(self, link: Link, why: str) -> None:
+        connection = self._links.pop(link, None)
+        if connection is not None:
+            self._selector.unregister(connection)
+            connection.close()
+            if why:
+                files.log(f"connection ended: {why}")
+
+    # The serial port
+
+    def _serial_tick(self, serial: Serial, now: float) -> None:
+        if serial.fd < 0 and (self._ticks - 1) % _AGAIN == 0:
+            serial.open()
+        if serial.fd >= 0:
+            serial.up()
+            serial.clear(now)
+            self._watch_serial()
+
+    def _serial_ready(self, events: int) -> None:
+        assert self._serial is not None
+        try:
+            if self._serial.link is not None and events & selectors.EVENT_WRITE:
+                self._serial.link.flush()
+            if self._serial.link is not None and events & selectors.EVENT_READ:
+                self._serial.read(time.monotonic())
+        except Closed:
+            self._serial.link = None
+        self._watch_serial()
+
+    def _watch_serial(self) -> None:
+        """In the loop while the host is there, and only then."""
+        if self._serial is None or self._serial.fd < 0:
+            return
+        fd, link = self._serial.fd, self._serial.link
+        known: Optional[selectors.SelectorKey] = self._selector.get_map().get(fd)
+        if link is None:
+            if known is not None:
+                self._selector.unregister(fd)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.waiting else 0)
+        if known is None:
+            self._selector.register(fd, events, self._serial_ready)
+        elif known.events != events:
+            self._selector.modify(fd, events, self._serial_ready)
+
+
+def allowed(family: int, peer: object) -> bool:
+    """Of AF_VSOCK the host alone; a process in the guest comes from the guest's own CID or from 1."""
+    return family == socket.AF_UNIX or (isinstance(peer, tuple) and peer[:1] == (_HOST,))

@@ -1,0 +1,102 @@
+"""Processes, threads and their masks. A thread is (tid, start time): its number alone may be another's by now."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+
+from vmpin.cpuset import CpuSet
+from vmpin_agent import files
+
+#: include/linux/sched.h: PF_KTHREAD.
+_KERNEL_THREAD = 0x00200000
+
+#: Thousands of threads have the same few masks.
+_SETS: Dict[FrozenSet[int], CpuSet] = {}
+
+
+class ThreadKey(NamedTuple):
+    tid: int
+    start: int
+
+
+class Stat(NamedTuple):
+    start: int
+    kernel: bool
+
+
+def stat(path: str) -> Optional[Stat]:
+    """A thread's `stat` file; None when it has ended."""
+    text = files.read(path)
+    if text is None:
+        return None
+    # The name before the last `)` may hold anything; state is the first field behind it, starttime the 20th.
+    fields = text[text.rfind(")") + 2 :].split(" ")
+    if len(fields) < 20 or fields[0] in ("Z", "X"):
+        return None
+    try:
+        return Stat(int(fields[19]), bool(int(fields[6]) & _KERNEL_THREAD))
+    except ValueError:
+        return None
+
+
+def key(proc: str, tid: int) -> Optional[ThreadKey]:
+    """The thread that has the number now."""
+    found = stat(f"{proc}/{tid}/stat")
+    return None if found is None else ThreadKey(tid, found.start)
+
+
+def mask(tid: int) -> Optional[CpuSet]:
+    """The CPUs it may run on, as the kernel shows them; None when it has ended."""
+    if tid <= 0:
+        return None  # to the system call that is the caller
+    try:
+        cpus = frozenset(os.sched_getaffinity(tid))
+    except (OSError, OverflowError):
+        return None
+    found = _SETS.get(cpus)
+    if found is None:
+        if len(_SETS) > 500:
+            _SETS.clear()
+        found = _SETS[cpus] = CpuSet(cpus)
+    return found
+
+
+def pin(proc: str, thread: ThreadKey, cpus: CpuSet) -> str:
+    """Set its mask. :returns: what is wrong, "" when it is done, or when the thread has ended."""
+    before = mask(thread.tid)
+    if before is None or key(proc, thread.tid) != thread:
+        return ""
+    try:
+        os.sched_setaffinity(thread.tid, cpus)
+    except ProcessLookupError:
+        return ""
+    except OSError as err:
+        return f"thread {thread.tid}: {err.strerror}"
+    if key(proc, thread.tid) != thread and before:
+        try:  # it ended in between, and another has the number: that one gets its own mask again
+            os.sched_setaffinity(thread.tid, before)
+        except OSError:
+            return ""
+    return ""
+
+
+def of_process(proc: str, pid: int) -> List[int]:
+    """Its threads' ids; none when it has ended."""
+    try:
+        return [int(name) for name in os.listdir(f"{proc}/{pid}/task")]
+    except (OSError, ValueError):
+        return []
+
+
+def processes(proc: str) -> List[int]:
+    try:
+        return [int(name) for name in os.listdir(proc) if name.isascii() and name.isdigit()]
+    except OSError:
+        return []
+
+
+def newest(proc: str) -> Optional[Tuple[str, str]]:
+    """What changes when a thread is born or ends: the last id given out, and how many there are."""
+    fields = (files.read(f"{proc}/loadavg") or "").split()
+    return (fields[3].partition("/")[2], fields[4]) if len(fields) == 5 else None

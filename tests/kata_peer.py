@@ -1,0 +1,59 @@
+"""Kata's agent as a test holds it: ttrpc, without a guest."""
+
+from __future__ import annotations
+
+import asyncio
+
+from vmpin.wire import ttrpc
+from vmpin.wire.agent_messages import MESSAGES
+
+
+class Server:
+    """The agent. `containers` are the ones it has, with their cpusets."""
+
+    def __init__(self, *containers: str) -> None:
+        self.containers = dict.fromkeys(containers or ("c1", "c2"), "")
+        self.calls: list[tuple[str, str]] = []
+        self.connections = 0
+        self.policy: set[str] = set()
+        self.online = 4
+        self.user = [0.0] * 4
+        self.slow = 0.0
+        self.raw: bytes | None = None
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        decoder = ttrpc.Decoder()
+        while data := await reader.read(65536):
+            for request in decoder.feed(data):
+                assert isinstance(request, ttrpc.Request)
+                assert request.timeout_ns > 0
+                self.calls.append((request.service, request.method))
+                await asyncio.sleep(self.slow)
+                writer.write(self.raw if self.raw is not None else ttrpc.encode(self.answer(request)))
+
+    def answer(self, request: ttrpc.Request) -> ttrpc.Response:
+        if request.method in self.policy:
+            return ttrpc.Response(request.stream, 7, f"{request.method}Request is blocked by policy: \x1b[31m")
+        match request.service, request.method:
+            case "grpc.Health", "Version":
+                found = MESSAGES["VersionCheckResponse"](grpc_version="0.0.1", agent_version="4.1.0")
+            case "grpc.Health", "Check":
+                found = MESSAGES["HealthCheckResponse"](status=1)
+            case "grpc.AgentService", "GetMetrics":
+                found = MESSAGES["Metrics"](metrics="".join(
+                    f'kata_guest_cpu_time{{cpu="{cpu}",item="user"}} {self.user[cpu]}\n'
+                    for cpu in range(self.online)))
+            case "grpc.AgentService", "UpdateContainer":
+                told = MESSAGES.decode("UpdateContainerRequest", request.payload)
+                # Nothing but the CPUs: what else is there would be changed, too.
+                bare = MESSAGES["UpdateContainerRequest"](container_id=told.container_id)
+                bare.resources.CPU.Cpus = told.resources.CPU.Cpus
+                assert request.payload == bare.SerializeToString()
+                if told.container_id not in self.containers:
+                    return ttrpc.Response(request.stream, 3, "invalid container id")
+                self.containers[told.container_id] = told.resources.CPU.Cpus
+                return ttrpc.Response(request.stream)
+            case _:
+                raise AssertionError(request)
+        return ttrpc.Response(request.stream, payload=found.SerializeToString())

@@ -1,0 +1,90 @@
+"""A guest with Linux under KVM: the agent in it is told over a real AF_VSOCK, and with vmpin on the host a container's
+busy threads run on their own CPUs of the node and on no other. What needs no KVM is in tests/integration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from agent_client import AgentClient
+from real_guest import GuestContainer, RealGuest, built_agent, image
+
+from lab.node_tests.machines import PATIENCE, Kata, Vmpin, mask, until
+from vmpin.cpuset import CpuSet
+from vmpin.guestproto import NeedMap, Unpin
+
+CID = 4711
+ALL = CpuSet.parse("0-3")
+#: The guest is emulated twice.
+SLOW = PATIENCE * 2
+
+
+@pytest.fixture(scope="module")
+def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealGuest]:
+    """With the agent running, for AF_VSOCK alone."""
+    agent = built_agent(tmp_path_factory.mktemp("agent"))
+    with image() as built, RealGuest(built, accel="kvm", agent=agent, vsock_cid=CID) as made:
+        print(f"booted in {made.boot_seconds:.0f} s")
+        made.start_agent("--serial", "")
+        yield made
+
+
+def wait_for_masks(made: GuestContainer, cpus: CpuSet) -> None:
+    """Until every thread of it may run on just these of the guest's CPUs."""
+    until(lambda: {each & ALL for each in made.masks().values()} == {cpus},
+          lambda: f"{made.cgroup} on {cpus}, have {made.threads()}", SLOW)
+
+
+def test_a_busy_container_is_on_its_own_cpus_of_the_node(guest: RealGuest, kata: Kata, vmpin: Vmpin) -> None:
+    """From the placement on the host through the map in the guest to the CPU time of the vCPUs' threads."""
+    vmpin.configure(node__shared_pool="0-1")
+    kata.write(guest, {"main": "2-3", "side": "0-1"})
+    vmpin.reconcile()
+    places = {index: mask(tid) for tid, index in guest.vcpus().items()}
+    own = {index for index, cpus in places.items() if cpus <= CpuSet.parse("2-3")}
+    assert len(own) == 2, places
+    assert {str(places[index]) for index in own} == {"2", "3"}
+    ours, spare = CpuSet(own), ALL - CpuSet(own)
+
+    main, side = guest.container("main", busy=2), guest.container("side", busy=2)
+    with AgentClient.vsock(CID, patience=SLOW) as host:
+        assert {cpu.cpu: cpu.hw for cpu in host.subscribe().cpus if cpu.online} == {0: 0, 1: 1, 2: 2, 3: 3}
+        assert any(isinstance(each, NeedMap) for each in host.said)
+        host.put({"main": str(ours), "side": str(spare)}, system=str(spare), exclusive=("main",))
+        wait_for_masks(main, ours)
+        wait_for_masks(side, spare)
+        side.remove()
+        until(lambda: guest.load(2).busy() == (own, own), lambda: f"{own} busy, are {guest.load(2)}", SLOW)
+        # And those threads may run nowhere else.
+        assert {str(mask(tid)) for tid, index in guest.vcpus().items() if index in own} == {"2", "3"}
+        host.ask(Unpin())
+        wait_for_masks(main, ALL)
+    main.remove()
+
+
+def test_a_process_of_the_guest_is_not_taken_for_the_host(guest: RealGuest) -> None:
+    """AF_VSOCK tells who calls: from within it is not CID 2."""
+    with AgentClient.vsock(CID, patience=SLOW) as host:
+        assert host.inventory().python.startswith("3.11")
+    assert guest.call_agent_from_within() == "refused"
+
+
+def test_the_agent_serves_again_after_kill_9(guest: RealGuest) -> None:
+    main = guest.container("main", idle=1)
+    with AgentClient.vsock(CID, patience=SLOW) as host:
+        host.subscribe()
+        host.put({"main": "2"})
+        (pid,) = {each["pid"] for each in map(dict, guest.ask("system").values()) if "vmpin-agent" in guest.ask(
+            "read", path=f"/proc/{each['pid']}/cmdline")}
+        guest.kill_process(pid)
+        with pytest.raises(EOFError):
+            host.quiet(SLOW)
+    wait_for_masks(main, CpuSet.parse("2"))
+    guest.start_agent("--serial", "")
+    with AgentClient.vsock(CID, patience=SLOW) as host:
+        host.until(lambda answer: isinstance(answer, NeedMap), "that it needs a map")
+        host.subscribe()
+        host.put({"main": "1"})
+        wait_for_masks(main, CpuSet.parse("1"))
+        host.ask(Unpin())
+    main.remove()

@@ -1,0 +1,234 @@
+"""Ways into a guest, against real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guest_peer import Talk, serving
+from need import lacking
+
+from vmpin.channel import Channel, NotThere, open_unix
+from vmpin.channel.find import VmFacts, find, has_ports
+from vmpin.channel.hybrid_vsock import HybridVsock
+from vmpin.channel.virtio_serial import VirtioSerial
+from vmpin.channel.vsock import Vsock
+from vmpin.host.procfs import Procfs
+from vmpin.model import SandboxId, VmmType
+
+ME = os.getpid()
+POD = SandboxId("pod-a")
+
+
+def run(what: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(what)
+
+
+def vmm(answer: bytes, then: bytes = b"", asked: list[bytes] | None = None) -> Talk:
+    """A VMM that answers CONNECT so, and an agent that says `then`, in the same packet."""
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        if asked is not None:
+            asked.append(line)
+        writer.write(answer + then)
+        if answer.startswith(b"OK"):
+            while data := await reader.read(100):
+                writer.write(data)
+    return talk
+
+
+def test_hybrid_vsock_asks_for_the_port_and_loses_nothing_that_follows() -> None:
+    async def test() -> None:
+        asked: list[bytes] = []
+        async with serving(vmm(b"OK 1073741824\n", b"hello\n", asked)) as path:
+            stream = await HybridVsock(str(path), ME, ME).open(10789)
+            assert await stream.reader.readline() == b"hello\n"
+            stream.writer.write(b"back\n")
+            assert await stream.reader.readline() == b"back\n"
+            stream.close()
+        assert asked == [b"CONNECT 10789\n"]
+    run(test())
+
+
+def test_hybrid_vsock_over_a_path_longer_than_an_address_may_be(tmp_path: Path) -> None:
+    async def test() -> None:
+        deep = tmp_path / ("d" * 120)
+        deep.mkdir()
+        fd = os.open(deep, os.O_PATH)
+        async with serving(vmm(b"OK 1\n"), Path(f"/proc/self/fd/{fd}/guest.sock")):
+            (await HybridVsock(str(deep / "guest.sock"), ME, ME).open(1)).close()
+        os.close(fd)
+    run(test())
+
+
+@pytest.mark.parametrize("answer", [b"", b"no\n", b"OK\n", b"OK x\n", b"OK 99999999999\n", b"OK 1" + b"1" * 10_000,
+                                    b"\xff" * 100_000])
+def test_hybrid_vsock_takes_nothing_else_for_a_yes(answer: bytes) -> None:
+    async def test() -> None:
+        async with serving(vmm(answer)) as path:
+            with pytest.raises(OSError) as caught:
+                await HybridVsock(str(path), ME).open(1024)
+            # The end is how a VMM says that nobody listens in the guest.
+            assert isinstance(caught.value, NotThere) == (answer == b"")
+    run(test())
+
+
+def test_a_vmm_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmpin.channel.hybrid_vsock.CONNECT_DEADLINE", 0.2)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def test() -> None:
+        async with serving(silent) as path:
+            before = time.monotonic()
+            with pytest.raises(TimeoutError):
+                await HybridVsock(str(path), ME).open(1024)
+            assert time.monotonic() - before < 2
+    run(test())
+
+
+def test_a_socket_nobody_listens_on_and_one_that_is_not_there(tmp_path: Path) -> None:
+    async def test() -> None:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(tmp_path / "old.sock"))
+        with pytest.raises(NotThere):
+            await open_unix(str(tmp_path / "old.sock"), ME, None)
+        for path in (tmp_path / "none.sock", tmp_path / "none" / "x.sock", tmp_path):
+            with pytest.raises(OSError):
+                await open_unix(str(path), ME, None)
+    before = os.listdir("/proc/self/fd")
+    run(test())
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+def test_a_path_that_leads_to_another_process_is_not_used() -> None:
+    async def test() -> None:
+        async with serving(vmm(b"OK 1\n")) as path:
+            stranger = os.getppid()
+            with pytest.raises(PermissionError, match="listens there"):
+                await open_unix(str(path), ME, stranger)
+            (await VirtioSerial(str(path), ME).open(1)).close()
+    run(test())
+
+
+def test_a_relative_path_begins_where_its_process_is(tmp_path: Path) -> None:
+    code = ("import os, socket, sys; s = socket.socket(socket.AF_UNIX); s.bind('serial.sock'); s.listen();"
+            "print(flush=True); c, _ = s.accept(); c.sendall(b'hello'); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as qemu:
+        assert qemu.stdin is not None
+        assert qemu.stdout is not None
+        qemu.stdout.readline()
+
+        async def test() -> None:
+            stream = await VirtioSerial("serial.sock", qemu.pid).open(1)
+            assert await stream.reader.read(5) == b"hello"
+            stream.close()
+        run(test())
+        qemu.stdin.close()
+        qemu.wait(20)
+
+
+def _loopback() -> socket.socket:
+    """A listening AF_VSOCK socket of this machine's own (CID 1)."""
+    try:
+        made = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
+    except OSError as err:
+        pytest.skip(f"needs AF_VSOCK: {err}")
+    try:
+        made.bind((1, socket.VMADDR_PORT_ANY))
+    except OSError as err:
+        made.close()
+        pytest.skip(f"needs the kernel module vsock_loopback: {err}")
+    made.listen()
+    return made
+
+
+def test_vsock_over_the_loopback() -> None:
+    with _loopback() as made:
+        port = made.getsockname()[1]
+
+        async def test() -> None:
+            stream = await Vsock(1).open(port)
+            connection, _ = await asyncio.to_thread(made.accept)
+            with connection:
+                connection.sendall(b"hello")
+                assert await stream.reader.read(5) == b"hello"
+            stream.close()
+            with pytest.raises(NotThere):
+                await Vsock(1).open(port + 1)
+        run(test())
+
+
+def test_vsock_to_a_guest_that_is_not_there() -> None:
+    if not hasattr(socket, "AF_VSOCK"):
+        lacking("needs AF_VSOCK")
+
+    async def test() -> None:
+        with pytest.raises((OSError, TimeoutError)):
+            await Vsock(0x7FFFFFF1).open(10789)
+    run(test())
+
+
+# --- which ways there are --------------------------------------------------------------------------------------------
+
+def ways(vmm_type: VmmType, argv: list[str], tmp_path: Path, url: str = "") -> list[Channel]:
+    return find(VmFacts(POD, vmm_type, ME, argv, url), Procfs(), tmp_path / "vc", tmp_path / "kata")
+
+
+def test_qemus_command_line_comes_before_katas_word(tmp_path: Path) -> None:
+    argv = ["qemu-system-x86_64", "-device", "vhost-vsock-pci,guest-cid=77", "-chardev",
+            "socket,id=c0,path=/run/x.sock,server=on", "-device", "virtserialport,chardev=c0,name=org.vmpin.agent.0"]
+    found = ways(VmmType.QEMU, argv, tmp_path, "vsock://78:1024")
+    assert found == [Vsock(77), VirtioSerial("/run/x.sock", ME)]
+    assert [has_ports(channel) for channel in found] == [True, False]
+    assert ways(VmmType.QEMU, argv[:1], tmp_path, "vsock://78:1024") == [Vsock(78)]
+    assert ways(VmmType.QEMU, argv[:1], tmp_path) == []
+
+
+@pytest.mark.parametrize("url", ["vsock://2:1024", "vsock://4294967295:1024", "vsock://x:1024", "vsock://٣:1024",
+                                 "hvsock://relative:1024", "hvsock:///a\0b:1024", "tcp://1.2.3.4:1", "vsock://77", ""])
+def test_a_word_of_katas_that_makes_no_sense_is_left_out(url: str, tmp_path: Path) -> None:
+    assert ways(VmmType.QEMU, ["qemu-system-x86_64"], tmp_path, url) == []
+
+
+@pytest.mark.parametrize(("vmm_type", "path"), [
+    (VmmType.CLOUD_HYPERVISOR, "vc/vm/pod-a/clh.sock"), (VmmType.CLOUD_HYPERVISOR, "kata/pod-a/ch-vm.sock"),
+    (VmmType.FIRECRACKER, "vc/vm/pod-a/kata.hvsock"), (VmmType.DRAGONBALL, "kata/pod-a/root/kata.hvsock"),
+])
+def test_katas_vmms_listen_where_kata_lets_them(vmm_type: VmmType, path: str, tmp_path: Path) -> None:
+    place = tmp_path / path
+    place.parent.mkdir(parents=True)
+    place.touch()
+    assert ways(vmm_type, ["vmm"], tmp_path) == []
+    place.unlink()
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(place))
+        assert ways(vmm_type, ["vmm"], tmp_path) == [HybridVsock(str(place), ME, ME)]
+        # The same by Kata's own word is no second way.
+        assert ways(vmm_type, ["vmm"], tmp_path, f"hvsock://{place}:1024") == [HybridVsock(str(place), ME, ME)]
+
+
+def test_the_daemon_of_a_vhost_user_vsock_is_found(tmp_path: Path) -> None:
+    argv = ["qemu-system-x86_64", "-chardev", f"socket,id=vv,path={tmp_path}/vd.sock", "-device",
+            "vhost-user-vsock-pci,chardev=vv"]
+    assert ways(VmmType.QEMU, argv, tmp_path) == []
+    with subprocess.Popen(["vhost-device-vsock", "-c", "input()", "--socket", f"{tmp_path}/vd.sock", "--uds-path",
+                           "vm4.vsock"], executable=sys.executable, stdin=subprocess.PIPE) as daemon:
+        assert daemon.stdin is not None
+        until = time.monotonic() + 20
+        while not (found := ways(VmmType.QEMU, argv, tmp_path)) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert found == [HybridVsock("vm4.vsock", daemon.pid, daemon.pid)]
+        daemon.stdin.write(b"\n")
+        daemon.stdin.close()
+        daemon.wait(20)

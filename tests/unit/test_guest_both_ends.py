@@ -1,0 +1,123 @@
+"""The host's session and the agent itself, each in its own process, over a Unix socket: real threads, real masks.
+
+The agent gets made-up cgroups that hold the test's own processes alone, and nothing for `system`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from guest_peer import UnixChannel, until
+from guest_tree import Worker, fill, worker, write
+from need import lacking
+
+from vmpin.guest.vmpin_agent import AgentSession
+from vmpin.guestproto import Map, Share
+from vmpin.model import ContainerId
+from vmpin_agent.cpus import Cpus
+
+ROOT = Path(__file__).parents[2]
+WEB, LOGS, NONE = ContainerId("web"), ContainerId("logs"), ContainerId("none")
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[tuple[Worker, Worker]]:
+    if not {0, 1} <= os.sched_getaffinity(0):
+        lacking("needs CPUs 0 and 1")
+    with worker() as web, worker() as logs:
+        web.threads(20)
+        root = write(tmp_path / "cgroup", {"cgroup.controllers": "memory"})
+        fill(root / WEB, web)
+        fill(root / LOGS, logs)
+        yield web, logs
+
+
+class Guest:
+    """The agent's process, in a directory of the test's."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.socket = place / "agent.sock"
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "vmpin_agent", "--vsock-port", "0", "--serial", "", "--unix", str(self.socket),
+             "--cgroup", str(self.place / "cgroup"), "--run", str(self.place / "run")],
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'guest'}"}, stderr=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.socket.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def session(place: Path) -> AsyncIterator[tuple[Guest, AgentSession]]:
+    guest = Guest(place)
+    ours = AgentSession("pod-a", lambda: [UnixChannel(guest.socket)], 10789)
+    task = asyncio.create_task(ours.run())
+    try:
+        yield guest, ours
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        guest.kill()
+
+
+def ids() -> tuple[int, int]:
+    """The hardware ids of CPUs 0 and 1, as the guest's agent is told them."""
+    known = {cpu.cpu: cpu.hw for cpu in Cpus().read().cpus}
+    first, second = known[0], known[1]
+    assert first is not None
+    assert second is not None
+    return first, second
+
+
+def test_threads_go_where_the_host_says_and_back(tmp_path: Path, both: tuple[Worker, Worker],
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmpin.guest.attempts.LAST", 0.3)
+    web, logs = both
+    before = web.masks()
+    first, second = ids()
+    here = Map(None, 0, "pod-a", {WEB: Share((second,), True), LOGS: Share((first,)), NONE: Share((first,))})
+    there = here._replace(containers={WEB: Share((first,), True), LOGS: Share((second,))})
+
+    async def test() -> None:
+        async with session(tmp_path) as (guest, ours):
+            ours.push(here)
+            await until(ours.settled.is_set)
+            assert (web.masks(), logs.masks()) == ({"1"}, {"0"})
+            assert {cid: said.state for cid, said in ours.heard.items()} == {
+                WEB: "applied", LOGS: "applied", NONE: "unknown"}
+            assert (ours.heard[WEB].threads, ours.heard[WEB].effective, ours.heard[WEB].outside) == (21, "1", ())
+            ours.push(there)
+            await until(ours.settled.is_set)
+            assert (web.masks(), logs.masks()) == ({"0"}, {"1"})
+            # Killed: what it did stays, and the next one asks for the map.
+            guest.kill()
+            await until(lambda: not ours.up)
+            assert ours.heard == {}
+            assert web.masks() == {"0"}
+            guest.process = guest.start()
+            await until(lambda: ours.settled.is_set() and ours.heard.get(WEB) and ours.heard[WEB].state == "applied")
+            # Another host session, as after a restart of the watcher: its map is the newer one.
+            again = AgentSession("pod-a", lambda: [UnixChannel(guest.socket)], 10789)
+            task = asyncio.create_task(again.run())
+            again.push(here)
+            await until(lambda: again.settled.is_set() and web.masks() == {"1"})
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            ours.unpin()
+            await until(ours.settled.is_set)
+            assert (web.masks(), logs.masks()) == (before, before)
+    asyncio.run(test())

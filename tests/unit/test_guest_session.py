@@ -1,0 +1,366 @@
+"""The session with vmpin's agent: against a scripted peer, hostile ones, and the agent itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import struct
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guest_peer import Agent, UnixChannel, serving, until
+
+from vmpin import guestproto
+from vmpin.channel import Channel, NotThere, Stream
+from vmpin.cpuset import CpuSet
+from vmpin.guest import Said
+from vmpin.guest.vmpin_agent import AgentSession
+from vmpin.guest.words import said
+from vmpin.guestproto import Map, Share
+from vmpin.model import ContainerId
+
+MAP = Map(None, 0, "pod-a", {"c1": Share((2, 3), True), "c2": Share((0, 1))}, (0, 1))
+OTHER = MAP._replace(containers={"c1": Share((1, 2), True)})
+C1 = ContainerId("c1")
+
+
+def run(what: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(what)
+
+
+@asynccontextmanager
+async def session(*paths: Path) -> AsyncIterator[AgentSession]:
+    """A running one."""
+    made = AgentSession("pod-a", lambda: [UnixChannel(path) for path in paths], 10789)
+    task = asyncio.create_task(made.run())
+    try:
+        yield made
+    finally:
+        assert not task.done(), task.exception()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits half a minute in a test."""
+    monkeypatch.setattr("vmpin.guest.attempts.LAST", 0.3)
+
+
+def test_the_map_is_told_and_what_became_of_it_is_heard() -> None:
+    async def test() -> None:
+        agent = Agent()
+        async with serving(agent.talk) as path, session(path) as ours:
+            ours.push(MAP)
+            await until(ours.settled.is_set)
+            assert ours.heard[C1] == Said("applied", "", "/c1", "2-3", "2-3", 1, 2)
+            assert ours.up
+            assert "agent 0.1" in ours.state
+            assert agent.maps[-1]._replace(id=None, generation=0) == MAP
+            assert any(isinstance(request, guestproto.Subscribe) for request in agent.requests)
+    run(test())
+
+
+def test_a_change_is_pushed_at_once_with_a_newer_generation() -> None:
+    async def test() -> None:
+        agent = Agent()
+        async with serving(agent.talk) as path, session(path) as ours:
+            ours.push(MAP)
+            await until(ours.settled.is_set)
+            times = []
+            for number in range(20):
+                before = time.perf_counter()
+                ours.push(OTHER if number % 2 == 0 else MAP)
+                assert ours.heard == {}  # what was said of the map before is over
+                while not ours.settled.is_set():  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                times.append(time.perf_counter() - before)
+            assert sorted(times)[10] < 0.1
+            generations = [request.generation for request in agent.maps]
+            assert generations == sorted(set(generations))
+            count = len(agent.maps)
+            ours.push(agent.maps[-1]._replace(id=None, generation=0))
+            await asyncio.sleep(0.05)
+            assert len(agent.maps) == count  # the same again is no change
+    run(test())
+
+
+def test_an_agent_that_was_started_again_is_told_again() -> None:
+    async def test() -> None:
+        agent = Agent()
+        async with serving(agent.talk) as path, session(path) as ours:
+            ours.push(MAP)
+            await until(ours.settled.is_set)
+            assert agent.writer is not None
+            agent.writer.transport.abort()  # killed
+            agent.generation = 0
+            await until(lambda: agent.connections == 2 and ours.settled.is_set())
+            assert ours.heard[C1].state == "applied"
+            # On a serial port there is no new connection: it asks.
+            count = len(agent.maps)
+            agent.say(guestproto.NeedMap())
+            await until(lambda: len(agent.maps) > count and ours.settled.is_set())
+    run(test())
+
+
+def test_a_host_that_was_started_again_goes_on_from_a_newer_generation() -> None:
+    async def test() -> None:
+        agent = Agent()
+        agent.generation = 1 << 50  # of a host whose clock was ahead
+        async with serving(agent.talk) as path, session(path) as ours:
+            ours.push(MAP)
+            await until(ours.settled.is_set)
+            assert agent.maps[-1].generation == (1 << 50) + 1
+            assert ours.heard[C1].state == "applied"
+    run(test())
+
+
+def test_everything_is_taken_back() -> None:
+    async def test() -> None:
+        agent = Agent()
+        async with serving(agent.talk) as path, session(path) as ours:
+            ours.push(MAP)
+            await until(ours.settled.is_set)
+            ours.unpin()
+            await until(ours.settled.is_set)
+            assert isinstance(agent.requests[-1], guestproto.Unpin)
+            assert ours.heard == {}
+            ours.push(MAP)
+            await until(lambda: ours.settled.is_set() and ours.heard)
+    run(test())
+
+
+def test_no_agent_is_normal_and_the_one_that_comes_late_is_found(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        agent, path = Agent(), tmp_path / "late.sock"
+        async with serving(agent.talk, tmp_path / "other.sock"):
+            pass
+        with caplog.at_level(logging.WARNING):
+            async with session(path) as ours:
+                ours.push(MAP)
+                await until(lambda: ours.state)
+                assert not ours.up
+                async with serving(agent.talk, path):
+                    await until(ours.settled.is_set)
+    run(test())
+
+
+def test_nobody_who_listens_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    class Nobody:
+        async def open(self, port: int) -> Stream:
+            raise NotThere(111, "nobody listens", "here")
+
+    async def test() -> None:
+        made = AgentSession("pod-a", lambda: [Nobody()], 10789)
+        task = asyncio.create_task(made.run())
+        await until(lambda: made.state == "nobody listens")
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    with caplog.at_level(logging.INFO):
+        run(test())
+    assert caplog.records == []
+
+
+def test_the_next_way_is_tried_when_nobody_answers_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmpin.guest.vmpin_agent.DEADLINE", 0.2)
+
+    async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def test() -> None:
+        agent = Agent()
+        async with serving(deaf) as silent, serving(agent.talk) as path, session(silent, path) as ours:
+            ours.push(MAP)
+            await until(ours.settled.is_set)
+    run(test())
+
+
+def test_one_that_stops_answering_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmpin.guest.vmpin_agent.DEADLINE", 0.2)
+    monkeypatch.setattr("vmpin.guest.vmpin_agent.IDLE", 0.2)
+
+    async def test() -> None:
+        agent = Agent()
+        async with serving(agent.talk) as path, session(path) as ours:
+            ours.push(MAP)
+            await until(ours.settled.is_set)
+            agent.silent_on = (guestproto.Ping, guestproto.Map)
+            await until(lambda: not ours.up)
+            assert ours.heard == {}
+            await until(lambda: "no answer" in ours.state)
+            agent.silent_on = ()
+            await until(ours.settled.is_set)
+            await until(lambda: sum(isinstance(request, guestproto.Ping) for request in agent.requests) > 4)
+            assert ours.up  # it is asked again and again whether it is there, and it is
+    run(test())
+
+
+def test_what_it_says_of_containers_nobody_asked_about_is_left_out() -> None:
+    class Chatty(Agent):
+        def applied(self, request: Map) -> guestproto.Applied:
+            found = super().applied(request)
+            return found._replace(containers={**found.containers, "other": guestproto.Outcome("applied")})
+
+    async def test() -> None:
+        agent = Chatty()
+        async with serving(agent.talk) as path, session(path) as ours:
+            ours.push(MAP)
+            await until(ours.settled.is_set)
+            assert set(ours.heard) == set(MAP.containers)
+            # Later it says that something changed.
+            agent.say(guestproto.Applied(None, agent.generation, {"c1": guestproto.Outcome("error", error="gone")}))
+            await until(lambda: ours.heard[C1].state == "error")
+            agent.say(guestproto.Applied(None, agent.generation - 1, {"c1": guestproto.Outcome("applied")}))
+            agent.say(guestproto.Event("containers", started=("c9",)))
+            await asyncio.sleep(0.05)
+            assert ours.heard[C1].state == "error"  # not of an older map
+    run(test())
+
+
+def test_threads_outside_are_not_applied() -> None:
+    outcome = guestproto.Outcome("applied", None, CpuSet((1,)), CpuSet((1,)), 1, 3, (77, 78))
+    assert (said(outcome).state, said(outcome).outside) == ("pending", (77, 78))
+
+
+def test_an_error_about_the_map_is_every_containers() -> None:
+    class Refusing(Agent):
+        def answer(self, request: guestproto.Request) -> None:
+            if isinstance(request, Map):
+                self.say(guestproto.Failure(request.id, "no \x1b[31mmap"))
+            else:
+                super().answer(request)
+
+    async def test() -> None:
+        agent = Refusing()
+        async with serving(agent.talk) as path, session(path) as ours:
+            ours.push(MAP)
+            await until(ours.settled.is_set)
+            assert ours.heard[C1] == Said("error", "no \\x1b[31mmap")
+            assert ours.heard[C1].word == "error: no \\x1b[31mmap"
+    run(test())
+
+
+# --- hostile ---------------------------------------------------------------------------------------------------------
+
+def frame(body: bytes, length: int | None = None) -> bytes:
+    return struct.pack(">I", len(body) if length is None else length) + body
+
+
+PONG = guestproto.encode(guestproto.Pong(1, "0.1", "b", 1.0).message())
+HOSTILE = {
+    "random": random.Random(5).randbytes(5000),
+    "a gigabyte": frame(b"{}", 1 << 30),
+    "deep": frame(b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+    "no json": frame(b"{]"),
+    "no object": frame(b"[1]"),
+    "another version": frame(b'{"v":2,"type":"pong","id":1}'),
+    "a bad outcome": PONG + frame(b'{"v":1,"type":"applied","id":1,"generation":1,"containers":{"c1":{"state":7}}}'),
+    "a list for a container": PONG + frame(b'{"v":1,"type":"applied","id":1,"generation":1,"containers":{"c1":[]}}'),
+    "huge numbers": PONG + frame(b'{"v":1,"type":"applied","id":1,"generation":1' + b"0" * 5000 + b"}"),
+    "a flood": PONG + frame(b'{"v":1,"type":"event","kind":"cpus"}') * 600,
+    "bytes": PONG + frame(b'{"v":1,"type":"event","kind":"' + b"x" * 500_000 + b'"}') * 9,
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_garbage_for_ever_is_dropped_with_backoff_and_counted(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HOSTILE[what])
+        await reader.read()
+        await reader.read()
+
+    async def test() -> None:
+        async with serving(talk) as path, session(path) as ours:
+            ours.push(MAP)
+            await until(lambda: ours.counters.refused >= 4)
+            began, count = time.monotonic(), ours.counters.connects
+            await asyncio.sleep(0.7)
+            # The pause has grown to 0.3 s and more by now.
+            assert ours.counters.connects - count <= (time.monotonic() - began) / 0.3 + 1
+            assert not ours.up
+            assert ours.heard == {}
+            assert "not version 1 of the protocol" in ours.counters.last_error
+    with caplog.at_level(logging.WARNING):
+        run(test())
+    # A line for each trouble or two, not for each attempt.
+    assert len(caplog.records) <= 4
+
+
+async def _refused(ours: AgentSession) -> None:
+    await until(lambda: ours.counters.refused)
+
+
+def test_a_guest_that_claims_ever_newer_maps_is_dropped() -> None:
+    class Runaway(Agent):
+        def applied(self, request: Map) -> guestproto.Applied:
+            return super().applied(request)._replace(generation=request.generation + 1000)
+
+    class Last(Agent):
+        def applied(self, request: Map) -> guestproto.Applied:
+            return super().applied(request)._replace(generation=guestproto.MAX_NUMBER)
+
+    async def test() -> None:
+        for agent in Runaway(), Last():
+            async with serving(agent.talk) as path, session(path) as ours:
+                ours.push(MAP)
+                await _refused(ours)
+                assert ours.heard == {}
+    run(test())
+
+
+def test_a_guest_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmpin.guest.vmpin_agent.DEADLINE", 0.3)
+    big = MAP._replace(containers={f"c{number}" + "x" * 100: Share((0,)) for number in range(1000)})
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(PONG)
+        await asyncio.sleep(60)
+
+    async def test() -> None:
+        async with serving(talk) as path, session(path) as ours:
+            await until(lambda: ours.up)
+            for number in range(20):
+                ours.push(big._replace(system=(number,)))
+                await asyncio.sleep(0.01)
+            await until(lambda: ours.counters.connects >= 2)
+    run(test())
+
+
+def test_fifty_thousand_spoilt_messages_change_nothing() -> None:
+    """Straight into the session: nothing but ProtocolError may come of it."""
+    chance = random.Random(7)
+    outcome = guestproto.Outcome("applied", "/x", CpuSet((1,)), CpuSet((1,)), 1, 2, (5,))
+    seeds: Sequence[guestproto.Answer] = (
+        guestproto.Pong(1, "0.1", "b", 1.0), guestproto.NeedMap(), guestproto.Failure(2, "no"),
+        guestproto.Applied(2, 5, {"c1": outcome}, outcome), guestproto.Applied(None, 5, {"c1": outcome}),
+        guestproto.Event("cpus", CpuSet((0, 1))), guestproto.Inventory(
+            3, [guestproto.GuestCpu(0, 0, True, 0)], [guestproto.GuestContainer("c1", "/c1", 3)], "v2", "3.9"))
+    raws = [guestproto.encode(each.message()) for each in seeds]
+    nothing: list[Channel] = []
+    ours = AgentSession("pod-a", lambda: nothing, 1)
+    ours.push(MAP)
+    refused = 0
+    for _ in range(50_000):
+        raw = bytearray(b"".join(chance.choices(raws, k=chance.randrange(1, 3))))
+        for _ in range(chance.randrange(4)):
+            at = chance.randrange(4, len(raw)) if chance.random() < 0.9 else chance.randrange(4)
+            if chance.random() < 0.7:
+                raw[at] = chance.choice(b'{}[]",:0123456789-e\x00\xffatrue') if chance.random() < 0.8 else 1 << at % 8
+            else:
+                del raw[at:at + chance.randrange(1, 9)]
+                if len(raw) < 5:
+                    raw += b"xxxxx"
+        try:
+            for message in guestproto.Decoder().feed(bytes(raw)):
+                ours._heard(message, "here")
+        except guestproto.ProtocolError:
+            refused += 1
+        assert set(ours.heard) <= set(MAP.containers)
+    assert refused > 1000

@@ -1,0 +1,269 @@
+"""Frames and messages between host and guest, and what neither end must fall for."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import struct
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from vmpin.cpuset import CpuSet
+from vmpin.guestproto import (
+    APPLIED,
+    MAX_FRAME,
+    PENDING,
+    Answer,
+    Applied,
+    Decoder,
+    Event,
+    Failure,
+    GuestContainer,
+    GuestCpu,
+    Inventory,
+    InventoryRequest,
+    Map,
+    NeedMap,
+    Outcome,
+    Ping,
+    Pong,
+    ProtocolError,
+    Request,
+    Share,
+    Subscribe,
+    UnknownMessage,
+    Unpin,
+    VersionError,
+    clean,
+    encode,
+    format_ids,
+    parse_answer,
+    parse_ids,
+    parse_map,
+    parse_request,
+)
+
+REQUESTS: list[Request] = [
+    Ping(1), InventoryRequest(2), Unpin(3), Subscribe(4), Map(5, 7, "pod", {}),
+    Map(6, 8, "pod", {"a": Share((0, 2, 3), True), "b.c-1": Share((0x10000,))}, (1,), True),
+]
+ANSWERS: list[Answer] = [
+    Pong(1, "0.1.0", "b00t", 12.5),
+    Inventory(2, [GuestCpu(0, 0, True, 0), GuestCpu(1, None, False, 1)], [GuestContainer("a", "/x/a", 3)], "v2",
+              "3.9.2"),
+    Applied(5, 7, {"a": Outcome(APPLIED, "/x/a", CpuSet([1]), CpuSet([1]), 1, 2),
+                   "b": Outcome(PENDING, None, CpuSet([2]), CpuSet(), 1, 2, (77, 78), "why")}, Outcome(APPLIED)),
+    Event("cpus", CpuSet([0, 1])), Event("containers", started=("a",), stopped=("b", "c")),
+    NeedMap(), Failure(3, "unknown message"), Failure(None, "no"),
+]
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + body
+
+
+def decoded(raw: bytes) -> dict[str, Any]:
+    (message,) = Decoder().feed(raw)
+    return message
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_what_the_host_says_arrives(request_: Request) -> None:
+    assert parse_request(decoded(encode(request_.message()))) == request_
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_what_the_agent_says_arrives(answer: Answer) -> None:
+    assert parse_answer(decoded(encode(answer.message()))) == answer
+
+
+def test_messages_come_out_however_the_stream_is_cut() -> None:
+    raw = b"".join(encode(each.message()) for each in REQUESTS)
+    decoder = Decoder()
+    found = [message for at in range(len(raw)) for message in decoder.feed(raw[at : at + 1])]
+    assert [parse_request(each) for each in found] == REQUESTS
+    assert Decoder().feed(raw) == found
+    assert decoder.pending == 0
+
+
+@pytest.mark.parametrize("length", [0, 1, MAX_FRAME + 1, 1 << 30, (1 << 32) - 1])
+def test_a_length_that_cannot_be_is_refused_at_once(length: int) -> None:
+    decoder = Decoder()
+    with pytest.raises(ProtocolError, match=f"says it is {length} bytes long"):
+        decoder.feed(struct.pack(">I", length))
+    with pytest.raises(ProtocolError):
+        decoder.feed(encode(Ping(1).message()))
+
+
+@pytest.mark.parametrize(("body", "why"), [
+    (b"[" * 100, "16 deep"), (b'{"a":' * 5000 + b"1", "16 deep"), (b"[" * MAX_FRAME, "100000 values"),
+    (b"[" + b"1," * 200_000 + b"1]", "100000 values"),
+    (b'{"a":' + b"9" * 1_000_000 + b"}", "a number is too long"), (b'{"a":1e999999999999999999999999999999999999999}',
+                                                                  "too long"),
+    (b'{"a":NaN}', "no JSON"), (b'{"a":-Infinity}', "no JSON"), (b"[]", "no JSON object"), (b"17", "no JSON object"),
+    (b'{"a"', "no JSON"), (b"\xff\xfe{}", "no JSON"), (b'{"a":"\xc0\x80"}', "no JSON"), (b"  ", "no JSON"),
+])
+def test_a_frame_that_holds_something_else_is_refused_quickly(body: bytes, why: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(ProtocolError, match=why):
+        Decoder().feed(frame(body))
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("body", [
+    b'{"a":"' + b"[" * 1000 + b'"}', b'{"a":"\\"' + b"[{" * 1000 + b'"}', b'{"a":"\\\\","b":"' + b"{" * 1000 + b'"}',
+])
+def test_brackets_within_text_are_not_depth(body: bytes) -> None:
+    assert Decoder().feed(frame(body)) == [json.loads(body)]
+
+
+@pytest.mark.parametrize("body", [b'{"a":"\\\\",' + b'"b":' + b"[" * 20, b'{"a":"\\"","b":' + b"[" * 20])
+def test_depth_does_not_hide_behind_escapes(body: bytes) -> None:
+    with pytest.raises(ProtocolError, match="deep"):
+        Decoder().feed(frame(body))
+
+
+def test_no_more_than_a_frame_is_kept() -> None:
+    decoder = Decoder()
+    tracemalloc.start()
+    try:
+        decoder.feed(struct.pack(">I", MAX_FRAME))
+        for _ in range(15):
+            decoder.feed(bytes(1 << 16))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_too_long_a_message_is_not_sent() -> None:
+    with pytest.raises(ProtocolError, match="too long to send"):
+        encode({"a": "x" * MAX_FRAME})
+
+
+def test_unknown_fields_are_ignored_and_missing_ones_are_nothing() -> None:
+    assert parse_request({"v": 1, "type": "ping", "id": 1, "colour": ["blue"]}) == Ping(1)
+    assert parse_answer({"v": 1, "type": "applied", "generation": 3}) == Applied(None, 3, {})
+    told = parse_map({"v": 1, "type": "map", "generation": 1, "containers": {"a": {"hw": "1", "later": {}}}})
+    assert told == Map(None, 1, "", {"a": Share((1,))})
+
+
+@pytest.mark.parametrize("parse", [parse_request, parse_answer])
+def test_an_unknown_type_and_another_version_are_told_apart(parse: Callable[[dict[str, Any]], object]) -> None:
+    with pytest.raises(UnknownMessage, match="unknown message") as unknown:
+        parse({"v": 1, "type": "dance", "id": 9})
+    assert unknown.value.id == 9
+    with pytest.raises(VersionError, match="version 2 of the protocol, this end speaks 1") as other:
+        parse({"v": 2, "type": "ping", "id": 9})
+    assert other.value.id == 9
+    for version in None, True, "1", 1 << 70, [1]:
+        with pytest.raises(VersionError):
+            parse({"v": version, "type": "ping"})
+
+
+@pytest.mark.parametrize(("field", "value", "why"), [
+    ("id", -1, "id is no number"), ("id", True, "id is no number"), ("id", 1 << 64, "id is no number"),
+    ("id", "1", "id is no number"), ("type", 3, "type is no text"), ("generation", None, "generation is not"),
+    ("generation", 1.5, "generation is not"), ("generation", 1 << 63, "generation is not"),
+    ("sandbox", 3, "sandbox is not text"), ("export", 1, "export is not true or false"),
+    ("containers", [], "containers is not an object"), ("containers", {"../x": {"hw": "1"}}, "no container's id"),
+    ("containers", {"": {"hw": "1"}}, "no container's id"), ("containers", {"a\n": {"hw": "1"}}, "no container's id"),
+    ("containers", {"a": None}, "container a: no object"), ("containers", {"a": {}}, "container a: hw"),
+    ("containers", {"a": {"hw": [1]}}, "container a: hw"), ("containers", {"a": {"hw": "1-"}}, "no id or range"),
+    ("containers", {"a": {"hw": "0-99999999999"}}, "no range of ids"),
+    ("containers", {"a": {"hw": "1", "exclusive": 0}}, "container a: exclusive"),
+    ("containers", {f"c{n}": {"hw": "1"} for n in range(1025)}, "at most 1024"), ("system", [], "system: no object"),
+    ("system", {"hw": "x"}, "system: hw"),
+])
+def test_a_map_that_is_wrong_says_what_is(field: str, value: object, why: str) -> None:
+    good = Map(1, 2, "pod", {"a": Share((1,))}, (0,)).message()
+    assert parse_map(good)
+    with pytest.raises(ProtocolError, match=why):
+        parse_request({**good, field: value})
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("state", "fine"), ("state", 1), ("wanted", "3-1"), ("wanted", "0-99999"), ("effective", 3), ("processes", -1),
+    ("threads", 1 << 63), ("outside", [True]), ("outside", ["1"]), ("outside", list(range(17))), ("error", {}),
+    ("cgroup", 1),
+])
+def test_an_outcome_that_is_wrong_is_refused(field: str, value: object) -> None:
+    with pytest.raises(ProtocolError, match="container a: "):
+        parse_answer({"v": 1, "type": "applied", "generation": 1,
+                      "containers": {"a": {"state": "applied", field: value}}})
+
+
+def test_text_comes_out_printable_and_short() -> None:
+    told = parse_answer({"v": 1, "type": "error", "error": "\x1b[2J\ud800\n" + "x" * 1000})
+    assert isinstance(told, Failure)
+    assert told.error.startswith("\\x1b[2J\\ud800\\nxxx")
+    assert told.error.isprintable()
+    assert len(told.error) == 400
+    assert clean("abc", 3) == "abc"
+
+
+@pytest.mark.parametrize(("text", "ids"), [
+    ("", ()), ("0", (0,)), ("3,0-1", (0, 1, 3)), ("65536-65537", (65536, 65537)), ("0,0,0", (0,)),
+    ("1099511627775", ((1 << 40) - 1,)),
+])
+def test_hardware_ids(text: str, ids: tuple[int, ...]) -> None:
+    assert parse_ids(text) == ids
+    assert parse_ids(format_ids(ids)) == ids
+
+
+@pytest.mark.parametrize("text", ["a", "1-0", "-1", "1099511627776", "0-9999", "0-8191,9000-9001", "1;2", "٣"])
+def test_what_is_no_hardware_id_is_refused(text: str) -> None:
+    with pytest.raises(ProtocolError):
+        parse_ids(text)
+
+
+def spoilt(chance: random.Random, raw: bytes) -> bytes:
+    """A frame that is wrong somewhere: in its bytes, or in its JSON's values with a right length."""
+    if chance.random() < 0.5:
+        body = json.loads(raw[4:])
+        where: Any = body
+        while isinstance(where, dict) and where and chance.random() < 0.7:
+            key = chance.choice(list(where))
+            if not isinstance(where[key], dict) or chance.random() < 0.3:
+                where[key] = chance.choice(
+                    [None, True, -1, 1 << 70, 1.5, "", "\x00", "0-8191", [], {}, [[]] * 20, "\ud800"])
+                break
+            where = where[key]
+        return frame(json.dumps(body).encode())
+    changed = bytearray(raw)
+    for _ in range(chance.randrange(1, 4)):
+        at = chance.randrange(len(changed))
+        changed[at : at + chance.randrange(2)] = chance.choice(
+            [b"", b"[", b"{", b'"', b"\\", b"9", b"\xff", chance.randbytes(3)])
+    return bytes(changed) or b"\x00"
+
+
+def test_neither_end_falls_for_anything() -> None:
+    seed = os.environ.get("VMPIN_FUZZ_SEED") or "guestproto"
+    chance = random.Random(seed)
+    frames = [encode(each.message()) for each in [*REQUESTS, *ANSWERS]]
+    refused = taken = 0
+    for number in range(30_000):
+        raw = spoilt(chance, chance.choice(frames))
+        try:
+            messages = Decoder().feed(raw)
+        except ProtocolError:
+            refused += 1
+            continue
+        except Exception as err:
+            pytest.fail(f"seed {seed}, {number}: {err!r} of {raw!r}")
+        for message in messages:
+            for parse in parse_request, parse_answer:
+                try:
+                    encode(parse(message).message())
+                    taken += 1
+                except ProtocolError:
+                    refused += 1
+                except Exception as err:
+                    pytest.fail(f"seed {seed}, {number}: {err!r} of {message!r}")
+    assert refused > 1000
+    assert taken > 1000

@@ -1,0 +1,330 @@
+"""Kata's agent, as a server of the test's own speaks it: plain ttrpc over a Unix socket, or behind hybrid vsock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guest_peer import UnixChannel, serving, until
+from kata_peer import Server
+
+from vmpin.channel import Channel, Stream
+from vmpin.channel.hybrid_vsock import HybridVsock
+from vmpin.cpuset import CpuSet
+from vmpin.errors import SourceError, WireError
+from vmpin.guest.kata_agent import METHODS, AgentError, KataAgent, Refused, UnknownContainer
+from vmpin.guest.kata_session import KataSession, KataWish
+from vmpin.guestproto import Map, Share
+from vmpin.model import ContainerId
+from vmpin.wire import ttrpc
+from vmpin.wire.agent_messages import MESSAGES
+
+C1, C2 = ContainerId("c1"), ContainerId("c2")
+MAP = Map(None, 0, "pod-a", {"c1": Share((2, 3), True), "c2": Share((0, 1))}, (0, 1))
+#: Hardware ids to guest CPUs.
+NUMBERS = {0: 0, 1: 1, 2: 2, 3: 3}
+WISH = KataWish(MAP, NUMBERS, 4)
+
+
+def run(what: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(what)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmpin.guest.attempts.LAST", 0.3)
+    monkeypatch.setattr("vmpin.guest.kata_agent.DEADLINE", 0.5)
+    monkeypatch.setattr("vmpin.guest.kata_session.RESEND", 0.3)
+    monkeypatch.setattr("vmpin.guest.kata_session.SOON", 0.05)
+
+
+@asynccontextmanager
+async def session(server: Server) -> AsyncIterator[KataSession]:
+    async with serving(server.talk) as path:
+        made = KataSession("pod-a", lambda: [UnixChannel(path)])
+        task = asyncio.create_task(made.run())
+        try:
+            yield made
+        finally:
+            assert not task.done() or made.refused
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+# --- the client ------------------------------------------------------------------------------------------------------
+
+def test_the_calls_and_their_answers() -> None:
+    async def test() -> None:
+        server = Server()
+        async with serving(server.talk) as path, await KataAgent.connect(UnixChannel(path)) as agent:
+            assert await agent.version() == "4.1.0"
+            assert await agent.serving()
+            await agent.set_cpus(C1, CpuSet((2, 3)))
+            assert server.containers["c1"] == "2-3"
+            assert 'cpu="3",item="user"' in await agent.metrics()
+            with pytest.raises(UnknownContainer, match="invalid container id"):
+                await agent.set_cpus(ContainerId("c9"), CpuSet((1,)))
+            with pytest.raises(ValueError, match="no CPU"):
+                await agent.set_cpus(C1, CpuSet())
+            server.policy.add("UpdateContainer")
+            with pytest.raises(Refused) as caught:
+                await agent.set_cpus(C1, CpuSet((1,)))
+            assert "\x1b" not in str(caught.value)
+        assert set(server.calls) == METHODS
+    run(test())
+
+
+def test_it_is_reached_behind_hybrid_vsock() -> None:
+    async def test() -> None:
+        server = Server()
+
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            assert await reader.readline() == b"CONNECT 1024\n"
+            writer.write(b"OK 1073741825\n")
+            await server.talk(reader, writer)
+        async with serving(talk) as path, await KataAgent.connect(
+                HybridVsock(str(path), os.getpid(), os.getpid())) as agent:
+            assert await agent.version() == "4.1.0"
+    run(test())
+
+
+RIGHT = ttrpc.encode(ttrpc.Response(
+    1, payload=MESSAGES["VersionCheckResponse"](agent_version="4").SerializeToString()))
+GARBAGE = {
+    "random": random.Random(3).randbytes(4000),
+    "4 GB": b"\xff\xff\xff\xff\x00\x00\x00\x01\x02\x00",
+    "too long": b"\x00\x20\x00\x00\x00\x00\x00\x01\x02\x00" + b"x" * 100,
+    "a question": ttrpc.encode(ttrpc.Request(1, "a", "b")),
+    "another call": ttrpc.encode(ttrpc.Response(7)),
+    "no protobuf": ttrpc.encode(ttrpc.Response(1, payload=b"\x12\xff")),
+    "no text": ttrpc.encode(ttrpc.Response(1, payload=b"\x12\x01\xff")),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_garbage_is_a_wire_error(what: str) -> None:
+    async def test() -> None:
+        server = Server()
+        server.raw = GARBAGE[what]
+        async with serving(server.talk) as path, await KataAgent.connect(UnixChannel(path)) as agent:
+            with pytest.raises((WireError, TimeoutError)):
+                await agent.version()
+    run(test())
+
+
+def test_slow_and_dead() -> None:
+    async def test() -> None:
+        server = Server()
+        server.slow = 30
+        async with serving(server.talk) as path, await KataAgent.connect(UnixChannel(path)) as agent:
+            with pytest.raises(TimeoutError):
+                await agent.version()
+
+        async def dead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(10)
+        async with serving(dead) as path, await KataAgent.connect(UnixChannel(path)) as agent:
+            with pytest.raises(ConnectionError):
+                await agent.version()
+    run(test())
+
+
+def test_fifty_thousand_spoilt_answers_are_no_more_than_source_errors() -> None:
+    chance = random.Random(11)
+    right = [ttrpc.encode(ttrpc.Response(1)), RIGHT, ttrpc.encode(ttrpc.Response(1, 7, "blocked")),
+             ttrpc.encode(ttrpc.Response(1, payload=MESSAGES["Metrics"](metrics="x" * 50).SerializeToString()))]
+
+    async def test() -> None:
+        class Writer:
+            def write(self, raw: bytes) -> None:
+                pass
+
+            async def drain(self) -> None:
+                pass
+
+        odd = 0
+        for _ in range(50_000):
+            raw = bytearray(chance.choice(right))
+            for _ in range(chance.randrange(1, 4)):
+                at = chance.randrange(len(raw))
+                raw[at] = chance.randrange(256)
+            reader = asyncio.StreamReader()
+            reader.feed_data(bytes(raw))
+            reader.feed_eof()
+            agent = KataAgent(Stream(reader, Writer()))  # type: ignore[arg-type]
+            try:
+                await agent.version() if chance.random() < 0.5 else await agent.metrics()
+            except (SourceError, ConnectionError):
+                odd += 1
+        assert odd > 10_000
+    run(test())
+
+
+# --- the session -----------------------------------------------------------------------------------------------------
+
+def test_success_is_sent_and_no_more() -> None:
+    async def test() -> None:
+        server = Server()
+        async with session(server) as ours:
+            ours.push(WISH)
+            await until(lambda: ours.heard)
+            assert server.containers == {"c1": "2-3", "c2": "0-1"}
+            assert [(said.state, said.wanted) for said in ours.heard.values()] == [("sent", "2-3"), ("sent", "0-1")]
+            assert ours.up
+            assert ours.state == "Kata's agent 4.1.0"
+            # The runtime may have made it forget: it is sent again.
+            server.containers["c1"] = ""
+            await until(lambda: server.containers["c1"] == "2-3")
+            ours.push(KataWish(MAP._replace(containers={"c1": Share((1,), True)}), NUMBERS, 4))
+            await until(lambda: server.containers["c1"] == "1")
+        assert set(server.calls) <= METHODS
+    run(test())
+
+
+def test_a_refusal_by_policy_is_told_once_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        server = Server()
+        server.policy.add("UpdateContainer")
+        async with session(server) as ours:
+            ours.push(WISH)
+            await until(lambda: ours.heard)
+            assert {said.state for said in ours.heard.values()} == {"left alone"}
+            assert "blocked by policy" in ours.heard[C1].word
+            count = len(server.calls)
+            ours.push(KataWish(MAP._replace(containers={"c1": Share((1,), True)}), NUMBERS, 4))
+            await asyncio.sleep(0.8)
+            assert len(server.calls) == count
+            assert sum(method == "UpdateContainer" for _, method in server.calls) == 1
+    with caplog.at_level(logging.WARNING):
+        run(test())
+    assert len(caplog.records) == 1
+
+
+def test_refused_metrics_are_done_without() -> None:
+    async def test() -> None:
+        server = Server()
+        server.policy.add("GetMetrics")
+        async with session(server) as ours:
+            ours.push(WISH)
+            await until(lambda: server.connections >= 3)
+            assert ours.heard[C1].state == "sent"
+            assert sum(method == "GetMetrics" for _, method in server.calls) == 1
+    run(test())
+
+
+def test_an_unknown_container_waits_until_the_agent_knows_it_and_the_others_do_not() -> None:
+    async def test() -> None:
+        server = Server("c2")
+        async with session(server) as ours:
+            ours.push(WISH)
+            await until(lambda: ours.heard)
+            assert ours.heard[C1].state == "pending"
+            assert ours.heard[C2].state == "sent"
+            server.containers["c1"] = ""
+            await until(lambda: ours.heard[C1].state == "sent")
+    run(test())
+
+
+def test_a_cpu_that_is_not_online_is_waited_for() -> None:
+    async def test() -> None:
+        server = Server()
+        server.online = 3
+        async with session(server) as ours:
+            ours.push(WISH)
+            await until(lambda: ours.heard)
+            assert ours.heard[C1].word == "pending: 3 of the guest's 4 CPUs are online"
+            assert server.containers == {"c1": "", "c2": "0-1"}
+            server.online = 4
+            await until(lambda: server.containers["c1"] == "2-3")
+    run(test())
+
+
+def test_a_vcpu_whose_number_cannot_be_shown_leaves_its_container_alone() -> None:
+    async def test() -> None:
+        server = Server()
+        async with session(server) as ours:
+            ours.push(KataWish(MAP, {0: 0, 1: 1}, 4))
+            await until(lambda: ours.heard)
+            assert ours.heard[C1].state == "left alone"
+            assert "hardware id 2, 3 cannot be shown" in ours.heard[C1].error
+            assert server.containers == {"c1": "", "c2": "0-1"}
+    run(test())
+
+
+def test_the_guests_counters_can_show_it() -> None:
+    async def test() -> None:
+        server = Server("c1")
+        async with session(server) as ours:
+            ours.push(KataWish(MAP._replace(containers={"c1": Share((2, 3), True)}), NUMBERS, 4, C1))
+            await until(lambda: ours.heard)
+            assert ours.heard[C1].state == "sent"
+            server.user[2] += 5000
+            await until(lambda: ours.heard[C1].state == "applied")
+            await asyncio.sleep(0.4)
+            assert ours.heard[C1].state == "applied"
+            server.user[0] += 5000
+            await until(lambda: ours.heard[C1].state == "sent")
+            assert "other CPUs" in ours.heard[C1].error
+    run(test())
+
+
+def test_what_was_given_is_taken_back() -> None:
+    async def test() -> None:
+        server = Server("c1", "c2", "c3")
+        async with session(server) as ours:
+            ours.push(WISH)
+            await until(lambda: ours.heard)
+            ours.push(None)
+            await until(lambda: server.containers == {"c1": "0-3", "c2": "0-3", "c3": ""})
+            assert ours.heard == {}
+            await asyncio.sleep(0.05)
+            count = len(server.calls)
+            await asyncio.sleep(0.5)
+            assert len(server.calls) == count  # nobody is asked for nothing
+    run(test())
+
+
+def test_a_dead_slow_or_mad_agent_is_told_of_with_backoff_and_found_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        server = Server()
+        nowhere: list[Channel] = []
+        paths = nowhere
+        ours = KataSession("pod-a", lambda: paths)
+        task = asyncio.create_task(ours.run())
+        ours.push(WISH)
+        await until(lambda: ours.heard)
+        assert ours.heard[C1].state == "no agent"
+        async with serving(server.talk) as path:
+            server.raw = b"\xff" * 100
+            paths = [UnixChannel(tmp_path / "none.sock"), UnixChannel(path)]
+            await until(lambda: ours.counters.refused >= 2)
+            server.raw, server.slow = None, 1.0
+            await until(lambda: ours.state == "no answer in time")
+            server.slow = 0.0
+            await until(lambda: ours.heard.get(C1) and ours.heard[C1].state == "sent")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    run(test())
+
+
+def test_another_no_is_that_containers_error() -> None:
+    class Failing(Server):
+        def answer(self, request: ttrpc.Request) -> ttrpc.Response:
+            if request.method == "UpdateContainer":
+                return ttrpc.Response(request.stream, 13, "EIO\nsecond line")
+            return super().answer(request)
+
+    async def test() -> None:
+        server = Failing()
+        async with session(server) as ours:
+            ours.push(WISH)
+            await until(lambda: ours.heard)
+            assert ours.heard[C1].word == "error: code 13: EIOsecond line"
+        assert issubclass(UnknownContainer, AgentError)
+    run(test())

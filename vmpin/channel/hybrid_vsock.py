@@ -1,0 +1,59 @@
+"""Hybrid vsock: to the guest it is vsock, to the host a Unix socket of the VMM's, on which the port is asked for.
+
+So do Firecracker, Cloud Hypervisor, Dragonball, and vhost-device-vsock for QEMU (firecracker/docs/vsock.md):
+`CONNECT 1024\\n`, answered with `OK <a port of the host's>\\n`, or with the end when nobody listens in the guest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+from dataclasses import dataclass
+
+from vmpin.channel import CONNECT_DEADLINE, NotThere, Stream, open_unix
+
+_OK = re.compile(rb"OK [0-9]{1,10}\n")
+_LONGEST = 32
+
+
+@dataclass(frozen=True)
+class HybridVsock:
+    """`pid` is the process whose view `path` is of, `peer` the one that has to listen there (None: whoever does)."""
+
+    path: str
+    pid: int
+    peer: int | None = None
+
+    def __str__(self) -> str:
+        return f"hybrid vsock {self.path}"
+
+    async def open(self, port: int) -> Stream:
+        stream = await open_unix(self.path, self.pid, self.peer)
+        try:
+            stream.writer.write(b"CONNECT %d\n" % port)
+            async with asyncio.timeout(CONNECT_DEADLINE):
+                answer = await _line(stream.reader)
+        except ConnectionError as err:
+            stream.close()
+            raise NotThere(errno.ECONNREFUSED, f"nobody listens on port {port}", self.path) from err
+        except BaseException:
+            stream.close()
+            raise
+        if _OK.fullmatch(answer):
+            return stream
+        stream.close()
+        if not answer:
+            raise NotThere(errno.ECONNREFUSED, f"nobody listens on port {port}", self.path)
+        raise OSError(errno.EPROTO, f"answered {answer!r} to CONNECT", self.path)
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """A byte at a time: what follows the line is the guest's, and a line without an end is none."""
+    line = b""
+    while len(line) < _LONGEST and not line.endswith(b"\n"):
+        byte = await reader.read(1)
+        if not byte:
+            break
+        line += byte
+    return line

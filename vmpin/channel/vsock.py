@@ -1,0 +1,35 @@
+"""AF_VSOCK: the guest has a number (CID), and the kernel connects to a port of it (vhost-vsock)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from dataclasses import dataclass
+
+from vmpin.channel import BUFFERED, CONNECT_DEADLINE, NotThere, Stream
+
+
+@dataclass(frozen=True)
+class Vsock:
+    cid: int
+
+    def __str__(self) -> str:
+        return f"vsock, CID {self.cid}"
+
+    async def open(self, port: int) -> Stream:
+        made = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            try:
+                async with asyncio.timeout(CONNECT_DEADLINE):
+                    await asyncio.get_running_loop().sock_connect(made, (self.cid, port))
+            except OSError as err:
+                # A port nobody listens on is answered with a reset (net/vmw_vsock/virtio_transport_common.c).
+                if err.errno in (errno.ECONNRESET, errno.ECONNREFUSED):
+                    raise NotThere(err.errno, f"nobody listens on port {port}", str(self)) from err
+                raise
+            reader, writer = await asyncio.open_connection(sock=made, limit=BUFFERED)
+        except BaseException:
+            made.close()
+            raise
+        return Stream(reader, writer)

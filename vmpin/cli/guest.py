@@ -1,0 +1,30 @@
+"""`vmpin guest build`: the agent for the guest as one file. What stays out: how it gets into a guest."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from vmpin.cli.common import Verbs, verb
+
+_EPILOG = """\
+example:
+  vmpin guest build -o vmpin-agent.pyz
+how it gets into an image of Kata's, or beside one: guest/README.md
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = verb(verbs, "guest", "build the agent that pins inside the guest", epilog=_EPILOG)
+    actions = parser.add_subparsers(metavar="ACTION", required=True, title="actions")
+    build = actions.add_parser("build", help="pack the agent into one file, for Python 3.9 and newer")
+    build.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="the file to write")
+    build.set_defaults(run=_build)
+
+
+def _build(args: argparse.Namespace) -> int:
+    from vmpin import pyz
+
+    size = pyz.build(args.out)
+    print(f"{args.out}: {size} bytes")
+    return 0

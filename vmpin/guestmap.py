@@ -1,0 +1,47 @@
+"""What a guest is told: which vCPUs each of its containers may use, by the numbers the hardware has for them.
+
+Pure. No CPU of the host's is in it. What stays out: sending it (guest/), and the placement it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from vmpin.guestproto import MAX_CONTAINERS, Map, Share
+from vmpin.model import VcpuId, valid_id
+from vmpin.placement import Placement
+
+#: For comparing maps, and until one is sent.
+NO_GENERATION = 0
+
+
+def guest_map(placement: Placement, hw_of: Mapping[VcpuId, int], generation: int = NO_GENERATION,
+              system: str = "spare", export: bool = False) -> Map | None:
+    """The map of a sandbox; None when nothing can be told, because some vCPU's number is not known (then nothing is
+    narrowed: it might be to the wrong CPUs).
+
+    An exclusive container has the vCPUs that back its CPUs; shared ones and the pause container have the floating
+    ones, and every vCPU where none floats.
+
+    :param hw_of: each vCPU's APIC id or MPIDR.
+    :param system: `spare`: the guest's own processes go on the vCPUs that back nobody's CPUs, on all if there is none;
+        `off`: they are left alone.
+    """
+    everyone = [place.id for place in placement.vcpus]
+    if not everyone or any(vcpu not in hw_of for vcpu in everyone):
+        return None
+    owner = {place.id: place.container for place in placement.vcpus if place.container is not None}
+    containers: dict[str, Share] = {}
+    for container, vcpus in placement.containers.items():
+        if vcpus and valid_id(container) and len(containers) < MAX_CONTAINERS:
+            # One that has everyone's because none floats has nothing of its own. (CPUs that are handed from an init
+            # container to the next are both containers'.)
+            own = owner.keys() >= set(vcpus) and (len(vcpus) < len(everyone) or container in owner.values())
+            containers[container] = Share(_ids(hw_of, vcpus), own)
+    spare = [vcpu for vcpu in everyone if vcpu not in owner] or everyone
+    return Map(None, generation, placement.sandbox, containers, _ids(hw_of, spare) if system == "spare" else None,
+               export)
+
+
+def _ids(hw_of: Mapping[VcpuId, int], vcpus: Iterable[VcpuId]) -> tuple[int, ...]:
+    return tuple(sorted(hw_of[vcpu] for vcpu in vcpus))

@@ -1,0 +1,438 @@
+"""What the host and the agent in a guest tell each other: frames of JSON, and the messages in them as types.
+
+A frame is `u32 big-endian length | UTF-8 JSON object`. Every message has `"v": 1` and a `"type"`; a question has an
+`"id"`, which its answer repeats. Unknown fields are ignored; an unknown type is answered with an error, and so is
+another version. Shared by both ends, so it is the standard library only and runs on Python 3.9; both ends treat the
+other as hostile: what is read is bounded in length, depth, count and size of numbers, and text comes out printable.
+What stays out: sockets and clocks. Bytes go in, messages come out.
+
+    host -> agent   ping inventory map unpin subscribe
+    agent -> host   pong inventory applied applied inventory, and without being asked: event applied need_map error
+
+CPUs are named by the host as the hardware numbers them (`hw`): the APIC id on x86, which is KVM's vCPU id, MPIDR on
+arm64. What the agent says in `wanted` and `effective` are the guest's own CPU numbers.
+
+A map is the whole of what is wanted, and the newest generation wins: an older one is answered with what became of the
+current. So a host that starts to count anew, and is told a higher generation than its own, goes on from that. A host
+sends its map whenever it connects: over virtio-serial the guest does not notice one that came back within a moment.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.guestframe import MAX_CPUS, MAX_HW
+from vmpin.guestframe import MAX_DEPTH as MAX_DEPTH
+from vmpin.guestframe import MAX_FRAME as MAX_FRAME
+from vmpin.guestframe import Decoder as Decoder
+from vmpin.guestframe import ProtocolError as ProtocolError
+from vmpin.guestframe import clean as clean
+from vmpin.guestframe import encode as encode
+from vmpin.guestframe import format_ids as format_ids
+from vmpin.guestframe import parse_ids as parse_ids
+
+VERSION = 1
+#: The agent's port of AF_VSOCK, where the configuration says no other; Kata has 1024 to 1027.
+PORT = 10789
+#: The name of the virtio-serial port.
+SERIAL = "org.vmpin.agent.0"
+
+MAX_CONTAINERS = 1024
+#: Of ids, generations and counts.
+MAX_NUMBER = (1 << 63) - 1
+#: How many threads that are outside are named.
+MAX_OUTSIDE = 16
+
+#: As on the host (model.valid_id): one plain part of a path, and nothing that has to be escaped.
+_CONTAINER = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.+:@-]{0,255}")
+
+
+class VersionError(ProtocolError):
+    """The message is of another version of the protocol: answered with an error that names both."""
+
+
+class UnknownMessage(ProtocolError):
+    """The message is of a type that this end does not know: answered with an error."""
+
+
+# The messages. A field that is None was not said, or is not known.
+
+
+class Ping(NamedTuple):
+    id: Optional[int] = None
+
+    def message(self) -> Dict[str, Any]:
+        return _message("ping", self.id)
+
+
+class InventoryRequest(NamedTuple):
+    id: Optional[int] = None
+
+    def message(self) -> Dict[str, Any]:
+        return _message("inventory", self.id)
+
+
+class Unpin(NamedTuple):
+    """Everything back to what it was; answered with an `Applied` of no container."""
+
+    id: Optional[int] = None
+
+    def message(self) -> Dict[str, Any]:
+        return _message("unpin", self.id)
+
+
+class Subscribe(NamedTuple):
+    """From now on events, and an `Applied` without id when the outcome changes; answered with an `Inventory`."""
+
+    id: Optional[int] = None
+
+    def message(self) -> Dict[str, Any]:
+        return _message("subscribe", self.id)
+
+
+class Share(NamedTuple):
+    """A container's vCPUs by hardware id, ascending."""
+
+    hw: Tuple[int, ...]
+    exclusive: bool = False
+
+
+class Map(NamedTuple):
+    """All that is wanted. `system` are the vCPUs of the guest's own processes, None leaves those alone."""
+
+    id: Optional[int]
+    generation: int
+    sandbox: str
+    containers: Mapping[str, Share]
+    system: Optional[Tuple[int, ...]] = None
+    export: bool = False
+
+    def message(self) -> Dict[str, Any]:
+        containers = {cid: {"hw": format_ids(share.hw), "exclusive": share.exclusive}
+                      for cid, share in self.containers.items()}
+        system = None if self.system is None else {"hw": format_ids(self.system)}
+        return _message("map", self.id, generation=self.generation, sandbox=self.sandbox, containers=containers,
+                        system=system, export=self.export)
+
+
+class Pong(NamedTuple):
+    """`version` is the agent's, `uptime` the guest's in seconds."""
+
+    id: Optional[int]
+    version: str
+    boot_id: str
+    uptime: float
+
+    def message(self) -> Dict[str, Any]:
+        return _message("pong", self.id, version=self.version, boot_id=self.boot_id, uptime=self.uptime)
+
+
+class GuestCpu(NamedTuple):
+    """`hw` None: an x86 CPU tells its APIC id only while it is online."""
+
+    cpu: int
+    hw: Optional[int]
+    online: bool
+    node: int
+
+
+class GuestContainer(NamedTuple):
+    id: str
+    cgroup: str
+    processes: int
+
+
+class Inventory(NamedTuple):
+    """`cgroup` is v1, v2, hybrid or none; `note` says what could not be told, as that `hw` is guessed."""
+
+    id: Optional[int]
+    cpus: Sequence[GuestCpu]
+    containers: Sequence[GuestContainer]
+    cgroup: str
+    python: str
+    note: str = ""
+
+    def message(self) -> Dict[str, Any]:
+        return _message("inventory", self.id, cpus=[each._asdict() for each in self.cpus],
+                        containers=[each._asdict() for each in self.containers], cgroup=self.cgroup,
+                        python=self.python, note=self.note)
+
+
+#: Every thread is where it should be.
+APPLIED = "applied"
+#: Not yet: vCPUs are not online, or threads are still outside. Goes on by itself.
+PENDING = "pending"
+#: There is no such container in the guest (yet).
+UNKNOWN = "unknown"
+#: `error` says why.
+ERROR = "error"
+STATES = (APPLIED, PENDING, UNKNOWN, ERROR)
+
+
+class Outcome(NamedTuple):
+    """What became of a container, or of the guest's own processes.
+
+    `wanted` and `effective` are guest CPUs; `cgroup` is the one that was written, None where threads were pinned one
+    by one; `outside` the first threads that may run elsewhere.
+    """
+
+    state: str
+    cgroup: Optional[str] = None
+    wanted: CpuSet = CpuSet()
+    effective: CpuSet = CpuSet()
+    processes: int = 0
+    threads: int = 0
+    outside: Tuple[int, ...] = ()
+    error: str = ""
+
+    def data(self) -> Dict[str, Any]:
+        return {**self._asdict(), "wanted": str(self.wanted), "effective": str(self.effective),
+                "outside": list(self.outside[:MAX_OUTSIDE]), "error": clean(self.error)}
+
+
+class Applied(NamedTuple):
+    """What became of the map of `generation`: without `id` when it changed since it was told."""
+
+    id: Optional[int]
+    generation: int
+    containers: Mapping[str, Outcome]
+    system: Optional[Outcome] = None
+
+    def message(self) -> Dict[str, Any]:
+        return _message("applied", self.id, generation=self.generation,
+                        containers={cid: outcome.data() for cid, outcome in self.containers.items()},
+                        system=None if self.system is None else self.system.data())
+
+
+class Event(NamedTuple):
+    """`kind` is "cpus" (then `online` are those now) or "containers" (`started` and `stopped`)."""
+
+    kind: str
+    online: CpuSet = CpuSet()
+    started: Tuple[str, ...] = ()
+    stopped: Tuple[str, ...] = ()
+
+    def message(self) -> Dict[str, Any]:
+        return _message("event", None, kind=self.kind, online=str(self.online), started=list(self.started),
+                        stopped=list(self.stopped))
+
+
+class NeedMap(NamedTuple):
+    """The agent has no map: it was started again. Said when a connection is made, and when serial is clean again."""
+
+    id: Optional[int] = None
+
+    def message(self) -> Dict[str, Any]:
+        return _message("need_map", self.id)
+
+
+class Failure(NamedTuple):
+    """A message that could not be dealt with."""
+
+    id: Optional[int]
+    error: str
+
+    def message(self) -> Dict[str, Any]:
+        return _message("error", self.id, error=clean(self.error))
+
+
+Request = Union[Ping, InventoryRequest, Map, Unpin, Subscribe]
+Answer = Union[Pong, Inventory, Applied, Event, NeedMap, Failure]
+
+
+def _message(type: str, id: Optional[int], **fields: object) -> Dict[str, Any]:
+    return {"v": VERSION, "type": type, **({} if id is None else {"id": id}), **fields}
+
+
+def parse_request(message: Mapping[str, Any]) -> Request:
+    """What the host said.
+
+    :raises VersionError: it is of another version. :raises UnknownMessage: it is of no type known here.
+    :raises ProtocolError: a field is not what it should be.
+    """
+    type, id = _envelope(message)
+    if type == "map":
+        return parse_map(message)
+    if type == "ping":
+        return Ping(id)
+    if type == "inventory":
+        return InventoryRequest(id)
+    if type == "unpin":
+        return Unpin(id)
+    if type == "subscribe":
+        return Subscribe(id)
+    raise UnknownMessage("unknown message", id)
+
+
+def parse_answer(message: Mapping[str, Any]) -> Answer:
+    """What the agent said. :raises ProtocolError: as `parse_request` does."""
+    type, id = _envelope(message)
+    get = _Fields(message, id)
+    if type == "applied":
+        return parse_applied(message)
+    if type == "inventory":
+        return parse_inventory(message)
+    if type == "pong":
+        return Pong(id, get.text("version", 64), get.text("boot_id", 64), get.seconds("uptime"))
+    if type == "event":
+        return Event(get.text("kind", 32), get.cpus("online"), get.containers("started"), get.containers("stopped"))
+    if type == "need_map":
+        return NeedMap(id)
+    if type == "error":
+        return Failure(id, get.text("error", 400))
+    raise UnknownMessage("unknown message", id)
+
+
+def parse_map(message: Mapping[str, Any]) -> Map:
+    """:raises ProtocolError: naming the container and the field that is wrong."""
+    _, id = _envelope(message)
+    get = _Fields(message, id)
+    containers = {}
+    for cid, fields in get.objects("containers").items():
+        share = _Fields(fields, id, f"container {_container(cid, id)}: ")
+        containers[cid] = Share(share.hw(), share.flag("exclusive"))
+    system = message.get("system")
+    return Map(id, get.number("generation", required=True), get.text("sandbox", 256), containers,
+               None if system is None else _Fields(system, id, "system: ").hw(), get.flag("export"))
+
+
+def parse_applied(message: Mapping[str, Any]) -> Applied:
+    """:raises ProtocolError: naming the container and the field that is wrong."""
+    _, id = _envelope(message)
+    get = _Fields(message, id)
+    containers = {cid: _outcome(_Fields(fields, id, f"container {_container(cid, id)}: "))
+                  for cid, fields in get.objects("containers").items()}
+    system = message.get("system")
+    return Applied(id, get.number("generation", required=True), containers,
+                   None if system is None else _outcome(_Fields(system, id, "system: ")))
+
+
+def parse_inventory(message: Mapping[str, Any]) -> Inventory:
+    """The agent's answer. :raises ProtocolError: naming the field that is wrong."""
+    _, id = _envelope(message)
+    get = _Fields(message, id)
+    cpus = []
+    for each in get.list("cpus", MAX_CPUS):
+        one = _Fields(each, id, "cpus: ")
+        hw = None if one.of.get("hw") is None else one.number("hw", MAX_HW)
+        cpus.append(GuestCpu(one.number("cpu", MAX_CPUS - 1, required=True), hw, one.flag("online"),
+                             one.number("node", MAX_CPUS)))
+    containers = []
+    for each in get.list("containers", MAX_CONTAINERS):
+        one = _Fields(each, id, "containers: ")
+        containers.append(GuestContainer(_container(one.of.get("id"), id), one.text("cgroup", 4096),
+                                         one.number("processes")))
+    return Inventory(id, cpus, containers, get.text("cgroup", 16), get.text("python", 64), get.text("note", 400))
+
+
+def _outcome(get: _Fields) -> Outcome:
+    state = get.text("state", 16)
+    if state not in STATES:
+        raise ProtocolError(f"{get.where}state {state!r} is none of {', '.join(STATES)}", get.id)
+    outside = get.list("outside", MAX_OUTSIDE)
+    if not all(_is_number(tid, 1 << 31) for tid in outside):
+        raise ProtocolError(f"{get.where}outside holds no thread ids", get.id)
+    cgroup = None if get.of.get("cgroup") is None else get.text("cgroup", 4096)
+    return Outcome(state, cgroup, get.cpus("wanted"), get.cpus("effective"), get.number("processes"),
+                   get.number("threads"), tuple(outside), get.text("error", 400))
+
+
+def _envelope(message: Mapping[str, Any]) -> Tuple[str, Optional[int]]:
+    """A message's type and id."""
+    id = message.get("id")
+    if id is not None and not _is_number(id, MAX_NUMBER):
+        raise ProtocolError("id is no number")
+    version = message.get("v")
+    if version != VERSION or isinstance(version, bool):
+        raise VersionError(f"the message is of version {clean(repr(version), 40)} of the protocol, this end speaks "
+                           f"{VERSION}", id)
+    type = message.get("type")
+    if not isinstance(type, str):
+        raise ProtocolError("type is no text", id)
+    return type, id
+
+
+def _is_number(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def is_container(text: str) -> bool:
+    """Whether it can be a container's id here: one that cannot is left out of a map or an inventory."""
+    return _CONTAINER.fullmatch(text) is not None
+
+
+def _container(value: object, id: Optional[int]) -> str:
+    if not isinstance(value, str) or not is_container(value):
+        raise ProtocolError(f"{clean(repr(value), 80)} is no container's id", id)
+    return value
+
+
+class _Fields:
+    """The fields of an object, each asked for as what it should be; what is missing is 0, "", false or empty."""
+
+    def __init__(self, of: object, id: Optional[int], where: str = "") -> None:
+        if not isinstance(of, dict):
+            raise ProtocolError(f"{where}no object", id)
+        self.of = of
+        self.id = id
+        self.where = where
+
+    def number(self, name: str, most: int = MAX_NUMBER, required: bool = False) -> int:
+        value = self.of.get(name, None if required else 0)
+        if value is None or not _is_number(value, most):
+            raise self._wrong(name, f"a number from 0 to {most}")
+        return int(value)
+
+    def seconds(self, name: str) -> float:
+        value = self.of.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise self._wrong(name, "a time in seconds")
+        return float(value)
+
+    def text(self, name: str, limit: int) -> str:
+        value = self.of.get(name, "")
+        if not isinstance(value, str):
+            raise self._wrong(name, "text")
+        return clean(value, limit)
+
+    def flag(self, name: str) -> bool:
+        value = self.of.get(name, False)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false")
+        return value
+
+    def list(self, name: str, limit: int) -> List[Any]:
+        value = self.of.get(name, [])
+        if not isinstance(value, list) or len(value) > limit:
+            raise self._wrong(name, f"a list of at most {limit}")
+        return value
+
+    def containers(self, name: str) -> Tuple[str, ...]:
+        return tuple(_container(each, self.id) for each in self.list(name, MAX_CONTAINERS))
+
+    def objects(self, name: str) -> Dict[str, Any]:
+        value = self.of.get(name, {})
+        if not isinstance(value, dict) or len(value) > MAX_CONTAINERS:
+            raise self._wrong(name, f"an object of at most {MAX_CONTAINERS}")
+        return value
+
+    def cpus(self, name: str) -> CpuSet:
+        value = self.of.get(name, "")
+        if not isinstance(value, str):
+            raise self._wrong(name, "text")
+        try:
+            return CpuSet.parse(value)
+        except CpuSetError as err:
+            raise ProtocolError(f"{self.where}{name}: {clean(str(err))}", self.id) from None
+
+    def hw(self) -> Tuple[int, ...]:
+        try:
+            return parse_ids(self.of["hw"] if isinstance(self.of.get("hw"), str) else "?")
+        except ProtocolError as err:
+            raise ProtocolError(f"{self.where}hw: {err}", self.id) from None
+
+    def _wrong(self, name: str, what: str) -> ProtocolError:
+        return ProtocolError(f"{self.where}{name} is not {what}", self.id)

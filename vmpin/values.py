@@ -1,0 +1,93 @@
+"""How the words of the configuration are read: each function takes what stands in the file, the environment or a flag,
+and raises ValueError with what is wrong about it. What stays out: which key has which (config).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vmpin.cpuset import EMPTY, CpuSet
+
+
+def path(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value).startswith("/") or "\0" in str(value):
+        raise ValueError("is no absolute path")
+    return Path(value)
+
+
+def cpus(value: object) -> CpuSet:
+    if value is None:
+        return EMPTY
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError("is no CPU list")
+    return CpuSet.parse(str(value))
+
+
+def pool(value: object) -> CpuSet | None:
+    return cpus(value) or None
+
+
+def seconds(value: object) -> float:
+    try:
+        number = float("" if isinstance(value, bool) else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("is no number of seconds") from None
+    if not 0.1 <= number <= 86400:
+        raise ValueError("is not between 0.1 and 86400 seconds")
+    return number
+
+
+def word(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or any(char.isspace() for char in value):
+        raise ValueError("is no word")
+    return value
+
+
+def level(value: object) -> str:
+    if value not in ("debug", "info", "warning", "error"):
+        raise ValueError("is none of debug, info, warning, error")
+    return str(value)
+
+
+def flag(value: object) -> bool:
+    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() not in words:
+        raise ValueError("is neither true nor false")
+    return words[str(value).lower()]
+
+
+def nri(value: object) -> str:
+    if value == "auto":
+        return "auto"
+    try:
+        return "on" if flag(value) else "off"
+    except ValueError:
+        raise ValueError("is none of auto, on, off") from None
+
+
+def via(value: object) -> str:
+    word = "off" if value is False else value
+    if word not in ("auto", "vmpin-agent", "kata-agent", "off"):
+        raise ValueError("is none of auto, vmpin-agent, kata-agent, off")
+    return str(word)
+
+
+def port(value: object) -> int:
+    """Of vsock: 32 bits. 1024 to 1027 are Kata's."""
+    text = "" if isinstance(value, bool) else str(value)
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and 0 < int(text) < 0xFFFFFFFF):
+        raise ValueError("is no port")
+    if 1024 <= int(text) <= 1027:
+        raise ValueError("is a port of Kata's own")
+    return int(text)
+
+
+def system(value: object) -> str:
+    word = "off" if value is False else value
+    if word not in ("spare", "off"):
+        raise ValueError("is neither spare nor off")
+    return str(word)
