@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vmpin.config import Config
 from vmpin.guest import PENDING, Counters, GuestData, GuestReport, Said
+from vmpin.guest.together import together
 from vmpin.guestmap import guest_map
 from vmpin.model import ContainerId, SandboxId, ThreadId, VmmType
 from vmpin.observe import Vm
@@ -109,9 +110,7 @@ class Guest:
         elif self.kata is None:
             await self.agent.run()
         else:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self.agent.run())
-                group.create_task(self._take_turns(self.agent, self.kata))
+            await together(self.agent.run(), self._take_turns(self.agent, self.kata))
 
     async def _take_turns(self, agent: AgentSession, kata: KataSession) -> None:
         """Kata's agent is asked while vmpin's own was looked for and does not answer."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 
 from vmpin.apply import Result
 from vmpin.cpuset import CpuSet
+from vmpin.guest import GuestData
 from vmpin.model import ContainerId, SandboxId
 from vmpin.observe import Vm
 from vmpin.ownership import contested
@@ -18,10 +20,12 @@ from vmpin.status import VERSION, Seen, node_data, pod_data, sandbox_data, tresp
 
 
 def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | None = None,
-             nri: dict[str, object] | None = None, wide: bool = False) -> dict[str, object]:
+             nri: dict[str, object] | None = None, wide: bool = False,
+             guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None) -> dict[str, object]:
     """Everything status knows. `only` leaves other sandboxes out, but not the collisions with them.
 
     :param nri: how the connection to the runtime is, by the watcher's word.
+    :param guest: what the guests say, by the watcher's word.
     :param wide: also read the VMMs' cgroups, which costs a tenth of a millisecond each.
     """
     masks: dict[frozenset[int], CpuSet] = {}
@@ -36,7 +40,8 @@ def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | 
         threads = [] if vm is None else _threads(reconciler, vm, masks)
         collisions += trespasses(reconciler.own, sandbox.id, threads)
         if only in (None, sandbox.id):
-            sandboxes.append(_sandbox(reconciler, sandbox, vm, threads, wide or only is not None))
+            sandboxes.append(_sandbox(reconciler, sandbox, vm, threads, wide or only is not None,
+                                      guest(sandbox.id)))
     return {
         "version": VERSION,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -110,7 +115,7 @@ def _threads(reconciler: Reconciler, vm: Vm, masks: dict[frozenset[int], CpuSet]
 
 
 def _sandbox(reconciler: Reconciler, sandbox: SandboxState, vm: Vm | None, threads: list[Seen],
-             wide: bool) -> dict[str, object]:
+             wide: bool, guest: GuestData | None) -> dict[str, object]:
     vmm = None if vm is None else {"type": vm.type.value, "pid": vm.vmm.pid}
     notes = reconciler.pinner.refusals(sandbox.id)
     kata = reconciler.sources.sandboxes.get(sandbox.id)
@@ -120,7 +125,7 @@ def _sandbox(reconciler: Reconciler, sandbox: SandboxState, vm: Vm | None, threa
                         "none" if vm is None else vm.found_by, threads, notes, reconciler.kubelet,
                         {container: text for (of, container), text in reconciler.agreement.lasting.items()
                          if of == sandbox.id},
-                        _cgroup(reconciler, vm) if wide and vm is not None else None)
+                        _cgroup(reconciler, vm) if wide and vm is not None else None, guest)
 
 
 def _cgroup(reconciler: Reconciler, vm: Vm) -> dict[str, object] | None:

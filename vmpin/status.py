@@ -47,9 +47,12 @@ def pod_data(pod: Pod | None) -> dict[str, str] | None:
 def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, vmm: Mapping[str, object] | None,
                  found_by: str, threads: Sequence[Seen], notes: Iterable[str] = (),
                  kubelet: CpuManagerState | None = None, disagreements: Mapping[ContainerId, str] | None = None,
-                 cgroup: Mapping[str, object] | None = None) -> dict[str, object]:
+                 cgroup: Mapping[str, object] | None = None,
+                 guest: tuple[Mapping[str, object], Mapping[ContainerId, Mapping[str, object]]] | None = None,
+                 ) -> dict[str, object]:
     """One sandbox. `vmm` is {type, pid}, None when it does not run; `notes` are reasons beside the placement's own;
-    `disagreements` say by container what its sources do not agree on; `cgroup` is the VMM's {path, cpus}."""
+    `disagreements` say by container what its sources do not agree on; `cgroup` is the VMM's {path, cpus}; `guest`
+    is what was heard of its guest, and there of each container (None: the guest is told nothing)."""
     odd = disagreements or {}
     told = [f"the sources disagree on the CPUs of container {container}: {text}" for container, text in odd.items()]
     verdict, reasons = _judge(state, placement, vmm, threads, [*notes, *told])
@@ -58,9 +61,10 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
         vcpus = placement.containers.get(container.id) if placement is not None else None
         containers.append({
             **_container(state, container, node, kubelet), "vcpus": None if vcpus is None else str(CpuSet(vcpus)),
-            "guest": None, "disagreement": odd.get(container.id)})
+            "guest": None if guest is None else guest[1].get(container.id), "disagreement": odd.get(container.id)})
     return {
-        "id": state.id, "runtime": state.runtime, "handler": state.handler, "vmm": vmm, "cgroup": cgroup,
+        "id": state.id, "guest": None if guest is None else guest[0],
+        "runtime": state.runtime, "handler": state.handler, "vmm": vmm, "cgroup": cgroup,
         "pod": pod_data(state.pod),
         "mask": None if placement is None else str(placement.mask), "verdict": str(verdict), "reasons": reasons,
         "found_by": found_by, "containers": containers, "threads": [thread_data(seen) for seen in threads]}

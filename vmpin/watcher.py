@@ -22,6 +22,7 @@ from vmpin.apply import Outcome
 from vmpin.config import Config
 from vmpin.errors import ConfigError, SourceError, VmpinError, WatcherError
 from vmpin.feeds import FileFeed, NriFeed, PodResourcesFeed, wants_nri
+from vmpin.guests import Guests
 from vmpin.model import SandboxId
 from vmpin.observe import Vm
 from vmpin.oneshot import ask, hear, take
@@ -64,6 +65,7 @@ class Watcher:
         self._nri = NriFeed(config, self._on_nri, self._stop.set) if wants_nri(config) else None
         self._files = FileFeed(self._on_files)
         self._repairs = Repairs()
+        self._guests = Guests()
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT."""
@@ -82,7 +84,8 @@ class Watcher:
             ("hook", lambda: serve(hook.dup(), MAX_STATE + 4096, self._on_hook, line=False)),
             ("control", lambda: serve(control.dup(), MAX_REQUEST, self._on_request, line=True)),
             ("resync", self._resyncing), ("settle", self._settles), ("state", self._saving),
-            ("files", self._files.run)]
+            ("files", self._files.run), ("guests", self._guests.run)]
+        self._guests.update(self.reconciler)
         if self.config.kubelet:
             sources.append(("podresources", PodResourcesFeed(self.config, self.reconciler.agreement.hear).run))
         if self._nri is not None:
@@ -275,6 +278,7 @@ class Watcher:
             await asyncio.sleep(sdnotify.watchdog_seconds() or 10.0)
 
     def _told(self, report: Report, why: str) -> None:
+        self._guests.update(self.reconciler)
         failed = report.count(Outcome.REFUSED)
         logger.debug("pass why=%s vms=%d set=%d refused=%d ms=%.1f", why, report.vms,
                      report.count(Outcome.DONE), failed, report.seconds * 1000)
@@ -319,13 +323,18 @@ class Watcher:
         if operation == "status":
             self.reconciler.look()
             return snapshot.document(self.reconciler, os.getpid(), only,
-                                     None if self._nri is None else self._nri.data(), request.get("wide") is True)
+                                     None if self._nri is None else self._nri.data(), request.get("wide") is True,
+                                     self._guests.data)
         if operation == "plan":
             return snapshot.planned(self.reconciler.resync(act=False))
         if operation == "reconcile":
             self.reconciler.take_back(known if only is None else [only])
             self._take_spool()
-            return snapshot.outcome(self.reconciler.resync(full=True))
+            report = self.reconciler.resync(full=True)
+            self._told(report, "request")
+            return snapshot.outcome(report)
         if operation == "unpin":
-            return snapshot.unpinned(self.reconciler.unpin(list(known) if only is None else [only]))
+            results = self.reconciler.unpin(list(known) if only is None else [only])
+            self._guests.update(self.reconciler)
+            return snapshot.unpinned(results)
         raise WatcherError(f"unknown request {operation[:40]!r}", "are vmpin and its watcher the same version?")

@@ -24,7 +24,7 @@ BASE = ("python3", "iproute2", "kmod", "procps", "util-linux", "numactl")
 PACKAGES = (
     "qemu-system-x86", "runc", "crun", "containerd", "busybox-static",
     "python3-pytest", "python3-yaml", "python3-rich", "python3-hypothesis", "python3-psutil",
-    "python3-protobuf", "python3-grpcio",
+    "python3-protobuf", "python3-grpcio", "python3-tenacity",
 )
 #: Python packages that Debian does not have, for pip.
 PYTHON = ("qemu.qmp>=0.0.3",)
@@ -82,6 +82,14 @@ def in_chroot(root: Path, argv: list[str], log: Path, environment: dict[str, str
     cache.run(["chroot", str(root), *argv], log, base | {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8",
         "DEBIAN_FRONTEND": "noninteractive"})
+
+
+def emulator(root: Path) -> list[str]:
+    """The node's own QEMU, 10.0, run here: TCG of 7.2, which Debian 12 has, may keep the translation of an instruction
+    that another CPU was just writing, and a kernel then dies of an int3 that is not there any more, or hangs."""
+    usr = root / "usr"
+    return [str(usr / "lib64/ld-linux-x86-64.so.2"), "--library-path", str(usr / "lib/x86_64-linux-gnu"),
+            str(usr / "bin/qemu-system-x86_64"), "-L", str(usr / "share/qemu"), "-L", str(usr / "share/seabios")]
 
 
 def machine_mirror() -> str:

@@ -50,7 +50,8 @@ OUTSIDE = {"yaml": {"yamlfile", "cli.common"}, "rich": {"cli.common"}, "qemu": {
            "grpc": {"source.pod_resources"}, "tenacity": {"guest.attempts"}}
 #: Who may know of tasks and of processes, besides the command line and the demo.
 ASYNC = {"source.sockets", "vmm.qmp", "oneshot", "watcher", "feeds", "guests", "channel", "channel.vsock",
-         "channel.hybrid_vsock", "guest.attempts", "guest.vmpin_agent", "guest.kata_agent", "guest.kata_session"}
+         "channel.hybrid_vsock", "guest.attempts", "guest.together", "guest.vmpin_agent", "guest.kata_agent",
+         "guest.kata_session"}
 PROCESSES = {"hooks_install"}
 
 MODULES = {".".join(path.relative_to(ROOT / "vmpin").with_suffix("").parts).removesuffix(".__init__"): path

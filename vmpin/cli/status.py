@@ -130,11 +130,12 @@ def _print_sandbox(sandbox: Document) -> None:
     for reason in sandbox["reasons"]:
         print(f"  {shown(reason)}")
     if sandbox["containers"]:
-        table(["CONTAINER", "NAME", "CPUSET", "EXCLUSIVE", "BY", "VCPUS", "SOURCE", "SINCE", "OTHERS SAY"], [
+        table(["CONTAINER", "NAME", "CPUSET", "EXCLUSIVE", "BY", "VCPUS", "GUEST", "SOURCE", "SINCE", "OTHERS SAY"], [
             [container["id"], container["name"] or "-", container["cpuset"] or "-",
              "pause" if container["pause"] else "exclusive" if container["exclusive"] else "shared",
              container["exclusive_by"] or "-",
-             "-" if container["vcpus"] is None else container["vcpus"] or "none", container["source"],
+             "-" if container["vcpus"] is None else container["vcpus"] or "none",
+             _guest(container), container["source"],
              container["since"] or "-", _others(container)]
             for container in sandbox["containers"]])
     if sandbox["cgroup"]:
@@ -145,6 +146,15 @@ def _print_sandbox(sandbox: Document) -> None:
              "as it is" if thread["wanted"] is None else thread["wanted"], thread["actual"],
              "yes" if thread["ok"] else "no"]
             for thread in sandbox["threads"]], VERDICTS)
+
+
+def _guest(container: Document) -> str:
+    """What became of it in the guest, and the first of the threads there that are outside."""
+    guest = container["guest"]
+    if guest is None:
+        return "-"
+    outside = ", ".join(map(str, guest["outside"]))
+    return f"{guest['text']} (outside: {outside})" if outside else str(guest["text"])
 
 
 def _others(container: Document) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from vmpin.channel import Channel, NotThere, Stream
 from vmpin.guest import Counters, Said, Trouble, Unanswered
+from vmpin.guest.together import together
 from vmpin.guest.words import said, why
 from vmpin.guestproto import (
     MAX_NUMBER,
@@ -164,12 +165,7 @@ class AgentSession:
     async def _serve(self, stream: Stream, channel: Channel) -> None:
         self._id, self._asked, self._ahead = 0, None, 0
         self._heard_at = self._sent_at = time.monotonic()
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._say(stream))
-                group.create_task(self._hear(stream, str(channel)))
-        except BaseExceptionGroup as group_err:
-            raise group_err.exceptions[0] from None
+        await together(self._say(stream), self._hear(stream, str(channel)))
 
     # What is said
 

@@ -78,7 +78,7 @@ def run_time(tid: int) -> int:
 
 
 def measured(*vms: NestedVm) -> Runs:
-    """Some seconds of it, with QEMU's own threads busy as well; longer where a vCPU has not run in them: eight emulated
+    """Some seconds of it, with QEMU's own threads busy as well; longer where a vCPU has not run yet: eight emulated
     CPUs share the build machine's few, and one of them may stand still for seconds."""
     vcpus = [tid for vm in vms for tid in vm.vcpu_tids().values()]
     with Runs(*vms) as runs:
