@@ -16,7 +16,7 @@ TEST_NEEDS := qemu-system-x86_64=qemu-system-x86 crun=crun runc=runc podman=podm
 LAB_NEEDS := debootstrap=debootstrap modprobe=kmod
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-lab lab-shell lint bench guest wheel clean
+.PHONY: help venv demo test test-lab lab-shell soak lint bench guest wheel clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,10 @@ test-lab: venv ## boot nodes and test in them: ten minutes (root); LAB="--kernel
 
 lab-shell: venv ## a shell in a node (root); LAB="--kernel 6.1" for another one
 	@PYTHONPATH=tests $(BIN)/python -m lab shell $(LAB)
+
+soak: venv ## let random things happen to a watcher for ten minutes (root); SOAK="--seconds 60 --seed 7"
+	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS); else .ci/install --dry-run $(TEST_NEEDS); fi
+	PYTHONPATH=tests $(BIN)/python -m soak $(SOAK)
 
 lint: venv ## ruff, mypy --strict, shellcheck
 	@if [ "$$CI" = true ]; then .ci/install --must shellcheck=shellcheck; fi

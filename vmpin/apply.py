@@ -26,29 +26,31 @@ class Outcome(enum.StrEnum):
 
 
 class Result(NamedTuple):
-    """What became of an operation. `got` is what the kernel shows now, None where that is not known."""
+    """What became of an operation. `got` is what the kernel shows now, None where that is not known; `cpu` the one
+    the thread was on before."""
 
     operation: SetAffinity
     outcome: Outcome
     got: CpuSet | None
     why: str = ""
+    cpu: int | None = None
 
 
 def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
     """Set each mask, in order."""
     results = []
+    did, trimmed = Outcome.DONE, Outcome.TRIMMED
     debug = logger.isEnabledFor(logging.DEBUG)
     for operation in operations:
         if debug:
             logger.debug("%s", operation.describe())
         try:
-            got = affinity.pin(proc, operation.thread, operation.cpus)
+            got, cpu = affinity.pin_seen(proc, operation.thread, operation.cpus)
         except ThreadGone:
             results.append(Result(operation, Outcome.GONE, None))
         except AffinityError as err:
             seen = affinity.get(operation.thread.id.tid)
             results.append(Result(operation, Outcome.REFUSED, None if seen is None else CpuSet(seen), str(err)))
         else:
-            done = got == operation.cpus
-            results.append(Result(operation, Outcome.DONE if done else Outcome.TRIMMED, got))
+            results.append(Result(operation, did if got == operation.cpus else trimmed, got, "", cpu))
     return results

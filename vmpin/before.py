@@ -42,6 +42,12 @@ class Before:
         kept = {id_: cpus for id_, cpus in found.items() if cpus != found[main]}
         return Before({**self.processes, main: ProcessMasks(found[main], kept)})
 
+    def of_parent(self, parent: ThreadId) -> CpuSet | None:
+        """What the main thread of a process had of which another was born. That one's mask is vmpin's work, and no
+        word on what it would have had."""
+        known = self.processes.get(parent)
+        return None if known is None else known.main
+
     def only(self, mains: Iterable[ThreadId]) -> Before:
         """Without processes that have ended."""
         alive = set(mains)

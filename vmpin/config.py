@@ -14,8 +14,10 @@ from typing import Any
 
 from vmpin import values
 from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.drift import FightRules, OnFight
 from vmpin.errors import ConfigError
 from vmpin.policy import Policy, parse_rule
+from vmpin.values import Address
 
 DEFAULT_FILE = Path("/etc/vmpin/vmpin.yaml")
 
@@ -75,8 +77,19 @@ SETTINGS = (
     Setting("watch.nri", "auto", values.nri,
             "whether to be an NRI plugin: on, off, or auto (when the socket is there)"),
     Setting("watch.kubelet", True, values.flag, "whether the kubelet's checkpoint and PodResources are read"),
+    Setting("watch.births", True, values.flag,
+            "whether the kernel is asked (proc connector) to tell of new programs and threads as they come"),
     Setting("watch.qmp", True, values.flag,
             "whether QEMU may be asked over QMP when nothing else tells its threads apart"),
+    Setting("drift.on_fight", "rest", values.on_fight,
+            "what is done about a thread that somebody else moves again and again: rest (left alone for a while, then "
+            "tried again), leave (left alone until it is to be elsewhere, or vmpin reconcile) or persist"),
+    Setting("drift.fight_repairs", 3, values.count,
+            "how often a minute a thread is put back before the next time counts as a fight"),
+    Setting("drift.rest_seconds", 300.0, values.seconds,
+            "how long such a thread is left alone the first time (each further time twice as long, an hour at most)"),
+    Setting("proof.sample_seconds", 10.0, values.seconds_or_off,
+            "how often it is sampled where the threads ran; off: never"),
     Setting("guest.via", "auto", values.via,
             "who keeps each container's processes on its vCPUs in the guest: vmpin-agent, kata-agent, off, or auto "
             "(vmpin's agent where there is one, else Kata's)"),
@@ -87,6 +100,11 @@ SETTINGS = (
             "whether the guest's containers can read which of the guest's CPUs are whose (/run/vmpin/cpus.json)"),
     Setting("guest.disabled_handlers", "", values.word,
             "runtime handlers whose guests are told nothing: patterns, separated by commas, as for confidential VMs"),
+    Setting("metrics.address", "", values.address,
+            "where metrics and probes are answered: an IP address and port (127.0.0.1:9750), or unix:/path; unset: "
+            "nowhere"),
+    Setting("metrics.per_sandbox", False, values.flag,
+            "whether there are metrics of each sandbox, labelled with its pod"),
     Setting("log.level", "info", values.level, "debug, info, warning or error"),
 )
 
@@ -127,6 +145,11 @@ class Config:
         return self.run / "state.json"
 
     @property
+    def notes_file(self) -> Path:
+        """Masks from before that the state file has not yet."""
+        return self.run / "before.notes"
+
+    @property
     def lock_file(self) -> Path:
         return self.run / "lock"
 
@@ -158,6 +181,10 @@ class Config:
         return bool(self.values["watch.kubelet"])
 
     @property
+    def births(self) -> bool:
+        return bool(self.values["watch.births"])
+
+    @property
     def runc_repair(self) -> bool:
         return bool(self.values["policy.runc_repair"])
 
@@ -178,6 +205,20 @@ class Config:
         return str(self.values["policy.exclusive_annotation"])
 
     @property
+    def fight_rules(self) -> FightRules:
+        return FightRules(OnFight(self.values["drift.on_fight"]), int(self.values["drift.fight_repairs"]),
+                          float(self.values["drift.rest_seconds"]), self.resync_seconds)
+
+    @property
+    def sample_seconds(self) -> float | None:
+        """None: no samples are taken."""
+        return float(self.values["proof.sample_seconds"]) or None
+
+    @property
+    def proof_file(self) -> Path:
+        return self.run / "proof"
+
+    @property
     def guest_port(self) -> int:
         return int(self.values["guest.port"])
 
@@ -189,6 +230,16 @@ class Config:
     @property
     def guest_export(self) -> bool:
         return bool(self.values["guest.export"])
+
+    @property
+    def metrics(self) -> Address | None:
+        """Where they are served, None for nowhere."""
+        found: Address | None = self.values["metrics.address"]
+        return found
+
+    @property
+    def per_sandbox(self) -> bool:
+        return bool(self.values["metrics.per_sandbox"])
 
     def guest_via(self, handler: str = "") -> str:
         """auto, vmpin-agent, kata-agent or off, for the guests of a runtime handler."""

@@ -160,7 +160,7 @@ class CpuSet:
         return cpu >= 0 and bool(self._bits >> cpu & 1)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, CpuSet) and self._bits == other._bits
+        return self is other or (isinstance(other, CpuSet) and self._bits == other._bits)
 
     def __hash__(self) -> int:
         return hash(self._bits)

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +20,12 @@ from typing import TYPE_CHECKING
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
+from vmpin.health import Heard
+from vmpin.reconciler import Reconciler
 from vmpin.source.nri_facts import Counters, NriEvent
 
 if TYPE_CHECKING:
+    from vmpin.births import BirthFeed
     from vmpin.host.inotify import Inotify
     from vmpin.source.nri import Plugin
 
@@ -56,7 +59,10 @@ class NriFeed:
         self._ended = ended
         self._waiting: deque[NriEvent] = deque()
         self._stopped = False
-        self._state = "waits for the runtime's socket"
+        self.state = "waits for the runtime's socket"
+        #: When the first of the events came that were handed on last, by time.perf_counter().
+        self.since = 0.0
+        self._first = 0.0
         self.plugin: Plugin | None = None
 
     async def run(self) -> None:
@@ -76,11 +82,13 @@ class NriFeed:
             # A loop that hangs: what comes waits in the plugin's queue, which has a bound.
             while len(self._waiting) >= MAX_WAITING and not self._stopped:
                 time.sleep(0.01)
+            if not self._waiting:
+                self._first = time.perf_counter()
             self._waiting.append(event)
             loop.call_soon_threadsafe(self._drain)  # for each: the first one takes all, and the others find nothing
 
         def on_state(up: bool, text: str) -> None:
-            self._state = f"connected to {text}" if up else f"not connected: {text}"
+            self.state = f"connected to {text}" if up else f"not connected: {text}"
 
         def on_end(up: bool, text: str) -> None:
             on_state(up, text)
@@ -92,7 +100,7 @@ class NriFeed:
 
         plugins = [nri.from_environment(handle, on_end) or of_its_own()]
         self.plugin = plugins[0]
-        self._state = "waits for the runtime to tell what there is"
+        self.state = "waits for the runtime to tell what there is"
         self.plugin.start()
         try:
             if started_by_runtime:
@@ -112,6 +120,7 @@ class NriFeed:
                 plugin.stop()
 
     def _drain(self) -> None:
+        self.since = self._first
         events = []
         while self._waiting:
             events.append(self._waiting.popleft())
@@ -120,7 +129,11 @@ class NriFeed:
 
     def data(self) -> dict[str, object]:
         """For the status."""
-        return {"state": self._state, **asdict(Counters() if self.plugin is None else self.plugin.counters)}
+        return {"state": self.state, **asdict(Counters() if self.plugin is None else self.plugin.counters)}
+
+
+def pod_resources_socket(config: Config) -> Path:
+    return config.path("kubelet") / "pod-resources/kubelet.sock"
 
 
 class PodResourcesFeed:
@@ -130,7 +143,7 @@ class PodResourcesFeed:
     """
 
     def __init__(self, config: Config, heard: Callable[[Mapping[tuple[str, str, str], CpuSet] | None], None]) -> None:
-        self._socket = config.path("kubelet") / "pod-resources/kubelet.sock"
+        self._socket = pod_resources_socket(config)
         self._pause = max(config.resync_seconds, 5.0)  # it answers a hundred questions a second, of all who ask
         self._heard = heard
 
@@ -166,6 +179,8 @@ class FileFeed:
         self._wanted: set[Path] = set()
         self._watched: dict[Path, int] = {}
         self._written: set[Path] = set()
+        #: When the first of the changes came that were told last, by time.perf_counter().
+        self.since = 0.0
         self._mask = 0
         self._due: asyncio.TimerHandle | None = None
 
@@ -211,9 +226,38 @@ class FileFeed:
             if event.ended:
                 self._watched.pop(of.get(event.wd, Path()), None)
         if self._written and self._due is None:
+            self.since = time.perf_counter()
             self._due = asyncio.get_running_loop().call_later(CALM, self._tell)
 
     def _tell(self) -> None:
         self._due = None
         written, self._written = self._written, set()
         self._changed(written)
+
+
+#: Tasks of the watcher's without which it is not ready.
+NEEDED = {"hook", "control", "resync", "settle"}
+
+
+def heard(config: Config, reconciler: Reconciler, nri: NriFeed | None, births: BirthFeed | None, tasks: Iterable[str],
+          failing: Mapping[str, str]) -> Iterator[Heard]:
+    """What the watcher hears of, and whether it does. What there is none of on this node is left out.
+
+    :param failing: the tasks that wait to be started again, with why.
+    """
+    for name in tasks:
+        if name in failing:
+            yield Heard(name, False, name in NEEDED, failing[name])
+        elif name == "nri" and nri is not None:
+            wanted = config.nri == "on" or nri.plugin is not None or config.path("nri").exists()
+            if wanted:
+                yield Heard(name, reconciler.sources.nri, True, nri.state)
+        elif name == "births" and births is not None:
+            yield births.heard()
+        elif name == "podresources":
+            if pod_resources_socket(config).exists():
+                yield Heard(name, reconciler.agreement.resources is not None, False)
+        else:
+            yield Heard(name, True, name in NEEDED)
+    if config.kubelet and (reconciler.kubelet is not None or reconciler.checkpoint.trouble):
+        yield Heard("kubelet", not reconciler.checkpoint.trouble, True, reconciler.checkpoint.trouble)

@@ -8,7 +8,7 @@ out; a bare pid is never believed. What stays out: masks (affinity, plan) and wh
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -21,6 +21,9 @@ from vmpin.vmm.qemu_cmdline import guest_vcpus
 from vmpin.vmm.qmp import QmpAnswer
 
 logger = logging.getLogger(__name__)
+
+#: A process that is something to a sandbox: its main thread, what it is, its command line.
+Found = tuple[ThreadId, VmmProcess | HelperProcess, list[str]]
 
 #: A process that is nothing to us is looked at again (it may exec a VMM) in the passes right after it came, then
 #: in one of this many, its turn given by its pid. In the same turn every thread's identity is read anew.
@@ -77,6 +80,12 @@ class Vm:
             yield from process.threads.values()
         yield from self.kernel
 
+    def guest_vcpus(self, ids: Sequence[VcpuId]) -> tuple[Vcpu, ...]:
+        """vCPUs as the guest sees them."""
+        if self.type is VmmType.QEMU:
+            return guest_vcpus(self.vmm.argv, ids)
+        return tuple(Vcpu(number) for number in ids)
+
     def main_of(self, thread: VmThread) -> ThreadId:
         """The main thread of a thread's process: itself for a kernel thread."""
         for process in self.processes():
@@ -100,6 +109,7 @@ class Observer:
         self._helpers: dict[int, tuple[ThreadId, HelperProcess, list[str]]] = {}
         self._kernel: dict[int, tuple[int, VmThread]] = {}
         self._doubles: set[tuple[SandboxId, int]] = set()
+        self._followed: dict[int, tuple[Vm, Process]] | None = None
 
     def scan(self, claims: Mapping[SandboxId, Claim], full: bool = False) -> set[SandboxId]:
         """Look for processes that came or went.
@@ -121,6 +131,41 @@ class Observer:
             if claim.pid not in self._vmms and (pid := str(claim.pid)) in here:
                 self._look(pid)
         return self._assign(claims)
+
+    def look(self, pid: int) -> Found | None:
+        """Look at one process that has just executed a program, or come. :returns: who it is, and what to whom; None
+        when it is nothing to us."""
+        vm, process = self.followed.get(pid, (None, None))
+        self._look(str(pid))
+        found = self._vmms.get(pid) or self._helpers.get(pid)
+        if vm is not None and process is vm.vmm and (found is None or found[2] != process.argv):
+            del self.vms[vm.sandbox]  # another program, if it has the same number and start time
+            self._followed = None
+        if found is None and pid not in self._kernel:
+            return None
+        self._seen.setdefault(str(pid), self.round)
+        return found
+
+    def assign(self, claims: Mapping[SandboxId, Claim]) -> set[SandboxId]:
+        """After `look`. :returns: the sandboxes whose VM came, went or became another."""
+        return self._assign(claims)
+
+    @property
+    def followed(self) -> Mapping[int, tuple[Vm, Process]]:
+        """The processes whose threads are followed, by pid."""
+        if self._followed is None:
+            self._followed = {process.pid: (vm, process) for vm in self.vms.values() for process in vm.processes()}
+        return self._followed
+
+    def helpers(self, sandbox: SandboxId) -> list[Process]:
+        """A sandbox's helpers, its VM there or not, with their threads as they are now."""
+        found = [Process(pid, identity, helper.role, argv) for pid, (identity, helper, argv) in self._helpers.items()
+                 if helper.sandbox == sandbox]
+        return [process for process in found if self._refresh(process, reread=True)]
+
+    def helped(self) -> set[SandboxId]:
+        """The sandboxes that have helpers."""
+        return {found.sandbox for _, found, _ in self._helpers.values() if found.sandbox is not None}
 
     def _forget(self, pid: str) -> None:
         del self._seen[pid]
@@ -204,6 +249,7 @@ class Observer:
                 self.vms[sandbox] = vm
                 changed.add(sandbox)
         changed |= self._assign_helpers()
+        self._followed = None
         return changed
 
     def _assign_helpers(self) -> set[SandboxId]:
@@ -251,6 +297,7 @@ class Observer:
         del self.vms[vm.sandbox]
         self._vmms.pop(vm.vmm.pid, None)
         self._seen.pop(str(vm.vmm.pid), None)
+        self._followed = None
 
     def _refresh(self, process: Process, reread: bool) -> bool | None:
         tasks = self.proc.tids(process.pid)
@@ -302,7 +349,7 @@ class Observer:
         vm.iothreads = {thread.id for thread in threads.values() if thread.role is ThreadRole.IOTHREAD}
         ids = sorted(vm.learned.values())
         known = found.complete
-        vcpus = guest_vcpus(process.argv, ids) if vm.type is VmmType.QEMU else tuple(Vcpu(number) for number in ids)
+        vcpus = vm.guest_vcpus(ids)
         changed = (threads, known, vcpus) != (process.threads, vm.known, vm.vcpus)
         process.threads, vm.known, vm.vcpus, vm.wants_qmp = threads, known, vcpus, None
         if found.found_by != "learned":

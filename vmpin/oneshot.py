@@ -47,7 +47,7 @@ def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> Report:
         reconciler = Reconciler(config)
         take(reconciler, Spool(config.spool), set(), tidy=False)
         reconciler.resync(act=False, full=True)
-        wanted = list(reconciler.state.sandboxes) if sandboxes is None else sandboxes
+        wanted = reconciler.touched() if sandboxes is None else sandboxes
         return Report(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
 
 

@@ -1,14 +1,14 @@
 """What vmpin knows of each thread's mask: what it asked for, what the kernel made of that, what was there before.
 
 Turns a placement into operations, carries them out, and keeps what became of them. What stays out: who may run where
-(placement), and when a pass happens (reconciler).
+(placement), what is said of those that had to be put back (drifts), and when a pass happens (reconciler).
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,11 +16,12 @@ from functools import lru_cache
 from vmpin.apply import Outcome, Result, carry_out
 from vmpin.before import Before
 from vmpin.cpuset import CpuSet
+from vmpin.drifts import Drifts
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.model import SandboxId, ThreadId, VmThread
-from vmpin.observe import Vm
+from vmpin.observe import Process, Vm
 from vmpin.placement import Placement
 from vmpin.plan import Observed, SetAffinity, diff, ordered
 from vmpin.topology import Topology
@@ -40,28 +41,31 @@ class Masks:
     refused: dict[ThreadId, str] = field(default_factory=dict)
     #: Not everything is as wanted, or not yet known to be.
     open: bool = True
-    #: Another hand or the kernel changed what was settled, and that is not repaired yet.
-    drifted: bool = False
 
 
 class Pinner:
     """The masks of all VMs' threads. `before` comes from the state file and goes there."""
 
-    def __init__(self, proc: Procfs, cgroups: Cgroups, before: Mapping[SandboxId, Before]) -> None:
+    def __init__(self, proc: Procfs, cgroups: Cgroups, before: Mapping[SandboxId, Before],
+                 drifts: Drifts | None = None) -> None:
         self.proc = proc
         self.cgroups = cgroups
         self.before = dict(before)
+        self.drifts = drifts or Drifts()
         #: Masks from before were learned that are not in the state file yet.
         self.learned = False
         self._masks: dict[SandboxId, Masks] = {}
 
     def of(self, sandbox: SandboxId) -> Masks:
-        return self._masks.setdefault(sandbox, Masks())
+        masks = self._masks.get(sandbox)
+        if masks is None:
+            masks = self._masks[sandbox] = Masks()
+        return masks
 
     def refusals(self, sandbox: SandboxId) -> list[str]:
         """What the kernel refused, for status."""
         known = self._masks.get(sandbox)
-        return [] if known is None else list(known.refused.values())
+        return [*([] if known is None else known.refused.values()), *self.drifts.notes(sandbox)]
 
     def look_again(self, sandbox: SandboxId) -> None:
         """Something is another than it was: compare thread by thread in the next pass."""
@@ -69,40 +73,47 @@ class Pinner:
 
     def forget(self, sandbox: SandboxId) -> None:
         self._masks.pop(sandbox, None)
+        self.drifts.forget(sandbox)
 
     def keep_only(self, sandboxes: Iterable[SandboxId]) -> None:
         """Forget the masks of VMs that have ended."""
         for gone in self._masks.keys() - set(sandboxes):
             del self._masks[gone]
+        self.drifts.keep_only(self._masks, lambda: {thread for each in self._masks.values() for thread in each.asked})
+
+    def insist(self) -> None:
+        """Take up again what was left to another writer."""
+        for sandbox in self.drifts.insist():
+            self.look_again(sandbox)
 
     def operations(self, vm: Vm, placement: Placement) -> tuple[SetAffinity, ...]:
         """What has to be set to make a VM's threads what `placement` wants."""
         masks = self.of(vm.sandbox)
-        if not masks.open and _holds(masks.expected):
+        if not masks.open and _holds(masks.expected) and time.monotonic() < self.drifts.again(vm.sandbox):
             return ()
         observed = list(self._observed(vm, masks, placement))
         self._remember(vm, observed)
-        operations = diff(placement, observed)
+        operations = self.drifts.sort(vm.sandbox, placement, diff(placement, observed), masks.expected)
         changing = {operation.thread.id for operation in operations}
-        masks.expected = [(seen.thread.id.tid, seen.actual.frozen()) for seen in observed
-                          if seen.thread.id not in changing
-                          and placement.cpus_for(seen.thread.role, seen.thread.vcpu) is not None]
+        masks.expected = [] if len(changing) == len(observed) else [
+            (seen.thread.id.tid, seen.actual.frozen()) for seen in observed
+            if seen.thread.id not in changing and placement.cpus_for(seen.thread.role, seen.thread.vcpu) is not None]
         alive = {seen.thread.id for seen in observed}
         for table in (masks.asked, masks.refused):
-            for thread in [thread for thread in table if thread not in alive]:
+            for thread in table.keys() - alive:
                 del table[thread]
-        masks.drifted = bool(operations) and (masks.drifted or not masks.open)
         masks.open = False
         return operations
 
     def _observed(self, vm: Vm, masks: Masks, placement: Placement) -> Iterable[Observed]:
         """The threads with the masks they have now; those that ended meanwhile are left out."""
+        get = os.sched_getaffinity
         for thread in vm.threads():
-            mask = affinity.get(thread.id.tid)
-            if mask is None:
+            try:
+                actual = _cpuset(frozenset(get(thread.id.tid)))
+            except ProcessLookupError:
                 masks.open = True
                 continue
-            actual = _cpuset(mask)
             asked, shown = masks.asked.get(thread.id, (None, None))
             limit = None
             if asked is None:
@@ -116,7 +127,10 @@ class Pinner:
     def _remember(self, vm: Vm, observed: Iterable[Observed]) -> None:
         """Keep the masks of processes met for the first time: what a thread has then is what it had before vmpin."""
         before = self.before.get(vm.sandbox, Before())
-        known = before.only([*(process.id for process in vm.processes()), *(thread.id for thread in vm.kernel)])
+        here = [*(process.id for process in vm.processes()), *(thread.id for thread in vm.kernel)]
+        if len(here) == len(before.processes) and all(main in before.processes for main in here):
+            return
+        known = before.only(here)
         mains = {process.pid: process.id for process in vm.processes()}
         met: dict[ThreadId, list[tuple[VmThread, CpuSet]]] = {}
         for seen in observed:
@@ -124,43 +138,74 @@ class Pinner:
             if main not in known.processes:
                 met.setdefault(main, []).append((seen.thread, seen.actual))
         for main, masks in met.items():
-            known = known.remember(main, masks)
+            had = self._inherited(before, main)
+            known = known.remember(main, masks if had is None else [(thread, had) for thread, _ in masks])
         if known is not before:
             self.before[vm.sandbox] = known
             self.learned = True
 
+    def _inherited(self, before: Before, process: ThreadId) -> CpuSet | None:
+        """What a process had before vmpin that was born of one whose mask vmpin set already, or took its place
+        (QEMU's -daemonize: the VM is a child of the process that was started, which ends)."""
+        stat = self.proc.thread_stat(process.tid, process.tid) if before.processes else None
+        if stat is None:
+            return None
+        ended = []
+        for main in before.processes:
+            alive = self.proc.thread_stat(main.tid, main.tid)
+            if alive is None or alive.starttime != main.starttime or alive.state in "ZX":
+                ended.append(main)
+            elif main.tid == stat.ppid:
+                return before.of_parent(main)
+        return before.of_parent(max(ended, key=lambda main: main.starttime)) if ended else None
+
+    def met(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> CpuSet | None:
+        """A process that is to be placed before anything else is known of it. :returns: the mask from before that is
+        kept for it, None when there was one already."""
+        before = self.before.get(sandbox, Before())
+        had = self._inherited(before, main.id) or mask
+        known = before.remember(main.id, [(main, had)])
+        if known is before:
+            return None
+        self.before[sandbox] = known
+        return had
+
+    def place_now(self, sandbox: SandboxId, thread: VmThread, cpus: CpuSet, mask: CpuSet) -> Result:
+        """Set the mask (`mask` until now) of a thread that has just come, ahead of its VM's next pass."""
+        (result,) = carry_out(self.proc, (SetAffinity(sandbox, thread, cpus, mask),))
+        if result.got is not None and result.outcome is not Outcome.REFUSED:
+            self.of(sandbox).asked[thread.id] = (cpus, result.got)
+        return result
+
     def carry_out(self, operations: Iterable[SetAffinity], placements: Mapping[SandboxId, Placement]) -> list[Result]:
         """Set the masks, keep what the kernel made of each, and say once what went wrong."""
-        operations = ordered(operations)
-        for sandbox, count in Counter(operation.sandbox for operation in operations).items():
-            if (masks := self.of(sandbox)).drifted:
-                masks.drifted = False
-                logger.info("repairing sandbox=%s threads=%d: another hand or the kernel changed their masks",
-                            sandbox, count)
-        results = carry_out(self.proc, operations)
+        results = carry_out(self.proc, ordered(operations))
         done: dict[SandboxId, int] = {}
-        for result in results:
-            operation = result.operation
-            masks = self.of(operation.sandbox)
-            thread = operation.thread
-            if result.outcome is Outcome.GONE:
+        # An enum's member is looked up by a function: thousands of times a pass that is dear.
+        gone, refused, trimmed = Outcome.GONE, Outcome.REFUSED, Outcome.TRIMMED
+        for operation, outcome, got, why, _ in results:
+            sandbox, thread, cpus, _ = operation
+            masks = self.of(sandbox)
+            if outcome is gone:
                 masks.open = True
                 continue
-            if result.outcome is Outcome.REFUSED:
+            if outcome is refused:
                 masks.open = True  # tried again at every resync
-                if masks.refused.get(thread.id) != result.why:
-                    masks.refused[thread.id] = result.why
-                    logger.error("sandbox=%s: %s thread %d wanted=%s has=%s: %s", operation.sandbox, thread.role,
-                                 thread.id.tid, operation.cpus, result.got, result.why)
+                if masks.refused.get(thread.id) != why:
+                    masks.refused[thread.id] = why
+                    logger.error("sandbox=%s: %s thread %d wanted=%s has=%s: %s", sandbox, thread.role,
+                                 thread.id.tid, cpus, got, why)
                 continue
-            assert result.got is not None
-            masks.refused.pop(thread.id, None)
-            if result.outcome is Outcome.TRIMMED and masks.asked.get(thread.id) != (operation.cpus, result.got):
+            assert got is not None
+            if masks.refused:
+                masks.refused.pop(thread.id, None)
+            if outcome is trimmed and masks.asked.get(thread.id) != (cpus, got):
                 logger.warning("sandbox=%s: cannot honour %s for %s thread %d: its cpuset cgroup leaves %s",
-                               operation.sandbox, operation.cpus, thread.role, thread.id.tid, result.got)
-            masks.asked[thread.id] = (operation.cpus, result.got)
-            masks.expected.append((thread.id.tid, result.got.frozen()))
-            done[operation.sandbox] = done.get(operation.sandbox, 0) + 1
+                               sandbox, cpus, thread.role, thread.id.tid, got)
+            masks.asked[thread.id] = (cpus, got)
+            masks.expected.append((thread.id.tid, got.frozen()))
+            done[sandbox] = done.get(sandbox, 0) + 1
+        self.drifts.carried_out(results)
         for sandbox, count in done.items():
             placement = placements[sandbox]
             logger.info("pinned sandbox=%s threads=%d mask=%s verdict=%s", sandbox, count, placement.mask,
@@ -169,25 +214,35 @@ class Pinner:
 
     def give_back(self, vm: Vm, topology: Topology) -> list[Result]:
         """Give a VM's threads the masks from before; they are forgotten unless one was refused."""
-        before = self.before.get(vm.sandbox)
+        return self._give_back(vm.sandbox, [(thread, vm.main_of(thread)) for thread in vm.threads()], topology)
+
+    def give_back_helpers(self, sandbox: SandboxId, helpers: Iterable[Process], topology: Topology) -> list[Result]:
+        """The same for a sandbox whose VM has not come, or has gone."""
+        threads = [(thread, process.id) for process in helpers for thread in process.threads.values()]
+        return self._give_back(sandbox, threads, topology)
+
+    def _give_back(self, sandbox: SandboxId, threads: Iterable[tuple[VmThread, ThreadId]],
+                   topology: Topology) -> list[Result]:
+        before = self.before.get(sandbox)
         if before is None:
             return []
-        results = carry_out(self.proc, ordered(_restoring(vm, before, topology)))
+        results = carry_out(self.proc, ordered(_restoring(sandbox, before, threads, topology)))
         if not any(result.outcome is Outcome.REFUSED for result in results):
-            del self.before[vm.sandbox]
+            del self.before[sandbox]
         return results
 
 
-def _restoring(vm: Vm, before: Before, topology: Topology) -> Iterable[SetAffinity]:
-    for thread in vm.threads():
-        mask = before.mask(thread, vm.main_of(thread))
+def _restoring(sandbox: SandboxId, before: Before, threads: Iterable[tuple[VmThread, ThreadId]],
+               topology: Topology) -> Iterable[SetAffinity]:
+    for thread, main in threads:
+        mask = before.mask(thread, main)
         actual = affinity.get(thread.id.tid)
         if mask is None or actual is None:
             continue
         if mask >= topology.online:
             # It was free to run anywhere: so it shall be on CPUs that come online later, too.
             mask |= topology.known
-        yield SetAffinity(vm.sandbox, thread, mask, CpuSet(actual))
+        yield SetAffinity(sandbox, thread, mask, CpuSet(actual))
 
 
 @lru_cache(maxsize=1024)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -18,20 +19,25 @@ from vmpin import statefile
 from vmpin.agreement import Agreement
 from vmpin.allocation import CpuManagerState, judged, unseen
 from vmpin.apply import Outcome, Result
+from vmpin.birth import Account
+from vmpin.circumstances import Circumstances
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet, union
+from vmpin.drift import Change, Explained
+from vmpin.drifts import Drifts
 from vmpin.errors import SourceError, StateFileError
 from vmpin.events import Event, Held, SandboxSeen
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.model import ContainerId, SandboxId, ThreadId
+from vmpin.model import ContainerId, SandboxId, ThreadId, VcpuId, VmThread
 from vmpin.observe import Observer, Vm
 from vmpin.ownership import Claims, Node, Ownership, claims, ownership
 from vmpin.pinner import Pinner
 from vmpin.placement import Placement, Previous, Request, place
 from vmpin.plan import SetAffinity, ordered
 from vmpin.policy import Policy
+from vmpin.proof import Ledger
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import HookMessage
 from vmpin.source import nri_facts
@@ -40,6 +46,7 @@ from vmpin.source.hook_state import events_of
 from vmpin.source.kubelet_state import KubeletState
 from vmpin.source.nri_facts import NriEvent
 from vmpin.state import DesiredState, forget_stopped, reduce
+from vmpin.tally import Tally
 from vmpin.topology import Topology
 
 logger = logging.getLogger(__name__)
@@ -67,6 +74,7 @@ class Reconciler:
 
     def __init__(self, config: Config, acts: bool = True) -> None:
         self.config = config
+        self.tally = Tally()
         self.proc = Procfs(config.path("proc"))
         self.sysfs = Sysfs(config.path("sys"))
         self.cgroups = Cgroups(config.path("cgroup"), self.proc)
@@ -78,6 +86,7 @@ class Reconciler:
         kept, trouble = statefile.load(config.state_file, self.boot_id, set_aside=acts)
         if trouble:
             logger.warning("%s", trouble)
+        kept = statefile.with_notes(config.notes_file, self.boot_id, kept)
         self.state: DesiredState = kept.state
         self.previous: dict[SandboxId, Previous] = dict(kept.previous)
         self.checkpoint = KubeletState(config.path("kubelet"), logger.warning)
@@ -87,7 +96,11 @@ class Reconciler:
         self.claims: dict[SandboxId, Claims] = {}
         self.own: Ownership = ownership({}, self.node)
         self.placements: dict[SandboxId, Placement] = {}
-        self.pinner = Pinner(self.proc, self.cgroups, kept.before)
+        #: Where threads ran, as far as samples are taken.
+        self.ledger = Ledger()
+        self.circumstances = Circumstances(self.proc, self.sysfs, self.cgroups, self.tally, self.ledger,
+                                           f"{self.proc.root}/1/root")
+        self.pinner = Pinner(self.proc, self.cgroups, kept.before, Drifts(self._explain, config.fight_rules))
         #: The cpuset.cpus of the cgroups that container processes and VMMs are in.
         self._cgroup_of: dict[ThreadId, Path | None] = {}
         #: Who owns what has to be worked out again, whatever became of the sandboxes.
@@ -95,6 +108,9 @@ class Reconciler:
         self._changed = False
         self._dirty: set[SandboxId] = set(self.state.sandboxes)
         self._failing: str = ""
+        self._unnoted = False
+        #: How the threads of each sandbox were born, by the word of whoever is told of births.
+        self.births: dict[SandboxId, Account] = {}
         #: What went wrong with a VM, so that it is told once.
         self._odd: dict[SandboxId, str] = {}
 
@@ -102,6 +118,11 @@ class Reconciler:
     def unsaved(self) -> bool:
         """Whether the state file is behind."""
         return self._changed or self.pinner.learned
+
+    @property
+    def saved(self) -> bool:
+        """Whether the state file could be written when it was last tried."""
+        return not self._failing
 
     # What the sources say
 
@@ -160,8 +181,13 @@ class Reconciler:
         for vm in self.observer.vms.values():
             if self._cgroup_of.get(vm.vmm.id) in files:
                 touched.add(vm.sandbox)
+                self.circumstances.written(vm.sandbox)
                 self.pinner.look_again(vm.sandbox)
         return touched
+
+    def touched(self) -> list[SandboxId]:
+        """Every sandbox that is known, or of whose threads masks from before are kept."""
+        return list(dict.fromkeys([*self.state.sandboxes, *self.pinner.before]))
 
     def vm_sandboxes(self) -> set[SandboxId]:
         """The sandboxes that are VMs, as their VMM, Kata's state, their shim or runtime handler (kata…) tells."""
@@ -172,6 +198,7 @@ class Reconciler:
         """Go on with another configuration. What is set from paths stays as it was until a restart."""
         self.config = config
         self.observer.only = config.only
+        self.pinner.drifts.fights.rules = config.fight_rules
         self.sources.kata.listen_to(config.exclusive_annotation)
         self.kubelet = self.checkpoint.read() if config.kubelet else None
         self._renew(self.node.topology)
@@ -196,6 +223,8 @@ class Reconciler:
         self.reduce(self.sources.events(self.state, set(self.observer.vms)))
         self._tidy()
         found = self._pass(list(self.observer.vms), act)
+        if act:
+            self.circumstances.settled(self.node.topology.known, self.observer.vms.values())
         self.agreement.look(self.state, self.kubelet, self.node.online, self.config.resync_seconds)
         return Report(found, len(self.observer.vms), time.perf_counter() - started)
 
@@ -220,7 +249,15 @@ class Reconciler:
         self._place()
 
     def _scan(self, full: bool) -> None:
-        changed = self.observer.scan(self.sources.claims(self.state), full)
+        self._came(self.observer.scan(self.sources.claims(self.state), full))
+
+    def meet(self) -> set[SandboxId]:
+        """Give sandboxes the processes that `observer.look` has found. :returns: those whose VM is another now."""
+        changed = self.observer.assign(self.sources.claims(self.state))
+        self._came(changed)
+        return changed
+
+    def _came(self, changed: set[SandboxId]) -> None:
         self._dirty |= changed
         for sandbox in changed & self.observer.vms.keys():
             # A kernel thread that came late (kvm-pit) changes neither the VMM's own threads nor the placement.
@@ -257,12 +294,16 @@ class Reconciler:
         """Forget what is over: VMs' masks, sandboxes nobody knows, containers stopped long ago."""
         vms = self.observer.vms
         self.pinner.keep_only(vms)
+        self.circumstances.keep_only(vms)
         for sandbox in self.placements.keys() - vms.keys():
             del self.placements[sandbox]
         for sandbox in self._odd.keys() - vms.keys():
             del self._odd[sandbox]
+        helped = self.observer.helped()
+        for sandbox in self.births.keys() - vms.keys() - helped:
+            del self.births[sandbox]
         for kept in (self.previous, self.pinner.before):
-            for sandbox in [sandbox for sandbox in kept if sandbox not in vms and sandbox not in self.state.sandboxes]:
+            for sandbox in kept.keys() - vms.keys() - self.state.sandboxes.keys() - helped:
                 del kept[sandbox]
                 self._changed = True
         horizon = time.time_ns() - 600 * 10**9
@@ -287,7 +328,22 @@ class Reconciler:
             return tuple(Result(operation, Outcome.DONE, None) for operation in ordered(operations))
         if self.pinner.learned:
             self.save()  # before the first mask is changed: whatever happens then, it can be given back
-        return tuple(self.pinner.carry_out(operations, self.placements))
+        results = tuple(self.pinner.carry_out(operations, self.placements))
+        self.tally.fights = self.pinner.drifts.fought
+        outcomes = Counter((operation.thread.role, outcome) for operation, outcome, *_ in results)
+        self.tally.pins.update({(role, outcome.value): count for (role, outcome), count in outcomes.items()})
+        return results
+
+    def _explain(self, changes: Mapping[SandboxId, Counter[Change]]) -> Mapping[SandboxId, Sequence[Explained]]:
+        """Why threads had to be put back, as far as can be known."""
+        found = {}
+        replugged = self.circumstances.replugged()
+        for sandbox, changed in changes.items():
+            vm, kata = self.observer.vms.get(sandbox), self.sources.sandboxes.get(sandbox)
+            if vm is not None:
+                found[sandbox] = self.circumstances.explain(vm, changed, replugged,
+                                                            kata is not None and kata.pins_vcpus)
+        return found
 
     def _operations(self, sandbox: SandboxId) -> tuple[SetAffinity, ...]:
         placement = self.placements.get(sandbox)
@@ -356,6 +412,17 @@ class Reconciler:
                 changed.add(sandbox)
         return changed
 
+    def place_of(self, vm: Vm, vcpu: VcpuId) -> CpuSet | None:
+        """Where a vCPU goes that a VM has just got, ahead of the pass that will say so."""
+        placement, state = self.placements.get(vm.sandbox), self.state.sandboxes.get(vm.sandbox)
+        if placement is None or state is None:
+            return None
+        if vcpu not in placement.by_vcpu:
+            vcpus = vm.guest_vcpus(sorted({*vm.learned.values(), vcpu}))
+            placement = place(Request(vm.sandbox, vcpus, judged(state, self.kubelet), vm.known), self.node, self.own,
+                              self.config.policy, self.previous.get(vm.sandbox))
+        return placement.by_vcpu.get(vcpu)
+
     def _all_claims(self) -> Mapping[SandboxId, Claims]:
         """Also of the pods that only the kubelet told of, by their uids."""
         more: dict[SandboxId, Claims] = {}
@@ -390,6 +457,8 @@ class Reconciler:
             self.placements.pop(sandbox, None)
             if vm is not None:
                 results += self.pinner.give_back(vm, self.node.topology)
+            else:
+                results += self.pinner.give_back_helpers(sandbox, self.observer.helpers(sandbox), self.node.topology)
             self.pinner.forget(sandbox)
             self.previous.pop(sandbox, None)
             self._changed = True
@@ -399,6 +468,7 @@ class Reconciler:
     def take_back(self, sandboxes: Iterable[SandboxId]) -> None:
         """Take sandboxes that were unpinned into vmpin's hands again."""
         self.reduce([Held(sandbox, False) for sandbox in sandboxes])
+        self.pinner.insist()
 
     # Keeping
 
@@ -416,7 +486,23 @@ class Reconciler:
             logger.info("%s: the state can be saved again", self.config.state_file)
         self._failing = ""
         self._changed = self.pinner.learned = False
+        self.config.notes_file.unlink(missing_ok=True)
         return True
+
+    def keep_mask(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> None:
+        """Keep the mask of a process that has just come, before it is changed: the state file can wait then."""
+        had = self.pinner.met(sandbox, main, mask)
+        if had is None:
+            return
+        self._changed = True
+        try:
+            statefile.note(self.config.notes_file, self.boot_id, sandbox, main.id, had)
+        except StateFileError as err:
+            if not self._unnoted:
+                logger.error("%s (%s)", err, err.hint)
+            self._unnoted = True
+        else:
+            self._unnoted = False
 
 
 def _lists(policy: Policy) -> Iterable[CpuSet]:

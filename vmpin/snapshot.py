@@ -14,6 +14,7 @@ from vmpin.model import ContainerId, SandboxId
 from vmpin.observe import Vm
 from vmpin.ownership import contested
 from vmpin.plan import SetAffinity
+from vmpin.proof import Proof
 from vmpin.reconciler import Reconciler, Report
 from vmpin.state import SandboxState
 from vmpin.status import VERSION, Seen, node_data, pod_data, sandbox_data, trespasses
@@ -21,38 +22,44 @@ from vmpin.status import VERSION, Seen, node_data, pod_data, sandbox_data, tresp
 
 def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | None = None,
              nri: dict[str, object] | None = None, wide: bool = False,
-             guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None) -> dict[str, object]:
+             guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None,
+             births: dict[str, object] | None = None) -> dict[str, object]:
     """Everything status knows. `only` leaves other sandboxes out, but not the collisions with them.
 
     :param nri: how the connection to the runtime is, by the watcher's word.
     :param guest: what the guests say, by the watcher's word.
+    :param births: how births are told, by the watcher's word.
     :param wide: also read the VMMs' cgroups, which costs a tenth of a millisecond each.
     """
     masks: dict[frozenset[int], CpuSet] = {}
     sandboxes = []
     collisions = contested(reconciler.own)
-    known = reconciler.vm_sandboxes()
-    shown = [sandbox for sandbox in reconciler.state.sandboxes.values()
-             if sandbox.id in reconciler.observer.vms
-             or (sandbox.id in known and fnmatchcase(sandbox.id, reconciler.config.only))]
-    for sandbox in shown:
+    for sandbox in shown(reconciler):
         vm = reconciler.observer.vms.get(sandbox.id)
-        threads = [] if vm is None else _threads(reconciler, vm, masks)
+        threads = [] if vm is None else threads_of(reconciler, vm, masks)
         collisions += trespasses(reconciler.own, sandbox.id, threads)
         if only in (None, sandbox.id):
             sandboxes.append(_sandbox(reconciler, sandbox, vm, threads, wide or only is not None,
                                       guest(sandbox.id)))
     return {
         "version": VERSION,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "time": when(time.time()),
         "watcher": watcher_pid,
         "policy": reconciler.config.policy.words(),
         "node": node_data(reconciler.node, reconciler.own,
                           sorted(collisions, key=lambda collision: (collision.cpu, collision.sandboxes)),
                           _owners(reconciler), _disagreements(reconciler)),
-        "sources": {"nri": nri, "kubelet": _kubelet(reconciler)},
+        "sources": {"nri": nri, "kubelet": _kubelet(reconciler), "births": births},
         "sandboxes": sandboxes,
     }
+
+
+def shown(reconciler: Reconciler) -> list[SandboxState]:
+    """The sandboxes that are VMs and looked after."""
+    known = reconciler.vm_sandboxes()
+    return [sandbox for sandbox in reconciler.state.sandboxes.values()
+            if sandbox.id in reconciler.observer.vms
+            or (sandbox.id in known and fnmatchcase(sandbox.id, reconciler.config.only))]
 
 
 def _kubelet(reconciler: Reconciler) -> dict[str, object] | None:
@@ -97,7 +104,8 @@ def _owners(reconciler: Reconciler) -> dict[tuple[SandboxId, ContainerId], dict[
     return found
 
 
-def _threads(reconciler: Reconciler, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> list[Seen]:
+def threads_of(reconciler: Reconciler, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> list[Seen]:
+    """A VM's threads with the masks the kernel shows now. `masks` keeps the sets that were met, for the next VM."""
     placement = reconciler.placements.get(vm.sandbox)
     get = os.sched_getaffinity
     threads = []
@@ -121,16 +129,42 @@ def _sandbox(reconciler: Reconciler, sandbox: SandboxState, vm: Vm | None, threa
     kata = reconciler.sources.sandboxes.get(sandbox.id)
     if kata is not None and kata.pins_vcpus:
         notes.append("Kata pins the vCPUs too (enable_vcpus_pinning): two writers of the same masks, turn one off")
+    history = reconciler.circumstances.histories.get(sandbox.id)
+    account = reconciler.ledger.sandboxes.get(sandbox.id)
+    births = reconciler.births.get(sandbox.id)
     return sandbox_data(sandbox, reconciler.node, reconciler.placements.get(sandbox.id), vmm,
                         "none" if vm is None else vm.found_by, threads, notes, reconciler.kubelet,
                         {container: text for (of, container), text in reconciler.agreement.lasting.items()
                          if of == sandbox.id},
-                        _cgroup(reconciler, vm) if wide and vm is not None else None, guest)
+                        _cgroup(reconciler, vm) if wide and vm is not None else None, guest,
+                        None if history is None else history.data(),
+                        account.data() if wide and account is not None else None,
+                        None if births is None else births.data())
 
 
 def _cgroup(reconciler: Reconciler, vm: Vm) -> dict[str, object] | None:
     found = reconciler.cgroups.cpuset_of(vm.vmm.pid)
     return None if found is None else {"path": str(found.path), "cpus": str(found.effective)}
+
+
+def proved(reconciler: Reconciler, proof: Proof, only: SandboxId | None = None) -> dict[str, object]:
+    """Where threads ran, as `vmpin verify --since` tells it. `only` leaves other sandboxes out."""
+    sandboxes = []
+    for sandbox, account in proof.sandboxes.items():
+        if only in (None, sandbox):
+            state = reconciler.state.sandboxes.get(sandbox)
+            sandboxes.append({"id": sandbox, "pod": pod_data(None if state is None else state.pod), **account.data()})
+    return {"version": VERSION, "since": when(proof.since), "until": when(proof.until),
+            "seconds": round(proof.until - proof.since, 3), "watched": round(proof.watched, 3),
+            "drift": dict(proof.drift), "sandboxes": sandboxes,
+            "ended": None if only is not None else proof.ended.data(),
+            "findings": [finding.data() | {"first": when(finding.first), "last": when(finding.last)}
+                         for finding in proof.findings if only in (None, finding.sandbox)]}
+
+
+def when(seconds: float) -> str:
+    """CLOCK_REALTIME, as RFC 3339."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def outcome(report: Report) -> dict[str, object]:

@@ -20,6 +20,7 @@ from vmpin.before import Before, ProcessMasks
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.errors import StateFileError
 from vmpin.events import Source
+from vmpin.host.procfs import read_file
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId
 from vmpin.placement import Previous
 from vmpin.state import DesiredState, Known, SandboxState, Word
@@ -38,23 +39,68 @@ class Kept:
 
 
 def save(path: Path, boot_id: str, kept: Kept) -> None:
-    """Replace the file: temporary file, fsync, rename. :raises StateFileError: the old file is then still whole."""
+    """Replace the file. :raises StateFileError: the old file is then still whole."""
     body = json.dumps(_pack(boot_id, kept), separators=(",", ":"))
     sealed = f'{{"crc32":{_digest(body)},"body":{body}}}\n'.encode()
+    try:
+        replace(path, sealed)
+    except OSError as err:
+        raise StateFileError(f"{path}: the state cannot be saved: {err.strerror}",
+                             "free space or inodes there; until then a restart forgets what only hooks told "
+                             "and the masks from before vmpin") from err
+
+
+def note(path: Path, boot_id: str, sandbox: SandboxId, main: ThreadId, mask: CpuSet) -> None:
+    """Append a process's mask from before to the notes, in a hundredth of the time that the whole file takes: it is to
+    outlive this process, and the next whole file will hold it. :raises StateFileError:"""
+    line = json.dumps([boot_id, sandbox, main.tid, main.starttime, str(mask)]) + "\n"
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+    except OSError as err:
+        raise StateFileError(f"{path}: a mask from before cannot be noted: {err.strerror}",
+                             "free space or inodes there") from err
+
+
+def with_notes(path: Path, boot_id: str, kept: Kept) -> Kept:
+    """With what the notes have that the file has not. A line that is none, as the last may be, is left out."""
+    try:
+        raw = read_file(str(path), MAX_BYTES) or b""
+    except OSError:
+        return kept
+    before = dict(kept.before)
+    for line in raw.splitlines():
+        try:
+            boot, name, tid, starttime, mask = json.loads(line)
+            if boot != boot_id or not all(isinstance(each, int) for each in (tid, starttime)):
+                continue
+            main, sandbox = ThreadId(tid, starttime), SandboxId(str(name))
+            known = before.get(sandbox, Before())
+            cpus = CpuSet.parse(mask)
+            if cpus and main not in known.processes:
+                before[sandbox] = Before({**known.processes, main: ProcessMasks(cpus)})
+        except (ValueError, TypeError, RecursionError):
+            continue
+    return kept if before == kept.before else Kept(kept.state, kept.previous, before)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Temporary file, fsync, rename. :raises OSError: the old file is then still whole, and nothing is left beside."""
     made = path.with_name(f".{path.name}.new")
     try:
         fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(fd, "wb") as file:
-            file.write(sealed)
+            file.write(content)
             file.flush()
             os.fsync(fd)
         os.rename(made, path)
-    except OSError as err:
+    except OSError:
         with suppress(OSError):
             made.unlink()
-        raise StateFileError(f"{path}: the state cannot be saved: {err.strerror}",
-                             "free space or inodes there; until then a restart forgets what only hooks told "
-                             "and the masks from before vmpin") from err
+        raise
 
 
 def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[Kept, str]:

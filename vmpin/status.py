@@ -33,6 +33,11 @@ class Seen:
     def ok(self) -> bool:
         return self.wanted is None or self.wanted == self.actual
 
+    @property
+    def less(self) -> bool:
+        """Whether it has a part of what was asked, as its cpuset cgroup has no more."""
+        return bool(self.actual and self.wanted is not None and self.actual < self.wanted)
+
 
 def thread_data(seen: Seen) -> dict[str, object]:
     thread = seen.thread
@@ -49,13 +54,17 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
                  kubelet: CpuManagerState | None = None, disagreements: Mapping[ContainerId, str] | None = None,
                  cgroup: Mapping[str, object] | None = None,
                  guest: tuple[Mapping[str, object], Mapping[ContainerId, Mapping[str, object]]] | None = None,
+                 drift: Mapping[str, object] | None = None, proof: Mapping[str, object] | None = None,
+                 birth: Mapping[str, object] | None = None,
                  ) -> dict[str, object]:
     """One sandbox. `vmm` is {type, pid}, None when it does not run; `notes` are reasons beside the placement's own;
     `disagreements` say by container what its sources do not agree on; `cgroup` is the VMM's {path, cpus}; `guest`
-    is what was heard of its guest, and there of each container (None: the guest is told nothing)."""
+    is what was heard of its guest, and there of each container (None: the guest is told nothing); `drift` is what was
+    put back of its threads, None for nothing, `proof` where they ran, None where that is not asked or known, and
+    `birth` how they were born, None where nobody told."""
     odd = disagreements or {}
     told = [f"the sources disagree on the CPUs of container {container}: {text}" for container, text in odd.items()]
-    verdict, reasons = _judge(state, placement, vmm, threads, [*notes, *told])
+    verdict, reasons = judge(state, placement, vmm, threads, [*notes, *told])
     containers = []
     for container in judged(state, kubelet):
         vcpus = placement.containers.get(container.id) if placement is not None else None
@@ -67,6 +76,7 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
         "runtime": state.runtime, "handler": state.handler, "vmm": vmm, "cgroup": cgroup,
         "pod": pod_data(state.pod),
         "mask": None if placement is None else str(placement.mask), "verdict": str(verdict), "reasons": reasons,
+        "birth": birth, "drift": drift, "proof": proof,
         "found_by": found_by, "containers": containers, "threads": [thread_data(seen) for seen in threads]}
 
 
@@ -103,8 +113,9 @@ def _when(nanoseconds: int) -> str:
     return f"{seconds:%Y-%m-%dT%H:%M:%S}.{nanoseconds // 10**6 % 1000:03d}Z"
 
 
-def _judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, object] | None,
-           threads: Sequence[Seen], notes: Iterable[str]) -> tuple[Verdict, list[str]]:
+def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, object] | None,
+          threads: Sequence[Seen], notes: Iterable[str] = ()) -> tuple[Verdict, list[str]]:
+    """What a sandbox is to be called, and why; `notes` are more reasons, and change no verdict."""
     if vmm is None:
         return Verdict.OFF, ["its VMM does not run"]
     if placement is None:
@@ -113,8 +124,7 @@ def _judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, o
     verdict = placement.verdict
     wrong = [seen for seen in threads if not seen.ok]
     if wrong:
-        inside = [seen for seen in wrong if seen.wanted is not None and seen.actual is not None
-                  and seen.actual and seen.actual <= seen.wanted]
+        inside = [seen for seen in wrong if seen.less]
         if inside:
             reasons.append(f"{len(inside)} of {len(threads)} threads have less than was asked: their cpuset cgroup "
                            "has no more")

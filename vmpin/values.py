@@ -5,6 +5,7 @@ and raises ValueError with what is wrong about it. What stays out: which key has
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 
@@ -35,6 +36,24 @@ def seconds(value: object) -> float:
     if not 0.1 <= number <= 86400:
         raise ValueError("is not between 0.1 and 86400 seconds")
     return number
+
+
+def seconds_or_off(value: object) -> float:
+    """0 for off."""
+    return 0.0 if value is False or value in ("off", "0", 0) else seconds(value)
+
+
+def count(value: object) -> int:
+    text = "" if isinstance(value, bool) else str(value)
+    if not (text.isascii() and text.isdigit() and 0 < len(text) <= 6 and int(text)):
+        raise ValueError("is no number from 1 to 999999")
+    return int(text)
+
+
+def on_fight(value: object) -> str:
+    if value not in ("rest", "leave", "persist"):
+        raise ValueError("is none of rest, leave, persist")
+    return str(value)
 
 
 def word(value: object) -> str:
@@ -84,6 +103,43 @@ def port(value: object) -> int:
     if 1024 <= int(text) <= 1027:
         raise ValueError("is a port of Kata's own")
     return int(text)
+
+
+class Address(NamedTuple):
+    """Where something listens: an IP address and a port of TCP's, or the path of a unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: Path | None = None
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def address(value: object) -> Address | None:
+    """None for nowhere."""
+    if value is None or value is False or value in ("", "off"):
+        return None
+    text = str(value)
+    if text.startswith("unix:"):
+        found = path(text.removeprefix("unix:"))
+        if len(bytes(found)) > 107:
+            raise ValueError("is longer than the path of a socket can be (107 bytes)")
+        return Address(path=found)
+    host, _, number = text.rpartition(":")
+    if not (number.isascii() and number.isdigit() and len(number) <= 5 and 0 < int(number) < 65536):
+        raise ValueError("ends in no port of TCP's, and is no unix:/path")
+    from ipaddress import ip_address  # of few commands that anybody types
+
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        if ip_address(bare).version == (4 if bare == host else 6):
+            return Address(bare, int(number))
+    except ValueError:
+        pass
+    raise ValueError("has no IP address before the port (0.0.0.0 for all of the machine's; [::1] for one of IPv6)")
 
 
 def system(value: object) -> str:

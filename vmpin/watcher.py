@@ -13,34 +13,47 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vmpin import log, sdnotify, snapshot
+from vmpin.about import About
 from vmpin.apply import Outcome
+from vmpin.arrivals import Touched
+from vmpin.births import BirthFeed
 from vmpin.config import Config
 from vmpin.errors import ConfigError, SourceError, VmpinError, WatcherError
-from vmpin.feeds import FileFeed, NriFeed, PodResourcesFeed, wants_nri
+from vmpin.feeds import FileFeed, NriFeed, PodResourcesFeed, heard, wants_nri
 from vmpin.guests import Guests
+from vmpin.health import Heard
 from vmpin.model import SandboxId
 from vmpin.observe import Vm
 from vmpin.oneshot import ask, hear, take
 from vmpin.reconciler import Reconciler, Report
 from vmpin.repair import Repairs
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
+from vmpin.sampler import Sampler
 from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, PodEvent, Synced, Updated
 from vmpin.source.sockets import listen, open_to, serve
 from vmpin.source.spool import Spool
+
+if TYPE_CHECKING:
+    from vmpin.guest import GuestReport
 
 logger = logging.getLogger(__name__)
 
 #: After a hook spoke, the sandbox is looked at again after these seconds: a VMM makes its vCPU threads, and hotplugs
 #: more, in the moments after the runtime called.
 SETTLE = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+#: Which time it is again when another thread without a name was born meanwhile.
+UNNAMED = 4
 #: Messages may come in bursts; the state file is written once for all that came within this time (seconds).
 SAVE_AFTER = 0.2
 MAX_REQUEST = 65536
+#: What a running watcher does not take from a configuration that is loaded again, beside the paths.
+FIXED = ("watch.nri", "watch.kubelet", "watch.births", "metrics.address")
 
 
 class Watcher:
@@ -56,16 +69,29 @@ class Watcher:
         self.reconciler = reconciler
         self.spool = spool
         self._kept = kept
-        self._settling: dict[SandboxId, int] = {}
+        #: The sandboxes to look at again: which time it is, and when (time.monotonic()).
+        self._settling: dict[SandboxId, tuple[int, float]] = {}
         self._settle = asyncio.Event()
         self._save = asyncio.Event()
         self._stop = asyncio.Event()
         self._resync = asyncio.Event()
+        #: Whether the next resync is to look at every process again.
+        self._full = False
         self._queries: set[asyncio.Task[None]] = set()
         self._nri = NriFeed(config, self._on_nri, self._stop.set) if wants_nri(config) else None
         self._files = FileFeed(self._on_files)
+        self._births = BirthFeed(reconciler, self._on_births, self._on_lost) if config.births else None
         self._repairs = Repairs()
-        self._guests = Guests()
+        self._guests = Guests(early=config.births and config.guest_via() != "off")
+        #: None as long as no samples are taken.
+        self.sampler: Sampler | None = None
+        #: When everything was last looked at, by time.monotonic().
+        self.resynced: float | None = time.monotonic()
+        #: How often each source failed; and which are waiting to be started again, with why.
+        self.restarts: Counter[str] = Counter()
+        self._failing: dict[str, str] = {}
+        self._sources: list[str] = []
+        self._about: About | None = None
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT."""
@@ -84,19 +110,28 @@ class Watcher:
             ("hook", lambda: serve(hook.dup(), MAX_STATE + 4096, self._on_hook, line=False)),
             ("control", lambda: serve(control.dup(), MAX_REQUEST, self._on_request, line=True)),
             ("resync", self._resyncing), ("settle", self._settles), ("state", self._saving),
-            ("files", self._files.run), ("guests", self._guests.run)]
+            ("files", self._files.run), ("guests", self._guests.run),
+            ("proof", self._sampling)]
         self._guests.update(self.reconciler)
         if self.config.kubelet:
             sources.append(("podresources", PodResourcesFeed(self.config, self.reconciler.agreement.hear).run))
         if self._nri is not None:
             sources.append(("nri", self._nri.run))
+        if self._births is not None:
+            sources.append(("births", self._births.run))
         if sdnotify.watchdog_seconds() is not None:
             sources.append(("watchdog", self._patting))
+        if self.config.metrics is not None:
+            from vmpin.exporter import Exporter
+
+            sources.append(("metrics", Exporter(self).run))
+        self._sources = [name for name, _ in sources]
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._supervised(name, source)) for name, source in sources]
                 sdnotify.notify("READY=1")
                 logger.info("watching vms=%d run=%s", len(self.reconciler.observer.vms), self.config.run)
+                self._about = About()
                 self._ask_qmp()
                 await self._stop.wait()
                 sdnotify.notify("STOPPING=1")
@@ -107,6 +142,8 @@ class Watcher:
             for made, path in ((hook, self.config.hook_socket), (control, self.config.control_socket)):
                 made.close()
                 path.unlink(missing_ok=True)
+            if self.sampler is not None:
+                self.sampler.close()
         logger.info("stopped; threads keep their masks (`vmpin unpin` gives them back)")
 
     async def _supervised(self, name: str, source: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -116,12 +153,23 @@ class Watcher:
             try:
                 await source()
             except Exception as err:  # whatever it is, the other sources go on
+                self.restarts[name] += 1
+                self._failing[name] = repr(err)
                 if time.monotonic() - started > 60:
                     pause = 0.5  # it had recovered from what was before
                 logger.error("source=%s failed and is started again in %.1f s: %r", name, pause, err)
                 logger.debug("source=%s", name, exc_info=True)
             await asyncio.sleep(pause)
             pause = min(pause * 2, 30.0)
+            self._failing.pop(name, None)
+
+    def heard(self) -> Iterable[Heard]:
+        """The sources as they are now, for metrics and probes."""
+        return heard(self.config, self.reconciler, self._nri, self._births, self._sources, self._failing)
+
+    def guest(self, sandbox: SandboxId) -> GuestReport | None:
+        """What a sandbox's guest says; None where it is told nothing."""
+        return self._guests.report(sandbox)
 
     def _reload(self) -> None:
         sdnotify.notify("RELOADING=1")
@@ -129,12 +177,14 @@ class Watcher:
             config = self.reload()
             if config.status_group != self.config.status_group:
                 open_to(self.config.control_socket, config.status_group)
+                if self.config.metrics is not None and self.config.metrics.path is not None:
+                    open_to(self.config.metrics.path, config.status_group)
         except (ConfigError, OSError) as err:
             logger.error("the configuration stays as it was: %s", err)
         else:
-            fixed = [key for key in config.values if key.startswith("paths.") or key in ("watch.nri", "watch.kubelet")]
+            fixed = [key for key in config.values if key.startswith("paths.") or key in FIXED]
             if any(config.values[key] != self.config.values[key] for key in fixed):
-                logger.warning("changed paths, watch.nri and watch.kubelet are used after a restart only")
+                logger.warning("changed paths, %s are used after a restart only", " and ".join(FIXED))
             self.config = config
             log.set_level(config.log_level)
             self.reconciler.reconfigure(config)
@@ -155,15 +205,16 @@ class Watcher:
         except SourceError as err:
             logger.warning("refused: %s", err)
             return f"refused: {err}\n".encode("utf-8", "replace")
+        since = time.perf_counter()
         name = self.spool.keep(raw, message.time)
-        asyncio.get_running_loop().call_soon(self._take, raw, name)
+        asyncio.get_running_loop().call_soon(self._take, raw, name, since)
         return b"ok\n"
 
-    def _take(self, raw: bytes, name: str | None) -> None:
+    def _take(self, raw: bytes, name: str | None, since: float) -> None:
         if name is not None:
             self._kept.append(name)
         sandboxes = hear(self.reconciler, raw)
-        self._told(self.reconciler.settle(sandboxes), "hook")
+        self._told(self.reconciler.settle(sandboxes), "hook", since)
         self._settle_soon(sandboxes)
         self._save.set()
 
@@ -194,18 +245,41 @@ class Watcher:
         # Only a beginning brings threads that are not there yet; an update is set at once, and that is all.
         begun = {event.pod.id if isinstance(event, PodEvent) else event.container.pod for event in events
                  if isinstance(event, PodEvent | ContainerEvent) and event.kind in ("run", "start")}
-        self._told(self.reconciler.settle(touched, scan=bool(begun)), "nri")
+        since = None if self._nri is None else self._nri.since
+        self._told(self.reconciler.settle(touched, scan=bool(begun)), "nri", since)
         self._settle_soon(begun)
         self._save.set()
 
     def _on_files(self, written: set[Path]) -> None:
         """The kubelet's checkpoint, or cpuset cgroups: they are read when their sandboxes are settled."""
-        self._told(self.reconciler.settle(self.reconciler.written(written), scan=False), "files")
+        self._told(self.reconciler.settle(self.reconciler.written(written), scan=False), "files", self._files.since)
         self._save.set()
 
+    # Births
+
+    def _on_births(self, touched: Touched, since: float) -> None:
+        if touched.settle:
+            self._told(self.reconciler.settle(touched.settle, scan=False), "birth", since)
+            self._ask_qmp()
+        self._settle_soon(touched.begun)
+        # Threads that bear no name can come all the time: such a VM is looked at again, but not ever from the start.
+        for sandbox in touched.unnamed:
+            step, due = self._settling.get(sandbox, (0, 0.0))
+            if step > UNNAMED:
+                self._settling[sandbox] = UNNAMED, min(due, time.monotonic() + SETTLE[UNNAMED])
+                self._settle.set()
+        self._settle_soon(touched.unnamed - self._settling.keys())
+        if self.reconciler.unsaved:
+            self._save.set()
+
+    def _on_lost(self) -> None:
+        self._full = True
+        self._resync.set()
+
     def _settle_soon(self, sandboxes: Iterable[SandboxId]) -> None:
-        self._settling |= dict.fromkeys(sandboxes, 0)
-        if self._settling:
+        due = time.monotonic() + SETTLE[0]
+        for sandbox in sandboxes:
+            self._settling[sandbox] = 0, due
             self._settle.set()
 
     # The clock
@@ -217,7 +291,9 @@ class Watcher:
                     await self._resync.wait()
             self._resync.clear()
             self._take_spool()
-            self._told(self.reconciler.resync(), "resync")
+            full, self._full = self._full, False
+            self._told(self.reconciler.resync(full=full), "resync")
+            self.resynced = time.monotonic()
             if self.reconciler.unsaved:
                 self._save.set()
             self._ask_qmp()
@@ -241,21 +317,28 @@ class Watcher:
     async def _settles(self) -> None:
         """Look again, ever more seldom, at sandboxes a hook spoke of."""
         while True:
-            await self._settle.wait()
             self._settle.clear()
-            while self._settling:
-                await asyncio.sleep(min(SETTLE[step] for step in self._settling.values()))
-                self._told(self.reconciler.settle(self._settling), "settle")
-                self._ask_qmp()
-                if self.reconciler.unsaved:
-                    self._save.set()
-                for sandbox in [name for name, step in self._settling.items() if step + 1 == len(SETTLE)]:
-                    del self._settling[sandbox]
-                    vm = self.reconciler.observer.vms.get(sandbox)
-                    if vm is not None and not vm.known:
-                        logger.warning("sandbox=%s: after %.1f s its vCPU threads cannot be told (known: %d of %d "
-                                       "threads)", sandbox, sum(SETTLE), len(vm.vcpus), len(vm.vmm.stats))
-                self._settling = {sandbox: step + 1 for sandbox, step in self._settling.items()}
+            now = time.monotonic()
+            due = {sandbox: step for sandbox, (step, when) in self._settling.items() if when <= now}
+            if not due:
+                pause = min((when for _, when in self._settling.values()), default=None)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if pause is None else pause - now):
+                        await self._settle.wait()
+                continue
+            self._told(self.reconciler.settle(due), "settle")
+            self._ask_qmp()
+            if self.reconciler.unsaved:
+                self._save.set()
+            for sandbox, step in due.items():
+                if step + 1 < len(SETTLE):
+                    self._settling[sandbox] = step + 1, now + SETTLE[step + 1]
+                    continue
+                del self._settling[sandbox]
+                vm = self.reconciler.observer.vms.get(sandbox)
+                if vm is not None and not vm.known:
+                    logger.warning("sandbox=%s: after %.1f s its vCPU threads cannot be told (known: %d of %d "
+                                   "threads)", sandbox, sum(SETTLE), len(vm.vcpus), len(vm.vmm.stats))
 
     async def _saving(self) -> None:
         while True:
@@ -272,12 +355,34 @@ class Watcher:
         else:
             self.spool.remove(kept)
 
+    async def _sampling(self) -> None:
+        """Sample again and again where the threads run, in slices between which others have their turn."""
+        while True:
+            seconds = self.config.sample_seconds
+            if seconds is None:
+                if self.sampler is not None:
+                    self.sampler.close()
+                    self.sampler = None
+                await asyncio.sleep(self.config.resync_seconds)
+                continue
+            if self.sampler is None:
+                self.sampler = Sampler(self.reconciler, self.config.proof_file)
+            await asyncio.sleep(self.sampler.turn(seconds))
+
     async def _patting(self) -> None:
         while True:
             sdnotify.notify("WATCHDOG=1")
             await asyncio.sleep(sdnotify.watchdog_seconds() or 10.0)
 
-    def _told(self, report: Report, why: str) -> None:
+    def _told(self, report: Report, why: str, since: float | None = None) -> None:
+        """After a pass. :param since: when the event it was made for came in, by time.perf_counter()."""
+        tally = self.reconciler.tally
+        tally.passes[why] += 1
+        tally.pass_seconds.observe(report.seconds)
+        if since is not None and report.count(Outcome.DONE):
+            tally.pin_latency.observe(time.perf_counter() - since)
+        if self._births is not None:
+            self._births.passed(report, everything=why in ("resync", "request"))
         self._guests.update(self.reconciler)
         failed = report.count(Outcome.REFUSED)
         logger.debug("pass why=%s vms=%d set=%d refused=%d ms=%.1f", why, report.vms,
@@ -305,7 +410,7 @@ class Watcher:
         try:
             request = json.loads(raw)
             operation = request["op"]
-            if uid not in (0, os.geteuid()) and operation != "status":
+            if uid not in (0, os.geteuid()) and operation not in ("status", "proof"):
                 raise WatcherError(f"{operation}: not permitted to uid {uid}", "ask root")
             answer = self._request(str(operation), request)
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -324,7 +429,14 @@ class Watcher:
             self.reconciler.look()
             return snapshot.document(self.reconciler, os.getpid(), only,
                                      None if self._nri is None else self._nri.data(), request.get("wide") is True,
-                                     self._guests.data)
+                                     self._guests.data, None if self._births is None else self._births.data())
+        if operation == "about" and self._about is not None:
+            return self._about.data(self)
+        if operation == "proof":
+            if self.sampler is None:
+                raise WatcherError("it is not sampled where threads run", "set proof.sample_seconds")
+            since = time.time() - float(str(request["since"]))
+            return snapshot.proved(self.reconciler, self.sampler.since(since), only)
         if operation == "plan":
             return snapshot.planned(self.reconciler.resync(act=False))
         if operation == "reconcile":
@@ -334,7 +446,7 @@ class Watcher:
             self._told(report, "request")
             return snapshot.outcome(report)
         if operation == "unpin":
-            results = self.reconciler.unpin(list(known) if only is None else [only])
+            results = self.reconciler.unpin(self.reconciler.touched() if only is None else [only])
             self._guests.update(self.reconciler)
             return snapshot.unpinned(results)
         raise WatcherError(f"unknown request {operation[:40]!r}", "are vmpin and its watcher the same version?")

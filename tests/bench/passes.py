@@ -15,7 +15,7 @@ from vmpin.reconciler import Reconciler
 from vmpin.runtime.oci import parse_message
 
 
-def _settled(made: Node, machines: Sequence[Machine]) -> Reconciler:
+def settled(made: Node, machines: Sequence[Machine]) -> Reconciler:
     reconciler = Reconciler(made.config())
     reconciler.resync(full=True)
     # Names of new threads are read again in the pass after, and new processes in the first three.
@@ -29,7 +29,7 @@ def _settled(made: Node, machines: Sequence[Machine]) -> Reconciler:
 def unchanged(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     """A pass that finds nothing to do, in turn with the system calls that it cannot do without."""
     made.forget()
-    reconciler = _settled(made, machines)
+    reconciler = settled(made, machines)
 
     def one_pass() -> float:
         report = reconciler.resync(act=True)
@@ -57,7 +57,7 @@ def update(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     made.forget()
     pool, other = cpus()
     machine, bundle = machines[0], Bundle(made, machines[0])
-    reconciler = _settled(made, machines)
+    reconciler = settled(made, machines)
     tids = machine.tids()
     masks = {str(other): frozenset((other,)), f"{pool},{other}": frozenset((pool, other))}
 

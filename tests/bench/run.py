@@ -16,9 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import drifting
+import newborns
 import nri
 import passes
 import processes
+import scrapes
 from bench_node import Node, node, write_kata
 from measure import CannotMeasure, Figure, progress
 from vms import Machine, qemus, stand_ins
@@ -70,10 +73,16 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("hook",): lambda bench: [processes.hook(bench.made, bench.many(), bench.rounds(200))],
     ("pass_200x16",): lambda bench: [passes.unchanged(bench.made, bench.many(), bench.rounds(320))],
     ("update_16",): lambda bench: [passes.update(bench.made, bench.many(), bench.rounds(200))],
+    ("scrape_200x16",): lambda bench: [scrapes.scrape(bench.made, bench.many(), bench.rounds(200))],
+    ("sampling_200x16",): lambda bench: [drifting.sampling(bench.made, bench.many(), bench.rounds(20))],
+    ("repair_200x16",): lambda bench: [drifting.repair(bench.made, bench.many(), bench.rounds(20))],
     ("idle_rss", "idle_cpu"): _rest,
     ("status_json",): lambda bench: [processes.status(bench.made, bench.many(), bench.rounds(40))],
     ("nri_to_pinned",): lambda bench: [nri.to_pinned(bench.made, bench.many(), bench.rounds(100))],
     ("nri_sync_500",): lambda bench: [nri.sync(bench.made, bench.many(), 3 if bench.quick else 15)],
+    ("birth_to_placed", "birth_p99"): lambda bench: newborns.to_placed(
+        bench.made, bench.many(), bench.build, 1 if bench.quick else 4),
+    ("fork_storm",): lambda bench: [newborns.storm(bench.made, bench.many(), bench.build, 1 if bench.quick else 5)],
     ("discover_300",): _cold,
     ("nri_update_cost",): _update_cost,
 }

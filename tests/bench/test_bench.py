@@ -55,6 +55,21 @@ def test_quick_figures_have_their_shape_and_nothing_is_left(tmp_path: Path) -> N
     assert left_over(ran.pid) == []
 
 
+def test_drift_and_sampling_are_measured_beside_their_peers(tmp_path: Path) -> None:
+    need_root()
+    need_tool("gcc", "cc")
+    out = tmp_path / "bench.json"
+    ran, _, err = run("--only", "sampling_200x16", "--only", "repair_200x16", "-o", out)
+    assert ran.returncode == 0, err
+    sampling, repair = json.loads(out.read_text())["benchmarks"]
+    assert (sampling["name"], repair["name"]) == ("sampling_200x16", "repair_200x16")
+    assert sampling["threads"] == repair["threads"] == 320
+    assert sampling["asleep"] < sampling["value"] < sampling["psutil"]
+    assert repair["blind"] < repair["floor"] < repair["value"]
+    assert min(repair["taskset"], repair["psutil"]) > 0
+    assert left_over(ran.pid) == []
+
+
 def test_what_the_runtime_tells_is_measured(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")

@@ -21,7 +21,6 @@ from measure import CannotMeasure, environment, progress
 VCPUS = 8
 #: Of a stand-in: the vCPUs, the main thread and seven others.
 THREADS = 16
-_SOURCE = Path(__file__).with_name("manythreads.c")
 #: Machines that start at the same time: more only wait for each other.
 _BATCH = 4
 
@@ -58,7 +57,7 @@ def sandbox_id(number: int) -> str:
 @contextlib.contextmanager
 def stand_ins(count: int, build: Path) -> Iterator[list[Machine]]:
     """`count` processes that look like QEMU under Kata, of 16 threads each."""
-    binary = _compiled(build)
+    binary = compiled("manythreads", build, "-pthread")
     progress(f"starting {count} stand-ins of {THREADS} threads")
     with _ending([]) as machines:
         reader, writer = os.pipe()
@@ -66,7 +65,7 @@ def stand_ins(count: int, build: Path) -> Iterator[list[Machine]]:
             for number in range(count):
                 sandbox = sandbox_id(number)
                 machines.append(Machine(sandbox, subprocess.Popen(
-                    _kata_argv(sandbox), executable=binary, env=environment(), stdin=subprocess.DEVNULL,
+                    kata_argv(sandbox), executable=binary, env=environment(), stdin=subprocess.DEVNULL,
                     stdout=writer)))
             os.close(writer)
             writer = -1
@@ -109,19 +108,20 @@ def _ending(machines: list[Machine]) -> Iterator[list[Machine]]:
             machine.process.wait()
 
 
-def _compiled(build: Path) -> Path:
+def compiled(name: str, build: Path, *flags: str) -> Path:
+    """The program of one of the sources here."""
     gcc = shutil.which("gcc") or shutil.which("cc")
     if gcc is None:
         raise CannotMeasure("needs gcc")
     build.mkdir(parents=True, exist_ok=True)
-    binary = build / _SOURCE.stem
-    made = build / f".{_SOURCE.stem}.{os.getpid()}"
-    subprocess.run([gcc, "-O2", "-Wall", "-pthread", "-o", made, _SOURCE], check=True)
+    binary = build / name
+    made = build / f".{name}.{os.getpid()}"
+    subprocess.run([gcc, "-O2", "-Wall", *flags, "-o", made, Path(__file__).with_name(f"{name}.c")], check=True)
     made.rename(binary)
     return binary
 
 
-def _kata_argv(sandbox: str) -> list[str]:
+def kata_argv(sandbox: str) -> list[str]:
     """What Kata's Go runtime starts, shortened."""
     run = f"/run/vc/vm/{sandbox}"
     return ["/opt/kata/bin/qemu-system-x86_64", "-name", f"sandbox-{sandbox},debug-threads=on",

@@ -20,8 +20,8 @@ from need import need_root, need_tool
 from real_node import COMMAND, Node, by_tid, cri, two_cpus, union, wait
 from real_qemu import Qemu
 
-VERBS = ("watch", "status", "explain", "verify", "audit", "plan", "reconcile", "unpin", "config", "install-hook",
-         "demo")
+VERBS = ("watch", "status", "explain", "verify", "audit", "map", "doctor", "gather", "plan", "reconcile", "unpin",
+         "config", "install-hook", "demo")
 ESCAPE = "\x1b[2J\x07"
 
 
@@ -262,10 +262,10 @@ def test_the_status_as_json(lab: Lab) -> None:
     (owner,) = found["node"]["owners"]
     assert owner == {"sandbox": lab.vm.sandbox, "container": lab.node.id("web"), "cpus": lab.second, "kind": "vm",
                      "pod": found["sandboxes"][0]["pod"], "init": None, "cgroup": None}
-    assert set(found["sources"]) == {"nri", "kubelet"}
+    assert set(found["sources"]) == {"nri", "kubelet", "births"}
     (sandbox,) = found["sandboxes"]
     assert set(sandbox) == {"id", "runtime", "handler", "vmm", "cgroup", "pod", "mask", "verdict", "reasons",
-                            "found_by", "containers", "threads", "guest"}
+                            "found_by", "containers", "threads", "guest", "birth", "drift", "proof"}
     assert sandbox["id"] == lab.vm.sandbox
     assert sandbox["vmm"] == {"type": "qemu", "pid": lab.vm.pid}
     assert set(sandbox["pod"]) == {"namespace", "name", "uid"}
@@ -353,6 +353,20 @@ def test_every_verb_speaks_json(lab: Lab) -> None:
 
 
 @pytest.mark.root
+def test_map_draws_the_node_and_the_vm_on_it(lab: Lab, tmp_path: Path) -> None:
+    said = lab.node.cli("map").stdout
+    assert "NUMA node" in said
+    assert " a:v1" in said
+    assert "\x1b" not in said
+    page = lab.node.cli("map", "-o", "html").stdout
+    assert page.startswith("<!doctype html>")
+    assert "guest a" in page
+    assert "\x1b" not in page
+    file = tmp_path / "node.svg"
+    lab.node.cli("map", "-o", "svg", "--file", str(file))
+    assert file.read_text().startswith("<svg")
+
+
 def test_explain_says_why_in_sentences(lab: Lab) -> None:
     done = lab.node.cli("explain", lab.vm.sandbox)
     assert done.returncode == 0

@@ -168,11 +168,11 @@ def test_drift_is_repaired_at_the_next_resync(node: Node, cpus: tuple[str, str])
         for tid in by_tid(vm.pid):
             os.sched_setaffinity(tid, {int(cpus[1])})
         node.wait_for_all(vm.pid, cpus[0])
-        node.wait_for_log("repairing sandbox=")
+        node.wait_for_log("repaired sandbox=")
 
 
 def test_a_plan_repairs_nothing_and_says_so(node: Node, cpus: tuple[str, str]) -> None:
-    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600})
+    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600, "births": False})
     with Qemu(node.id("a"), vcpus=2) as vm:
         node.start()
         node.wait_for_all(vm.pid, cpus[0])
@@ -181,9 +181,9 @@ def test_a_plan_repairs_nothing_and_says_so(node: Node, cpus: tuple[str, str]) -
             (operation,) = node.data("plan")["operations"]
             assert (operation["tid"], operation["cpus"], operation["was"]) == (vm.pid, cpus[0], cpus[1])
         assert os.sched_getaffinity(vm.pid) == {int(cpus[1])}
-        assert "repairing" not in node.log()
+        assert "repaired" not in node.log()
         assert [entry["tid"] for entry in node.data("reconcile")["operations"]] == [vm.pid]
-        assert "repairing sandbox=" in node.log()
+        assert "repaired sandbox=" in node.log()
 
 
 def test_a_vm_that_was_killed_is_not_shown_as_running(node: Node, cpus: tuple[str, str]) -> None:
@@ -197,7 +197,7 @@ def test_a_vm_that_was_killed_is_not_shown_as_running(node: Node, cpus: tuple[st
 
 
 def test_drift_is_seen_at_once_and_repaired_when_asked(node: Node, cpus: tuple[str, str]) -> None:
-    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600})
+    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600, "births": False})
     with Qemu(node.id("a"), vcpus=2) as vm:
         node.start()
         node.wait_for_all(vm.pid, cpus[0])
@@ -555,6 +555,8 @@ def test_status_may_be_opened_to_a_group(node: Node) -> None:
     assert stat.S_IMODE((node.run / "hook.sock").stat().st_mode) == 0o600
     path = node.run / "vmpin.sock"
     assert json.loads(ask_as(NOBODY, group.gr_gid, path, b'{"op": "status"}\n'))["version"] == 1
+    proof = b'{"op": "proof", "since": 60}\n'
+    wait(lambda: json.loads(ask_as(NOBODY, group.gr_gid, path, proof)).get("version") == 1, "it tells no proof")
     for operation in ("plan", "reconcile", "unpin"):
         told = json.loads(ask_as(NOBODY, group.gr_gid, path, b'{"op": "%s"}\n' % operation.encode()))
         assert told == {"error": f"{operation}: not permitted to uid {NOBODY}", "hint": "ask root"}

@@ -24,7 +24,7 @@ BASE = ("python3", "iproute2", "kmod", "procps", "util-linux", "numactl")
 PACKAGES = (
     "qemu-system-x86", "runc", "crun", "containerd", "busybox-static",
     "python3-pytest", "python3-yaml", "python3-rich", "python3-hypothesis", "python3-psutil",
-    "python3-protobuf", "python3-grpcio", "python3-tenacity",
+    "python3-protobuf", "python3-grpcio", "python3-tenacity", "python3-prometheus-client",
 )
 #: Python packages that Debian does not have, for pip.
 PYTHON = ("qemu.qmp>=0.0.3",)

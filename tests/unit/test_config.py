@@ -11,6 +11,7 @@ from vmpin.config import SETTINGS
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.errors import ConfigError
 from vmpin.policy import Policy, Spare, Vcpus, Where
+from vmpin.values import Address
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +111,18 @@ def test_every_rule_of_the_policy_can_be_said(tmp_path: Path) -> None:
     assert data["paths.run"] == {"value": "/run/vmpin", "from": "default"}
 
 
+@pytest.mark.parametrize(("text", "address"), [
+    ("127.0.0.1:9750", Address("127.0.0.1", 9750)), ("0.0.0.0:1", Address("0.0.0.0", 1)),
+    ("[::1]:9750", Address("::1", 9750)), ("", None), ("off", None),
+    ("unix:/run/vmpin/metrics.sock", Address(path=Path("/run/vmpin/metrics.sock")))])
+def test_where_metrics_are_served(text: str, address: Address | None) -> None:
+    found = config.load(None, {"VMPIN_METRICS_ADDRESS": text}, {})
+    assert found.metrics == address
+    if address is not None:
+        assert str(address) == text
+        assert found.data()["metrics.address"]["value"] == text
+
+
 @pytest.mark.parametrize(("text", "said", "hint"), [
     ("wacth: {qmp: no}", "unknown section 'wacth'", "did you mean 'watch'?"),
     ("watch: {qpm: no}", "unknown key 'watch.qpm'", "did you mean 'watch.qmp'?"),
@@ -141,6 +154,13 @@ def test_what_is_no_key_is_refused_by_name_and_file(tmp_path: Path, text: str, s
     ("policy.spare_vcpus", "off", "is none of sandbox, shared, housekeeping"),
     ("policy.vhost", "somewhere", "or a CPU list"), ("policy.vhost", "true", "is none of sandbox,"),
     ("policy.vhost", "1-x", "or a CPU list"), ("policy.exclusive_annotation", "two words", "is no word"),
+    ("metrics.address", "here", "ends in no port of TCP's"), ("metrics.address", '"9750"', "has no IP address"),
+    ("metrics.address", "127.0.0.1", "ends in no port"), ("metrics.address", "127.0.0.1:0", "ends in no port"),
+    ("metrics.address", "127.0.0.1:65536", "ends in no port"), ("metrics.address", '":9750"', "has no IP address"),
+    ("metrics.address", "localhost:9750", "has no IP address"), ("metrics.address", '"::1:9750"', "has no IP address"),
+    ("metrics.address", '"[127.0.0.1]:9750"', "has no IP address"), ("metrics.address", "true", "ends in no port"),
+    ("metrics.address", "unix:metrics.sock", "is no absolute path"), ("metrics.per_sandbox", "some", "neither true"),
+    ("metrics.address", "unix:/" + "a" * 107, "is longer than the path of a socket"),
     ("watch.resync_seconds", "soon", "is no number of seconds"),
     ("watch.resync_seconds", "true", "is no number of seconds"),
     ("watch.resync_seconds", "", "is no number of seconds"),
@@ -204,7 +224,7 @@ def test_what_is_no_yaml_is_refused_with_the_file(tmp_path: Path, text: str, why
 def test_every_variable_is_heard() -> None:
     defaults = config.load(None, {}, {})
     for setting in SETTINGS:
-        for text in ("/x", "1-3", "3", "off", "on", "debug", "union", "shared", "word"):
+        for text in ("/x", "1-3", "7", "off", "on", "debug", "union", "shared", "leave", "unix:/x", "word"):
             try:
                 found = config.load(None, {setting.variable: text}, {})
             except ConfigError:

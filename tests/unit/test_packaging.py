@@ -121,8 +121,8 @@ def _needed() -> dict[str, str]:
 
 def test_make_installs_every_tool_that_a_test_needs() -> None:
     """Where a test is content with one of several, one is enough."""
-    always = {"chroot", "mount", "nsenter", "prlimit", "setpriv", "sh", "stdbuf", "taskset", "tee", "timeout",
-              "unshare"}  # of coreutils, util-linux, mount and dash
+    always = {"chroot", "mount", "nsenter", "prlimit", "setpriv", "sh", "sleep", "stdbuf", "taskset", "tee",
+              "timeout", "umount", "unshare"}  # of coreutils, util-linux, mount and dash
     brought = set(_needed()) | always
     for path in (ROOT / "tests").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_bytes())):

@@ -248,3 +248,47 @@ def test_on_a_full_disk_the_old_file_stays_whole(tmp_path: Path) -> None:
         timeout=60, check=False)
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout == f"{tmp_path}/state.json: the state cannot be saved: No space left on device\n"
+
+
+# Notes: what is to outlive a kill before the whole file is written
+
+
+def test_a_note_is_taken_into_what_the_file_holds(tmp_path: Path) -> None:
+    path, main, other = tmp_path / "notes", ThreadId(7, 100), ThreadId(8, 100)
+    statefile.note(path, BOOT, SandboxId("a"), main, CpuSet.parse("0-3"))
+    statefile.note(path, BOOT, SandboxId("a"), other, CpuSet.parse("1"))
+    statefile.note(path, BOOT, SandboxId("b"), main, CpuSet.parse("2"))
+    known = Before({main: ProcessMasks(CpuSet.parse("0-7"))})
+    kept = statefile.with_notes(path, BOOT, Kept(before={SandboxId("a"): known}))
+    assert kept.before == {
+        SandboxId("a"): Before({main: ProcessMasks(CpuSet.parse("0-7")), other: ProcessMasks(CpuSet.parse("1"))}),
+        SandboxId("b"): Before({main: ProcessMasks(CpuSet.parse("2"))})}
+    assert os.stat(path).st_mode & 0o777 == 0o600
+
+
+def test_notes_of_another_boot_and_torn_ones_count_for_nothing(tmp_path: Path) -> None:
+    path, main = tmp_path / "notes", ThreadId(7, 100)
+    statefile.note(path, "another", SandboxId("a"), main, CpuSet.parse("0-3"))
+    statefile.note(path, BOOT, SandboxId("b"), main, CpuSet.parse("1"))
+    raw = path.read_bytes()
+    for line in (b"{}", b"[]", b"[1,2,3,4,5]", f'["{BOOT}","c",true,1,"x"]'.encode(), b"\xff\xff", b"[" * 5000,
+                 f'["{BOOT}","c",1,1,""]'.encode(), raw[-20:-5]):
+        path.write_bytes(line + b"\n" + raw + line)
+        kept = statefile.with_notes(path, BOOT, Kept())
+        assert kept.before == {SandboxId("b"): Before({main: ProcessMasks(CpuSet.parse("1"))})}
+
+
+@given(st.binary(max_size=200))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_notes_may_be_anything(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "notes").write_bytes(raw)
+    assert statefile.with_notes(tmp_path / "notes", BOOT, Kept()) == Kept()
+
+
+def test_no_notes_are_no_trouble(tmp_path: Path) -> None:
+    kept = Kept(before={SandboxId("a"): Before()})
+    assert statefile.with_notes(tmp_path / "notes", BOOT, kept) is kept
+    (tmp_path / "notes").mkdir()
+    assert statefile.with_notes(tmp_path / "notes", BOOT, kept) is kept
+    with pytest.raises(StateFileError):
+        statefile.note(tmp_path / "notes", BOOT, SandboxId("a"), ThreadId(7, 1), CpuSet.parse("0"))

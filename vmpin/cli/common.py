@@ -177,4 +177,18 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict
     Console().print(made)
 
 
+def print_styled(lines: Iterable[Sequence[tuple[str, str]]]) -> None:
+    """Lines of words with their styles: coloured for a person at a terminal, plain text for a pipe."""
+    if not sys.stdout.isatty():
+        for line in lines:
+            print("".join(word for word, _ in line).rstrip())
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for line in lines:
+        console.print(Text.assemble(*line), soft_wrap=False)
+
+
 VERDICTS = {"pinned": "green", "floating": "cyan", "degraded": "yellow", "off": "dim", "yes": "green", "no": "red"}

@@ -18,9 +18,9 @@ from vmpin.errors import ConfigError, UsageError, VmpinError
 
 #: The verbs by module, in the order in which help shows them.
 VERBS = {
-    "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit", "plan": "plan",
-    "reconcile": "act", "unpin": "act", "config": "config", "install-hook": "install_hook", "guest": "guest",
-    "demo": "demo",
+    "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit", "map": "map",
+    "doctor": "doctor", "gather": "gather", "plan": "plan", "reconcile": "act", "unpin": "act", "config": "config",
+    "install-hook": "install_hook", "guest": "guest", "demo": "demo",
 }
 
 _ABOUT = """\
@@ -30,6 +30,7 @@ Keeps VM sandboxes (Kata Containers) on the CPUs that the kubelet's static CPU m
 _EXAMPLES = """\
 a first look, on any node:
   vmpin status               which sandboxes there are, and where their threads may run
+  vmpin map                  the node's CPUs as a picture: whose each is, and who is on it
   vmpin plan                 what vmpin would do, without doing it
   vmpin plan --scenario F    the same for a node described in a file
 in service:
@@ -37,6 +38,8 @@ in service:
   vmpin watch                (config/vmpin.service runs it under systemd)
   vmpin verify               exit code 1 when a thread is not where it should be
   vmpin audit                exit code 1 when anything else runs on exclusive CPUs, or may
+  vmpin doctor               exit code 1 when something on this node hinders vmpin; says what to do
+  vmpin gather               what a bug report needs, in one file
   vmpin unpin                give every thread the mask it had before vmpin
 
 exit codes: 0 as asked, 1 something is not as it should be, 2 the command or a file cannot be used

@@ -21,6 +21,7 @@ from vmpin.cli.common import (
     table,
     verb,
 )
+from vmpin.cli.proof import COLUMNS, counts, row
 from vmpin.config import Config
 
 _EXAMPLES = """\
@@ -113,7 +114,9 @@ def _sources(sources: Document) -> str:
         given = (f"policy {kubelet['policy']}, exclusive CPUs {kubelet['exclusive'] or 'none'}" if kubelet["policy"]
                  else "no checkpoint that can be used")
         given += f" ({kubelet['trouble']})" if kubelet["trouble"] else ""
-    return f"sources: NRI {shown(told)}; kubelet {shown(given)}"
+    births = sources["births"]
+    born = "not asked for" if births is None else births["state"]
+    return f"sources: NRI {shown(told)}; kubelet {shown(given)}; births {shown(born)}"
 
 
 def _row(sandbox: Document, wide: bool) -> list[object]:
@@ -140,12 +143,32 @@ def _print_sandbox(sandbox: Document) -> None:
             for container in sandbox["containers"]])
     if sandbox["cgroup"]:
         print(f"  cgroup of the VMM: {shown(sandbox['cgroup']['path'])}, CPUs {sandbox['cgroup']['cpus']}")
+    if sandbox["birth"]:
+        print(f"  {_birth(sandbox['birth'])}")
+    if sandbox["drift"]:
+        drift = sandbox["drift"]
+        print(f"  threads put back: {shown(counts(drift['repairs']))}; the last time: {shown(drift['why'])}")
+    if sandbox["proof"] and sandbox["proof"]["roles"]:
+        table(COLUMNS, [[role, *row(account)] for role, account in sandbox["proof"]["roles"].items()])
     if sandbox["threads"]:
         table(["THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "OK"], [
             [thread["tid"], _role(thread), thread["name"],
              "as it is" if thread["wanted"] is None else thread["wanted"], thread["actual"],
              "yes" if thread["ok"] else "no"]
             for thread in sandbox["threads"]], VERDICTS)
+
+
+def _birth(birth: Document) -> str:
+    """How its threads were born, and how long any could run elsewhere."""
+    found = f"births: {birth['told']} threads, {birth['inside']} within their CPUs"
+    if birth["ended"]:
+        found += f", {birth['ended']} had ended already"
+    if birth["outside"]:
+        found += (f"; {birth['outside']} were allowed outside, {birth['outside_ms']['max']} ms at most, "
+                  f"{birth['outside_ms']['sum']} ms in all")
+    if birth["placed"]:
+        found += f"; in place {birth['placed_ms']['mean']} ms after birth, {birth['placed_ms']['max']} ms at most"
+    return found
 
 
 def _guest(container: Document) -> str:

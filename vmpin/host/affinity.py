@@ -14,10 +14,12 @@ import os
 from vmpin.cpuset import CpuSet
 from vmpin.errors import AffinityError, CpuNotAllowed, NotPermitted, ThreadGone
 from vmpin.host.procfs import Procfs
-from vmpin.model import ThreadId, VmThread
+from vmpin.model import VmThread
 
 #: A stat line is about 300 bytes; the 52 fields of 20 digits each that it could be at worst fit as well.
 _STAT_SIZE = 2048
+#: A zombie (Z, or X for a moment) keeps its number and start time until it is reaped, but never runs again.
+_ENDED = frozenset(b"ZX")
 
 
 def get(tid: int) -> frozenset[int] | None:
@@ -42,49 +44,57 @@ def pin(proc: Procfs, thread: VmThread, cpus: CpuSet) -> CpuSet:
         bound to its CPU.
     :raises NotPermitted: and for what else the kernel may say, AffinityError.
     """
-    tid = thread.id.tid
+    return pin_seen(proc, thread, cpus)[0]
+
+
+def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, int]:
+    """As `pin`, and also return the CPU that the thread was on: with the new mask it is lost."""
+    (tid, starttime), _, _, pid, _ = thread
     try:
-        fd = os.open(f"{proc.root}/{thread.pid}/task/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"{proc.root}/{pid}/task/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
         raise ThreadGone(tid, cpus) from None
     except OSError as err:
         raise AffinityError(tid, cpus, f"cannot read its start time: {err.strerror}") from err
     try:
-        if not _lives(fd, thread.id):
-            raise ThreadGone(tid, cpus)
-        before = get(tid)
         try:
-            os.sched_setaffinity(tid, cpus.frozen())
+            stat = os.pread(fd, _STAT_SIZE, 0)
+            before = os.sched_getaffinity(tid)
+        except ProcessLookupError:
+            raise ThreadGone(tid, cpus) from None
+        # The name before the last `)` may hold anything. Behind it the first field is the state, the 20th the start
+        # time and the 37th the CPU. Not procfs.parse_stat: every pin comes here.
+        at = stat.rfind(b")") + 2
+        fields = stat[at:].split(b" ", 37)
+        if stat[at] in _ENDED or int(fields[19]) != starttime:
+            raise ThreadGone(tid, cpus)
+        wanted = cpus.frozen()
+        try:
+            os.sched_setaffinity(tid, wanted)
             now = os.sched_getaffinity(tid)
         except OSError as err:
             # What the kernel said of a thread that took over the number is nothing to report.
-            if not _lives(fd, thread.id):
+            if not _lives(fd):
                 raise ThreadGone(tid, cpus) from None
             raise _translated(err, tid, cpus) from err
-        if not _lives(fd, thread.id):
+        if not _lives(fd):
             _put_back(tid, before)
             raise ThreadGone(tid, cpus)
     finally:
         os.close(fd)
-    return cpus if now == cpus.frozen() else CpuSet(now)
+    return (cpus if now == wanted else CpuSet(now)), int(fields[36])
 
 
-def _lives(fd: int, thread: ThreadId) -> bool:
-    """Whether the task behind an open stat file is that thread and has not ended.
-
-    Not procfs.parse_stat: two of its fields, at a third of the cost, in the path that every pin takes twice.
-    """
+def _lives(fd: int) -> bool:
+    """Whether the task behind an open stat file has not ended: the file stays with the thread it was opened for."""
     try:
-        raw = os.pread(fd, _STAT_SIZE, 0)
+        stat = os.pread(fd, _STAT_SIZE, 0)
     except ProcessLookupError:
         return False
-    # The name before the last `)` may hold anything; state is the first field behind it, starttime the 20th.
-    fields = raw[raw.rfind(b")") + 2 :].split(b" ", 20)
-    # A zombie (Z, or X for a moment) keeps its number and start time until it is reaped, but never runs again.
-    return len(fields) > 19 and fields[0] not in (b"Z", b"X") and fields[19] == b"%d" % thread.starttime
+    return stat[stat.rfind(b")") + 2] not in _ENDED
 
 
-def _put_back(tid: int, mask: frozenset[int] | None) -> None:
+def _put_back(tid: int, mask: set[int]) -> None:
     """Give the thread that took over a number the mask that was read of that number before.
 
     Nothing better is known of it. Where that is none or empty, its own mask stays lost; and an error changes

@@ -76,6 +76,11 @@ class Procfs:
         except (FileNotFoundError, ProcessLookupError):
             return []
 
+    def children(self, pid: int | str) -> list[str]:
+        """The processes that a process's main thread forked and that it has not lost; [] also where the kernel does
+        not tell (CONFIG_PROC_CHILDREN)."""
+        return (read_file(f"{self.root}/{pid}/task/{pid}/children", 65536) or b"").decode("ascii", "replace").split()
+
     def stat(self, pid: int | str) -> Stat | None:
         raw = read_file(f"{self.root}/{pid}/stat", 4096)
         return None if raw is None else parse_stat(raw)
@@ -86,9 +91,11 @@ class Procfs:
 
     def cmdline(self, pid: int | str) -> list[str]:
         """The arguments; [] for kernel threads and what has ended."""
-        raw = read_file(f"{self.root}/{pid}/cmdline", 131072)
+        raw = read_file(f"{self.root}/{pid}/cmdline", 4096)
         if not raw:
             return []
+        if len(raw) == 4096:  # few are so long, and the memory for the longest costs more than to read most of them
+            raw = read_file(f"{self.root}/{pid}/cmdline", 131072) or b""
         return raw.decode("utf-8", "replace").rstrip("\0").split("\0")
 
     def tgid(self, pid: int) -> int | None:

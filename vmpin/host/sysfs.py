@@ -51,6 +51,17 @@ class Sysfs:
             raise SourceError(path, "names no CPU")
         return online
 
+    def plugged(self, cpus: CpuSet) -> dict[int, int]:
+        """By online CPU of `cpus` a number that is another once the CPU was off in between: its topology directory is
+        made anew then (drivers/base/topology.c), and kernfs gives no number twice. {} where the kernel shows none."""
+        found = {}
+        for cpu in cpus:
+            try:
+                found[cpu] = os.stat(f"{self._cpu}/cpu{cpu}/topology").st_ino
+            except OSError:
+                continue
+        return found
+
     def topology(self) -> Topology:
         """Everything; some files per CPU, so for the start and for changes of the online CPUs.
 

@@ -22,6 +22,8 @@ _VMM = (
 )
 _VIRTIOFSD = re.compile(r"virtiofsd(?:[-_.].*)?")
 _SHIM = re.compile(r"containerd-shim-kata-(?:.+-)?v2")
+#: What all of these begin with: most programs are none of them.
+_BEGINS = re.compile(r"qemu-|kvm|cloud-h|firecracker|stratovirt|virtiofsd|containerd-shim-kata|ld-linux")
 _LOADER = re.compile(r"ld-linux[-.].*")
 #: The loader's own options that take a word (ld.so(8)).
 _LOADER_WORDS = frozenset(("--library-path", "--preload", "--audit", "--argv0", "--glibc-hwcaps-prepend",
@@ -57,6 +59,8 @@ class HelperProcess:
 
 def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
     """What runs with this command line. It is the process's own claim: anyone can write such an argv."""
+    if not argv or not _BEGINS.match(_basename(argv[0])):
+        return None
     argv = _past_loader(argv)
     if not argv:
         return None

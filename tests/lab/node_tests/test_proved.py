@@ -1,0 +1,40 @@
+"""Where the threads of true KVM guests ran, by the watcher's books."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from lab.node_tests.conftest import StartsVms
+from lab.node_tests.guest import Guest
+from lab.node_tests.machines import Kata, Vmpin, Watcher, mask, until
+from vmpin.cpuset import CpuSet
+
+
+def test_a_busy_vcpu_that_is_pinned_is_proved_to_have_stayed_and_one_that_was_moved_not(
+        nested_vm: StartsVms, kata: Kata, vmpin: Vmpin, watcher: Watcher) -> None:
+    vmpin.configure(node__shared_pool="0-1", watch__resync_seconds=600, watch__births=False, proof__sample_seconds=0.5)
+    vm = nested_vm(vcpus=1, vhost_net=1, iothreads=["io1"], guest=Guest.BUSY)
+    kata.write(vm, {"pinned": "5"})
+
+    def account(code: int) -> Any:
+        (found,) = vmpin.json("verify", "--since", "1h", code=code)["proof"]["sandboxes"]
+        return found["roles"].get("vcpu", {"placed": 0.0})
+
+    with watcher:
+        (tid,) = vm.vcpu_tids().values()
+        until(lambda: mask(tid) == CpuSet((5,)), "the vCPU to be pinned")
+        until(lambda: account(0)["placed"] > 3, "the guest to run")
+        found = account(0)
+        # One sample may have been of the moments in which it was placed.
+        assert found["certain"] > found["placed"] - 1.5
+        assert found["elsewhere"] == 0
+
+        os.sched_setaffinity(tid, {4})
+        until(lambda: account(1)["elsewhere"] > 1, "the guest to run elsewhere")
+        vmpin("reconcile")
+        moved = account(1)
+        until(lambda: account(1)["placed"] > moved["placed"] + 1, "the guest to run in its place again")
+        proof = vmpin.json("verify", "--since", "1h", code=1)["proof"]
+        assert {(finding["tid"], finding["cpu"], finding["place"]) for finding in proof["findings"]} == {(tid, 4, "5")}
+        assert proof["drift"] == {"other": 1}

@@ -1,0 +1,133 @@
+"""A node with one VM, made of threads of this process, on a real reconciler: what an exporter shows of it is read from
+the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from need import lacking
+from prometheus_client.parser import text_string_to_metric_families
+
+from vmpin import config
+from vmpin.cpuset import CpuSet
+from vmpin.events import SandboxSeen
+from vmpin.exporter import Exporter
+from vmpin.guest import GuestReport
+from vmpin.health import Heard
+from vmpin.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmmType, VmThread
+from vmpin.observe import Process, Vm
+from vmpin.placement import Placement, VcpuPlace, Verdict
+from vmpin.reconciler import Reconciler
+from vmpin.state import DesiredState, SandboxState
+
+WEB = ContainerId("web")
+
+
+@dataclass
+class Node:
+    """One VM, made of threads of this process, on a real reconciler."""
+
+    root: Path
+    first: CpuSet
+    second: CpuSet
+    flags: dict[str, str] = field(default_factory=dict)
+    restarts: Counter[str] = field(default_factory=Counter)
+    resynced: float | None = field(default_factory=time.monotonic)
+    sources: list[Heard] = field(default_factory=lambda: [Heard("hook", True, True)])
+    report: GuestReport | None = None
+    asked: int = 0
+
+    def __post_init__(self) -> None:
+        self.id = SandboxId(f"t{secrets.token_hex(5)}")
+        paths = {f"paths.{name}": str(self.root / name) for name in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
+        self.config = config.load(None, {}, {**paths, "watch.only": f"{self.id}*", **self.flags})
+        self.reconciler = Reconciler(self.config, acts=False)
+        self.reconciler.reduce([SandboxSeen(self.id, "vmm")])
+        self._end = threading.Event()
+        self._threads: list[threading.Thread] = []
+        both = self.first | self.second
+        wanted = {ThreadRole.VCPU: self.first, ThreadRole.EMULATOR: both, ThreadRole.IOTHREAD: None}
+        found = [self._thread(ThreadRole.VCPU, self.first, 0), self._thread(ThreadRole.VCPU, self.second, 1),
+                 self._thread(ThreadRole.EMULATOR, self.first), self._thread(ThreadRole.EMULATOR, both),
+                 self._thread(ThreadRole.IOTHREAD, self.second)]
+        process = Process(os.getpid(), ThreadId(os.getpid(), 1), ThreadRole.EMULATOR, ["qemu"],
+                          threads={thread.id.tid: thread for thread in found})
+        self.reconciler.observer.vms[self.id] = Vm(self.id, VmmType.QEMU, process, known=True)
+        self.reconciler.placements[self.id] = Placement(
+            self.id, both, Verdict.PINNED, (), (VcpuPlace(VcpuId(0), self.first), VcpuPlace(VcpuId(1), self.first)),
+            {role: wanted.get(role) for role in ThreadRole if role is not ThreadRole.VCPU}, {WEB: (VcpuId(0),)})
+
+    def _thread(self, role: ThreadRole, cpus: CpuSet, vcpu: int | None = None) -> VmThread:
+        ready = threading.Event()
+
+        def run() -> None:
+            ready.set()
+            self._end.wait()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        ready.wait()
+        self._threads.append(thread)
+        assert thread.native_id is not None
+        os.sched_setaffinity(thread.native_id, cpus)
+        return VmThread(ThreadId(thread.native_id, 1), role, "t", os.getpid(), None if vcpu is None else VcpuId(vcpu))
+
+    def pod(self, name: str) -> None:
+        state = self.reconciler.state.sandboxes[self.id]
+        self.reconciler.state = DesiredState({self.id: SandboxState(state.id, pod=Pod("tests", name))})
+
+    def fill(self) -> None:
+        """Let something have happened of everything that can."""
+        self.pod("shop")
+        tally = self.reconciler.tally
+        for counter, key in ((tally.passes, "hook"), (self.restarts, "nri")):
+            counter[key] += 1
+        tally.births.observe(0.0003)
+        tally.pin_latency.observe(0.003)
+        self.reconciler.ledger.of(self.id).of(ThreadRole.VCPU).placed = 10**9
+
+    def close(self) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    # As an exporter wants it
+
+    def heard(self) -> Iterable[Heard]:
+        return self.sources
+
+    def guest(self, sandbox: SandboxId) -> GuestReport | None:
+        assert sandbox == self.id
+        return self.report
+
+    def scrape(self) -> str:
+        return asyncio.run(Exporter(self).metrics()).decode()
+
+    def values(self, name: str) -> dict[tuple[str, ...], float]:
+        """By label values, in the order of the labels' names."""
+        return {tuple(value for _, value in sorted(sample.labels.items())): sample.value
+                for family in text_string_to_metric_families(self.scrape()) for sample in family.samples
+                if sample.name == name}
+
+
+@contextmanager
+def metered(root: Path, **flags: str) -> Iterator[Node]:
+    """:param flags: keys of the configuration, with an underscore for the dot."""
+    cpus = [CpuSet((cpu,)) for cpu in sorted(os.sched_getaffinity(0))]
+    if len(cpus) < 2:
+        lacking("needs two CPUs")
+    made = Node(root, cpus[0], cpus[1], {key.replace("_", ".", 1): value for key, value in flags.items()})
+    try:
+        yield made
+    finally:
+        made.close()

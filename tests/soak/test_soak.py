@@ -1,0 +1,34 @@
+"""A minute of the soak. `make soak` lets it go on for longer, with another story each time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from need import need_root, need_tool
+
+SECONDS, SEED = 60, 20260
+
+
+@pytest.mark.root
+def test_whatever_happens_everything_comes_right(tmp_path: Path) -> None:
+    need_root()
+    need_tool("qemu-system-x86_64")
+    out = tmp_path / "soak.json"
+    ran = subprocess.run(
+        [sys.executable, "-m", "soak", "--seconds", str(SECONDS), "--seed", str(SEED), "-o", out],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, capture_output=True, text=True,
+        timeout=SECONDS + 240)
+    print(ran.stdout)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(out.read_text())
+    assert found["violations"] == 0
+    # It did happen.
+    assert found["rests"] >= 3
+    assert min(found["steps"], found["faults"]) >= 10
+    assert found["checks"] >= 9 * found["rests"]
+    assert found["repairs"] > 0

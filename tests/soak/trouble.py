@@ -1,0 +1,123 @@
+"""What goes wrong on the machine of a story, and how it all comes right again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+
+from real_node import talk
+
+from soak import machines
+from soak.oracle import Cpus
+from soak.world import Guest, World, listed
+
+
+class TroubledWorld(World):
+    """A world in which anything happens."""
+
+    def kill_watcher(self) -> None:
+        self.kill()
+        self.frozen = False
+
+    def end_watcher(self) -> None:
+        if self.watcher is not None:
+            code = self.stop()
+            assert code == 0, f"the watcher ended with {code}\n{self.last_log()}"
+
+    def start_watcher(self) -> None:
+        if self.watcher is not None and self.watcher.poll() is not None:
+            raise AssertionError(f"the watcher has ended with {self.watcher.returncode}\n{self.last_log()}")
+        if self.watcher is None:
+            self.start()
+
+    def freeze(self, frozen: bool) -> None:
+        if self.watcher is not None:
+            self.watcher.send_signal(signal.SIGSTOP if frozen else signal.SIGCONT)
+            self.frozen = frozen
+
+    def reload(self) -> None:
+        if self.watcher is not None:
+            self.watcher.send_signal(signal.SIGHUP)
+
+    def kill_vmm(self, guest: Guest) -> None:
+        """Nobody tells of it: its containers are there until somebody looks."""
+        self.end(guest)
+
+    def turn_agent(self) -> bool:
+        """Kill the agent in some guest, or start it again."""
+        found = [guest.inside for guest in self.running() if guest.inside is not None]
+        if found:
+            self.agents.turn(self.rng.choice(found))
+        return bool(found)
+
+    def write_masks(self, guest: Guest) -> None:
+        """Another hand, over some threads."""
+        assert guest.machine is not None
+        guest.tainted |= guest.told.held or not guest.settled
+        found = machines.tids(guest.machine)
+        rng = random.Random(self.rng.random())  # how many threads there are is not the seed's alone
+        for tid in rng.sample(found, rng.randint(1, len(found))):
+            cpus = rng.sample(sorted(self.everything), rng.randint(1, len(self.everything)))
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(tid, cpus)
+
+    def tell(self, guest: Guest, command: str) -> None:
+        """What the VM does of its own accord (vmm.c)."""
+        assert guest.machine is not None
+        if command == "v":
+            if guest.machine.vcpus < guest.machine.most:
+                guest.machine.add_vcpu()
+            return
+        guest.tainted |= command == "m" and (guest.told.held or not guest.settled)
+        guest.machine.tell(command)
+
+    def storm(self) -> None:
+        """Two thousand processes, one after the other."""
+        self.storms.append(subprocess.Popen(
+            ["sh", "-c", "n=0; while [ $n -lt 2000 ]; do /bin/true; n=$((n+1)); done"], stdin=subprocess.DEVNULL))
+
+    def fill(self) -> None:
+        with contextlib.suppress(OSError), self.filling.open("ab", buffering=0) as file:
+            while True:
+                file.write(b"\0" * 4096)
+
+    def free_disk(self) -> None:
+        self.filling.unlink(missing_ok=True)
+
+    def plug(self, online: Cpus) -> None:
+        """CPUs go off or come back, as /sys tells it; the last of the shared pool stays."""
+        path = self.sys / "devices/system/cpu/online"
+        new = path.with_name("online.new")
+        new.write_text(listed(online) + "\n")
+        new.rename(path)
+
+    def hold(self, guest: Guest) -> None:
+        """`vmpin unpin SANDBOX`, or `vmpin reconcile SANDBOX`."""
+        verb = "reconcile" if guest.told.held else "unpin"
+        if self.cli(verb, guest.id).returncode == 0:
+            guest.told.held = not guest.told.held
+
+    def talk_nonsense(self) -> None:
+        for name in () if self.frozen else ("hook.sock", "vmpin.sock", "metrics.sock"):
+            with contextlib.suppress(OSError):
+                talk(self.run / name, self.rng.randbytes(self.rng.randint(1, 20000)))
+
+    def calm(self) -> None:
+        """End everything that is wrong, so that all comes right."""
+        for storm in self.storms:
+            storm.wait()
+        self.storms.clear()
+        self.free_disk()
+        self.plug(self.everything)
+        self.freeze(False)
+        if not self.runtime.up:
+            self.runtime.start()
+        for guest in [guest for guest in self.guests.values() if guest.machine is None]:
+            self.remove(guest)
+        for guest in self.running():
+            if guest.inside is not None and guest.inside.agent is None:
+                self.agents.turn(guest.inside)
+        self.start_watcher()

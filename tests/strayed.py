@@ -1,0 +1,121 @@
+"""A node whose VMMs are shells that never sleep, on a real reconciler: one thread each, that anybody can move."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from need import lacking
+
+from vmpin import config
+from vmpin.cpuset import CpuSet
+from vmpin.host.procfs import Procfs
+from vmpin.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
+from vmpin.observe import Process, Vm
+from vmpin.placement import Placement, Verdict
+from vmpin.proof import Account
+from vmpin.reconciler import Reconciler
+
+SPIN = "while :; do :; done"
+
+
+def two_places() -> tuple[CpuSet, CpuSet]:
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        lacking("needs two CPUs")
+    return CpuSet(cpus[:1]), CpuSet(cpus[1:2])
+
+
+def thread_of(pid: int, tid: int | None = None) -> VmThread:
+    stat = Procfs().thread_stat(pid, tid or pid)
+    assert stat is not None
+    return VmThread(ThreadId(tid or pid, stat.starttime), ThreadRole.EMULATOR, stat.comm, pid)
+
+
+class Spinners:
+    """`here` is where everything is to run unless said otherwise, `there` the other CPU."""
+
+    def __init__(self, root: Path, **flags: str) -> None:
+        self.root = root
+        self.here, self.there = two_places()
+        self.prefix = f"t{secrets.token_hex(5)}"
+        self.flags = {key.replace("_", ".", 1): value for key, value in flags.items()}
+        self.reconciler = self.again()
+        self.children: dict[SandboxId, subprocess.Popen[bytes]] = {}
+
+    def again(self) -> Reconciler:
+        """A new reconciler, as after a restart of the watcher."""
+        paths = {f"paths.{name}": str(self.root / name) for name in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
+        (self.root / "run").mkdir(exist_ok=True)
+        self.reconciler = Reconciler(config.load(None, {}, {**paths, "watch.only": f"{self.prefix}*", **self.flags}))
+        return self.reconciler
+
+    def vm(self, name: str = "a", code: str = SPIN) -> Vm:
+        """A VMM that runs `code`, and is on its place."""
+        sandbox = SandboxId(f"{self.prefix}{name}")
+        child = self.children[sandbox] = subprocess.Popen(["sh", "-c", code])
+        os.sched_setaffinity(child.pid, self.here.frozen())
+        self.place(sandbox, self.here)
+        return self.meet(sandbox)
+
+    def meet(self, sandbox: SandboxId) -> Vm:
+        pid = self.children[sandbox].pid
+        main = thread_of(pid)
+        vm = Vm(sandbox, VmmType.QEMU, Process(pid, main.id, ThreadRole.EMULATOR, ["qemu"], threads={pid: main}))
+        self.reconciler.observer.vms[sandbox] = vm
+        return vm
+
+    def place(self, sandbox: SandboxId, cpus: CpuSet | None) -> None:
+        """Decide that its threads are to be there; sets no mask."""
+        self.reconciler.placements[sandbox] = Placement(
+            sandbox, cpus or self.here | self.there, Verdict.FLOATING, (), (),
+            {role: cpus for role in ThreadRole if role is not ThreadRole.VCPU}, {})
+        self.reconciler.pinner.look_again(sandbox)
+
+    def repair(self, vm: Vm) -> int:
+        """One pass over a VM's masks; how many were set."""
+        pinner = self.reconciler.pinner
+        operations = pinner.operations(vm, self.reconciler.placements[vm.sandbox])
+        return len(pinner.carry_out(operations, self.reconciler.placements))
+
+    def move(self, vm: Vm, cpus: CpuSet) -> None:
+        """As another hand does."""
+        os.sched_setaffinity(vm.vmm.pid, cpus.frozen())
+
+    def account(self, vm: Vm) -> Account:
+        """What is in the books of it now, in copy."""
+        total = Account()
+        total.add(self.reconciler.ledger.of(vm.sandbox).total)
+        return total
+
+    def end(self, vm: Vm) -> None:
+        self.children[vm.sandbox].kill()
+        self.children[vm.sandbox].wait()
+        self.reconciler.observer.vms.pop(vm.sandbox, None)
+
+    def close(self) -> None:
+        for child in self.children.values():
+            child.kill()
+            child.wait()
+
+
+@contextmanager
+def spinners(root: Path, **flags: str) -> Iterator[Spinners]:
+    """:param flags: keys of the configuration, with an underscore for the dot."""
+    made = Spinners(root, **flags)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def run_for(seconds: float, pid: int) -> None:
+    """Until a process has run so long, whatever else the machine does."""
+    end = time.clock_gettime(~pid << 3 | 2) + seconds
+    while time.clock_gettime(~pid << 3 | 2) < end:
+        time.sleep(0.01)

@@ -1,0 +1,245 @@
+"""The alert rules, the dashboard and docs/metrics.md: they know the metrics that are exported, and no others."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from metered import metered
+from prometheus_client.parser import text_string_to_metric_families
+
+from vmpin import resources
+
+ROOT = Path(__file__).parents[2]
+#: Words of PromQL's own, besides functions, which are followed by a parenthesis.
+WORDS = {"and", "or", "unless", "bool", "offset", "inf", "nan"}
+#: Functions and aggregations that are used; another one is to be looked up and added.
+FUNCTIONS = {"sum", "count", "min", "group", "rate", "increase", "time", "vector", "max_over_time",
+             "histogram_quantile"}
+#: Every target's, by Prometheus.
+TARGET = {"job", "instance"}
+
+
+class Selector(NamedTuple):
+    metric: str
+    #: (label, operator, value)
+    matchers: tuple[tuple[str, str, str], ...]
+
+
+class Expression(NamedTuple):
+    selectors: tuple[Selector, ...]
+    #: Of `by (…)`, `on (…)` and the like.
+    labels: frozenset[str]
+
+
+def parse(text: str) -> Expression:
+    """As much of PromQL as is used. :raises AssertionError: for what it cannot be."""
+    labels: set[str] = set()
+    found: list[Selector] = []
+    rest = text
+
+    def grouping(match: re.Match[str]) -> str:
+        labels.update(re.findall(r"\w+", match[1]))
+        return " "
+
+    def selector(match: re.Match[str]) -> str:
+        inner = match[2] or ""
+        matchers = re.findall(r'(\w+)(=~|!~|!=|=)"((?:[^"\\]|\\.)*)"', inner)
+        assert re.sub(r'\w+(=~|!~|!=|=)"(?:[^"\\]|\\.)*"', "", inner).strip(" ,") == "", f"odd matchers: {inner}"
+        found.append(Selector(match[1], tuple(matchers)))
+        return "0"
+
+    rest = re.sub(r"\b(?:by|on|without|ignoring|group_left|group_right)\s*\(([^)]*)\)", grouping, rest)
+    rest = re.sub(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}", selector, rest)
+    for name in re.findall(r"([a-zA-Z_]\w*)\s*\(", rest):
+        assert name in FUNCTIONS, f"unknown function {name}"
+    rest = re.sub(r"\[(?:\d+[smhd]|\$__rate_interval)\]", "", rest)
+    rest = re.sub(r"[a-zA-Z_]\w*(?=\s*\()", "f", rest)
+    for name in re.findall(r"(?<![\w.])[a-zA-Z_:][\w:]*", rest):
+        if name not in WORDS and name != "f":
+            found.append(Selector(name, ()))
+    assert re.fullmatch(r"[\w\s().,+*/<>=!-]*", rest), f"not understood: {rest}"
+    assert rest.count("(") == rest.count(")")
+    return Expression(tuple(found), frozenset(labels))
+
+
+class Exported(NamedTuple):
+    #: By sample name: values by label, of a node on which every metric has samples.
+    samples: dict[str, dict[str, set[str]]]
+    #: By family, as `# TYPE` names it: its type, and its labels.
+    families: dict[str, tuple[str, set[str]]]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    with metered(tmp_path_factory.mktemp("node"), metrics_per_sandbox="true") as node:
+        node.fill()
+        text = node.scrape()
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    samples: dict[str, dict[str, set[str]]] = {}
+    families: dict[str, tuple[str, set[str]]] = {}
+    for family in text_string_to_metric_families(text):
+        name = family.name if family.name in types else f"{family.name}_total"
+        labels: set[str] = set()
+        assert family.samples, f"{name} has no sample: Node.fill is to give it one"
+        for sample in family.samples:
+            values = samples.setdefault(sample.name, {})
+            for label, value in sample.labels.items():
+                values.setdefault(label, set()).add(value)
+                labels.add(label)
+        families[name] = types[name], labels - {"le"}
+    assert set(families) == set(types)
+    return Exported(samples, families)
+
+
+def alerts() -> list[dict[str, Any]]:
+    document = yaml.safe_load(resources.path("config/alerts.yaml").read_text())
+    assert set(document) == {"groups"}
+    names = [group["name"] for group in document["groups"]]
+    assert len(set(names)) == len(names)
+    return [rule for group in document["groups"] for rule in group["rules"]]
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(resources.path("config/grafana.json").read_text())
+    return found
+
+
+def targets() -> Iterator[tuple[str, str]]:
+    """(expression, legend) of every panel."""
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", ()):
+            yield target["expr"], target["legendFormat"]
+
+
+EXPRESSIONS = [rule["expr"] for rule in alerts()] + [expr for expr, _ in targets()]
+
+
+@pytest.mark.parametrize("text", EXPRESSIONS)
+def test_every_expression_is_about_metrics_labels_and_values_that_there_are(text: str, exported: Exported) -> None:
+    found = parse(text)
+    assert found.selectors
+    known = set(TARGET)
+    for selector in found.selectors:
+        assert selector.metric in exported.samples
+        labels = exported.samples[selector.metric]
+        known |= set(labels)
+        for label, operator, value in selector.matchers:
+            if label in TARGET:
+                assert (operator, value) == ("=~", "$instance")
+                continue
+            wanted = value.split("|") if operator == "=~" else [value]
+            assert operator in ("=", "=~")
+            assert set(wanted) <= labels[label]
+    assert found.labels <= known
+
+
+def test_what_is_none_of_ours_is_found_out() -> None:
+    assert parse('sum by (a) (rate(vmpin_x_total{b="c|d"}[5m])) / vmpin_y > 0.5') == Expression(
+        (Selector("vmpin_x_total", (("b", "=", "c|d"),)), Selector("vmpin_y", ())), frozenset({"a"}))
+    for wrong in ("sums(vmpin_x)", "sum(vmpin_x", 'vmpin_x{a="b" c}', "vmpin_x # nothing", "rate(vmpin_x[5 minutes])"):
+        with pytest.raises(AssertionError):
+            parse(wrong)
+
+
+def test_counters_are_only_used_as_rates_and_histograms_as_quantiles(exported: Exported) -> None:
+    for text in EXPRESSIONS:
+        for name in re.findall(r"\w+_(?:total|bucket)\b", text):
+            assert re.search(rf"(?:rate|increase)\({name}(?:\{{[^}}]*\}})?\[", text), text
+        for name in re.findall(r"histogram_quantile\(.*?(\w+_bucket)", text):
+            assert exported.families[name.removesuffix("_bucket")][0] == "histogram"
+            assert "le" in parse(text).labels
+
+
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
+def test_alerts_say_what_is_wrong_and_where(rule: dict[str, Any], exported: Exported) -> None:
+    assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+    assert rule["alert"].startswith("Vmpin")
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert re.fullmatch(r"\d+m", rule.get("for", "1m"))
+    assert "{{ $labels.instance }}" in rule["annotations"]["summary"]
+    assert rule["annotations"]["description"]
+    expression = parse(rule["expr"])
+    kept = set(expression.labels) if re.search(r"\b(by|on)\b", rule["expr"]) else {
+        label for selector in expression.selectors for label in exported.samples[selector.metric]}
+    for text in rule["annotations"].values():
+        assert set(re.findall(r"\$labels\.(\w+)", text)) <= kept | TARGET
+        assert set(re.findall(r"\| (\w+)", text)) <= {"humanize", "humanizePercentage", "humanizeDuration"}
+
+
+def test_each_alert_stands_in_the_documentation_with_what_to_do() -> None:
+    names = [rule["alert"] for rule in alerts()]
+    assert len(set(names)) == len(names)
+    assert re.findall(r"^\| (Vmpin\w+) \| \S", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE) == names
+
+
+def test_each_alert_has_a_test_in_which_it_fires() -> None:
+    text = (ROOT / "tests/data/alerts.test.yaml").read_text()
+    assert sorted(re.findall(r'alertname="(\w+)"', text)) == sorted(rule["alert"] for rule in alerts())
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with a server that would be started")
+def test_alerts_fire_when_they_should() -> None:
+    ran = subprocess.run(["promtool", "test", "rules", ROOT / "tests/data/alerts.test.yaml"], capture_output=True,
+                         text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_dashboard_can_be_drawn() -> None:
+    found = dashboard()
+    panels = found["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        squares = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not squares & taken
+        taken |= squares
+        assert panel["title"]
+        assert panel["type"] == "row" or panel["targets"]
+    variables = {variable["name"] for variable in found["templating"]["list"]}
+    assert set(re.findall(r"\$\{?(\w+)", json.dumps(found))) <= variables | {"__rate_interval", "__all"}
+
+
+def test_legends_name_labels_that_are_left(exported: Exported) -> None:
+    for text, legend in targets():
+        expression = parse(text)
+        left = set(expression.labels) if re.search(r"\bby\b", text) else set() if re.match(r"sum|count", text) else (
+            TARGET | {label for selector in expression.selectors for label in exported.samples[selector.metric]})
+        assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= left, text
+
+
+def test_the_dashboard_chooses_nodes_by_a_metric_that_there_is(exported: Exported) -> None:
+    queries = [variable["definition"] for variable in dashboard()["templating"]["list"] if "definition" in variable]
+    for query in queries:
+        found = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
+        assert found
+        assert found[1] in exported.samples
+        assert found[2] in TARGET
+    assert queries
+
+
+def test_every_metric_is_documented_with_its_type_and_labels(exported: Exported) -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]*)\| *\S", text, re.MULTILINE)
+    assert len(rows) == len({name for name, *_ in rows})
+    documented = {name: (kind, set(re.findall(r"\w+", labels))) for name, kind, labels in rows}
+    assert documented == exported.families
+    for word in re.findall(r"`((?:vmpin|process)_\w+)`", text):
+        assert word in exported.families
+
+
+def test_the_documentation_has_every_value_of_a_label_of_few(exported: Exported) -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    for name, label in (("vmpin_sandboxes", "verdict"), ("vmpin_threads", "place"), ("vmpin_threads", "role"),
+                        ("vmpin_cpus", "set"), ("vmpin_guest_containers", "state"), ("vmpin_pins_total", "outcome")):
+        for value in exported.samples[name][label]:
+            assert re.search(rf"\b{value}\b", text)

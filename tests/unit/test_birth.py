@@ -1,0 +1,118 @@
+"""Where a process goes that has just begun, and the account of births."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmpin import birth
+from vmpin.birth import Account
+from vmpin.cpuset import CpuSet
+from vmpin.events import Source
+from vmpin.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole
+from vmpin.ownership import Node, Ownership, claims, ownership
+from vmpin.placement import Previous
+from vmpin.policy import Policy, Where
+from vmpin.state import Known, SandboxState
+from vmpin.topology import Topology
+
+MINE, OTHER = SandboxId("mine"), SandboxId("other")
+EIGHT = Topology.build(CpuSet.parse("0-7"))
+NODE = Node(EIGHT, CpuSet.parse("0-1"), CpuSet.parse("7"))
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+def state(*texts: str | None, sandbox: SandboxId = MINE, held: bool = False) -> SandboxState:
+    """A sandbox with containers of these cpusets."""
+    return SandboxState(sandbox, containers={
+        ContainerId(f"c{number}"): Known(Container(ContainerId(f"c{number}"), cpuset=None if text is None else
+                                                   cpus(text), state=ContainerState.CREATED), Source.BUNDLE, 1)
+        for number, text in enumerate(texts)}, held=held)
+
+
+def own(*sandboxes: SandboxState, node: Node = NODE) -> Ownership:
+    return ownership({each.id: claims(each.live(), node) for each in sandboxes}, node)
+
+
+@pytest.mark.parametrize(("known", "expected"), [
+    (None, "0-1"),  # nobody told of it: the shared pool
+    (state(), "0-1"),
+    (state(None), "0-1"),
+    (state("2-3"), "2-3"),
+    (state("2-3", "0-1"), "0-3"),
+    (state("2-3", None), "0-3"),
+])
+@pytest.mark.parametrize("role", [ThreadRole.EMULATOR, ThreadRole.VIRTIOFSD, ThreadRole.SHIM])
+def test_it_goes_where_its_sandbox_is_as_far_as_that_is_known(known: SandboxState | None, expected: str,
+                                                              role: ThreadRole) -> None:
+    there = own(known) if known else own()
+    found = birth.at_exec(MINE, known, NODE, there, Policy())
+    assert found is not None
+    assert (found.mask, found.cpus_for(role, None)) == (cpus(expected), cpus(expected))
+
+
+def test_a_sandbox_out_of_our_hands_is_left_alone() -> None:
+    held = state("2", held=True)
+    assert birth.at_exec(MINE, held, NODE, own(held), Policy()) is None
+
+
+@pytest.mark.parametrize(("rule", "shim", "emulator"), [
+    (Where.HOUSEKEEPING, "7", "2"), (cpus("5"), "5", "2"), (Where.OFF, None, "2"), (Where.SHARED, "0-1", "2")])
+def test_a_helper_goes_by_its_policy_and_a_vmm_is_kept_where_its_vcpus_may_be(
+        rule: Where | CpuSet, shim: str | None, emulator: str) -> None:
+    """The first threads of a VMM may turn out to be anything."""
+    known = state("2")
+    found = birth.at_exec(MINE, known, NODE, own(known), Policy(shim=rule, emulator=rule))
+    assert found is not None
+    assert found.cpus_for(ThreadRole.SHIM, None) == (None if shim is None else cpus(shim))
+    assert found.cpus_for(ThreadRole.EMULATOR, None) == cpus(emulator)
+
+
+def test_what_others_own_is_none_of_its_cpus() -> None:
+    other = state("0-3", sandbox=OTHER)
+    node = Node(EIGHT, None)
+    exclusive = own(other, node=Node(EIGHT, cpus("7")))
+    found = birth.at_exec(MINE, None, node, ownership(exclusive.claims, node), Policy())
+    assert found is not None
+    assert found.mask == cpus("4-7")
+
+
+@given(st.lists(st.none() | st.frozensets(st.integers(0, 7), min_size=1).map(CpuSet), max_size=4),
+       st.lists(st.frozensets(st.integers(2, 7), min_size=1).map(CpuSet), max_size=3),
+       st.sampled_from(Where) | st.just(CpuSet((5, 6))), st.frozensets(st.integers(0, 9)).map(CpuSet))
+def test_it_is_never_put_on_what_is_another_containers_alone(
+        mine: list[CpuSet | None], theirs: list[CpuSet], rule: Where | CpuSet, last: CpuSet) -> None:
+    known = state(*(None if each is None else str(each) for each in mine))
+    other = state(*map(str, theirs), sandbox=OTHER)
+    there = own(known, other)
+    foreign = there.foreign(MINE)
+    found = birth.at_exec(MINE, known, NODE, there, Policy(emulator=rule, shim=rule, virtiofsd=rule),
+                          previous=Previous(last))
+    assert found is not None
+    for role in (ThreadRole.EMULATOR, ThreadRole.SHIM, ThreadRole.VIRTIOFSD):
+        where = found.cpus_for(role, None)
+        assert where is None or (where and where <= EIGHT.online)
+        assert where is None or where.isdisjoint(foreign)
+
+
+@pytest.mark.parametrize(("mask", "sandbox", "wanted", "outside"), [
+    ("0", "0-1", "0-1", False), ("0-1", "0-1", None, False), ("0-2", "0-1", "0-1", True), ("7", "0-1", "7", False),
+    ("0,7", "0-1", "7", False), ("6-7", "0-1", "7", True), ("", "0-1", "0", False)])
+def test_outside_is_where_neither_the_sandbox_nor_the_role_is(mask: str, sandbox: str, wanted: str | None,
+                                                              outside: bool) -> None:
+    assert birth.outside(cpus(mask), cpus(sandbox), None if wanted is None else cpus(wanted)) is outside
+
+
+def test_the_account_adds_up() -> None:
+    account = Account(told=5, inside=2, ended=1)
+    assert account.data()["placed_ms"] == {"mean": None, "max": 0.0}
+    account.leaked(0.002)
+    account.leaked(0.0005)
+    account.in_place(0.001)
+    account.in_place(0.004)
+    assert account.data() == {"told": 5, "inside": 2, "ended": 1, "outside": 2, "outside_ms": {"sum": 2.5, "max": 2.0},
+                              "placed": 2, "placed_ms": {"mean": 2.5, "max": 4.0}}

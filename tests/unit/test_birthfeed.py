@@ -1,0 +1,175 @@
+"""The feed of births in an event loop, with the kernel's real events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from need import lacking, need_root
+
+from vmpin import config
+from vmpin.arrivals import Touched
+from vmpin.births import CALM, BirthFeed
+from vmpin.host.procfs import Procfs
+from vmpin.reconciler import Reconciler
+
+pytestmark = pytest.mark.root
+
+PREFIX = f"f{secrets.token_hex(5)}-"
+
+
+class Heard:
+    """What the feed calls."""
+
+    def __init__(self, path: Path) -> None:
+        (path / "run").mkdir()
+        paths = {f"paths.{key}": str(path / key) for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
+        self.reconciler = Reconciler(config.load(None, {}, {**paths, "watch.only": f"{PREFIX}*"}))
+        self.touched: list[Touched] = []
+        self.lost = 0
+        self.wrong = False
+        self.feed = BirthFeed(self.reconciler, self._take, self._lose)
+
+    def _take(self, touched: Touched, since: float) -> None:
+        assert 0 <= time.perf_counter() - since < 60
+        if self.wrong:
+            raise OSError(24, "Too many open files")
+        self.touched.append(touched)
+
+    def _lose(self) -> None:
+        self.lost += 1
+
+
+@pytest.fixture
+def heard(tmp_path: Path) -> Heard:
+    need_root()
+    return Heard(tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def running(heard: Heard) -> AsyncIterator[None]:
+    task = asyncio.create_task(heard.feed.run())
+    await until(lambda: heard.feed.heard().up or "not told" in str(heard.feed.data()["state"]))
+    if not heard.feed.heard().up:
+        lacking(f"needs the kernel's proc connector: {heard.feed.data()}")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def sh(script: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["/bin/sh", "-c", script])
+
+
+def vmm(name: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["qemu-system-x86_64", "-c", "read line", "-name", f"sandbox-{PREFIX}{name}"],
+                            executable="/bin/sh", stdin=subprocess.PIPE)
+
+
+def test_a_vmm_is_told_of_and_all_that_was_before_is_to_be_read(heard: Heard) -> None:
+    async def scenario() -> None:
+        async with running(heard):
+            assert heard.lost == 1
+            with vmm("a"):
+                await until(lambda: heard.touched)
+        (touched,) = heard.touched
+        assert touched.begun == {f"{PREFIX}a"}
+
+    asyncio.run(scenario())
+    data = heard.feed.data()
+    assert data["state"] == "no more told"
+    assert heard.reconciler.tally.proc_events["exec"] >= 1
+    assert not heard.feed.heard().up
+
+
+def test_in_a_storm_of_others_the_loop_wakes_seldom_and_misses_nothing(heard: Heard) -> None:
+    async def scenario() -> None:
+        async with running(heard):
+            reads = 0
+            read = heard.feed._take
+
+            def counted(since: float) -> tuple[int, bool]:
+                nonlocal reads
+                reads += 1
+                return read(since)
+
+            heard.feed._take = counted  # type: ignore[method-assign]
+            storm = sh("while :; do /bin/true; done")
+            try:
+                before, begin = heard.reconciler.tally.proc_events["exec"], time.monotonic()
+                await asyncio.sleep(1)
+                assert reads <= 3 * (time.monotonic() - begin) / CALM + 10
+                told = heard.reconciler.tally.proc_events["exec"] - before
+                with vmm("a"):
+                    await until(lambda: heard.touched)
+            finally:
+                storm.kill()
+                storm.wait()
+            assert told > 20
+
+    asyncio.run(scenario())
+
+
+def test_what_goes_wrong_with_an_event_is_made_good_by_looking(heard: Heard,
+                                                               caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with running(heard):
+            heard.wrong = True
+            with vmm("a"):
+                await until(lambda: heard.lost == 2)
+            heard.wrong = False
+            with vmm("b"):
+                await until(lambda: heard.touched)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(scenario())
+    assert "Too many open files" in caplog.text
+
+
+def test_it_says_once_why_nothing_is_told(heard: Heard, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "proc" / "self" / "ns").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026539999]")
+    heard.reconciler.proc = Procfs(tmp_path / "proc")
+
+    async def scenario() -> None:
+        task = asyncio.create_task(heard.feed.run())
+        await until(lambda: heard.feed.data()["state"] != "not asked yet")
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        task.cancel()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    assert heard.feed.data()["state"] == "not told: it takes the machine's own pid namespace"
+    (line,) = caplog.messages
+    assert line.startswith("births are not told, and new threads found at a resync: ")
+    assert heard.lost == 0
+
+
+def test_nothing_is_left_open(heard: Heard) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+
+    async def scenario() -> None:
+        for _ in range(3):
+            async with running(heard):
+                pass
+
+    asyncio.run(scenario())
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # the directory's own

@@ -1,0 +1,214 @@
+"""The look at the node (checkup): a whole made-up node, and vmpin's own files on it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trees import make_tree
+
+from vmpin import config as configuration
+from vmpin import statefile
+from vmpin.checkup.node import look
+from vmpin.checkup.own import lock_holder, run_directory, unit
+from vmpin.config import Config
+from vmpin.doctor.checks import examine
+from vmpin.doctor.facts import Facts, ProcConnector, Rights, Watcher
+from vmpin.host.connector_check import available
+from vmpin.host.kernel import kernel
+from vmpin.host.procfs import Procfs
+from vmpin.host.rights import CAPABILITIES, rights
+from vmpin.lock import Lock
+
+SHARE = "opt/kata/share/defaults/kata-containers/runtimes/qemu"
+#: A node on which five things are wrong: kernel, kubelet's policy, NRI, Kata's pinning, tuned.
+NODE = f"""
+    proc/self/status = Name:\tx\\nPid:\t77\\nUid:\t0\t0\t0\t0\\nCapEff:\t000001ffffffffff
+    proc/self/mountinfo = 1 0 0:1 / / rw - ext4 x rw
+    proc/self/schedstat = 0 0 0
+    proc/sys/kernel/osrelease = 6.1.0-37-amd64
+    proc/sys/kernel/random/boot_id = 1-2
+    proc/cmdline = BOOT_IMAGE=/x isolcpus=2-3
+    proc/20/cmdline = /usr/bin/kubelet\\0--config=/etc/kubelet.yaml\\0
+    proc/21/cmdline = /usr/bin/containerd\\0
+    proc/22/cmdline = /usr/bin/python3\\0/usr/sbin/tuned\\0
+    sys/devices/system/cpu/online = 0-3
+    sys/devices/system/cpu/present = 0-3
+    sys/devices/system/cpu/isolated = 2-3
+    cgroup/cgroup.controllers = cpuset cpu
+    cgroup/cpuset.cpus.effective = 0-3
+    kubelet/cpu_manager_state = {{"policyName":"none","defaultCpuSet":"","checksum":0}}
+    host/etc/kubelet.yaml = kind: KubeletConfiguration\\ncpuManagerPolicy: static
+    host/etc/containerd/config.toml = version = 2\\n[plugins."io.containerd.nri.v1.nri"]\\ndisable = true\\n\
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kata-qemu]\\nruntime_type = "io.containerd.kata-qemu.v2"\\n\
+options = {{ConfigPath = "/{SHARE}/configuration-qemu.toml"}}
+    host/{SHARE}/configuration-qemu.toml = [runtime]
+    host/{SHARE}/config.d/50.toml = [runtime]\\nenable_vcpus_pinning = true
+    host/etc/tuned/active_profile = p
+    host/usr/lib/tuned/p/tuned.conf = [scheduler]\\nisolated_cores=2-3
+    vc/sbs/s1/persist.json = {{"Config": {{"EnableVCPUsPinning": true}}}}
+"""
+
+
+def made_up(tmp_path: Path, tree: str = NODE, **more: str) -> Config:
+    make_tree(tmp_path, tree)
+    for path in tmp_path.glob("proc/*/cmdline"):
+        path.write_bytes(path.read_bytes().removesuffix(b"\n").replace(b"\\0", b"\0"))
+    for key in ("proc", "sys", "cgroup", "kubelet", "kata_go", "kata_rs", "run"):
+        name = {"kata_go": "vc", "kata_rs": "kata"}.get(key, key)
+        more.setdefault(f"paths.{key}", str(tmp_path / name))
+    return configuration.load(None, {}, {"paths.nri": str(tmp_path / "nri.sock"), **more})
+
+
+def looked(config: Config, root: Path, **more: Any) -> Facts:
+    return look(config, root, Watcher(**more), {}, "no status")
+
+
+def test_a_made_up_node_is_looked_at_as_a_whole(tmp_path: Path) -> None:
+    config = made_up(tmp_path)
+    facts = looked(config, tmp_path / "host")
+    levels = {finding.check: str(finding.verdict.level) for finding in examine(facts)}
+    assert {name for name, level in levels.items() if level == "bad"} == {"kubelet", "kata-pinning", "tuned"}
+    assert {name for name, level in levels.items() if level == "warn"} == {"kernel", "nri", "hooks", "watcher"}
+    assert facts.kernel.parameters == ("BOOT_IMAGE=<left out>", "isolcpus=2-3")
+    assert facts.kata[0].dropins == (f"/{SHARE}/config.d/50.toml",)
+    assert [sandbox.pins_vcpus for sandbox in facts.kata_sandboxes] == [True]
+    assert (facts.rights.pid, facts.rights.uid) == (77, 0)
+    assert facts.engines[0].pid == 21
+
+
+def test_a_node_of_which_nothing_can_be_read_is_looked_at_all_the_same(tmp_path: Path) -> None:
+    config = made_up(tmp_path, "proc/\nsys/\n")
+    facts = looked(config, tmp_path / "gone")
+    assert facts.rights.capabilities is None
+    assert facts.cpus.trouble
+    assert {finding.verdict.level.value for finding in examine(facts)} >= {"unknown"}
+
+
+def test_this_machine_is_looked_at() -> None:
+    facts = looked(configuration.load(None, {}, {}), Path("/"))
+    assert facts.kernel.release == os.uname().release
+    assert facts.cpus.online
+    assert facts.rights.pid == os.getpid()
+    assert all(finding.verdict.what for finding in examine(facts))
+
+
+@pytest.mark.parametrize("raw", ["{", "", '{"policyName": 3}'])
+def test_a_checkpoint_that_is_none_is_trouble(tmp_path: Path, raw: str) -> None:
+    config = made_up(tmp_path, "proc/\nsys/\n")
+    (tmp_path / "kubelet").mkdir()
+    (tmp_path / "kubelet" / "cpu_manager_state").write_text(raw)
+    point = looked(config, tmp_path).checkpoint
+    assert point is not None
+    assert (point.policy, bool(point.trouble)) == ("", True)
+
+
+# Rights and kernel
+
+
+def test_rights_are_those_of_the_process_asked_for() -> None:
+    own = rights(Procfs(), None, "this command")
+    assert (own.pid, own.uid) == (os.getpid(), os.geteuid())
+    bits = int(next(line for line in Path("/proc/self/status").read_text().splitlines()
+                    if line.startswith("CapEff")).split()[1], 16)
+    assert own.capabilities == frozenset(name for bit, name in CAPABILITIES.items() if bits >> bit & 1)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert rights(Procfs(), child.pid, "it").pid == child.pid
+        assert child.stdin is not None
+        child.stdin.close()
+    assert rights(Procfs(), child.pid, "it").capabilities is None
+
+
+@pytest.mark.parametrize(("release", "version"), [("6.18.44-x", (6, 18)), ("5.4", (5, 4)), ("next", None), ("", None)])
+def test_a_kernels_version_is_read_from_its_release(tmp_path: Path, release: str,
+                                                    version: tuple[int, int] | None) -> None:
+    made = kernel(Procfs(make_tree(tmp_path, f"proc/sys/kernel/osrelease = {release}\n") / "proc"), str(tmp_path))
+    assert (made.version, made.schedstat, made.kvm_debugfs) == (version, False, False)
+
+
+@pytest.mark.parametrize(("found", "why"), [
+    (Rights("x", 1, 0, frozenset(), user_ns=True, pid_ns=True), "CAP_NET_ADMIN is missing"),
+    (Rights("x", 1, 0, frozenset(("CAP_NET_ADMIN",)), user_ns=True, pid_ns=False), "own pid namespace"),
+    (Rights("x", 1, 0, frozenset(("CAP_NET_ADMIN",)), user_ns=False, pid_ns=True), "own user namespace")])
+def test_process_events_take_rights(found: Rights, why: str) -> None:
+    told = available(found)
+    assert told.available is False
+    assert why in told.why
+
+
+def test_a_running_watchers_word_on_process_events_counts(tmp_path: Path) -> None:
+    config = made_up(tmp_path, "proc/\nsys/\n")
+    sources = [{"name": "births", "up": False, "needed": False, "why": "told so"}]
+    facts = looked(config, tmp_path, state="running", pid=1, about={"sources": sources})
+    assert facts.connector == ProcConnector(False, "told so")
+
+
+# The run directory
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Config:
+    return configuration.load(None, {}, {"paths.run": str(tmp_path / "run")})
+
+
+def test_a_run_directory_that_is_not_there(own: Config) -> None:
+    assert not run_directory(own, Procfs()).exists
+    assert lock_holder(own, Procfs()) is None
+
+
+def test_the_run_directory_is_described(own: Config) -> None:
+    own.run.mkdir(mode=0o755)
+    own.run.chmod(0o755)
+    own.spool.mkdir()
+    old = own.spool / "1.hook"
+    old.touch()
+    os.utime(old, (time.time() - 100, time.time() - 100))
+    (own.spool / "2.hook").touch()
+    (own.spool / ".3.hook.tmp").touch()
+    statefile.save(own.state_file, Procfs().boot_id(), statefile.Kept())
+    found = run_directory(own, Procfs())
+    assert (found.exists, found.uid, found.mode, found.spooled) == (True, os.geteuid(), 0o755, 2)
+    assert 99 < found.oldest < 200
+    assert found.state_size == own.state_file.stat().st_size
+    assert (found.state_trouble, found.set_aside, found.writable, found.read_only) == ("", False, True, False)
+    assert found.free > 0
+    assert found.file_system != "unknown file system"
+    own.state_file.write_text("{")
+    (own.run / "state.json.bad").touch()
+    found = run_directory(own, Procfs())
+    assert "its content is not used" in found.state_trouble
+    assert found.set_aside
+    assert own.state_file.read_text() == "{", "nothing is set aside by looking"
+
+
+def test_who_holds_the_lock_is_told_without_trying_it(own: Config) -> None:
+    with Lock(own.lock_file):
+        assert lock_holder(own, Procfs()) == os.getpid()
+    assert own.lock_file.exists()
+    assert lock_holder(own, Procfs()) is None
+    with own.lock_file.open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # whoever it is
+        assert lock_holder(own, Procfs()) == os.getpid()
+
+
+def test_the_unit_of_a_process_is_the_last_of_its_cgroup(tmp_path: Path) -> None:
+    proc = Procfs(make_tree(tmp_path, """
+        7/cgroup = 12:cpuset:/\\n1:name=systemd:/system.slice/vmpin.service\\n0::/system.slice/vmpin.service
+        8/cgroup = 0::/user.slice/session-1.scope
+    """))
+    assert [unit(proc, pid) for pid in (7, 8, 9)] == ["vmpin.service", "", ""]
+
+
+def test_facts_can_be_written_as_json(tmp_path: Path) -> None:
+    from vmpin.gather.pieces import plain
+
+    text = json.dumps(plain(looked(made_up(tmp_path), tmp_path / "host")))
+    assert '"enable_vcpus_pinning"' not in text
+    assert "runtime.enable_vcpus_pinning" in text

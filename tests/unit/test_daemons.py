@@ -1,0 +1,86 @@
+"""Programs of the node by name, and the configuration of tuned and irqbalance (host/daemons)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from trees import make_tree
+
+from vmpin.doctor.facts import Daemon
+from vmpin.host import daemons
+from vmpin.host.files import Files
+from vmpin.host.procfs import Procfs
+
+
+def proc(tmp_path: Path, **processes: str) -> Procfs:
+    """A /proc of command lines, by pid as p1."""
+    for name, line in processes.items():
+        directory = tmp_path / name[1:]
+        directory.mkdir(parents=True)
+        (directory / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in line.split("|")))
+    return Procfs(tmp_path)
+
+
+def test_programs_are_known_by_their_first_word_or_their_script(tmp_path: Path) -> None:
+    found = daemons.programs(proc(
+        tmp_path, p20="/usr/bin/kubelet|--config=/c", p3="irqbalance", p4="/usr/bin/python3|-Es|/usr/sbin/tuned|-l",
+        p5="/usr/bin/python3.11|-m|kubelet", p6="/usr/local/bin/k3s server", p7="bash|/usr/bin/kubelet", p8="",
+        p9="/opt/nri-resource-policy-balloons|--host"))
+    assert [(program.pid, program.name) for program in found] == [
+        (3, "irqbalance"), (4, "tuned"), (5, "kubelet"), (6, "k3s"), (9, "nri-resource-policy-balloons"),
+        (20, "kubelet")]
+    assert found[-1].argv == ["/usr/bin/kubelet", "--config=/c"]
+    assert daemons.daemons(found) == (Daemon("irqbalance", "irqbalance", 3), Daemon("tuned", "tuned", 4),
+                                      Daemon("balloons", "nri-resource-policy-balloons", 9))
+
+
+def test_a_real_process_is_found_by_its_name() -> None:
+    with subprocess.Popen(["irqbalance", "60"], executable="/bin/sleep") as process:
+        try:
+            deadline = time.monotonic() + 10
+            while process.pid not in [program.pid for program in daemons.programs(Procfs(), ["irqbalance"])]:
+                # A program that was just executed has no command line for a moment.
+                assert time.monotonic() < deadline
+        finally:
+            process.kill()
+    assert daemons.programs(Procfs(), [f"{Path(sys.executable).name}-not"]) == []
+
+
+@pytest.mark.parametrize(("file", "line", "key", "value"), [
+    ("etc/default/irqbalance", 'IRQBALANCE_BANNED_CPULIST="2-3"', "IRQBALANCE_BANNED_CPULIST", "2-3"),
+    ("etc/sysconfig/irqbalance", "export IRQBALANCE_BANNED_CPUS=0c # no", "IRQBALANCE_BANNED_CPUS", "0c")])
+def test_what_irqbalance_leaves_alone(tmp_path: Path, file: str, line: str, key: str, value: str) -> None:
+    found = daemons.irqbalance(Files(make_tree(tmp_path, f"{file} = #IRQBALANCE_BANNED_CPULIST=9\\n{line}\n")))
+    assert {name: (setting.value, setting.file) for name, setting in found.items()} == {key: (value, f"/{file}")}
+
+
+TUNED = """
+    etc/tuned/active_profile = mine
+    etc/tuned/mine/tuned.conf = [main]\\ninclude=cpu-partitioning\\n[scheduler]\\nps_blacklist=.*qemu.*
+    usr/lib/tuned/cpu-partitioning/tuned.conf = [main]\\ninclude=network-latency,mine\\n[scheduler]\\n\
+isolated_cores=2-3 # why\\nps_blacklist=.*pmd.*;.*qemu-kvm.*\\n[sysctl]\\nkernel.x = 1
+    usr/lib/tuned/profiles/network-latency/tuned.conf = [main]\\nsummary=x\\n[affinity]\\ntype=scheduler\\n\
+group.a=0:f:1:*\\npriority=3
+"""
+
+
+def test_tuneds_profile_is_read_with_those_that_it_includes(tmp_path: Path) -> None:
+    """The including one has the last word, a circle ends, and options that concern no mask are left out."""
+    found = daemons.tuned(Files(make_tree(tmp_path, TUNED)))
+    assert found.profile == "mine"
+    assert found.files == ("/etc/tuned/mine/tuned.conf", "/usr/lib/tuned/cpu-partitioning/tuned.conf",
+                           "/usr/lib/tuned/profiles/network-latency/tuned.conf")
+    assert {key: (setting.value, setting.file.split("/")[-2]) for key, setting in found.scheduler.items()} == {
+        "group.a": ("0:f:1:*", "network-latency"), "isolated_cores": ("2-3", "cpu-partitioning"),
+        "ps_blacklist": (".*qemu.*", "mine")}
+
+
+@pytest.mark.parametrize("tree", ["etc/tuned/active_profile = ../../secret\n", "etc/tuned/active_profile = gone\n",
+                                  "etc/tuned/active_profile = a\netc/tuned/a/tuned.conf = no section\n",
+                                  "etc/x = 1\n"])
+def test_a_profile_that_cannot_be_read_says_nothing(tmp_path: Path, tree: str) -> None:
+    assert not daemons.tuned(Files(make_tree(tmp_path, tree))).scheduler

@@ -1,0 +1,177 @@
+"""Why a thread drifted, as far as the facts tell, and when two writers fight over it."""
+
+from __future__ import annotations
+
+import pytest
+
+from vmpin.cpuset import CpuSet
+from vmpin.drift import (
+    LONGEST_REST,
+    NO_THREADS,
+    VCPUS_ONLY,
+    Cause,
+    Change,
+    Facts,
+    FightRules,
+    Fights,
+    OnFight,
+    Rival,
+    explain,
+)
+from vmpin.model import ThreadId, ThreadRole
+
+ONE, TWO, ALL = CpuSet((1,)), CpuSet((2,)), CpuSet(range(4))
+TUNED = Rival(Cause.TUNED, "tuned runs")
+KATA = Rival(Cause.KATA, "Kata pins", VCPUS_ONLY)
+IRQ = Rival(Cause.IRQBALANCE, "irqbalance runs", NO_THREADS)
+A, B = ThreadId(10, 1), ThreadId(11, 1)
+
+
+def moved(role: ThreadRole = ThreadRole.VCPU, wanted: CpuSet = ONE, shown: CpuSet = ONE, found: CpuSet = ALL,
+          left: CpuSet | None = ONE) -> Change:
+    return Change(role, wanted, shown, found, left)
+
+
+@pytest.mark.parametrize(("change", "facts", "cause"), [
+    (moved(), Facts(), Cause.OTHER),
+    (moved(), Facts(rivals=(TUNED,)), Cause.TUNED),
+    (moved(), Facts(rivals=(IRQ,)), Cause.OTHER),  # it moves interrupts, and no threads
+    (moved(), Facts(rivals=(IRQ, KATA, TUNED)), Cause.KATA),
+    (moved(ThreadRole.IOTHREAD), Facts(rivals=(KATA, TUNED)), Cause.TUNED),  # Kata knows vCPUs alone
+    # A CPU of its own was away; another's is no reason.
+    (moved(), Facts(replugged=ONE, rivals=(TUNED,)), Cause.HOTPLUG),
+    (moved(), Facts(replugged=TWO, rivals=(TUNED,)), Cause.TUNED),
+    # The cpuset cgroup has less than before, or nothing of it.
+    (moved(wanted=ALL, shown=ALL, found=TWO, left=TWO), Facts(rivals=(TUNED,)), Cause.CPUSET),
+    (moved(found=TWO, left=None), Facts(rivals=(TUNED,)), Cause.CPUSET),
+    # It never had more: that is no news.
+    (moved(wanted=ALL, shown=TWO, found=ONE, left=TWO), Facts(rivals=(TUNED,)), Cause.TUNED),
+    # Before Linux 6.2 a write forgets the mask; a kernel that remembers it gives it back by itself.
+    (moved(), Facts(remembers=False, cgroup="written", rivals=(TUNED,)), Cause.CPUSET),
+    (moved(), Facts(remembers=True, cgroup="written", rivals=(TUNED,)), Cause.TUNED),
+    (moved(wanted=ALL, shown=ALL, found=TWO, left=ALL), Facts(cgroup="written", rivals=(TUNED,)), Cause.CPUSET),
+    (moved(), Facts(remembers=False, rivals=(TUNED,)), Cause.TUNED),
+])
+def test_the_cause_is_what_the_facts_allow_to_say(change: Change, facts: Facts, cause: Cause) -> None:
+    found = explain(change, facts)
+    assert found.cause is cause
+    assert found.evidence
+
+
+def test_the_evidence_says_what_was_seen() -> None:
+    assert explain(moved(), Facts(replugged=ALL)).evidence == "CPUs 1 went off or came back"
+    assert explain(moved(wanted=ALL, shown=ALL, left=TWO), Facts()).evidence == (
+        "of CPUs 0-3 its cpuset cgroup leaves 2")
+    assert explain(moved(left=None), Facts()).evidence == "of CPUs 1 its cpuset cgroup leaves none of them"
+    assert explain(moved(), Facts(rivals=(TUNED,))).evidence == "tuned runs"
+
+
+def test_a_thread_that_drifts_now_and_then_is_put_back_each_time() -> None:
+    fights = Fights(FightRules(repairs=3))
+    for minute in range(20):
+        assert not fights.begins(A, ONE, minute * 30.0)
+        fights.repaired([A], minute * 30.0)
+        assert not fights.resting(A, ONE, minute * 30.0)
+
+
+def test_more_repairs_a_minute_than_the_rules_allow_are_a_fight_of_that_thread_alone() -> None:
+    fights = Fights(FightRules(repairs=3, rest=300))
+    for second in (0.0, 10.0, 20.0):
+        assert not fights.begins(A, ONE, second)
+        fights.repaired([A], second)
+        fights.repaired([B], second - 100)
+    assert fights.begins(A, ONE, 30.0)
+    assert not fights.begins(B, ONE, 30.0)
+    assert fights.resting(A, ONE, 31.0)
+    assert fights.resting(A, ONE, 329.0)
+    assert not fights.resting(A, ONE, 330.0)
+    assert not fights.resting(B, ONE, 31.0)
+    assert fights.until([A, B], 31.0) == 330.0
+    assert fights.until([B], 31.0) is None
+
+
+def test_what_rests_is_set_all_the_same_when_it_is_to_be_elsewhere() -> None:
+    fights = Fights(FightRules(repairs=1))
+    fights.repaired([A], 0.0)
+    assert fights.begins(A, ONE, 1.0)
+    assert not fights.resting(A, TWO, 2.0)
+
+
+def test_after_its_rest_a_thread_is_tried_once_and_rests_twice_as_long() -> None:
+    fights = Fights(FightRules(repairs=3, rest=100))
+    for second in (0.0, 1.0, 2.0):
+        fights.repaired([A], second)
+    now, rests = 3.0, []
+    for _ in range(9):
+        assert fights.begins(A, ONE, now)
+        end = fights.until([A], now)
+        assert end is not None
+        rests.append(end - now)
+        now = end
+        assert not fights.resting(A, ONE, now)
+        assert fights.rested(A, ONE, now)
+        fights.repaired([A], now)
+        assert not fights.rested(A, ONE, now)
+        now += 1.0
+    assert rests[:4] == [100, 200, 400, 800]
+    assert rests[-1] == LONGEST_REST
+
+
+def test_a_thread_that_stays_after_its_rest_is_fought_over_no_more() -> None:
+    fights = Fights(FightRules(repairs=2, rest=100))
+    for second in (0.0, 1.0):
+        fights.repaired([A], second)
+    assert fights.begins(A, ONE, 2.0)
+    fights.repaired([A], 102.0)
+    fights.keep_only({A}, 150.0)
+    assert fights
+    fights.keep_only({A}, 163.0)
+    assert not fights
+    fights.repaired([A], 164.0)
+    assert not fights.begins(A, ONE, 165.0)
+
+
+def test_leave_rests_for_good_and_persist_never() -> None:
+    left, kept = Fights(FightRules(OnFight.LEAVE, 1)), Fights(FightRules(OnFight.PERSIST, 1))
+    for fights in (left, kept):
+        fights.repaired([A], 0.0)
+        assert fights.begins(A, ONE, 1.0)
+        assert fights.fights(A) == 1
+    assert left.resting(A, ONE, 1e9)
+    assert not kept.resting(A, ONE, 1.5)
+    kept.repaired([A], 2.0)
+    assert kept.begins(A, ONE, 3.0)
+    assert kept.fights(A) == 2  # so that it is not said again as if it were new
+
+
+def test_by_hand_all_is_taken_up_again() -> None:
+    fights = Fights(FightRules(OnFight.LEAVE, 2))
+    fights.repaired([A], 0.0)
+    fights.repaired([A], 1.0)
+    assert fights.begins(A, ONE, 2.0)
+    fights.insist()
+    assert not fights.resting(A, ONE, 2.0)
+    assert not fights.begins(A, ONE, 2.0)
+
+
+def test_threads_that_ended_are_forgotten() -> None:
+    fights = Fights(FightRules())
+    fights.repaired([A], 0.0)
+    fights.repaired([B], 0.0)
+    fights.keep_only({B}, 1.0)
+    assert fights.begins(A, ONE, 1.0) is False
+    fights.keep_only(set(), 1.0)
+    assert not fights
+
+
+@pytest.mark.parametrize(("resync", "within"), [(1.0, 60.0), (10.0, 60.0), (60.0, 360.0)])
+def test_where_everything_is_looked_at_seldom_a_fight_takes_longer_to_be_seen(resync: float, within: float) -> None:
+    rules = FightRules(repairs=3, resync=resync)
+    assert rules.within == within
+    fights = Fights(rules)
+    now = 0.0
+    for _ in range(3):
+        assert not fights.begins(A, ONE, now)
+        fights.repaired([A], now)
+        now += resync
+    assert fights.begins(A, ONE, now)

@@ -1,0 +1,306 @@
+"""Threads that another hand moved are put back, with the cause, and left alone in a fight: on real processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from strayed import Spinners, spinners
+from trees import make_tree
+
+from vmpin.cpuset import CpuSet
+from vmpin.drift import Cause, Change, FightRules, OnFight
+from vmpin.host.cgroup import Cgroups
+from vmpin.host.procfs import Procfs
+from vmpin.host.sysfs import Sysfs
+from vmpin.model import ThreadRole, VmThread
+from vmpin.observe import Vm
+from vmpin.placement import Placement
+
+
+@pytest.fixture
+def node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Spinners]:
+    caplog.set_level(logging.INFO, "vmpin")
+    with spinners(tmp_path) as made:
+        yield made
+
+
+def log(caplog: pytest.LogCaptureFixture, word: str) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.message.startswith(word)]
+
+
+def mask(vm: Vm) -> CpuSet:
+    return CpuSet(os.sched_getaffinity(vm.vmm.pid))
+
+
+def fight(node: Spinners, vm: Vm, times: int) -> int:
+    """Move it away again and again; how often it was put back."""
+    done = 0
+    for _ in range(times):
+        node.move(vm, node.there)
+        done += node.repair(vm)
+    return done
+
+
+def test_a_thread_that_another_hand_moved_is_put_back_counted_and_explained(
+        node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    node.move(vm, node.there)
+    assert node.repair(vm) == 1
+    assert mask(vm) == node.here
+    assert node.repair(vm) == 0
+    assert node.reconciler.tally.drift == node.reconciler.ledger.drift == {"other": 1}
+    (record,) = log(caplog, "repaired")
+    assert record.levelno == logging.INFO
+    assert f"sandbox={vm.sandbox} threads=1 cause=other: nothing known of sets such masks here" in record.message
+    history = node.reconciler.circumstances.histories[vm.sandbox]
+    assert (history.repairs, history.why) == ({"other": 1}, "nothing known of sets such masks here")
+    assert abs(history.last - time.time()) < 60
+
+
+def test_what_is_placed_anew_is_no_drift(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
+    vm = node.vm()
+    node.move(vm, node.there)
+    assert node.repair(vm) == 1  # met as it was, and placed for the first time
+    node.place(vm.sandbox, node.there)
+    assert node.repair(vm) == 1
+    node.place(vm.sandbox, node.here)
+    node.move(vm, node.here | node.there)  # and moved as well: there is a new place to go to all the same
+    assert node.repair(vm) == 1
+    assert mask(vm) == node.here
+    assert node.reconciler.tally.drift == {}
+    assert log(caplog, "repaired") == []
+
+
+def test_a_place_decided_again_hides_no_drift(node: Spinners) -> None:
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    node.move(vm, node.there)
+    node.place(vm.sandbox, node.here)  # another object, and the same place
+    assert node.repair(vm) == 1
+    assert node.reconciler.tally.drift == {"other": 1}
+
+
+def test_drift_that_a_plan_found_is_counted_when_it_is_repaired(node: Spinners) -> None:
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    node.move(vm, node.there)
+    pinner, placement = node.reconciler.pinner, node.reconciler.placements[vm.sandbox]
+    for _ in range(3):
+        assert len(pinner.operations(vm, placement)) == 1
+        pinner.look_again(vm.sandbox)
+    assert node.reconciler.tally.drift == {}
+    assert node.repair(vm) == 1
+    assert node.reconciler.tally.drift == {"other": 1}
+
+
+def test_drift_that_went_away_by_itself_is_not_counted(node: Spinners) -> None:
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    node.move(vm, node.there)
+    pinner, placement = node.reconciler.pinner, node.reconciler.placements[vm.sandbox]
+    assert len(pinner.operations(vm, placement)) == 1
+    pinner.look_again(vm.sandbox)
+    node.move(vm, node.here)
+    assert node.repair(vm) == 0
+    node.place(vm.sandbox, node.there)
+    assert node.repair(vm) == 1
+    assert node.reconciler.tally.drift == {}
+
+
+def test_a_fight_is_said_once_loudly_and_the_thread_is_left_alone(
+        node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
+    vm, other = node.vm(), node.vm("b")
+    for each in (vm, other):
+        assert node.repair(each) == 0
+    assert fight(node, vm, 10) == 3
+    assert mask(vm) == node.there
+    (record,) = log(caplog, "fight")
+    assert record.levelno == logging.ERROR
+    assert f"sandbox={vm.sandbox} threads=1: put back 3 times within 60 s" in record.message
+    assert "left alone for 300 s" in record.message
+    (note,) = node.reconciler.pinner.refusals(vm.sandbox)
+    assert note == ("1 threads are moved by somebody else again and again (the last time: nothing known of sets such "
+                    "masks here) and are left alone (drift.on_fight=rest)")
+    assert node.reconciler.pinner.drifts.fought == 1
+    assert fight(node, other, 1) == 1  # nobody fights over that one
+    assert node.reconciler.pinner.refusals(other.sandbox) == []
+
+
+def test_a_thread_that_is_left_alone_follows_a_new_decision(node: Spinners) -> None:
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    assert fight(node, vm, 5) == 3
+    both = node.here | node.there
+    node.place(vm.sandbox, both)
+    assert node.repair(vm) == 1
+    assert mask(vm) == both
+    assert node.reconciler.pinner.refusals(vm.sandbox) == []
+
+
+def test_after_its_rest_a_thread_is_tried_again_and_the_fight_goes_on_quietly(
+        node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
+    vm = node.vm()
+    drifts = node.reconciler.pinner.drifts
+    drifts.fights.rules = FightRules(rest=0.2)
+    assert node.repair(vm) == 0
+    assert fight(node, vm, 4) == 3
+    assert node.repair(vm) == 0
+    time.sleep(0.25)
+    assert node.repair(vm) == 1  # nothing else happened: its time has come
+    assert node.repair(vm) == 0
+    assert fight(node, vm, 2) == 0
+    assert mask(vm) == node.there
+    assert [record.levelno for record in log(caplog, "fight")] == [logging.ERROR, logging.INFO]
+    time.sleep(0.25)
+    assert node.repair(vm) == 0  # it rests twice as long now
+    time.sleep(0.25)
+    assert node.repair(vm) == 1
+    assert drifts.fought == 1
+
+
+def test_by_hand_it_is_taken_up_again(node: Spinners) -> None:
+    vm = node.vm()
+    node.reconciler.pinner.drifts.fights.rules = FightRules(OnFight.LEAVE)
+    assert node.repair(vm) == 0
+    assert fight(node, vm, 5) == 3
+    node.reconciler.pinner.insist()
+    assert node.repair(vm) == 1
+    assert mask(vm) == node.here
+    assert node.reconciler.pinner.refusals(vm.sandbox) == []
+
+
+def test_who_persists_is_heard_once_and_puts_back_for_ever(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
+    vm = node.vm()
+    node.reconciler.pinner.drifts.fights.rules = FightRules(OnFight.PERSIST)
+    assert node.repair(vm) == 0
+    assert fight(node, vm, 12) == 12
+    assert mask(vm) == node.here
+    first, *later = [record.levelno for record in log(caplog, "fight")]
+    assert first == logging.ERROR
+    assert set(later) == {logging.INFO}
+
+
+def test_a_thread_that_ended_in_a_fight_is_forgotten(node: Spinners) -> None:
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    assert fight(node, vm, 5) == 3
+    node.end(vm)
+    node.reconciler.pinner.keep_only([])
+    assert not node.reconciler.pinner.drifts.fights
+    assert node.reconciler.pinner.refusals(vm.sandbox) == []
+
+
+# Why
+
+
+def test_a_daemon_that_sets_masks_is_named(node: Spinners, tmp_path: Path) -> None:
+    daemon = tmp_path / "numad"
+    shutil.copy("/bin/sleep", daemon)
+    with subprocess.Popen([daemon, "60"]) as rival:
+        try:
+            vm = node.vm()
+            assert node.repair(vm) == 0
+            while Path(f"/proc/{rival.pid}/comm").read_text() != "numad\n":
+                time.sleep(0.01)
+            node.move(vm, node.there)
+            assert node.repair(vm) == 1
+        finally:
+            rival.kill()
+    assert node.reconciler.tally.drift == {"numad": 1}
+    assert node.reconciler.circumstances.histories[vm.sandbox].why == f"numad (pid {rival.pid}) runs"
+
+
+def test_each_threads_cause_is_its_own(node: Spinners) -> None:
+    vm = node.vm()
+    here, there = node.here, node.there
+    changes = {Change(ThreadRole.VCPU, here, here, there, here): 3,
+               Change(ThreadRole.IOTHREAD, here, here, there, here): 1}
+    found = node.reconciler.circumstances.explain(vm, changes, kata_pins=True)
+    assert [each.cause for each in found] == [Cause.KATA, Cause.OTHER]
+    assert node.reconciler.tally.drift == {"kata": 3, "other": 1}
+    assert node.reconciler.circumstances.histories[vm.sandbox].data()["repairs"] == {"kata": 3, "other": 1}
+
+
+def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spinners) -> None:
+    vm = node.vm()
+    known = node.reconciler.circumstances
+    change = {Change(ThreadRole.EMULATOR, node.here, node.here, node.here | node.there, node.here): 1}
+    known.remembers = False
+    known.written(vm.sandbox)
+    assert [each.cause for each in known.explain(vm, change)] == [Cause.CPUSET]
+    known.settled(node.here | node.there, [vm])
+    assert [each.cause for each in known.explain(vm, change)] == [Cause.OTHER]
+
+
+def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_path: Path) -> None:
+    vm = node.vm()
+    tree = make_tree(tmp_path / "tree", "cgroup/cpuset/a/cpuset.cpus = 0\ncgroup/cpuset/b/cpuset.cpus = 0\n"
+                     "cgroup/cpuset/cpuset.cpus = 0\n"
+                     f"proc/{vm.vmm.pid}/task/{vm.vmm.pid}/cgroup = 4:cpuset:/a\n")
+    known = node.reconciler.circumstances
+    known.cgroups = Cgroups(tree / "cgroup", Procfs(tree / "proc"))
+    known.remembers = False
+    change = {Change(ThreadRole.EMULATOR, node.here, node.here, node.here | node.there, node.here): 1}
+    known.settled(node.here, [vm])
+    assert [each.cause for each in known.explain(vm, change)] == [Cause.OTHER]
+    make_tree(tree, f"proc/{vm.vmm.pid}/task/{vm.vmm.pid}/cgroup = 4:cpuset:/b\n")
+    (found,) = known.explain(vm, change)
+    assert found == (Cause.CPUSET, f"the VMM was moved from cgroup {tree}/cgroup/cpuset/a to {tree}/cgroup/cpuset/b")
+    assert [each.cause for each in known.explain(vm, change)] == [Cause.OTHER]  # that was told
+
+
+def test_a_cpu_that_was_away_explains_it_until_all_is_settled(node: Spinners, tmp_path: Path) -> None:
+    sys = make_tree(tmp_path / "sys", "devices/system/cpu/cpu0/topology/core_id = 0\n"
+                    "devices/system/cpu/cpu1/topology/core_id = 1\ndevices/system/cpu/cpu2/ =\n")
+    known = node.reconciler.circumstances
+    known.sysfs = Sysfs(sys)
+    cpus = CpuSet(range(4))
+    known.settled(cpus, [])
+    assert known.replugged() == CpuSet()
+    topology = sys / "devices/system/cpu/cpu1/topology"
+    topology.rename(sys / "gone")
+    assert known.replugged() == CpuSet((1,))  # it is off
+    make_tree(sys, "devices/system/cpu/cpu1/topology/core_id = 1\ndevices/system/cpu/cpu2/topology/core_id = 1\n")
+    assert known.replugged() == CpuSet((1, 2))  # it is back, and another one came
+    known.settled(cpus, [])
+    assert known.replugged() == CpuSet()
+
+
+def test_the_strayed_threads_last_cpu_is_told(node: Spinners) -> None:
+    seen: list[tuple[int, int, CpuSet]] = []
+
+    def strayed(sandbox: str, thread: VmThread, cpu: int, place: CpuSet) -> None:
+        seen.append((thread.id.tid, cpu, place))
+
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    node.reconciler.pinner.drifts.strayed = strayed
+    node.move(vm, node.there)  # one that runs goes there at once
+    assert node.repair(vm) == 1
+    assert seen == [(vm.vmm.pid, node.there.first, node.here)]
+    node.move(vm, node.here | node.there)
+    node.move(vm, node.here)  # it is back before it is looked at
+    assert node.repair(vm) == 0
+    assert len(seen) == 1
+
+
+def test_a_mask_that_is_refused_is_counted_once(node: Spinners) -> None:
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    nowhere = CpuSet((8191,))
+    pinner = node.reconciler.pinner
+    pinner.of(vm.sandbox).expected = [(vm.vmm.pid, nowhere.frozen())]  # as if it had been there, and went off
+    node.place(vm.sandbox, nowhere)
+    known: Placement = node.reconciler.placements[vm.sandbox]
+    pinner.drifts._of[vm.sandbox].placement = known
+    for _ in range(3):
+        node.repair(vm)
+    assert node.reconciler.tally.drift == {"cpuset": 1}

@@ -1,0 +1,235 @@
+"""What is exported: read back from the kernel here and now, over a real reconciler and threads of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+from metered import WEB, Node, metered
+
+from vmpin import config, exporter
+from vmpin.apply import Outcome
+from vmpin.errors import ConfigError
+from vmpin.exporter import Exporter
+from vmpin.guest import GuestReport, Said
+from vmpin.headcount import Headcount
+from vmpin.health import Heard
+from vmpin.model import SandboxId, ThreadRole
+from vmpin.ownership import Claims, ownership
+from vmpin.placement import Verdict
+from vmpin.reconciler import Reconciler
+from vmpin.source.http import Reply
+from vmpin.state import DesiredState
+
+#: A pod's name that is no Unicode, and quotes: it comes from whoever calls the hook.
+ODD = 'po"d\n\udcff'
+
+
+@pytest.fixture
+def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
+    with metered(tmp_path, **getattr(request, "param", {})) as made:
+        yield made
+
+
+per_sandbox = pytest.mark.parametrize("node", [{"metrics_per_sandbox": "true"}], indirect=True)
+
+
+def test_threads_are_counted_by_what_the_kernel_says_of_them(node: Node) -> None:
+    counted = {key: number for key, number in node.values("vmpin_threads").items() if number}
+    assert counted == {("placed", "vcpu"): 1, ("elsewhere", "vcpu"): 1, ("placed", "emulator"): 1,
+                       ("trimmed", "emulator"): 1, ("unasked", "iothread"): 1}
+    assert node.values("vmpin_sandboxes") == {("pinned",): 0, ("floating",): 0, ("degraded",): 1, ("off",): 0}
+    astray = next(thread for thread in node.reconciler.observer.vms[node.id].threads() if thread.vcpu == 1)
+    os.sched_setaffinity(astray.id.tid, node.first)
+    trimmed = next(thread for thread in node.reconciler.observer.vms[node.id].threads()
+                   if thread.role is ThreadRole.EMULATOR)
+    os.sched_setaffinity(trimmed.id.tid, node.first | node.second)
+    assert node.values("vmpin_threads")["elsewhere", "vcpu"] == 0
+    assert node.values("vmpin_sandboxes")["pinned",] == 1
+
+
+def test_a_thread_on_the_cpus_of_another_container_is_a_collision(node: Node) -> None:
+    assert node.values("vmpin_collisions") == {(): 0}
+    other = SandboxId("other")
+    node.reconciler.own = ownership({other: Claims(((WEB, node.second),), ())}, node.reconciler.node)
+    assert node.values("vmpin_collisions") == {(): 1}
+    assert node.values("vmpin_cpus")["exclusive",] == 1
+
+
+def test_a_vm_that_ends_while_it_is_counted_is_off(node: Node) -> None:
+    count = Headcount()
+    steps = count.take(node.reconciler)
+    next(steps)
+    del node.reconciler.observer.vms[node.id]
+    for _ in steps:
+        pass
+    assert count.verdicts() == {Verdict.OFF: 1}
+    node.reconciler.state = DesiredState()
+    assert node.values("vmpin_sandboxes")["off",] == 0
+
+
+def test_what_was_counted_is_told(node: Node) -> None:
+    tally = node.reconciler.tally
+    tally.pins[ThreadRole.VHOST, Outcome.REFUSED.value] += 3
+    tally.births.observe(0.0004)
+    tally.births.observe(99.0)
+    tally.passes["hook"] += 2
+    node.restarts["nri"] += 1
+    node.report = GuestReport("vmpin-agent", "up", {WEB: Said("applied")})
+    assert node.values("vmpin_pins_total")["refused", "vhost"] == 3
+    assert sum(node.values("vmpin_pins_total").values()) == 3
+    births = node.values("vmpin_birth_latency_seconds_bucket")
+    assert [births[(bound,)] for bound in ("0.00025", "0.0005", "30.0", "+Inf")] == [0, 1, 1, 2]
+    assert node.values("vmpin_birth_latency_seconds_count") == {(): 2}
+    assert node.values("vmpin_birth_latency_seconds_sum") == {(): pytest.approx(99.0004)}
+    assert node.values("vmpin_passes_total") == {("hook",): 2}
+    assert node.values("vmpin_source_restarts_total") == {("nri",): 1}
+    assert node.values("vmpin_source_up") == {("hook",): 1}
+    assert node.values("vmpin_guest_containers")["applied",] == 1
+    assert node.values("vmpin_state_saved") == {(): 1}
+    assert abs(node.values("vmpin_last_resync_timestamp_seconds")[()] - time.time()) < 60
+
+
+def test_a_state_that_no_guest_may_have_counts_as_unknown(node: Node) -> None:
+    node.report = GuestReport("vmpin-agent", "up", {WEB: Said('any"thing')})
+    assert node.values("vmpin_guest_containers")["unknown",] == 1
+    assert ('any"thing',) not in node.values("vmpin_guest_containers")
+
+
+def test_no_label_names_a_pod_or_sandbox_unless_asked_for(node: Node) -> None:
+    node.pod("shop")
+    text = node.scrape()
+    assert "shop" not in text
+    assert node.id not in text
+    assert "vmpin_sandbox_" not in text
+
+
+@per_sandbox
+def test_each_sandbox_has_its_own_figures_when_asked_for(node: Node) -> None:
+    node.pod(ODD)
+    name = ODD.encode("utf-8", "replace").decode()
+    assert node.values("vmpin_sandbox_verdict") == {("tests", name, node.id, "degraded"): 1}
+    threads = node.values("vmpin_sandbox_threads")
+    assert threads["tests", "placed", name, "vcpu", node.id] == 1
+    assert len(threads) == 5
+
+
+def test_who_asks_again_at_once_is_told_the_same(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = 0
+
+    class Counting(Headcount):
+        def take(self, reconciler: Reconciler) -> Iterator[None]:
+            nonlocal counted
+            counted += 1
+            return super().take(reconciler)
+
+    monkeypatch.setattr(exporter, "Headcount", Counting)
+    monkeypatch.setattr(exporter, "FRESH", 0.2)
+
+    async def main() -> None:
+        made = Exporter(node)
+        first = await asyncio.gather(*(made.metrics() for _ in range(20)))
+        assert (counted, len(set(first))) == (1, 1)
+        await asyncio.sleep(0.25)
+        await made.metrics()
+        assert counted == 2
+
+    asyncio.run(main())
+
+
+def test_the_loop_goes_on_while_metrics_are_made(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter, "TURN", 0.0)
+    turns = 0
+
+    async def main() -> None:
+        nonlocal turns
+        task = asyncio.create_task(Exporter(node).metrics())
+        while not task.done():
+            turns += 1
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert turns > 20
+
+
+def ask(node: Node, path: str) -> Reply:
+    return asyncio.run(Exporter(node).answer(path))
+
+
+def test_probes(node: Node) -> None:
+    assert ask(node, "/healthz").status == ask(node, "/readyz").status == HTTPStatus.OK
+    assert b"[+]hook ok" in ask(node, "/readyz").body
+    node.sources = [Heard("nri", False, True, "not connected"), Heard("podresources", False, False)]
+    assert ask(node, "/healthz").status == HTTPStatus.OK
+    assert ask(node, "/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
+    node.resynced = time.monotonic() - 3600
+    assert ask(node, "/healthz").status == HTTPStatus.SERVICE_UNAVAILABLE
+    node.resynced, node.sources = None, []
+    assert ask(node, "/healthz").status == ask(node, "/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert ask(node, "/").status == HTTPStatus.NOT_FOUND
+
+
+def test_a_watcher_without_metrics_loads_nothing_for_them() -> None:
+    code = "import sys, vmpin.watcher; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "asyncio" in loaded
+    assert "prometheus_client" not in loaded
+
+
+# Where it listens
+
+
+async def _run_until(made: Exporter, path: Path) -> asyncio.Task[None]:
+    task = asyncio.create_task(made.run())
+    while not task.done():
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(path))
+            return task
+        await asyncio.sleep(0.01)
+    return task
+
+
+def test_a_socket_is_roots_own_and_goes_with_the_watcher(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = node.root / "metrics.sock"
+    node.config = config.load(None, {}, {"metrics.address": f"unix:{path}"})
+
+    async def main() -> None:
+        for _ in range(2):  # what a killed watcher leaves is replaced
+            task = await _run_until(Exporter(node), path)
+            assert not task.done()
+            assert path.stat().st_mode & 0o777 == 0o600
+            monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            monkeypatch.undo()
+            assert path.is_socket()
+        task = await _run_until(Exporter(node), path)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert not path.exists()
+
+    asyncio.run(main())
+
+
+def test_nothing_that_is_somebody_elses_is_replaced(node: Node) -> None:
+    file, busy = node.root / "passwd", node.root / "containerd.sock"
+    file.write_text("root\n")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(busy))
+        other.listen()
+        for path in (file, busy):
+            node.config = config.load(None, {}, {"metrics.address": f"unix:{path}"})
+            with pytest.raises(ConfigError, match=r"is no socket|somebody else listens"):
+                asyncio.run(Exporter(node).run())
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(busy))
+    assert file.read_text() == "root\n"

@@ -1,0 +1,216 @@
+"""HTTP as far as it goes, and that no client costs anybody anything but its own connection."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing, suppress
+from http import HTTPStatus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmpin.source import http as server
+from vmpin.source.http import Reply
+
+BIG = b"x" * (1 << 22)
+
+
+async def handler(path: str) -> Reply:
+    if path == "/broken":
+        raise RuntimeError("of no use")
+    if path == "/big":
+        return Reply(HTTPStatus.OK, BIG)
+    return Reply(HTTPStatus.OK, f"you asked for {path}\n".encode())
+
+
+@asynccontextmanager
+async def serving(handle: Callable[[str], Awaitable[Reply]] = handler) -> AsyncIterator[int]:
+    """Its port."""
+    with closing(server.listen("127.0.0.1", 0)) as made:
+        task = asyncio.create_task(server.serve(made, handle))
+        try:
+            yield int(made.getsockname()[1])
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def say(port: int, raw: bytes) -> bytes:
+    """Everything that is answered."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(raw)
+        parts = []
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_real_client_gets_its_answer() -> None:
+    def ask(port: int, method: str, path: str) -> tuple[int, bytes, str | None]:
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as client:
+            client.request(method, path)
+            answer = client.getresponse()
+            return answer.status, answer.read(), answer.getheader("Content-Length")
+
+    async def main() -> None:
+        async with serving() as port:
+            assert await asyncio.to_thread(ask, port, "GET", "/some?x=1") == (200, b"you asked for /some\n", "20")
+            assert await asyncio.to_thread(ask, port, "HEAD", "/some") == (200, b"", "20")
+            status, body, length = await asyncio.to_thread(ask, port, "GET", "/big")
+            assert (status, body == BIG, length) == (200, True, str(len(BIG)))
+            status, body, _ = await asyncio.to_thread(ask, port, "GET", "/broken")
+            assert (status, body) == (500, b"Internal Server Error\n")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("head", "status"), [
+    (b"POST /metrics HTTP/1.1", 405), (b"PRI * HTTP/2.0", 400), (b"GET /metrics", 400), (b"GET  /x HTTP/1.1", 400),
+    (b"GET http://other/ HTTP/1.1", 400), (b"\x16\x03\x01\x02\x00\x01", 400), (b"", 400),
+    (b"GET / HTTP/1.1\n" + b"A: b\n" * 2000, 431)])
+def test_what_is_no_request_of_ours_is_refused(head: bytes, status: int) -> None:
+    found = server.path_of(head)
+    assert isinstance(found, Reply)
+    assert found.status == status
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_make_it_fail(head: bytes) -> None:
+    for raw in (head, b"GET /" + head + b" HTTP/1.1"):
+        found = server.path_of(raw)
+        assert isinstance(found, Reply) or found.isascii()
+
+
+def test_the_answer_to_too_much_arrives_all_the_same() -> None:
+    """Bytes that nobody read would make the kernel reset the connection."""
+    async def main() -> None:
+        async with serving() as port:
+            for _ in range(5):
+                told = await asyncio.to_thread(say, port, b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 3000)
+                assert told.startswith(b"HTTP/1.1 431 ")
+
+    asyncio.run(main())
+
+
+def test_who_says_nothing_is_dropped_and_others_are_answered_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_DEADLINE", 1.0)
+
+    async def main() -> None:
+        async with serving() as port:
+            before = descriptors()
+            mute = [socket.create_connection(("127.0.0.1", port)) for _ in range(server.MAX_CONNECTIONS - 2)]
+            mute[0].sendall(b"GET /metr")
+            began = time.monotonic()
+            assert b"you asked for /x" in await asyncio.to_thread(say, port, b"GET /x HTTP/1.1\r\n\r\n")
+            assert time.monotonic() - began < 0.9
+            await asyncio.sleep(1.5)
+            for each in mute:
+                each.setblocking(False)
+                assert each.recv(100) == b""  # it was hung up on
+                each.close()
+            assert descriptors() == before
+
+    asyncio.run(main())
+
+
+def test_who_takes_no_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "DEADLINE", 0.3)
+    monkeypatch.setattr(server, "HEAD_DEADLINE", 0.2)
+
+    async def main() -> None:
+        async with serving() as port:
+            before = descriptors()
+            with socket.create_connection(("127.0.0.1", port)) as mute:
+                mute.sendall(b"GET /big HTTP/1.1\r\n\r\n")
+                await asyncio.sleep(0.1)
+                assert descriptors() == before + 2
+                await asyncio.sleep(0.9)
+                assert descriptors() == before + 1
+
+    asyncio.run(main())
+
+
+def test_more_connections_than_are_served_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    go_on = asyncio.Event()
+
+    async def slow(path: str) -> Reply:
+        await go_on.wait()
+        return Reply(HTTPStatus.OK, b"at last\n")
+
+    async def main() -> None:
+        async with serving(slow) as port:
+            asking = [asyncio.create_task(asyncio.to_thread(say, port, b"GET / HTTP/1.1\r\n\r\n")) for _ in range(5)]
+            await asyncio.sleep(0.5)
+            go_on.set()
+            answers = await asyncio.gather(*asking, return_exceptions=True)
+            assert sum(isinstance(answer, bytes) and answer.endswith(b"at last\n") for answer in answers) == 3
+
+    asyncio.run(main())
+
+
+def test_a_flood_is_taken_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    async def count(path: str) -> Reply:
+        nonlocal asked
+        asked += 1
+        return Reply(HTTPStatus.OK, b"")
+
+    monkeypatch.setattr(server, "PACE", 0.05)
+
+    async def main() -> None:
+        async with serving(count) as port:
+            flood = []
+            for _ in range(100):
+                each = socket.socket()
+                each.setblocking(False)
+                each.connect_ex(("127.0.0.1", port))
+                flood.append(each)
+            for each in flood:
+                with suppress(OSError):  # not connected yet: the kernel holds it
+                    each.send(b"GET / HTTP/1.1\r\n\r\n")
+            await asyncio.sleep(1.0)
+            for each in flood:
+                each.close()
+            assert 5 <= asked <= 21
+
+    asyncio.run(main())
+
+
+def test_a_process_out_of_descriptors_serves_again_when_it_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    monkeypatch.setattr(server, "EXHAUSTED", 0.1)
+
+    async def main() -> None:
+        async with serving() as port:
+            client = socket.create_connection(("127.0.0.1", port))
+            client.setblocking(False)
+            await asyncio.sleep(0.1)
+            late = socket.socket()
+            late.setblocking(False)
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+            try:
+                late.connect_ex(("127.0.0.1", port))
+                await asyncio.sleep(0.4)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            late.send(b"GET /x HTTP/1.1\r\n\r\n")
+            async with asyncio.timeout(10):
+                assert b"you asked for /x" in await asyncio.get_running_loop().sock_recv(late, 65536)
+            client.close()
+            late.close()
+
+    asyncio.run(main())

@@ -1,0 +1,112 @@
+"""Kata's configurations as its runtimes read them (runtime/kata_config)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from trees import make_tree
+
+from vmpin.doctor.facts import Engine, Handler, KataConfig
+from vmpin.host.files import Files
+from vmpin.runtime.kata_config import configurations
+
+DEFAULTS = "/opt/kata/share/defaults/kata-containers"
+
+
+def found(root: Path, *handlers: Handler) -> list[KataConfig]:
+    return list(configurations(Files(root), [Engine("containerd", handlers=handlers)]))
+
+
+def handler(name: str, path: str = "", program: str = "/opt/kata/bin/containerd-shim-kata-v2") -> Handler:
+    return Handler(name, "containerd", True, "/c.toml", program, path)
+
+
+def values(config: KataConfig) -> dict[str, tuple[object, str]]:
+    return {key: (setting.value, setting.file) for key, setting in config.settings.items()}
+
+
+TREE = f"""
+    {DEFAULTS[1:]}/runtimes/qemu/configuration-qemu.toml = [hypervisor.qemu]\\npath = "/secret"\\ndefault_vcpus = 1\\n\
+[runtime]\\nenable_vcpus_pinning = false\\nsandbox_cgroup_only = false\\njaeger_password = "hush"
+    {DEFAULTS[1:]}/runtimes/qemu/config.d/20-b.toml = [runtime]\\nenable_vcpus_pinning = false
+    {DEFAULTS[1:]}/runtimes/qemu/config.d/10-a = [runtime]\\nenable_vcpus_pinning = true\\n\
+[hypervisor.qemu]\\ndefault_maxvcpus = 4
+"""
+
+
+def test_drop_ins_lie_over_the_file_in_the_order_of_their_names(tmp_path: Path) -> None:
+    """And nothing is kept but what concerns CPUs."""
+    path = f"{DEFAULTS}/runtimes/qemu/configuration-qemu.toml"
+    (config,) = found(make_tree(tmp_path, TREE), handler("kata-qemu", path), handler("kata-qemu-2", path))
+    dropins = f"{DEFAULTS}/runtimes/qemu/config.d"
+    assert (config.path, config.runtime, config.read_by) == (path, "go", ("kata-qemu", "kata-qemu-2"))
+    assert config.dropins == (f"{dropins}/10-a", f"{dropins}/20-b.toml")
+    assert values(config) == {
+        "hypervisor.qemu.default_vcpus": (1, path), "runtime.sandbox_cgroup_only": (False, path),
+        "runtime.enable_vcpus_pinning": (False, f"{dropins}/20-b.toml"),
+        "hypervisor.qemu.default_maxvcpus": (4, f"{dropins}/10-a")}
+
+
+def test_drop_ins_lie_beside_the_file_that_is_meant_in_the_end(tmp_path: Path) -> None:
+    """Both runtimes follow the link first: EvalSymlinks, canonicalize."""
+    make_tree(tmp_path, """
+        opt/real/k.toml = [runtime]
+        opt/real/config.d/1 = [runtime]\\nenable_vcpus_pinning = true
+        etc/link/config.d/1 = [runtime]\\nenable_vcpus_pinning = false
+    """)
+    (tmp_path / "etc/link/k.toml").symlink_to("/opt/real/k.toml")
+    (config,) = found(tmp_path, handler("kata", "/etc/link/k.toml"))
+    assert config.path == "/etc/link/k.toml"
+    assert values(config) == {"runtime.enable_vcpus_pinning": (True, "/opt/real/config.d/1")}
+
+
+def test_a_handler_without_a_path_takes_its_runtimes_default(tmp_path: Path) -> None:
+    make_tree(tmp_path, f"""
+        usr/share/defaults/kata-containers/configuration.toml = [runtime]
+        etc/kata-containers/configuration.toml = [runtime]
+        {DEFAULTS[1:]}/runtime-rs/configuration.toml = [runtime]
+    """)
+    rust = handler("kata-rs", program="/opt/kata/runtime-rs/bin/containerd-shim-kata-v2")
+    assert [(config.path, config.runtime, config.read_by) for config in found(tmp_path, handler("kata"), rust)] == [
+        ("/etc/kata-containers/configuration.toml", "go", ("kata",)),
+        (f"{DEFAULTS}/runtime-rs/configuration.toml", "rs", ("kata-rs",))]
+    assert [config.path for config in found(tmp_path, rust)] == [f"{DEFAULTS}/runtime-rs/configuration.toml"]
+
+
+def test_without_any_handler_all_that_lies_about_is_found_once(tmp_path: Path) -> None:
+    make_tree(tmp_path, f"""
+        {DEFAULTS[1:]}/configuration-qemu.toml = [runtime]
+        {DEFAULTS[1:]}/runtime-rs/runtimes/clh/configuration-clh.toml = [runtime]\\nhypervisor_name = "clh"
+        {DEFAULTS[1:]}/custom-runtimes/mine/configuration-qemu.toml = [runtime]\\nhypervisor_name = "qemu"
+    """)
+    (tmp_path / DEFAULTS[1:] / "configuration.toml").symlink_to("configuration-qemu.toml")
+    assert [(config.path.removeprefix(DEFAULTS), config.runtime, config.read_by) for config in found(tmp_path)] == [
+        ("/configuration.toml", "go", ("default",)),
+        ("/runtime-rs/runtimes/clh/configuration-clh.toml", "rs", ()),
+        ("/custom-runtimes/mine/configuration-qemu.toml", "rs", ())]
+
+
+@pytest.mark.parametrize("text", ["= broken", "a = 1\\na = 2"])
+def test_a_file_that_is_no_toml_is_said_to_be_none(tmp_path: Path, text: str) -> None:
+    make_tree(tmp_path, f"k.toml = {text}\n")
+    (config,) = found(tmp_path, handler("kata", "/k.toml"))
+    assert "k.toml: is not TOML" in config.trouble
+
+
+def test_a_broken_drop_in_is_named(tmp_path: Path) -> None:
+    make_tree(tmp_path, "k.toml = [runtime]\nconfig.d/9.toml = = broken\n")
+    (config,) = found(tmp_path, handler("kata", "/k.toml"))
+    assert config.trouble.startswith("/config.d/9.toml: is not TOML")
+
+
+@pytest.mark.parametrize("text", ["hypervisor = 'x'", "[hypervisor]\\nqemu = 3", "runtime = []",
+                                  "[[hypervisor]]\\na = 1"])
+def test_what_is_of_another_shape_says_nothing(tmp_path: Path, text: str) -> None:
+    make_tree(tmp_path, f"k.toml = {text}\n")
+    (config,) = found(tmp_path, handler("kata", "/k.toml"))
+    assert (config.settings, config.trouble) == ({}, "")
+
+
+def test_a_file_that_is_not_there_is_no_configuration(tmp_path: Path) -> None:
+    assert found(tmp_path, handler("kata", "/gone.toml")) == []

@@ -1,0 +1,73 @@
+"""The kubelet's own configuration: file, drop-ins, flags (runtime/kubelet_config)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from trees import make_tree
+
+from vmpin.doctor.facts import KubeletConfig
+from vmpin.host.daemons import Program
+from vmpin.host.files import Files
+from vmpin.runtime.kubelet_config import kubelet_config
+
+CONFIG = "kind: KubeletConfiguration\\n"
+
+
+def found(tmp_path: Path, tree: str, *programs: Program) -> KubeletConfig:
+    return kubelet_config(Files(make_tree(tmp_path, tree)), programs)
+
+
+def values(config: KubeletConfig) -> dict[str, tuple[object, str]]:
+    return {key: (setting.value, setting.file) for key, setting in config.settings.items()}
+
+
+def test_flags_lie_over_drop_ins_and_these_over_the_file(tmp_path: Path) -> None:
+    made = found(tmp_path, f"""
+        etc/k.yaml = {CONFIG}cpuManagerPolicy: none\\ntopologyManagerPolicy: best-effort\\n\
+cpuManagerPolicyOptions: {{full-pcpus-only: "true"}}\\nauthentication: {{x509: {{clientCAFile: /secret}}}}
+        etc/k.d/10.conf = {CONFIG}cpuManagerPolicy: static\\ncpuManagerReconcilePeriod: 5s
+        etc/k.d/20.conf = {CONFIG}cpuManagerReconcilePeriod: 7s
+        etc/k.d/30.yaml = {CONFIG}cpuManagerPolicy: none
+    """, Program(9, "kubelet", ["/usr/bin/kubelet", "--config=/etc/k.yaml", "--config-dir", "/etc/k.d",
+                                "--topology-manager-policy=restricted", "--bootstrap-kubeconfig=/secret"]))
+    assert (made.pid, made.files) == (9, ("/etc/k.yaml", "/etc/k.d/10.conf", "/etc/k.d/20.conf"))
+    assert values(made) == {
+        "cpuManagerPolicy": ("static", "/etc/k.d/10.conf"), "cpuManagerReconcilePeriod": ("7s", "/etc/k.d/20.conf"),
+        "cpuManagerPolicyOptions": ({"full-pcpus-only": "true"}, "/etc/k.yaml"),
+        "topologyManagerPolicy": ("restricted", "the command line")}
+
+
+def test_options_given_as_a_flag_are_as_in_the_file(tmp_path: Path) -> None:
+    made = found(tmp_path, "etc/\n", Program(9, "kubelet", [
+        "kubelet", "--cpu-manager-policy-options=full-pcpus-only=true,align-by-socket=false"]))
+    assert made.settings["cpuManagerPolicyOptions"].value == {"full-pcpus-only": "true", "align-by-socket": "false"}
+
+
+def test_k3s_gives_its_kubelet_flags_on_its_own_command_line_and_in_its_configuration(tmp_path: Path) -> None:
+    made = found(tmp_path, """
+        etc/rancher/k3s/config.yaml = token: hush\\nkubelet-arg: ["cpu-manager-policy=static", "reserved-cpus=0"]
+    """, Program(5, "k3s", ["/usr/local/bin/k3s server", "--token", "hush", "--kubelet-arg", "reserved-cpus=0-1"]))
+    assert made.pid == 5
+    assert values(made) == {"cpuManagerPolicy": ("static", "/etc/rancher/k3s/config.yaml"),
+                            "reservedSystemCPUs": ("0-1", "the command line")}
+
+
+def test_without_a_process_the_usual_files_are_read(tmp_path: Path) -> None:
+    made = found(tmp_path, f"""
+        var/lib/kubelet/config.yaml = {CONFIG}cpuManagerPolicy: static
+        etc/kubernetes/kubelet.conf = kind: Config\\nusers: [{{name: x, user: {{token: hush}}}}]
+    """)
+    assert (made.pid, made.files, made.text("cpuManagerPolicy")) == (None, ("/var/lib/kubelet/config.yaml",), "static")
+    assert (made.text("memoryManagerPolicy"), "hush" in repr(made)) == ("", False)
+
+
+@pytest.mark.parametrize("text", ["a: b: c", "kind: ["])
+def test_a_file_that_is_no_yaml_is_said_to_be_none(tmp_path: Path, text: str) -> None:
+    made = found(tmp_path, f"var/lib/kubelet/config.yaml = {text}\n")
+    assert (made.settings, len(made.trouble)) == ({}, 1)
+
+
+def test_a_node_without_a_kubelet_has_nothing(tmp_path: Path) -> None:
+    assert found(tmp_path, "etc/\n") == KubeletConfig()

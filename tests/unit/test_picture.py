@@ -1,0 +1,114 @@
+"""The node as a picture: every CPU once, whose it is, who is on it; in three forms, whatever names there are."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmpin.cpuset import CpuSet
+from vmpin.picture import OFFLINE, SHARED, Picture, letter, picture, svg
+from vmpin.picture.text import lines, marks
+from vmpin.topology import Topology
+
+NODE = Topology.build(
+    CpuSet.parse("0-6"), cores=[CpuSet((cpu, cpu + 4)) for cpu in range(4)],
+    caches=[CpuSet.parse("0-1,4-5"), CpuSet.parse("2-3,6-7")],
+    nodes={0: CpuSet.parse("0-1,4-5"), 1: CpuSet.parse("2-3,6")},
+    isolated=CpuSet.parse("3"), present=CpuSet.parse("0-7"))
+
+
+def thread(tid: int, actual: str, vcpu: int | None = None, role: str = "vcpu") -> dict[str, Any]:
+    return {"tid": tid, "role": role, "name": "x", "vcpu": vcpu, "wanted": actual, "actual": actual, "ok": True}
+
+
+def document(name: str = "web") -> dict[str, Any]:
+    pod = {"namespace": "shop", "name": name, "uid": "1"}
+    return {
+        "time": "2026-01-01T00:00:00Z",
+        "node": {"online": "0-6", "shared_pool": "0-1,4", "exclusive": "2,5-6", "housekeeping": "0",
+                 "owners": [{"sandbox": "pod-b", "container": "c" * 64, "cpus": "5", "kind": "runc", "pod": None},
+                            {"sandbox": "pod-a", "container": "main", "cpus": "2,6", "kind": "vm", "pod": pod}],
+                 "collisions": [{"cpu": 5, "sandboxes": ["pod-a"], "what": f"thread 12 of {name} may run there"}]},
+        "sandboxes": [
+            {"id": "pod-a", "vmm": {"type": "qemu", "pid": 7}, "pod": pod, "mask": "0-2,4,6", "verdict": "pinned",
+             "containers": [{"id": "main", "name": name}],
+             "threads": [thread(8, "2", 0), thread(9, "6", 1), thread(10, "0-1,4", 2), thread(11, "0-1,4", 3),
+                         thread(12, "5", role="vhost"), thread(13, "0-2,4,6", role="emulator"),
+                         thread(14, "", role="emulator")]},
+            {"id": "pod-off", "vmm": None, "pod": None, "mask": None, "verdict": "off", "containers": [],
+             "threads": []}]}
+
+
+@pytest.fixture
+def drawn() -> Picture:
+    return picture(document(), NODE)
+
+
+def test_every_cpu_is_there_once_below_its_node_cache_and_core(drawn: Picture) -> None:
+    assert sorted(cpu.number for cpu in drawn.cpus()) == list(range(8))
+    shape = [(name, [[[cpu.number for cpu in core] for core in cores] for cores in caches])
+             for name, caches in drawn.nodes]
+    # The kernel forgets the node of a CPU that is offline.
+    assert shape == [("NUMA node 0", [[[0, 4], [1, 5]]]), ("NUMA node 1", [[[2, 6], [3]]]),
+                     ("in no NUMA node", [[[7]]])]
+
+
+def test_whose_it_is_and_who_is_there(drawn: Picture) -> None:
+    by_number = {cpu.number: cpu for cpu in drawn.cpus()}
+    assert {number: cpu.kind for number, cpu in by_number.items()} == {
+        0: SHARED, 1: SHARED, 2: "exclusive", 3: "free", 4: SHARED, 5: "exclusive", 6: "exclusive", 7: OFFLINE}
+    assert [(owner.letter, owner.title, str(owner.cpus)) for owner in drawn.owners] == [
+        ("A", "shop/web web", "2,6"), ("B", "pod-b ccccccccccccc", "5")]
+    assert {number: marks(cpu) for number, cpu in by_number.items() if cpu.pinned} == {2: "a:v0", 5: "a:+1", 6: "a:v1"}
+    assert {number: cpu.floating for number, cpu in by_number.items()} == {
+        0: 3, 1: 3, 2: 1, 3: 0, 4: 3, 5: 0, 6: 1, 7: 0}
+    assert drawn.guests[0].floats == ("emulator on 0-2,4,6", "vCPUs 2-3 on 0-1,4")
+    assert [number for number, cpu in by_number.items() if cpu.collisions] == [5]
+    assert [number for number, cpu in by_number.items() if cpu.isolated] == [3]
+    assert len(drawn.guests) == 1  # one without a VM has no threads to show
+
+
+def test_letters_do_not_run_out() -> None:
+    assert [letter(number) for number in (0, 25, 26, 51, 52, 701, 702)] == ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
+
+
+@pytest.mark.parametrize("width", [20, 80, 200])
+def test_as_text_it_has_every_cpu_whatever_the_width(drawn: Picture, width: int) -> None:
+    said = ["".join(word for word, _ in line) for line in lines(drawn, width)]
+    cells = [cell for line in said if "[" in line for cell in line.replace("LLC", "").strip(" []").replace(
+        "] [", "|").split("|")]
+    assert sorted(int(cell.split()[0]) for cell in cells) == list(range(8))
+    assert any(line.strip().startswith("! CPU 5:") for line in said)
+    if width >= 80:
+        assert all(len(line) <= width for line in said if line.startswith("LLC"))
+
+
+def test_as_svg_and_html_it_is_whole_and_loads_nothing(drawn: Picture) -> None:
+    made = svg.svg(drawn)
+    root = ET.fromstring(made)
+    names = [each.text or "" for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert set(map(str, range(8))) <= set(names)
+    assert any("thread 12 of web may run there" in name for name in names)
+    page = svg.html(drawn)
+    for text in (made, page):
+        for word in ("href", "src=", "url(", "<script", "@import"):
+            assert word not in text
+        assert "prefers-color-scheme:dark" in text
+
+
+@given(st.text(max_size=20))
+def test_no_name_breaks_it(name: str) -> None:
+    hostile = picture(document(f"<b>&'\"]]>\x1b[31m\x00\ud800{name}"), NODE)
+    ET.fromstring(svg.svg(hostile))
+    assert "<b>" not in svg.html(hostile)
+    assert all(word.isprintable() for line in lines(hostile, 100) for word, _ in line)
+
+
+def test_cpus_the_topology_does_not_know_are_drawn_all_the_same() -> None:
+    grown = document()
+    grown["node"]["online"] = "0-9"
+    assert sorted(cpu.number for cpu in picture(grown, NODE).cpus()) == list(range(10))

@@ -1,0 +1,176 @@
+"""The kernel's proc connector, heard for real."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from need import lacking, need_root, need_tool
+
+from vmpin.errors import SourceError
+from vmpin.host.proc_connector import ProcConnector
+from vmpin.host.procfs import Procfs
+from vmpin.wire import proc_events
+from vmpin.wire.proc_events import Comm, Event, Exec, Fork
+
+pytestmark = pytest.mark.root
+
+_PR_SET_NAME = 15
+
+
+@pytest.fixture
+def connector() -> Iterator[ProcConnector]:
+    need_root()
+    try:
+        made = ProcConnector()
+    except SourceError as err:
+        lacking(f"needs the kernel's proc connector: {err}")
+    yield made
+    made.close()
+
+
+def until(connector: ProcConnector, true: Callable[[list[Event]], bool], seconds: float = 10.0) -> list[Event]:
+    found: list[Event] = []
+    deadline = time.monotonic() + seconds
+    while not true(found):
+        assert time.monotonic() < deadline, found[-20:]
+        found += connector.read()[0]
+        time.sleep(0.002)
+    return found
+
+
+def test_a_thread_is_told_with_its_process_and_its_name(connector: ProcConnector) -> None:
+    born: list[int] = []
+
+    def named() -> None:
+        born.append(threading.get_native_id())
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, b"CPU 3/KVM", 0, 0, 0)
+
+    before = time.monotonic_ns()
+    thread = threading.Thread(target=named)
+    thread.start()
+    thread.join()
+    after = time.monotonic_ns()
+    found = until(connector, lambda events: any(isinstance(event, Comm) and event.thread == born[0]
+                                                for event in events))
+    (fork,) = [event for event in found if isinstance(event, Fork) and event.child == born[0]]
+    (comm,) = [event for event in found if isinstance(event, Comm) and event.thread == born[0]]
+    assert fork.process == comm.process == os.getpid()
+    assert comm.name == "CPU 3/KVM"
+    assert before <= fork.time <= comm.time <= after
+
+
+def test_a_program_is_told_and_the_fork_for_it_is_kept_away(connector: ProcConnector) -> None:
+    ran = subprocess.Popen([sys.executable, "-S", "-c", "pass"])
+    ran.wait()
+    found = until(connector, lambda events: any(isinstance(event, Exec) and event.process == ran.pid
+                                                for event in events))
+    assert [event for event in found if isinstance(event, Fork) and event.child == event.process == ran.pid] == []
+
+
+def test_what_is_lost_is_told(connector: ProcConnector) -> None:
+    connector._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    for _ in range(50):
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+    lost = False
+    deadline = time.monotonic() + 10
+    while not lost:
+        assert time.monotonic() < deadline
+        lost = connector.read()[1]
+    connector._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    test_a_thread_is_told_with_its_process_and_its_name(connector)  # and it goes on
+
+
+def test_who_is_not_the_kernel_is_not_heard(connector: ProcConnector) -> None:
+    until(connector, lambda events: not connector.read()[0])
+    forged = bytes.fromhex("4c00000003000000a7b60200000000000100000001000000a7b6020000000000280000000200000001000000"
+                           "313b6387f21900000100000001000000000000000000000000000000000000000000000000000000")[:76]
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 11) as other:
+        other.sendto(forged, (connector._socket.getsockname()[0], 0))
+    time.sleep(0.05)
+    assert Exec(28529444207409, 1) not in connector.read()[0]
+
+
+def test_the_one_who_leaves_says_so_once(connector: ProcConnector) -> None:
+    """The kernel counts who listens, and makes events for whoever did not say that he leaves."""
+    real = connector._socket
+    connector._socket, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with kernel:
+        connector.close()
+        connector.close()
+        kernel.setblocking(False)
+        said = kernel.recv(512)
+        assert said == proc_events.subscription(proc_events.MCAST_IGNORE, connector._events)
+        with pytest.raises(BlockingIOError):
+            kernel.recv(512)
+        with pytest.raises(OSError) as caught:
+            connector.read()
+        assert caught.value.errno == errno.EBADF
+    with real:
+        real.send(said)
+
+
+_TRY = """\
+import sys
+from pathlib import Path
+from vmpin.errors import SourceError
+from vmpin.host.proc_connector import ProcConnector
+try:
+    ProcConnector(network=Path(sys.argv[1])).close()
+except SourceError as err:
+    print(err.why)
+else:
+    print("heard")
+"""
+
+
+def tried(*wrap: str, network: str | Path = "/nonexistent") -> str:
+    ran = subprocess.run([need_tool(wrap[0]), *wrap[1:], sys.executable, "-c", _TRY, str(network)],
+                         capture_output=True, text=True, timeout=60)
+    if "unshare" in ran.stderr:
+        lacking(ran.stderr)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+@pytest.mark.usefixtures("connector")
+def test_in_namespaces_of_its_own_it_says_which_is_the_trouble() -> None:
+    """Although somebody listens whose events it would get, too."""
+    assert tried("unshare", "--pid", "--fork") == "it takes the machine's own pid namespace"
+    assert tried("unshare", "--pid", "--fork", "--mount-proc") == "it takes the machine's own pid namespace"
+    assert tried("unshare", "--net").startswith(
+        "it takes the machine's own network namespace, which cannot be entered from here: ")
+    assert tried("unshare", "--user", "--map-root-user") == "it takes the machine's own user namespace"
+
+
+@pytest.mark.usefixtures("connector")
+def test_from_another_network_namespace_the_machines_is_entered() -> None:
+    assert tried("unshare", "--net", network=f"/proc/{os.getpid()}/ns/net") == "heard"
+
+
+def test_what_is_missing_is_told(tmp_path: Path) -> None:
+    """As /proc has it of a process without rights in other namespaces."""
+    namespaces = tmp_path / "self" / "ns"
+    namespaces.mkdir(parents=True)
+    (namespaces / "user").symlink_to("user:[4026531837]")
+    (namespaces / "pid").symlink_to("pid:[4026532000]")
+    (tmp_path / "self" / "status").write_text("Name:\tvmpin\nCapEff:\t0000000000800000\n")
+    bare = ProcConnector.__new__(ProcConnector)
+    bare._proc = Procfs(tmp_path)
+    assert bare._lacking() == "CAP_NET_ADMIN is missing, it takes the machine's own pid namespace"
+    assert bare._lacking("network") == ("CAP_NET_ADMIN is missing, it takes the machine's own pid and network "
+                                        "namespace")
+    (tmp_path / "self" / "status").write_text("CapEff:\t000001ffffffffff\n")
+    (namespaces / "pid").unlink()
+    assert bare._lacking() == ""

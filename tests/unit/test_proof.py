@@ -1,0 +1,217 @@
+"""The books of where threads ran, over time and over a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmpin import prooffile
+from vmpin.cpuset import CpuSet
+from vmpin.errors import StateFileError
+from vmpin.model import SandboxId, ThreadId, ThreadRole
+from vmpin.proof import MAX_FINDINGS, Account, Finding, Ledger, Mark, thinned
+
+A, B = SandboxId("a"), SandboxId("b")
+VCPU, SHIM = ThreadRole.VCPU, ThreadRole.SHIM
+HOUR, DAY = 3600.0, 86400.0
+SECOND = 10**9
+
+accounts = st.builds(Account, *[st.integers(0, 10**15)] * 6)
+
+
+def ledger(began: float = 0.0) -> Ledger:
+    made = Ledger()
+    made.began = began
+    return made
+
+
+def finding(tid: int = 1, cpu: int = 5, place: int = 2, spent: int = SECOND,
+            now: float = 10.0) -> tuple[Finding, ThreadId]:
+    return Finding(A, VCPU, 0, tid, cpu, CpuSet((place,)), now, now, spent), ThreadId(tid, 1)
+
+
+@given(accounts, accounts)
+def test_what_is_added_is_what_happened_since(before: Account, more: Account) -> None:
+    now = Account(*before.numbers())
+    now.add(more)
+    assert now.since(before) == more
+    assert now.ran == before.ran + more.ran
+
+
+def test_the_time_begins_with_the_last_mark_before_it() -> None:
+    books = ledger(100.0)
+    books.of(A).of(VCPU).placed = SECOND
+    books.watched = 300.0
+    books.mark(400.0)
+    books.of(A).of(VCPU).add(Account(placed=2 * SECOND, elsewhere=SECOND, waited=5, migrations=7))
+    books.of(A).unseen = 9
+    books.drift["tuned"] += 2
+    books.watched = 600.0
+    books.mark(700.0)
+    books.of(B).of(SHIM).placed = SECOND
+    books.watched = 800.0
+    found = books.since(500.0, 900.0)
+    assert (found.since, found.until, found.watched) == (400.0, 900.0, 500.0)
+    assert found.sandboxes[A].roles == {VCPU: Account(2 * SECOND, 0, SECOND, 0, 5, 7)}
+    assert found.sandboxes[A].unseen == 9
+    assert found.sandboxes[B].roles == {SHIM: Account(SECOND)}
+    assert found.drift == {"tuned": 2}
+    assert found.total == Account(3 * SECOND, 0, SECOND, 0, 5, 7)
+    assert books.since(800.0, 900.0).sandboxes[A].total == Account()
+    assert books.since(800.0, 900.0).drift == {}
+
+
+def test_a_time_before_all_marks_begins_with_the_books() -> None:
+    books = ledger(100.0)
+    books.of(A).of(VCPU).placed = SECOND
+    books.mark(400.0)
+    found = books.since(50.0, 500.0)
+    assert (found.since, found.total.placed) == (100.0, SECOND)
+
+
+def test_a_sandbox_that_ended_is_in_the_sum_with_what_it_did_since() -> None:
+    books = ledger()
+    books.of(A).of(VCPU).elsewhere = 5
+    books.of(A).unseen = 1
+    books.of(B).of(VCPU).placed = 3
+    books.mark(300.0)
+    books.of(A).of(VCPU).elsewhere = 12
+    books.of(A).unseen = 3
+    books.end([A])
+    found = books.since(300.0, 400.0)
+    assert set(found.sandboxes) == {B}
+    assert found.ended.roles == {VCPU: Account(elsewhere=7)}
+    assert found.ended.unseen == 2
+    assert books.roles() == {VCPU: Account(placed=3, elsewhere=12)}
+    books.mark(600.0)
+    assert books.since(600.0, 700.0).ended.total == Account()
+
+
+@given(st.lists(st.tuples(st.sampled_from([A, B]), st.sampled_from([VCPU, SHIM]), st.integers(0, 10**12),
+                          st.booleans(), st.booleans()), max_size=30), st.integers(0, 30))
+def test_nothing_is_lost_and_nothing_counted_twice(steps: list[tuple[SandboxId, ThreadRole, int, bool, bool]],
+                                                   asked: int) -> None:
+    books, now, sums, marks = ledger(), 0.0, [0], [0.0]
+    for sandbox, role, spent, ends, mark in steps:
+        books.of(sandbox).of(role).placed += spent
+        if ends:
+            books.end([sandbox])
+        now += 600.0
+        sums.append(sums[-1] + spent)
+        if mark:
+            books.mark(now)
+            marks.append(now)
+    when = asked * 600.0
+    begun = max(mark for mark in marks if mark <= when)
+    found = books.since(when, now)
+    if found.since == begun:  # older marks may have been thinned out; then it begins earlier
+        assert found.total.placed == sums[-1] - sums[int(begun // 600)]
+    else:
+        assert found.since < begun
+    assert sum(account.placed for account in books.roles().values()) == sums[-1]
+
+
+def test_marks_are_kept_ever_further_apart() -> None:
+    marks: list[Mark] = []
+    now = 0.0
+    while now < 9 * DAY:
+        now += 300.0
+        marks = thinned([*marks, Mark(now, "")], now)
+    ages = [now - mark.time for mark in marks]
+    assert len(marks) < 50
+    assert max(ages) > 6 * DAY
+    assert max(ages) <= 7 * DAY
+    assert ages[-1] == 0
+    for newer, older in zip(ages[:0:-1], ages[-2::-1], strict=True):
+        assert older - newer <= (310 if older <= HOUR else 2 * HOUR if older <= DAY else 2 * DAY)
+
+
+def test_a_mark_is_due_every_five_minutes_and_when_the_clock_was_put_back() -> None:
+    books = ledger()
+    assert books.due(1000.0)
+    books.mark(1000.0)
+    assert not books.due(1299.0)
+    assert books.due(1300.0)
+    assert books.due(999.0)
+
+
+def test_more_of_the_same_is_one_finding() -> None:
+    books = ledger()
+    books.found(*finding(now=10.0))
+    books.found(*finding(now=20.0))
+    books.found(*finding(cpu=6, now=30.0))
+    assert [(each.cpu, each.first, each.last, each.spent) for each in books.findings.values()] == [
+        (5, 10.0, 20.0, 2 * SECOND), (6, 30.0, 30.0, SECOND)]
+    books.found(*finding(place=3, now=40.0))  # to be elsewhere now: another matter
+    assert books.findings[ThreadId(1, 1), 5].first == 40.0
+    assert [each.cpu for each in books.since(0, 50.0).findings] == [6, 5]
+    books.mark(35.0)
+    assert [each.cpu for each in books.since(35.0, 50.0).findings] == [5]
+
+
+def test_findings_are_the_latest() -> None:
+    books = ledger()
+    for tid in range(MAX_FINDINGS + 5):
+        books.found(*finding(tid=tid))
+    assert len(books.findings) == MAX_FINDINGS
+    assert min(each.tid for each in books.findings.values()) == 5
+
+
+def test_the_books_outlive_a_restart(tmp_path: Path) -> None:
+    books, path = ledger(5.0), tmp_path / "proof"
+    for number in range(1, 4):
+        books.of(A).of(VCPU).add(Account(number, 0, 1, 0, 0, 2))
+        books.of(A).unseen += number
+        books.drift["other"] += 1
+        books.watched += 300.0
+        if number == 2:
+            books.end([A])
+        books.mark(number * 300.0)
+    prooffile.save(path, "boot", books)
+    assert path.stat().st_mode & 0o777 == 0o600
+    again = Ledger()
+    assert prooffile.load(path, "boot", again) == ""
+    assert (again.began, again.watched, again.drift) == (5.0, 900.0, {"other": 3})
+    assert again.marks == books.marks
+    assert (again.sandboxes, again.ended) == (books.sandboxes, books.ended)
+    assert again.since(300.0, 1000.0) == books.since(300.0, 1000.0)
+    again.of(A).of(VCPU).placed += 10
+    assert again.since(900.0, 1000.0).total.placed == 10
+
+
+def test_the_books_of_another_boot_are_not_gone_on_with(tmp_path: Path) -> None:
+    books, path = ledger(5.0), tmp_path / "proof"
+    books.mark(300.0)
+    prooffile.save(path, "boot", books)
+    again = Ledger()
+    assert prooffile.load(path, "another", again) == ""
+    assert (again.began, again.marks) == (None, [])
+    assert prooffile.load(tmp_path / "none", "boot", again) == ""
+
+
+@pytest.mark.parametrize("change", [
+    lambda raw: raw[:-5], lambda raw: raw.replace(b"watched", b"wat\xffhed"), lambda raw: b"", lambda raw: b"[]\n",
+    lambda raw: raw.replace(b'"version":1', b'"version":9'), lambda raw: b"{" * 100000,
+    lambda raw: raw.replace(b'"began":5.0', b'"began":"x"')])
+def test_books_that_cannot_be_believed_are_begun_anew(tmp_path: Path, change: object) -> None:
+    books, path = ledger(5.0), tmp_path / "proof"
+    books.of(A).of(VCPU).placed = 7
+    books.mark(300.0)
+    prooffile.save(path, "boot", books)
+    assert callable(change)
+    path.write_bytes(change(path.read_bytes()))
+    again = Ledger()
+    assert "what was proved before is forgotten" in prooffile.load(path, "boot", again)
+    assert (again.began, again.marks, again.sandboxes) == (None, [], {})
+
+
+def test_books_that_cannot_be_kept_are_an_error_and_leave_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(StateFileError, match="the proof cannot be saved"):
+        prooffile.save(tmp_path / "none" / "proof", "boot", ledger())
+    (tmp_path / "proof").mkdir()
+    with pytest.raises(StateFileError):
+        prooffile.save(tmp_path / "proof", "boot", ledger())
+    assert [path.name for path in tmp_path.iterdir()] == ["proof"]

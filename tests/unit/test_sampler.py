@@ -1,0 +1,287 @@
+"""Where threads ran, as sampled: of processes that never sleep, moved by another hand."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from strayed import Spinners, run_for, spinners, thread_of
+
+from vmpin.host.schedstat import Ran, Schedstat
+from vmpin.model import ThreadRole
+from vmpin.proof import Account
+from vmpin.sampler import SHARE, Sampler
+
+SECOND = 10**9
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Spinners]:
+    if not Schedstat().precise:
+        pytest.skip("this kernel has no schedstat")
+    with spinners(tmp_path) as made:
+        yield made
+
+
+class Counting(Schedstat):
+    """How often a thread's files were read."""
+
+    reads = 0
+
+    def ran(self, pid: int, tid: int) -> Ran | None:
+        self.reads += 1
+        return super().ran(pid, tid)
+
+
+def test_what_runs_in_its_place_is_booked_as_certain(node: Spinners) -> None:
+    vm = node.vm()
+    sampler = Sampler(node.reconciler)
+    sampler.round()
+    assert node.account(vm) == Account()  # what it ran before is nobody's to tell
+    run_for(0.3, vm.vmm.pid)
+    sampler.round()
+    found = node.account(vm)
+    assert 0.29 * SECOND < found.placed < 2 * SECOND
+    assert (found.elsewhere, found.free) == (0, 0)
+    if sampler.host.counts_migrations:
+        assert (found.certain, found.migrations) == (found.placed, 0)
+    assert list(node.reconciler.ledger.of(vm.sandbox).roles) == [ThreadRole.EMULATOR]
+    run_for(0.1, vm.vmm.pid)
+    sampler.round()
+    assert node.account(vm).placed > found.placed + 0.09 * SECOND
+
+
+def test_what_another_hand_moved_away_is_booked_as_elsewhere(node: Spinners) -> None:
+    vm = node.vm()
+    sampler = Sampler(node.reconciler)
+    sampler.round()
+    node.move(vm, node.there)
+    run_for(0.2, vm.vmm.pid)
+    sampler.round()
+    found = node.account(vm)
+    assert found.placed == 0
+    assert found.elsewhere > 0.19 * SECOND
+    assert found.certain == 0
+    run_for(0.1, vm.vmm.pid)
+    sampler.round()
+    (finding,) = sampler.ledger.findings.values()
+    assert (finding.sandbox, finding.tid, finding.cpu, finding.place) == (
+        vm.sandbox, vm.vmm.pid, node.there.first, node.here)
+    assert finding.spent == node.account(vm).elsewhere
+
+
+def test_what_was_moved_away_and_put_back_between_two_samples_is_booked_as_elsewhere(node: Spinners) -> None:
+    vm = node.vm()
+    sampler = Sampler(node.reconciler)
+    assert node.repair(vm) == 0
+    sampler.round()
+    node.move(vm, node.there)
+    run_for(0.2, vm.vmm.pid)
+    assert node.repair(vm) == 1
+    run_for(0.2, vm.vmm.pid)
+    sampler.round()
+    found = node.account(vm)
+    assert found.elsewhere > 0.19 * SECOND
+    assert found.placed > 0.19 * SECOND
+    assert found.certain == 0
+    if sampler.host.counts_migrations:
+        assert found.migrations >= 2
+    assert [finding.cpu for finding in sampler.ledger.findings.values()] == [node.there.first]
+    assert node.reconciler.ledger.drift == {"other": 1}
+
+
+def test_a_thread_that_is_free_to_run_anywhere_is_booked_as_free(node: Spinners) -> None:
+    vm = node.vm()
+    sampler = Sampler(node.reconciler)
+    sampler.round()
+    node.place(vm.sandbox, None)
+    run_for(0.1, vm.vmm.pid)
+    sampler.round()
+    found = node.account(vm)
+    assert found.free > 0.09 * SECOND
+    assert (found.placed, found.elsewhere) == (0, 0)
+    del node.reconciler.placements[vm.sandbox]  # unpinned by hand
+    run_for(0.1, vm.vmm.pid)
+    sampler.round()
+    assert node.account(vm).free > found.free + 0.09 * SECOND
+
+
+def test_where_the_place_changed_in_between_both_count_once(node: Spinners) -> None:
+    vm = node.vm()
+    sampler = Sampler(node.reconciler)
+    sampler.round()
+    run_for(0.1, vm.vmm.pid)
+    node.place(vm.sandbox, node.there)  # decided, and not set yet
+    sampler.round()
+    found = node.account(vm)
+    assert found.placed > 0.09 * SECOND
+    assert (found.certain == found.placed) is False
+    run_for(0.1, vm.vmm.pid)
+    sampler.round()
+    assert node.account(vm).elsewhere > 0.09 * SECOND
+
+
+def test_a_process_that_sleeps_costs_one_system_call(node: Spinners) -> None:
+    vm = node.vm(code="exec sleep 60")
+    while thread_of(vm.vmm.pid).name != "sleep":
+        time.sleep(0.01)
+    sampler = Sampler(node.reconciler)
+    sampler.host = counting = Counting()
+    sampler.round()
+    assert counting.reads == 1
+    for _ in range(5):
+        sampler.round()
+    assert counting.reads == 1
+    node.place(vm.sandbox, node.there)  # its place is another: that is to be known before it runs again
+    sampler.round()
+    assert counting.reads == 2
+
+
+def test_what_is_born_while_it_is_looked_at_counts_from_its_birth(node: Spinners) -> None:
+    sampler = Sampler(node.reconciler)
+    sampler.round()
+    time.sleep(0.02)  # start times are in steps of a hundredth of a second
+    vm = node.vm()
+    run_for(0.2, vm.vmm.pid)
+    sampler.round()
+    found = node.account(vm)
+    assert found.placed > 0.19 * SECOND
+    assert found.certain == 0  # where it began, nobody knows
+
+
+def test_threads_that_ended_between_two_samples_are_told_as_unseen(node: Spinners) -> None:
+    # A shell that another one runs in a subshell's place: what its process ran before is none of its thread's files.
+    vm = node.vm(code="exec python3 -c '" + """
+import threading, time, sys
+def burn():
+    end = time.thread_time() + 0.05
+    while time.thread_time() < end: pass
+while True:
+    thread = threading.Thread(target=burn); thread.start(); thread.join()
+""" + "'")
+    while thread_of(vm.vmm.pid).name == "sh":
+        time.sleep(0.01)
+    sampler = Sampler(node.reconciler)
+    sampler.round()
+    run_for(0.5, vm.vmm.pid)
+    sampler.round()
+    unseen = node.reconciler.ledger.of(vm.sandbox).unseen
+    assert unseen > 0.4 * SECOND
+    assert node.account(vm).ran < 0.1 * SECOND
+    run_for(0.2, vm.vmm.pid)
+    sampler.round()
+    assert node.reconciler.ledger.of(vm.sandbox).unseen > unseen + 0.1 * SECOND
+
+
+def test_a_thread_that_got_anothers_number_is_not_booked_as_that(node: Spinners) -> None:
+    vm = node.vm()
+    sampler = Sampler(node.reconciler)
+    sampler.round()
+    known = vm.vmm.threads[vm.vmm.pid]
+    stranger = known._replace(id=known.id._replace(starttime=known.id.starttime - 1))
+    vm.vmm.threads[vm.vmm.pid] = stranger
+    run_for(0.05, vm.vmm.pid)
+    sampler.round()
+    assert node.account(vm) == Account()
+
+
+def test_a_vm_that_ends_leaves_its_account_in_the_sum(node: Spinners) -> None:
+    vm = node.vm()
+    other = node.vm("b")
+    sampler = Sampler(node.reconciler)
+    sampler.round()
+    run_for(0.1, vm.vmm.pid)
+    sampler.round()
+    placed = node.account(vm).placed
+    node.end(vm)
+    sampler.round()
+    assert list(sampler.ledger.sandboxes) == [other.sandbox]
+    assert sampler.ledger.ended.total.placed == placed
+
+
+def test_after_a_restart_the_books_go_on(node: Spinners, tmp_path: Path) -> None:
+    vm, gone = node.vm(), node.vm("b")
+    sampler = Sampler(node.reconciler, tmp_path / "proof")
+    sampler.round()
+    began = sampler.ledger.began
+    run_for(0.1, vm.vmm.pid)
+    run_for(0.05, gone.vmm.pid)
+    sampler.close()
+    assert node.reconciler.pinner.drifts.strayed is None
+    placed, spent = node.account(vm).placed, node.account(gone).placed
+    node.end(gone)
+    node.again()
+    node.place(vm.sandbox, node.here)
+    vm = node.meet(vm.sandbox)
+    time.sleep(0.3)
+    sampler = Sampler(node.reconciler, tmp_path / "proof")
+    sampler.round()
+    assert node.account(vm).placed == placed  # what ran meanwhile is not proved
+    run_for(0.1, vm.vmm.pid)
+    sampler.round()
+    assert node.account(vm).placed > placed + 0.09 * SECOND
+    proof = sampler.since(0.0)
+    assert proof.since == began
+    assert proof.ended.total.placed == spent
+    assert proof.watched < proof.until - proof.since - 0.25
+    assert sampler.since(time.time()).total.placed < placed + 10 * SECOND
+
+
+def test_a_file_that_cannot_be_kept_is_said_once(node: Spinners, tmp_path: Path,
+                                                 caplog: pytest.LogCaptureFixture) -> None:
+    sampler = Sampler(node.reconciler, tmp_path / "none" / "proof")
+    for _ in range(3):
+        sampler.save()
+    assert [record.message for record in caplog.records if "cannot be saved" in record.message] == [
+        f"{tmp_path}/none/proof: the proof cannot be saved: No such file or directory (free space or inodes there; "
+        "until then a restart forgets where threads ran)"]
+    sampler.keep = tmp_path / "proof"
+    sampler.ledger.mark(time.time())
+    sampler.save()
+    assert sampler.keep.exists()
+
+
+def test_sampling_that_takes_long_is_done_less_often(node: Spinners) -> None:
+    for number in range(8):
+        node.vm(str(number), code="exec sleep 60")
+    sampler = Sampler(node.reconciler)
+    pause = sampler.turn(every=0.0)
+    while not sampler.rounds:
+        pause = sampler.turn(every=0.0)
+    assert sampler.cost > 0
+    assert pause == sampler.cost / SHARE
+    assert sampler.turn(every=1000.0) == 1000.0
+
+
+def test_a_round_is_taken_in_slices(node: Spinners) -> None:
+    for number in range(4):
+        node.vm(str(number), code="exec sleep 60")
+    sampler = Sampler(node.reconciler)
+
+    class Slow(Schedstat):
+        def ran(self, pid: int, tid: int) -> Ran | None:
+            time.sleep(0.002)
+            return super().ran(pid, tid)
+
+    sampler.host = Slow()
+    turns = 0
+    while not sampler.rounds:
+        assert sampler.turn(every=1000.0) in (0.005, 1000.0)
+        turns += 1
+    assert turns == 4
+    assert sampler.ledger.watched > 0
+
+
+def test_a_vm_whose_threads_are_not_readable_is_none_the_worse(node: Spinners) -> None:
+    vm = node.vm()
+    sampler = Sampler(node.reconciler)
+    sampler.round()
+    node.children[vm.sandbox].kill()
+    os.waitid(os.P_PID, vm.vmm.pid, os.WEXITED | os.WNOWAIT)
+    sampler.round()
+    node.children[vm.sandbox].wait()
+    sampler.round()
+    assert node.account(vm).elsewhere == 0

@@ -1,0 +1,118 @@
+"""Who else sets masks, on trees of /proc and of tuned's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from trees import make_tree
+
+from vmpin.drift import Cause
+from vmpin.host.procfs import Procfs
+from vmpin.host.writers import of_vm, remembers_masks, rivals, scheduler_profile
+from vmpin.model import ThreadRole
+
+LIBVIRT = ["/usr/bin/qemu-kvm", "-name", "guest=shop_vm,debug-threads=on", "-smp", "2"]
+KATA = ["/opt/kata/bin/qemu-system-x86_64", "-name", "sandbox-a", "-smp", "2"]
+STAT = "({name}) S {ppid} 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 5 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0"
+
+
+def process(proc: Path, pid: int, name: str, ppid: int = 1) -> None:
+    make_tree(proc, f"{pid}/comm = {name}\n{pid}/stat = {pid} {STAT.format(name=name, ppid=ppid)}\n")
+
+
+def tuned(root: Path, profile: str, text: str, place: str = "usr/lib/tuned") -> None:
+    made = root / place / profile
+    made.mkdir(parents=True)
+    (made / "tuned.conf").write_text(text)
+
+
+def causes(proc: Path, root: Path, argv: list[str] = KATA, pid: int = 99) -> list[Cause]:
+    found = Procfs(proc)
+    return [rival.cause for rival in of_vm(found, pid, argv, rivals(found, root))]
+
+
+def test_daemons_are_known_by_their_names(tmp_path: Path) -> None:
+    proc = tmp_path / "proc"
+    for pid, name in enumerate(("systemd", "numad", "irqbalance", "numad", "my-numad", "tuned"), 10):
+        process(proc, pid, name)
+    found = rivals(Procfs(proc), tmp_path)
+    assert [rival.evidence for rival in found if rival.cause is Cause.NUMAD] in (
+        ["numad (pid 11) runs"], ["numad (pid 13) runs"])
+    assert {rival.cause for rival in found} == {Cause.NUMAD, Cause.IRQBALANCE}  # tuned has no profile that sets masks
+    assert not any(rival.sets(role) for rival in found if rival.cause is Cause.IRQBALANCE for role in ThreadRole)
+
+
+def test_tuned_counts_only_with_a_profile_that_sets_masks(tmp_path: Path) -> None:
+    proc = tmp_path / "proc"
+    process(proc, 10, "tuned")
+    tuned(tmp_path, "throughput", "[main]\nsummary=x\n[sysctl]\nscheduler=1\n")
+    tuned(tmp_path, "partitioning", "[main]\ninclude=throughput\n[scheduler]\nisolated_cores=2-3\n")
+    make_tree(tmp_path, "etc/tuned/active_profile = throughput")
+    assert causes(proc, tmp_path) == []
+    make_tree(tmp_path, "etc/tuned/active_profile = partitioning")
+    assert causes(proc, tmp_path) == [Cause.TUNED]
+    (found,) = rivals(Procfs(proc), tmp_path)
+    assert found.evidence == "tuned (pid 10) has profile partitioning, whose scheduler plugin sets masks"
+
+
+@pytest.mark.parametrize(("files", "active", "found"), [
+    ({}, "", None),
+    ({"a": "[scheduler]\n"}, "a", "a"),
+    ({"a": "[main]\ninclude = b, c\n", "b": "[vm]\n", "c": "[scheduler]\n"}, "a", "a"),
+    ({"a": "[main]\ninclude=a\n"}, "a", None),  # itself
+    ({"a": "[cores]\ntype=scheduler\n"}, "a", "a"),
+    ({"a": "[main]\ntype=scheduler\n# [scheduler]\n"}, "a", None),
+    ({"a": "[variables]\ninclude=b\n", "b": "[scheduler]\n"}, "a", None),
+    ({"a": "[vm]\n", "b": "[scheduler]\n"}, "a b", "b"),
+    ({"a": "[scheduler]\n"}, "../a", None),
+])
+def test_a_tuned_profile_is_read_with_what_it_includes(tmp_path: Path, files: dict[str, str], active: str,
+                                                       found: str | None) -> None:
+    for name, text in files.items():
+        tuned(tmp_path, name, text, "usr/lib/tuned/profiles")
+    make_tree(tmp_path, f"etc/tuned/active_profile = {active}")
+    assert scheduler_profile(tmp_path) == found
+
+
+def test_an_administrators_profile_comes_before_the_distributions(tmp_path: Path) -> None:
+    tuned(tmp_path, "a", "[vm]\n", "etc/tuned")
+    tuned(tmp_path, "a", "[scheduler]\n", "usr/lib/tuned")
+    make_tree(tmp_path, "etc/tuned/active_profile = a")
+    assert scheduler_profile(tmp_path) is None
+    (tmp_path / "elsewhere.conf").write_text("[scheduler]\n")
+    (tmp_path / "etc/tuned/a/tuned.conf").write_text("[main]\ninclude=/elsewhere.conf\n")
+    assert scheduler_profile(tmp_path) == "a"
+
+
+def test_libvirt_has_to_do_with_its_own_guests_alone(tmp_path: Path) -> None:
+    proc = tmp_path / "proc"
+    process(proc, 10, "virtqemud")
+    process(proc, 11, "numad")
+    process(proc, 99, "qemu-kvm", ppid=1)
+    assert causes(proc, tmp_path, KATA) == [Cause.NUMAD]
+    assert causes(proc, tmp_path, LIBVIRT) == [Cause.LIBVIRT, Cause.NUMAD]
+
+
+def test_kubevirt_is_known_by_the_launcher_above_the_vmm(tmp_path: Path) -> None:
+    proc = tmp_path / "proc"
+    process(proc, 10, "virt-launcher")
+    process(proc, 11, "virtqemud", ppid=10)
+    process(proc, 99, "qemu-kvm", ppid=11)
+    found = Procfs(proc)
+    assert [rival.evidence for rival in of_vm(found, 99, LIBVIRT, ())] == ["the VMM belongs to virt-launcher (pid 10)"]
+    assert causes(proc, tmp_path, LIBVIRT) == [Cause.KUBEVIRT, Cause.LIBVIRT]
+
+
+@pytest.mark.parametrize("argument", ["thread-context,id=t,cpu-affinity=0-1", "thread-context,id=t,node-affinity=0",
+                                      "boot=2,affinity=[0@[1-2]]"])
+def test_a_vmm_that_was_told_to_set_masks_is_its_own_rival(tmp_path: Path, argument: str) -> None:
+    (tmp_path / "proc").mkdir()
+    assert causes(tmp_path / "proc", tmp_path, [*KATA, "-object", argument]) == [Cause.VMM]
+
+
+@pytest.mark.parametrize(("release", "remembers"), [
+    ("6.1.0-25-amd64", False), ("5.14.0-427.el9", False), ("6.2.0", True), ("6.18.44", True), ("10.0", True),
+    ("", True), ("unknown", True)])
+def test_linux_remembers_masks_since_6_2(release: str, remembers: bool) -> None:
+    assert remembers_masks(release) is remembers

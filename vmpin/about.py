@@ -1,0 +1,59 @@
+"""What the watcher says of itself to `vmpin doctor` and `gather`: its version, configuration, sources and passes.
+
+What stays out: the sandboxes, which are the status document's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from vmpin.config import Config
+from vmpin.health import Heard
+from vmpin.reconciler import Reconciler
+
+
+class Watched(Protocol):
+    """What is told of a watcher."""
+
+    config: Config
+    reconciler: Reconciler
+    #: When everything was last looked at, by time.monotonic(); None for never.
+    resynced: float | None
+
+    def heard(self) -> Iterable[Heard]:
+        """Its sources as they are now."""
+        ...
+
+
+def version() -> str:
+    """vmpin's own, as installed; "" where it runs without having been."""
+    from importlib import metadata  # 20 ms, and only who asks for it needs it
+
+    try:
+        return metadata.version("vmpin")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+class About:
+    """Made when the watcher is ready: the version is that of the code that runs, whatever is installed later."""
+
+    def __init__(self) -> None:
+        self._version = version()
+        self._since = time.monotonic()
+
+    def data(self, watched: Watched) -> dict[str, object]:
+        """:returns: times in seconds, `resynced` as how long ago that was."""
+        now = time.monotonic()
+        return {
+            "pid": os.getpid(), "version": self._version, "uptime": round(now - self._since, 3),
+            "resynced": None if watched.resynced is None else round(now - watched.resynced, 3),
+            "resync_seconds": watched.config.resync_seconds,
+            "passes": dict(watched.reconciler.tally.passes),
+            "sources": [{"name": source.name, "up": source.up, "needed": source.needed, "why": source.why}
+                        for source in watched.heard()],
+            "saved": watched.reconciler.saved,
+            "config": watched.config.data()}

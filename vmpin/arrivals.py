@@ -1,0 +1,289 @@
+"""What the kernel tells of new programs and threads, made true at once: ahead of the next pass over their VM.
+
+A process that is to be a sandbox's VMM, virtiofsd or shim is put where the sandbox belongs while it has one thread, so
+that all others are born there; a thread of a process that is followed is looked at by itself. What cannot be told of
+a single thread (which vCPU it is) is the pass's, for which the sandbox is named. What stays out: hearing it (births),
+and who may run where.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from vmpin import birth
+from vmpin.apply import Outcome
+from vmpin.birthbook import BirthBook, Placed
+from vmpin.cpuset import CpuSet
+from vmpin.host import affinity
+from vmpin.host.procfs import PF_USER_WORKER, Stat
+from vmpin.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
+from vmpin.observe import Process, Vm
+from vmpin.placement import Placement
+from vmpin.reconciler import Reconciler, Report
+from vmpin.vmm.names import read_names
+from vmpin.vmm.processes import VmmProcess, kernel_thread_owner
+from vmpin.vmm.threads import is_dragonball
+from vmpin.wire.proc_events import KTHREADD, Comm, Event, Exec, Fork
+
+logger = logging.getLogger(__name__)
+
+#: How often a process that has just begun is asked for more threads, and how many children of it are looked at. Who
+#: makes more is no VMM.
+_LOOKS, _CHILDREN = 4, 8
+
+@dataclass
+class Touched:
+    """What is left to do: passes over sandboxes, and over those again later whose threads cannot all be told yet."""
+
+    settle: set[SandboxId] = field(default_factory=set)
+    begun: set[SandboxId] = field(default_factory=set)
+    unnamed: set[SandboxId] = field(default_factory=set)
+    #: New threads of the kernel, which have no name yet.
+    kernel: set[int] = field(default_factory=set)
+    #: Whether any event was of a process that is followed.
+    ours: bool = False
+
+
+class _Helper(NamedTuple):
+    """A process that was placed when it began, and may have no VM yet."""
+
+    sandbox: SandboxId
+    role: ThreadRole
+    id: ThreadId
+    placement: Placement
+
+
+class Arrivals:
+    """Takes events in. `passed` wants to hear of every pass."""
+
+    def __init__(self, reconciler: Reconciler) -> None:
+        self.reconciler = reconciler
+        self.book = BirthBook(reconciler)
+        self._helpers: dict[int, _Helper] = {}
+
+    def take(self, events: Iterable[Event]) -> Touched:
+        """Do at once what can be done."""
+        touched = Touched()
+        early, observer = self._helpers, self.reconciler.observer
+        for event in events:
+            if isinstance(event, Fork):
+                if event.child != event.process:
+                    if (known := observer.followed.get(event.process)) is not None:
+                        self._born(event, *known, touched)
+                    elif event.process in early:
+                        self._born_early(event, early[event.process], touched)
+                elif event.parent_process == KTHREADD:
+                    touched.kernel.add(event.child)
+            elif isinstance(event, Exec):
+                self._executed(event, touched)
+            elif isinstance(event, Comm):
+                if (known := observer.followed.get(event.process)) is not None:
+                    self._named(event, *known, touched)
+                elif event.process in early and is_dragonball([event.name]):
+                    self._dragonball(event.process, touched)
+        return touched
+
+    def passed(self, report: Report, everything: bool = False) -> None:
+        """After a pass, over everything or over some sandboxes."""
+        self.book.passed(report.results, everything)
+        if everything and self._helpers:
+            observer = self.reconciler.observer
+            helped = observer.helped()
+            self._helpers = {pid: helper for pid, helper in self._helpers.items()
+                             if pid not in observer.followed and helper.sandbox in helped}
+
+    # A process
+
+    def _executed(self, event: Exec, touched: Touched) -> None:
+        observer, pid = self.reconciler.observer, event.process
+        known = observer.followed.get(pid)
+        self._helpers.pop(pid, None)
+        found = observer.look(pid)
+        if found is None:
+            if known is not None:  # what it was has ended
+                touched.ours = True
+                touched.settle |= {known[0].sandbox, *self.reconciler.meet()}
+            return
+        main, what, argv = found
+        if what.sandbox is not None and fnmatchcase(what.sandbox, observer.only):
+            touched.ours = True
+            role = ThreadRole.EMULATOR if isinstance(what, VmmProcess) else what.role
+            name = argv[0].rpartition("/")[2][:15]
+            self._place_process(what.sandbox, VmThread(main, role, name, pid), event.time)
+        changed = self.reconciler.meet()
+        followed = observer.followed.get(pid)
+        if followed is not None:
+            touched.settle |= {*changed, followed[0].sandbox}
+            if isinstance(what, VmmProcess):
+                touched.begun.add(followed[0].sandbox)
+
+    def _place_process(self, sandbox: SandboxId, main: VmThread, born: int) -> None:
+        """All threads of a process that has just begun: its main thread, and what it may have made meanwhile."""
+        known = self.reconciler
+        placement = known.placements.get(sandbox) or birth.at_exec(
+            sandbox, known.state.sandboxes.get(sandbox), known.node, known.own, known.config.policy, known.kubelet,
+            known.previous.get(sandbox))
+        if placement is None:
+            return
+        self._helpers[main.pid] = _Helper(sandbox, main.role, main.id, placement)
+        if (done := self._place(placement, main, born)) is None:
+            return
+        self.book.placed(sandbox, born, done)
+        logger.log(logging.INFO if main.role is ThreadRole.EMULATOR else logging.DEBUG,
+                   "begins sandbox=%s role=%s pid=%d mask=%s", sandbox, main.role, main.pid, done.cpus)
+        looked = {str(main.pid)}
+        for _ in range(_LOOKS):
+            more = set(known.proc.tids(main.pid)) - looked
+            looked |= more
+            for tid in more:
+                if (stat := known.proc.thread_stat(main.pid, tid)) is not None:
+                    self._place(placement, VmThread(ThreadId(int(tid), stat.starttime), main.role, stat.comm,
+                                                    main.pid), born)
+        # QEMU's -daemonize: the VM is a child that was forked before the mask was set.
+        argv = known.proc.cmdline(main.pid)
+        for child in known.proc.children(main.pid)[:_CHILDREN]:
+            stat = known.proc.thread_stat(child, child)
+            if stat is not None and int(child) not in self._helpers and known.proc.cmdline(child) == argv:
+                self._place_process(sandbox, VmThread(ThreadId(int(child), stat.starttime), main.role, stat.comm,
+                                                      int(child)), born)
+
+    # A thread
+
+    def _born(self, event: Fork, vm: Vm, process: Process, touched: Touched) -> None:
+        touched.ours = True
+        placement = self.reconciler.placements.get(vm.sandbox)
+        if placement is None:
+            return
+        done = self._place_newborn(placement, process.role, process.id, event)
+        if done is None:
+            return
+        if process is not vm.vmm:
+            self.book.placed(vm.sandbox, event.time, done)
+            return
+        self.book.awaits(vm.sandbox, event.child, event.time, done)
+        if vm.found_by != "names":
+            touched.unnamed.add(vm.sandbox)
+        elif _kernels_own_elsewhere(placement):
+            stat = self.reconciler.proc.thread_stat(process.pid, event.child)
+            if stat is not None and stat.flags & PF_USER_WORKER:
+                touched.settle.add(vm.sandbox)  # vhost: the kernel has named it, and tells nobody
+
+    def _born_early(self, event: Fork, helper: _Helper, touched: Touched) -> None:
+        """Of a process whose VM has not come."""
+        touched.ours = True
+        done = self._place_newborn(helper.placement, helper.role, helper.id, event)
+        if done is not None:
+            self.book.placed(helper.sandbox, event.time, done)
+
+    def _place_newborn(self, placement: Placement, role: ThreadRole, main: ThreadId, event: Fork) -> Placed | None:
+        """Give a thread that was born a moment ago the mask of its process's others; None if it has ended."""
+        wanted, mask = placement.cpus_for(role, None), affinity.get(event.child)
+        if mask is not None and (wanted is None or mask == wanted.frozen()):
+            return self._placed(placement, event.child, CpuSet(mask), wanted, event.time)
+        stat = self.reconciler.proc.thread_stat(main.tid, event.child)
+        if mask is None or stat is None or not self._lives(main):
+            account = self.book.account(placement.sandbox)
+            account.told += 1
+            account.ended += 1
+            return None
+        return self._place(placement, VmThread(ThreadId(event.child, stat.starttime), role, stat.comm, main.tid),
+                           event.time)
+
+    def _place(self, placement: Placement, thread: VmThread, born: int) -> Placed | None:
+        """Give one thread the mask of its role; None if it has ended or was refused."""
+        mask, wanted = affinity.get(thread.id.tid), placement.cpus_for(thread.role, None)
+        if mask is not None:
+            return self._placed(placement, thread.id.tid, CpuSet(mask), wanted, born, thread)
+        account = self.book.account(placement.sandbox)
+        account.told += 1
+        account.ended += 1
+        return None
+
+    def _placed(self, placement: Placement, tid: int, cpus: CpuSet, wanted: CpuSet | None, born: int,
+                thread: VmThread | None = None) -> Placed | None:
+        """Set what is not as wanted (that takes `thread`), and keep how it was."""
+        known, sandbox = self.reconciler, placement.sandbox
+        account = self.book.account(sandbox)
+        self.book.meets(sandbox, tid, placement.mask)
+        outside = birth.outside(cpus, placement.mask, wanted)
+        account.told += 1
+        account.inside += not outside
+        if thread is not None and wanted is not None and cpus != wanted:
+            if thread.main:
+                known.keep_mask(sandbox, thread, cpus)
+            result = known.pinner.place_now(sandbox, thread, wanted, cpus)
+            known.tally.pins[thread.role, result.outcome.value] += 1
+            if result.got is None or result.outcome is Outcome.REFUSED:
+                account.ended += result.outcome is Outcome.GONE
+                known.pinner.look_again(sandbox)  # the next pass says why
+                return None
+            logger.debug("born sandbox=%s thread=%d role=%s mask=%s was=%s", sandbox, tid, thread.role, result.got,
+                         cpus)
+            cpus = result.got
+        now = time.monotonic_ns()
+        loose = outside and wanted is None
+        if outside and not loose:
+            self.book.leaked(sandbox, (now - born) / 1e9)
+        return Placed(now, cpus, loose)
+
+    def _named(self, event: Comm, vm: Vm, process: Process, touched: Touched) -> None:
+        """A thread has its name: if that says something, which vCPU it is, is for the pass to believe."""
+        touched.ours = True
+        if process is not vm.vmm:
+            return
+        names = read_names(vm.type, process.pid, {event.thread: Stat(event.name, "", 0, 0, 0, 0)})
+        if not names.vcpus and names.roles[event.thread][0] is ThreadRole.EMULATOR:
+            self.book.settled(event.thread)
+            return
+        process.young.add(event.thread)
+        touched.settle.add(vm.sandbox)
+        if vm.found_by == "names":  # as it was of the others: the pass is not waited for
+            for vcpu in names.vcpus.values():
+                self._place_vcpu(event.thread, vm, vcpu)
+
+    def _place_vcpu(self, tid: int, vm: Vm, vcpu: VcpuId) -> None:
+        known = self.reconciler
+        wanted, mask = known.place_of(vm, vcpu), affinity.get(tid)
+        if wanted is None or mask is None or mask == wanted.frozen() or not self._lives(vm.vmm.id):
+            return
+        stat = known.proc.thread_stat(vm.vmm.pid, tid)
+        if stat is not None:
+            thread = VmThread(ThreadId(tid, stat.starttime), ThreadRole.VCPU, stat.comm, vm.vmm.pid, vcpu)
+            result = known.pinner.place_now(vm.sandbox, thread, wanted, CpuSet(mask))
+            known.tally.pins[thread.role, result.outcome.value] += 1
+
+    def _lives(self, main: ThreadId) -> bool:
+        """Whoever has the number of a VMM that has ended makes threads, too."""
+        stat = self.reconciler.proc.thread_stat(main.tid, main.tid)
+        return stat is not None and stat.starttime == main.starttime
+
+    def _dragonball(self, pid: int, touched: Touched) -> None:
+        """A shim whose VM is a library's: it is the VMM from its first vCPU's name on."""
+        touched.ours = True
+        self.reconciler.observer.look(pid)
+        changed = self.reconciler.meet()
+        touched.settle |= changed
+        touched.begun |= changed
+
+    def name(self, pids: Iterable[int]) -> set[SandboxId]:
+        """New kernel threads, when they have their names. :returns: the sandboxes for which some work."""
+        observer = self.reconciler.observer
+        found = False
+        for pid in pids:
+            stat = self.reconciler.proc.stat(pid)
+            owner = kernel_thread_owner(stat.comm) if stat is not None and stat.kernel_thread else None
+            if owner is not None and owner[1] in observer.followed:
+                observer.look(pid)
+                found = True
+        return self.reconciler.meet() if found else set()
+
+
+def _kernels_own_elsewhere(placement: Placement) -> bool:
+    """Whether the threads that the kernel makes in a VMM are to be elsewhere than the VMM's own."""
+    others = placement.others
+    return not others[ThreadRole.EMULATOR] == others[ThreadRole.VHOST] == others[ThreadRole.KVM]

@@ -1,0 +1,140 @@
+"""When threads were born, and when each had its place: kept until it is known, then added to its sandbox's account.
+
+What stays out: placing them (arrivals, reconciler).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from vmpin import birth
+from vmpin.apply import Outcome, Result
+from vmpin.birth import Account
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.host import affinity
+from vmpin.model import SandboxId, ThreadRole, VmThread
+from vmpin.reconciler import Reconciler
+
+#: A thread whose name comes has it within a millisecond; one that bears none may be told by a later pass, of which the
+#: last comes so many seconds after its birth.
+_NAMED, _TOLD = 1.0, 8.0
+#: Of so many at most it is remembered when they were born.
+_MOST = 4096
+#: And of so many that it was heard of them.
+_HEARD = 65536
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class Placed(NamedTuple):
+    """When a thread was seen to have the mask of its role (CLOCK_MONOTONIC, ns), that mask, and whether it is outside
+    and left to it."""
+
+    at: int
+    cpus: CpuSet
+    loose: bool
+
+
+class _Newborn(NamedTuple):
+    """A VMM's thread that may turn out to be a vCPU or the like, which have places of their own. Its number is enough
+    to know it: the birth of whoever gets that later is told, too."""
+
+    sandbox: SandboxId
+    #: CLOCK_MONOTONIC, ns.
+    born: int
+    placed: Placed
+
+
+class BirthBook:
+    """The accounts are the reconciler's."""
+
+    def __init__(self, reconciler: Reconciler) -> None:
+        self._reconciler = reconciler
+        self._newborn: dict[int, _Newborn] = {}
+        #: When everything was last looked at, by CLOCK_BOOTTIME: who was not there then was born since.
+        self._looked = time.clock_gettime(time.CLOCK_BOOTTIME)
+        #: The threads of which it was heard since.
+        self._heard: set[int] = set()
+        #: The CPUs that were each sandbox's at any time since.
+        self._masks: dict[SandboxId, CpuSet] = {}
+
+    def account(self, sandbox: SandboxId) -> Account:
+        return self._reconciler.births.setdefault(sandbox, Account())
+
+    def leaked(self, sandbox: SandboxId, seconds: float) -> None:
+        """One was allowed outside, for so long."""
+        self.account(sandbox).leaked(seconds)
+        self._reconciler.tally.leaks.observe(seconds)
+
+    def meets(self, sandbox: SandboxId, tid: int, mask: CpuSet) -> None:
+        """A thread of it is looked at, and its sandbox's CPUs are these."""
+        if len(self._heard) > _HEARD:
+            self._heard.clear()
+        self._heard.add(tid)
+        self._masks[sandbox] = self._masks.get(sandbox, EMPTY) | mask
+
+    def placed(self, sandbox: SandboxId, born: int, placed: Placed) -> None:
+        """One has its place for good."""
+        self._in_place(sandbox, (placed.at - born) / 1e9)
+
+    def awaits(self, sandbox: SandboxId, tid: int, born: int, placed: Placed) -> None:
+        """One has its place, unless it turns out to be one of the special ones."""
+        if len(self._newborn) >= _MOST:
+            self.settled(next(iter(self._newborn)))
+        self._newborn[tid] = _Newborn(sandbox, born, placed)
+
+    def settled(self, tid: int) -> None:
+        """What it does is known, or nobody will know."""
+        newborn = self._newborn.pop(tid, None)
+        if newborn is not None:
+            self.placed(newborn.sandbox, newborn.born, newborn.placed)
+
+    def passed(self, results: Iterable[Result], everything: bool) -> None:
+        """After a pass, over everything or over some sandboxes."""
+        for result in results:
+            self._found(result)
+        known, now = self._reconciler, time.monotonic_ns()
+        for tid, newborn in list(self._newborn.items()):
+            vm = known.observer.vms.get(newborn.sandbox)
+            thread = None if vm is None else vm.vmm.threads.get(tid)
+            if thread is not None and thread.role is not ThreadRole.EMULATOR:
+                self._told(newborn, thread, now)
+            elif vm is None or (now - newborn.born) / 1e9 > (_NAMED if vm.found_by == "names" else _TOLD):
+                self.settled(tid)
+        if everything:
+            self._heard.clear()
+            self._looked = time.clock_gettime(time.CLOCK_BOOTTIME)
+            self._masks = {sandbox: placement.mask for sandbox, placement in known.placements.items()}
+
+    def _told(self, newborn: _Newborn, thread: VmThread, now: int) -> None:
+        """A thread turned out to be one of the special ones."""
+        tid, placement = thread.id.tid, self._reconciler.placements.get(newborn.sandbox)
+        wanted = None if placement is None else placement.cpus_for(thread.role, thread.vcpu)
+        if wanted is not None and wanted != newborn.placed.cpus:
+            mask = affinity.get(tid)
+            if mask is not None and CpuSet(mask) != wanted:
+                return  # the pass after the next, maybe
+            self._newborn[tid] = newborn._replace(placed=newborn.placed._replace(at=now))
+            if newborn.placed.loose:
+                self.leaked(newborn.sandbox, (now - newborn.born) / 1e9)
+        self.settled(tid)
+
+    def _found(self, result: Result) -> None:
+        """A thread of whose birth nobody told could run outside until a pass found it."""
+        operation, now = result.operation, time.clock_gettime(time.CLOCK_BOOTTIME)
+        sandbox, born = operation.sandbox, operation.thread.id.starttime * _TICK
+        placement = self._reconciler.placements.get(sandbox)
+        if placement is None or result.got is None or result.outcome is Outcome.REFUSED:
+            return
+        tid, mine = operation.thread.id.tid, self._masks.get(sandbox, EMPTY) | placement.mask
+        unheard = tid not in self._heard
+        self.meets(sandbox, tid, placement.mask)
+        if unheard and born >= self._looked and birth.outside(operation.was, mine, operation.cpus):
+            self.leaked(sandbox, now - born)
+            self._in_place(sandbox, now - born)
+
+    def _in_place(self, sandbox: SandboxId, seconds: float) -> None:
+        self.account(sandbox).in_place(seconds)
+        self._reconciler.tally.births.observe(seconds)

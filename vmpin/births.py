@@ -1,0 +1,156 @@
+"""Hears of births: the kernel's proc connector, in the watcher's loop.
+
+What stays out: the connector itself (host/proc_connector), and what an event leads to (arrivals).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from vmpin.arrivals import Arrivals, Touched
+from vmpin.errors import SourceError
+from vmpin.health import Heard
+from vmpin.host.proc_connector import ProcConnector
+from vmpin.reconciler import Reconciler, Report
+from vmpin.wire.proc_events import Ack, Comm, Exec, Exit, Fork
+
+logger = logging.getLogger(__name__)
+
+#: Where what comes is nobody's, and comes more often than this (seconds), the loop wakes for it so often alone: a wake
+#: costs ten times what an event does. So much later the birth of a thread of ours may be seen in a storm of others.
+CALM = 0.002
+#: A new kernel thread has its name after microseconds; nobody tells when.
+_NAMED = 0.01
+_KINDS: dict[type, str] = {Fork: "fork", Exec: "exec", Comm: "comm", Exit: "exit", Ack: "ack"}
+#: Events taken in one go: other work of the loop waits for them.
+_BATCH = 512
+#: Events lost again and again in a storm: everything is read again, but not without a pause (seconds).
+_PAUSE = 1.0
+
+
+class BirthFeed:
+    """From the kernel to the reconciler.
+
+    :param touched: called in the loop with what is left to do, and when it came in (time.perf_counter()).
+    :param lost: called in the loop when events were lost, or may have been: everything is to be read again.
+    """
+
+    def __init__(self, reconciler: Reconciler, touched: Callable[[Touched, float], None],
+                 lost: Callable[[], None]) -> None:
+        self._reconciler = reconciler
+        self._touched = touched
+        self._lost = lost
+        self._arrivals = Arrivals(reconciler)
+        self._connector: ProcConnector | None = None
+        self._state = "not asked yet"
+        self._dull = 0.0
+        self._resync: asyncio.TimerHandle | None = None
+        self._last = 0.0
+        self._kernel: set[int] = set()
+
+    async def run(self) -> None:
+        """Until cancelled; where the kernel does not tell, that is said once."""
+        try:
+            connector = await asyncio.to_thread(ProcConnector, self._reconciler.proc)
+        except SourceError as err:
+            self._state = f"not told: {err.why}"
+            logger.warning("births are not told, and new threads found at a resync: %s", err)
+            await asyncio.Event().wait()
+            return
+        loop = asyncio.get_running_loop()
+        self._connector = connector
+        self._state = f"told by the kernel{'' if connector.filtered else ', of all kinds'}"
+        logger.info("births are told by the kernel filtered=%s", connector.filtered)
+        loop.add_reader(connector.fd, self._read)
+        self._lost()  # what was born before
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._connector = None
+            self._state = "no more told"
+            loop.remove_reader(connector.fd)
+            connector.close()
+            if self._resync is not None:
+                self._resync.cancel()
+                self._resync = None
+
+    def passed(self, report: Report, everything: bool) -> None:
+        """Wants to be told of every pass."""
+        self._arrivals.passed(report, everything)
+
+    def heard(self) -> Heard:
+        return Heard("births", self._connector is not None, False, self._state)
+
+    def data(self) -> dict[str, object]:
+        """For the status."""
+        tally = self._reconciler.tally
+        return {"state": self._state, "events": dict(tally.proc_events), "overruns": tally.overruns}
+
+    def _read(self) -> None:
+        """Something came."""
+        since = time.perf_counter()
+        count, ours = self._take(since)
+        calm, self._dull = since - self._dull < CALM, 0.0 if ours else since
+        if calm and count and not ours and self._connector is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._connector.fd)
+            loop.call_later(CALM, self._look, self._connector)
+
+    def _look(self, connector: ProcConnector) -> None:
+        """In a storm of what is nobody's."""
+        if connector is not self._connector:
+            return
+        loop = asyncio.get_running_loop()
+        count, ours = self._take(time.perf_counter())
+        if count and not ours:
+            loop.call_later(CALM if count < _BATCH else 0, self._look, connector)
+        else:
+            loop.add_reader(connector.fd, self._read)
+
+    def _take(self, since: float) -> tuple[int, bool]:
+        """:returns: how many events came, and whether any was of a process that is followed."""
+        if self._connector is None:
+            return 0, False
+        events, lost = self._connector.read(_BATCH)
+        ours = False
+        try:
+            touched = self._arrivals.take(events)
+            self._kernel_threads(touched.kernel)
+            if touched.ours:
+                self._touched(touched, since)
+                ours = True
+        except Exception as err:  # out of descriptors, as it may be: what was not done then is found by looking
+            self._resync_soon(f"events of the kernel could not be used: {err!r}")
+            logger.debug("births", exc_info=True)
+        tally = self._reconciler.tally
+        for event in events:
+            tally.proc_events[_KINDS[type(event)]] += 1
+        if lost:
+            tally.overruns += 1
+            self._resync_soon("events of the kernel were lost")
+        return len(events), ours
+
+    def _kernel_threads(self, pids: set[int]) -> None:
+        if pids and not self._kernel:
+            asyncio.get_running_loop().call_later(_NAMED, self._name)
+        self._kernel |= pids
+
+    def _resync_soon(self, why: str) -> None:
+        """At once, and in a storm with a pause."""
+        if self._resync is None:
+            now = time.monotonic()
+            self._resync = asyncio.get_running_loop().call_later(max(0.0, self._last + _PAUSE - now), self._lost_some)
+            logger.warning("%s: everything is read again", why)
+
+    def _lost_some(self) -> None:
+        self._resync, self._last = None, time.monotonic()
+        self._lost()
+
+    def _name(self) -> None:
+        pids, self._kernel = self._kernel, set()
+        settle = self._arrivals.name(pids)
+        if settle:
+            self._touched(Touched(settle=settle, ours=True), time.perf_counter())

@@ -1,0 +1,93 @@
+"""Everything that the doctor judges, put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vmpin.checkup.own import run_directory
+from vmpin.config import Config
+from vmpin.doctor.facts import Checkpoint, Cpus, Facts, KataSandbox, ProcConnector, Rights, Watcher
+from vmpin.errors import SourceError
+from vmpin.host import daemons
+from vmpin.host.cgroup import Cgroups
+from vmpin.host.connector_check import available
+from vmpin.host.files import Files
+from vmpin.host.kernel import kernel
+from vmpin.host.procfs import Procfs
+from vmpin.host.rights import rights
+from vmpin.host.sysfs import Sysfs
+from vmpin.runtime.engines import engines
+from vmpin.runtime.hooks_found import hooks
+from vmpin.runtime.kata import KataState
+from vmpin.runtime.kata_config import configurations
+from vmpin.runtime.kubelet import parse_checkpoint
+from vmpin.runtime.kubelet_config import kubelet_config
+
+logger = logging.getLogger(__name__)
+
+#: The watcher's source that hears the proc connector.
+BIRTHS = "births"
+
+
+def look(config: Config, root: Path, watcher: Watcher, status: Mapping[str, Any], status_trouble: str = "") -> Facts:
+    """Look at all there is.
+
+    :param root: where the node's file system is: `/`, or where a pod has it mounted. What the configuration's paths
+        name (/proc, /sys, the run directory, the kubelet's) is looked for there, not below it.
+    """
+    files, proc = Files(root), Procfs(config.path("proc"))
+    programs = daemons.programs(proc)
+    found = engines(files, programs)
+    own = rights(proc, None, "this command")
+    running = watcher.state == "running" and watcher.pid is not None
+    return Facts(
+        rights=rights(proc, watcher.pid, "the watcher") if running else own,
+        kernel=kernel(proc, str(config.path("sys"))), cpus=_cpus(Sysfs(config.path("sys"))),
+        cgroups=str(Cgroups(config.path("cgroup"), proc).layout),
+        kubelet=kubelet_config(files, programs), checkpoint=_checkpoint(config.path("kubelet")),
+        engines=found, nri_socket=config.path("nri").is_socket(), hooks=hooks(files, found),
+        kata=configurations(files, found), kata_sandboxes=_sandboxes(config), daemons=daemons.daemons(programs),
+        tuned=daemons.tuned(files), irqbalance=daemons.irqbalance(files), connector=_connector(watcher, own),
+        watcher=watcher, run=run_directory(config, proc), status=status, status_trouble=status_trouble,
+        settings={key: "" if entry["value"] is None else str(entry["value"]) for key, entry in config.data().items()})
+
+
+def _cpus(sysfs: Sysfs) -> Cpus:
+    try:
+        found = sysfs.topology()
+    except SourceError as err:
+        return Cpus(trouble=str(err))
+    return Cpus(found.online, found.present, found.isolated, found.nohz_full, found.cores)
+
+
+def _checkpoint(directory: Path) -> Checkpoint | None:
+    """The kubelet's, read anew; it lies where paths.kubelet says and not below the root."""
+    files = Files("/")
+    path = str(directory / "cpu_manager_state")
+    try:
+        raw = files.read(path)
+        if raw is None:
+            return None
+        state = parse_checkpoint(raw, path)
+    except SourceError as err:
+        return Checkpoint(path, trouble=err.why)
+    sizes = [len(cpus) for cpus in (*state.entries.values(), *state.pods.values(), *state.by_id.values())]
+    return Checkpoint(path, state.policy, state.default, state.exclusive, max(sizes, default=0), state.version,
+                      state.checksum_ok, state.trouble)
+
+
+def _sandboxes(config: Config) -> tuple[KataSandbox, ...]:
+    state = KataState(config.path("kata_go"), config.path("kata_rs"), logger.debug)
+    return tuple(KataSandbox(sandbox.id, sandbox.runtime, sandbox.pins_vcpus)
+                 for _, sandbox in sorted(state.sandboxes().items()))
+
+
+def _connector(watcher: Watcher, own: Rights) -> ProcConnector:
+    """By the running watcher's word, which tried it; else by what this process could do."""
+    for source in watcher.about.get("sources", ()):
+        if source["name"] == BIRTHS:
+            return ProcConnector(bool(source["up"]), str(source["why"]))
+    return available(own)

@@ -1,0 +1,96 @@
+"""vmpin's own files on the node: the run directory, its lock, its spool, its state file."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from pathlib import Path
+
+from vmpin import statefile
+from vmpin.config import Config
+from vmpin.doctor.facts import RunDirectory
+from vmpin.host.procfs import Procfs, read_file
+
+_UNIT = re.compile(r"([A-Za-z0-9:_.@\\-]+\.service)$", re.MULTILINE)
+
+
+def run_directory(config: Config, proc: Procfs) -> RunDirectory:
+    """As it lies there now. Nothing is written to find out whether it could be."""
+    path = config.run
+    try:
+        info = path.lstat()
+        space = os.statvfs(path)
+    except OSError:
+        return RunDirectory(str(path))
+    spooled, oldest = _spool(config.spool)
+    size, trouble = _state(config, proc)
+    return RunDirectory(
+        str(path), exists=True, uid=info.st_uid, mode=stat.S_IMODE(info.st_mode), file_system=_file_system(path, proc),
+        read_only=bool(space.f_flag & os.ST_RDONLY), writable=os.access(path, os.W_OK | os.X_OK),
+        free=space.f_bavail * space.f_frsize, inodes=space.f_favail, spooled=spooled, oldest=oldest,
+        set_aside=(path / f"{config.state_file.name}.bad").exists(), state_size=size, state_trouble=trouble)
+
+
+def _spool(path: Path) -> tuple[int, float]:
+    """How many messages wait, and for how long the first (seconds)."""
+    try:
+        found = [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(path)
+                 if entry.name.endswith(".hook") and not entry.name.startswith(".")]
+    except OSError:
+        return 0, 0.0
+    return len(found), max(0.0, time.time() - min(found)) if found else 0.0
+
+
+def _state(config: Config, proc: Procfs) -> tuple[int | None, str]:
+    try:
+        size = config.state_file.lstat().st_size
+    except OSError:
+        return None, ""
+    if not os.access(config.state_file, os.R_OK):
+        return size, ""
+    return size, statefile.load(config.state_file, proc.boot_id(), set_aside=False)[1]
+
+
+def _file_system(path: Path, proc: Procfs) -> str:
+    """The type of what is mounted there, as `tmpfs`."""
+    try:
+        table = Path(f"{proc.root}/self/mountinfo").read_bytes()
+    except OSError:
+        return "unknown file system"
+    best, kind = "", "unknown file system"
+    place = os.path.realpath(path)
+    for line in os.fsdecode(table).split("\n"):
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        point = fields[4] if len(fields) > 4 else ""
+        if len(point) >= len(best) and (place + "/").startswith(point.rstrip("/") + "/"):
+            best, kind = point, after.split(" ")[0]
+    return kind
+
+
+def lock_holder(config: Config, proc: Procfs) -> int | None:
+    """Who holds the lock, from the kernel's list of locks; None: nobody.
+
+    Trying the lock would be simpler, and would turn away a watcher that starts at that very moment.
+    """
+    try:
+        info = config.lock_file.stat()
+        table = Path(f"{proc.root}/locks").read_text("ascii", "replace")
+    except OSError:
+        return None
+    for line in table.splitlines():
+        fields = line.split()  # 1: FLOCK ADVISORY WRITE 1234 00:17:5678 0 EOF
+        if "FLOCK" in fields and fields[-3].endswith(f":{info.st_ino}"):
+            device = fields[-3].split(":")
+            if (int(device[0], 16), int(device[1], 16)) == (os.major(info.st_dev), os.minor(info.st_dev)):
+                return int(fields[-4])
+    return None
+
+
+def unit(proc: Procfs, pid: int) -> str:
+    """The systemd service that a process is of, "" for none."""
+    raw = read_file(f"{proc.root}/{pid}/cgroup") or b""
+    found = _UNIT.search(os.fsdecode(raw))
+    return "" if found is None else found[1]

@@ -1,0 +1,143 @@
+"""What is known at the moment of a repair: CPUs that were gone, cgroups that were written, others who set masks.
+
+And what was found of each sandbox, for status. Nothing is read before there is something to explain. What stays out:
+the judgement (drift), and the repair (pinner).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.drift import VCPUS_ONLY, Cause, Change, Explained, Facts, Rival, explain
+from vmpin.host import writers
+from vmpin.host.cgroup import Cgroups
+from vmpin.host.procfs import Procfs
+from vmpin.host.sysfs import Sysfs
+from vmpin.model import SandboxId, ThreadId
+from vmpin.observe import Vm
+from vmpin.proof import Ledger
+from vmpin.tally import Tally
+
+#: Who runs on the node is looked up again after so many seconds.
+_FRESH = 60.0
+
+
+@dataclass
+class History:
+    """One sandbox's drift since it was met; `last` is when (CLOCK_REALTIME, seconds), `why` the evidence."""
+
+    repairs: Counter[str] = field(default_factory=Counter)
+    last: float = 0.0
+    why: str = ""
+
+    def data(self) -> dict[str, object]:
+        return {"repairs": dict(self.repairs), "last": round(self.last, 3), "why": self.why}
+
+
+class Circumstances:
+    """Of all VMs. `root` is the host's root directory, for the configuration of its daemons."""
+
+    def __init__(self, proc: Procfs, sysfs: Sysfs, cgroups: Cgroups, tally: Tally, ledger: Ledger,
+                 root: str | Path = "/") -> None:
+        self.proc = proc
+        self.sysfs = sysfs
+        self.cgroups = cgroups
+        self.tally = tally
+        self.ledger = ledger
+        self.root = root
+        self.remembers = writers.remembers_masks(os.uname().release)
+        self.histories: dict[SandboxId, History] = {}
+        self._written: set[SandboxId] = set()
+        #: Of each VMM, on a kernel where that matters.
+        self._cgroups: dict[SandboxId, Path] = {}
+        self._cpus = EMPTY
+        self._plugged: dict[int, int] = {}
+        self._daemons: tuple[Rival, ...] = ()
+        self._looked = float("-inf")
+        #: By VMM, as of the daemons that were there.
+        self._rivals: dict[ThreadId, tuple[Rival, ...]] = {}
+
+    def written(self, sandbox: SandboxId) -> None:
+        """Somebody wrote the cpuset of its VMM's cgroup."""
+        self._written.add(sandbox)
+
+    def replugged(self) -> CpuSet:
+        """CPUs that went off or came back since all was last settled."""
+        now = self.sysfs.plugged(self._cpus)
+        return CpuSet(cpu for cpu in now.keys() | self._plugged.keys() if now.get(cpu) != self._plugged.get(cpu))
+
+    def settled(self, cpus: CpuSet, vms: Iterable[Vm]) -> None:
+        """Everything was looked at, and put back where needed: what happened until now explains nothing later.
+
+        :param cpus: those that the machine has.
+        """
+        self._cpus = cpus
+        self._plugged = self.sysfs.plugged(cpus)
+        self._written.clear()
+        if not self.remembers:  # a newer kernel keeps the mask of a thread that is moved into another cgroup
+            for vm in vms:
+                if vm.sandbox not in self._cgroups:
+                    self._moved(vm)
+
+    def rivals(self) -> tuple[Rival, ...]:
+        """The daemons of the node that may set masks."""
+        if time.monotonic() - self._looked > _FRESH:
+            self._daemons = writers.rivals(self.proc, self.root)
+            self._looked = time.monotonic()
+            self._rivals.clear()
+        return self._daemons
+
+    def _rivals_of(self, vm: Vm) -> tuple[Rival, ...]:
+        daemons = self.rivals()
+        found = self._rivals.get(vm.vmm.id)
+        if found is None:
+            found = self._rivals[vm.vmm.id] = writers.of_vm(self.proc, vm.vmm.pid, vm.vmm.argv, daemons)
+        return found
+
+    def explain(self, vm: Vm, changes: Mapping[Change, int], replugged: CpuSet = EMPTY,
+                kata_pins: bool = False) -> list[Explained]:
+        """Why threads of a VM had another mask, counted and kept: of each kind of `changes`, the most frequent first.
+
+        :param changes: with the number of threads.
+        :param kata_pins: whether Kata's state says that it sets the vCPUs' masks, too.
+        """
+        rivals = self._rivals_of(vm)
+        if kata_pins:
+            rivals = (Rival(Cause.KATA, "Kata pins the vCPUs, too (enable_vcpus_pinning)", VCPUS_ONLY), *rivals)
+        cgroup = "" if self.remembers else self._moved(vm)
+        if not cgroup and vm.sandbox in self._written:
+            cgroup = "its cpuset cgroup was written"
+        facts = Facts(self.remembers, replugged, cgroup, rivals)
+        history = self.histories.get(vm.sandbox)
+        if history is None:
+            history = self.histories[vm.sandbox] = History()
+        found: dict[Explained, int] = {}
+        for change, threads in changes.items():
+            explained = explain(change, facts)
+            found[explained] = found.get(explained, 0) + threads
+            for counter in (self.tally.drift, self.ledger.drift, history.repairs):
+                counter[explained.cause.value] += threads
+        causes = sorted(found, key=lambda explained: -found[explained])
+        history.last, history.why = time.time(), causes[0].evidence
+        return causes
+
+    def _moved(self, vm: Vm) -> str:
+        """Whether a VMM is in another cgroup than it was, in words."""
+        path, before = self.cgroups.cpuset_path(vm.vmm.pid), self._cgroups.get(vm.sandbox)
+        if path is not None:
+            self._cgroups[vm.sandbox] = path
+        return f"the VMM was moved from cgroup {before} to {path}" if before and path and path != before else ""
+
+    def keep_only(self, sandboxes: Iterable[SandboxId]) -> None:
+        """Forget VMs that have ended."""
+        here = set(sandboxes)
+        for table in (self.histories, self._cgroups):
+            for gone in table.keys() - here:
+                del table[gone]
+        self._written &= here

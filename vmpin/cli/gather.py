@@ -1,0 +1,159 @@
+"""`vmpin gather`: what a bug report needs, in one file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vmpin.cli.common import Verbs, ask, load_config, output_flag, print_data, shown, verb
+from vmpin.config import Config
+from vmpin.errors import UsageError, VmpinError
+
+if TYPE_CHECKING:
+    from vmpin.gather.pieces import Pieces
+
+_ABOUT = """\
+Pack what a bug report needs into a .tar.gz: doctor, status, explain, the configuration, the state file, the watcher's
+log, and of the followed VMs processes, threads and cgroups as the kernel shows them. Run it as root, look through it,
+then send it.
+"""
+
+_EPILOG = """\
+left out: environments of processes; command lines of all but the followed VMs, and in these what may be a secret; pod
+annotations; other programs' configuration but for the keys that concern CPUs. It names pods and containers.
+
+examples:
+  vmpin gather                          writes vmpin-gather-TIME.tar.gz, for your eyes alone (mode 0600)
+  vmpin gather --dry-run                says what would be in it
+  vmpin gather --out - | ssh …          to standard output, as from a pod
+"""
+
+#: Lines of the journal, how far back, and how long it may take (seconds).
+_LINES, _SINCE, _PATIENCE = 10_000, "-2d", 30
+_MIB = 1 << 20
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = verb(verbs, "gather", "pack what a bug report needs into one file, without secrets", about=_ABOUT,
+                  epilog=_EPILOG)
+    parser.add_argument("--out", metavar="FILE", help="the file to write, which must not be there yet; - is standard "
+                        "output (default: vmpin-gather-TIME.tar.gz here)")
+    parser.add_argument("--dry-run", action="store_true", help="list the pieces with their sizes, and write nothing")
+    parser.add_argument("--limit", type=int, default=64, metavar="MIB", help="of all pieces together, before they are "
+                        "compressed (default: 64); what is beyond it is cut")
+    parser.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help="as for `vmpin doctor`")
+    output_flag(parser, ("text", "json"))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from vmpin.gather.pieces import write
+
+    if not 1 <= args.limit <= 4096:
+        raise UsageError(f"--limit {args.limit}: is not between 1 and 4096 MiB")
+    config = load_config(args)
+    when = int(time.time())
+    top = f"vmpin-gather-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(when))}"
+    out = args.out or f"{top}.tar.gz"
+    if out == "-" and sys.stdout.isatty() and not args.dry_run:
+        raise UsageError("an archive is nothing for a terminal", "vmpin gather --out - >FILE")
+    file = None if args.dry_run or out == "-" else _made(Path(out))
+    try:
+        pieces = _collect(config, args)
+        if file is not None:
+            with open(file, "wb", closefd=False) as to:
+                write(to, pieces.all(), top, when)
+            os.fsync(file)
+        elif not args.dry_run:
+            write(sys.stdout.buffer, pieces.all(), top, when)
+    except BaseException:
+        if file is not None:
+            os.unlink(out)  # half of it is of use to nobody
+        raise
+    finally:
+        if file is not None:
+            os.close(file)
+    _report(args, pieces, "" if args.dry_run else out)
+    return 0
+
+
+def _made(path: Path) -> int:
+    """The new file, nobody else's to read. :raises UsageError:"""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise UsageError(f"{path} is there already", "give another name, or remove it") from None
+    except OSError as err:
+        raise UsageError(f"cannot write {path}: {err.strerror}", "give another place: --out FILE") from err
+
+
+def _collect(config: Config, args: argparse.Namespace) -> Pieces:
+    from vmpin.cli.doctor import data, text
+    from vmpin.cli.questions import look
+    from vmpin.doctor.checks import examine
+    from vmpin.gather.report import collect
+
+    facts = look(config, args.root)
+    findings = examine(facts)
+    told = "".join("".join(word for word, _ in line).rstrip() + "\n" for line in text(findings, wide=True))
+    pieces = collect(config, facts, data(findings), told, args.limit * _MIB)
+    try:
+        plan = ask(config, {"op": "plan"})
+    except VmpinError as err:
+        pieces.lack("vmpin/plan.json", str(err))
+    else:
+        if plan is None:
+            pieces.lack("vmpin/plan.json", "no watcher runs")
+        else:
+            pieces.add_json("vmpin/plan.json", plan)
+    _add_log(pieces, facts.watcher.unit or "vmpin.service")
+    return pieces
+
+
+def _add_log(pieces: Pieces, unit: str) -> None:
+    """The end of the watcher's log, where the journal keeps it."""
+    import shutil
+    import subprocess
+
+    from vmpin.redact import log_lines
+
+    program = shutil.which("journalctl")
+    if program is None:
+        pieces.lack("vmpin/log.txt", "there is no journalctl here")
+        return
+    try:
+        done = subprocess.run(
+            [program, "--no-pager", "--quiet", f"--unit={unit}", f"--lines={_LINES}", f"--since={_SINCE}",
+             "--output=short-iso-precise", "--utc"], stdin=subprocess.DEVNULL, capture_output=True,
+            timeout=_PATIENCE, check=False)
+    except (OSError, subprocess.SubprocessError) as err:
+        pieces.lack("vmpin/log.txt", f"journalctl: {err}")
+        return
+    lines = log_lines(done.stdout.decode("utf-8", "replace").splitlines())
+    if lines:
+        pieces.add("vmpin/log.txt", "\n".join(lines) + "\n", tail=True)
+    else:
+        why = done.stderr.decode("utf-8", "replace").strip()[:200]
+        pieces.lack("vmpin/log.txt", why or f"the journal has nothing of {unit} in the last two days")
+
+
+def _report(args: argparse.Namespace, pieces: Pieces, out: str) -> None:
+    """What is in it; on standard error when the archive has standard output."""
+    found = pieces.all()
+    to = sys.stderr if out == "-" else sys.stdout
+    if args.output == "json" and out != "-":
+        print_data({"file": out or None, "bytes": os.stat(out).st_size if out else None,
+                    "pieces": [{"name": piece.name, "bytes": len(piece.data), "cut": piece.cut} for piece in found],
+                    "missing": pieces.missing}, "json")
+        return
+    if args.dry_run:
+        for piece in found:
+            print(f"{len(piece.data):>9}  {shown(piece.name)}" + (f" (cut by {piece.cut})" if piece.cut else ""))
+    for name, why in pieces.missing.items():
+        print(f"without {name}: {shown(why)}", file=to)
+    if out and out != "-":
+        print(f"{shown(out)}: {len(found)} pieces, {os.stat(out).st_size} bytes. Look through it before you send it.")

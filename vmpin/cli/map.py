@@ -1,0 +1,57 @@
+"""`vmpin map`: the node's CPUs, whose each is, and who is on it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from vmpin.cli.common import Verbs, load_config, output_flag, print_styled, shown, status_document, verb
+
+_ABOUT = """\
+The node's CPUs by NUMA node, cache and core: which are a container's alone, which are shared, and the vCPUs and
+other threads of VMs on them, by the masks that the kernel shows at this moment. As text (in colour at a
+terminal), as an SVG, or as an HTML page that loads nothing from anywhere.
+"""
+
+_EXAMPLES = """\
+examples:
+  vmpin map
+  vmpin map -o html > node.html
+  vmpin map -o svg --file node.svg
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = verb(verbs, "map", "draw the node's CPUs: whose each is, and who is on it", about=_ABOUT,
+                  epilog=_EXAMPLES)
+    output_flag(parser, ("text", "svg", "html"))
+    parser.add_argument("--file", metavar="FILE", help="write it there instead of printing it")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from vmpin.host.sysfs import Sysfs
+    from vmpin.picture import picture
+
+    config = load_config(args)
+    found = picture(status_document(config, None), Sysfs(config.path("sys")).topology())
+    if args.output == "text":
+        from vmpin.picture.text import lines
+
+        made = [[(shown(text), style) for text, style in line]
+                for line in lines(found, 110 if args.file else shutil.get_terminal_size((110, 24)).columns)]
+        if args.file is None:
+            print_styled(made)
+            return 0
+        text = "".join("".join(word for word, _ in line).rstrip() + "\n" for line in made)
+    else:
+        from vmpin.picture import svg
+
+        text = svg.svg(found) if args.output == "svg" else svg.html(found)
+    if args.file is None:
+        sys.stdout.write(text)
+    else:
+        Path(args.file).write_text(text, encoding="utf-8")
+    return 0

@@ -1,0 +1,68 @@
+"""What doctor and gather ask the watcher, and what they find without one."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from vmpin.about import version
+from vmpin.checkup.node import look as look_at_node
+from vmpin.checkup.own import lock_holder, unit
+from vmpin.cli.common import Document, ask, look_for_status
+from vmpin.config import Config
+from vmpin.doctor.facts import Facts, Watcher
+from vmpin.errors import UsageError, VmpinError, WatcherError
+from vmpin.host.procfs import Procfs
+
+
+def look(config: Config, root: Path = Path("/")) -> Facts:
+    """Everything that the doctor judges. Never fails for what the node is like: that is what is to be found out."""
+    watcher = ask_watcher(config)
+    status, trouble = ask_status(config, watcher)
+    return look_at_node(config, root, watcher, status, trouble)
+
+
+def ask_watcher(config: Config) -> Watcher:
+    """Whether one runs, and what it says of itself."""
+    proc = Procfs(config.path("proc"))
+    holder = lock_holder(config, proc)
+    found = Watcher(pid=holder, version=version(), config=config.data(), unit=_unit(proc, holder))
+    try:
+        about = ask(config, {"op": "about"})
+    except UsageError as err:  # it answered, and said no: an older one, or we are not root
+        return replace(found, state="running", why=str(err))
+    except (WatcherError, ValueError) as err:
+        return replace(found, state="mute", why=str(err))
+    if about is not None:
+        pid = int(about["pid"])
+        return replace(found, state="running", pid=pid, about=about, unit=_unit(proc, pid))
+    if holder is None:
+        return found
+    return replace(found, state="mute", why=f"process {holder} holds {config.lock_file}, and nobody listens")
+
+
+def _unit(proc: Procfs, pid: int | None) -> str:
+    return "" if pid is None else unit(proc, pid)
+
+
+def ask_status(config: Config, watcher: Watcher) -> tuple[Document, str]:
+    """The status document with the VMMs' cgroups, and why there is none."""
+    try:
+        if watcher.state == "running":  # a mute one would be waited for once more
+            found = ask(config, {"op": "status", "wide": True})
+            if found is not None:
+                return found, ""
+        return _own_look(config), ""
+    except (VmpinError, OSError, ValueError) as err:
+        return {}, str(err)
+
+
+def _own_look(config: Config) -> Document:
+    """What is odd is the checks' to tell, and not the log's."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        return look_for_status(config, wide=True)
+    finally:
+        logging.disable(before)

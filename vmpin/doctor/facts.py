@@ -1,0 +1,276 @@
+"""What was found on the node, as plain data: what the checks judge, and what `vmpin gather` packs.
+
+None, "" and () say that a thing was not found; `trouble` says why it could not be read. What stays out: where each
+was read (the adapters' business) and whether it is good (the checks').
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vmpin.cpuset import EMPTY, CpuSet
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value in somebody's configuration, and the file that has the last word on it."""
+
+    value: object
+    file: str
+
+
+@dataclass(frozen=True)
+class Rights:
+    """What a process may do. `who` names it for a person; `capabilities` are those of CAPABILITIES that it has in
+    effect, None where that cannot be read. A namespace is True for the machine's own, None where it cannot be told."""
+
+    who: str
+    pid: int
+    uid: int = -1
+    capabilities: frozenset[str] | None = None
+    user_ns: bool | None = None
+    pid_ns: bool | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`version` is (major, minor), None where the release says none."""
+
+    release: str = ""
+    version: tuple[int, int] | None = None
+    #: Its command line; only parameters on CPUs have their values (redact).
+    parameters: tuple[str, ...] = ()
+    #: Whether /proc/PID/schedstat is there (CONFIG_SCHED_INFO).
+    schedstat: bool = False
+    #: Whether KVM's debugfs is mounted and can be read.
+    kvm_debugfs: bool = False
+
+
+@dataclass(frozen=True)
+class Cpus:
+    """The node's CPUs. `cores` are the SMT siblings, a CPU without any among them alone."""
+
+    online: CpuSet = EMPTY
+    present: CpuSet = EMPTY
+    isolated: CpuSet = EMPTY
+    nohz_full: CpuSet = EMPTY
+    cores: tuple[CpuSet, ...] = ()
+    trouble: str = ""
+
+    @property
+    def smt(self) -> bool:
+        return any(len(core) > 1 for core in self.cores)
+
+
+@dataclass(frozen=True)
+class KubeletConfig:
+    """The kubelet's configuration: file, drop-ins, then flags, the later the stronger. `settings` has the keys that
+    concern CPUs (config.yaml's names) and no other."""
+
+    pid: int | None = None
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    trouble: tuple[str, ...] = ()
+
+    def text(self, key: str) -> str:
+        found = self.settings.get(key)
+        return "" if found is None or found.value is None else str(found.value)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The kubelet's cpu_manager_state. `policy` is "" where the file cannot be used (`trouble`)."""
+
+    path: str
+    policy: str = ""
+    shared_pool: CpuSet = EMPTY
+    exclusive: CpuSet = EMPTY
+    largest: int = 0
+    version: int = 0
+    checksum_ok: bool | None = None
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A runtime handler of the container runtime's. `config_path` is what it tells Kata to read ("": Kata's default),
+    `annotations` the patterns of pod annotations that are passed on (all of them: CRI-O's `None`)."""
+
+    name: str
+    engine: str
+    kata: bool
+    file: str
+    runtime_path: str = ""
+    config_path: str = ""
+    annotations: tuple[str, ...] | None = ()
+    base_spec: str = ""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A container runtime that runs, or whose configuration was found. `nri` is None where it does not say (then it is
+    the version's default); `hooks_dirs` are the directories that it reads hooks from."""
+
+    name: str
+    pid: int | None = None
+    files: tuple[str, ...] = ()
+    nri: bool | None = None
+    nri_socket: str = ""
+    config_version: int = 0
+    handlers: tuple[Handler, ...] = ()
+    hooks_dirs: tuple[str, ...] = ()
+    trouble: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A registration of vmpin's hook. `broken` says why the script cannot be run, "" when it can."""
+
+    file: str
+    stages: tuple[str, ...]
+    script: str
+    socket: str
+    fail_closed: bool = False
+    broken: str = ""
+    #: Runtimes and handlers that read the file; nobody, for one that lies where none looks.
+    read_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class KataConfig:
+    """A configuration of Kata's as the runtime reads it: the file, and the drop-ins beside it over that.
+
+    `settings` has the keys that matter here, as section.key (hypervisor.qemu.default_vcpus). `read_by` names the
+    handlers that use it, and "default" where it is what Kata takes without any.
+    """
+
+    path: str
+    runtime: str
+    read_by: tuple[str, ...] = ()
+    dropins: tuple[str, ...] = ()
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    trouble: str = ""
+
+    def find(self, key: str) -> list[tuple[str, Setting]]:
+        """By the last part of a key, in every section that has it."""
+        return [(name, setting) for name, setting in self.settings.items() if name.rpartition(".")[2] == key]
+
+
+@dataclass(frozen=True)
+class KataSandbox:
+    """A sandbox that Kata has on disk, and whether it runs with Kata's own pinning."""
+
+    id: str
+    runtime: str
+    pins_vcpus: bool
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A process that is known to set masks, or to be thought to."""
+
+    kind: str
+    name: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """tuned's active profile with those it includes, and its scheduler plugin's options that concern masks."""
+
+    profile: str = ""
+    files: tuple[str, ...] = ()
+    scheduler: Mapping[str, Setting] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProcConnector:
+    """Whether the kernel's process events can be had from here, and why not."""
+
+    available: bool | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """`state` is running, absent, or mute (it holds the lock, or its socket, and does not answer).
+
+    `about` is its own word (see Watcher._about), {} where it gave none. `version` and `config` are this command's:
+    what the watcher would have if it were started now.
+    """
+
+    state: str = "absent"
+    pid: int | None = None
+    why: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    version: str = ""
+    config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The run directory as it lies there. Ages in seconds, sizes in bytes."""
+
+    path: str
+    exists: bool = False
+    uid: int = 0
+    mode: int = 0
+    file_system: str = ""
+    read_only: bool = False
+    writable: bool = False
+    free: int = 0
+    inodes: int = 0
+    spooled: int = 0
+    oldest: float = 0.0
+    set_aside: bool = False
+    state_size: int | None = None
+    state_trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All of it. `status` is the status document, {} where none could be had (`status_trouble`); `settings` are the
+    effective configuration's values as words, by key."""
+
+    rights: Rights
+    kernel: Kernel = Kernel()
+    cpus: Cpus = Cpus()
+    cgroups: str = "none"
+    kubelet: KubeletConfig = KubeletConfig()
+    checkpoint: Checkpoint | None = None
+    engines: tuple[Engine, ...] = ()
+    nri_socket: bool = False
+    hooks: tuple[Hook, ...] = ()
+    kata: tuple[KataConfig, ...] = ()
+    kata_sandboxes: tuple[KataSandbox, ...] = ()
+    daemons: tuple[Daemon, ...] = ()
+    tuned: Tuned = Tuned()
+    irqbalance: Mapping[str, Setting] = field(default_factory=dict)
+    connector: ProcConnector = ProcConnector()
+    watcher: Watcher = Watcher()
+    run: RunDirectory = RunDirectory("")
+    status: Mapping[str, Any] = field(default_factory=dict)
+    status_trouble: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sandboxes(self) -> list[Mapping[str, Any]]:
+        return list(self.status["sandboxes"]) if self.status else []
+
+    @property
+    def exclusive(self) -> CpuSet:
+        """What is somebody's alone, by the status, else by the checkpoint."""
+        node = self.status.get("node")
+        if node:
+            return CpuSet.parse(node["exclusive"])
+        return EMPTY if self.checkpoint is None else self.checkpoint.exclusive
+
+    @property
+    def pool(self) -> CpuSet:
+        node = self.status.get("node")
+        if node:
+            return CpuSet.parse(node["shared_pool"])
+        return EMPTY if self.checkpoint is None else self.checkpoint.shared_pool

@@ -1,0 +1,165 @@
+"""Checks of Kata's configurations: what in them fights with vmpin, or leaves it less to work with."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from vmpin.doctor.facts import Facts, Handler, KataConfig
+from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
+
+_PINNING = "io.katacontainers.config.runtime.enable_vcpus_pinning"
+#: What each of these says is weighed here; in the evidence, as it says much of how a VM looks.
+SHOWN = ("enable_vcpus_pinning", "sandbox_cgroup_only", "static_sandbox_resource_mgmt", "default_vcpus",
+         "default_maxvcpus", "enable_numa", "enable_iothreads", "indep_iothreads", "confidential_guest", "rootless",
+         "guest_hook_path", "enable_debug", "enable_template", "vm_cache_number")
+#: Policies that keep a thread within its sandbox's CPUs, which no cgroup forbids.
+_INSIDE = ("sandbox", "off")
+
+
+def kata(facts: Facts) -> Verdict:
+    evidence = [line for config in facts.kata for line in _words(config)]
+    handlers = [handler for engine in facts.engines for handler in engine.handlers if handler.kata]
+    evidence += [f"handler {handler.name} of {handler.engine} ({handler.file}): "
+                 f"{handler.config_path or 'the default configuration'}" for handler in handlers]
+    broken = [config for config in facts.kata if config.trouble]
+    if broken:
+        return bad(f"a configuration of Kata's cannot be read: {broken[0].path}: {broken[0].trouble}",
+                   "correct it: no sandbox of its handlers starts like that", *evidence)
+    if not facts.kata and not handlers and not facts.kata_sandboxes:
+        return unknown("no Kata is found on this node: no configuration, no handler, no sandbox",
+                       remedy="if it lies elsewhere, see to it that the handler's ConfigPath (containerd) or "
+                       "runtime_config_path (CRI-O) names it")
+    known = {config.path for config in facts.kata}
+    lost = [handler for handler in handlers if handler.config_path and handler.config_path not in known]
+    if lost:
+        return warn(f"handler {lost[0].name} names a configuration that is not there: {lost[0].config_path}",
+                    f"correct {lost[0].file}, or install that file", *evidence)
+    rootless = _where(facts, "rootless")
+    if rootless:
+        return warn("Kata runs rootless: its state then lies below $XDG_RUNTIME_DIR and not where vmpin looks",
+                    "sandboxes are known by NRI and the hook then; or set paths.kata_go to that directory", *rootless,
+                    *evidence)
+    return ok(f"{len(facts.kata)} configurations, {len(handlers)} handlers, {len(facts.kata_sandboxes)} sandboxes",
+              *evidence)
+
+
+def _words(config: KataConfig) -> list[str]:
+    """A configuration, and those of its settings that matter, one line each."""
+    by = f", read by {several(config.read_by, 6)}" if config.read_by else ", read by nobody that is known"
+    found = [f"{config.path} (runtime-{config.runtime}{by})"]
+    found += [f"{config.path}: drop-in {name}" for name in config.dropins]
+    found += [f"{setting.file}: {name} = {_toml(setting.value)}"
+              for key in SHOWN for name, setting in config.find(key)]
+    return found
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _where(facts: Facts, key: str, used: bool = True) -> list[str]:
+    """Where a switch is on, in the configurations that somebody reads (`used`) or in the others."""
+    return [f"{setting.file}: {name} = true" + (f" (handlers {several(config.read_by)})" if config.read_by else "")
+            for config in facts.kata if bool(config.read_by) is used
+            for name, setting in config.find(key) if setting.value is True]
+
+
+def pinning(facts: Facts) -> Verdict:
+    on, idle = _where(facts, "enable_vcpus_pinning"), _where(facts, "enable_vcpus_pinning", used=False)
+    running = [sandbox for sandbox in facts.kata_sandboxes if sandbox.pins_vcpus]
+    open_to = [handler for engine in facts.engines for handler in engine.handlers
+               if handler.kata and _passes(handler, _PINNING)]
+    evidence = [*on, *idle, *(f"{sandbox.id} runs with it" for sandbox in running[:10])]
+    evidence += [f"handler {handler.name} passes the annotation {_PINNING} on: a pod can switch it on"
+                 for handler in open_to]
+    remedy = ("set enable_vcpus_pinning = false, in a drop-in beside the configuration (config.d/90-vmpin.toml), and "
+              "have no pod say otherwise by annotation; it counts for sandboxes started from then on")
+    if on or running:
+        who = f"{len(running)} sandboxes run with it" if running else "it is on for sandboxes to come"
+        return bad(f"Kata pins vCPUs itself, too: two writers of the same masks ({who})", remedy, *evidence)
+    if idle:
+        return warn("a configuration that no known handler reads has Kata's own pinning on", remedy, *evidence)
+    if not facts.kata and not facts.kata_sandboxes:
+        return unknown("no Kata is found on this node")
+    return ok("Kata does not pin vCPUs itself", *evidence)
+
+
+def _passes(handler: Handler, annotation: str) -> bool:
+    return handler.annotations is None or any(fnmatchcase(annotation, pattern) for pattern in handler.annotations)
+
+
+def vcpus(facts: Facts) -> Verdict:
+    if not facts.kata:
+        return unknown("no configuration of Kata's is found")
+    evidence = [line for config in facts.kata for line in _words(config)
+                if any(key in line for key in ("static_sandbox", "default_vcpus", "default_maxvcpus"))]
+    static = _where(facts, "static_sandbox_resource_mgmt")
+    by_crio = [handler.name for engine in facts.engines if engine.name == "crio" for handler in engine.handlers
+               if handler.kata and any(handler.name in config.read_by and any(
+                   setting.value is True for _, setting in config.find("static_sandbox_resource_mgmt"))
+                   for config in facts.kata)]
+    if by_crio:
+        return warn(f"CRI-O does not tell Kata how large a pod is, and handlers {several(by_crio)} size their VMs at "
+                    "start: each gets default_vcpus, however many CPUs its containers own",
+                    "set static_sandbox_resource_mgmt = false for them, or default_vcpus to the largest pod",
+                    *evidence)
+    largest = 0 if facts.checkpoint is None else facts.checkpoint.largest
+    small = [f"{setting.file}: {name} = {setting.value}" for config in facts.kata if config.read_by
+             for name, setting in config.find("default_maxvcpus")
+             if isinstance(setting.value, int) and 0 < setting.value < largest]
+    if small:
+        return warn(f"a VM may have fewer vCPUs than a container here has CPUs ({largest}): the rest of them cannot "
+                    "be used", "raise default_maxvcpus (0: as many as the node has CPUs)", *small, *evidence)
+    if static:
+        evidence.append("sized at start: CPUs that a pod gets later (in-place resize) find no vCPU")
+    return ok("VMs can have as many vCPUs as their containers have CPUs", *evidence)
+
+
+def cgroup(facts: Facts) -> Verdict:
+    policy = facts.status.get("policy") or {key.removeprefix("policy."): value for key, value in
+                                            facts.settings.items() if key.startswith("policy.")}
+    outside = {key: policy[key] for key in ("iothreads", "vhost", "emulator", "virtiofsd", "shim")
+               if key in policy and policy[key] not in _INSIDE}
+    if policy.get("spare_vcpus", "sandbox") != "sandbox":
+        outside["spare_vcpus"] = policy["spare_vcpus"]
+    only = _where(facts, "sandbox_cgroup_only")
+    evidence = [*only, *(f"policy.{key}: {value}" for key, value in outside.items()), f"cgroups {facts.cgroups}"]
+    if not outside:
+        return ok("every policy keeps threads on their sandbox's CPUs, which no cgroup forbids", *evidence)
+    if facts.cgroups == "v2" and facts.kata:
+        why = "on cgroup v2 the whole VMM sits in its sandbox's cgroup"
+    elif only:
+        why = "with sandbox_cgroup_only the whole of Kata sits in its sandbox's cgroup"
+    else:
+        return ok("threads that are to leave their sandbox's CPUs are in a cgroup of their own", *evidence)
+    return warn(f"{why}: its cpuset keeps {', '.join(outside)} on the sandbox's CPUs, whatever the policy",
+                "leave those policies at sandbox, or have sandbox_cgroup_only = false on cgroup v1; `vmpin status` "
+                "shows what each thread really got", *evidence)
+
+
+def guest(facts: Facts) -> Verdict:
+    if not facts.kata:
+        return unknown("no configuration of Kata's is found")
+    via = facts.settings.get("guest.via", "auto")
+    patterns = [text for text in facts.settings.get("guest.disabled_handlers", "").split(",") if text]
+    secret = [(config, line) for config in facts.kata for line in _confidential(config)]
+    asked = sorted({handler for config, _ in secret for handler in config.read_by
+                    if handler != "default" and not any(fnmatchcase(handler, pattern) for pattern in patterns)})
+    evidence = [f"guest.via: {via}, guest.disabled_handlers: {','.join(patterns) or 'none'}",
+                *(line for _, line in secret)]
+    dropped = [f"{setting.file}: {name} = {setting.value!r}" for config in facts.kata
+               if config.runtime == "rs" and config.read_by
+               for name, setting in config.find("guest_hook_path") if setting.value]
+    if dropped and any(hook.read_by for hook in facts.hooks):
+        return warn("runtime-rs drops the hooks of a guest's image when vmpin's OCI hook is registered",
+                    "where the guests need theirs: take vmpin's out of those handlers (vmpin install-hook --remove) "
+                    "and use NRI", *dropped, *evidence)
+    if via != "off" and asked:
+        return warn(f"handlers {several(asked)} run confidential guests, and vmpin would speak to these",
+                    f"set guest.disabled_handlers: \"{','.join(asked)}\"", *evidence)
+    return ok("nothing in Kata's configurations stands between vmpin and the guests", *evidence)
+
+
+def _confidential(config: KataConfig) -> list[str]:
+    return [f"{setting.file}: {name} = true" for name, setting in config.find("confidential_guest")
+            if setting.value is True]

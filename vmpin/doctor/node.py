@@ -1,0 +1,149 @@
+"""Checks of the machine: what vmpin may do on it, its kernel, its CPUs, its cgroups."""
+
+from __future__ import annotations
+
+from vmpin.cpuset import CpuSet
+from vmpin.doctor.facts import Facts
+from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
+
+#: What each capability is for.
+NEEDED = {
+    "CAP_SYS_NICE": "masks of other users' threads cannot be set",
+    "CAP_SYS_PTRACE": "vCPU threads without a name cannot be told apart (/proc/PID/task/TID/syscall and /proc/PID/fd)",
+    "CAP_DAC_READ_SEARCH": "VMMs that do not run as root, and their bundles, cannot be read",
+}
+_GRANT = ("run it as root, or give the service the capability (CapabilityBoundingSet= in config/vmpin.service, "
+          "securityContext in config/kubernetes/daemonset.yaml)")
+
+
+def privileges(facts: Facts) -> Verdict:
+    rights = facts.rights
+    who = f"{rights.who} (pid {rights.pid}, uid {rights.uid})"
+    if rights.capabilities is None:
+        return unknown(f"the capabilities of {rights.who} cannot be read", who, remedy="run this as root")
+    has = ", ".join(sorted(rights.capabilities)) or "none of those that matter"
+    evidence = [f"{who} has {has}"]
+    wanted = dict(NEEDED)
+    if "CAP_DAC_OVERRIDE" in rights.capabilities:
+        del wanted["CAP_DAC_READ_SEARCH"]  # the greater of the two
+    if facts.settings.get("watch.status_group"):
+        wanted["CAP_CHOWN"] = "the status socket cannot be given to watch.status_group"
+    lacking = [name for name in wanted if name not in rights.capabilities]
+    evidence += [f"without {name} {wanted[name]}" for name in lacking]
+    if facts.watcher.state == "absent" and rights.uid != 0 and "CAP_SYS_NICE" in lacking:
+        return unknown("no watcher runs, and this command is not root: what the watcher may do cannot be told",
+                       *evidence, remedy="run this as root")
+    if "CAP_SYS_NICE" in lacking:
+        return bad(f"{rights.who} cannot set masks", _GRANT, *evidence)
+    if lacking:
+        return warn(f"{rights.who} lacks {', '.join(lacking)}", _GRANT, *evidence)
+    return ok(f"{rights.who} may do all that is needed", *evidence)
+
+
+def namespaces(facts: Facts) -> Verdict:
+    rights = facts.rights
+    found = {"pid": rights.pid_ns, "user": rights.user_ns}
+    evidence = [f"{name} namespace: {'the machine' if mine else 'another than the machine'}'s own"
+                for name, mine in found.items() if mine is not None]
+    if rights.pid_ns is False:
+        return bad(f"{rights.who} is in a pid namespace of its own: the VMMs of the node are not seen",
+                   "in a pod: hostPID: true (config/kubernetes/daemonset.yaml)", *evidence)
+    if rights.user_ns is False:
+        return bad(f"{rights.who} is in a user namespace: its capabilities do not reach the node's threads",
+                   "run it outside of it; in a pod without hostUsers: false", *evidence)
+    if None in found.values():
+        return unknown("the namespaces cannot be read", *evidence)
+    return ok(f"{rights.who} sees the machine's processes", *evidence)
+
+
+def kernel(facts: Facts) -> Verdict:
+    found = facts.kernel
+    if found.version is None:
+        return unknown(f"the kernel's release {found.release!r} names no version")
+    evidence = [f"Linux {found.release}"]
+    if found.version < (6, 4):
+        evidence.append("vhost workers are kernel threads beside the VMM (before 6.4)")
+    elif found.version < (6, 12):
+        evidence.append("vhost workers are threads of the VMM (since 6.4)")
+    else:
+        evidence.append("vhost workers are threads of the VMM (since 6.4), or beside it where the kernel was told to "
+                        "fork them (since 6.12): both are looked for")
+    if not found.schedstat:
+        evidence.append("no /proc/PID/schedstat (CONFIG_SCHED_INFO): run times are known in ticks only")
+    if not found.kvm_debugfs:
+        evidence.append("no KVM debugfs (/sys/kernel/debug/kvm): one way less to tell vCPU threads apart, which "
+                        "matters where threads have no names")
+    if found.version < (6, 2):
+        return warn("before 6.2 the kernel forgets a thread's mask whenever its cpuset changes",
+                    "nothing has to be done: it is put back at the next resync (every "
+                    f"{facts.settings.get('watch.resync_seconds', '10')} s, watch.resync_seconds). Linux 6.2 and "
+                    "newer remember it", *evidence)
+    return ok("the kernel remembers masks when a cpuset changes (since 6.2)", *evidence)
+
+
+def cpus(facts: Facts) -> Verdict:
+    found = facts.cpus
+    if not found.online:
+        return unknown("the online CPUs cannot be told", found.trouble)
+    evidence = [f"online {found.online}" + (f" of {found.present}" if found.present else ""),
+                f"SMT {'is on' if found.smt else 'is off or absent'}",
+                f"exclusive {facts.exclusive or 'none'}, shared pool {facts.pool or 'unknown'}"]
+    gone = facts.exclusive - found.online
+    if gone:
+        return bad(f"CPUs {gone} are exclusive to somebody and not online",
+                   "bring them back (echo 1 >/sys/devices/system/cpu/cpuN/online), or restart their pods", *evidence)
+    configured = _cpus(facts.settings.get("node.shared_pool", "")) | _cpus(facts.settings.get("node.housekeeping", ""))
+    if configured - found.online:
+        return warn(f"CPUs {configured - found.online} of node.shared_pool or node.housekeeping are not online",
+                    "correct the configuration, or bring them back", *evidence)
+    offline = found.present - found.online
+    if offline and facts.cgroups in ("v1", "hybrid"):
+        return warn(f"CPUs {offline} are offline, and cgroup v1 has taken them out of every cpuset for good",
+                    "once they are online again write the CPUs into cpuset.cpus anew, or restart the pods", *evidence)
+    return ok(f"{len(found.online)} CPUs are online", *evidence)
+
+
+def isolation(facts: Facts) -> Verdict:
+    found = facts.cpus
+    parameters = [text for text in facts.kernel.parameters
+                  if text.partition("=")[0] in ("isolcpus", "nohz_full", "rcu_nocbs", "irqaffinity")]
+    evidence = [f"isolated {found.isolated or 'none'}, nohz_full {found.nohz_full or 'none'}", *parameters]
+    piled = found.isolated & facts.pool
+    if piled:
+        return warn(f"CPUs {piled} of the shared pool are isolated: the scheduler does not move threads among them, "
+                    "so shared containers and floating vCPUs pile up on one",
+                    "keep isolated CPUs out of the shared pool (kubelet: reservedSystemCPUs and a static policy leave "
+                    "them to exclusive containers), or take isolcpus off the kernel's command line", *evidence)
+    if found.isolated and not found.isolated.isdisjoint(facts.exclusive):
+        evidence.append(f"isolated and exclusive: {found.isolated & facts.exclusive}; a vCPU alone on each is well "
+                        "there, several that float on them are not")
+    if found.nohz_full & facts.pool:
+        evidence.append(f"nohz_full CPUs {found.nohz_full & facts.pool} are in the shared pool, where they only cost")
+    return ok("CPU isolation by the kernel's command line is in nobody's way" if evidence[1:] or found.isolated
+              else "no CPU is isolated by the kernel", *evidence)
+
+
+def cgroups(facts: Facts) -> Verdict:
+    if facts.cgroups == "none":
+        return bad("no cpuset cgroups are seen",
+                   "mount them where paths.cgroup says (in a pod: /sys/fs/cgroup of the node, as in "
+                   "config/kubernetes/daemonset.yaml)")
+    evidence = [f"layout {facts.cgroups}"]
+    capped = []
+    for sandbox in facts.sandboxes:
+        group, mask = sandbox.get("cgroup"), sandbox.get("mask")
+        if group is None or not mask:
+            continue
+        lacking = _cpus(mask) - _cpus(group["cpus"])
+        if lacking:
+            capped.append(sandbox["id"])
+            evidence.append(f"{sandbox['id']}: mask {mask}, but {group['path']} has {group['cpus']}")
+    if capped:
+        return warn(f"the cpuset cgroup keeps {len(capped)} VMMs off CPUs of their sandbox: {several(capped)}",
+                    "look who writes that cgroup: the kubelet, Kata (sandbox_cgroup_only), an NRI plugin, or systemd "
+                    "(daemon-reload with AllowedCPUs=)", *evidence)
+    return ok(f"cgroups are {facts.cgroups}, and leave every VMM the CPUs of its sandbox", *evidence)
+
+
+def _cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text or "")

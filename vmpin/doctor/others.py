@@ -1,0 +1,125 @@
+"""Checks of who else sets masks on this node, or is blamed for it; and whether births can be seen before they do."""
+
+from __future__ import annotations
+
+import re
+
+from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.doctor.facts import Facts, Setting
+from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
+
+#: By kind of daemon: what it does to masks, and what to do. Those of their own checks are left out.
+PINNERS = {
+    "kubevirt": ("KubeVirt pins the vCPUs of its VMs with dedicatedCpuPlacement, and moves every other thread",
+                 "nothing, as long as nobody names its VMs to vmpin (ids sandbox-ID); else leave them out by "
+                 "watch.only"),
+    "libvirt": ("libvirt sets vcpupin, emulatorpin and iothreadpin when its VMs start",
+                "nothing, as long as nobody names its VMs to vmpin (ids sandbox-ID); else take those elements out"),
+    "balloons": ("the NRI policy plugin gives containers CPUs of its own choosing, shared within a balloon",
+                 "set node.shared_pool, or leave its pods out by watch.only: vmpin would take a balloon's CPUs for "
+                 "one container's own"),
+    "topology-aware": ("the NRI policy plugin moves containers' cpusets of its own accord",
+                       "leave policy.runc_repair off: two would fight"),
+    "numad": ("numad moves processes to the node of their memory, all of their threads at once",
+              "stop it (systemctl disable --now numad), or keep it off the VMMs (numad -x PID)"),
+    "koordinator": ("koordlet writes cpusets of pods, and those of best-effort ones every second",
+                    "have one of both decide: let vmpin follow (policy.runc_repair off)"),
+    "crane": ("crane-agent writes containers' cpusets every five seconds",
+              "have one of both decide: let vmpin follow (policy.runc_repair off)"),
+    "cri-resmgr": ("cri-resource-manager rewrites containers' cpusets between the kubelet and the runtime",
+                   "nothing: vmpin follows what the runtime was told"),
+}
+
+
+def irqbalance(facts: Facts) -> Verdict:
+    running = [daemon for daemon in facts.daemons if daemon.kind == "irqbalance"]
+    evidence = [f"irqbalance pid {daemon.pid}" for daemon in running]
+    evidence += [f"{setting.file}: {key}={setting.value}" for key, setting in facts.irqbalance.items()]
+    if not running:
+        return ok("irqbalance does not run", *evidence)
+    open_to = facts.exclusive - _banned(facts.irqbalance) - facts.cpus.isolated - facts.cpus.nohz_full
+    if open_to:
+        evidence.append(f"it may put devices' interrupts onto exclusive CPUs {open_to}; where that matters: "
+                        "IRQBALANCE_BANNED_CPULIST")
+    return ok("irqbalance runs: it moves interrupts, never threads", *evidence)
+
+
+def _banned(settings: object) -> CpuSet:
+    found = settings.get("IRQBALANCE_BANNED_CPULIST") if isinstance(settings, dict) else None
+    try:
+        return CpuSet.parse(str(found.value)) if isinstance(found, Setting) else CpuSet()
+    except CpuSetError:
+        return CpuSet()
+
+
+def tuned(facts: Facts) -> Verdict:
+    running = [daemon for daemon in facts.daemons if daemon.kind == "tuned"]
+    found = facts.tuned
+    evidence = [f"tuned pid {daemon.pid}" for daemon in running]
+    if found.profile:
+        evidence.append(f"active profile {found.profile} ({several(found.files, 6) or 'its files are not found'})")
+    evidence += [f"{setting.file}: [scheduler] {key} = {setting.value}" for key, setting in found.scheduler.items()]
+    if not running:
+        return ok("tuned does not run", *evidence)
+    if not found.profile:
+        return unknown("tuned runs, and its profile cannot be told", *evidence, remedy="tuned-adm active")
+    movers = [key for key in found.scheduler if key == "isolated_cores" or key.startswith("group.")]
+    if not movers:
+        return ok(f"tuned's profile {found.profile} sets no masks", *evidence)
+    if _spared(found.scheduler.get("ps_blacklist"), "qemu-system-x86_64"):
+        return ok(f"tuned's profile {found.profile} sets masks, and leaves VMMs alone (ps_blacklist)", *evidence)
+    if found.scheduler.get("cgroup_ps_blacklist"):
+        return warn(f"tuned's profile {found.profile} sets masks; it leaves some cgroups alone, and whether these are "
+                    "the VMs' depends on the pattern", "see to it that cgroup_ps_blacklist matches the VMMs' cgroups, "
+                    "/kata_overhead among them", *evidence)
+    return bad(f"tuned's scheduler plugin sets the masks of VMMs, too: profile {found.profile}, {several(movers)}",
+               "in a profile that includes this one: [scheduler] ps_blacklist=.*qemu-system.*;.*cloud-hypervisor.*;"
+               ".*firecracker.*;.*virtiofsd.*;.*containerd-shim-kata.* (its default knows qemu-kvm alone)", *evidence)
+
+
+def _spared(setting: Setting | None, command: str) -> bool:
+    """Whether tuned leaves a command alone: patterns separated by semicolons (plugin_scheduler.py)."""
+    if setting is None:
+        return False
+    for pattern in re.split(r"(?<!\\);", str(setting.value)):
+        try:
+            if pattern and re.search(pattern, command):
+                return True
+        except re.error:
+            continue
+    return False
+
+
+def pinners(facts: Facts) -> Verdict:
+    there = [daemon for daemon in facts.daemons if daemon.kind in PINNERS]
+    kinds = dict.fromkeys(daemon.kind for daemon in there)
+    evidence = [f"{daemon.name} pid {daemon.pid}" for daemon in there]
+    if not kinds:
+        return ok("no other program that pins threads or writes cpusets is seen")
+    repair = facts.settings.get("policy.runc_repair") == "True"
+    if repair and kinds.keys() & {"balloons", "topology-aware", "koordinator", "crane"}:
+        return bad(f"{several(kinds)} write cpusets, and so does vmpin (policy.runc_repair)",
+                   "set policy.runc_repair: false", *evidence)
+    evidence += [PINNERS[kind][0] for kind in kinds]
+    if "numad" in kinds:
+        return warn("numad runs, and moves VMMs as a whole", PINNERS["numad"][1], *evidence)
+    if "balloons" in kinds and not facts.settings.get("node.shared_pool"):
+        return warn("nri-plugins' balloons run here, and node.shared_pool is unset", PINNERS["balloons"][1], *evidence)
+    return ok(f"{several(kinds)} run here", *evidence, *(f"{kind}: {PINNERS[kind][1]}" for kind in kinds))
+
+
+def proc_connector(facts: Facts) -> Verdict:
+    found = facts.connector
+    if facts.settings.get("watch.births") == "False":
+        return ok("process events are not asked for (watch.births: false): new threads are placed at a resync")
+    if found.available is None:
+        return unknown(f"whether the kernel's process events can be had is not known: {found.why or 'not tried'}",
+                       remedy="run this as root")
+    if not found.available:
+        return warn(f"no process events from the kernel: {found.why}. New threads are placed at a resync, and not at "
+                    "their birth", "it takes CAP_NET_ADMIN, and the machine's own pid, user and network namespaces "
+                    "(config/vmpin.service; in a pod: hostNetwork: true, hostPID: true)")
+    version = facts.kernel.version
+    filters = version is not None and version >= (6, 6)
+    return ok("the kernel tells of new processes and threads", "the kernel filters events (since 6.6)" if filters else
+              "the kernel does not filter events (before 6.6): each one on the node wakes the watcher")

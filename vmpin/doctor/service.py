@@ -1,0 +1,191 @@
+"""Checks of vmpin itself: the watcher, its configuration, its files, and what it says of the sandboxes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vmpin.doctor.facts import Facts
+from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
+from vmpin.health import alive
+
+_START = "systemctl enable --now vmpin (config/vmpin.service), or the DaemonSet (config/kubernetes/daemonset.yaml)"
+_LOG = "look at its log: journalctl -u vmpin"
+#: Bytes and inodes that the run directory should have left: the state of some thousand containers, and the spool.
+_FREE, _INODES = 4 << 20, 1000
+
+
+def watcher(facts: Facts) -> Verdict:
+    found = facts.watcher
+    if found.state == "absent":
+        return warn("no watcher runs: nothing is kept in its place", _START, *([found.why] if found.why else []))
+    who = f"pid {found.pid}" + (f", unit {found.unit}" if found.unit else "")
+    if found.state == "mute":
+        return bad(f"the watcher ({who}) does not answer: {found.why}", _LOG, who)
+    if not found.about:
+        return unknown(f"a watcher runs ({who}), and does not say more: {found.why}",
+                       f"this command is {found.version}", remedy="run this as root; if it is root already, the "
+                       "watcher is of an older version: systemctl restart vmpin")
+    its = str(found.about.get("version", ""))
+    evidence = [who, f"version {its}, running for {float(found.about.get('uptime', 0)):.0f} s"]
+    if its != found.version:
+        return warn(f"the watcher is version {its}, this command {found.version}", "systemctl restart vmpin",
+                    *evidence)
+    down = [source for source in found.about.get("sources", ()) if not source["up"]]
+    evidence += [f"source {source['name']}: {'up' if source['up'] else 'down'}"
+                 + (f" ({source['why']})" if source["why"] else "") for source in found.about.get("sources", ())]
+    needed = [source["name"] for source in down if source["needed"]]
+    if needed:
+        return warn(f"the watcher runs, and does without {several(needed)}", _LOG, *evidence)
+    return ok(f"the watcher runs ({who})", *evidence)
+
+
+def configuration(facts: Facts) -> Verdict:
+    here = facts.watcher.config
+    evidence = [f"{key} = {entry['value']} ({entry['from']})" for key, entry in here.items()
+                if entry["from"] != "default"]
+    its = facts.watcher.about.get("config")
+    if not its:
+        return ok(f"{len(evidence)} keys are not at their default", *evidence)
+    differing = {key: (entry, here.get(key, {})) for key, entry in its.items()
+                 if entry["value"] != here.get(key, {}).get("value")}
+    said = {key: f"{key}: the watcher has {entry['value']} ({entry['from']}), this command {mine.get('value')} "
+                 f"({mine.get('from')})" for key, (entry, mine) in differing.items()}
+    stale = [said[key] for key, (entry, mine) in differing.items() if not _meant(entry) and not _meant(mine)]
+    evidence += [line for line in said.values() if line not in stale]
+    if stale:
+        return warn(f"the configuration was changed, and the watcher has not loaded it again: {len(stale)} keys",
+                    "systemctl reload vmpin; for paths, watch.nri and watch.kubelet, systemctl restart vmpin", *stale,
+                    *evidence)
+    return ok(f"the watcher has the configuration that is there now; {len(here)} keys", *evidence)
+
+
+def _meant(entry: Mapping[str, object]) -> bool:
+    """Whether a value was given to one process alone: by a flag, or in its environment."""
+    return str(entry.get("from")).partition(" ")[0] in ("flag", "environment")
+
+
+def resync(facts: Facts) -> Verdict:
+    about = facts.watcher.about
+    if facts.watcher.state != "running" or not about:
+        return unknown("no watcher says when it last looked at everything")
+    every = float(about.get("resync_seconds", 10.0))
+    age = about.get("resynced")
+    passes = ", ".join(f"{count} {why}" for why, count in sorted(about.get("passes", {}).items()))
+    evidence = [f"every {every:g} s (watch.resync_seconds)", f"passes so far: {passes or 'none'}"]
+    if age is None:
+        return bad("the watcher has made no pass yet: nothing is in its place", _LOG, *evidence)
+    if not alive(float(age), every).up:
+        return bad(f"the last look at everything was {age:.1f} s ago: drift is not repaired", _LOG, *evidence)
+    return ok(f"everything was looked at {age:.1f} s ago", *evidence)
+
+
+def run_directory(facts: Facts) -> Verdict:
+    found = facts.run
+    if not found.exists:
+        return (ok(f"{found.path} is not there, as no watcher has run yet") if facts.watcher.state == "absent" else
+                bad(f"{found.path} is gone under the running watcher",
+                    "systemctl restart vmpin; RuntimeDirectoryPreserve=yes keeps it"))
+    evidence = [f"{found.path}: uid {found.uid}, mode {found.mode:04o}, {found.file_system}",
+                f"{found.free >> 20} MiB and {found.inodes} inodes free",
+                f"{found.spooled} messages in the spool" + (f", the oldest {found.oldest:.0f} s" if found.spooled
+                                                            else "")]
+    if found.read_only:
+        return bad(f"{found.path} is mounted read-only", "remount it, or set paths.run elsewhere", *evidence)
+    if found.mode & 0o022 or found.uid != 0:
+        return bad(f"{found.path} is not root's alone to write: whoever can write there decides what is pinned where",
+                   f"chown root {found.path}; chmod 755 {found.path}", *evidence)
+    if found.free < _FREE or found.inodes < _INODES:
+        return warn(f"{found.path} is almost full", "free space there: without it, a restart forgets what only hooks "
+                    "told and the masks from before vmpin", *evidence)
+    if facts.watcher.state == "running" and found.spooled and found.oldest > 60:
+        return warn(f"{found.spooled} messages of hooks wait in the spool beside a running watcher", _LOG, *evidence)
+    if not found.writable:
+        return unknown(f"whether {found.path} can be written cannot be told", *evidence, remedy="run this as root")
+    return ok(f"{found.path} can be written", *evidence)
+
+
+def state_file(facts: Facts) -> Verdict:
+    found = facts.run
+    if found.state_trouble:
+        return bad(f"the state file cannot be used: {found.state_trouble}",
+                   "the watcher sets it aside at its next start and rebuilds the state from what runs; the masks from "
+                   "before vmpin are lost")
+    if facts.watcher.about.get("saved") is False:
+        return bad("the watcher cannot write its state file", "free space in the run directory; its log says what the "
+                   "kernel said: journalctl -u vmpin")
+    if found.state_size is None:
+        return ok("there is no state file yet")
+    evidence = [f"{found.state_size} bytes"]
+    if found.set_aside:
+        return warn("an earlier state file was damaged and was set aside (state.json.bad)",
+                    "look at it (`vmpin gather` packs it), then remove it", *evidence)
+    return ok("the state file is sound", *evidence)
+
+
+def vcpu_threads(facts: Facts) -> Verdict:
+    if not facts.status:
+        return unknown(f"no status: {facts.status_trouble}")
+    running = [sandbox for sandbox in facts.sandboxes if sandbox["vmm"]]
+    blind = [sandbox["id"] for sandbox in running if sandbox["found_by"] == "none"]
+    ways = dict.fromkeys(sandbox["found_by"] for sandbox in running)
+    if blind:
+        remedy = ("mount debugfs (/sys/kernel/debug), or have the VMM name its threads (Kata: enable_debug = true in "
+                  "the hypervisor's section gives QEMU debug-threads=on)")
+        return bad(f"the vCPU threads of {len(blind)} VMs cannot be told from the others: {several(blind)}", remedy,
+                   "CAP_SYS_PTRACE is needed to see them in KVM_RUN" if "CAP_SYS_PTRACE" not in
+                   (facts.rights.capabilities or ()) else "they are kept on their sandbox's CPUs as a whole")
+    return ok(f"the vCPU threads of all {len(running)} VMs are known" if running else "no VM runs",
+              *(f"by {way}" for way in ways))
+
+
+def guests(facts: Facts) -> Verdict:
+    if facts.settings.get("guest.via") == "off":
+        return ok("guests are told nothing (guest.via: off)")
+    if facts.watcher.state != "running":
+        return unknown("only a running watcher speaks with guests")
+    spoken = [sandbox for sandbox in facts.sandboxes if sandbox.get("guest")]
+    mute = [sandbox for sandbox in spoken if not sandbox["guest"]["by"]]
+    evidence = [f"{sandbox['id']}: {sandbox['guest']['by'] or 'nobody'}: {sandbox['guest']['state']}"
+                for sandbox in spoken[:20]]
+    if mute:
+        return warn(f"{len(mute)} of {len(spoken)} guests do not answer: {several(sandbox['id'] for sandbox in mute)}",
+                    "put vmpin's agent into the image (guest/README.md), or let Kata's be used (guest.via: auto); for "
+                    "guests that are to be left alone: guest.disabled_handlers", *evidence)
+    return ok(f"{len(spoken)} guests answer" if spoken else "no guest is to be told anything now", *evidence)
+
+
+def sandboxes(facts: Facts) -> Verdict:
+    if not facts.status:
+        return unknown(f"no status: {facts.status_trouble}", remedy="run this as root")
+    found = facts.sandboxes
+    drift = [(sandbox["id"], thread) for sandbox in found for thread in sandbox["threads"] if not thread["ok"]]
+    degraded = [sandbox for sandbox in found if sandbox["verdict"] == "degraded"]
+    verdicts = sorted(sandbox["verdict"] for sandbox in found)
+    evidence = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
+    evidence += [f"{sandbox['id']}: {reason}" for sandbox in degraded[:20] for reason in sandbox["reasons"]]
+    if drift and facts.watcher.state == "running":
+        return bad(f"{len(drift)} threads are not where they should be", "vmpin verify names them, vmpin explain "
+                   "SANDBOX says why; vmpin reconcile puts them back", *evidence)
+    if drift:
+        return warn(f"{len(drift)} threads are not where vmpin would put them",
+                    "vmpin reconcile, or start the watcher", *evidence)
+    if degraded:
+        return warn(f"{len(degraded)} sandboxes have less than was asked: "
+                    f"{several(sandbox['id'] for sandbox in degraded)}", "vmpin explain SANDBOX says why", *evidence)
+    return ok(f"{len(found)} sandboxes, every thread in its place" if found else "no VM sandbox runs on this node",
+              *evidence)
+
+
+def collisions(facts: Facts) -> Verdict:
+    if not facts.status:
+        return unknown(f"no status: {facts.status_trouble}")
+    node = facts.status["node"]
+    found = [f"CPU {collision['cpu']}: {collision['what']}" for collision in node["collisions"]]
+    odd = [f"{entry['container']}: {entry['what']}" for entry in node["disagreements"]]
+    if found:
+        return bad(f"{len(found)} CPUs that are somebody's alone are not", "vmpin audit says who runs there; vmpin "
+                   "explain SANDBOX says why", *found[:20], *odd[:20])
+    if odd:
+        return warn(f"the sources disagree on the CPUs of {len(odd)} containers, for longer than a resync",
+                    "docs/sources.md says who is believed; look who writes the cgroup", *odd[:20])
+    return ok("nobody's exclusive CPUs are another's, too")

@@ -1,0 +1,191 @@
+"""Threads that were where they should be and are not any more: told from those that are placed anew, explained once
+they are put back, and left alone where somebody else keeps moving them.
+
+What stays out: setting masks (pinner), why it may have been (drift), and what is known of it (circumstances).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from vmpin.apply import Outcome, Result
+from vmpin.cpuset import CpuSet
+from vmpin.drift import Change, Explained, FightRules, Fights, OnFight
+from vmpin.model import SandboxId, ThreadId, VmThread
+from vmpin.placement import Placement
+from vmpin.plan import SetAffinity
+
+logger = logging.getLogger(__name__)
+
+#: By sandbox, changes of its threads with how many they were; and what each came from, the most frequent first.
+Explain = Callable[[Mapping[SandboxId, Counter[Change]]], Mapping[SandboxId, Sequence[Explained]]]
+NEVER = float("inf")
+
+
+@dataclass
+class _Drift:
+    """Of one VM's threads."""
+
+    #: What they were compared with last.
+    placement: Placement | None = None
+    #: Those that are to be put back, with what the kernel showed of them before.
+    away: dict[ThreadId, CpuSet] = field(default_factory=dict)
+    #: Those that are left to another writer, and when the first of them is tried again (monotonic).
+    left: set[ThreadId] = field(default_factory=set)
+    again: float = NEVER
+    #: What was found to be the reason the last time.
+    why: str = ""
+
+
+class Drifts:
+    """Of all VMs. `explain` is called with what was put back; it counts that and says why it was."""
+
+    def __init__(self, explain: Explain = lambda _: {}, rules: FightRules | None = None) -> None:
+        self.fights = Fights(rules or FightRules())
+        #: How many fights were noticed, by sandbox and beginning.
+        self.fought = 0
+        #: Called with a thread that was put back and the CPU it was on, outside its place.
+        self.strayed: Callable[[SandboxId, VmThread, int, CpuSet], None] | None = None
+        self._explain = explain
+        self._of: dict[SandboxId, _Drift] = {}
+
+    def again(self, sandbox: SandboxId) -> float:
+        """When a thread that was left to another writer is to be tried again."""
+        known = self._of.get(sandbox)
+        return NEVER if known is None else known.again
+
+    def notes(self, sandbox: SandboxId) -> list[str]:
+        """What there is to say of it now, for status."""
+        known = self._of.get(sandbox)
+        if known is None or not known.left:
+            return []
+        return [f"{len(known.left)} threads are moved by somebody else again and again (the last time: {known.why}) "
+                f"and are left alone (drift.on_fight={self.fights.rules.on_fight})"]
+
+    def keep_only(self, sandboxes: Iterable[SandboxId], threads: Callable[[], set[ThreadId]]) -> None:
+        """Forget VMs that have ended, and fights that are over."""
+        for gone in self._of.keys() - set(sandboxes):
+            del self._of[gone]
+        if self.fights:
+            self.fights.keep_only(threads(), time.monotonic())
+
+    def forget(self, sandbox: SandboxId) -> None:
+        self._of.pop(sandbox, None)
+
+    def insist(self) -> list[SandboxId]:
+        """Take up again what was left to another writer. :returns: the sandboxes whose threads are among it."""
+        self.fights.insist()
+        return [sandbox for sandbox, known in self._of.items() if known.left]
+
+    def sort(self, sandbox: SandboxId, placement: Placement, operations: tuple[SetAffinity, ...],
+             expected: Iterable[tuple[int, frozenset[int]]]) -> tuple[SetAffinity, ...]:
+        """Tell which operations put threads back. :returns: those that are to be carried out.
+
+        :param expected: what the kernel was to show until now, by tid.
+        """
+        known = self._of.get(sandbox)
+        if known is None:
+            known = self._of[sandbox] = _Drift()
+        known.left, known.again = set(), NEVER
+        known.away = _away(known, placement, operations, dict(expected)) if operations and known.placement else {}
+        known.placement = placement
+        return self._without_fights(sandbox, known, operations) if operations and self.fights else operations
+
+    def _without_fights(self, sandbox: SandboxId, known: _Drift,
+                        operations: Iterable[SetAffinity]) -> tuple[SetAffinity, ...]:
+        kept, begun = [], []
+        now = time.monotonic()
+        for operation in operations:
+            thread, cpus = operation.thread.id, operation.cpus
+            resting = self.fights.resting(thread, cpus, now)
+            if not resting and thread not in known.away and self.fights.rested(thread, cpus, now):
+                known.away[thread] = cpus  # it is tried again
+            elif not resting and thread in known.away and self.fights.begins(thread, cpus, now):
+                begun.append(thread)
+                resting = self.fights.resting(thread, cpus, now)
+            if resting:
+                known.left.add(thread)
+                known.away.pop(thread, None)
+            else:
+                kept.append(operation)
+        known.again = self.fights.until(known.left, now) or NEVER
+        if begun:
+            self._fight(sandbox, known, begun)
+        return tuple(kept)
+
+    def _fight(self, sandbox: SandboxId, known: _Drift, threads: Iterable[ThreadId]) -> None:
+        """Say it: loudly when it is new."""
+        rules = self.fights.rules
+        new = sum(self.fights.fights(thread) == 1 for thread in threads)
+        does = {OnFight.REST: f"they are left alone for {rules.rest:.0f} s, and longer each time",
+                OnFight.LEAVE: "they are left alone",
+                OnFight.PERSIST: "they are put back all the same"}[rules.on_fight]
+        if new:
+            self.fought += 1
+            logger.error("fight sandbox=%s threads=%d: put back %d times within %.0f s, and somebody moves them again "
+                         "(%s): %s (drift.on_fight=%s)", sandbox, new, rules.repairs, rules.within,
+                         known.why, does, rules.on_fight)
+        else:
+            logger.info("fight sandbox=%s goes on: %s", sandbox, does)
+
+    def carried_out(self, results: Iterable[Result]) -> None:
+        """Operations were carried out, some of which put threads back: why, and where those were."""
+        now, gone, refused = time.monotonic(), Outcome.GONE, Outcome.REFUSED
+        changes: dict[SandboxId, dict[tuple[object, ...], list[ThreadId]]] = {}
+        kinds: dict[tuple[object, ...], Change] = {}
+        for (sandbox, thread, cpus, found), outcome, got, _, cpu in results:
+            known = self._of.get(sandbox)
+            shown = None if known is None else known.away.get(thread.id)
+            if shown is None or outcome is gone:
+                continue
+            if outcome is refused:
+                got = None
+            # Most are alike, down to the very objects, and comparing sets costs more than all else here.
+            key = (thread.role, id(cpus), id(shown), id(found), id(got))
+            if key not in kinds:
+                kinds[key] = Change(thread.role, cpus, shown, found, got)
+            alike = changes.setdefault(sandbox, {})
+            if key in alike:
+                alike[key].append(thread.id)
+            else:
+                alike[key] = [thread.id]
+            if self.strayed is not None and cpu is not None and cpu not in cpus:
+                self.strayed(sandbox, thread, cpu, cpus)
+        if not changes:
+            return
+        counted = {sandbox: Counter[Change]() for sandbox in changes}
+        for sandbox, alike in changes.items():
+            for kind, threads in alike.items():
+                counted[sandbox][kinds[kind]] += len(threads)
+                self.fights.repaired(threads, now)
+            self._of[sandbox].away = {}
+        for sandbox, causes in self._explain(counted).items():
+            self._of[sandbox].why = why = causes[0].evidence
+            logger.info("repaired sandbox=%s threads=%d cause=%s: %s", sandbox, counted[sandbox].total(),
+                        ",".join(dict.fromkeys(each.cause.value for each in causes)), why)
+
+
+def _away(known: _Drift, placement: Placement, operations: Iterable[SetAffinity],
+          held: Mapping[int, frozenset[int]]) -> dict[ThreadId, CpuSet]:
+    """The threads to be set that had been as they are to be, with what the kernel showed of them then. Where another
+    place was decided meanwhile, that is no drift."""
+    was, found = known.placement, dict[ThreadId, CpuSet]()
+    for _, thread, cpus, actual in operations:
+        if was is not placement and (was is None or was.cpus_for(thread.role, thread.vcpu) != cpus):
+            continue
+        shown = held.get(thread.id.tid)
+        if shown is not None and shown != actual.frozen():
+            found[thread.id] = _cpuset(shown)
+        elif thread.id in known.away:  # found by a pass that changed nothing
+            found[thread.id] = known.away[thread.id]
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _cpuset(mask: frozenset[int]) -> CpuSet:
+    return CpuSet(mask)

@@ -1,0 +1,181 @@
+"""Answers scrapes and probes: /metrics, /healthz (liveness), /readyz (readiness), over TCP or a unix socket.
+
+In the watcher's own loop: what is shown is read where it is changed, no thread waits for another, and a loop that
+hangs answers no probe. The work is done in short turns, and once a second at most however often it is asked for. What
+stays out: the names of the metrics (metrics), HTTP (source/http), what is alive and ready (health).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import socket
+import stat
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from vmpin import health
+from vmpin.config import Config
+from vmpin.errors import ConfigError
+from vmpin.headcount import Headcount
+from vmpin.health import Heard
+from vmpin.model import SandboxId
+from vmpin.reconciler import Reconciler
+from vmpin.source import http, sockets
+from vmpin.source.http import Reply
+from vmpin.values import Address
+
+if TYPE_CHECKING:
+    from vmpin.guest import GuestReport
+    from vmpin.metrics import NodeCollector
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Seconds for which a scrape's answer is given to whoever asks next.
+FRESH = 1.0
+#: Seconds of work after which the loop's other work goes on.
+TURN = 0.001
+
+
+class Watched(Protocol):
+    """What is shown of a watcher."""
+
+    config: Config
+    reconciler: Reconciler
+    #: How often each of its tasks failed and was started again.
+    restarts: Counter[str]
+    #: When everything was last looked at, by time.monotonic(); None for never.
+    resynced: float | None
+
+    def heard(self) -> Iterable[Heard]:
+        """Its sources as they are now."""
+        ...
+
+    def guest(self, sandbox: SandboxId) -> GuestReport | None:
+        """What a sandbox's guest says; None where it is told nothing."""
+        ...
+
+
+class Exporter:
+    """`run` is one of the watcher's tasks, made only where `metrics.address` is set."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self._collector: NodeCollector | None = None
+        self._scraping = asyncio.Lock()
+        self._page = b""
+        self._made = float("-inf")
+
+    async def run(self) -> None:
+        """Until cancelled. :raises ConfigError, OSError: when it cannot listen there."""
+        address = self._watched.config.metrics
+        assert address is not None
+        await asyncio.to_thread(importlib.import_module, "vmpin.metrics")
+        made = _listen(address, self._watched.config.status_group)
+        try:
+            logger.info("metrics at %s", address)
+            await http.serve(made, self.answer)
+        finally:
+            made.close()
+            if address.path is not None:
+                address.path.unlink(missing_ok=True)
+
+    async def answer(self, path: str) -> Reply:
+        match path:
+            case "/metrics":
+                from vmpin.metrics import CONTENT_TYPE
+
+                return Reply(HTTPStatus.OK, await self.metrics(), CONTENT_TYPE)
+            case "/healthz" | "/livez":
+                return _told([self._alive()])
+            case "/readyz":
+                return _told([self._alive(), *self._watched.heard()])
+        return Reply(HTTPStatus.NOT_FOUND, b"not found: /metrics, /healthz and /readyz are here\n")
+
+    def _alive(self) -> Heard:
+        since = self._watched.resynced
+        return health.alive(None if since is None else time.monotonic() - since, self._watched.config.resync_seconds)
+
+    async def metrics(self) -> bytes:
+        """All metrics as text. Who asks while it is made waits for the same."""
+        async with self._scraping:
+            if time.monotonic() - self._made < FRESH:
+                return self._page
+            count = Headcount()
+            await _in_turns(count.take(self._watched.reconciler))
+            self._page = await self._write(count)
+            self._made = time.monotonic()
+            return self._page
+
+    async def _write(self, count: Headcount) -> bytes:
+        from vmpin.metrics import Facts, NodeCollector, text_of
+
+        watched = self._watched
+        collector = self._collector = self._collector or NodeCollector()
+        since = watched.resynced
+        collector.facts = Facts(
+            watched.reconciler, count, tuple(watched.heard()), self._guests(), watched.restarts,
+            0.0 if since is None else time.time() - (time.monotonic() - since), len(asyncio.all_tasks()),
+            watched.config.per_sandbox)
+        families = list(collector.collect())  # at one moment; only the writing takes its time
+        return b"".join(await _in_turns(map(text_of, families)))
+
+    def _guests(self) -> Counter[str]:
+        """Containers by the state of what their guest was told."""
+        found: Counter[str] = Counter()
+        for sandbox, placement in self._watched.reconciler.placements.items():
+            report = self._watched.guest(sandbox)
+            if report is not None:
+                found.update(report.of(container).state for container in placement.containers)
+        return found
+
+
+async def _in_turns(work: Iterator[T]) -> list[T]:
+    """Do the steps of `work`, and let the loop's other work go on every `TURN` seconds."""
+    done = []
+    began = time.monotonic()
+    for found in work:
+        done.append(found)
+        if time.monotonic() - began > TURN:
+            await asyncio.sleep(0)
+            began = time.monotonic()
+    return done
+
+
+def _told(checks: list[Heard]) -> Reply:
+    well, text = health.page(checks)
+    return Reply(HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, text.encode("utf-8", "replace"))
+
+
+def _listen(address: Address, group: str) -> socket.socket:
+    """:param group: whose members may connect to a unix socket, besides root; "" for nobody."""
+    if address.path is None:
+        return http.listen(address.host, address.port)
+    _make_way(address.path)
+    return sockets.listen(address.path, group)
+
+
+def _make_way(path: Path) -> None:
+    """See that `path` is nothing but the socket of a watcher that has ended: it is going to be replaced."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise ConfigError(f"metrics.address: {path} is there and is no socket", "name another path")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return
+        except BlockingIOError:
+            pass  # somebody listens and is busy
+    raise ConfigError(f"metrics.address: somebody else listens on {path}", "name another path")

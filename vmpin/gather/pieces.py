@@ -1,0 +1,89 @@
+"""The pieces of a report, with limits on their size, and the archive that they become.
+
+The same pieces at the same time give the same bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import BinaryIO
+
+from vmpin.config import plain as plain_value
+
+#: Of one piece, and of all together before they are compressed (bytes).
+MAX_PIECE, MAX_ALL = 4 << 20, 64 << 20
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file of the report. `cut` says how many bytes were left away for its size."""
+
+    name: str
+    data: bytes
+    cut: int = 0
+
+
+class Pieces:
+    """Collects them. What is beyond the limits is cut, and said to be."""
+
+    def __init__(self, most: int = MAX_ALL, each: int = MAX_PIECE) -> None:
+        self._left = most
+        self._each = each
+        self._found: dict[str, Piece] = {}
+        #: By piece, why it is not there.
+        self.missing: dict[str, str] = {}
+
+    def add(self, name: str, data: bytes | str, tail: bool = False) -> None:
+        """:param tail: whether the end of it is what matters, as in a log."""
+        raw = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
+        room = max(0, min(self._each, self._left))
+        kept = raw if len(raw) <= room else raw[len(raw) - room :] if tail else raw[:room]
+        self._left -= len(kept)
+        self._found[name] = Piece(name, kept, len(raw) - len(kept))
+
+    def add_json(self, name: str, data: object) -> None:
+        self.add(name, json.dumps(plain(data), indent=1, ensure_ascii=False) + "\n")
+
+    def lack(self, name: str, why: str) -> None:
+        self.missing[name] = why
+
+    def all(self) -> list[Piece]:
+        """By name, and the manifest at the end."""
+        found = sorted(self._found.values(), key=lambda piece: piece.name)
+        listed = {"pieces": [{"name": piece.name, "bytes": len(piece.data), "cut": piece.cut,
+                              "sha256": hashlib.sha256(piece.data).hexdigest()} for piece in found],
+                  "missing": dict(sorted(self.missing.items()))}
+        return [*found, Piece(MANIFEST, (json.dumps(listed, indent=1) + "\n").encode())]
+
+
+def plain(value: object) -> object:
+    """A value as JSON can hold it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(str(item) for item in value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if isinstance(value, int) else plain_value(value)
+
+
+def write(to: BinaryIO, pieces: Iterable[Piece], top: str, when: int) -> None:
+    """Write them as .tar.gz below the directory `top`, for root's eyes alone.
+
+    :param when: the time that everything in it bears, seconds since 1970.
+    """
+    with gzip.GzipFile(filename="", mode="wb", fileobj=to, mtime=when) as packed, \
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for piece in pieces:
+            made = tarfile.TarInfo(f"{top}/{piece.name}")
+            made.size, made.mode, made.mtime = len(piece.data), 0o600, when
+            archive.addfile(made, io.BytesIO(piece.data))

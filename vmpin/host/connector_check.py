@@ -1,0 +1,40 @@
+"""Whether this process could have the kernel's proc connector, found out without listening: the kernel counts its
+listeners, and one that comes and goes may cost another its events. What stays out: listening (proc_connector).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+
+from vmpin.doctor.facts import ProcConnector, Rights
+
+#: linux/netlink.h, linux/connector.h
+_NETLINK_CONNECTOR, _CN_IDX_PROC, _NLMSG_DONE = 11, 1, 3
+#: An id that nobody in the kernel answers to: it is thrown away, but a namespace without a connector refuses it.
+_NOBODY = 0x7FFFFFFF
+
+
+def available(rights: Rights) -> ProcConnector:
+    """For a process with these rights, which is this one."""
+    lacks = [f"it takes the machine's own {name} namespace" for name, own in
+             (("pid", rights.pid_ns), ("user", rights.user_ns)) if own is False]
+    if rights.capabilities is not None and "CAP_NET_ADMIN" not in rights.capabilities:
+        lacks.append("CAP_NET_ADMIN is missing")
+    if lacks:
+        return ProcConnector(False, ", ".join(lacks))
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
+                           _NETLINK_CONNECTOR) as made:
+            made.bind((0, _CN_IDX_PROC))
+            header = struct.pack("=IHHII", 36, _NLMSG_DONE, 0, 0, os.getpid())
+            made.send(header + struct.pack("=IIIIHH", _NOBODY, _NOBODY, 0, 0, 0, 0))
+    except ConnectionRefusedError:
+        return ProcConnector(None, "this is a network namespace of its own; a watcher tries that of process 1")
+    except OSError as err:
+        if err.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT):
+            return ProcConnector(False, "the kernel has none (CONFIG_PROC_EVENTS), or its sockets are forbidden here")
+        return ProcConnector(False, err.strerror or str(err))
+    return ProcConnector(True)

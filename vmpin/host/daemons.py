@@ -1,0 +1,124 @@
+"""Programs of the node by name: the kubelet, container runtimes, and daemons that set masks, with the configuration
+of two of those (tuned, irqbalance).
+
+A command line is looked at for the program's name, and kept for those alone that are asked for. What stays out:
+whether it does harm (doctor).
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from vmpin.doctor.facts import Daemon, Setting, Tuned
+from vmpin.errors import SourceError
+from vmpin.host.files import Files
+from vmpin.host.procfs import Procfs
+
+#: By program, what kind of daemon it is (doctor.others).
+DAEMONS = {
+    "irqbalance": "irqbalance", "tuned": "tuned", "numad": "numad", "libvirtd": "libvirt", "virtqemud": "libvirt",
+    "virt-handler": "kubevirt", "virt-launcher": "kubevirt", "nri-resource-policy-balloons": "balloons",
+    "nri-resource-policy-topology-aware": "topology-aware", "koordlet": "koordinator", "crane-agent": "crane",
+    "cri-resmgr": "cri-resmgr"}
+#: And those whose flags say where their configuration is.
+CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "podman")
+_INTERPRETER = re.compile(r"python[0-9.]*")
+_PROFILES = ("/etc/tuned/profiles", "/etc/tuned", "/usr/lib/tuned/profiles", "/usr/lib/tuned")
+#: Of tuned's scheduler plugin, what concerns masks; beside these `group.NAME`.
+_MASKS = frozenset(("isolated_cores", "ps_blacklist", "cgroup_ps_blacklist", "ps_whitelist", "runtime"))
+_IRQBALANCE = ("/etc/default/irqbalance", "/etc/sysconfig/irqbalance")
+_BANNED = re.compile(r"^\s*(?:export\s+)?(IRQBALANCE_BANNED_CPU(?:LIST|S))=[\"']?([^\"'#\n]*)", re.MULTILINE)
+
+
+class Program(NamedTuple):
+    pid: int
+    name: str
+    argv: list[str]
+
+
+def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> list[Program]:
+    """The processes whose program has one of these names, by pid."""
+    names = frozenset(wanted)
+    found = []
+    for pid in sorted(proc.pids(), key=int):
+        try:
+            argv = proc.cmdline(pid)
+        except OSError:
+            continue
+        name = next((each for each in _names(argv) if each in names), None)
+        if name is not None:
+            found.append(Program(int(pid), name, argv))
+    return found
+
+
+def _names(argv: list[str]) -> Iterable[str]:
+    """What the program may be called: argv[0], and behind an interpreter its script. k3s and rke2 write `k3s agent`
+    into argv[0]."""
+    if not argv:
+        return
+    first = argv[0].partition(" ")[0].rpartition("/")[2]
+    yield first
+    if _INTERPRETER.fullmatch(first):
+        yield next((arg.rpartition("/")[2] for arg in argv[1:] if not arg.startswith("-")), "")
+
+
+def daemons(found: Iterable[Program]) -> tuple[Daemon, ...]:
+    return tuple(Daemon(DAEMONS[program.name], program.name, program.pid) for program in found
+                 if program.name in DAEMONS)
+
+
+def irqbalance(files: Files) -> dict[str, Setting]:
+    """The CPUs that it leaves alone."""
+    found: dict[str, Setting] = {}
+    for path in _IRQBALANCE:
+        try:
+            text = files.text(path) or ""
+        except SourceError:
+            continue
+        found |= {key: Setting(value.strip(), path) for key, value in _BANNED.findall(text)}
+    return found
+
+
+def tuned(files: Files) -> Tuned:
+    """The active profile, and what it and those it includes tell the scheduler plugin."""
+    try:
+        active = (files.text("/etc/tuned/active_profile") or "").split()
+    except SourceError:
+        active = []
+    scheduler: dict[str, Setting] = {}
+    read: list[str] = []
+    for name in active:
+        _profile(files, name, scheduler, read)
+    return Tuned(" ".join(active), tuple(read), scheduler)
+
+
+def _profile(files: Files, name: str, scheduler: dict[str, Setting], read: list[str]) -> None:
+    """Read a profile over those that it includes (tuned/profiles/loader.py)."""
+    if "/" in name or len(read) > 20:
+        return
+    paths = [f"{place}/{name}/tuned.conf" for place in _PROFILES]
+    path = next((path for path in paths if files.exists(path)), "")
+    if not name or not path or path in read:
+        return
+    read.append(path)
+    sections = _sections(files, path)
+    for included in re.split(r"[,\s]+", sections.get("main", {}).get("include") or ""):
+        _profile(files, included, scheduler, read)
+    for section, options in sections.items():
+        if section == "scheduler" or options.get("type") == "scheduler":
+            scheduler |= {key: Setting(value, path) for key, value in options.items()
+                          if key in _MASKS or key.startswith("group.")}
+
+
+def _sections(files: Files, path: str) -> Mapping[str, Mapping[str, str]]:
+    parser = configparser.RawConfigParser(delimiters=("=",), inline_comment_prefixes=("#",), strict=False,
+                                          allow_no_value=True)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    try:
+        parser.read_string(files.text(path) or "", path)
+    except (SourceError, configparser.Error):
+        return {}
+    return {section: {key: value or "" for key, value in parser.items(section)} for section in parser.sections()}

@@ -1,0 +1,104 @@
+"""Other programs' configuration files, below a root: `/`, or where a pod has the node's file system mounted.
+
+A symbolic link is followed as the node would follow it, so none leads out of the root. What cannot be read is said,
+and nothing is waited for. What stays out: what a file means.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import stat
+from pathlib import Path
+
+from vmpin.errors import SourceError
+
+#: No configuration that people or tools write is larger.
+MAX_BYTES = 1 << 20
+_MAX_LINKS = 40
+
+
+class Files:
+    """Every path given, and every path told, is the node's own: absolute, without the root."""
+
+    def __init__(self, root: str | Path = "/") -> None:
+        self.root = os.path.realpath(root).rstrip("/")
+
+    def real(self, path: str | Path) -> str:
+        """The path with its symbolic links followed, the node's. What does not exist is left as it is named."""
+        done: list[str] = []
+        todo = [part for part in os.fspath(path).split("/") if part][::-1]
+        links = 0
+        while todo:
+            part = todo.pop()
+            if part == ".":
+                continue
+            if part == "..":
+                del done[-1:]
+                continue
+            try:
+                target = os.readlink("/".join((self.root, *done, part)))
+            except (OSError, ValueError):
+                done.append(part)
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                return os.fspath(path)
+            if target.startswith("/"):
+                done.clear()
+            todo += [piece for piece in target.split("/") if piece][::-1]
+        return "/" + "/".join(done)
+
+    def host(self, path: str | Path) -> Path:
+        """Where this process finds it."""
+        return Path(self.root + self.real(path))
+
+    def read(self, path: str | Path, most: int = MAX_BYTES) -> bytes | None:
+        """A file's bytes, None when there is none. :raises SourceError: when it cannot be read, or is none."""
+        try:
+            fd = os.open(self.host(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as err:
+            raise SourceError(str(path), str(getattr(err, "strerror", "") or err)) from err
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise SourceError(str(path), "is no regular file")
+            if info.st_size > most:
+                raise SourceError(str(path), f"is {info.st_size} bytes long, at most {most} are read")
+            with open(fd, "rb", closefd=False) as file:
+                return file.read(most)
+        except OSError as err:
+            raise SourceError(str(path), str(err.strerror)) from err
+        finally:
+            os.close(fd)
+
+    def text(self, path: str | Path) -> str | None:
+        """The same as text. :raises SourceError: also when it is not UTF-8."""
+        raw = self.read(path)
+        try:
+            return None if raw is None else raw.decode()
+        except UnicodeDecodeError as err:
+            raise SourceError(str(path), f"is no UTF-8 text (byte {err.start})") from err
+
+    def exists(self, path: str | Path) -> bool:
+        return os.path.exists(self.host(path))
+
+    def names(self, path: str | Path) -> list[str]:
+        """What lies in a directory, sorted by name; [] when it cannot be told."""
+        try:
+            return sorted(os.listdir(self.host(path)))
+        except (OSError, ValueError):
+            return []
+
+    def glob(self, pattern: str) -> list[str]:
+        """The files that match an absolute pattern, sorted; its links are followed like any other's."""
+        found = ["/"]
+        for part in (part for part in pattern.split("/") if part):
+            if any(char in part for char in "*?["):
+                found = [f"{at.rstrip('/')}/{name}" for at in found for name in self.names(at)
+                         if fnmatch.fnmatchcase(name, part)]
+            else:
+                found = [f"{at.rstrip('/')}/{part}" for at in found]
+        return [path for path in found if self.exists(path)]

@@ -1,0 +1,203 @@
+"""The kernel's proc connector (linux/cn_proc.h): to be told of new programs, threads and their names as they come.
+
+The descriptor is for an event loop. Nothing it tells is needed for good: what comes faster than it is read is lost,
+and that is told. What stays out: what an event means, and the messages themselves (wire/proc_events).
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+from vmpin.errors import SourceError, WireError
+from vmpin.host.procfs import Procfs, read_file
+from vmpin.wire import proc_events
+from vmpin.wire.proc_events import COMM, EXEC, FORK, MCAST_IGNORE, MCAST_LISTEN, Event, Fork
+
+#: linux/netlink.h
+_NETLINK_CONNECTOR = 11
+#: asm-generic/socket.h
+_SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
+#: What the kernel keeps of events that are not read yet (bytes, which it doubles): twenty thousand, as each takes some
+#: 800 with what is around it. That is a third of a second of the worst that two CPUs can do.
+_BUFFER = 8 << 20
+#: Longer than any event.
+_READ = 512
+_KINDS = FORK | EXEC | COMM
+#: Seconds for the event of a thread of one's own. It comes within a millisecond.
+_PATIENCE = 2.0
+_CAP_NET_ADMIN = 12
+_CLONE_NEWNET = 0x40000000
+#: include/linux/proc_ns.h: PROC_USER_INIT_INO, PROC_PID_INIT_INO.
+_INITIAL = {"user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}
+
+
+class ProcConnector:
+    """A listener. `filtered` says whether the kernel chooses the kinds of events for it (since Linux 6.6).
+
+    :param network: where the machine's network namespace is entered if this is another: only there events are told.
+    :raises SourceError: nothing can be heard here; it says why. May take seconds.
+    """
+
+    def __init__(self, proc: Procfs | None = None, network: Path | None = None) -> None:
+        self._proc = proc or Procfs()
+        self._network = network or Path(self._proc.root) / "1/ns/net"
+        self.filtered = True
+        self._events: int | None = _KINDS
+        self._listening = False
+        if not all(self._initial(kind, number) for kind, number in _INITIAL.items()):
+            # It would not be listened to, and hear as long as somebody else is.
+            raise SourceError("proc connector", self._lacking())
+        self._socket = self._open()
+        try:
+            self._listen()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def fd(self) -> int:
+        return self._socket.fileno()
+
+    def read(self, most: int = 256) -> tuple[list[Event], bool]:
+        """What happened, oldest first, and whether something before it was lost. With very many events it takes
+        several calls."""
+        found: list[Event] = []
+        lost = False
+        receive, parse = self._socket.recvfrom, proc_events.parse
+        for _ in range(most):
+            try:
+                raw, sender = receive(_READ)
+            except BlockingIOError:
+                break
+            except OSError as err:
+                if err.errno != errno.ENOBUFS:
+                    raise
+                lost = True
+                continue
+            if sender[0]:
+                continue  # not the kernel: whoever is CAP_NET_ADMIN may write to us
+            try:
+                event = parse(raw)
+            except WireError:
+                continue
+            if event is not None:
+                found.append(event)
+        return found, lost
+
+    def close(self) -> None:
+        """Hear no more. The kernel counts its listeners, and goes on making events for one that does not say that it
+        leaves; twice is no harm."""
+        if self._listening:
+            self._listening = False
+            with contextlib.suppress(OSError):
+                self._socket.send(proc_events.subscription(MCAST_IGNORE, self._events))
+        self._socket.close()
+
+    def _open(self) -> socket.socket:
+        try:
+            made = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
+                                 _NETLINK_CONNECTOR)
+        except OSError as err:
+            raise self._unavailable(err) from err
+        try:
+            try:
+                made.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+            except PermissionError:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)  # as much as anybody may
+            program = array.array("B", proc_events.socket_filter())
+            with contextlib.suppress(OSError):  # then they are sorted out here
+                made.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER,
+                                struct.pack("@HP", len(program) // 8, program.buffer_info()[0]))
+            made.bind((0, proc_events.CN_IDX_PROC))
+        except OSError as err:
+            made.close()
+            raise self._unavailable(err) from err
+        return made
+
+    def _open_in(self, namespace: Path) -> socket.socket:
+        """A socket of another network namespace; a thread goes there for it, and ends."""
+        made: list[socket.socket] = []
+        wrong: list[Exception] = []
+
+        def there() -> None:
+            import ctypes  # which a hardened service may be refused the memory for
+
+            try:
+                fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    if ctypes.CDLL(None, use_errno=True).setns(fd, _CLONE_NEWNET):
+                        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+                finally:
+                    os.close(fd)
+                made.append(self._open())
+            except Exception as err:
+                wrong.append(err)
+
+        thread = threading.Thread(target=there)
+        thread.start()
+        thread.join()
+        if made:
+            return made[0]
+        raise SourceError("proc connector", f"{self._lacking('network')}, which cannot be entered from here: "
+                          f"{wrong[0]}") from wrong[0]
+
+    def _listen(self) -> None:
+        """Ask for events, and see that they come."""
+        for events in (_KINDS, None):
+            self._events, self.filtered = events, events is not None
+            message = proc_events.subscription(MCAST_LISTEN, events)
+            try:
+                try:
+                    self._socket.send(message)
+                except ConnectionRefusedError:  # not in this network namespace
+                    self._socket.close()
+                    self._socket = self._open_in(self._network)
+                    self._socket.send(message)
+            except OSError as err:
+                raise self._unavailable(err) from err
+            self._listening = True
+            if self._hears():
+                return
+        raise SourceError("proc connector", self._lacking() or "the kernel does not tell of a thread of our own")
+
+    def _hears(self) -> bool:
+        """Whether the birth of a thread of our own is told. An older kernel does not say that it did not understand,
+        nor any to whom it does not speak (cn_proc_mcast_ctl)."""
+        own = os.getpid()
+        threading.Thread(target=time.sleep, args=(0,)).start()
+        deadline = time.monotonic() + _PATIENCE
+        while (left := deadline - time.monotonic()) > 0 and select.select([self._socket], [], [], left)[0]:
+            if any(isinstance(event, Fork) and event.process == own for event in self.read()[0]):
+                return True
+        return False
+
+    def _unavailable(self, err: OSError) -> SourceError:
+        if err.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT):
+            why = "the kernel has none (CONFIG_PROC_EVENTS), or this service may not have its sockets"
+        else:
+            why = self._lacking() or str(err.strerror)
+        return SourceError("proc connector", why)
+
+    def _lacking(self, *namespaces: str) -> str:
+        """What of that which it takes is not there, "" if nothing of it is known to be missing."""
+        kinds = [*(kind for kind, number in _INITIAL.items() if not self._initial(kind, number)), *namespaces]
+        lacks = [f"it takes the machine's own {' and '.join(kinds)} namespace"] if kinds else []
+        for line in (read_file(f"{self._proc.root}/self/status", 8192) or b"").splitlines():
+            if line.startswith(b"CapEff:") and not int(line.split()[1], 16) >> _CAP_NET_ADMIN & 1:
+                lacks.insert(0, "CAP_NET_ADMIN is missing")
+        return ", ".join(lacks)
+
+    def _initial(self, kind: str, number: int) -> bool:
+        try:
+            return os.readlink(f"{self._proc.root}/self/ns/{kind}") == f"{kind}:[{number}]"
+        except OSError:
+            return True  # not known to be another

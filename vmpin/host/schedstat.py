@@ -1,0 +1,100 @@
+"""How long a thread ran and waited, where it was last, and how often it changed CPUs: what the kernel keeps of each.
+
+Three files a thread, of growing cost, so that most samples read the first alone, and a clock of a whole process that
+tells whether any of its threads ran at all. Read only. What stays out: what it adds up to (proof).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import NamedTuple
+
+from vmpin.host.procfs import Procfs, read_file
+
+_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_MIGRATIONS = b"\nse.nr_migrations"
+
+
+class Ran(NamedTuple):
+    """Nanoseconds since the thread's birth: on a CPU, and ready to run with the CPU taken. Of a thread that is on a
+    CPU right now, `ran` is of the last tick (a second ago at most, where ticks are stopped)."""
+
+    ran: int
+    waited: int
+
+
+class Where(NamedTuple):
+    """`starttime` as in model.ThreadId, `cpu` the one it was on last, `ran` in ns in steps of a clock tick."""
+
+    starttime: int
+    cpu: int
+    ran: int
+
+
+def parse_stat(raw: bytes) -> Where | None:
+    """proc_pid_stat(5); the name may hold anything but ends at the last `)`."""
+    fields = raw[raw.rfind(b")") + 2 :].split(None, 37)
+    if len(fields) < 37:
+        return None
+    return Where(int(fields[19]), int(fields[36]), (int(fields[11]) + int(fields[12])) * _TICK)
+
+
+def parse_migrations(raw: bytes) -> int | None:
+    """se.nr_migrations of /proc/TID/sched (kernel/sched/debug.c), shown since Linux 4.7 without schedstats, too."""
+    at = raw.find(_MIGRATIONS)
+    if at < 0:
+        return None
+    return int(raw[raw.index(b":", at) + 1 : raw.index(b"\n", at + 1)])
+
+
+class Schedstat:
+    """Of the threads below `proc`.
+
+    Without CONFIG_SCHED_INFO there is no schedstat; where it takes delay accounting and that is off, all in it is 0:
+    then run times are in clock ticks (`precise` is False) and waits are not known. Without CONFIG_SCHED_DEBUG (always
+    there since Linux 6.15) migrations are not known (`counts_migrations` is False).
+    """
+
+    def __init__(self, proc: Procfs | None = None) -> None:
+        self.proc = proc or Procfs()
+        own = f"{self.proc.root}/{os.getpid()}"
+        found = _schedstat(read_file(f"{own}/schedstat", 128))
+        self.precise = found is not None and found.ran > 0
+        self.counts_migrations = parse_migrations(read_file(f"{own}/sched", 4096) or b"") is not None
+
+    def ran(self, pid: int, tid: int) -> Ran | None:
+        """None when the thread has ended."""
+        if self.precise:
+            return _schedstat(read_file(f"{self.proc.root}/{pid}/task/{tid}/schedstat", 128))
+        where = self.where(pid, tid)
+        return None if where is None else Ran(where.ran, 0)
+
+    def where(self, pid: int, tid: int) -> Where | None:
+        raw = read_file(f"{self.proc.root}/{pid}/task/{tid}/stat", 2048)
+        return None if raw is None else parse_stat(raw)
+
+    def migrations(self, pid: int, tid: int) -> int | None:
+        if not self.counts_migrations:
+            return None
+        raw = read_file(f"{self.proc.root}/{pid}/task/{tid}/sched", 4096)
+        return None if raw is None else parse_migrations(raw)
+
+
+def process_ran(pid: int) -> int | None:
+    """Nanoseconds that all threads of a process ran, those that ended too; None when it cannot be told.
+
+    The number is MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of the kernel (clock_getcpuclockid(3)): no file is opened,
+    and unlike a thread's clock anybody may read it.
+    """
+    try:
+        return time.clock_gettime_ns(~pid << 3 | 2)
+    except OSError:
+        return None
+
+
+def _schedstat(raw: bytes | None) -> Ran | None:
+    if not raw:
+        return None
+    ran, waited, _ = raw.split(b" ", 2)
+    return Ran(int(ran), int(waited))

@@ -1,0 +1,149 @@
+"""Other programs on the node that set masks of threads, as far as processes and their configuration tell.
+
+Read only, and only when somebody wants to know (a repair, the doctor): a look at every process's name. What stays
+out: what Kata's own state says of its pinning (runtime/kata), and who is to blame (drift).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from vmpin.drift import NO_THREADS, Cause, Rival
+from vmpin.host.procfs import Procfs, read_file
+
+#: Daemons by their name (the kernel's: at most 15 characters).
+_DAEMONS = {
+    "irqbalance": (Cause.IRQBALANCE, NO_THREADS),
+    # Moves processes with their memory, all of their threads at once.
+    "numad": (Cause.NUMAD, None),
+    "virt-handler": (Cause.KUBEVIRT, None),
+    "libvirtd": (Cause.LIBVIRT, None),
+    "virtqemud": (Cause.LIBVIRT, None),
+}
+#: Of KubeVirt in a VM's own pod; the name is cut.
+_LAUNCHERS = ("virt-launcher", "virt-launcher-m")
+#: Where tuned keeps its profiles: `NAME/tuned.conf`; since 2.25 in a directory of their own.
+_PROFILES = ("etc/tuned/profiles", "etc/tuned", "usr/lib/tuned/profiles", "usr/lib/tuned")
+_SECTION = re.compile(r"\[([^\]]+)\]")
+_MAX_INCLUDES = 8
+#: QEMU (7.2, for its memory's threads) and Cloud Hypervisor set masks as they are told.
+_OPTIONS = re.compile(r"cpu-affinity=|node-affinity=|affinity=\[")
+
+
+def rivals(proc: Procfs, etc: str | Path = "/") -> tuple[Rival, ...]:
+    """The daemons that run and may set masks of a VM's threads, each once.
+
+    :param etc: the directory above tuned's (the host's root).
+    """
+    found: dict[Cause, Rival] = {}
+    for pid in proc.pids():
+        comm = (read_file(f"{proc.root}/{pid}/comm", 64) or b"").decode("utf-8", "replace").rstrip("\n")
+        if comm == "tuned" and Cause.TUNED not in found:
+            profile = scheduler_profile(etc)
+            if profile:
+                found[Cause.TUNED] = Rival(Cause.TUNED, f"tuned (pid {pid}) has profile {profile}, whose scheduler "
+                                                        "plugin sets masks")
+        elif comm in _DAEMONS:
+            cause, roles = _DAEMONS[comm]
+            found.setdefault(cause, Rival(cause, f"{comm} (pid {pid}) runs", roles))
+    return tuple(found.values())
+
+
+def of_vm(proc: Procfs, pid: int, argv: Sequence[str], daemons: Sequence[Rival]) -> tuple[Rival, ...]:
+    """Those of the `daemons` that have to do with one VM, and the VMM itself; the most likely one first.
+
+    libvirt and KubeVirt set masks of the VMs that they started, tuned and numad of any.
+    """
+    found = list(_own(argv))
+    libvirts = _of_libvirt(argv)
+    launcher = _launcher(proc, pid) if libvirts else None
+    if launcher is not None:
+        found.append(Rival(Cause.KUBEVIRT, f"the VMM belongs to {launcher}"))
+    for rival in daemons:
+        if rival.cause in (Cause.LIBVIRT, Cause.KUBEVIRT) and not libvirts:
+            continue
+        if rival.cause not in {known.cause for known in found}:
+            found.append(rival)
+    # What may set any thread on the node comes after what set this VM up.
+    return tuple(sorted(found, key=lambda rival: rival.cause in (Cause.TUNED, Cause.NUMAD)))
+
+
+def _own(argv: Sequence[str]) -> Iterator[Rival]:
+    for argument in argv:
+        if _OPTIONS.search(argument):
+            yield Rival(Cause.VMM, f"the VMM was started with {argument[:80]!r}")
+            return
+
+
+def _of_libvirt(argv: Sequence[str]) -> bool:
+    """libvirt names its guests `-name guest=NAME,…`."""
+    return any(before == "-name" and name.startswith("guest=") for before, name in pairwise(argv))
+
+
+def _launcher(proc: Procfs, pid: int) -> str | None:
+    """The KubeVirt process above a VMM."""
+    for _ in range(4):
+        stat = proc.stat(pid)
+        if stat is None or stat.ppid <= 1:
+            return None
+        pid = stat.ppid
+        parent = proc.stat(pid)
+        if parent is not None and parent.comm in _LAUNCHERS:
+            return f"{parent.comm} (pid {pid})"
+    return None
+
+
+def scheduler_profile(root: str | Path = "/") -> str | None:
+    """tuned's active profile, if it or one that it includes sets masks (plugin scheduler); else None."""
+    base = os.fspath(root).rstrip("/")
+    active = _text(f"{base}/etc/tuned/active_profile")
+    for name in active.split():
+        if _has_scheduler(base, name):
+            return name
+    return None
+
+
+def _has_scheduler(base: str, name: str) -> bool:
+    waiting, seen = [name], set[str]()
+    while waiting and len(seen) < _MAX_INCLUDES:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        files = [name] if name.startswith("/") else [f"/{place}/{name}/tuned.conf" for place in _PROFILES]
+        text = next((text for file in files if (text := _text(f"{base}{file}"))), "")
+        section = ""
+        for line in text.splitlines():
+            line = line.strip()
+            if match := _SECTION.match(line):
+                section = match[1].strip()
+                if section == "scheduler":
+                    return True
+                continue
+            key, equals, value = (part.strip() for part in line.partition("="))
+            if not equals or key.startswith(("#", ";")):
+                continue
+            if section not in ("main", "variables") and key == "type" and value == "scheduler":
+                return True
+            if section == "main" and key == "include":
+                waiting += value.replace(",", " ").split()
+    return False
+
+
+def _text(path: str) -> str:
+    try:
+        raw = read_file(path)
+    except OSError:
+        return ""
+    return "" if raw is None else raw.decode("utf-8", "replace")
+
+
+def remembers_masks(release: str) -> bool:
+    """Whether a kernel keeps the mask that was asked for over changes of the cpuset cgroup (Linux 6.2); what cannot be
+    read counts as one that does."""
+    match = re.match(r"([0-9]+)\.([0-9]+)", release)
+    return match is None or (int(match[1]), int(match[2])) >= (6, 2)

@@ -1,0 +1,227 @@
+"""The node as a picture: its CPUs by NUMA node, cache and core, whose each is, and which threads of VMs are on it.
+
+Pure: from the status document and the topology. What stays out: how it looks (text, svg, html).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from vmpin.cpuset import CpuSet, union
+from vmpin.topology import Topology
+
+#: How whole numbers are lettered: A … Z, AA … ; a letter stands for one owner in every form of the picture.
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+#: Kinds of CPU that nobody owns.
+SHARED, FREE, OFFLINE = "shared", "free", "offline"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A container that owns CPUs. `number` counts from 0 in the order of its first CPU."""
+
+    number: int
+    sandbox: str
+    container: str
+    #: The pod and the container, for people.
+    title: str
+    #: "vm", "runc", or "unseen": only the kubelet told of it.
+    kind: str
+    cpus: CpuSet
+
+    @property
+    def letter(self) -> str:
+        return letter(self.number)
+
+    @property
+    def said(self) -> str:
+        """For a legend."""
+        kind = {"vm": "VM", "unseen": "known from the kubelet alone"}.get(self.kind, self.kind)
+        return f"{self.title}: CPUs {self.cpus} ({kind})"
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A VM sandbox. Its letter is a small one, to tell it from owners of CPUs."""
+
+    number: int
+    id: str
+    title: str
+    verdict: str
+    mask: str
+    #: Threads that may run on more CPUs than one: "vCPUs 0-1, 5 emulator on 0-1,7".
+    floats: tuple[str, ...]
+
+    @property
+    def letter(self) -> str:
+        return letter(self.number).lower()
+
+    @property
+    def said(self) -> str:
+        """For a legend."""
+        return "; ".join([f"{self.title}: {self.verdict}, on {self.mask or 'no CPU'}", *self.floats])
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """One CPU. `kind` is SHARED, FREE, OFFLINE or, when `owner` is set, "exclusive"."""
+
+    number: int
+    kind: str
+    owner: Owner | None
+    housekeeping: bool
+    isolated: bool
+    #: The threads that may run here and nowhere else, as "a:v2" (vCPU 2 of the guest a) or "a:+3" (three others).
+    pinned: tuple[str, ...]
+    #: How many threads of VMs may run here and elsewhere, too.
+    floating: int
+    #: What collides here, in words.
+    collisions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """`nodes` are NUMA nodes by name, in them caches, in them cores, in them CPUs, each by its first CPU."""
+
+    nodes: tuple[tuple[str, tuple[tuple[tuple[Cpu, ...], ...], ...]], ...]
+    owners: tuple[Owner, ...]
+    guests: tuple[Guest, ...]
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    def cpus(self) -> Iterable[Cpu]:
+        return (cpu for _, caches in self.nodes for cores in caches for core in cores for cpu in core)
+
+
+def letter(number: int) -> str:
+    """0 → A, 25 → Z, 26 → AA."""
+    text = ""
+    number += 1
+    while number:
+        number, rest = divmod(number - 1, 26)
+        text = _LETTERS[rest] + text
+    return text
+
+
+def picture(document: Mapping[str, Any], topology: Topology) -> Picture:
+    """Arrange a status document (all of its sandboxes) on the CPUs of a node. Masks are those the kernel showed."""
+    node = document["node"]
+    owners = _owners(node["owners"], document["sandboxes"])
+    guests, pinned, floating = _guests(document["sandboxes"])
+    collisions: dict[int, list[str]] = {}
+    for collision in node["collisions"]:
+        collisions.setdefault(collision["cpu"], []).append(_plain(collision["what"]))
+    by_cpu = {cpu: owner for owner in owners for cpu in owner.cpus}
+    pool, housekeeping = CpuSet.parse(node["shared_pool"]), CpuSet.parse(node["housekeeping"])
+    online = CpuSet.parse(node["online"])
+
+    def cpu(number: int) -> Cpu:
+        owner = by_cpu.get(number)
+        kind = (OFFLINE if number not in online else "exclusive" if owner is not None else
+                SHARED if number in pool else FREE)
+        return Cpu(number, kind, owner, number in housekeeping, number in topology.isolated,
+                   tuple(pinned.get(number, ())), floating.get(number, 0), tuple(collisions.get(number, ())))
+
+    # A CPU may be told of that the topology does not know: the document may be older.
+    known = union((topology.known, online, *(owner.cpus for owner in owners)))
+    nodes = []
+    for name, cpus in _nodes(topology, known):
+        caches = _grouped(cpus, topology.cache_of)
+        nodes.append((name, tuple(tuple(tuple(cpu(number) for number in core)
+                                        for core in _grouped(cache, topology.core_of)) for cache in caches)))
+    facts = {name: node[key] or "none" for name, key in (
+        ("online", "online"), ("shared pool", "shared_pool"), ("exclusive", "exclusive"),
+        ("housekeeping", "housekeeping"))}
+    return Picture(tuple(nodes), owners, guests, {**facts, "time": document["time"]})
+
+
+def _nodes(topology: Topology, known: CpuSet) -> Iterable[tuple[str, CpuSet]]:
+    for number, cpus in topology.nodes.items():
+        yield f"NUMA node {number}", cpus
+    lost = known - union(topology.nodes.values())
+    if lost:
+        yield "in no NUMA node", lost  # the kernel forgets the node of a CPU that is offline
+
+
+def _grouped(cpus: CpuSet, group_of: Any) -> list[CpuSet]:
+    """Split into groups, by first CPU; a group that reaches beyond is cut."""
+    found: list[CpuSet] = []
+    left = cpus
+    while left:
+        group = (group_of(left.first) & left) or CpuSet((left.first,))
+        found.append(group)
+        left -= group
+    return found
+
+
+def _plain(text: object) -> str:
+    """Words from outside, with nothing in them that steers a terminal or that XML cannot hold."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in str(text))
+
+
+def _title(pod: Mapping[str, Any] | None, sandbox: str) -> str:
+    return _plain(f"{pod['namespace']}/{pod['name']}" if pod else sandbox[:13] if len(sandbox) == 64 else sandbox)
+
+
+def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str, Any]]) -> tuple[Owner, ...]:
+    names = {(sandbox["id"], container["id"]): container["name"]
+             for sandbox in sandboxes for container in sandbox["containers"]}
+    found = [(CpuSet.parse(owner["cpus"]), owner) for owner in owners if owner["cpus"]]
+    found.sort(key=lambda item: (item[0].first, item[1]["sandbox"], item[1]["container"]))
+    return tuple(
+        Owner(number, owner["sandbox"], owner["container"],
+              f"{_title(owner.get('pod'), owner['sandbox'])} "
+              + _plain(names.get((owner["sandbox"], owner["container"])) or owner["container"][:13]),
+              owner.get("kind", "unseen"), cpus)
+        for number, (cpus, owner) in enumerate(found))
+
+
+def _guests(sandboxes: Sequence[Mapping[str, Any]]) -> tuple[
+        tuple[Guest, ...], dict[int, list[str]], dict[int, int]]:
+    """The guests; by CPU, who is pinned there; by CPU, how many float over it."""
+    guests: list[Guest] = []
+    pinned: dict[int, list[str]] = {}
+    floating: dict[int, int] = {}
+    for sandbox in sorted(sandboxes, key=lambda each: str(each["id"])):
+        if sandbox["vmm"] is None:
+            continue
+        name = letter(len(guests)).lower()
+        threads = sorted(((CpuSet.parse(thread["actual"]), thread) for thread in sandbox["threads"]
+                          if thread["actual"] not in ("", "None")), key=lambda item: list(item[0]))
+        floats = []
+        for mask, group in groupby(threads, key=lambda item: item[0]):
+            there = [thread for _, thread in group]
+            if len(mask) == 1:
+                pinned.setdefault(mask.first, []).extend(f"{name}:{text}" for text in _marks(there))
+                continue
+            floats.append(f"{_roles(there)} on {mask}")
+            for cpu in mask:
+                floating[cpu] = floating.get(cpu, 0) + len(there)
+        guests.append(Guest(len(guests), sandbox["id"], _title(sandbox["pod"], sandbox["id"]), sandbox["verdict"],
+                            sandbox["mask"] or "", tuple(floats)))
+    return tuple(guests), pinned, floating
+
+
+def _marks(threads: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """For one CPU: each vCPU by its number, the rest as a count."""
+    others = 0
+    for thread in sorted(threads, key=lambda each: -1 if each["vcpu"] is None else each["vcpu"]):
+        if thread["vcpu"] is None:
+            others += 1
+        else:
+            yield f"v{thread['vcpu']}"
+    if others:
+        yield f"+{others}"
+
+
+def _roles(threads: Sequence[Mapping[str, Any]]) -> str:
+    vcpus = CpuSet(thread["vcpu"] for thread in threads if thread["vcpu"] is not None)
+    counts: dict[str, int] = {}
+    for thread in threads:
+        if thread["vcpu"] is None:
+            role = _plain(thread["role"])
+            counts[role] = counts.get(role, 0) + 1
+    said = [f"vCPU {vcpus}" if len(vcpus) == 1 else f"vCPUs {vcpus}"] if vcpus else []
+    return ", ".join([*said, *(role if count == 1 else f"{count} {role}" for role, count in counts.items())])

@@ -1,0 +1,86 @@
+"""The picture for a terminal: lines of words, each with a style. Pure; to print colours is the command line's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from vmpin.picture import FREE, OFFLINE, SHARED, Cpu, Picture
+
+#: Words with the name of a style of rich's, "" for none.
+Line = list[tuple[str, str]]
+
+#: Colours that are readable on black and on white; an owner's letter tells it where colours repeat.
+COLOURS = ("bold blue", "bold magenta", "bold green", "bold cyan", "bold yellow", "blue", "magenta", "green", "cyan",
+           "yellow")
+COLLISION = "bold white on red"
+_SIGNS = {SHARED: ("·", ""), FREE: (" ", ""), OFFLINE: ("x", "dim")}
+LEGEND = ("capital letter: its CPU is a container's alone; ·: shared pool; x: offline; h: housekeeping; i: "
+          "isolated; a:v1: vCPU 1 of guest a is pinned there; a:+2: so are two other threads of it; ~3: three "
+          "threads float over it; !: collision")
+
+
+def lines(picture: Picture, width: int) -> Iterator[Line]:
+    """The whole of it, wrapped to `width` columns."""
+    yield [("; ".join(f"{name} {value}" for name, value in picture.facts.items() if name != "time"), "")]
+    cells = {cpu.number: _cell(cpu) for cpu in picture.cpus()}
+    wide = max((len(text) for text, _ in cells.values()), default=0)
+    for name, caches in picture.nodes:
+        yield [(name, "bold")]
+        for cores in caches:
+            line: Line = [("LLC ", "dim")]  # the CPUs that follow share a last-level cache
+            for core in cores:
+                words = _core([cells[cpu.number] for cpu in core], wide)
+                if len(line) > 1 and _length(line) + _length(words) > width:
+                    yield line
+                    line = [("    ", "")]
+                line += words
+            yield line
+    yield []
+    yield [(LEGEND, "dim")]
+    yield from _legend(picture)
+
+
+def style(number: int) -> str:
+    """An owner's."""
+    return COLOURS[number % len(COLOURS)]
+
+
+def marks(cpu: Cpu) -> str:
+    """Who is on a CPU, by guest: "a:v0,v1,+2 b:v1"."""
+    found: dict[str, list[str]] = {}
+    for mark in cpu.pinned:
+        guest, _, what = mark.partition(":")
+        found.setdefault(guest, []).append(what)
+    return " ".join(f"{guest}:{','.join(what)}" for guest, what in found.items())
+
+
+def _cell(cpu: Cpu) -> tuple[str, str]:
+    sign, kind = _SIGNS.get(cpu.kind, ("", "")) if cpu.owner is None or cpu.kind == OFFLINE else (
+        cpu.owner.letter, style(cpu.owner.number))
+    flags = "!" * bool(cpu.collisions) + "h" * cpu.housekeeping + "i" * cpu.isolated
+    floats = f"~{cpu.floating}" if cpu.floating else ""
+    text = " ".join(word for word in (f"{cpu.number:>3} {sign}{flags}", marks(cpu), floats) if word)
+    return text, COLLISION if cpu.collisions else kind
+
+
+def _core(cells: list[tuple[str, str]], wide: int) -> Line:
+    words: Line = [("[", "dim")]
+    for at, (text, kind) in enumerate(cells):
+        if at:
+            words.append(("|", "dim"))
+        words.append((text.ljust(wide), kind))
+    return [*words, ("] ", "dim")]
+
+
+def _length(line: Line) -> int:
+    return sum(len(text) for text, _ in line)
+
+
+def _legend(picture: Picture) -> Iterable[Line]:
+    for owner in picture.owners:
+        yield [(f"{owner.letter:>3} ", style(owner.number)), (owner.said, "")]
+    for guest in picture.guests:
+        yield [(f"{guest.letter:>3} ", "bold"), (guest.said, "")]
+    for cpu in picture.cpus():
+        for what in cpu.collisions:
+            yield [(f"  ! CPU {cpu.number}: {what}", COLLISION)]

@@ -1,0 +1,57 @@
+"""The file in which the proof outlives a restart of the watcher: a line that says what it is, then a line a mark.
+
+Beside the state file, of one boot. A file that cannot be believed is left out, and the books begin anew. What stays
+out: what the marks hold (proof), and when it is written (sampler).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+from vmpin.errors import StateFileError
+from vmpin.proof import Ledger, Mark
+from vmpin.statefile import replace
+
+VERSION = 1
+MAX_BYTES = 64 << 20
+
+
+def save(path: Path, boot_id: str, ledger: Ledger) -> None:
+    """Replace the file. :raises StateFileError: the old one is then still whole."""
+    body = "".join(f"{mark.time!r} {mark.raw}\n" for mark in ledger.marks).encode()
+    head = {"version": VERSION, "boot_id": boot_id, "began": ledger.began, "crc32": zlib.crc32(body)}
+    try:
+        replace(path, json.dumps(head, separators=(",", ":")).encode() + b"\n" + body)
+    except OSError as err:
+        raise StateFileError(f"{path}: the proof cannot be saved: {err.strerror}",
+                             "free space or inodes there; until then a restart forgets where threads ran") from err
+
+
+def load(path: Path, boot_id: str, ledger: Ledger) -> str:
+    """Let `ledger` go on where that of the file ended, if it is of this boot. :returns: what was wrong with it, ""
+    for nothing."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES)
+    except FileNotFoundError:
+        return ""
+    except OSError as err:
+        return f"{path}: cannot be read: {err.strerror}"
+    try:
+        first, _, body = raw.partition(b"\n")
+        head = json.loads(first)
+        if head["version"] != VERSION:
+            raise ValueError(f"version {head['version']!r} is unknown")
+        if head["boot_id"] != boot_id:
+            return ""
+        if head["crc32"] != zlib.crc32(body):
+            raise ValueError("the checksum is wrong")
+        lines = (line.partition(" ") for line in body.decode("ascii").splitlines())
+        marks = [Mark(float(time), text) for time, _, text in lines]
+        if marks:
+            ledger.load(marks, float(head["began"]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        return f"{path}: {err}: what was proved before is forgotten"
+    return ""

@@ -1,0 +1,161 @@
+"""The configurations of containerd, CRI-O and podman: runtime handlers, NRI, and where hooks are read from.
+
+What stays out: what Kata itself is configured to do (kata_config), and asking any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from vmpin.doctor.facts import Engine, Handler
+from vmpin.errors import SourceError
+from vmpin.host.daemons import Program
+from vmpin.host.files import Files
+from vmpin.runtime.toml_files import Table, dig, load, merge, switch, word, words
+
+#: Where containerd's is, beside what its command line says: its own, and those of the distributions that bring one.
+_CONTAINERD = ("/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+               "/var/lib/rancher/rke2/agent/etc/containerd/config.toml", "/etc/k0s/containerd.toml",
+               "/var/snap/microk8s/current/args/containerd.toml")
+#: The plugin that has the runtime handlers, by configuration version: 3, 2, 1.
+_CRI = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
+_NRI = "io.containerd.nri.v1.nri"
+_MAX_IMPORTS = 50
+#: cri-o: docs/crio.conf.5.md; podman: docs/source/markdown/podman.1.md.
+_CRIO_HOOKS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
+_PODMAN_HOOKS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
+
+
+def engines(files: Files, programs: Sequence[Program]) -> tuple[Engine, ...]:
+    """Those that run, or have a configuration."""
+    found = [_containerd(files, path, pid) for path, pid in _containerds(files, programs)]
+    crio = next((program for program in programs if program.name == "crio"), None)
+    if crio is not None or files.exists("/etc/crio"):
+        found.append(_crio(files, crio))
+    if files.exists("/usr/bin/podman") or files.exists("/etc/containers/containers.conf"):
+        found.append(_podman(files))
+    return tuple(found)
+
+
+def flag(argv: Sequence[str], *names: str) -> str:
+    """The last value of a command line's flag, in any of Go's ways to write it; "" when it is not there."""
+    found = ""
+    for at, arg in enumerate(argv):
+        name, equals, value = arg.lstrip("-").partition("=")
+        if arg.startswith("-") and name in names:
+            found = value if equals else argv[at + 1] if at + 1 < len(argv) else found
+    return found
+
+
+def _containerds(files: Files, programs: Iterable[Program]) -> list[tuple[str, int | None]]:
+    """The configuration file of each containerd, and its pid."""
+    found: dict[str, int | None] = {}
+    for program in programs:
+        if program.name == "containerd":
+            found.setdefault(flag(program.argv, "config", "c") or _CONTAINERD[0], program.pid)
+    if not found:
+        found = {path: None for path in _CONTAINERD if files.exists(path)}
+    return list(found.items())
+
+
+def _containerd(files: Files, path: str, pid: int | None) -> Engine:
+    read: list[str] = []
+    trouble: list[str] = []
+    origin: dict[str, str] = {}
+    config = _imported(files, path, read, trouble, origin)
+    version = config.get("version")
+    version = version if isinstance(version, int) else 1 if config else 0
+    disabled = switch(dig(config, "plugins", _NRI, "disable"))
+    on = None if disabled is None else not disabled
+    if on is None and version >= 3:
+        on = True  # containerd 2's default; of version 2, both 1.7 (off) and 2 (on) read that
+    if _NRI in words(config.get("disabled_plugins")):
+        on = False
+    handlers = tuple(
+        _handler("containerd", name, table, origin.get(name, path),
+                 config_path=word(dig(table, "options", "ConfigPath")), kind=word(table.get("runtime_type")),
+                 annotations=words(table.get("pod_annotations")), base_spec=word(table.get("base_runtime_spec")))
+        for plugin in _CRI for name, table in _tables(dig(config, "plugins", plugin, "containerd", "runtimes")))
+    return Engine("containerd", pid, tuple(read), on, word(dig(config, "plugins", _NRI, "socket_path")), version,
+                  handlers, trouble=tuple(trouble))
+
+
+def _imported(files: Files, path: str, read: list[str], trouble: list[str], origin: dict[str, str]) -> Table:
+    """A file of containerd's, with its imports over it (cmd/containerd/server/config: mergeConfig)."""
+    if path in read or len(read) >= _MAX_IMPORTS:
+        return {}
+    try:
+        config = load(files, path)
+    except SourceError as err:
+        trouble.append(str(err))
+        return {}
+    if config is None:
+        return {}
+    read.append(path)
+    for plugin in _CRI:
+        for name, _ in _tables(dig(config, "plugins", plugin, "containerd", "runtimes")):
+            origin[name] = path
+    for pattern in words(config.get("imports")):
+        place = pattern if pattern.startswith("/") else f"{path.rpartition('/')[0]}/{pattern}"
+        for each in files.glob(place):
+            config = merge(config, _imported(files, each, read, trouble, origin))
+    return config
+
+
+def _crio(files: Files, program: Program | None) -> Engine:
+    argv = [] if program is None else program.argv
+    directory = flag(argv, "config-dir", "d") or "/etc/crio/crio.conf.d"
+    config: Table = {}
+    read: list[str] = []
+    trouble: list[str] = []
+    origin: dict[str, str] = {}
+    for path in (flag(argv, "config", "c") or "/etc/crio/crio.conf",
+                 *(f"{directory}/{name}" for name in files.names(directory))):
+        try:
+            found = load(files, path)
+        except SourceError as err:
+            trouble.append(str(err))
+            continue
+        if found is not None:
+            read.append(path)
+            origin |= {name: path for name, _ in _tables(dig(found, "crio", "runtime", "runtimes"))}
+            config = merge(config, found)
+    handlers = tuple(
+        _handler("crio", name, table, origin[name], config_path=word(table.get("runtime_config_path")),
+                 kind=word(table.get("runtime_type")), annotations=None, base_spec="")
+        for name, table in _tables(dig(config, "crio", "runtime", "runtimes")))
+    hooks = words(dig(config, "crio", "runtime", "hooks_dir")) or _CRIO_HOOKS
+    return Engine("crio", None if program is None else program.pid, tuple(read),
+                  switch(dig(config, "crio", "nri", "enable_nri")), word(dig(config, "crio", "nri", "nri_listen")),
+                  handlers=handlers, hooks_dirs=hooks, trouble=tuple(trouble))
+
+
+def _podman(files: Files) -> Engine:
+    hooks: tuple[str, ...] = ()
+    read: list[str] = []
+    trouble: list[str] = []
+    for path in ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf",
+                 *files.glob("/etc/containers/containers.conf.d/*.conf")):
+        try:
+            found = load(files, path)
+        except SourceError as err:
+            trouble.append(str(err))
+            continue
+        if found is not None:
+            read.append(path)
+            hooks = words(dig(found, "engine", "hooks_dir")) or hooks
+    return Engine("podman", files=tuple(read), hooks_dirs=hooks or _PODMAN_HOOKS, trouble=tuple(trouble))
+
+
+def _tables(value: object) -> list[tuple[str, Table]]:
+    items = value.items() if isinstance(value, dict) else ()
+    return [(name, table) for name, table in items if isinstance(table, dict)]
+
+
+def _handler(engine: str, name: str, table: dict[str, Any], file: str, *, config_path: str, kind: str,
+             annotations: tuple[str, ...] | None, base_spec: str) -> Handler:
+    """Kata's are those whose shim or type says so: a handler may have any name."""
+    program = word(table.get("runtime_path"))
+    kata = ".kata" in kind or "kata" in program.rpartition("/")[2] or (not kind and name.startswith("kata"))
+    return Handler(name, engine, kata, file, program, config_path, annotations, base_spec)

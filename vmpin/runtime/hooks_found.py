@@ -1,0 +1,102 @@
+"""Where vmpin's OCI hook is registered: in directories of hooks (podman, CRI-O), and in base specs (containerd).
+
+What stays out: registering it (hooks_install).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+from vmpin.doctor.facts import Engine, Hook
+from vmpin.errors import SourceError
+from vmpin.host.files import Files
+
+_SCRIPT = "vmpin-hook"
+_SOCKET = "/run/vmpin/hook.sock"
+#: Looked into whether a runtime names them or not.
+_USUAL = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d", "/run/containers/oci/hooks.d")
+
+
+def hooks(files: Files, engines: Sequence[Engine]) -> tuple[Hook, ...]:
+    """The registrations, one for each file."""
+    #: By real directory, as /var/run and /run are one on most nodes: the first name it goes by, and who reads it.
+    places: dict[str, tuple[str, list[str]]] = {files.real(place): (place, []) for place in _USUAL}
+    for engine in engines:
+        for place in engine.hooks_dirs:
+            places.setdefault(files.real(place), (place, []))[1].append(engine.name)
+    found: list[Hook] = []
+    for place, readers in places.values():
+        for name in files.names(place):
+            if name.endswith(".json"):
+                found += _in_file(files, f"{place}/{name}", tuple(dict.fromkeys(readers)))
+    specs: dict[str, list[str]] = {}
+    for engine in engines:
+        for handler in engine.handlers:
+            if handler.base_spec:
+                specs.setdefault(handler.base_spec, []).append(f"{engine.name} handler {handler.name}")
+    for path, names in specs.items():
+        found += _in_spec(files, path, tuple(names))
+    return tuple(found)
+
+
+def _in_file(files: Files, path: str, readers: tuple[str, ...]) -> Iterator[Hook]:
+    document = _json(files, path)
+    if isinstance(document, dict) and _ours(document.get("hook")):
+        stages = document.get("stages")
+        yield _hook(files, path, [(str(stage), document["hook"]) for stage in
+                                  (stages if isinstance(stages, list) else [])], readers)
+
+
+def _in_spec(files: Files, path: str, readers: tuple[str, ...]) -> Iterator[Hook]:
+    document = _json(files, path)
+    stages = document.get("hooks") if isinstance(document, dict) else None
+    entries = [(stage, entry) for stage, listed in (stages.items() if isinstance(stages, dict) else ())
+               for entry in (listed if isinstance(listed, list) else ()) if _ours(entry)]
+    if entries:
+        yield _hook(files, path, entries, readers)
+
+
+def _json(files: Files, path: str) -> object:
+    try:
+        return json.loads(files.read(path) or b"null")
+    except (SourceError, ValueError, RecursionError):
+        return None
+
+
+def _ours(entry: object) -> bool:
+    path = entry.get("path") if isinstance(entry, dict) else None
+    return isinstance(path, str) and path.rpartition("/")[2] == _SCRIPT
+
+
+def _hook(files: Files, path: str, entries: Sequence[tuple[str, dict[str, object]]],
+          readers: tuple[str, ...]) -> Hook:
+    script = str(entries[0][1]["path"]) if entries else ""
+    args = entries[0][1].get("args") if entries else []
+    words = [str(word) for word in args] if isinstance(args, list) else []
+    socket = words[words.index("--socket") + 1] if "--socket" in words[:-1] else _SOCKET
+    return Hook(path, tuple(stage for stage, _ in entries), script, socket, "--fail-closed" in words,
+                _broken(files, script), readers)
+
+
+def _broken(files: Files, script: str) -> str:
+    """Why a runtime could not run it, "" when it could."""
+    try:
+        raw = files.read(script)
+    except SourceError as err:
+        return err.why
+    if raw is None:
+        return "is not there"
+    if not os.stat(files.host(script)).st_mode & 0o111:
+        return "is not executable"
+    interpreter = _interpreter(raw)
+    if interpreter and not files.exists(interpreter):
+        return f"its interpreter {interpreter} is not there"
+    return ""
+
+
+def _interpreter(raw: bytes) -> str:
+    line = raw.partition(b"\n")[0][:256]
+    words: Iterable[bytes] = line.removeprefix(b"#!").split() if line.startswith(b"#!") else ()
+    return os.fsdecode(next(iter(words), b""))

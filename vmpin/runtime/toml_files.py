@@ -1,0 +1,52 @@
+"""TOML files of other programs, and merging one over another. What stays out: what is in them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from vmpin.errors import SourceError
+from vmpin.host.files import Files
+
+Table = dict[str, Any]
+
+
+def load(files: Files, path: str) -> Table | None:
+    """A file's table, None when there is no such file. :raises SourceError: when it is none."""
+    text = files.text(path)
+    if text is None:
+        return None
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as err:
+        raise SourceError(path, f"is not TOML: {str(err)[:100]}") from err
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
+    """Tables are merged, anything else is replaced."""
+    made = dict(base)
+    for key, value in over.items():
+        known = made.get(key)
+        made[key] = merge(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return made
+
+
+def dig(table: object, *keys: str) -> Any:
+    """What stands below the keys, None when there is nothing."""
+    for key in keys:
+        table = table.get(key) if isinstance(table, dict) else None
+    return table
+
+
+def words(value: object) -> tuple[str, ...]:
+    """A list's strings; () for anything else."""
+    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
+
+
+def word(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def switch(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None

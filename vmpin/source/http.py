@@ -1,0 +1,150 @@
+"""As much of HTTP as a scrape and a probe take: one GET a connection, answered and closed.
+
+Who connects is not trusted: the head of a request is bounded in size and time, connections are bounded in number and
+taken at a bounded rate (the kernel holds the others), so that a flood costs the loop some hundredths of a CPU. What
+stays out: what is answered (exporter). RFC 9112; no TLS, no keep-alive, no bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import NamedTuple
+
+logger = logging.getLogger(__name__)
+
+MAX_HEAD = 8192
+MAX_CONNECTIONS = 16
+#: Seconds for the head of a request to come, and for all of it to be answered and taken.
+HEAD_DEADLINE = 2.0
+DEADLINE = 10.0
+#: Seconds between two connections that are taken. A scrape or a probe comes every few seconds.
+PACE = 0.01
+#: Seconds of rest when the process has no descriptor left for a connection.
+EXHAUSTED = 0.5
+BACKLOG = 16
+
+PLAIN = "text/plain; charset=utf-8"
+
+
+class Reply(NamedTuple):
+    status: HTTPStatus
+    body: bytes
+    type: str = PLAIN
+
+
+#: Answers a path, such as /metrics.
+Handler = Callable[[str], Awaitable[Reply]]
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening TCP socket; `host` is an IP address. :raises OSError:"""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+async def serve(made: socket.socket, handler: Handler) -> None:
+    """Answer until cancelled. `made` is the caller's to close."""
+    loop = asyncio.get_running_loop()
+    busy: set[asyncio.Task[None]] = set()
+    try:
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(made)
+            except OSError as err:
+                logger.debug("no connection could be taken: %r", err)
+                await asyncio.sleep(EXHAUSTED)
+                continue
+            if len(busy) < MAX_CONNECTIONS:
+                task = asyncio.create_task(_attend(connection, handler))
+                busy.add(task)
+                task.add_done_callback(busy.discard)
+            else:
+                connection.close()
+            await asyncio.sleep(PACE)
+    finally:
+        for task in busy:
+            task.cancel()
+        await asyncio.gather(*busy, return_exceptions=True)
+
+
+async def _attend(connection: socket.socket, handler: Handler) -> None:
+    """One connection; whatever goes wrong with it is its own."""
+    loop = asyncio.get_running_loop()
+    with connection, contextlib.suppress(TimeoutError, OSError):
+        connection.setblocking(False)
+        async with asyncio.timeout(DEADLINE):
+            async with asyncio.timeout(HEAD_DEADLINE):
+                head = await _head(connection)
+            if not head:
+                return
+            await loop.sock_sendall(connection, await _answer(head, handler))
+            connection.shutdown(socket.SHUT_WR)
+        # What is still to be read makes the kernel reset the connection, and the peer lose the answer.
+        async with asyncio.timeout(HEAD_DEADLINE):
+            for _ in range(MAX_HEAD // 1024):
+                if not await loop.sock_recv(connection, 4096):
+                    return
+
+
+async def _head(connection: socket.socket) -> bytes:
+    """What came up to the empty line, or as much as is too much; empty when the peer went away before."""
+    loop = asyncio.get_running_loop()
+    head = b""
+    while len(head) <= MAX_HEAD:
+        part = await loop.sock_recv(connection, 4096)
+        head += part
+        if not part:
+            return b""
+        if b"\r\n\r\n" in head or b"\n\n" in head:
+            return head.replace(b"\r\n", b"\n").partition(b"\n\n")[0]
+    return head
+
+
+async def _answer(head: bytes, handler: Handler) -> bytes:
+    found = path_of(head)
+    if isinstance(found, Reply):
+        return render(found)
+    try:
+        reply = await handler(found)
+    except Exception as err:
+        logger.error("%s cannot be answered: %r", found, err)
+        logger.debug("%s", found, exc_info=True)
+        reply = _refuse(HTTPStatus.INTERNAL_SERVER_ERROR)
+    return render(reply, with_body=head.startswith(b"GET "))
+
+
+def path_of(head: bytes) -> str | Reply:
+    """The path that is asked for, without the query, or what is answered to a head that is none of ours."""
+    if len(head) > MAX_HEAD:
+        return _refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+    words = head.partition(b"\n")[0].split(b" ")
+    if len(words) != 3 or not words[2].startswith(b"HTTP/1.") or not words[1].startswith(b"/"):
+        return _refuse(HTTPStatus.BAD_REQUEST)
+    if words[0] not in (b"GET", b"HEAD"):
+        return _refuse(HTTPStatus.METHOD_NOT_ALLOWED)
+    return words[1].partition(b"?")[0].decode("ascii", "backslashreplace")
+
+
+def _refuse(status: HTTPStatus) -> Reply:
+    return Reply(status, f"{status.phrase}\n".encode())
+
+
+def render(reply: Reply, with_body: bool = True) -> bytes:
+    """A reply as it goes over the wire."""
+    more = "Allow: GET, HEAD\r\n" if reply.status is HTTPStatus.METHOD_NOT_ALLOWED else ""
+    head = (f"HTTP/1.1 {reply.status.value} {reply.status.phrase}\r\nContent-Type: {reply.type}\r\n"
+            f"Content-Length: {len(reply.body)}\r\n{more}Cache-Control: no-store\r\nConnection: close\r\n\r\n")
+    return head.encode() + (reply.body if with_body else b"")
