@@ -117,7 +117,7 @@ def to_placed(made: Node, machines: Sequence[Machine], build: Path, blocks: int)
     more = {"sandboxes": len(machines) + 1, "births": 2 * len(outside), "outside_us": round(median(outside), 1),
             "vcpu_us": round(median(vcpus), 1), **peers}
     slower = max(outside, vcpus, key=median)
-    return [Figure("birth_to_placed", median(slower), "µs", median(floors), 500, "value", more),
+    return [Figure("birth_to_placed", round(median(slower), 1), "µs", median(floors), 500, "value", more),
             Figure("birth_p99", _p99(slower), "µs", _p99(floors), 5000, "value",
                    {"births": len(slower), "outside_p99_us": round(_p99(outside), 1),
                     "vcpu_p99_us": round(_p99(vcpus), 1)})]

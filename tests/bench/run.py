@@ -93,7 +93,7 @@ def line(figure: Figure) -> str:
     limit = {"value": f"at most {figure.limit:g} {figure.unit}", "ratio": f"at most {figure.limit:g} times the floor",
              "difference": f"at most {figure.limit:g} {figure.unit} beyond the floor"}[figure.limit_on]
     ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f}"
-    return (f"{figure.name:13} {figure.value:9.3f} {figure.floor:9.3f} {ratio:>7}  {figure.unit:11} "
+    return (f"{figure.name:15} {figure.value:9.3f} {figure.floor:9.3f} {ratio:>7}  {figure.unit:11} "
             f"{'ok' if figure.ok else 'BEYOND':7} {limit}")
 
 
@@ -140,7 +140,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     args.out.write_text(json.dumps({"benchmarks": [figure.data() for figure in figures]}, indent=2) + "\n")
-    print(f"{'':13} {'value':>9} {'floor':>9} {'ratio':>7}")
+    print(f"{'':15} {'value':>9} {'floor':>9} {'ratio':>7}")
     for figure in figures:
         print(line(figure))
     return 1 if failed else 0

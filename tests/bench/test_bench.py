@@ -102,6 +102,28 @@ def test_what_a_plugin_costs_is_measured(tmp_path: Path) -> None:
     assert left_over(ran.pid) == []
 
 
+def test_births_and_storms_are_measured(tmp_path: Path) -> None:
+    need_root()
+    need_tool("gcc", "cc")
+    out = tmp_path / "bench.json"
+    ran, _, err = run("--only", "birth_to_placed", "--only", "birth_p99", "--only", "fork_storm", "-o", out)
+    if "births are not told" in err:
+        lacking(err)
+    assert ran.returncode == 0, err
+    placed, worst, storm = json.loads(out.read_text())["benchmarks"]
+    assert [figure["name"] for figure in (placed, worst, storm)] == ["birth_to_placed", "birth_p99", "fork_storm"]
+    for figure in (placed, worst, storm):
+        assert figure.keys() >= FIELDS
+        assert figure["floor"] > 0
+    assert placed["floor"] < placed["value"] == max(placed["outside_us"], placed["vcpu_us"])
+    assert placed["value"] <= worst["value"]
+    assert placed["births"] == 100
+    assert storm["births"] > 5
+    assert 500 < storm["processes_a_second"] <= 5100
+    assert storm["events"]["exec"] > 500
+    assert left_over(ran.pid) == []
+
+
 def test_what_cannot_be_measured_is_an_error(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")

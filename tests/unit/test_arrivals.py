@@ -126,7 +126,7 @@ class Machine:
         self.reconciler.reduce([SandboxSeen(sandbox(name), "oci"),
                                 ContainerSeen(sandbox(name), container, Source.BUNDLE, time.time_ns(),
                                               bundle=str(self.path))])
-        self.reconciler.settle([sandbox(name)])
+        self.arrivals.passed(self.reconciler.settle([sandbox(name)]))
 
 
 def mask(process: subprocess.Popen[bytes] | int) -> CpuSet:
@@ -272,6 +272,19 @@ def test_a_process_that_executes_something_else_is_followed_no_more(machine: Mac
     with Thread() as thread:
         machine.take(Fork(time.monotonic_ns(), 1, 1, thread.tid, vmm.pid))
         assert mask(thread.tid) == CpuSet(os.sched_getaffinity(0))
+
+
+def test_a_vmm_that_executes_itself_with_other_arguments_is_another(machine: Machine) -> None:
+    (machine.path / "qemu-system-x86_64").symlink_to("/bin/sh")
+    name = f"-name sandbox-{sandbox('a')}"
+    vmm = machine.vmm("a", script=f"read line; PATH={machine.path} exec qemu-system-x86_64 -c 'read x' {name} -smp 7")
+    machine.executed(vmm)
+    assert vmm.stdin is not None
+    vmm.stdin.write(b"go\n")
+    vmm.stdin.flush()
+    until(lambda: Procfs().cmdline(vmm.pid)[-1] == "7")
+    machine.executed(vmm)
+    assert machine.reconciler.observer.vms[sandbox("a")].vmm.argv[-2:] == ["-smp", "7"]
 
 
 def test_a_helper_belongs_to_the_vm_that_comes_later(machine: Machine) -> None:
@@ -434,16 +447,21 @@ def test_the_notes_are_gone_when_the_state_file_has_them(machine: Machine) -> No
     assert machine.fresh().pinner.before[sandbox("a")].processes.keys() == {ThreadId(vmm.pid, start_time(vmm.pid))}
 
 
-def test_a_vmm_that_was_born_of_a_placed_shim_had_what_that_had(machine: Machine) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_vmm_that_was_born_of_a_placed_shim_had_what_that_had(machine: Machine, apart: bool) -> None:
+    where = machine.other if apart else machine.pool
+    if apart:
+        machine.configure(shim=str(machine.other))
     (machine.path / "qemu-system-x86_64").symlink_to("/bin/sh")
     shim = machine.shim("a", script=f"read line; PATH={machine.path} qemu-system-x86_64 -c 'kill -STOP $$; :' "
                                     f"-name sandbox-{sandbox('a')} >/dev/null & echo $!; wait")
     machine.executed(shim)
-    assert mask(shim) == machine.pool
+    assert mask(shim) == where
     vmm = machine.child(shim)
     try:
-        assert mask(vmm) == machine.pool  # inherited
+        assert mask(vmm) == where  # inherited
         machine.executed(vmm)
+        assert (mask(vmm), mask(shim)) == (machine.pool, where)
         account = machine.account("a")
         assert (account.told, account.inside) == (2, 1)
         machine.resync()
@@ -489,6 +507,34 @@ def test_a_vm_that_was_found_late_could_run_outside_until_then(machine: Machine,
     machine.tell("a", machine.other)  # its masks change, and nothing is outside
     machine.resync()
     assert machine.account("a").outside == len(tids(vmm))
+
+
+def test_who_is_found_late_within_its_cpus_was_never_outside(machine: Machine, crowd: Path) -> None:
+    machine.configure(emulator=str(machine.other))
+    machine.resync()
+    time.sleep(0.03)
+    vmm = machine.crowd(crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp", "2")
+    for tid in tids(vmm):
+        os.sched_setaffinity(tid, machine.pool.frozen())
+    machine.arrivals.passed(machine.reconciler.resync(full=True))  # the emulator threads are put elsewhere
+    assert mask(vmm) == machine.other
+    assert mask(by_name(vmm, "CPU 1/KVM")) == machine.pool
+    machine.tell("a", machine.other)  # and now the others, too
+    assert {mask(tid) for tid in tids(vmm)} == {machine.other}
+    assert machine.reconciler.births == {}
+
+
+def test_who_was_told_of_and_is_moved_by_another_hand_is_not_called_newborn(machine: Machine, crowd: Path) -> None:
+    machine.resync()
+    time.sleep(0.03)
+    vmm = machine.crowd(crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp", "2")
+    machine.executed(vmm)
+    before = machine.account("a").outside
+    tid = by_name(vmm, "call_rcu")
+    os.sched_setaffinity(tid, machine.both.frozen())
+    machine.resync()
+    assert mask(tid) == machine.pool
+    assert machine.account("a").outside == before
 
 
 def test_who_was_there_before_is_not_called_newborn(machine: Machine, crowd: Path) -> None:
