@@ -109,6 +109,7 @@ class Reconciler:
         self._dirty: set[SandboxId] = set(self.state.sandboxes)
         self._failing: str = ""
         self._unnoted = False
+        self._written: statefile.Written = {}
         #: How the threads of each sandbox were born, by the word of whoever is told of births.
         self.births: dict[SandboxId, Account] = {}
         #: What went wrong with a VM, so that it is told once.
@@ -476,7 +477,7 @@ class Reconciler:
         """Write the state file; a failure is told once, and everything else goes on."""
         try:
             statefile.save(self.config.state_file, self.boot_id,
-                           statefile.Kept(self.state, self.previous, self.pinner.before))
+                           statefile.Kept(self.state, self.previous, self.pinner.before), self._written)
         except StateFileError as err:
             if str(err) != self._failing:
                 logger.error("%s (%s)", err, err.hint)

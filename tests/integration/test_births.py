@@ -123,6 +123,13 @@ def test_every_thread_of_a_vm_is_born_in_its_place(node: Node, cpus: tuple[str, 
     assert in_time(all_inside)
 
 
+def qemu(sandbox: str) -> list[str]:
+    """The command line of one that somebody else starts."""
+    made = Qemu(sandbox, vcpus=2)
+    made.stop()
+    return made.argv
+
+
 def in_time(true: Callable[[str], bool]) -> bool:
     """A machine that is busy may let the watcher wait until QEMU has made its first thread: once is enough, as
     without it there is none that is."""
@@ -159,7 +166,7 @@ def test_a_vm_that_leaves_its_starter_is_born_in_its_place_and_gets_back_what_th
 
     def all_inside(name: str) -> bool:
         sandbox, file = node.id(name), tmp_path / name
-        argv = [*Qemu(sandbox, vcpus=2).argv, "-daemonize", "-pidfile", str(file)]
+        argv = [*qemu(sandbox), "-daemonize", "-pidfile", str(file)]
         with Midwife() as midwife:
             subprocess.run(argv, check=True, timeout=60)
             pid = int(file.read_text())
@@ -192,7 +199,7 @@ def shim(sandbox: str, *command: str) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_shim_is_placed_before_it_starts_a_vm_which_is_born_there(node: Node, cpus: tuple[str, str]) -> None:
     start(node)
     free = frozenset(os.sched_getaffinity(0))
-    with shim(node.id("a"), *Qemu(node.id("a"), vcpus=2).argv) as parent, Midwife() as midwife:
+    with shim(node.id("a"), *qemu(node.id("a"))) as parent, Midwife() as midwife:
         wait(lambda: os.sched_getaffinity(parent.pid) == {int(cpus[0])}, "the shim is not placed")
         assert node.status()["sandboxes"] == []
         assert parent.stdin is not None

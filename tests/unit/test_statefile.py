@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,6 +26,7 @@ from vmpin.placement import Previous
 from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.statefile import Kept
 
+T = TypeVar("T")
 BOOT = "6f8a1c5e-0000-4000-8000-000000000001"
 
 numbers = st.integers(0, 1 << 62)
@@ -248,6 +251,32 @@ def test_on_a_full_disk_the_old_file_stays_whole(tmp_path: Path) -> None:
         timeout=60, check=False)
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout == f"{tmp_path}/state.json: the state cannot be saved: No space left on device\n"
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", 'd"\\']), min_size=1, max_size=8), st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_was_written_before_makes_no_difference(tmp_path: Path, names_: list[str], data: st.DataObject) -> None:
+    """One sandbox after the other comes, changes or goes; the file is as if written anew each time."""
+    written: statefile.Written = {}
+    kept = Kept()
+    for each in names_:
+        name = SandboxId(each)
+        state = data.draw(st.none() | states(name))
+        before = data.draw(st.none() | befores)
+        last = data.draw(st.none() | previous)
+        kept = Kept(DesiredState(_with(kept.state.sandboxes, name, state)), _with(kept.previous, name, last),
+                    _with(kept.before, name, before))
+        statefile.save(tmp_path / "one", BOOT, kept, written)
+        statefile.save(tmp_path / "two", BOOT, kept)
+        assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+        found, trouble = statefile.load(tmp_path / "one", BOOT)
+        assert trouble == ""
+        assert found.before == kept.before
+        assert written.keys() == kept.state.sandboxes.keys() | kept.previous.keys() | kept.before.keys()
+
+
+def _with(table: Mapping[SandboxId, T], name: SandboxId, value: T | None) -> dict[SandboxId, T]:
+    return {**{key: known for key, known in table.items() if key != name}, **({} if value is None else {name: value})}
 
 
 # Notes: what is to outlive a kill before the whole file is written
