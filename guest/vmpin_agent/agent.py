@@ -29,7 +29,7 @@ from vmpin.guestproto import (
 )
 from vmpin_agent import VERSION, files, threads
 from vmpin_agent.apply import Pinner
-from vmpin_agent.cgroups import Cgroups, Place, walk
+from vmpin_agent.cgroups import Cgroups, Place, within
 from vmpin_agent.cpus import Cpus
 from vmpin_agent.export import Export
 from vmpin_agent.memory import Memory
@@ -90,9 +90,8 @@ class Agent:
         table = self._cpus.read()
         containers = []
         for cid, place in list(self._cgroups.all(self._named()).items())[:MAX_CONTAINERS]:
-            paths = [place.path, *(path for path, _ in walk(place.path))]
             containers.append(GuestContainer(cid, place.shown, sum(len(self._cgroups.processes(each))
-                                                                   for each in paths)))
+                                                                   for each in within(place))))
         return Inventory(id, table.cpus, containers, self._cgroups.layout, platform.python_version(), table.note)
 
     def look(self, subscribed: bool) -> List[Answer]:
@@ -102,6 +101,8 @@ class Agent:
         self._resync -= 1
         if newest is None or newest != self._newest:
             self._look_again = _AFTER + 1
+        if cpus_changed:
+            self._pinner.cpus_changed()
         look = cpus_changed or self._look_again > 0 or self._resync <= 0
         self._online, self._newest = online, newest
         if not look or (self._map is None and not subscribed):

@@ -58,7 +58,7 @@ def sandbox_id(number: int) -> str:
 @contextlib.contextmanager
 def stand_ins(count: int, build: Path) -> Iterator[list[Machine]]:
     """`count` processes that look like QEMU under Kata, of 16 threads each."""
-    binary = _compiled(build)
+    binary = compiled(build)
     progress(f"starting {count} stand-ins of {THREADS} threads")
     with _ending([]) as machines:
         reader, writer = os.pipe()
@@ -109,7 +109,7 @@ def _ending(machines: list[Machine]) -> Iterator[list[Machine]]:
             machine.process.wait()
 
 
-def _compiled(build: Path) -> Path:
+def compiled(build: Path) -> Path:
     gcc = shutil.which("gcc") or shutil.which("cc")
     if gcc is None:
         raise CannotMeasure("needs gcc")

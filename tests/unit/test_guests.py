@@ -32,6 +32,7 @@ from vmpin.policy import Policy
 from vmpin.reconciler import Reconciler
 from vmpin.state import DesiredState, Known, SandboxState
 from vmpin.topology import Topology
+from vmpin.vmguest import vcpus
 
 POD = SandboxId("pod-a")
 WEB, LOGS = ContainerId("web"), ContainerId("logs")
@@ -290,6 +291,132 @@ def test_the_watcher_started_again_tells_it_again(tmp_path: Path) -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     run(test())
+
+
+def test_what_katas_agent_was_told_before_vmpins_came_is_taken_back_with_the_rest(tmp_path: Path) -> None:
+    """What vmpin's agent found is for it what was there before."""
+    async def test() -> None:
+        async with running(Machine(tmp_path, ports={1024})) as node:
+            await until(lambda: node.states() == {"web": "sent", "logs": "sent"})
+            node.ports.add(10789)
+            node.guests.look()
+            await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
+            assert node.kata.containers == {"web": "2-3", "logs": "0-1"}
+            node.give("2-3", held=True)
+            await until(lambda: node.kata.containers == {"web": "0-3", "logs": "0-3"})
+            unpinned = [type(request) for request in node.agent.requests].index(guestproto.Unpin)
+            assert not any(isinstance(request, guestproto.Map) for request in node.agent.requests[unpinned:])
+            node.give("2-3")
+            await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
+            updates = node.kata.calls.count(("grpc.AgentService", "UpdateContainer"))
+            node.give("2-3", held=True)
+            await until(lambda: isinstance(node.agent.requests[-1], guestproto.Unpin))
+            await asyncio.sleep(0.05)
+            assert node.kata.calls.count(("grpc.AgentService", "UpdateContainer")) == updates
+    run(test())
+
+
+def test_one_that_speaks_nonsense_is_an_error_with_a_counter_in_the_status(tmp_path: Path) -> None:
+    class Mad(Agent):
+        async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"\x00\x00\x00\x09[\x1b[31m\x07]]]")
+            await reader.read()
+
+    async def test() -> None:
+        async with running(Machine(tmp_path, {"guest_via": "vmpin-agent"}, agent=Mad())) as node:
+            await until(lambda: counted(node)["refused"] >= 3)
+            assert set(node.states().values()) == {f"error: {counted(node)['state']}"}
+            assert "not version 1 of the protocol" in counted(node)["last_error"]
+            assert counted(node)["last_error"].isprintable()
+            node.agent = Agent()
+            await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
+            assert counted(node)["refused"] >= 3
+    run(test())
+
+
+def counted(node: Machine) -> dict[str, Any]:
+    found = node.guests.data(POD)
+    assert found is not None
+    return found[0]
+
+
+def test_an_agent_that_comes_late_is_found_when_somebody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmpin.guest.attempts.FIRST", 60.0)
+    monkeypatch.setattr("vmpin.guest.attempts.LAST", 60.0)
+    monkeypatch.setattr("vmpin.guest.attempts.EARLY", 0.05)
+
+    async def test() -> None:
+        async with running(Machine(tmp_path, ports=set())) as node:
+            await until(lambda: node.told == [10789, 1024])
+            node.ports = {10789, 1024}
+            await asyncio.sleep(0.1)
+            assert node.told == [10789, 1024]
+            node.guests.look()
+            await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
+    run(test())
+
+
+# Without a watcher
+
+def take_back(node: Machine) -> dict[SandboxId, str]:
+    found: dict[SandboxId, str] = {}
+
+    async def test() -> None:
+        place = node.root / "vm" / POD
+        place.mkdir(parents=True)
+        async with serving(node.talk, place / "kata.hvsock"):
+            node.reconciler.placements = {}
+            found.update(await node.guests.take_back(cast(Reconciler, node.reconciler), [POD, SandboxId("other")]))
+        assert len(asyncio.all_tasks()) == 1
+    run(test())
+    return found
+
+
+def test_without_a_watcher_vmpins_agent_takes_it_back(tmp_path: Path) -> None:
+    node = Machine(tmp_path)
+    assert take_back(node) == {POD: "taken back"}
+    assert sum(isinstance(request, guestproto.Unpin) for request in node.agent.requests) == 1
+    assert node.agent.maps == []
+    assert node.told == [10789]
+
+
+def test_without_a_watcher_katas_agent_is_told_of_every_container(tmp_path: Path) -> None:
+    node = Machine(tmp_path, ports={1024})
+    node.kata.containers |= {"web": "2-3", "logs": "0-1"}
+    assert take_back(node) == {POD: "taken back"}
+    assert node.kata.containers == {"web": "0-3", "logs": "0-3"}
+
+
+@pytest.mark.parametrize(("values", "ports", "word"), [
+    ({}, set(), "nothing is taken back: nobody listens"),
+    ({"guest_via": "vmpin-agent"}, {1024}, "nothing is taken back: nobody listens"),
+    ({"guest_via": "off"}, {10789}, None), ({"guest_disabled_handlers": "kata-*"}, {10789}, None),
+])
+def test_without_a_watcher_it_is_said_who_takes_nothing_back(
+        values: dict[str, str], ports: set[int], word: str | None, tmp_path: Path) -> None:
+    node = Machine(tmp_path, values, ports=ports)
+    assert take_back(node) == ({} if word is None else {POD: word})
+    assert node.told == [] or word is not None
+
+
+def test_without_a_watcher_one_that_does_not_answer_is_not_waited_for(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmpin.guests.GOODBYE", 0.3)
+    node = Machine(tmp_path)
+    node.agent.silent_on = (guestproto.Unpin,)
+    assert take_back(node) == {POD: "no answer within 0.3 s"}
+
+
+def test_vcpus_in_the_order_they_came(tmp_path: Path) -> None:
+    node = Machine(tmp_path)
+    threads = {tid: VmThread(ThreadId(tid, began), ThreadRole.VCPU, f"CPU {vcpu}/KVM", 1, VcpuId(vcpu))
+               for tid, began, vcpu in ((500, 9, 6), (400, 7, 1), (401, 7, 0), (402, 9, 7), (600, 1, 2))}
+    argv = ["/usr/bin/qemu-system-x86_64", "-smp", "2,cores=1,threads=1,sockets=8,maxcpus=8"]
+    vmm = replace(node.vm.vmm, argv=argv, threads={**threads, 700: threads[500]._replace(
+        id=ThreadId(700, 1), role=ThreadRole.EMULATOR, vcpu=None)})
+    found = vcpus(replace(node.vm, type=VmmType.QEMU, vmm=vmm), {VcpuId(number): number for number in (0, 1, 6, 7)})
+    assert ([*found.hw], found.boot, found.most, found.plugged) == ([1, 0, 7, 6], 2, 8, [7, 6])
+    assert vcpus(node.vm, {VcpuId(number): number for number in range(4)}).plugged == []
 
 
 def test_looking_after_three_hundred_guests_in_which_nothing_changed_takes_less_than_two_ms(tmp_path: Path) -> None:

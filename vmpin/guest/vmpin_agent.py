@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from vmpin.channel import Channel, NotThere, Stream
-from vmpin.guest import Counters, Said, Trouble, Unanswered
+from vmpin.guest import ERROR, Counters, Ended, Said, Trouble, Unanswered
+from vmpin.guest.limits import MAX_ANSWER, Allowance, Told, only
 from vmpin.guest.together import together
-from vmpin.guest.words import said, why
+from vmpin.guest.words import said, summary, why
 from vmpin.guestproto import (
     MAX_NUMBER,
     Applied,
@@ -32,6 +33,7 @@ from vmpin.guestproto import (
     Subscribe,
     UnknownMessage,
     Unpin,
+    clean,
     encode,
     parse_answer,
 )
@@ -42,15 +44,11 @@ logger = logging.getLogger(__name__)
 #: An agent that does not answer by then (s) is taken for dead; with 1,000 threads it takes some 20 ms.
 DEADLINE = 5.0
 #: So often (s) an agent that says nothing is asked whether it is there.
-IDLE = 30.0
+IDLE = 60.0
 #: A connection that lasted so long (s) was a good one: the next attempt after it comes at once.
 LASTED = 60.0
-#: Of what a guest says within WINDOW seconds, more ends the connection. An `applied` of 50 containers is 10 kB.
-WINDOW, MAX_BYTES, MAX_MESSAGES = 10.0, 4 << 20, 500
 #: So often in a connection an agent may claim a newer generation than any it was sent.
 MAX_AHEAD = 8
-#: Different troubles that are logged before a guest has behaved.
-MAX_TOLD = 16
 
 
 class AgentSession:
@@ -67,6 +65,8 @@ class AgentSession:
         self.up = False
         #: Why it is not up, "" while nothing was tried; and the agent's version and way when it is.
         self.state = ""
+        #: What answers there does not speak the protocol.
+        self.odd = False
         self.heard: dict[ContainerId, Said] = {}
         #: The guest's own processes.
         self.system: Said | None = None
@@ -80,7 +80,7 @@ class AgentSession:
         self._wake = asyncio.Event()
         self._retry = asyncio.Event()
         self._generation = 0
-        self._told: set[str] = set()
+        self._told = Told()
         # Of the connection there is:
         self._id = 0
         #: The number of the newest question about the wish, None when it is yet to be asked.
@@ -88,6 +88,7 @@ class AgentSession:
         self._sent_at = 0.0
         self._heard_at = 0.0
         self._ahead = 0
+        self._allowance = Allowance(0.0)
 
     def push(self, wanted: Map) -> None:
         """From now on this is to be so. Its generation and id are the session's to give."""
@@ -95,19 +96,24 @@ class AgentSession:
                 generation=0):
             self._wanted, self._unpinned = wanted, False
             self._again()
+            self._retry.set()
 
     def unpin(self) -> None:
         """From now on everything is to be as it was before."""
         if not self._unpinned:
             self._wanted, self._unpinned = None, True
             self._again()
+            self._retry.set()
+
+    def look(self) -> None:
+        """Do not wait for the next attempt."""
+        self._retry.set()
 
     def _again(self) -> None:
         self._asked = None
         self.settled.clear()
         self.heard, self.system = {}, None
         self._wake.set()
-        self._retry.set()
         self._changed()
 
     async def run(self) -> None:
@@ -121,7 +127,8 @@ class AgentSession:
 
     async def _attempt(self) -> None:
         """One connection, over the first way that leads to an agent. :raises Exception: when it did not last."""
-        trouble: Exception = Trouble("no way into the guest is known")
+        self._retry.clear()
+        trouble: Exception = Unanswered("no way into the guest is known")
         for channel in self._channels():
             began = time.monotonic()
             try:
@@ -135,20 +142,22 @@ class AgentSession:
                 await self._serve(stream, channel)
             except (ProtocolError, Trouble, OSError, TimeoutError) as err:
                 trouble = err
-                # A serial port opens whether or not there is an agent; that none answers there is no news.
-                if not isinstance(err, Unanswered):
-                    if isinstance(err, ProtocolError):
-                        self.counters.refused += 1
-                    break
             finally:
                 stream.close()
                 was_up, self.up = self.up, False
                 self.heard, self.system = {}, None
                 self.settled.clear()
+            if isinstance(trouble, ProtocolError):
+                self.counters.refused += 1
             if was_up and time.monotonic() - began > LASTED:
-                self._told.clear()
+                self._told = Told()
                 self._ended(trouble)
                 return
+            # A serial port opens whether or not there is an agent; that none answers there is no news.
+            if not isinstance(trouble, Unanswered):
+                if was_up and not isinstance(trouble, ProtocolError):
+                    trouble = Ended(why(trouble))
+                break
         self._ended(trouble)
         raise trouble
 
@@ -156,15 +165,15 @@ class AgentSession:
         state = why(err)
         self.counters.last_error = state
         if state != self.state:
-            self.state = state
-            quiet = isinstance(err, NotThere | Unanswered) or state in self._told or len(self._told) >= MAX_TOLD
-            self._told.add(state)
-            logger.log(logging.DEBUG if quiet else logging.WARNING, "sandbox=%s guest agent: %s", self.name, state)
+            self.state, self.odd = state, isinstance(err, ProtocolError)
+            level = logging.DEBUG if isinstance(err, NotThere | Unanswered) else logging.WARNING
+            logger.log(self._told.level(level, state), "sandbox=%s guest agent: %s", self.name, state)
             self._changed()
 
     async def _serve(self, stream: Stream, channel: Channel) -> None:
         self._id, self._asked, self._ahead = 0, None, 0
         self._heard_at = self._sent_at = time.monotonic()
+        self._allowance = Allowance(self._heard_at)
         await together(self._say(stream), self._hear(stream, str(channel)))
 
     # What is said
@@ -207,6 +216,7 @@ class AgentSession:
     async def _send(self, stream: Stream, request: Request) -> None:
         if self._sent_at <= self._heard_at:
             self._sent_at = time.monotonic()  # else the one before is what an answer is waited for
+        self._allowance.asked()
         stream.writer.write(encode(request.message()))
         async with asyncio.timeout(DEADLINE):
             await stream.writer.drain()
@@ -214,19 +224,13 @@ class AgentSession:
     # What is heard
 
     async def _hear(self, stream: Stream, way: str) -> None:
-        decoder = Decoder()
-        began, size, count = time.monotonic(), 0, 0
+        decoder = Decoder(MAX_ANSWER)
         while True:
             data = await stream.reader.read(65536)
             if not data:
                 raise Trouble("the agent closed the connection") if self.up else Unanswered("closed at once")
-            now = time.monotonic()
-            if now - began > WINDOW:
-                began, size, count = now, 0, 0
             messages = decoder.feed(data)
-            size, count = size + len(data), count + len(messages)
-            if size > MAX_BYTES or count > MAX_MESSAGES:
-                raise ProtocolError(f"it said {count} messages, {size} bytes, within {WINDOW:g} s")
+            self._allowance.heard(len(data), len(messages), time.monotonic())
             for message in messages:
                 try:
                     self._heard(message, way)
@@ -234,7 +238,7 @@ class AgentSession:
                     continue  # of a newer agent; an answer to it might be answered for ever
 
     def _heard(self, message: Mapping[str, object], way: str) -> None:
-        answer = parse_answer(message)
+        answer = parse_answer(only(self._wanted.containers if self._wanted is not None else (), message))
         self.counters.answers += 1
         self._heard_at = time.monotonic()
         match answer:
@@ -251,12 +255,10 @@ class AgentSession:
                 pass
 
     def _is_up(self, pong: Pong, way: str) -> None:
-        self.up, self.state = True, f"agent {pong.version or '?'} over {way}"
+        self.up, self.odd, self.state = True, False, clean(f"agent {pong.version or '?'} over {way}")
         # A guest that comes and goes is no news either, until it has stayed.
-        logger.log(logging.DEBUG if self.state in self._told else logging.INFO, "sandbox=%s guest agent is up: %s",
-                   self.name, self.state)
-        if len(self._told) < MAX_TOLD:
-            self._told.add(self.state)
+        logger.log(self._told.level(logging.INFO, self.state), "sandbox=%s guest agent is up: %s", self.name,
+                   self.state)
         self._wake.set()
         self._changed()
 
@@ -278,9 +280,12 @@ class AgentSession:
             return
         if answer.generation < self._generation or self._wanted is None or self._asked is None:
             return
-        wanted = self._wanted.containers
-        self.heard = {ContainerId(cid): said(outcome) for cid, outcome in answer.containers.items() if cid in wanted}
+        self.heard = {ContainerId(cid): said(outcome) for cid, outcome in answer.containers.items()}
         self.system = None if answer.system is None else said(answer.system)
+        if not self.settled.is_set():
+            failed = any(each.state == ERROR for each in self.heard.values())
+            logger.log(logging.WARNING if failed else logging.INFO, "sandbox=%s guest containers: %s", self.name,
+                       summary(self.heard))
         self.settled.set()
         self._changed()
 
@@ -289,6 +294,6 @@ class AgentSession:
             logger.debug("sandbox=%s guest agent: error: %s", self.name, answer.error)
             return
         text = answer.error or "the agent gives no reason"
-        self.heard = {ContainerId(cid): Said("error", text) for cid in self._wanted.containers}
+        self.heard = {ContainerId(cid): Said(ERROR, text) for cid in self._wanted.containers}
         self.settled.set()
         self._changed()
