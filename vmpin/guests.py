@@ -33,6 +33,8 @@ class Guests:
         self._tasks: dict[Guest, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._running = False
+        #: What was last wrong with telling a guest, so that it is logged once.
+        self._odd: dict[SandboxId, str] = {}
 
     async def run(self) -> None:
         """Until cancelled. The guests stay as they were told to be."""
@@ -54,25 +56,37 @@ class Guests:
         vms = reconciler.observer.vms
         for sandbox in self._guests.keys() - vms.keys():
             self._end(sandbox)
-        for sandbox, vm in vms.items():
-            state = reconciler.state.sandboxes.get(sandbox)
-            placement = reconciler.placements.get(sandbox)
-            guest = self._guests.get(sandbox)
-            seen = (vm.vmm.id, vm.vcpus, vm.known, state, placement, reconciler.config)
-            if guest is not None and _same(guest.seen, seen):
-                continue
-            config = reconciler.config
-            via = config.guest_via("" if state is None else state.handler)
-            if guest is not None and (guest.vmm != vm.vmm.id or via != guest.via or guest.port != config.guest_port):
-                self._end(sandbox, goodbye=vm if via == "off" and guest.vmm == vm.vmm.id else None)
-                guest = None
-            if via == "off":
-                continue
-            if guest is None:
-                guest = self._begin(via, vm, reconciler)
-            guest.seen = seen
-            guest.config = config
-            guest.tell(vm, placement, state)
+        for sandbox in self._odd.keys() - vms.keys():
+            del self._odd[sandbox]
+        for vm in vms.values():
+            try:
+                self._update(vm, reconciler)
+            except Exception as err:  # whatever it is, the host's half goes on
+                if self._odd.get(vm.sandbox) != repr(err):
+                    logger.error("sandbox=%s its guest cannot be told: %r", vm.sandbox, err)
+                    logger.debug("sandbox=%s", vm.sandbox, exc_info=True)
+                self._odd[vm.sandbox] = repr(err)
+
+    def _update(self, vm: Vm, reconciler: Reconciler) -> None:
+        state = reconciler.state.sandboxes.get(vm.sandbox)
+        placement = reconciler.placements.get(vm.sandbox)
+        guest = self._guests.get(vm.sandbox)
+        config = reconciler.config
+        seen = (vm.vmm.id, vm.vcpus, vm.known, state, placement, config)
+        if guest is not None and _same(guest.seen, seen):
+            return
+        via = config.guest_via("" if state is None else state.handler)
+        if guest is not None and (guest.vmm != vm.vmm.id or via != guest.via or guest.port != config.guest_port):
+            self._end(vm.sandbox, goodbye=vm if via == "off" and guest.vmm == vm.vmm.id else None)
+            guest = None
+        if via == "off":
+            return
+        if guest is None:
+            guest = self._begin(via, vm, reconciler)
+        guest.config = config
+        guest.tell(vm, placement, state)
+        guest.seen = seen
+        self._odd.pop(vm.sandbox, None)
 
     def look(self) -> None:
         """Look for whoever is in the guests now; where nobody is, that is done every five minutes only."""

@@ -331,6 +331,7 @@ class Watcher:
             self.reconciler.take_back(known if only is None else [only])
             self._take_spool()
             report = self.reconciler.resync(full=True)
+            self._guests.look()
             self._told(report, "request")
             return snapshot.outcome(report)
         if operation == "unpin":

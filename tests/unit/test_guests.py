@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -438,3 +439,16 @@ def test_looking_after_three_hundred_guests_in_which_nothing_changed_takes_less_
             took.append(time.perf_counter() - began)
         assert min(took) < 0.002
     run(test())
+
+
+def test_what_goes_wrong_with_the_guests_is_told_once_and_stops_nothing(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "vmpin.vmguest", None)  # as if a library were not there
+        machine = Machine(tmp_path)
+        machine.update()
+    assert len(caplog.records) == 1
+    assert "its guest cannot be told" in caplog.text
+    assert machine.guests.data(POD) is None
+    machine.update()
+    assert machine.guests.data(POD) is not None

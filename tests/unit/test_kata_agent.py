@@ -7,7 +7,7 @@ import logging
 import os
 import random
 import struct
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -214,6 +214,26 @@ def test_a_refusal_by_policy_is_told_once_and_not_repeated(caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         run(test())
     assert len(caplog.records) == 1
+
+
+def test_a_refusal_is_told_of_the_newest_wish_too() -> None:
+    class Late(Server):
+        meanwhile: Callable[[], None]
+
+        def answer(self, request: ttrpc.Request) -> ttrpc.Response:
+            self.meanwhile()
+            return super().answer(request)
+
+    async def test() -> None:
+        server = Late()
+        server.policy.add("UpdateContainer")
+        async with session(server) as ours:
+            server.meanwhile = lambda: ours.push(KataWish(BOOT, ONE))
+            ours.push(WISH)
+            await until(lambda: ours.refused)
+            await until(lambda: ours.heard)
+            assert {cid: said.state for cid, said in ours.heard.items()} == {"c1": "left alone"}
+    run(test())
 
 
 def test_refused_metrics_are_done_without() -> None:

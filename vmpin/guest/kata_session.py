@@ -193,11 +193,10 @@ class KataSession:
                                                           "online", wanted=wanted))
             if self.refused:
                 self.up, self.state = False, self.refused
-                heard = self._everyone(LEFT_ALONE, self.refused)
-                break
-        if not self.refused:
-            # Those that have gone, most of all.
-            await self._take_back(agent, every, [each for each in self._given if each not in wish.map.containers])
+                self.heard = self._everyone(LEFT_ALONE, self.refused)  # of the newest wish: there is no next round
+                return
+        # Those that have gone, most of all.
+        await self._take_back(agent, every, [each for each in self._given if each not in wish.map.containers])
         if wish is not self._wish:
             return  # changed meanwhile: the next round, which comes at once, tells the new one
         if now is not None and online == len(wish.vcpus.hw) and not hidden:

@@ -129,7 +129,7 @@ def check(guest: PodGuest, busy: Mapping[int, int], sandbox: str) -> None:
           + ", ".join(f"vCPU {vcpu} {spent:.1f} s on CPU {runs.cpus[tids[vcpu]]}" for vcpu, spent in outside.items()))
     assert {vcpu: runs.cpus[tids[vcpu]] for vcpu in busy} == {vcpu: CpuSet([cpu]) for vcpu, cpu in busy.items()}
     assert runs.of(guest) <= CpuSet.parse(sandbox)
-    assert min(shares) > 0.75  # the rest is the agent's, and the test's own in the guest
+    assert min(shares) > 0.6  # the rest is the agent's, and the test's own in the guest
 
 
 def test_from_the_cri_to_the_guests_threads(node: CriNode, guest: PodGuest) -> None:
