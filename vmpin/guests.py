@@ -31,7 +31,10 @@ class Guests:
     def __init__(self) -> None:
         self._guests: dict[SandboxId, Guest] = {}
         self._tasks: dict[Guest, asyncio.Task[None]] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        #: What was told is being taken back; who is told next waits for it.
+        self._leaving: dict[SandboxId, asyncio.Task[None]] = {}
+        #: By CID of vsock, the sandboxes whose VMMs name it.
+        self._cids: dict[int, set[SandboxId]] = {}
         self._running = False
         #: What was last wrong with telling a guest, so that it is logged once.
         self._odd: dict[SandboxId, str] = {}
@@ -45,7 +48,7 @@ class Guests:
             await asyncio.Event().wait()
         finally:
             self._running = False
-            tasks = [*self._tasks.values(), *self._leaving]
+            tasks = [*self._tasks.values(), *self._leaving.values()]
             self._tasks = {}
             for task in tasks:
                 task.cancel()
@@ -77,7 +80,7 @@ class Guests:
             return
         via = config.guest_via("" if state is None else state.handler)
         if guest is not None and (guest.vmm != vm.vmm.id or via != guest.via or guest.port != config.guest_port):
-            self._end(vm.sandbox, goodbye=vm if via == "off" and guest.vmm == vm.vmm.id else None)
+            self._end(vm.sandbox, goodbye=vm if guest.vmm == vm.vmm.id else None)
             guest = None
         if via == "off":
             return
@@ -98,24 +101,40 @@ class Guests:
 
         kata = reconciler.sources.sandboxes.get(vm.sandbox)
         made = self._guests[vm.sandbox] = Guest(via, vm, "" if kata is None else kata.agent_url, reconciler.proc,
-                                                reconciler.config)
+                                                reconciler.config, self._rivals)
+        if made.cid is not None:
+            self._cids.setdefault(made.cid, set()).add(vm.sandbox)
         if self._running:
             self._start(vm.sandbox, made)
         return made
 
+    def _rivals(self, cid: int, sandbox: SandboxId) -> list[SandboxId]:
+        """The other sandboxes whose VMMs say that this CID is theirs; the kernel gives it to one."""
+        return sorted(self._cids.get(cid, set()) - {sandbox})
+
     def _start(self, sandbox: SandboxId, guest: Guest) -> None:
-        self._tasks[guest] = asyncio.create_task(_supervised(sandbox, guest))
+        self._tasks[guest] = asyncio.create_task(_supervised(sandbox, guest, self._leaving.get(sandbox)))
 
     def _end(self, sandbox: SandboxId, goodbye: Vm | None = None) -> None:
         guest = self._guests.pop(sandbox)
+        if guest.cid is not None:
+            self._cids[guest.cid].discard(sandbox)
+            if not self._cids[guest.cid]:
+                del self._cids[guest.cid]
         task = self._tasks.pop(guest, None)
         if task is None:
             return
         if goodbye is not None:
             guest.take_back(goodbye)
-        leaving = asyncio.create_task(_leave(guest, task, GOODBYE if goodbye is not None else 0.0))
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
+        leaving = asyncio.create_task(_leave(guest, task, GOODBYE if goodbye is not None else 0.0,
+                                             self._leaving.get(sandbox)))
+        self._leaving[sandbox] = leaving
+
+        def left(done: asyncio.Task[None]) -> None:
+            if self._leaving.get(sandbox) is done:
+                del self._leaving[sandbox]
+
+        leaving.add_done_callback(left)
 
     def report(self, sandbox: SandboxId) -> GuestReport | None:
         """For the status; None where guests are told nothing."""
@@ -129,6 +148,13 @@ class Guests:
             return None
         found = guest.report()
         return found.data(), {container: found.of(container).data() for container in guest.placed}
+
+    async def taken_back(self, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
+        """What becomes, within a few seconds, of what is being taken back in the guests of these sandboxes. One that
+        is told nothing is left out."""
+        asked = {sandbox: self._guests[sandbox] for sandbox in sandboxes if sandbox in self._guests}
+        words = await asyncio.gather(*(guest.taken_back(GOODBYE) for guest in asked.values()))
+        return dict(zip(asked, words, strict=True))
 
     async def take_back(self, reconciler: Reconciler, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
         """Where no watcher runs: have the guests of these sandboxes take back what one before told them.
@@ -144,14 +170,15 @@ class Guests:
                 guest.take_back(vm)
         task = asyncio.create_task(self.run())
         try:
-            words = await asyncio.gather(*(guest.taken_back(GOODBYE) for guest in self._guests.values()))
-            return dict(zip(self._guests, words, strict=True))
+            return await self.taken_back(self._guests)
         finally:
             task.cancel()
             await asyncio.wait([task])
 
 
-async def _supervised(sandbox: SandboxId, guest: Guest) -> None:
+async def _supervised(sandbox: SandboxId, guest: Guest, after: asyncio.Task[None] | None) -> None:
+    if after is not None:
+        await asyncio.wait([after])
     while True:
         try:
             await guest.run()
@@ -163,8 +190,10 @@ async def _supervised(sandbox: SandboxId, guest: Guest) -> None:
         await asyncio.sleep(30.0)
 
 
-async def _leave(guest: Guest, task: asyncio.Task[None], seconds: float) -> None:
+async def _leave(guest: Guest, task: asyncio.Task[None], seconds: float, before: asyncio.Task[None] | None) -> None:
     try:
+        if before is not None:
+            await asyncio.wait([before])
         if seconds:
             await guest.taken_back(seconds)
     finally:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from vmpin.channel import Channel
 from vmpin.channel.find import VmFacts, find, has_ports
+from vmpin.channel.vsock import Contested, Vsock
 from vmpin.config import Config
 from vmpin.guest import PENDING, GuestReport, Said
 from vmpin.guest.kata_session import KataSession, KataWish
@@ -21,20 +22,22 @@ from vmpin.guest.together import ended, together
 from vmpin.guest.vmpin_agent import AgentSession
 from vmpin.guestmap import guest_map
 from vmpin.host.procfs import Procfs
-from vmpin.model import ContainerId, VcpuId, VmmType
+from vmpin.model import ContainerId, SandboxId, VcpuId, VmmType
 from vmpin.observe import Vm
 from vmpin.placement import Placement
 from vmpin.state import SandboxState
 from vmpin.vmm.guest_kernel import kernel_version
-from vmpin.vmm.guest_ports import hardware_ids
+from vmpin.vmm.guest_ports import guest_cid, hardware_ids
 from vmpin.vmm.qemu_cmdline import parse_smp
 
 
 class Guest:
     """`tell` what is to be so; `run` makes it so."""
 
-    def __init__(self, via: str, vm: Vm, agent_url: str, proc: Procfs, config: Config) -> None:
-        """:param agent_url: how Kata reaches its agent, where it keeps that."""
+    def __init__(self, via: str, vm: Vm, agent_url: str, proc: Procfs, config: Config,
+                 rivals: Callable[[int, SandboxId], Sequence[SandboxId]]) -> None:
+        """:param agent_url: how Kata reaches its agent, where it keeps that.
+        :param rivals: who else says that a CID is theirs: a command line is anybody's to write."""
         self.via = via
         self.vmm = vm.vmm.id
         self.port = config.guest_port
@@ -47,8 +50,9 @@ class Guest:
         self.agent: AgentSession | None = None
         self.kata: KataSession | None = None
         self._facts = VmFacts(vm.sandbox, vm.type, vm.vmm.pid, tuple(vm.vmm.argv), agent_url)
+        self.cid = guest_cid(vm.vmm.argv)
         self._proc = proc
-        self._channels: Sequence[Channel] = ()
+        self._rivals = rivals
         #: Set at everything that is heard, for each that waits for it.
         self._turn, self._news = asyncio.Event(), asyncio.Event()
         if via in ("auto", "vmpin-agent"):
@@ -57,10 +61,10 @@ class Guest:
             self.kata = KataSession(vm.sandbox, self._with_ports, self._changed, self._kernel)
 
     def channels(self) -> Sequence[Channel]:
-        """The ways in. A socket that is not there yet is looked for again at the next attempt."""
-        if not self._channels:
-            self._channels = find(self._facts, self._proc, self.config.path("kata_go"), self.config.path("kata_rs"))
-        return self._channels
+        """The ways in, as they are at this moment: a socket or its daemon may come later, or be another by now."""
+        found = find(self._facts, self._proc, self.config.path("kata_go"), self.config.path("kata_rs"))
+        rivals = [] if self.cid is None else self._rivals(self.cid, self._facts.sandbox)
+        return [Contested(str(way), rivals[0]) if rivals and isinstance(way, Vsock) else way for way in found]
 
     def _changed(self) -> None:
         self._turn.set()

@@ -92,7 +92,7 @@ def test_a_change_of_placement_is_pushed_within_100_ms(node: Node, cpus: tuple[s
         print(f"from the hook's call to the masks: median {statistics.median(told) * 1000:.1f} ms, longest "
               f"{max(told) * 1000:.1f}; from there to the map: median {statistics.median(pushed) * 1000:.1f} ms, "
               f"longest {max(pushed) * 1000:.1f}")
-        assert statistics.median(pushed) < 0.1
+        assert sorted(pushed)[-2] < 0.1  # of twenty; one is the machine's to lose
         wait_for_states(node, vm.sandbox, {"web": "applied", "logs": "applied"})
         assert len(vm.heard("map")) == guest(node, vm.sandbox)["pushes"]
 

@@ -20,6 +20,7 @@ from kata_peer import Server
 
 from vmpin import config as configuration
 from vmpin import guestproto
+from vmpin.channel.vsock import Vsock
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet
 from vmpin.events import Source
@@ -238,6 +239,50 @@ def test_switched_off_while_it_runs_everything_is_taken_back(tmp_path: Path) -> 
     run(test())
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.3])
+def test_another_way_begins_when_the_one_before_has_taken_everything_back(pause: float, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(Machine(tmp_path)) as node:
+            await until(lambda: node.states().get("web") == "applied")
+            for via in ("off", "kata-agent") if pause else ("kata-agent",):
+                node.reconciler.config = node.config(guest_via=via)
+                node.update()
+                await asyncio.sleep(pause)
+            await until(lambda: node.states().get("web") == "sent")
+            assert isinstance(node.agent.requests[-1], guestproto.Unpin)
+            assert node.kata.containers == {"web": "2-3", "logs": "0-1"}
+            count = len(node.agent.maps)
+            node.reconciler.config = node.config(guest_via="vmpin-agent")
+            node.update()
+            await until(lambda: node.states().get("web") == "applied")
+            assert node.kata.containers == {"web": "0-3", "logs": "0-3"}
+            assert len(node.agent.maps) == count + 1
+    run(test())
+
+
+def test_off_and_on_again_at_once_ends_with_the_map(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(Machine(tmp_path)) as node:
+            await until(lambda: node.states().get("web") == "applied")
+            for _ in range(5):
+                for via in ("off", "vmpin-agent"):
+                    node.reconciler.config = node.config(guest_via=via)
+                    node.update()
+            await until(lambda: node.states().get("web") == "applied")
+            assert isinstance([each for each in node.agent.requests if isinstance(
+                each, guestproto.Map | guestproto.Unpin)][-1], guestproto.Map)
+    run(test())
+
+
+def test_unpin_says_what_became_of_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(Machine(tmp_path)) as node:
+            await until(lambda: node.states().get("web") == "applied")
+            node.give("2-3", held=True)
+            assert await node.guests.taken_back([POD, SandboxId("another")]) == {POD: "taken back"}
+    run(test())
+
+
 def test_what_katas_agent_was_told_is_taken_back_too(tmp_path: Path) -> None:
     async def test() -> None:
         async with running(Machine(tmp_path, {"guest_via": "kata-agent"})) as node:
@@ -452,3 +497,29 @@ def test_what_goes_wrong_with_the_guests_is_told_once_and_stops_nothing(
     assert machine.guests.data(POD) is None
     machine.update()
     assert machine.guests.data(POD) is not None
+
+
+def test_a_cid_that_two_claim_is_nobodys(tmp_path: Path) -> None:
+    """A command line is its process's to write; the kernel gives a CID to one VM."""
+    async def test() -> None:
+        node = Machine(tmp_path, {"guest_via": "off"})
+        argv = ["qemu-system-x86_64", "-smp", "4", "-device", "vhost-vsock-pci,guest-cid=77"]
+        pods = [SandboxId("pod-a"), SandboxId("pod-b")]
+        vms = {pod: replace(node.vm, sandbox=pod, type=VmmType.QEMU, vmm=replace(node.vm.vmm, argv=argv))
+               for pod in pods}
+        node.reconciler.config = node.config()
+        node.reconciler.observer.vms = {pods[0]: vms[pods[0]]}
+        node.update()
+        (alone,) = node.guests._guests[pods[0]].channels()
+        assert isinstance(alone, Vsock)
+        node.reconciler.observer.vms = vms
+        node.update()
+        for pod, other in zip(pods, reversed(pods), strict=True):
+            (way,) = node.guests._guests[pod].channels()
+            with pytest.raises(OSError, match=f"sandbox {other} says"):
+                await way.open(10789)
+        node.reconciler.observer.vms = {pods[1]: vms[pods[1]]}
+        node.update()
+        (alone,) = node.guests._guests[pods[1]].channels()
+        assert isinstance(alone, Vsock)
+    run(test())

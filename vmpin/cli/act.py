@@ -96,12 +96,15 @@ def _whole(config: Config, sandbox: str | None) -> str | None:
 
 
 def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:
-    """Print what was done; exit code 1 when something was refused."""
+    """Print what was done; exit code 1 when something was refused, or a guest keeps what it was told."""
     operations = found["operations"]
     refused = [operation for operation in operations if operation["outcome"] == "refused"]
+    guests = found.get("guests", {})
+    # Where nobody is in the guest nothing was told either.
+    kept = [word for word in guests.values() if word.startswith(("no answer", "not taken back"))]
     if args.output == "json":
         print_data(found, "json")
-        return 1 if refused else 0
+        return 1 if refused or kept else 0
     for operation in operations:
         outcome = operation["outcome"]
         more = {"done": "", "gone": ": the thread has ended", "refused": f": {operation['why']}",
@@ -109,6 +112,6 @@ def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:
         print(shown(operation["what"] + more))
     if not operations:
         print(nothing)
-    for sandbox, word in found.get("guests", {}).items():
+    for sandbox, word in guests.items():
         print(shown(f"sandbox {sandbox}: in its guest: {word}"))
-    return 1 if refused else 0
+    return 1 if refused or kept else 0

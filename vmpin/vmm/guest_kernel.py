@@ -6,14 +6,12 @@ as it is the one from before the VM started. What stays out: what follows from i
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
 import re
 import stat
-import struct
 import time
 from collections.abc import Sequence
+from typing import BinaryIO
 
 from vmpin.vmm.qemu_cmdline import option_values
 
@@ -23,6 +21,8 @@ _BANNER = re.compile(rb"Linux version ([0-9]{1,3})\.([0-9]{1,3})")
 _RELEASE = re.compile(rb"([0-9]{1,3})\.([0-9]{1,3})")
 #: Documentation/arch/x86/boot.rst: the magic at 0x202, and at 0x20e where the version's text is, less 0x200.
 _MAGIC, _MAGIC_AT, _TEXT_AT = b"HdrS", 0x202, 0x20E
+#: So much is looked through at a time, and so much of it again with the next (bytes).
+_PART, _OVERLAP = 1 << 20, 64
 
 #: What was read, by the file's identity: a node's VMs have few different kernels, and one takes 0.1 s to look through.
 _known: dict[tuple[int, int, int, int], tuple[int, int] | None] = {}
@@ -39,7 +39,8 @@ def kernel_version(argv: Sequence[str], pid: int, starttime: int) -> tuple[int, 
     path = f"/proc/{pid}/root{paths[0]}" if paths[0].startswith("/") else f"/proc/{pid}/cwd/{paths[0]}"
     began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + starttime / os.sysconf("SC_CLK_TCK")
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        # Not opened before it is known for a file: a command line may name any device, and some act when opened.
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -50,7 +51,8 @@ def kernel_version(argv: Sequence[str], pid: int, starttime: int) -> tuple[int, 
         if key not in _known:
             if len(_known) >= 64:
                 _known.clear()
-            with mmap.mmap(fd, info.st_size, prot=mmap.PROT_READ) as image:
+            # Read and not mapped: its owner may cut it short at any moment.
+            with open(f"/proc/self/fd/{fd}", "rb") as image:
                 _known[key] = version_in(image)
         return _known[key]
     except (OSError, ValueError):
@@ -59,15 +61,22 @@ def kernel_version(argv: Sequence[str], pid: int, starttime: int) -> tuple[int, 
         os.close(fd)
 
 
-def version_in(image: bytes | mmap.mmap) -> tuple[int, int] | None:
+def version_in(image: BinaryIO) -> tuple[int, int] | None:
     """The version that an x86 bzImage has in its header, or an uncompressed kernel in its data."""
-    match = None
-    if image[_MAGIC_AT:_MAGIC_AT + len(_MAGIC)] == _MAGIC:
-        with contextlib.suppress(struct.error):
-            (at,) = struct.unpack_from("<H", image, _TEXT_AT)
-            match = _RELEASE.match(image, at + 0x200) if at else None
-    else:
-        # In parts: a search lets no other thread run.
-        parts = (_BANNER.search(image, at, at + _PART + 64) for at in range(0, len(image), _PART))
-        match = next(filter(None, parts), None)
+    head = image.read(_PART)
+    if head[_MAGIC_AT:_MAGIC_AT + len(_MAGIC)] == _MAGIC:
+        at = int.from_bytes(head[_TEXT_AT:_TEXT_AT + 2], "little")
+        return _numbers(_RELEASE.match(head, at + 0x200)) if at else None
+    read = len(head)
+    while head:
+        more = image.read(_PART) if read < _MOST else b""
+        read += len(more)
+        match = _BANNER.search(head)
+        if match is not None and (match.end() < len(head) or not more):
+            return _numbers(match)
+        head = head[-_OVERLAP:] + more if more else b""
+    return None
+
+
+def _numbers(match: re.Match[bytes] | None) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
