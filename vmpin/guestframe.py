@@ -38,7 +38,7 @@ class Decoder:
     """Messages out of a stream of bytes; keeps one frame at most, of at most `limit` bytes."""
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
-        self._limit = limit
+        self.limit = limit
         self._buffer = bytearray()
         self._error: Optional[ProtocolError] = None
 
@@ -77,8 +77,8 @@ class Decoder:
         if len(self._buffer) < _HEADER.size:
             return _HEADER.size
         (length,) = _HEADER.unpack_from(self._buffer)
-        if not 2 <= length <= self._limit:
-            raise ProtocolError(f"a frame says it is {length} bytes long, and may be 2 to {self._limit}")
+        if not 2 <= length <= self.limit:
+            raise ProtocolError(f"a frame says it is {length} bytes long, and may be 2 to {self.limit}")
         return _HEADER.size + int(length)
 
 

@@ -163,6 +163,8 @@ class Guest:
         """Nothing as long as it is not known."""
         agent, kata = self.agent, self.kata
         if agent is not None and agent.up:
+            if agent.unpin_error:
+                return f"not all is taken back: {agent.unpin_error}"
             return "taken back" if agent.settled.is_set() and not (kata is not None and kata.owes) else ""
         if agent is not None and (kata is None or not agent.state):
             return f"nothing is taken back: {agent.state}" if agent.state else ""

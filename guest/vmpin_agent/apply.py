@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Set, Tuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.guestproto import APPLIED, ERROR, MAX_OUTSIDE, PENDING, UNKNOWN, Applied, Map, Outcome
+from vmpin.guestproto import APPLIED, ERROR, MAX_OUTSIDE, PENDING, UNKNOWN, Applied, Map, Outcome, clean
 from vmpin_agent import cpusets, files, system
 from vmpin_agent.cgroups import Cgroups, Place, within
 from vmpin_agent.cpus import Cpus, CpuTable
@@ -68,6 +68,7 @@ class Pinner:
             outcomes[work.cid] = self._check(work)
         told = None if map.system is None else self._system(map, map.system, table, masks)
         masks.prune()
+        cpusets.prune(self._memory)
         self._note_trouble(self._memory.save())
         ordered = {cid: outcomes[cid] for cid in map.containers}
         return Applied(None, map.generation, ordered, told)
@@ -197,7 +198,7 @@ class Pinner:
         state = PENDING if out or work.pending else ERROR if work.lacking else APPLIED
         cgroup = work.place.shown if work.writes is not None else None
         return Outcome(state, cgroup, work.wanted, got, self._processes(work.directories), len(tids),
-                       tuple(out[:MAX_OUTSIDE]), "; ".join(filter(None, (work.lacking, work.trouble))))
+                       tuple(out[:MAX_OUTSIDE]), clean("; ".join(filter(None, (work.lacking, work.trouble)))))
 
     def _system(self, map: Map, hw: Tuple[int, ...], table: CpuTable, masks: Masks) -> Outcome:
         wanted, lacking, pending = table.find(hw)

@@ -557,6 +557,37 @@ def test_a_cgroup_that_is_made_anew_under_its_name_is_another(tmp_path: Path) ->
         assert (place / "cpuset.cpus").read_text().strip() == "0-1"
 
 
+@pytest.mark.root
+@pytest.mark.usefixtures("real_v1")
+def test_cgroups_that_came_and_went_are_forgotten(tmp_path: Path) -> None:
+    with v1_cgroup(ID) as (_, place):
+        made = agent(tmp_path, "/sys/fs/cgroup")
+        for number in range(20):
+            inner = place / f"run-{number}"
+            inner.mkdir()
+            for file in "cpuset.cpus", "cpuset.mems":
+                (inner / file).write_text((place / file).read_text())
+            put(made, {ID: "1"}, number)
+            assert str(inner) in made._memory.cgroups
+            inner.rmdir()
+        put(made, {ID: "1"}, 20)
+        assert made._memory.cgroups.keys() == {str(place)}
+        assert json.loads((tmp_path / "run/agent.json").read_text())["cgroups"].keys() == {str(place)}
+        made.answer(Unpin())
+        assert (place / "cpuset.cpus").read_text() == "0-1\n"
+
+
+def test_an_error_is_no_longer_than_the_host_shows(tmp_path: Path, both: tuple[Worker, Worker],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    v2(tmp_path, both[0], "0-1")
+
+    def refuse(path: str, text: str) -> None:
+        raise OSError(errno.EBUSY, "busy" * 300)
+
+    monkeypatch.setattr(files, "write", refuse)
+    assert len(put(agent(tmp_path), {"a": "1"}).containers["a"].error) == 400
+
+
 def test_what_a_cgroup_leaves_its_threads_is_its_nearest_ancestors(tmp_path: Path) -> None:
     write(tmp_path, {"cgroup.controllers": "cpuset", "a/cpuset.cpus.effective": "0-2", "a/b/c/cgroup.procs": ""})
     (hierarchy,) = Cgroups(str(tmp_path)).hierarchies
@@ -607,6 +638,41 @@ def test_who_subscribed_is_told_of_containers(tmp_path: Path, both: tuple[Worker
     made._newest = ("", "")
     assert made.look(True) == [Event("containers", started=(OTHER,), stopped=(ID,))]
     assert made.look(True) == []
+
+
+def test_a_second_subscriber_takes_nothing_from_the_first(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+    root = plain(tmp_path)
+    made = agent(tmp_path)
+    made.answer(Subscribe(1))
+    fill(root / ID, both[0])
+    made.answer(Subscribe(2))
+    made._newest = ("", "")
+    assert made.look(True) == [Event("containers", started=(ID,))]
+    made.look(False)  # both have gone
+    fill(root / OTHER, both[1])
+    made.answer(Subscribe(3))
+    made._newest = ("", "")
+    assert made.look(True) == []
+
+
+def test_what_could_not_be_taken_back_is_tried_again(tmp_path: Path, both: tuple[Worker, Worker],
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = both
+    plain(tmp_path, a=one)
+    made = agent(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    for again in (lambda: made.answer(Unpin(2)), lambda: [made.look(False) for _ in range(11)]):
+        put(made, {"a": "0"}, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(cpusets, "restore", fail)
+            with pytest.raises(OSError, match="no memory"):
+                made.answer(Unpin(1))
+        assert one.masks() == {"0"}
+        again()
+        assert one.masks() == {"0-1"}
 
 
 def test_nothing_is_looked_at_while_no_thread_is_born_or_ends(tmp_path: Path, both: tuple[Worker, Worker]) -> None:

@@ -23,7 +23,7 @@ from vmpin.channel import Channel, NotThere, Stream
 from vmpin.cpuset import CpuSet
 from vmpin.guest import Ended, Said, Unanswered
 from vmpin.guest.attempts import attempts
-from vmpin.guest.limits import MAX_ANSWER, Allowance
+from vmpin.guest.limits import MAX_AGAIN, MAX_ANSWER, Allowance, longest
 from vmpin.guest.vmpin_agent import AgentSession
 from vmpin.guest.words import said
 from vmpin.guestproto import Map, Share
@@ -279,6 +279,8 @@ def frame(body: bytes, length: int | None = None) -> bytes:
     return struct.pack(">I", len(body) if length is None else length) + body
 
 
+NEED = guestproto.encode(guestproto.NeedMap().message())
+PADDED = frame(b'{"v":1,"type":"need_map","x":"' + b"x" * 60_000 + b'"}')
 PONG = guestproto.encode(guestproto.Pong(1, "0.1", "b", 1.0).message())
 HOSTILE = {
     "random": random.Random(5).randbytes(5000),
@@ -293,6 +295,9 @@ HOSTILE = {
     "a flood": PONG + frame(b'{"v":1,"type":"event","kind":"cpus"}') * 700,
     "bytes": PONG + frame(b'{"v":1,"type":"event","kind":"' + b"x" * 200_000 + b'"}') * 25,
     "a long message": PONG + frame(b'{"v":1,"type":"event","kind":"' + b"x" * 300_000 + b'"}'),
+    "the map again": PONG + NEED * 20,
+    "the map again before it is up": NEED * 20,
+    "the map again, padded": PONG + PADDED * 20,
 }
 
 
@@ -314,10 +319,150 @@ def test_garbage_for_ever_is_dropped_with_backoff_and_counted(what: str, caplog:
             # Some begin well each time.
             await until(lambda: not ours.up and ours.heard == {})
             assert "not version 1 of the protocol" in ours.counters.last_error
+            assert ours.counters.pushes <= ours.counters.connects * (1 + MAX_AGAIN)
     with caplog.at_level(logging.WARNING):
         run(test())
     # A line for each trouble or two, not for each attempt.
     assert len(caplog.records) <= 4
+
+
+@pytest.mark.parametrize("says", [NEED, PADDED, NEED * 3])
+def test_a_guest_that_wants_every_map_again_is_dropped_with_backoff(says: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(PONG)
+        decoder = guestproto.Decoder()
+        while data := await reader.read(65536):
+            writer.write(says * sum(message["type"] in ("map", "unpin") for message in decoder.feed(data)))
+
+    async def test() -> None:
+        for unpin in False, True:
+            async with serving(talk) as path, session(path) as ours:
+                if unpin:
+                    ours.unpin()
+                else:
+                    ours.push(MAP)
+                await until(lambda: ours.counters.refused >= 4)
+                assert 4 <= ours.counters.pushes <= ours.counters.connects * (1 + MAX_AGAIN)
+    run(test())
+
+
+def test_what_the_guest_has_sent_again_allows_it_nothing() -> None:
+    async def test() -> None:
+        agent = Agent()
+        async with serving(agent.talk) as path, session(path) as ours:
+            for wanted in MAP, OTHER:
+                ours.push(wanted)
+                await until(ours.settled.is_set)
+                count, own = ours.counters.pushes, ours._allowance._questions
+                agent.say(guestproto.NeedMap())
+                await until(lambda: ours.counters.pushes > count and ours.settled.is_set())  # noqa: B023
+                assert ours._allowance._questions == own
+    run(test())
+
+
+def test_one_that_answers_with_an_error_is_nobody_and_says_why() -> None:
+    """So that Kata's agent is asked instead (vmguest)."""
+    class Odd(Agent):
+        def answer(self, request: guestproto.Request) -> None:
+            self.say(guestproto.Failure(request.id, "no\x1b such thing"))
+
+    async def test() -> None:
+        async with serving(Odd().talk) as path, session(path) as ours:
+            ours.push(MAP)
+            await until(lambda: ours.state)
+            assert (ours.state, ours.up, ours.odd) == ("no\\x1b such thing", False, False)
+    run(test())
+
+
+@pytest.mark.parametrize("says", [NEED, guestproto.encode(guestproto.Event("cpus").message())])
+def test_before_a_pong_nothing_else_is_an_answer(says: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmpin.guest.vmpin_agent.DEADLINE", 0.3)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(says)
+            await asyncio.sleep(0.1)
+
+    async def test() -> None:
+        async with serving(talk) as path, session(path) as ours:
+            ours.push(MAP)
+            await until(lambda: ours.state)
+            assert ours.state == "no answer within 0.3 s"
+            assert ours.counters.pushes == 0
+    run(test())
+
+
+def test_an_unpin_that_fails_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Agent):
+        fails = True
+
+        def answer(self, request: guestproto.Request) -> None:
+            if isinstance(request, guestproto.Unpin) and self.fails:
+                self.say(guestproto.Failure(request.id, "the agent failed: OSError"))
+            else:
+                super().answer(request)
+
+    async def test() -> None:
+        agent = Failing()
+        async with serving(agent.talk) as path, session(path) as ours:
+            for _ in range(3):
+                ours.unpin()
+                assert ours.unpin_error == ""
+                await until(lambda: ours.unpin_error)
+                assert (ours.unpin_error, ours.settled.is_set()) == ("the agent failed: OSError", False)
+            agent.fails = False
+            ours.unpin()
+            await until(ours.settled.is_set)
+            assert ours.unpin_error == ""
+            count = len(agent.requests)
+            ours.unpin()
+            await asyncio.sleep(0.05)
+            assert len(agent.requests) == count  # it is done
+    with caplog.at_level(logging.WARNING):
+        run(test())
+    assert [record.getMessage() for record in caplog.records] == [
+        "sandbox=pod-a guest containers are not given back what they had: the agent failed: OSError"]
+
+
+def test_what_it_says_of_itself_is_in_the_state() -> None:
+    class Guessing(Agent):
+        def answer(self, request: guestproto.Request) -> None:
+            if isinstance(request, guestproto.Subscribe):
+                self.say(guestproto.Inventory(request.id, (), (), "v2", "3.11", "guessed \x1b" + "x" * 1000))
+            else:
+                super().answer(request)
+
+    async def test() -> None:
+        agent = Guessing()
+        async with serving(agent.talk) as path, session(path) as ours:
+            await until(lambda: "guessed" in ours.state)
+            assert ours.state.startswith("agent 0.1 over ")
+            assert "; guessed \\x1bxxx" in ours.state
+            assert len(ours.state) <= 400
+            agent.say(guestproto.Inventory(None, (), (), "v2", "3.11"))
+            await until(lambda: "guessed" not in ours.state)
+            assert ours.up
+    run(test())
+
+
+def test_the_answer_about_many_containers_may_be_long() -> None:
+    many = MAP._replace(containers={f"{number:064x}": Share((0,)) for number in range(guestproto.MAX_CONTAINERS)})
+
+    class Long(Agent):
+        def applied(self, request: Map) -> guestproto.Applied:
+            return guestproto.Applied(request.id, self.generation, {
+                cid: guestproto.Outcome("error", None, CpuSet((0,)), error="x" * 400) for cid in request.containers})
+
+    async def test() -> None:
+        agent = Long()
+        assert len(guestproto.encode(agent.applied(many._replace(id=1)).message())) > 2 * MAX_ANSWER
+        async with serving(agent.talk) as path, session(path) as ours:
+            for number in range(8):
+                ours.push(many._replace(system=(number,)))
+                await until(ours.settled.is_set)
+            assert (len(ours.heard), ours.counters.refused) == (1024, 0)
+    run(test())
+    assert (longest(0), longest(10**6)) == (MAX_ANSWER, guestproto.MAX_FRAME)
 
 
 def test_it_ends_when_it_is_told_to_whatever_the_guest_does_just_then(monkeypatch: pytest.MonkeyPatch,
@@ -527,6 +672,7 @@ def test_fifty_thousand_spoilt_messages_change_nothing() -> None:
     nothing: list[Channel] = []
     ours = AgentSession("pod-a", lambda: nothing, 1)
     ours.push(MAP)
+    ours._heard(guestproto.Pong(1, "0.1", "b", 1.0).message())
     refused = 0
     for _ in range(50_000):
         raw = bytearray(b"".join(chance.choices(raws, k=chance.randrange(1, 3))))
@@ -540,8 +686,10 @@ def test_fifty_thousand_spoilt_messages_change_nothing() -> None:
                     raw += b"xxxxx"
         try:
             for message in guestproto.Decoder().feed(bytes(raw)):
-                ours._heard(message, "here")
+                ours._allowance = Allowance(0.0)
+                ours._heard(message)
         except guestproto.ProtocolError:
             refused += 1
         assert set(ours.heard) <= set(MAP.containers)
+        assert (ours._wanted, ours._unpinned, ours.counters.pushes, ours.unpin_error) == (MAP, False, 0, "")
     assert refused > 1000

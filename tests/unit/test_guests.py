@@ -283,6 +283,23 @@ def test_unpin_says_what_became_of_it(tmp_path: Path) -> None:
     run(test())
 
 
+def test_what_a_guest_cannot_take_back_is_said(tmp_path: Path) -> None:
+    class Stubborn(Agent):
+        def answer(self, request: guestproto.Request) -> None:
+            if isinstance(request, guestproto.Unpin):
+                self.say(guestproto.Failure(request.id, "read-only file system"))
+            else:
+                super().answer(request)
+
+    async def test() -> None:
+        async with running(Machine(tmp_path, agent=Stubborn())) as node:
+            await until(lambda: node.states().get("web") == "applied")
+            node.give("2-3", held=True)
+            assert await node.guests.taken_back([POD]) == {
+                POD: "not all is taken back: read-only file system"}
+    run(test())
+
+
 def test_what_katas_agent_was_told_is_taken_back_too(tmp_path: Path) -> None:
     async def test() -> None:
         async with running(Machine(tmp_path, {"guest_via": "kata-agent"})) as node:

@@ -236,6 +236,28 @@ def test_a_refusal_is_told_of_the_newest_wish_too() -> None:
     run(test())
 
 
+def test_who_was_given_cpus_before_a_refusal_is_not_left_alone() -> None:
+    class Second(Server):
+        def answer(self, request: ttrpc.Request) -> ttrpc.Response:
+            found = super().answer(request)
+            if request.method == "UpdateContainer":
+                self.policy.add("UpdateContainer")
+            return found
+
+    async def test() -> None:
+        server = Second()
+        async with session(server) as ours:
+            ours.push(WISH)
+            await until(lambda: ours.refused)
+            await until(lambda: ours.heard)
+            assert server.containers == {"c1": "2-3", "c2": ""}
+            assert [(said.state, said.wanted) for said in ours.heard.values()] == [
+                ("sent", CpuSet((2, 3))), ("left alone", CpuSet())]
+            ours.push(KataWish(BOOT, ONE))  # nobody can tell it any more
+            assert (ours.heard[C1].state, ours.heard[C1].wanted) == ("sent", CpuSet((2, 3)))
+    run(test())
+
+
 def test_refused_metrics_are_done_without() -> None:
     async def test() -> None:
         server = Server()

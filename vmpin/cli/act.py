@@ -101,7 +101,7 @@ def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:
     refused = [operation for operation in operations if operation["outcome"] == "refused"]
     guests = found.get("guests", {})
     # Where nobody is in the guest nothing was told either.
-    kept = [word for word in guests.values() if word.startswith(("no answer", "not taken back"))]
+    kept = [word for word in guests.values() if word.startswith(("no answer", "not all"))]
     if args.output == "json":
         print_data(found, "json")
         return 1 if refused or kept else 0

@@ -94,7 +94,7 @@ class KataSession:
         self._wish = wish
         self._before = None
         self.settled.clear()
-        self.heard = {} if not self.refused else self._everyone(LEFT_ALONE, self.refused)
+        self.heard = {} if not self.refused else self._left()
         self._wake.set()
         self._changed()
 
@@ -165,6 +165,11 @@ class KataSession:
         wanted = self._wish.map.containers if self._wish is not None and self._wish.map is not None else {}
         return {ContainerId(cid): Said(state, text) for cid in wanted}
 
+    def _left(self) -> dict[ContainerId, Said]:
+        """After a refusal: who was given CPUs before it keeps them."""
+        return {cid: Said(SENT, self.refused, wanted=given) if (given := self._given.get(cid)) else said
+                for cid, said in self._everyone(LEFT_ALONE, self.refused).items()}
+
     async def _tell(self, agent: KataAgent, wish: KataWish) -> None:
         plugged = wish.vcpus.plugged
         kernel = await asyncio.to_thread(self._kernel) if plugged else None
@@ -193,7 +198,7 @@ class KataSession:
                                                           "online", wanted=wanted))
             if self.refused:
                 self.up, self.state = False, self.refused
-                self.heard = self._everyone(LEFT_ALONE, self.refused)  # of the newest wish: there is no next round
+                self.heard = self._left()  # of the newest wish: there is no next round
                 return
         # Those that have gone, most of all.
         await self._take_back(agent, every, [each for each in self._given if each not in wish.map.containers])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 
 from vmpin.channel import NotThere
-from vmpin.guest import APPLIED, PENDING, Said
+from vmpin.guest import APPLIED, ERROR, PENDING, Said
 from vmpin.guestproto import VERSION, Outcome, ProtocolError, clean
 from vmpin.model import ContainerId
 
@@ -29,6 +30,11 @@ def summary(heard: Mapping[ContainerId, Said]) -> str:
     wrong = [f"{container}: {said.error}" for container, said in heard.items() if said.error][:3]
     return ", ".join(f"{state} {number}" for state, number in sorted(count.items())) + (
         f" ({'; '.join(wrong)})" if wrong else "")
+
+
+def level(heard: Mapping[ContainerId, Said]) -> int:
+    """At which that line is logged."""
+    return logging.WARNING if any(said.state == ERROR for said in heard.values()) else logging.INFO
 
 
 def why(err: Exception) -> str:
