@@ -16,9 +16,9 @@ from vmpin.guestproto import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between attempts, doubled each time. Most images have no agent: two hundred guests in which nobody is to be
-#: found cost an attempt a second or two between them.
-FIRST, LAST = 0.1, 300.0
+#: Seconds between attempts, doubled each time; after SOON of them (some 13 s) the longest at once. Most images have no
+#: agent: two hundred guests in which nobody is to be found cost an attempt a second or two between them.
+FIRST, LAST, SOON = 0.1, 300.0, 7
 #: Whoever was there a moment ago is looked for as after so many attempts.
 RECENT = 5
 #: The part by which each pause is longer or shorter, by chance: they are not all to wake at once.
@@ -37,7 +37,8 @@ def attempts(wake: asyncio.Event) -> AsyncRetrying:
         resting[:] = [state]
         if state.outcome is not None and isinstance(state.outcome.exception(), Ended):
             state.attempt_number = min(state.attempt_number, RECENT)
-        return backoff(state) * random.uniform(1 - JITTER, 1 + JITTER)
+        seconds = backoff(state) if state.attempt_number <= SOON else LAST
+        return seconds * random.uniform(1 - JITTER, 1 + JITTER)
 
     async def rest(seconds: float) -> None:
         began = time.monotonic()
