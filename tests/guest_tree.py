@@ -74,8 +74,11 @@ class Worker:
         self._children.append(int(self.ask("child")))
         return self._children[-1]
 
+    def pids(self) -> list[int]:
+        return [self.pid, *self._children]
+
     def tids(self) -> list[int]:
-        return sorted(int(name) for pid in (self.pid, *self._children) for name in os.listdir(f"/proc/{pid}/task"))
+        return sorted(int(name) for pid in self.pids() for name in os.listdir(f"/proc/{pid}/task"))
 
     def masks(self) -> set[str]:
         return {mask(tid) for tid in self.tids()}
@@ -126,9 +129,19 @@ def cpuinfo(apicids: Mapping[int, int]) -> str:
                    for cpu, apic in apicids.items())
 
 
-def fill(cgroup: Path, *workers: Worker) -> None:
-    """The files of a made-up cgroup of version 2 tell of these processes."""
-    write(cgroup, {"cgroup.procs": "".join(f"{each.pid}\n" for each in workers),
+def made_up_proc(tmp: Path, *workers: Worker) -> Path:
+    """A /proc of these processes and CPUs 0 and 1 alone. Unlike a real one it lists every thread like a process."""
+    write(tmp, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 1})})
+    for tid in (tid for each in workers for tid in each.tids()):
+        with contextlib.suppress(FileExistsError):
+            (tmp / f"proc/{tid}").symlink_to(f"/proc/{tid}")
+    return tmp / "proc"
+
+
+def fill(cgroup: Path, *workers: Worker, every: bool = False) -> None:
+    """The files of a made-up cgroup of version 2 tell of these processes. :param every: as made_up_proc lists them."""
+    write(cgroup, {"cgroup.procs": "".join(f"{pid}\n" for each in workers
+                                           for pid in (each.tids() if every else each.pids())),
                    "cgroup.threads": "".join(f"{tid}\n" for each in workers for tid in each.tids())})
 
 

@@ -17,7 +17,9 @@ class Server:
         self.connections = 0
         self.policy: set[str] = set()
         self.online = 4
-        self.user = [0.0] * 4
+        #: Of each CPU; and what /proc/loadavg has.
+        self.user, self.idle = [0.0] * 4, [0.0] * 4
+        self.load, self.running = 0.5, 1
         self.slow = 0.0
         self.raw: bytes | None = None
 
@@ -38,12 +40,11 @@ class Server:
         match request.service, request.method:
             case "grpc.Health", "Version":
                 found = MESSAGES["VersionCheckResponse"](grpc_version="0.0.1", agent_version="4.1.0")
-            case "grpc.Health", "Check":
-                found = MESSAGES["HealthCheckResponse"](status=1)
             case "grpc.AgentService", "GetMetrics":
                 found = MESSAGES["Metrics"](metrics="".join(
-                    f'kata_guest_cpu_time{{cpu="{cpu}",item="user"}} {self.user[cpu]}\n'
-                    for cpu in range(self.online)))
+                    f'kata_guest_cpu_time{{cpu="{cpu}",item="{item}"}} {times[cpu]}\n'
+                    for cpu in range(self.online) for item, times in (("user", self.user), ("idle", self.idle)))
+                    + f'kata_guest_load{{item="load1"}} {self.load}\nkata_guest_tasks{{item="cur"}} {self.running}\n')
             case "grpc.AgentService", "UpdateContainer":
                 told = MESSAGES.decode("UpdateContainerRequest", request.payload)
                 # Nothing but the CPUs: what else is there would be changed, too.

@@ -98,6 +98,8 @@ SETTINGS = (
             "where the guest's own processes go: spare (the vCPUs that back no container's own CPUs) or off"),
     Setting("guest.export", False, values.flag,
             "whether the guest's containers can read which of the guest's CPUs are whose (/run/vmpin/cpus.json)"),
+    Setting("guest.expose_host_cpus", False, values.flag,
+            "whether the guests are told which of the host's CPUs are behind a container's (shown with guest.export)"),
     Setting("guest.disabled_handlers", "", values.word,
             "runtime handlers whose guests are told nothing: patterns, separated by commas, as for confidential VMs"),
     Setting("metrics.address", "", values.address,
@@ -241,10 +243,14 @@ class Config:
     def per_sandbox(self) -> bool:
         return bool(self.values["metrics.per_sandbox"])
 
+    @property
+    def guest_host_cpus(self) -> bool:
+        return bool(self.values["guest.expose_host_cpus"])
+
     def guest_via(self, handler: str = "") -> str:
-        """auto, vmpin-agent, kata-agent or off, for the guests of a runtime handler."""
-        patterns = str(self.values["guest.disabled_handlers"]).split(",")
-        if handler and any(fnmatchcase(handler, pattern) for pattern in patterns):
+        """auto, vmpin-agent, kata-agent or off, for the guests of a runtime handler; "" is one that nobody told."""
+        patterns = [each for each in str(self.values["guest.disabled_handlers"]).split(",") if each]
+        if patterns and (not handler or any(fnmatchcase(handler, pattern) for pattern in patterns)):
             return "off"
         return str(self.values["guest.via"])
 

@@ -10,10 +10,12 @@ from vmpin.cpuset import CpuSet
 
 def sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> list[str]:
     """One sandbox's story: the sandbox, its mask, each container, each thread, what is not as it should be."""
-    return [*_sandbox(sandbox), *_mask(document, sandbox), *_threads(document, sandbox), *_trouble(document, sandbox)]
+    watched = document["watcher"] is not None
+    return [*_sandbox(sandbox, watched), *_mask(document, sandbox), *_threads(document, sandbox),
+            *_trouble(document, sandbox)]
 
 
-def _sandbox(sandbox: Mapping[str, Any]) -> Iterable[str]:
+def _sandbox(sandbox: Mapping[str, Any], watched: bool) -> Iterable[str]:
     pod = f" of pod {sandbox['pod']['namespace']}/{sandbox['pod']['name']}" if sandbox["pod"] else ""
     if sandbox["vmm"] is None:
         yield f"Sandbox {sandbox['id']}{pod} has no VM that runs."
@@ -25,8 +27,31 @@ def _sandbox(sandbox: Mapping[str, Any]) -> Iterable[str]:
               "vmm": "from its command line.", "oci": "from an OCI hook.",
               "nri": "from the container runtime."}.get(sandbox["runtime"], "."))
     yield f"Its vCPU threads were told {told}." if told else "Its vCPU threads could not be told from the others."
+    if watched:
+        yield _guest(sandbox["guest"])
     yield f"Its verdict is {sandbox['verdict']}" + (
         ": " + "; ".join(sandbox["reasons"]) + "." if sandbox["reasons"] else ".")
+
+
+def _guest(guest: Mapping[str, Any] | None) -> str:
+    if guest is None:
+        return "Its guest is told nothing (guest.via, guest.disabled_handlers)."
+    who = {"vmpin-agent": "vmpin's agent", "kata-agent": "Kata's agent"}.get(guest["by"])
+    if who is not None:
+        return f"In its guest {who} is told which vCPUs are whose ({guest['state']})."
+    return f"Nobody in its guest can be told which vCPUs are whose: {guest['state'] or 'not tried yet'}."
+
+
+_IN_GUEST = {"applied": "and its processes are there", "pending": "which is yet to be answered for",
+             "sent": "which was asked for, and nobody proves it", "no agent": "but nobody there to keep it on them"}
+
+
+def _in_guest(guest: Mapping[str, Any] | None) -> str:
+    if guest is None:
+        return ""
+    outside = f", {len(guest['outside'])} or more threads outside" if guest["outside"] else ""
+    return f", {_IN_GUEST.get(guest['state'], guest['state'])}" + (
+        f" ({guest['error']})" if guest["error"] else "") + outside
 
 
 def _mask(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[str]:
@@ -34,7 +59,8 @@ def _mask(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[s
     counted = [container for container in sandbox["containers"] if not container["pause"]]
     for container in counted:
         name = _name(container)
-        vcpus = "" if container["vcpus"] is None else f"; in the guest it has {_vcpus(container['vcpus'])}"
+        vcpus = "" if container["vcpus"] is None else (
+            f"; in the guest it has {_vcpus(container['vcpus'])}{_in_guest(container['guest'])}")
         if container["cpuset"] is None:
             yield f"Container {name} has no cpuset, so it lives on the shared pool ({pool or 'empty'}){vcpus}."
         else:

@@ -35,9 +35,10 @@ class ProtocolError(ValueError):
 
 
 class Decoder:
-    """Messages out of a stream of bytes; keeps one frame at most."""
+    """Messages out of a stream of bytes; keeps one frame at most, of at most `limit` bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self.limit = limit
         self._buffer = bytearray()
         self._error: Optional[ProtocolError] = None
 
@@ -76,8 +77,8 @@ class Decoder:
         if len(self._buffer) < _HEADER.size:
             return _HEADER.size
         (length,) = _HEADER.unpack_from(self._buffer)
-        if not 2 <= length <= MAX_FRAME:
-            raise ProtocolError(f"a frame says it is {length} bytes long, and may be 2 to {MAX_FRAME}")
+        if not 2 <= length <= self.limit:
+            raise ProtocolError(f"a frame says it is {length} bytes long, and may be 2 to {self.limit}")
         return _HEADER.size + int(length)
 
 

@@ -1,12 +1,14 @@
 """What a guest is told: which vCPUs each of its containers may use, by the numbers the hardware has for them.
 
-Pure. No CPU of the host's is in it. What stays out: sending it (guest/), and the placement it is made of.
+Pure. No CPU of the host's is in it, unless that is asked for. What stays out: sending it (guest/), and the placement
+it is made of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from vmpin.cpuset import EMPTY, union
 from vmpin.guestproto import MAX_CONTAINERS, Map, Share
 from vmpin.model import VcpuId, valid_id
 from vmpin.placement import Placement
@@ -16,7 +18,7 @@ NO_GENERATION = 0
 
 
 def guest_map(placement: Placement, hw_of: Mapping[VcpuId, int], generation: int = NO_GENERATION,
-              system: str = "spare", export: bool = False) -> Map | None:
+              system: str = "spare", export: bool = False, host_cpus: bool = False) -> Map | None:
     """The map of a sandbox; None when nothing can be told, because some vCPU's number is not known (then nothing is
     narrowed: it might be to the wrong CPUs).
 
@@ -26,6 +28,7 @@ def guest_map(placement: Placement, hw_of: Mapping[VcpuId, int], generation: int
     :param hw_of: each vCPU's APIC id or MPIDR.
     :param system: `spare`: the guest's own processes go on the vCPUs that back nobody's CPUs, on all if there is none;
         `off`: they are left alone.
+    :param host_cpus: whether each container's has the host's CPUs behind its vCPUs, too.
     """
     everyone = [place.id for place in placement.vcpus]
     if not everyone or any(vcpu not in hw_of for vcpu in everyone):
@@ -37,7 +40,8 @@ def guest_map(placement: Placement, hw_of: Mapping[VcpuId, int], generation: int
             # One that has everyone's because none floats has nothing of its own. (CPUs that are handed from an init
             # container to the next are both containers'.)
             own = owner.keys() >= set(vcpus) and (len(vcpus) < len(everyone) or container in owner.values())
-            containers[container] = Share(_ids(hw_of, vcpus), own)
+            behind = union(placement.by_vcpu[vcpu] or EMPTY for vcpu in vcpus) if host_cpus else EMPTY
+            containers[container] = Share(_ids(hw_of, vcpus), own, behind)
     spare = [vcpu for vcpu in everyone if vcpu not in owner] or everyone
     return Map(None, generation, placement.sandbox, containers, _ids(hw_of, spare) if system == "spare" else None,
                export)

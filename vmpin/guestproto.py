@@ -1,4 +1,5 @@
-"""What the host and the agent in a guest tell each other: frames of JSON, and the messages in them as types.
+"""What the host and the agent in a guest tell each other: frames of JSON (guestframe), and messages in them
+(guestmessages), which are read here. Both come from here as well.
 
 A frame is `u32 big-endian length | UTF-8 JSON object`. Every message has `"v": 1` and a `"type"`; a question has an
 `"id"`, which its answer repeats. Unknown fields are ignored; an unknown type is answered with an error, and so is
@@ -10,7 +11,8 @@ What stays out: sockets and clocks. Bytes go in, messages come out.
     agent -> host   pong inventory applied applied inventory, and without being asked: event applied need_map error
 
 CPUs are named by the host as the hardware numbers them (`hw`): the APIC id on x86, which is KVM's vCPU id, MPIDR on
-arm64. What the agent says in `wanted` and `effective` are the guest's own CPU numbers.
+arm64. What the agent says in `wanted` and `effective` are the guest's own CPU numbers. The host's are in a map only
+where its configuration says so.
 
 A map is the whole of what is wanted, and the newest generation wins: an older one is answered with what became of the
 current. So a host that starts to count anew, and is told a higher generation than its own, goes on from that. A host
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.guestframe import MAX_CPUS, MAX_HW
@@ -33,8 +35,31 @@ from vmpin.guestframe import clean as clean
 from vmpin.guestframe import encode as encode
 from vmpin.guestframe import format_ids as format_ids
 from vmpin.guestframe import parse_ids as parse_ids
+from vmpin.guestmessages import APPLIED as APPLIED
+from vmpin.guestmessages import ERROR as ERROR
+from vmpin.guestmessages import MAX_OUTSIDE as MAX_OUTSIDE
+from vmpin.guestmessages import PENDING as PENDING
+from vmpin.guestmessages import STATES as STATES
+from vmpin.guestmessages import UNKNOWN as UNKNOWN
+from vmpin.guestmessages import VERSION as VERSION
+from vmpin.guestmessages import Answer as Answer
+from vmpin.guestmessages import Applied as Applied
+from vmpin.guestmessages import Event as Event
+from vmpin.guestmessages import Failure as Failure
+from vmpin.guestmessages import GuestContainer as GuestContainer
+from vmpin.guestmessages import GuestCpu as GuestCpu
+from vmpin.guestmessages import Inventory as Inventory
+from vmpin.guestmessages import InventoryRequest as InventoryRequest
+from vmpin.guestmessages import Map as Map
+from vmpin.guestmessages import NeedMap as NeedMap
+from vmpin.guestmessages import Outcome as Outcome
+from vmpin.guestmessages import Ping as Ping
+from vmpin.guestmessages import Pong as Pong
+from vmpin.guestmessages import Request as Request
+from vmpin.guestmessages import Share as Share
+from vmpin.guestmessages import Subscribe as Subscribe
+from vmpin.guestmessages import Unpin as Unpin
 
-VERSION = 1
 #: The agent's port of AF_VSOCK, where the configuration says no other; Kata has 1024 to 1027.
 PORT = 10789
 #: The name of the virtio-serial port.
@@ -43,8 +68,6 @@ SERIAL = "org.vmpin.agent.0"
 MAX_CONTAINERS = 1024
 #: Of ids, generations and counts.
 MAX_NUMBER = (1 << 63) - 1
-#: How many threads that are outside are named.
-MAX_OUTSIDE = 16
 
 #: As on the host (model.valid_id): one plain part of a path, and nothing that has to be escaped.
 _CONTAINER = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.+:@-]{0,255}")
@@ -56,195 +79,6 @@ class VersionError(ProtocolError):
 
 class UnknownMessage(ProtocolError):
     """The message is of a type that this end does not know: answered with an error."""
-
-
-# The messages. A field that is None was not said, or is not known.
-
-
-class Ping(NamedTuple):
-    id: Optional[int] = None
-
-    def message(self) -> Dict[str, Any]:
-        return _message("ping", self.id)
-
-
-class InventoryRequest(NamedTuple):
-    id: Optional[int] = None
-
-    def message(self) -> Dict[str, Any]:
-        return _message("inventory", self.id)
-
-
-class Unpin(NamedTuple):
-    """Everything back to what it was; answered with an `Applied` of no container."""
-
-    id: Optional[int] = None
-
-    def message(self) -> Dict[str, Any]:
-        return _message("unpin", self.id)
-
-
-class Subscribe(NamedTuple):
-    """From now on events, and an `Applied` without id when the outcome changes; answered with an `Inventory`."""
-
-    id: Optional[int] = None
-
-    def message(self) -> Dict[str, Any]:
-        return _message("subscribe", self.id)
-
-
-class Share(NamedTuple):
-    """A container's vCPUs by hardware id, ascending."""
-
-    hw: Tuple[int, ...]
-    exclusive: bool = False
-
-
-class Map(NamedTuple):
-    """All that is wanted. `system` are the vCPUs of the guest's own processes, None leaves those alone."""
-
-    id: Optional[int]
-    generation: int
-    sandbox: str
-    containers: Mapping[str, Share]
-    system: Optional[Tuple[int, ...]] = None
-    export: bool = False
-
-    def message(self) -> Dict[str, Any]:
-        containers = {cid: {"hw": format_ids(share.hw), "exclusive": share.exclusive}
-                      for cid, share in self.containers.items()}
-        system = None if self.system is None else {"hw": format_ids(self.system)}
-        return _message("map", self.id, generation=self.generation, sandbox=self.sandbox, containers=containers,
-                        system=system, export=self.export)
-
-
-class Pong(NamedTuple):
-    """`version` is the agent's, `uptime` the guest's in seconds."""
-
-    id: Optional[int]
-    version: str
-    boot_id: str
-    uptime: float
-
-    def message(self) -> Dict[str, Any]:
-        return _message("pong", self.id, version=self.version, boot_id=self.boot_id, uptime=self.uptime)
-
-
-class GuestCpu(NamedTuple):
-    """`hw` None: an x86 CPU tells its APIC id only while it is online."""
-
-    cpu: int
-    hw: Optional[int]
-    online: bool
-    node: int
-
-
-class GuestContainer(NamedTuple):
-    id: str
-    cgroup: str
-    processes: int
-
-
-class Inventory(NamedTuple):
-    """`cgroup` is v1, v2, hybrid or none; `note` says what could not be told, as that `hw` is guessed."""
-
-    id: Optional[int]
-    cpus: Sequence[GuestCpu]
-    containers: Sequence[GuestContainer]
-    cgroup: str
-    python: str
-    note: str = ""
-
-    def message(self) -> Dict[str, Any]:
-        return _message("inventory", self.id, cpus=[each._asdict() for each in self.cpus],
-                        containers=[each._asdict() for each in self.containers], cgroup=self.cgroup,
-                        python=self.python, note=self.note)
-
-
-#: Every thread is where it should be.
-APPLIED = "applied"
-#: Not yet: vCPUs are not online, or threads are still outside. Goes on by itself.
-PENDING = "pending"
-#: There is no such container in the guest (yet).
-UNKNOWN = "unknown"
-#: `error` says why.
-ERROR = "error"
-STATES = (APPLIED, PENDING, UNKNOWN, ERROR)
-
-
-class Outcome(NamedTuple):
-    """What became of a container, or of the guest's own processes.
-
-    `wanted` and `effective` are guest CPUs; `cgroup` is the one that was written, None where threads were pinned one
-    by one; `outside` the first threads that may run elsewhere.
-    """
-
-    state: str
-    cgroup: Optional[str] = None
-    wanted: CpuSet = CpuSet()
-    effective: CpuSet = CpuSet()
-    processes: int = 0
-    threads: int = 0
-    outside: Tuple[int, ...] = ()
-    error: str = ""
-
-    def data(self) -> Dict[str, Any]:
-        return {**self._asdict(), "wanted": str(self.wanted), "effective": str(self.effective),
-                "outside": list(self.outside[:MAX_OUTSIDE]), "error": clean(self.error)}
-
-
-class Applied(NamedTuple):
-    """What became of the map of `generation`: without `id` when it changed since it was told."""
-
-    id: Optional[int]
-    generation: int
-    containers: Mapping[str, Outcome]
-    system: Optional[Outcome] = None
-
-    def message(self) -> Dict[str, Any]:
-        return _message("applied", self.id, generation=self.generation,
-                        containers={cid: outcome.data() for cid, outcome in self.containers.items()},
-                        system=None if self.system is None else self.system.data())
-
-
-class Event(NamedTuple):
-    """`kind` is "cpus" (then `online` are those now) or "containers" (`started` and `stopped`)."""
-
-    kind: str
-    online: CpuSet = CpuSet()
-    started: Tuple[str, ...] = ()
-    stopped: Tuple[str, ...] = ()
-
-    def message(self) -> Dict[str, Any]:
-        return _message("event", None, kind=self.kind, online=str(self.online), started=list(self.started),
-                        stopped=list(self.stopped))
-
-
-class NeedMap(NamedTuple):
-    """The agent has no map: it was started again. Said when a connection is made, and when serial is clean again."""
-
-    id: Optional[int] = None
-
-    def message(self) -> Dict[str, Any]:
-        return _message("need_map", self.id)
-
-
-class Failure(NamedTuple):
-    """A message that could not be dealt with."""
-
-    id: Optional[int]
-    error: str
-
-    def message(self) -> Dict[str, Any]:
-        return _message("error", self.id, error=clean(self.error))
-
-
-Request = Union[Ping, InventoryRequest, Map, Unpin, Subscribe]
-Answer = Union[Pong, Inventory, Applied, Event, NeedMap, Failure]
-
-
-def _message(type: str, id: Optional[int], **fields: object) -> Dict[str, Any]:
-    return {"v": VERSION, "type": type, **({} if id is None else {"id": id}), **fields}
 
 
 def parse_request(message: Mapping[str, Any]) -> Request:
@@ -293,7 +127,7 @@ def parse_map(message: Mapping[str, Any]) -> Map:
     containers = {}
     for cid, fields in get.objects("containers").items():
         share = _Fields(fields, id, f"container {_container(cid, id)}: ")
-        containers[cid] = Share(share.hw(), share.flag("exclusive"))
+        containers[cid] = Share(share.hw(), share.flag("exclusive"), share.cpus("host"))
     system = message.get("system")
     return Map(id, get.number("generation", required=True), get.text("sandbox", 256), containers,
                None if system is None else _Fields(system, id, "system: ").hw(), get.flag("export"))

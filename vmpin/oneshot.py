@@ -41,14 +41,14 @@ def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[Re
         return reconciler, report
 
 
-def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> Report:
-    """Give the masks from before back."""
+def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[Reconciler, Report]:
+    """Give the masks from before back. What guests were told stays (guests)."""
     with Lock(config.lock_file):
         reconciler = Reconciler(config)
         take(reconciler, Spool(config.spool), set(), tidy=False)
         reconciler.resync(act=False, full=True)
         wanted = reconciler.touched() if sandboxes is None else sandboxes
-        return Report(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
+        return reconciler, Report(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
 
 
 def take(reconciler: Reconciler, spool: Spool, but: set[str], tidy: bool = True) -> list[str]:

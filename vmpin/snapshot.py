@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from vmpin.apply import Result
 from vmpin.cpuset import CpuSet
-from vmpin.guest import GuestData
 from vmpin.model import ContainerId, SandboxId
 from vmpin.observe import Vm
 from vmpin.ownership import contested
@@ -18,6 +18,9 @@ from vmpin.proof import Proof
 from vmpin.reconciler import Reconciler, Report
 from vmpin.state import SandboxState
 from vmpin.status import VERSION, Seen, node_data, pod_data, sandbox_data, trespasses
+
+if TYPE_CHECKING:
+    from vmpin.guest import GuestData
 
 
 def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | None = None,

@@ -413,6 +413,10 @@ class Watcher:
             if uid not in (0, os.geteuid()) and operation not in ("status", "proof"):
                 raise WatcherError(f"{operation}: not permitted to uid {uid}", "ask root")
             answer = self._request(str(operation), request)
+            if operation == "unpin":
+                only = request.get("sandbox")
+                wanted = list(self.reconciler.state.sandboxes) if only is None else [SandboxId(str(only))]
+                answer["guests"] = await self._guests.taken_back(wanted)
         except (ValueError, KeyError, TypeError, RecursionError):
             answer = {"error": "the request is not understood", "hint": "are vmpin and its watcher the same version?"}
         except VmpinError as err:
@@ -443,6 +447,7 @@ class Watcher:
             self.reconciler.take_back(known if only is None else [only])
             self._take_spool()
             report = self.reconciler.resync(full=True)
+            self._guests.look()
             self._told(report, "request")
             return snapshot.outcome(report)
         if operation == "unpin":

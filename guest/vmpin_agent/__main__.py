@@ -8,13 +8,18 @@ import json
 import os
 import signal
 import sys
+import time
 from types import FrameType
 from typing import List, Optional
 
 from vmpin.guestproto import PORT
 from vmpin_agent import VERSION, files
 from vmpin_agent.agent import Agent
+from vmpin_agent.cgroups import Cgroups
 from vmpin_agent.server import Server
+
+#: An init has mounted everything by then (seconds); else there are no cgroups.
+_MOUNTED = 10.0
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -23,8 +28,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     if args.once:
         print(json.dumps(Agent(**agent_trees).inventory().message(), indent=2))
         return 0
-    if args.detach and not _detach():
-        return 0
+    if args.detach:
+        if not _detach():
+            return 0
+        _wait_for(args.cgroup)
     lock = _lock(f"{args.run}/agent.lock")
     if lock is None:
         files.log("another agent is running")
@@ -78,11 +85,21 @@ def _detach() -> bool:
     if os.fork():
         os._exit(0)
     os.chdir("/")
-    # A runtime waits until what a hook writes to is closed.
-    null = os.open(os.devnull, os.O_RDWR)
+    try:  # a runtime waits until what a hook writes to is closed
+        null = os.open(os.devnull, os.O_RDWR)
+    except OSError:
+        return True  # no hook: before the init has mounted /dev
     for fd in 0, 1, 2:
         os.dup2(null, fd)
     return True
+
+
+def _wait_for(cgroup: str) -> None:
+    """Where Kata's agent is the init it mounts /proc, /sys, /dev, /run and then the cgroups (src/agent/src/main.rs:
+    init_agent_as_init). What is written to /run before is lost, and the lock with it."""
+    deadline = time.monotonic() + _MOUNTED
+    while not Cgroups(cgroup).hierarchies and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _lock(path: str) -> Optional[int]:

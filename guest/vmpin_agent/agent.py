@@ -29,7 +29,7 @@ from vmpin.guestproto import (
 )
 from vmpin_agent import VERSION, files, threads
 from vmpin_agent.apply import Pinner
-from vmpin_agent.cgroups import Cgroups, Place, walk
+from vmpin_agent.cgroups import Cgroups, Place, within
 from vmpin_agent.cpus import Cpus
 from vmpin_agent.export import Export
 from vmpin_agent.memory import Memory
@@ -59,6 +59,10 @@ class Agent:
         self._online = self._cpus.plugged()
         self._newest = threads.newest(proc)
         self._known: Dict[str, Place] = {}
+        #: Whether somebody had subscribed at the last look, or has since.
+        self._watched = False
+        #: Whether something is yet to be taken back, because that failed.
+        self._owes = False
         self._resync = _RESYNC
         self._look_again = 0
 
@@ -71,11 +75,12 @@ class Agent:
             return self._take(request)
         if isinstance(request, Unpin):
             self._map = self._applied = None
-            self._pinner.unpin()
-            self._export.remove()
+            self._unpin()
             return Applied(request.id, self._generation, {})
         if isinstance(request, (InventoryRequest, Subscribe)):
-            if isinstance(request, Subscribe):
+            if isinstance(request, Subscribe) and not self._watched:
+                # Else others are yet to be told what came since the last look.
+                self._watched = True
                 self._known = self._cgroups.all(self._named())
             return self.inventory(request.id)
         assert isinstance(request, Ping)
@@ -90,20 +95,25 @@ class Agent:
         table = self._cpus.read()
         containers = []
         for cid, place in list(self._cgroups.all(self._named()).items())[:MAX_CONTAINERS]:
-            paths = [place.path, *(path for path, _ in walk(place.path))]
             containers.append(GuestContainer(cid, place.shown, sum(len(self._cgroups.processes(each))
-                                                                   for each in paths)))
+                                                                   for each in within(place))))
         return Inventory(id, table.cpus, containers, self._cgroups.layout, platform.python_version(), table.note)
 
     def look(self, subscribed: bool) -> List[Answer]:
         """Once a second: what is to be told to who has subscribed. Costs two small files when nothing happened."""
+        self._watched = subscribed
         online, newest = self._cpus.plugged(), threads.newest(self._proc)
         cpus_changed = online != self._online
         self._resync -= 1
         if newest is None or newest != self._newest:
             self._look_again = _AFTER + 1
+        if cpus_changed:
+            self._pinner.cpus_changed()
         look = cpus_changed or self._look_again > 0 or self._resync <= 0
         self._online, self._newest = online, newest
+        if self._owes and self._resync <= 0:
+            self._resync = _RESYNC
+            self._unpin()
         if not look or (self._map is None and not subscribed):
             return []
         self._look_again -= 1
@@ -122,10 +132,16 @@ class Agent:
 
     def _take(self, map: Map) -> Applied:
         if map.generation >= self._generation:
-            self._map, self._generation = map, map.generation
+            self._map, self._generation, self._owes = map, map.generation, False
             self._applied = self._apply(map)
             self._look_again = _AFTER
         return (self._applied or Applied(None, self._generation, {}))._replace(id=map.id)
+
+    def _unpin(self) -> None:
+        self._owes = True
+        self._pinner.unpin()
+        self._export.remove()
+        self._owes = False
 
     def _apply(self, map: Map) -> Applied:
         applied = self._pinner.apply(map)

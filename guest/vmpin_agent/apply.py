@@ -9,16 +9,19 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Set, Tuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.guestproto import APPLIED, ERROR, MAX_OUTSIDE, PENDING, UNKNOWN, Applied, Map, Outcome
+from vmpin.guestproto import APPLIED, ERROR, MAX_OUTSIDE, PENDING, UNKNOWN, Applied, Map, Outcome, clean
 from vmpin_agent import cpusets, files, system
-from vmpin_agent.cgroups import Cgroups, Place, walk
+from vmpin_agent.cgroups import Cgroups, Place, within
 from vmpin_agent.cpus import Cpus, CpuTable
-from vmpin_agent.masks import Group, Masks, outside
+from vmpin_agent.masks import Group, Masks, Pinned, outside
 from vmpin_agent.memory import Memory
 from vmpin_agent.threads import ThreadKey, mask
 
+#: So often a cpuset that is being written is looked at.
+_TRIES = 5
 
-class Work:
+
+class Work(Pinned):
     """One container in one pass."""
 
     def __init__(self, cid: str, place: Place, wanted: CpuSet, lacking: str, pending: bool, others: Set[str]) -> None:
@@ -27,11 +30,10 @@ class Work:
         self.wanted = wanted
         self.lacking = lacking
         self.pending = pending
-        self.directories = [place.path, *(path for path, _ in walk(place.path, others))]
+        self.directories = within(place, others)
         #: Threads with a mask of their own, and the cgroup each is in.
         self.narrower: List[Tuple[ThreadKey, str]] = []
         self.writes: Optional[List[cpusets.Write]] = None
-        self.trouble = ""
 
 
 class Pinner:
@@ -47,8 +49,7 @@ class Pinner:
     def apply(self, map: Map) -> Applied:
         table = self._cpus.read()
         masks = Masks(self._proc, self._memory, self._everything)
-        places = self._cgroups.locate(set(map.containers))
-        self._give_back(masks, set(places) & set(map.containers), map.system is not None)
+        places = self._give_back(masks, map)
         works, outcomes = self._begin(map, table, places)
         for work in works:
             self._gather(work, masks, table.online)
@@ -56,71 +57,99 @@ class Pinner:
         for work in works:
             work.writes = cpusets.plan(work.place, work.directories[1:], work.cid, work.wanted, self._memory)
         self._note_trouble(self._memory.save())
-        refused = {work: self._group(work, table.online) for work in works if not self._change(work, masks)}
+        refused = {work: self._group(work, table.online) for work in works if not self._change(work)}
+        # Their own wishes again, which older kernels forget when the cpuset changes.
+        masks.pin([(work, key, cpusets.effective(work.place.hierarchy, path) or work.wanted)
+                   for work in works if work not in refused for key, path in work.narrower])
         masks.pin_all(list(refused.values()))
         for work, group in refused.items():
             work.trouble = work.trouble or group.trouble
         for work in works:
             outcomes[work.cid] = self._check(work)
-        for cid, place in places.items():
-            if cid in outcomes and not outcomes[cid].wanted:
-                work = Work(cid, place, EMPTY, "", False, set())
-                outcomes[cid] = outcomes[cid]._replace(threads=len(self._tids(work)), processes=self._processes(work))
         told = None if map.system is None else self._system(map, map.system, table, masks)
         masks.prune()
+        cpusets.prune(self._memory)
         self._note_trouble(self._memory.save())
         ordered = {cid: outcomes[cid] for cid in map.containers}
         return Applied(None, map.generation, ordered, told)
 
     def unpin(self) -> None:
         """Everything as it was before the first map."""
-        masks = Masks(self._proc, self._memory, self._everything)
+        kept = self._memory.containers()
         cpusets.restore(self._cgroups, self._memory, list(self._memory.cgroups))
         for path in reversed(self._memory.enabled):
             self._note_trouble(cpusets.run(cpusets.Write(path, "cgroup.subtree_control", "-cpuset")))
-        masks.restore(list(self._memory.threads))
+        self._restore(Masks(self._proc, self._memory, self._everything), kept, self._cgroups.locate(kept - {""}))
         self._memory.forget()
         self._note_trouble(self._memory.save())
 
+    def cpus_changed(self) -> None:
+        """Who was let go while a CPU was not online has it now, too (Linux before 6.2)."""
+        if self._memory.left:
+            masks = Masks(self._proc, self._memory, self._everything)
+            masks.free(set(self._memory.left), system.Own(self._proc, set()).threads)
+            self._note_trouble(self._memory.save())
+
     def _begin(self, map: Map, table: CpuTable, places: Dict[str, Place]) -> Tuple[List[Work], Dict[str, Outcome]]:
         works, outcomes = [], {}
-        paths = {place.path for place in places.values()}
+        known = {place.path for place in places.values()}
         for cid, share in map.containers.items():
             wanted, lacking, pending = table.find(share.hw)
             if cid not in places:
                 outcomes[cid] = Outcome(UNKNOWN, wanted=wanted, error="no such container in the guest")
             elif not wanted:
                 # An empty cpuset would stop it, and all CPUs would be other containers'.
-                outcomes[cid] = Outcome(PENDING if pending else ERROR, places[cid].shown,
+                place, paths = places[cid], within(places[cid], known)
+                outcomes[cid] = Outcome(PENDING if pending else ERROR, place.shown, EMPTY, EMPTY,
+                                        self._processes(paths), len(self._tids(place, paths)),
                                         error=lacking or "it is given no vCPU")
             else:
-                works.append(Work(cid, places[cid], wanted, lacking, pending, paths))
+                works.append(Work(cid, places[cid], wanted, lacking, pending, known))
         return works, outcomes
 
-    def _give_back(self, masks: Masks, named: Set[str], system: bool) -> None:
-        """What was pinned for a container that is no longer named, or has ended."""
-        stays = {"", *named}
-        gone = [path for path, kept in self._memory.cgroups.items() if kept.container not in stays]
+    def _give_back(self, masks: Masks, map: Map) -> Dict[str, Place]:
+        """What was pinned for a container that is no longer named, or has ended. :returns: where those named are."""
+        kept = self._memory.containers()
+        places = self._cgroups.locate((set(map.containers) | kept) - {""})
+        named = {cid: place for cid, place in places.items() if cid in map.containers}
+        gone = [path for path, each in self._memory.cgroups.items() if each.container not in ("", *named)]
         if gone:
             cpusets.restore(self._cgroups, self._memory, gone)
-        masks.restore([key for key, kept in self._memory.threads.items()
-                       if kept.container not in stays or (not kept.container and not system)])
+        self._restore(masks, kept - named.keys() - ({""} if map.system is not None else set()), places)
+        return named
 
-    def _tids(self, work: Work) -> List[int]:
-        return [tid for path in work.directories for tid in self._cgroups.threads(work.place.hierarchy, path)]
+    def _restore(self, masks: Masks, cids: Set[str], places: Dict[str, Place]) -> None:
+        own = self._own(set(places)) if "" in cids else None
 
-    def _processes(self, work: Work) -> int:
-        return sum(len(self._cgroups.processes(path)) for path in work.directories)
+        def tids() -> List[int]:
+            found = [tid for cid in cids & places.keys() for tid in self._tids(places[cid], within(places[cid]))]
+            return found if own is None else found + own.threads()
+
+        if cids:
+            masks.restore(cids, tids)
+
+    def _own(self, named: Set[str]) -> system.Own:
+        return system.Own(self._proc, {pid for place in self._cgroups.all(named).values() for path in within(place)
+                                       for pid in self._cgroups.processes(path)})
+
+    def _tids(self, place: Place, paths: List[str]) -> List[int]:
+        return [tid for path in paths for tid in self._cgroups.threads(place.hierarchy, path)]
+
+    def _processes(self, paths: List[str]) -> int:
+        return sum(len(self._cgroups.processes(path)) for path in paths)
 
     def _gather(self, work: Work, masks: Masks, online: CpuSet) -> None:
         """The threads that have another mask than their cgroup gives them: before a cpuset changes, which may take
         their masks from them (Linux before 6.2)."""
         for path in work.directories:
-            base = cpusets.effective(work.place.hierarchy, path) or online
-            for tid in self._cgroups.threads(work.place.hierarchy, path):
-                now = mask(tid)
-                if now is None or (now == base and not masks.noted(tid)):
-                    continue
+            for _ in range(_TRIES):
+                base = cpusets.effective(work.place.hierarchy, path) or online
+                found = ((tid, mask(tid)) for tid in self._cgroups.threads(work.place.hierarchy, path))
+                odd = [(tid, now) for tid, now in found if now is not None and (now != base or masks.noted(tid))]
+                # Else what others write in between, as Kata's agent may, seems to be a wish of the threads.
+                if not odd or base == (cpusets.effective(work.place.hierarchy, path) or online):
+                    break
+            for tid, now in odd:
                 key = masks.note(tid, now, base, work.cid)
                 if key is not None:
                     work.narrower.append((key, path))
@@ -137,7 +166,7 @@ class Pinner:
             refused = cpusets.closed(work.place) if work.trouble else []
             self._memory.enabled = [path for path in self._memory.enabled if path not in refused]
 
-    def _change(self, work: Work, masks: Masks) -> bool:
+    def _change(self, work: Work) -> bool:
         """:returns: whether its cpuset does it; else its threads are to be pinned."""
         hierarchy = work.place.hierarchy
         if work.writes is not None:
@@ -147,8 +176,6 @@ class Pinner:
                 self._memory.cgroups[path].done()
             got = cpusets.effective(hierarchy, work.place.path)
             if got and got <= work.wanted and not work.trouble:
-                for key, path in work.narrower:
-                    work.trouble = masks.settle(key, cpusets.effective(hierarchy, path) or got) or work.trouble
                 return True
             work.writes = None
             work.trouble = work.trouble or f"its cgroup leaves it {got or 'no CPU'}"
@@ -156,10 +183,11 @@ class Pinner:
 
     def _group(self, work: Work, online: CpuSet) -> Group:
         base = cpusets.effective(work.place.hierarchy, work.place.path) or online
-        return Group(work.cid, lambda: self._tids(work), (work.wanted & base) or work.wanted, base)
+        return Group(work.cid, lambda: self._tids(work.place, work.directories),
+                     (work.wanted & base) or work.wanted, base)
 
     def _check(self, work: Work) -> Outcome:
-        tids = self._tids(work)
+        tids = self._tids(work.place, work.directories)
         out = outside(tids, work.wanted)
         if work.writes is not None:
             got = cpusets.effective(work.place.hierarchy, work.place.path) or EMPTY
@@ -169,8 +197,8 @@ class Pinner:
             got = union(mask(tid) or EMPTY for tid in tids)
         state = PENDING if out or work.pending else ERROR if work.lacking else APPLIED
         cgroup = work.place.shown if work.writes is not None else None
-        return Outcome(state, cgroup, work.wanted, got, self._processes(work), len(tids), tuple(out[:MAX_OUTSIDE]),
-                       "; ".join(filter(None, (work.lacking, work.trouble))))
+        return Outcome(state, cgroup, work.wanted, got, self._processes(work.directories), len(tids),
+                       tuple(out[:MAX_OUTSIDE]), clean("; ".join(filter(None, (work.lacking, work.trouble)))))
 
     def _system(self, map: Map, hw: Tuple[int, ...], table: CpuTable, masks: Masks) -> Outcome:
         wanted, lacking, pending = table.find(hw)
@@ -178,11 +206,7 @@ class Pinner:
             return Outcome(PENDING if pending else ERROR, error=lacking or "it is given no vCPU")
         if not self._cgroups.hierarchies:
             return Outcome(ERROR, wanted=wanted, error="no cgroups: containers' processes cannot be told apart")
-        inside: Set[int] = set()
-        for place in self._cgroups.all(set(map.containers)).values():
-            for path in (place.path, *(path for path, _ in walk(place.path))):
-                inside.update(self._cgroups.processes(path))
-        outcome = system.pin(self._proc, self._memory, masks, wanted, table.online, inside)
+        outcome = system.pin(self._own(set(map.containers)), self._memory, masks, wanted, table.online)
         if lacking and outcome.state == APPLIED:
             outcome = outcome._replace(state=PENDING if pending else ERROR)
         return outcome._replace(error="; ".join(filter(None, (lacking, outcome.error))))

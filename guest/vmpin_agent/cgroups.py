@@ -52,8 +52,8 @@ class Cgroups:
 
     @property
     def hierarchies(self) -> List[Hierarchy]:
-        """Those with cpuset first. Looked for again while there are none: the agent may be older than the mounts."""
-        if not self._hierarchies:
+        """Those with cpuset first. Looked for again while there is none: the agent may be older than the mounts."""
+        if not any(each.cpuset for each in self._hierarchies):
             self._hierarchies = sorted(self._mounted(), key=lambda each: (not each.cpuset, not each.v2, each.root))
         return self._hierarchies
 
@@ -123,6 +123,11 @@ def inode(path: str) -> Optional[int]:
         return None
 
 
+def within(place: Place, without: Container[str] = ()) -> List[str]:
+    """The cgroups of a container, uppermost first. :param without: paths to leave out."""
+    return [place.path, *(path for path, _ in walk(place.path, without))]
+
+
 def walk(path: str, without: Container[str] = ()) -> Iterator[Tuple[str, str]]:
     """The cgroups below this one and their names, uppermost first. :param without: paths to leave out."""
     level = [path]
@@ -143,6 +148,8 @@ def walk(path: str, without: Container[str] = ()) -> Iterator[Tuple[str, str]]:
 
 def _directories(path: str) -> List[Tuple[str, str]]:
     try:
+        if os.stat(path).st_nlink == 2:
+            return []  # itself and its own dot: a cgroup with none in it (fs/kernfs/inode.c: kernfs_refresh_inode)
         with os.scandir(path) as entries:
             return sorted((entry.path, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:

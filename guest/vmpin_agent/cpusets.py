@@ -141,6 +141,15 @@ def _note(memory: Memory, path: str, cid: str, current: CpuSet, own: Optional[Cp
     return found
 
 
+def prune(memory: Memory) -> None:
+    """Forget the cgroups that are gone."""
+    gone = [path for path, kept in memory.cgroups.items() if inode(path) != kept.inode]
+    for path in gone:
+        del memory.cgroups[path]
+    if gone:
+        memory.changed()
+
+
 def _write(kept: Kept, memory: Memory, path: str, cpus: CpuSet) -> Write:
     if kept.will_be(cpus):
         memory.changed()

@@ -2,7 +2,8 @@
 
     {"generation": 7, "containers": {"ID": {"own": "2-3", "shared": "0-1"}}}
 
-The guest's CPU numbers; `own` is empty for a container that has none of its own. It is written in whole or not at all.
+The guest's CPU numbers; `own` is empty for a container that has none of its own. `host`, the host's CPUs behind those
+that it may use, is there if the host tells. It is written in whole or not at all.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ class Export:
                        if not map.containers[cid].exclusive)
         if not shared and applied.system is not None:
             shared = applied.system.wanted
-        containers = {cid: {"own": str(outcome.wanted if map.containers[cid].exclusive else EMPTY),
-                            "shared": str(shared if map.containers[cid].exclusive else outcome.wanted)}
-                      for cid, outcome in applied.containers.items()}
+        containers = {}
+        for cid, outcome in applied.containers.items():
+            share = map.containers[cid]
+            own, common = (outcome.wanted, shared) if share.exclusive else (EMPTY, outcome.wanted)
+            containers[cid] = {"own": str(own), "shared": str(common),
+                               **({"host": str(share.host)} if share.host else {})}
         text = json.dumps({"generation": map.generation, "containers": containers}, sort_keys=True) + "\n"
         if text == self._written:
             return

@@ -68,9 +68,7 @@ class Link:
             requests += self._parsed(message)
         # Of maps that came together only the newest is made true; the older ones' answer is what became of it.
         newest = max((each.generation for each in requests if isinstance(each, Map)), default=0)
-        late = [each for each in requests if isinstance(each, Map) and each.generation < newest]
-        requests = [each for each in requests if each not in late] + list(late)
-        for request in requests:
+        for request in sorted(requests, key=lambda each: isinstance(each, Map) and each.generation < newest):
             if isinstance(request, Subscribe):
                 self.subscribed = True
             self.send(self._answer(request))

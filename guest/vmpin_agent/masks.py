@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from vmpin.cpuset import CpuSet
 from vmpin_agent import threads
@@ -12,14 +12,20 @@ from vmpin_agent.memory import Kept, Memory
 from vmpin_agent.threads import ThreadKey
 
 #: Linux before 6.2 forgets a thread's mask when its cpuset changes, and gives it all of that (kernel commit
-#: 8f9ea86fdf99): then that is no wish of the thread's.
+#: 8f9ea86fdf99): then that is no wish of the thread's. Nor does it take a CPU into a mask that is not online.
 _FORGETFUL = tuple(int(each) for each in re.findall(r"[0-9]+", os.uname().release)[:2]) < (6, 2)
 
 #: A process that makes threads faster than they are pinned is looked at again a second later.
 _ROUNDS = 10
 
 
-class Group:
+class Pinned:
+    """What threads are pinned for; what is wrong with some of them."""
+
+    trouble = ""
+
+
+class Group(Pinned):
     """Threads that are pinned one by one: those that `tids` gives now, on `cpus`.
 
     :param base: what a thread of them has without a wish of its own.
@@ -31,8 +37,6 @@ class Group:
         self.cpus = cpus
         self.base = base
         self.seen: Set[int] = set()
-        #: What is wrong with some of them.
-        self.trouble = ""
 
 
 class Masks:
@@ -63,19 +67,23 @@ class Masks:
             return None
         self._seen.add(key)
         kept = self._memory.threads.get(key)
-        if kept is None or kept.container != cid or now not in kept.ours:
-            given = self._given.get(cid, set())
-            own = now if now and now < base and now not in given and now not in self._memory.system else None
-            if kept is None:
-                kept = self._memory.threads[key] = Kept(cid, own or self._everything, own)
-                self._by_tid[tid] = key
-                self._memory.changed()
-            elif _FORGETFUL and now == base and kept.container == cid:
-                return key
-            elif (kept.container, kept.own) != (cid, own) and now != kept.own:
-                kept.container, kept.own, kept.before = cid, own, own or self._everything
-                self._memory.changed()
+        if kept is not None and kept.container == cid and (
+                now in kept.ours or now == kept.within(base) or (_FORGETFUL and now == base)):
+            return key  # as it was left, or what its cpuset made of that
+        own = now if now and now < base and not self._is_nobodys(now, cid) else None
+        if kept is None:
+            self._memory.threads[key] = Kept(cid, own or self._everything, own)
+            self._by_tid[tid] = key
+            self._memory.changed()
+        elif (kept.container, kept.own) != (cid, own) and now != kept.own:
+            kept.container, kept.own, kept.before = cid, own, own or self._everything
+            self._memory.changed()
         return key
+
+    def _is_nobodys(self, now: CpuSet, cid: str) -> bool:
+        """Whether a mask is one that a thread may have got from who made it."""
+        return (now in self._given.get(cid, ()) or now in self._memory.left
+                or (cid != "" and now in self._memory.system))
 
     def will_be(self, key: ThreadKey, cpus: CpuSet) -> CpuSet:
         """What the thread is to have of these CPUs, noted."""
@@ -88,40 +96,31 @@ class Masks:
         return target
 
     def pin_all(self, groups: List[Group]) -> None:
-        """Pin every thread of every group, until there is no new one. All are noted, and the notes kept, before."""
+        """Pin every thread of every group, until there is no new one."""
         for _ in range(_ROUNDS):
-            planned: List[Tuple[Group, ThreadKey, CpuSet]] = []
-            noted: List[ThreadKey] = []
-            groups = [group for group in groups if self._plan(group, planned, noted)]
-            if not groups:
-                return
-            trouble = self._memory.save()
-            for group, key, target in planned:
-                group.trouble = threads.pin(self._proc, key, target) or group.trouble or trouble
-            for key in noted:
-                self._memory.threads[key].done()
+            planned: List[Tuple[Pinned, ThreadKey, CpuSet]] = []
+            groups = [group for group in groups if self._plan(group, planned)]
+            self.pin(planned)
 
-    def _plan(self, group: Group, planned: List[Tuple[Group, ThreadKey, CpuSet]], noted: List[ThreadKey]) -> bool:
+    def _plan(self, group: Group, planned: List[Tuple[Pinned, ThreadKey, CpuSet]]) -> bool:
         """:returns: whether it had threads that were not looked at yet."""
         fresh = [tid for tid in group.tids() if tid not in group.seen]
         for tid in fresh:
             now = threads.mask(tid)
             key = None if now is None else self.note(tid, now, group.base, group.cid)
-            if now is None or key is None:
-                continue
-            group.seen.add(tid)
-            noted.append(key)
-            target = self.will_be(key, group.cpus)
-            if now != target:
-                planned.append((group, key, target))
+            if key is not None:
+                group.seen.add(tid)
+                planned.append((group, key, group.cpus))
         return bool(fresh)
 
-    def settle(self, key: ThreadKey, cpus: CpuSet) -> str:
-        """In a cpuset of these CPUs: its own wish again, which older kernels forget when the cpuset changes."""
-        target = self.will_be(key, cpus)
-        trouble = "" if threads.mask(key.tid) == target else threads.pin(self._proc, key, target)
-        self._memory.threads[key].done()
-        return trouble
+    def pin(self, planned: Sequence[Tuple[Pinned, ThreadKey, CpuSet]]) -> None:
+        """Each thread has of these CPUs what it may. What that is is kept before it is done."""
+        targets = [(of, key, self.will_be(key, cpus)) for of, key, cpus in planned]
+        trouble = self._memory.save()
+        for of, key, target in targets:
+            if threads.mask(key.tid) != target:
+                of.trouble = threads.pin(self._proc, key, target) or of.trouble or trouble
+            self._memory.threads[key].done()
 
     def prune(self) -> None:
         """Forget the threads that have ended."""
@@ -132,13 +131,39 @@ class Masks:
         if dead:
             self._memory.changed()
 
-    def restore(self, keys: Iterable[ThreadKey]) -> None:
-        """Put them back to what they had before, and forget them; not one that was changed since."""
-        for key in list(keys):
-            kept = self._memory.threads.pop(key)
+    def restore(self, cids: Set[str], tids: Callable[[], Iterable[int]]) -> None:
+        """Put the threads of these back to what they had before, and forget them; not one that was changed since.
+
+        :param tids: gives all there are now: who was born since the last look began with its creator's mask.
+        """
+        given = {cpus for cid in cids for cpus in self._given.get(cid, ())}
+        for key, kept in list(self._memory.threads.items()):
+            if kept.container not in cids:
+                continue
+            del self._memory.threads[key]
             self._memory.changed()
             if kept.own is not None or threads.mask(key.tid) in kept.ours:
-                threads.pin(self._proc, key, kept.before)
+                self._let_go(key, kept.before)
+        self.free(given, tids)
+
+    def free(self, given: Set[CpuSet], tids: Callable[[], Iterable[int]]) -> None:
+        """Give everything to those threads that have one of these masks and that nothing is, or was, noted of."""
+        seen: Set[int] = set()
+        for _ in range(_ROUNDS if given else 0):
+            fresh = [tid for tid in tids() if tid not in seen]
+            if not fresh:
+                return
+            seen.update(fresh)
+            for tid in fresh:
+                key = threads.key(self._proc, tid) if not self.noted(tid) and threads.mask(tid) in given else None
+                if key is not None:
+                    self._let_go(key, self._everything)
+
+    def _let_go(self, key: ThreadKey, before: CpuSet) -> None:
+        threads.pin(self._proc, key, before)
+        got = threads.mask(key.tid) if _FORGETFUL and before == self._everything else None
+        if got is not None and got != before:
+            self._memory.left_with(got)
 
 
 def outside(tids: Iterable[int], cpus: CpuSet) -> List[int]:

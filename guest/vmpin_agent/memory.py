@@ -7,7 +7,7 @@ container wished. It is written before anything is changed, and void after a boo
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 from vmpin.cpuset import CpuSet
 from vmpin_agent import files
@@ -69,12 +69,23 @@ class Memory:
         self.enabled: List[str] = []
         #: The masks that the guest's own processes were given: children of theirs begin with one in a container.
         self.system: List[CpuSet] = []
+        #: What threads were left with that were to have everything again, where Linux cut that to what was online.
+        self.left: List[CpuSet] = []
         self._load()
 
     def system_mask(self, cpus: CpuSet) -> None:
         if cpus not in self.system:
             self.system = [*self.system, cpus][-_OURS:]
             self._changed = True
+
+    def left_with(self, cpus: CpuSet) -> None:
+        if cpus not in self.left:
+            self.left = [*self.left, cpus][-_OURS:]
+            self._changed = True
+
+    def containers(self) -> Set[str]:
+        """Whose cpusets and masks are kept; "" are the guest's own."""
+        return {kept.container for kept in (*self.cgroups.values(), *self.threads.values())}
 
     def changed(self) -> None:
         self._changed = True
@@ -86,7 +97,8 @@ class Memory:
         text = json.dumps({
             "boot": self._boot, "cgroups": {path: kept.data() for path, kept in self.cgroups.items()},
             "threads": [[key.tid, key.start, kept.data()] for key, kept in self.threads.items()],
-            "enabled": self.enabled, "system": [str(each) for each in self.system]}, separators=(",", ":"))
+            "enabled": self.enabled, "system": [str(each) for each in self.system],
+            "left": [str(each) for each in self.left]}, separators=(",", ":"))
         self._changed = False
         if text == self._saved:
             return ""
@@ -98,6 +110,7 @@ class Memory:
         return ""
 
     def forget(self) -> None:
+        """All but what threads were left with, which they still have."""
         self.cgroups, self.threads, self.enabled, self.system = {}, {}, [], []
         self._changed = True
 
@@ -112,6 +125,7 @@ class Memory:
                 self.threads = {ThreadKey(int(tid), int(start)): _kept(data) for tid, start, data in told["threads"]}
                 self.enabled = [str(each) for each in told["enabled"]]
                 self.system = [CpuSet.parse(each) for each in told["system"]]
+                self.left = [CpuSet.parse(each) for each in told["left"]]
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as err:
             self.forget()
             files.log(f"{self._path} cannot be used: {err!r}")

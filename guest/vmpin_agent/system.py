@@ -11,31 +11,38 @@ from vmpin_agent.masks import Group, Masks, outside
 from vmpin_agent.memory import Memory
 
 
-def pin(proc: str, memory: Memory, masks: Masks, wanted: CpuSet, online: CpuSet, inside: Set[int]) -> Outcome:
-    """Pin them by mask. :param inside: the processes of containers."""
-    memory.system_mask(wanted)
-    kernel: Set[int] = set()
+class Own:
+    """Finds them, all through one pass. :param inside: the processes of containers."""
 
-    def pids() -> List[int]:
+    def __init__(self, proc: str, inside: Set[int]) -> None:
+        self._proc = proc
+        self._inside = inside
+        #: For one pass: the number may be another's in the next.
+        self._kernel: Set[int] = set()
+
+    def processes(self) -> List[int]:
         found = []
-        for pid in threads.processes(proc):
-            if pid in inside or pid in kernel:
+        for pid in threads.processes(self._proc):
+            if pid in self._inside or pid in self._kernel:
                 continue
-            stat = threads.stat(f"{proc}/{pid}/stat")
+            stat = threads.stat(f"{self._proc}/{pid}/stat")
             if stat is not None and stat.kernel:
-                kernel.add(pid)  # for this pass: the number may be another's in the next
+                self._kernel.add(pid)
             elif stat is not None:
                 found.append(pid)
         return found
 
-    def tids() -> List[int]:
-        return [tid for pid in pids() for tid in threads.of_process(proc, pid)]
+    def threads(self) -> List[int]:
+        return [tid for pid in self.processes() for tid in threads.of_process(self._proc, pid)]
 
-    group = Group("", tids, wanted, online)
+
+def pin(own: Own, memory: Memory, masks: Masks, wanted: CpuSet, online: CpuSet) -> Outcome:
+    """Pin them by mask."""
+    memory.system_mask(wanted)
+    group = Group("", own.threads, wanted, online)
     masks.pin_all([group])
-    of = pids()
-    every = [tid for pid in of for tid in threads.of_process(proc, pid)]
+    every = own.threads()
     out = outside(every, wanted)
     got = union(threads.mask(tid) or EMPTY for tid in every)
-    state = PENDING if out else APPLIED
-    return Outcome(state, None, wanted, got, len(of), len(every), tuple(out[:MAX_OUTSIDE]), group.trouble)
+    return Outcome(PENDING if out else APPLIED, None, wanted, got, len(own.processes()), len(every),
+                   tuple(out[:MAX_OUTSIDE]), group.trouble)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import drifting
+import guest_agent
 import newborns
 import nri
 import passes
@@ -68,7 +69,18 @@ def _update_cost(bench: Bench) -> list[Figure]:
     return [nri.update_cost(bench.made, 2 if bench.quick else 30)]
 
 
-#: By the names of the figures they give. The real QEMUs come last, when the stand-ins are gone.
+def _guest_apply(bench: Bench) -> list[Figure]:
+    bench.close()
+    return [guest_agent.apply(bench.made, 5 if bench.quick else 50, bench.rounds(100), bench.build)]
+
+
+def _guest_rest(bench: Bench) -> list[Figure]:
+    bench.close()
+    count, seconds = (5, 2.0) if bench.quick else (50, 30.0)
+    return guest_agent.at_rest(bench.made, count, seconds, bench.build)
+
+
+#: By the names of the figures they give. From the real QEMUs on, the stand-ins are gone.
 BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("hook",): lambda bench: [processes.hook(bench.made, bench.many(), bench.rounds(200))],
     ("pass_200x16",): lambda bench: [passes.unchanged(bench.made, bench.many(), bench.rounds(320))],
@@ -85,6 +97,9 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("fork_storm",): lambda bench: [newborns.storm(bench.made, bench.many(), bench.build, 1 if bench.quick else 5)],
     ("discover_300",): _cold,
     ("nri_update_cost",): _update_cost,
+    ("guest_apply",): _guest_apply,
+    ("guest_idle_rss", "guest_idle_wakes"): _guest_rest,
+    ("pyz_size",): lambda bench: [guest_agent.size()],
 }
 NAMES = [name for names in BENCHMARKS for name in names]
 
@@ -93,7 +108,7 @@ def line(figure: Figure) -> str:
     limit = {"value": f"at most {figure.limit:g} {figure.unit}", "ratio": f"at most {figure.limit:g} times the floor",
              "difference": f"at most {figure.limit:g} {figure.unit} beyond the floor"}[figure.limit_on]
     ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f}"
-    return (f"{figure.name:15} {figure.value:9.3f} {figure.floor:9.3f} {ratio:>7}  {figure.unit:11} "
+    return (f"{figure.name:16} {figure.value:9.3f} {figure.floor:9.3f} {ratio:>7}  {figure.unit:11} "
             f"{'ok' if figure.ok else 'BEYOND':7} {limit}")
 
 
@@ -140,7 +155,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     args.out.write_text(json.dumps({"benchmarks": [figure.data() for figure in figures]}, indent=2) + "\n")
-    print(f"{'':15} {'value':>9} {'floor':>9} {'ratio':>7}")
+    print(f"{'':16} {'value':>9} {'floor':>9} {'ratio':>7}")
     for figure in figures:
         print(line(figure))
     return 1 if failed else 0

@@ -27,12 +27,12 @@ def run(*args: str | Path) -> tuple[subprocess.Popen[str], str, str]:
 
 
 def left_over(pid: int) -> list[Path]:
-    """The VMs and files of a benchmark: all bear its process's number."""
+    """The VMs, files and cgroups of a benchmark: all bear its process's number."""
     mark = f"b{pid:07}"
-    found = list(Path("/dev/shm").glob(f"vmpin-bench-{mark}-*"))
+    found = [*Path("/dev/shm").glob(f"vmpin-bench-{mark}-*"), *Path("/sys/fs/cgroup").glob(f"**/vmpin-bench-{mark}")]
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if f"sandbox-{mark}" in (process / "cmdline").read_text(errors="replace"):
+            if mark in (process / "cmdline").read_text(errors="replace"):
                 found.append(process)
     return found
 
@@ -121,6 +121,26 @@ def test_births_and_storms_are_measured(tmp_path: Path) -> None:
     assert storm["births"] > 5
     assert 500 < storm["processes_a_second"] <= 5100
     assert storm["events"]["exec"] > 500
+    assert left_over(ran.pid) == []
+
+
+def test_the_agent_in_a_guest_is_measured(tmp_path: Path) -> None:
+    need_root()
+    need_tool("gcc", "cc")
+    out = tmp_path / "bench.json"
+    ran, _, err = run("--only", "guest_apply", "--only", "guest_idle_rss", "--only", "guest_idle_wakes",
+                      "--only", "pyz_size", "-o", out)
+    if "not measured: needs cpuset cgroups" in err:
+        lacking(err)
+    assert ran.returncode == 0, err
+    apply, resident, wakes, size = json.loads(out.read_text())["benchmarks"]
+    assert [each["name"] for each in (apply, resident, wakes, size)] == [
+        "guest_apply", "guest_idle_rss", "guest_idle_wakes", "pyz_size"]
+    assert (apply["containers"], apply["threads"]) == (5, 100)
+    assert wakes["value"] > 0
+    for figure in (apply, resident, size):
+        assert figure.keys() >= FIELDS
+        assert figure["value"] > figure["floor"] > 0
     assert left_over(ran.pid) == []
 
 

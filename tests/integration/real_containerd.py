@@ -276,6 +276,11 @@ class Containerd:
         return self.top / "nri.sock"
 
     @property
+    def vm(self) -> Path:
+        """Where the command line of the next VM may be put, as JSON: QEMU's, without a name."""
+        return self.top / "vm.json"
+
+    @property
     def plugins(self) -> Path:
         """The directory of the pre-installed NRI plugins."""
         return self.top / "nri-plugins"
@@ -327,7 +332,7 @@ class Containerd:
         runc = need_tool("runc")
         script = self.top / "vm-runtime"
         words = ["/usr/bin/python3", "-IS", _RUNTIME, "--runc", runc, "--qemu", need_tool("qemu-system-x86_64"),
-                 "--accel", self._accel, *bios, "--"]
+                 "--accel", self._accel, *bios, "--vm", self.vm, "--"]
         script.write_text(f"#!/bin/sh\nexec {' '.join(map(str, words))} \"$@\"\n")
         script.chmod(0o755)
         for directory in ("cni", "nri-plugins", "nri-conf"):

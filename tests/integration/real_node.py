@@ -45,7 +45,7 @@ PATIENCE = 60.0 if "VMPIN_LAB_NODE" in os.environ else 20.0
 COMMAND = [sys.executable, "-m", "vmpin.cli.main"]
 #: crun 1.8 refuses hybrid cgroups; in a mount namespace of its own it does not see the v2 part.
 _WITHOUT_HYBRID = 'if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi; exec "$@"'
-_VCPU = re.compile(r"CPU ([0-9]+)/[A-Z]+")
+_VCPU = re.compile(r"(?:CPU|fc_vcpu) ([0-9]+)(?:/[A-Z]+)?")
 
 
 def two_cpus() -> tuple[str, str]:

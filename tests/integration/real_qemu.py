@@ -53,11 +53,13 @@ class Qemu:
     :param qmp_sockets: further QMP sockets, with paths on the command line: `qmp_paths`.
     :param vhost: stand-ins for vhost worker threads inside QEMU (vhostshim.c).
     :param extra: further arguments.
+    :param program: the beginning of the command line, instead of the machine's own QEMU.
     """
 
     def __init__(self, sandbox: str = "", *, vcpus: int = 1, maxcpus: int = 0, smp: str = "",
                  iothreads: Iterable[str] = (), debug_threads: bool = True, accel: str = "tcg", paused: bool = True,
-                 memory: int = 64, qmp_sockets: int = 0, vhost: int = 0, extra: Iterable[str] = ()) -> None:
+                 memory: int = 64, qmp_sockets: int = 0, vhost: int = 0, extra: Iterable[str] = (),
+                 program: Iterable[str] = ()) -> None:
         self.sandbox = sandbox or secrets.token_hex(32)
         # Short, whatever TMPDIR is: a socket's path may have 107 bytes.
         self.dir = Path(tempfile.mkdtemp(prefix="vmpin-qemu-", dir="/tmp"))
@@ -67,7 +69,7 @@ class Qemu:
         self._process: subprocess.Popen[bytes] | None = None
         most = maxcpus or vcpus
         self.argv = [
-            need_tool("qemu-system-x86_64"),
+            *(program or [need_tool("qemu-system-x86_64")]),
             "-name", f"sandbox-{self.sandbox}" + (",debug-threads=on" if debug_threads else ""),
             "-machine", "q35", "-accel", "tcg,thread=multi" if accel == "tcg" else accel,
             "-cpu", "max" if accel == "tcg" else "qemu64", "-m", f"{memory}M",

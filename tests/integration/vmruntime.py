@@ -1,10 +1,11 @@
 """An OCI runtime whose pods are virtual machines, run by containerd's shim in runc's place: a stand-in for Kata.
 
-    vmruntime.py --runc PATH --qemu PATH --accel tcg|kvm [--bios FILE] -- [global options] create|start|…
+    vmruntime.py --runc PATH --qemu PATH --accel tcg|kvm [--bios FILE] [--vm FILE] -- [global options] create|start|…
 
-What is as with Kata: a pod is a QEMU named `sandbox-ID`, with as many vCPUs as the annotation says, in a cgroup of its
-own (`PARENT/kata_ID`, on cgroup v1 cpuset's alone); the pod's pid is the VMM's; a container's cgroup path exists
-nowhere, and its cpuset is applied to nothing on the host; an update with CPUs that are not online fails.
+What is as with Kata: a pod is a QEMU named `sandbox-ID`, with as many vCPUs as the annotation says (or else as --vm
+has it, a file with a command line as JSON), in a cgroup of its own (`PARENT/kata_ID`, on cgroup v1 cpuset's alone);
+the pod's pid is the VMM's; a container's cgroup path exists nowhere, and its cpuset is applied to nothing on the host;
+an update with CPUs that are not online fails.
 
 What is not: a container is a process of runc's on the host, in a cgroup without a cpuset, so its pid is not the VMM's;
 a vCPU is never hotplugged (Kata adds one when the containers' limits ask for it); nothing is written below /run/vc.
@@ -91,16 +92,12 @@ def _fail(call: Call, text: str) -> NoReturn:
 
 def _create_vm(call: Call, bundle: Path, spec: dict[str, Any]) -> int:
     pid_file = bundle / "vmm.pid"
-    vcpus = spec["annotations"].get(_VCPUS, "1")
-    accel = call.own["--accel"]
+    machine = Path(call.own.get("--vm", ""))
+    qemu = json.loads(machine.read_text()) if machine.is_file() else _machine(call.own, spec)
     # -daemonize ends when the machine is made; its child's parent is then the shim, which reaps it and by its end
     # knows the end of the pod. In namespaces of its own, which runc lets the pod's containers join.
-    argv = ["unshare", "--ipc", "--uts", "--", call.own["--qemu"], "-name", f"sandbox-{call.id},debug-threads=on",
-            "-machine", "q35", "-accel", "tcg,thread=multi" if accel == "tcg" else accel,
-            "-cpu", "max" if accel == "tcg" else "qemu64,+x2apic", "-m", "64M", "-smp", vcpus, "-nodefaults",
-            "-no-user-config", "-display", "none", "-daemonize", "-pidfile", str(pid_file)]
-    # Without a guest TCG would emulate firmware; KVM learns a vCPU's thread only when it runs.
-    argv += ["-bios", bios] if (bios := call.own.get("--bios")) else ["-S"]
+    argv = ["unshare", "--ipc", "--uts", "--", *qemu, "-name", f"sandbox-{call.id},debug-threads=on", "-daemonize",
+            "-pidfile", str(pid_file)]
     made = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if made.returncode:
         _fail(call, f"QEMU: {made.stdout}")
@@ -113,6 +110,16 @@ def _create_vm(call: Call, bundle: Path, spec: dict[str, Any]) -> int:
                                       "cgroup": str(cgroup), "annotations": spec["annotations"]}))
     Path(call.options["--pid-file"]).write_text(str(pid))
     return 0
+
+
+def _machine(own: dict[str, str], spec: dict[str, Any]) -> list[str]:
+    """A VM without a guest's kernel."""
+    accel = own["--accel"]
+    argv = [own["--qemu"], "-machine", "q35", "-accel", "tcg,thread=multi" if accel == "tcg" else accel,
+            "-cpu", "max" if accel == "tcg" else "qemu64,+x2apic", "-m", "64M",
+            "-smp", spec["annotations"].get(_VCPUS, "1"), "-nodefaults", "-no-user-config", "-display", "none"]
+    # Without a guest TCG would emulate firmware; KVM learns a vCPU's thread only when it runs.
+    return argv + (["-bios", bios] if (bios := own.get("--bios")) else ["-S"])
 
 
 def _of_vm(call: Call, vm: dict[str, Any]) -> int:

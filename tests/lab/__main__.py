@@ -30,7 +30,7 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
-    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin", "/usr/bin", "/bin"])
+    cache.find_system_tools()
     for each in _ENDS:
         if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(each, _end)

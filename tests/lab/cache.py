@@ -37,6 +37,12 @@ def directory() -> Path:
     return path
 
 
+def find_system_tools() -> None:
+    """Have the tools of a build found: who became root by a plain su has no sbin in PATH."""
+    path = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/sbin", "/sbin", "/usr/bin", "/bin"]
+    os.environ["PATH"] = os.pathsep.join(dict.fromkeys(path))
+
+
 def name(kind: str, recipe: object) -> str:
     """The name of what `recipe` (plain data) makes."""
     text = json.dumps(recipe, sort_keys=True)

@@ -172,8 +172,8 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
             os.waitpid(pid, 0)
 
 
-def remove_cgroup(cgroup: str) -> None:
-    """With everything in and below it."""
+def end_processes(cgroup: str) -> None:
+    """Those in it and below it, and what they start meanwhile."""
     deadline = time.monotonic() + 10
     while pids := processes(cgroup):
         for pid in pids:
@@ -181,6 +181,11 @@ def remove_cgroup(cgroup: str) -> None:
                 kill(pid)
         if time.monotonic() > deadline:
             raise TimeoutError(f"{cgroup} still has {pids}")
+
+
+def remove_cgroup(cgroup: str) -> None:
+    """With everything in and below it."""
+    end_processes(cgroup)
     for top in _hierarchies():
         for directory, _, _ in os.walk(top / cgroup, topdown=False):
             os.rmdir(directory)
@@ -243,8 +248,8 @@ def affinity(tid: int, cpus: list[int]) -> None:
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     each.__name__: each for each in (
-        cpus, online, read, write, make_cgroup, remove_cgroup, start, kill, processes, threads, process, system, load,
-        exists, affinity)}
+        cpus, online, read, write, make_cgroup, end_processes, remove_cgroup, start, kill, processes, threads,
+        process, system, load, exists, affinity)}
 
 if __name__ == "__main__":
     main()

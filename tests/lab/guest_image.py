@@ -18,7 +18,7 @@ from pathlib import Path
 from lab import cache, cpio
 from lab.kernel import image_package, in_order, modules_for
 from lab.packages import Packages, unpack
-from lab.rootfs import in_chroot
+from lab.rootfs import emulator, in_chroot, mirror_of, rootfs
 
 VERSION = 1
 #: Its kernel, 6.1, sees hotplugged vCPUs under TCG, which one from 6.9 on does not, and has both kinds of cgroups.
@@ -44,10 +44,12 @@ _MACHINE = "lib/x86_64-linux-gnu"
 class GuestImage:
     kernel: Path
     initrd: Path
+    #: The beginning of the command line that boots it.
+    emulator: tuple[str, ...]
 
 
 #: In the lab's node: `layer` is laid over its root.
-IN_NODE = GuestImage(Path("/lab/guest/vmlinuz"), Path("/lab/guest/initrd"))
+IN_NODE = GuestImage(Path("/lab/guest/vmlinuz"), Path("/lab/guest/initrd"), ("qemu-system-x86_64",))
 
 
 def recipe() -> object:
@@ -66,10 +68,12 @@ def guest_layer(mirror: str, fresh: bool = False) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def guest_image(mirror: str) -> Iterator[GuestImage]:
-    """The image, built if it is not there."""
-    with guest_layer(mirror) as layer:
-        yield GuestImage(*(layer / path.relative_to("/") for path in (IN_NODE.kernel, IN_NODE.initrd)))
+def guest_image() -> Iterator[GuestImage]:
+    """The image, and the node's root file system for its QEMU; built if they are not there."""
+    cache.find_system_tools()
+    with rootfs() as root, guest_layer(mirror_of(root)) as layer:
+        kernel, initrd = (layer / path.relative_to("/") for path in (IN_NODE.kernel, IN_NODE.initrd))
+        yield GuestImage(kernel, initrd, tuple(emulator(root)))
 
 
 def _make(path: Path, mirror: str, log: Path) -> None:

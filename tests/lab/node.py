@@ -27,6 +27,7 @@ from typing import BinaryIO
 from lab.cache import say
 from lab.errors import LabError
 from lab.kernel import Built
+from lab.rootfs import emulator
 from lab.variant import Topology, Variant
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -224,20 +225,12 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.wait()
 
 
-def _emulator(root: Path) -> list[str]:
-    """The node's own QEMU, 10.0, run here: TCG of 7.2, which Debian 12 has, may keep the translation of an instruction
-    that another CPU was just writing, and the node's kernel dies of an int3 that is not there any more."""
-    usr = root / "usr"
-    return [str(usr / "lib64/ld-linux-x86-64.so.2"), "--library-path", str(usr / "lib/x86_64-linux-gnu"),
-            str(usr / "bin/qemu-system-x86_64"), "-L", str(usr / "share/qemu"), "-L", str(usr / "share/seabios")]
-
-
 def _qemu(variant: Variant, root: Path, kernel: Built, sockets: Mapping[str, Path], serial: str) -> list[str]:
     line = ["rootfstype=virtiofs", "root=root", "rw", "console=ttyS0", "quiet", "init=/lab/init", "oops=panic",
             "panic=-1", "mitigations=off", "tsc=reliable", f"vmpin.cgroup={variant.cgroup}"]
     if variant.topology is Topology.NOSMT:
         line += ["nosmt", "vmpin.offline=6"]
-    argv = [*_emulator(root), "-name", "vmpin-lab", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu",
+    argv = [*emulator(root), "-name", "vmpin-lab", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu",
             _CPU, "-smp", "8,sockets=2,cores=2,threads=2", "-m", f"{MEMORY}M"]
     for node, cpus in enumerate(("0-3", "4-7")):
         argv += ["-object", f"memory-backend-memfd,id=m{node},size={MEMORY // 2}M,share=on",

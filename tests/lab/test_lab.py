@@ -60,22 +60,34 @@ def lab_run(*arguments: str, mark: str = "", **more: Any) -> Iterator[subprocess
             process.kill()
 
 
+def _files(*names: str) -> list[str]:
+    return [f"tests/lab/node_tests/test_{name}.py" for name in names]
+
+
+#: A real containerd, and guests that boot Linux: on one kernel, and in a boot of their own, for they take as long as
+#: all the others.
+_LONG = _files("nri", "guest", "guest_chain")
 #: Both kernels with everything; the older cgroups with what concerns them; few CPUs with all that can be run on them.
-RUNS = ((Variant(Kernel.V6_12), ()), (Variant(Kernel.V6_1), ()),
-        (Variant(Kernel.V6_1, Cgroup.V1), ("test_node.py", "test_vms.py", "test_changes.py")),
-        (Variant(Kernel.V6_1, Cgroup.HYBRID, Topology.NOSMT), ()))
+#: The node, what is put behind its name, and what pytest is told in it.
+RUNS: tuple[tuple[Variant, str, Sequence[str]], ...] = (
+    (Variant(Kernel.V6_12), "", [f"--ignore={file}" for file in _LONG]),
+    (Variant(Kernel.V6_12), "-guests", _LONG),
+    (Variant(Kernel.V6_1), "", ()),
+    (Variant(Kernel.V6_1, Cgroup.V1), "", _files("node", "vms", "changes")),
+    (Variant(Kernel.V6_1, Cgroup.HYBRID, Topology.NOSMT), "", ()))
 
 
 @pytest.mark.lab
 @pytest.mark.root
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize(("variant", "files"), RUNS, ids=[str(variant) for variant, _ in RUNS])
-def test_all_pass_in_the_node(variant: Variant, files: Sequence[str], capfd: pytest.CaptureFixture[str]) -> None:
-    results = REPOSITORY / "build/lab" / str(variant)
+@pytest.mark.parametrize(("variant", "what", "arguments"), RUNS, ids=[f"{variant}{what}" for variant, what, _ in RUNS])
+def test_all_pass_in_the_node(variant: Variant, what: str, arguments: Sequence[str],
+                              capfd: pytest.CaptureFixture[str]) -> None:
+    results = REPOSITORY / "build/lab" / f"{variant}{what}"
     with capfd.disabled():  # it takes minutes: show how far it is
         print()
         with lab_run("--kernel", variant.kernel, "--cgroup", variant.cgroup, "--topology", variant.topology,
-                     "--results", str(results), "--", *(f"tests/lab/node_tests/{file}" for file in files)) as process:
+                     "--results", str(results), "--", *arguments) as process:
             code = process.wait()
     assert code in (0, 1), f"the lab itself failed; see above and {results}/console.log"
     found = cases(results / "junit.xml")

@@ -143,12 +143,12 @@ def _loopback() -> socket.socket:
     try:
         made = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
     except OSError as err:
-        pytest.skip(f"needs AF_VSOCK: {err}")
+        pytest.skip(f"needs AF_VSOCK, which is used for real in the lab: {err}")
     try:
         made.bind((1, socket.VMADDR_PORT_ANY))
     except OSError as err:
         made.close()
-        pytest.skip(f"needs the kernel module vsock_loopback: {err}")
+        pytest.skip(f"needs AF_VSOCK's CID 1 (module vsock_loopback); in the lab there is a guest's: {err}")
     made.listen()
     return made
 
@@ -203,7 +203,9 @@ def test_a_word_of_katas_that_makes_no_sense_is_left_out(url: str, tmp_path: Pat
 
 @pytest.mark.parametrize(("vmm_type", "path"), [
     (VmmType.CLOUD_HYPERVISOR, "vc/vm/pod-a/clh.sock"), (VmmType.CLOUD_HYPERVISOR, "kata/pod-a/ch-vm.sock"),
-    (VmmType.FIRECRACKER, "vc/vm/pod-a/kata.hvsock"), (VmmType.DRAGONBALL, "kata/pod-a/root/kata.hvsock"),
+    (VmmType.FIRECRACKER, "vc/firecracker/pod-a/root/kata.hvsock"), (VmmType.FIRECRACKER, "vc/vm/pod-a/kata.hvsock"),
+    (VmmType.FIRECRACKER, "kata/pod-a/kata.hvsock"), (VmmType.FIRECRACKER, "kata/firecracker/pod-a/root/kata.hvsock"),
+    (VmmType.DRAGONBALL, "kata/pod-a/root/kata.hvsock"),
 ])
 def test_katas_vmms_listen_where_kata_lets_them(vmm_type: VmmType, path: str, tmp_path: Path) -> None:
     place = tmp_path / path
@@ -216,6 +218,28 @@ def test_katas_vmms_listen_where_kata_lets_them(vmm_type: VmmType, path: str, tm
         assert ways(vmm_type, ["vmm"], tmp_path) == [HybridVsock(str(place), ME, ME)]
         # The same by Kata's own word is no second way.
         assert ways(vmm_type, ["vmm"], tmp_path, f"hvsock://{place}:1024") == [HybridVsock(str(place), ME, ME)]
+
+
+@pytest.mark.parametrize(("vmm_type", "argv", "path"), [
+    # A VM from Kata's factory, and one of a rootless Kata.
+    (VmmType.CLOUD_HYPERVISOR, ["cloud-hypervisor", "--api-socket", "{}/vm/other/clh-api.sock"], "vm/other/clh.sock"),
+    (VmmType.CLOUD_HYPERVISOR, ["cloud-hypervisor", "--api-socket", "path={}/u/ch-api.sock"], "u/ch-vm.sock"),
+    (VmmType.FIRECRACKER, ["firecracker", "--api-sock={}/pod/run/fc.sock"], "pod/kata.hvsock"),
+])
+def test_a_vmm_listens_beside_its_api(vmm_type: VmmType, argv: list[str], path: str, tmp_path: Path) -> None:
+    argv = [arg.format(tmp_path) for arg in argv]
+    (tmp_path / path).parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(tmp_path / path))
+        assert ways(vmm_type, argv, tmp_path) == [HybridVsock(str(tmp_path / path), ME, ME)]
+        assert ways(vmm_type, argv, tmp_path, f"hvsock://{tmp_path}/gone:1024") == [
+            HybridVsock(str(tmp_path / path), ME, ME)]
+    assert ways(vmm_type, [argv[0], "--api-socket", "fd=3"], tmp_path) == []
+
+
+def test_stratovirts_command_line_is_qemus(tmp_path: Path) -> None:
+    argv = ["stratovirt", "-device", "vhost-vsock-pci,id=vsock-9,bus=pcie.0,addr=0x3,guest-cid=9,vhostfd=7"]
+    assert ways(VmmType.STRATOVIRT, argv, tmp_path) == [Vsock(9)]
 
 
 def test_the_daemon_of_a_vhost_user_vsock_is_found(tmp_path: Path) -> None:

@@ -235,3 +235,12 @@ def test_every_variable_is_heard() -> None:
             pytest.fail(f"{setting.variable} takes none of the values")
         assert found.origin == {**defaults.origin, setting.key: f"environment {setting.variable}"}
         assert found.values == {**defaults.values, setting.key: found.values[setting.key]}
+
+
+@pytest.mark.parametrize(("patterns", "handler", "via"), [
+    ("", "", "auto"), ("", "kata-qemu", "auto"), ("kata-tdx", "kata-qemu", "auto"),
+    ("kata-tdx,kata-s*", "kata-snp", "off"), ("kata-tdx", "kata-tdx", "off"),
+    # It may be any.
+    ("kata-tdx", "", "off")])
+def test_guests_of_some_handlers_are_told_nothing(patterns: str, handler: str, via: str) -> None:
+    assert config.load(None, {}, {"guest.disabled_handlers": patterns}).guest_via(handler) == via

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 #: A package's floor is that of all its modules.
 FLOORS = {
     # shared with the guest: the standard library alone, Python 3.9
-    "cpuset": 0, "guestframe": 0, "guestproto": 0,
+    "cpuset": 0, "guestframe": 0, "guestmessages": 0, "guestproto": 0,
     # the domain: pure
     "errors": 1, "model": 1, "topology": 1, "events": 1, "state": 1, "policy": 1, "ownership": 1, "matching": 1,
     "placement": 1, "plan": 1, "before": 1, "status": 1, "explain": 1, "audit": 1, "occupants": 1, "wire": 1,
@@ -40,7 +40,8 @@ FLOORS = {
     "circumstances": 3, "drifts": 3, "sampler": 3, "headcount": 3,
     "about": 3, "checkup": 3, "gather": 3,
     # what people and systemd start
-    "watcher": 4, "feeds": 4, "births": 4, "guests": 4, "exporter": 4, "metrics": 4, "demo": 4, "cli": 4,
+    "watcher": 4, "feeds": 4, "births": 4, "guests": 4, "vmguest": 4, "exporter": 4, "metrics": 4,
+    "demo": 4, "cli": 4,
 }
 #: The packages of adapters, and which others each may know.
 ADAPTERS = {"host": set[str](), "vmm": {"host"}, "runtime": {"host"}}
@@ -54,7 +55,7 @@ OUTSIDE = {"yaml": {"yamlfile", "cli.common"}, "rich": {"cli.common"}, "qemu": {
            "prometheus_client": {"metrics"}}
 #: Who may know of tasks and of processes, besides the command line and the demo.
 ASYNC = {"source.sockets", "source.http", "exporter", "vmm.qmp", "oneshot", "watcher", "feeds", "births", "guests",
-         "channel", "channel.vsock",
+         "vmguest", "channel", "channel.vsock",
          "channel.hybrid_vsock", "guest.attempts", "guest.together", "guest.vmpin_agent", "guest.kata_agent",
          "guest.kata_session"}
 PROCESSES = {"hooks_install"}

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from guest_fuzz import spoilt
 from guest_tree import (
     Worker,
     agent,
     cpu_files,
     cpuinfo,
     fill,
+    made_up_proc,
     mask,
     put,
     states,
@@ -28,19 +30,23 @@ from need import lacking, need_root
 
 from vmpin.cpuset import CpuSet
 from vmpin.guestproto import (
+    Answer,
     Applied,
     Event,
     Inventory,
     InventoryRequest,
+    Map,
     NeedMap,
     Ping,
     Pong,
     ProtocolError,
+    Request,
+    Share,
     Subscribe,
     Unpin,
     encode,
 )
-from vmpin_agent import cpusets, files
+from vmpin_agent import apply, cpusets, files, threads
 from vmpin_agent.cgroups import Cgroups
 from vmpin_agent.cpus import Cpus
 from vmpin_agent.link import Closed, Link
@@ -151,6 +157,14 @@ def test_the_layout_is_named(tmp_path: Path, made: dict[str, str], layout: str) 
     assert Cgroups(str(write(tmp_path, made))).layout == layout
 
 
+def test_what_is_mounted_later_is_found(tmp_path: Path) -> None:
+    """An init mounts version 1 piece by piece, and the agent may be there before it."""
+    cgroups = Cgroups(str(write(tmp_path, {"memory/tasks": ""})))
+    assert [each.cpuset for each in cgroups.hierarchies] == [False]
+    write(tmp_path, {"cpuset/tasks": "", "cpuset/cpuset.cpus": "0-1"})
+    assert [each.cpuset for each in cgroups.hierarchies] == [True, False]
+
+
 # Threads, where there is no cpuset
 
 
@@ -210,6 +224,33 @@ def test_a_threads_own_mask_is_never_widened(tmp_path: Path, both: tuple[Worker,
     assert mask(own) == "0"
     made.answer(Unpin())
     assert (mask(one.pid), mask(own)) == ("0-1", "0")
+
+
+def test_who_was_born_since_the_last_look_is_let_go_too(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+    """It begins with the mask of who made it, and what it had before is not known."""
+    one, two = both
+    root = plain(tmp_path, a=one)
+
+    def show() -> None:
+        fill(root / "a", one, every=True)
+        made_up_proc(tmp_path, one, two)
+
+    show()
+    made = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
+    put(made, {"a": "1"}, 1, system="0")
+    for each in one, two:
+        each.threads(3)
+        each.child()
+    show()
+    assert (one.masks(), two.masks()) == ({"1"}, {"0"})
+    put(made, {}, 2)
+    assert (one.masks(), two.masks()) == ({"0-1"}, {"0-1"})
+    put(made, {"a": "1"}, 3, system="0")
+    for each in one, two:
+        each.child()
+    show()
+    made.answer(Unpin())
+    assert (one.masks(), two.masks()) == ({"0-1"}, {"0-1"})
 
 
 def test_an_agent_that_was_killed_knows_its_own_work(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
@@ -345,6 +386,22 @@ def test_on_v2_the_containers_cpuset_is_written(tmp_path: Path, both: tuple[Work
     assert states(applied) == {"a": "applied"}
     made.answer(Unpin())
     assert (place / "cpuset.cpus").read_text().startswith("\n")
+
+
+def test_what_others_write_to_a_cpuset_meanwhile_is_no_wish_of_the_threads(
+        tmp_path: Path, both: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kata's agent, between the agent's look at the cpuset and at the threads."""
+    one, _ = both
+    place = v2(tmp_path, one, "0-1")
+
+    def late(tid: int) -> CpuSet | None:
+        write(place, {"cpuset.cpus.effective": "0"})
+        os.sched_setaffinity(tid, {0})
+        return threads.mask(tid)
+
+    monkeypatch.setattr(apply, "mask", late)
+    assert states(put(agent(tmp_path), {"a": "0"})) == {"a": "applied"}
+    assert json.loads((tmp_path / "run/agent.json").read_text())["threads"] == []
 
 
 def test_where_a_cpuset_is_narrower_above_threads_are_pinned_as_far_as_that_goes(
@@ -500,6 +557,37 @@ def test_a_cgroup_that_is_made_anew_under_its_name_is_another(tmp_path: Path) ->
         assert (place / "cpuset.cpus").read_text().strip() == "0-1"
 
 
+@pytest.mark.root
+@pytest.mark.usefixtures("real_v1")
+def test_cgroups_that_came_and_went_are_forgotten(tmp_path: Path) -> None:
+    with v1_cgroup(ID) as (_, place):
+        made = agent(tmp_path, "/sys/fs/cgroup")
+        for number in range(20):
+            inner = place / f"run-{number}"
+            inner.mkdir()
+            for file in "cpuset.cpus", "cpuset.mems":
+                (inner / file).write_text((place / file).read_text())
+            put(made, {ID: "1"}, number)
+            assert str(inner) in made._memory.cgroups
+            inner.rmdir()
+        put(made, {ID: "1"}, 20)
+        assert made._memory.cgroups.keys() == {str(place)}
+        assert json.loads((tmp_path / "run/agent.json").read_text())["cgroups"].keys() == {str(place)}
+        made.answer(Unpin())
+        assert (place / "cpuset.cpus").read_text() == "0-1\n"
+
+
+def test_an_error_is_no_longer_than_the_host_shows(tmp_path: Path, both: tuple[Worker, Worker],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    v2(tmp_path, both[0], "0-1")
+
+    def refuse(path: str, text: str) -> None:
+        raise OSError(errno.EBUSY, "busy" * 300)
+
+    monkeypatch.setattr(files, "write", refuse)
+    assert len(put(agent(tmp_path), {"a": "1"}).containers["a"].error) == 400
+
+
 def test_what_a_cgroup_leaves_its_threads_is_its_nearest_ancestors(tmp_path: Path) -> None:
     write(tmp_path, {"cgroup.controllers": "cpuset", "a/cpuset.cpus.effective": "0-2", "a/b/c/cgroup.procs": ""})
     (hierarchy,) = Cgroups(str(tmp_path)).hierarchies
@@ -552,6 +640,41 @@ def test_who_subscribed_is_told_of_containers(tmp_path: Path, both: tuple[Worker
     assert made.look(True) == []
 
 
+def test_a_second_subscriber_takes_nothing_from_the_first(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+    root = plain(tmp_path)
+    made = agent(tmp_path)
+    made.answer(Subscribe(1))
+    fill(root / ID, both[0])
+    made.answer(Subscribe(2))
+    made._newest = ("", "")
+    assert made.look(True) == [Event("containers", started=(ID,))]
+    made.look(False)  # both have gone
+    fill(root / OTHER, both[1])
+    made.answer(Subscribe(3))
+    made._newest = ("", "")
+    assert made.look(True) == []
+
+
+def test_what_could_not_be_taken_back_is_tried_again(tmp_path: Path, both: tuple[Worker, Worker],
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = both
+    plain(tmp_path, a=one)
+    made = agent(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    for again in (lambda: made.answer(Unpin(2)), lambda: [made.look(False) for _ in range(11)]):
+        put(made, {"a": "0"}, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(cpusets, "restore", fail)
+            with pytest.raises(OSError, match="no memory"):
+                made.answer(Unpin(1))
+        assert one.masks() == {"0"}
+        again()
+        assert one.masks() == {"0-1"}
+
+
 def test_nothing_is_looked_at_while_no_thread_is_born_or_ends(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
     one, _ = both
     plain(tmp_path, a=one)
@@ -579,21 +702,14 @@ def test_a_program_may_read_its_cpus(tmp_path: Path, both: tuple[Worker, Worker]
     assert json.loads(told.read_text()) == {"generation": 7, "containers": {
         "a": {"own": "0", "shared": "1"}, "b": {"own": "", "shared": "1"}}}
     assert told.stat().st_mode & 0o777 == 0o644
-    put(made, {"a": "0"}, 8)
+    made.answer(Map(None, 8, "pod", {"a": Share((0,), True, CpuSet([14, 15])), "b": Share((1,))}, export=True))
+    assert json.loads(told.read_text()) == {"generation": 8, "containers": {
+        "a": {"own": "0", "shared": "1", "host": "14-15"}, "b": {"own": "", "shared": "1"}}}
+    put(made, {"a": "0"}, 9)
     assert not told.exists()
 
 
 # Hostile input
-
-
-def spoilt(chance: random.Random, frames: list[bytes]) -> bytes:
-    raw = bytearray(chance.choice(frames))
-    for _ in range(chance.randrange(3)):
-        at = chance.randrange(4 if chance.random() < 0.1 else 5, len(raw) - 1)
-        raw[at : at + 1] = chance.choice([b"[", b"{", b'"', b"9", b"\xff", b"-", b",", bytes([chance.randrange(256)])])
-    if chance.random() < 0.05:
-        return chance.randbytes(chance.randrange(1, 40))
-    return bytes(raw)
 
 
 def test_the_agent_survives_anything(tmp_path: Path) -> None:
@@ -601,24 +717,39 @@ def test_the_agent_survives_anything(tmp_path: Path) -> None:
     chance = random.Random(seed)
     write(tmp_path, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 1}),
                      "cgroup/cgroup.controllers": "cpuset", "cgroup/a/cgroup.threads": ""})
-    made = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
+    share = {"hw": "0-1", "exclusive": True, "host": "4-5"}
     frames = [encode(each) for each in (
         {"v": 1, "type": "ping", "id": 1}, {"v": 1, "type": "inventory", "id": 2}, {"v": 1, "type": "unpin", "id": 3},
         {"v": 1, "type": "subscribe"}, {"v": 1, "type": "map", "id": 4, "generation": 5, "sandbox": "pod",
-                                        "containers": {"a": {"hw": "0-1", "exclusive": True}}, "system": None})]
+                                        "containers": {"a": share}, "system": None}, {
+            "v": 1, "type": "map", "generation": 5, "containers": {"a": share, "b": {"hw": "1"}},
+            "system": {"hw": "0"}, "export": True})]
     sink = os.open(os.devnull, os.O_WRONLY)
     ended = 0
+    applied: set[int] = set()
+    link: Link
+
+    def answer(request: Request) -> Answer:
+        found = made.answer(request)
+        if isinstance(request, Map) and isinstance(found, Applied) and found.generation == request.generation:
+            applied.add(number)
+        return found
+
     try:
-        link = Link(sink, made.answer)
-        for number in range(50_000):
-            raw = spoilt(chance, frames)
+        for number in range(70_000):
+            if number % 100 == 0:  # it soon has a map that is newer than all
+                made = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
+                link = Link(sink, answer)
+            raw = spoilt(chance, chance.choice(frames))
             try:
                 link.feed(raw)
+                link.tell(made.look(link.subscribed) if number % 10 == 0 else [])
             except (ProtocolError, Closed):
                 ended += 1
-                link = Link(sink, made.answer)
+                link = Link(sink, answer)
             except Exception as err:
                 pytest.fail(f"seed {seed}, {number}: {err!r} of {raw!r}")
     finally:
         os.close(sink)
-    assert 1000 < ended < 49_000
+    assert 1000 < ended < 69_000
+    assert len(applied) > 1000

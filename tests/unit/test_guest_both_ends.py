@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from guest_peer import UnixChannel, until
 from guest_tree import Worker, fill, worker, write
 from need import lacking
 
+from vmpin.cpuset import CpuSet
 from vmpin.guest.vmpin_agent import AgentSession
 from vmpin.guestproto import Map, Share
 from vmpin.model import ContainerId
@@ -99,7 +101,8 @@ def test_threads_go_where_the_host_says_and_back(tmp_path: Path, both: tuple[Wor
             assert (web.masks(), logs.masks()) == ({"1"}, {"0"})
             assert {cid: said.state for cid, said in ours.heard.items()} == {
                 WEB: "applied", LOGS: "applied", NONE: "unknown"}
-            assert (ours.heard[WEB].threads, ours.heard[WEB].effective, ours.heard[WEB].outside) == (21, "1", ())
+            said = ours.heard[WEB]
+            assert (said.threads, said.effective, said.outside) == (21, CpuSet((1,)), ())
             ours.push(there)
             await until(ours.settled.is_set)
             assert (web.masks(), logs.masks()) == ({"0"}, {"1"})
@@ -120,4 +123,25 @@ def test_threads_go_where_the_host_says_and_back(tmp_path: Path, both: tuple[Wor
             ours.unpin()
             await until(ours.settled.is_set)
             assert (web.masks(), logs.masks()) == (before, before)
+    asyncio.run(test())
+
+
+def test_a_change_is_done_within_100_ms(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+    """From what is wanted to the masks of the threads, with nothing on the way that waits for more."""
+    web, _ = both
+    first, second = ids()
+
+    async def test() -> None:
+        async with session(tmp_path) as (_, ours):
+            ours.push(Map(None, 0, "pod-a", {WEB: Share((first,), True)}))
+            await until(ours.settled.is_set)
+            took = []
+            for hw, mask in ((second, "1"), (first, "0")) * 10:
+                began = time.perf_counter()
+                ours.push(Map(None, 0, "pod-a", {WEB: Share((hw,), True)}))
+                while web.masks() != {mask}:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+                took.append(time.perf_counter() - began)
+                await until(ours.settled.is_set)
+            assert sorted(took)[10] < 0.1
     asyncio.run(test())

@@ -256,7 +256,7 @@ def test_a_host_that_never_reads_is_dropped(start: Start) -> None:
         good.hear()
         os.set_blocking(deaf.fd, False)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + 4 * PATIENCE  # each answer is a look through /proc
             while time.monotonic() < deadline:
                 with contextlib.suppress(BlockingIOError):
                     deaf.send(encode(InventoryRequest(1).message()) * 50)
@@ -289,10 +289,15 @@ def test_two_agents_do_not_run_in_one_guest(start: Start, built: Path, tmp_path:
 
 
 def test_detached_it_goes_on_without_who_started_it(built: Path, tmp_path: Path) -> None:
+    """And begins when the cgroups are mounted, which an init may do only then."""
     sock = tmp_path / "agent.sock"
     ran = subprocess.run([sys.executable, "-IS", built, "--run", tmp_path / "run", "--vsock-port", "0", "--serial", "",
-                          "--cgroup", tmp_path, "--unix", sock, "--detach"], capture_output=True, timeout=60)
+                          "--cgroup", tmp_path / "cgroup", "--unix", sock, "--detach"], capture_output=True,
+                         timeout=60)
     assert ran.returncode == 0  # and its output ended, or this would have waited
+    time.sleep(1)
+    assert [*tmp_path.iterdir()] == []
+    write(tmp_path, {"cgroup/cgroup.controllers": ""})
     deadline = time.monotonic() + PATIENCE
     with socket.socket(socket.AF_UNIX) as line:
         while line.connect_ex(str(sock)):
@@ -306,6 +311,33 @@ def test_detached_it_goes_on_without_who_started_it(built: Path, tmp_path: Path)
     while os.path.exists(sock):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.root
+def test_the_guest_hook_starts_it_once_and_never_fails(built: Path, tmp_path: Path) -> None:
+    """In a PID namespace with a /run of its own, which are gone after it."""
+    need_root()
+    script = """
+        mount -t tmpfs none /run
+        "$1/prestart/vmpin-agent" && "$1/prestart/vmpin-agent" || exit 1
+        count() { cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -cx '[-]-detach'; }
+        for at in 1 2 3 4 5 6 7 8 9 10; do
+            sleep 0.5
+            [ -e /run/vmpin/agent.lock ] && [ "$(count)" = 1 ] && break
+        done
+        sleep 0.5
+        count
+        rm "$1/vmpin-agent.pyz"
+        "$1/prestart/vmpin-agent"
+    """
+    (tmp_path / "prestart").mkdir()
+    for source, name in (built, "vmpin-agent.pyz"), (ROOT / "guest/prestart/vmpin-agent", "prestart/vmpin-agent"):
+        (tmp_path / name).write_bytes(source.read_bytes())
+        (tmp_path / name).chmod(0o755)
+    ran = subprocess.run(["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child",
+                          "--mount-proc", "sh", "-c", script, "sh", str(tmp_path)], capture_output=True, text=True,
+                         timeout=60)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1\n", "")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from vmpin.guestproto import Map
 from vmpin.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
 from vmpin.ownership import Node, claims, ownership
 from vmpin.placement import Placement, Request, place
-from vmpin.policy import Policy
+from vmpin.policy import Policy, Vcpus
 from vmpin.topology import Topology
 
 NODE = Node(Topology.build(CpuSet.parse("0-7")), CpuSet.parse("0-1"))
@@ -83,3 +83,15 @@ def test_what_is_told_can_be_sent_and_holds_no_cpu_of_the_hosts() -> None:
     assert isinstance(read, Map)
     assert read == found
     assert "6" not in str(message["containers"])
+
+
+def test_the_hosts_cpus_are_told_where_it_is_asked_for() -> None:
+    placement = decide(4, box("own", "6-7"), box("shared", "0-1"))
+    found = guest_map(placement, IDS, host_cpus=True)
+    assert found is not None
+    assert {cid: str(share.host) for cid, share in found.containers.items()} == {"own": "6-7", "shared": "0-1"}
+    alone = place(Request(POD, (Vcpu(VcpuId(0)),), (box("own", "6"),)), NODE,
+                  ownership({POD: claims([box("own", "6")], NODE)}, NODE), Policy(vcpus=Vcpus.OFF))
+    left_alone = guest_map(alone, IDS, host_cpus=True)
+    assert left_alone is not None
+    assert str(left_alone.containers["own"].host) == ""

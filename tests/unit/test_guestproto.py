@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from guest_fuzz import frame, spoilt
 
 from vmpin.cpuset import CpuSet
 from vmpin.guestproto import (
@@ -51,6 +52,7 @@ from vmpin.guestproto import (
 REQUESTS: list[Request] = [
     Ping(1), InventoryRequest(2), Unpin(3), Subscribe(4), Map(5, 7, "pod", {}),
     Map(6, 8, "pod", {"a": Share((0, 2, 3), True), "b.c-1": Share((0x10000,))}, (1,), True),
+    Map(7, 9, "pod", {"a": Share((0,), True, CpuSet([14, 15])), "b": Share((1,))}),
 ]
 ANSWERS: list[Answer] = [
     Pong(1, "0.1.0", "b00t", 12.5),
@@ -61,10 +63,6 @@ ANSWERS: list[Answer] = [
     Event("cpus", CpuSet([0, 1])), Event("containers", started=("a",), stopped=("b", "c")),
     NeedMap(), Failure(3, "unknown message"), Failure(None, "no"),
 ]
-
-
-def frame(body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + body
 
 
 def decoded(raw: bytes) -> dict[str, Any]:
@@ -176,6 +174,8 @@ def test_an_unknown_type_and_another_version_are_told_apart(parse: Callable[[dic
     ("containers", {"a": {"hw": [1]}}, "container a: hw"), ("containers", {"a": {"hw": "1-"}}, "no id or range"),
     ("containers", {"a": {"hw": "0-99999999999"}}, "no range of ids"),
     ("containers", {"a": {"hw": "1", "exclusive": 0}}, "container a: exclusive"),
+    ("containers", {"a": {"hw": "1", "host": 3}}, "container a: host is not text"),
+    ("containers", {"a": {"hw": "1", "host": "3-1"}}, "container a: host"),
     ("containers", {f"c{n}": {"hw": "1"} for n in range(1025)}, "at most 1024"), ("system", [], "system: no object"),
     ("system", {"hw": "x"}, "system: hw"),
 ])
@@ -221,33 +221,12 @@ def test_what_is_no_hardware_id_is_refused(text: str) -> None:
         parse_ids(text)
 
 
-def spoilt(chance: random.Random, raw: bytes) -> bytes:
-    """A frame that is wrong somewhere: in its bytes, or in its JSON's values with a right length."""
-    if chance.random() < 0.5:
-        body = json.loads(raw[4:])
-        where: Any = body
-        while isinstance(where, dict) and where and chance.random() < 0.7:
-            key = chance.choice(list(where))
-            if not isinstance(where[key], dict) or chance.random() < 0.3:
-                where[key] = chance.choice(
-                    [None, True, -1, 1 << 70, 1.5, "", "\x00", "0-8191", [], {}, [[]] * 20, "\ud800"])
-                break
-            where = where[key]
-        return frame(json.dumps(body).encode())
-    changed = bytearray(raw)
-    for _ in range(chance.randrange(1, 4)):
-        at = chance.randrange(len(changed))
-        changed[at : at + chance.randrange(2)] = chance.choice(
-            [b"", b"[", b"{", b'"', b"\\", b"9", b"\xff", chance.randbytes(3)])
-    return bytes(changed) or b"\x00"
-
-
 def test_neither_end_falls_for_anything() -> None:
     seed = os.environ.get("VMPIN_FUZZ_SEED") or "guestproto"
     chance = random.Random(seed)
     frames = [encode(each.message()) for each in [*REQUESTS, *ANSWERS]]
     refused = taken = 0
-    for number in range(30_000):
+    for number in range(50_000):
         raw = spoilt(chance, chance.choice(frames))
         try:
             messages = Decoder().feed(raw)

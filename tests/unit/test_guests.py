@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from kata_peer import Server
 
 from vmpin import config as configuration
 from vmpin import guestproto
+from vmpin.channel.vsock import Vsock
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet
 from vmpin.events import Source
@@ -32,6 +34,7 @@ from vmpin.policy import Policy
 from vmpin.reconciler import Reconciler
 from vmpin.state import DesiredState, Known, SandboxState
 from vmpin.topology import Topology
+from vmpin.vmguest import vcpus
 
 POD = SandboxId("pod-a")
 WEB, LOGS = ContainerId("web"), ContainerId("logs")
@@ -236,6 +239,67 @@ def test_switched_off_while_it_runs_everything_is_taken_back(tmp_path: Path) -> 
     run(test())
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.3])
+def test_another_way_begins_when_the_one_before_has_taken_everything_back(pause: float, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(Machine(tmp_path)) as node:
+            await until(lambda: node.states().get("web") == "applied")
+            for via in ("off", "kata-agent") if pause else ("kata-agent",):
+                node.reconciler.config = node.config(guest_via=via)
+                node.update()
+                await asyncio.sleep(pause)
+            await until(lambda: node.states().get("web") == "sent")
+            assert isinstance(node.agent.requests[-1], guestproto.Unpin)
+            assert node.kata.containers == {"web": "2-3", "logs": "0-1"}
+            count = len(node.agent.maps)
+            node.reconciler.config = node.config(guest_via="vmpin-agent")
+            node.update()
+            await until(lambda: node.states().get("web") == "applied")
+            assert node.kata.containers == {"web": "0-3", "logs": "0-3"}
+            assert len(node.agent.maps) == count + 1
+    run(test())
+
+
+def test_off_and_on_again_at_once_ends_with_the_map(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(Machine(tmp_path)) as node:
+            await until(lambda: node.states().get("web") == "applied")
+            for _ in range(5):
+                for via in ("off", "vmpin-agent"):
+                    node.reconciler.config = node.config(guest_via=via)
+                    node.update()
+            await until(lambda: node.states().get("web") == "applied")
+            assert isinstance([each for each in node.agent.requests if isinstance(
+                each, guestproto.Map | guestproto.Unpin)][-1], guestproto.Map)
+    run(test())
+
+
+def test_unpin_says_what_became_of_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(Machine(tmp_path)) as node:
+            await until(lambda: node.states().get("web") == "applied")
+            node.give("2-3", held=True)
+            assert await node.guests.taken_back([POD, SandboxId("another")]) == {POD: "taken back"}
+    run(test())
+
+
+def test_what_a_guest_cannot_take_back_is_said(tmp_path: Path) -> None:
+    class Stubborn(Agent):
+        def answer(self, request: guestproto.Request) -> None:
+            if isinstance(request, guestproto.Unpin):
+                self.say(guestproto.Failure(request.id, "read-only file system"))
+            else:
+                super().answer(request)
+
+    async def test() -> None:
+        async with running(Machine(tmp_path, agent=Stubborn())) as node:
+            await until(lambda: node.states().get("web") == "applied")
+            node.give("2-3", held=True)
+            assert await node.guests.taken_back([POD]) == {
+                POD: "not all is taken back: read-only file system"}
+    run(test())
+
+
 def test_what_katas_agent_was_told_is_taken_back_too(tmp_path: Path) -> None:
     async def test() -> None:
         async with running(Machine(tmp_path, {"guest_via": "kata-agent"})) as node:
@@ -292,6 +356,132 @@ def test_the_watcher_started_again_tells_it_again(tmp_path: Path) -> None:
     run(test())
 
 
+def test_what_katas_agent_was_told_before_vmpins_came_is_taken_back_with_the_rest(tmp_path: Path) -> None:
+    """What vmpin's agent found is for it what was there before."""
+    async def test() -> None:
+        async with running(Machine(tmp_path, ports={1024})) as node:
+            await until(lambda: node.states() == {"web": "sent", "logs": "sent"})
+            node.ports.add(10789)
+            node.guests.look()
+            await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
+            assert node.kata.containers == {"web": "2-3", "logs": "0-1"}
+            node.give("2-3", held=True)
+            await until(lambda: node.kata.containers == {"web": "0-3", "logs": "0-3"})
+            unpinned = [type(request) for request in node.agent.requests].index(guestproto.Unpin)
+            assert not any(isinstance(request, guestproto.Map) for request in node.agent.requests[unpinned:])
+            node.give("2-3")
+            await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
+            updates = node.kata.calls.count(("grpc.AgentService", "UpdateContainer"))
+            node.give("2-3", held=True)
+            await until(lambda: isinstance(node.agent.requests[-1], guestproto.Unpin))
+            await asyncio.sleep(0.05)
+            assert node.kata.calls.count(("grpc.AgentService", "UpdateContainer")) == updates
+    run(test())
+
+
+def test_one_that_speaks_nonsense_is_an_error_with_a_counter_in_the_status(tmp_path: Path) -> None:
+    class Mad(Agent):
+        async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"\x00\x00\x00\x09[\x1b[31m\x07]]]")
+            await reader.read()
+
+    async def test() -> None:
+        async with running(Machine(tmp_path, {"guest_via": "vmpin-agent"}, agent=Mad())) as node:
+            await until(lambda: counted(node)["refused"] >= 3)
+            assert set(node.states().values()) == {f"error: {counted(node)['state']}"}
+            assert "not version 1 of the protocol" in counted(node)["last_error"]
+            assert counted(node)["last_error"].isprintable()
+            node.agent = Agent()
+            await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
+            assert counted(node)["refused"] >= 3
+    run(test())
+
+
+def counted(node: Machine) -> dict[str, Any]:
+    found = node.guests.data(POD)
+    assert found is not None
+    return found[0]
+
+
+def test_an_agent_that_comes_late_is_found_when_somebody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmpin.guest.attempts.FIRST", 60.0)
+    monkeypatch.setattr("vmpin.guest.attempts.LAST", 60.0)
+    monkeypatch.setattr("vmpin.guest.attempts.EARLY", 0.05)
+
+    async def test() -> None:
+        async with running(Machine(tmp_path, ports=set())) as node:
+            await until(lambda: node.told == [10789, 1024])
+            node.ports = {10789, 1024}
+            await asyncio.sleep(0.1)
+            assert node.told == [10789, 1024]
+            node.guests.look()
+            await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
+    run(test())
+
+
+# Without a watcher
+
+def take_back(node: Machine) -> dict[SandboxId, str]:
+    found: dict[SandboxId, str] = {}
+
+    async def test() -> None:
+        place = node.root / "vm" / POD
+        place.mkdir(parents=True)
+        async with serving(node.talk, place / "kata.hvsock"):
+            node.reconciler.placements = {}
+            found.update(await node.guests.take_back(cast(Reconciler, node.reconciler), [POD, SandboxId("other")]))
+        assert len(asyncio.all_tasks()) == 1
+    run(test())
+    return found
+
+
+def test_without_a_watcher_vmpins_agent_takes_it_back(tmp_path: Path) -> None:
+    node = Machine(tmp_path)
+    assert take_back(node) == {POD: "taken back"}
+    assert sum(isinstance(request, guestproto.Unpin) for request in node.agent.requests) == 1
+    assert node.agent.maps == []
+    assert node.told == [10789]
+
+
+def test_without_a_watcher_katas_agent_is_told_of_every_container(tmp_path: Path) -> None:
+    node = Machine(tmp_path, ports={1024})
+    node.kata.containers |= {"web": "2-3", "logs": "0-1"}
+    assert take_back(node) == {POD: "taken back"}
+    assert node.kata.containers == {"web": "0-3", "logs": "0-3"}
+
+
+@pytest.mark.parametrize(("values", "ports", "word"), [
+    ({}, set(), "nothing is taken back: nobody listens"),
+    ({"guest_via": "vmpin-agent"}, {1024}, "nothing is taken back: nobody listens"),
+    ({"guest_via": "off"}, {10789}, None), ({"guest_disabled_handlers": "kata-*"}, {10789}, None),
+])
+def test_without_a_watcher_it_is_said_who_takes_nothing_back(
+        values: dict[str, str], ports: set[int], word: str | None, tmp_path: Path) -> None:
+    node = Machine(tmp_path, values, ports=ports)
+    assert take_back(node) == ({} if word is None else {POD: word})
+    assert node.told == [] or word is not None
+
+
+def test_without_a_watcher_one_that_does_not_answer_is_not_waited_for(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmpin.guests.GOODBYE", 0.3)
+    node = Machine(tmp_path)
+    node.agent.silent_on = (guestproto.Unpin,)
+    assert take_back(node) == {POD: "no answer within 0.3 s"}
+
+
+def test_vcpus_in_the_order_they_came(tmp_path: Path) -> None:
+    node = Machine(tmp_path)
+    threads = {tid: VmThread(ThreadId(tid, began), ThreadRole.VCPU, f"CPU {vcpu}/KVM", 1, VcpuId(vcpu))
+               for tid, began, vcpu in ((500, 9, 6), (400, 7, 1), (401, 7, 0), (402, 9, 7), (600, 1, 2))}
+    argv = ["/usr/bin/qemu-system-x86_64", "-smp", "2,cores=1,threads=1,sockets=8,maxcpus=8"]
+    vmm = replace(node.vm.vmm, argv=argv, threads={**threads, 700: threads[500]._replace(
+        id=ThreadId(700, 1), role=ThreadRole.EMULATOR, vcpu=None)})
+    found = vcpus(replace(node.vm, type=VmmType.QEMU, vmm=vmm), {VcpuId(number): number for number in (0, 1, 6, 7)})
+    assert ([*found.hw], found.boot, found.most, found.plugged) == ([1, 0, 7, 6], 2, 8, [7, 6])
+    assert vcpus(node.vm, {VcpuId(number): number for number in range(4)}).plugged == []
+
+
 def test_looking_after_three_hundred_guests_in_which_nothing_changed_takes_less_than_two_ms(tmp_path: Path) -> None:
     async def test() -> None:
         node = Machine(tmp_path)
@@ -310,4 +500,43 @@ def test_looking_after_three_hundred_guests_in_which_nothing_changed_takes_less_
             node.update()
             took.append(time.perf_counter() - began)
         assert min(took) < 0.002
+    run(test())
+
+
+def test_what_goes_wrong_with_the_guests_is_told_once_and_stops_nothing(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "vmpin.vmguest", None)  # as if a library were not there
+        machine = Machine(tmp_path)
+        machine.update()
+    assert len(caplog.records) == 1
+    assert "its guest cannot be told" in caplog.text
+    assert machine.guests.data(POD) is None
+    machine.update()
+    assert machine.guests.data(POD) is not None
+
+
+def test_a_cid_that_two_claim_is_nobodys(tmp_path: Path) -> None:
+    """A command line is its process's to write; the kernel gives a CID to one VM."""
+    async def test() -> None:
+        node = Machine(tmp_path, {"guest_via": "off"})
+        argv = ["qemu-system-x86_64", "-smp", "4", "-device", "vhost-vsock-pci,guest-cid=77"]
+        pods = [SandboxId("pod-a"), SandboxId("pod-b")]
+        vms = {pod: replace(node.vm, sandbox=pod, type=VmmType.QEMU, vmm=replace(node.vm.vmm, argv=argv))
+               for pod in pods}
+        node.reconciler.config = node.config()
+        node.reconciler.observer.vms = {pods[0]: vms[pods[0]]}
+        node.update()
+        (alone,) = node.guests._guests[pods[0]].channels()
+        assert isinstance(alone, Vsock)
+        node.reconciler.observer.vms = vms
+        node.update()
+        for pod, other in zip(pods, reversed(pods), strict=True):
+            (way,) = node.guests._guests[pod].channels()
+            with pytest.raises(OSError, match=f"sandbox {other} says"):
+                await way.open(10789)
+        node.reconciler.observer.vms = {pods[1]: vms[pods[1]]}
+        node.update()
+        (alone,) = node.guests._guests[pods[1]].channels()
+        assert isinstance(alone, Vsock)
     run(test())

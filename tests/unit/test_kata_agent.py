@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Coroutine
+import struct
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,20 @@ from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError, WireError
 from vmpin.guest.kata_agent import METHODS, AgentError, KataAgent, Refused, UnknownContainer
 from vmpin.guest.kata_session import KataSession, KataWish
+from vmpin.guest.numbers import Vcpus
 from vmpin.guestproto import Map, Share
-from vmpin.model import ContainerId
+from vmpin.model import ContainerId, VcpuId
 from vmpin.wire import ttrpc
 from vmpin.wire.agent_messages import MESSAGES
 
 C1, C2 = ContainerId("c1"), ContainerId("c2")
 MAP = Map(None, 0, "pod-a", {"c1": Share((2, 3), True), "c2": Share((0, 1))}, (0, 1))
-#: Hardware ids to guest CPUs.
-NUMBERS = {0: 0, 1: 1, 2: 2, 3: 3}
-WISH = KataWish(MAP, NUMBERS, 4)
+#: All four were there at boot; or the last two were plugged in from above, which shows on an old Linux only.
+BOOT = Vcpus({VcpuId(number): number for number in range(4)}, 4, 4)
+PLUGGED = Vcpus({VcpuId(number): number for number in (0, 1, 7, 6)}, 2, 8)
+WISH = KataWish(BOOT, MAP)
+ONE = MAP._replace(containers={"c1": Share((1,), True)})
+OLD = (6, 1)
 
 
 def run(what: Coroutine[Any, Any, None]) -> None:
@@ -41,14 +46,15 @@ def run(what: Coroutine[Any, Any, None]) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vmpin.guest.attempts.LAST", 0.3)
     monkeypatch.setattr("vmpin.guest.kata_agent.DEADLINE", 0.5)
+    monkeypatch.setattr("vmpin.guest.kata_session.AGAIN", 0.1)
     monkeypatch.setattr("vmpin.guest.kata_session.RESEND", 0.3)
     monkeypatch.setattr("vmpin.guest.kata_session.SOON", 0.05)
 
 
 @asynccontextmanager
-async def session(server: Server) -> AsyncIterator[KataSession]:
+async def session(server: Server, kernel: tuple[int, int] | None = OLD) -> AsyncIterator[KataSession]:
     async with serving(server.talk) as path:
-        made = KataSession("pod-a", lambda: [UnixChannel(path)])
+        made = KataSession("pod-a", lambda: [UnixChannel(path)], kernel=lambda: kernel)
         task = asyncio.create_task(made.run())
         try:
             yield made
@@ -65,7 +71,6 @@ def test_the_calls_and_their_answers() -> None:
         server = Server()
         async with serving(server.talk) as path, await KataAgent.connect(UnixChannel(path)) as agent:
             assert await agent.version() == "4.1.0"
-            assert await agent.serving()
             await agent.set_cpus(C1, CpuSet((2, 3)))
             assert server.containers["c1"] == "2-3"
             assert 'cpu="3",item="user"' in await agent.metrics()
@@ -104,6 +109,7 @@ GARBAGE = {
     "a question": ttrpc.encode(ttrpc.Request(1, "a", "b")),
     "another call": ttrpc.encode(ttrpc.Response(7)),
     "no protobuf": ttrpc.encode(ttrpc.Response(1, payload=b"\x12\xff")),
+    "much": struct.pack(">IIBB", 3 << 20, 1, 3, 0) + b"x" * (3 << 20),
     "no text": ttrpc.encode(ttrpc.Response(1, payload=b"\x12\x01\xff")),
 }
 
@@ -157,7 +163,7 @@ def test_fifty_thousand_spoilt_answers_are_no_more_than_source_errors() -> None:
             reader = asyncio.StreamReader()
             reader.feed_data(bytes(raw))
             reader.feed_eof()
-            agent = KataAgent(Stream(reader, Writer()))  # type: ignore[arg-type]
+            agent = KataAgent(Stream(reader, Writer()), MESSAGES)  # type: ignore[arg-type]
             try:
                 await agent.version() if chance.random() < 0.5 else await agent.metrics()
             except (SourceError, ConnectionError):
@@ -175,15 +181,17 @@ def test_success_is_sent_and_no_more() -> None:
             ours.push(WISH)
             await until(lambda: ours.heard)
             assert server.containers == {"c1": "2-3", "c2": "0-1"}
-            assert [(said.state, said.wanted) for said in ours.heard.values()] == [("sent", "2-3"), ("sent", "0-1")]
+            assert [(said.state, said.wanted) for said in ours.heard.values()] == [
+                ("sent", CpuSet((2, 3))), ("sent", CpuSet((0, 1)))]
             assert ours.up
             assert ours.state == "Kata's agent 4.1.0"
             # The runtime may have made it forget: it is sent again.
             server.containers["c1"] = ""
             await until(lambda: server.containers["c1"] == "2-3")
-            ours.push(KataWish(MAP._replace(containers={"c1": Share((1,), True)}), NUMBERS, 4))
-            await until(lambda: server.containers["c1"] == "1")
-        assert set(server.calls) <= METHODS
+            ours.push(KataWish(BOOT, ONE))
+            # What has left the map is given everything again.
+            await until(lambda: server.containers == {"c1": "1", "c2": "0-3"})
+        assert set(server.calls) == METHODS - {("grpc.AgentService", "GetMetrics")}
     run(test())
 
 
@@ -196,14 +204,58 @@ def test_a_refusal_by_policy_is_told_once_and_not_repeated(caplog: pytest.LogCap
             await until(lambda: ours.heard)
             assert {said.state for said in ours.heard.values()} == {"left alone"}
             assert "blocked by policy" in ours.heard[C1].word
+            assert not ours.up
             count = len(server.calls)
-            ours.push(KataWish(MAP._replace(containers={"c1": Share((1,), True)}), NUMBERS, 4))
+            ours.push(KataWish(BOOT, ONE))
             await asyncio.sleep(0.8)
             assert len(server.calls) == count
+            assert ours.heard[C1].state == "left alone"
             assert sum(method == "UpdateContainer" for _, method in server.calls) == 1
     with caplog.at_level(logging.WARNING):
         run(test())
     assert len(caplog.records) == 1
+
+
+def test_a_refusal_is_told_of_the_newest_wish_too() -> None:
+    class Late(Server):
+        meanwhile: Callable[[], None]
+
+        def answer(self, request: ttrpc.Request) -> ttrpc.Response:
+            self.meanwhile()
+            return super().answer(request)
+
+    async def test() -> None:
+        server = Late()
+        server.policy.add("UpdateContainer")
+        async with session(server) as ours:
+            server.meanwhile = lambda: ours.push(KataWish(BOOT, ONE))
+            ours.push(WISH)
+            await until(lambda: ours.refused)
+            await until(lambda: ours.heard)
+            assert {cid: said.state for cid, said in ours.heard.items()} == {"c1": "left alone"}
+    run(test())
+
+
+def test_who_was_given_cpus_before_a_refusal_is_not_left_alone() -> None:
+    class Second(Server):
+        def answer(self, request: ttrpc.Request) -> ttrpc.Response:
+            found = super().answer(request)
+            if request.method == "UpdateContainer":
+                self.policy.add("UpdateContainer")
+            return found
+
+    async def test() -> None:
+        server = Second()
+        async with session(server) as ours:
+            ours.push(WISH)
+            await until(lambda: ours.refused)
+            await until(lambda: ours.heard)
+            assert server.containers == {"c1": "2-3", "c2": ""}
+            assert [(said.state, said.wanted) for said in ours.heard.values()] == [
+                ("sent", CpuSet((2, 3))), ("left alone", CpuSet())]
+            ours.push(KataWish(BOOT, ONE))  # nobody can tell it any more
+            assert (ours.heard[C1].state, ours.heard[C1].wanted) == ("sent", CpuSet((2, 3)))
+    run(test())
 
 
 def test_refused_metrics_are_done_without() -> None:
@@ -211,7 +263,7 @@ def test_refused_metrics_are_done_without() -> None:
         server = Server()
         server.policy.add("GetMetrics")
         async with session(server) as ours:
-            ours.push(WISH)
+            ours.push(KataWish(BOOT, MAP, C1))
             await until(lambda: server.connections >= 3)
             assert ours.heard[C1].state == "sent"
             assert sum(method == "GetMetrics" for _, method in server.calls) == 1
@@ -231,46 +283,81 @@ def test_an_unknown_container_waits_until_the_agent_knows_it_and_the_others_do_n
     run(test())
 
 
+PLUGGED_MAP = MAP._replace(containers={"c1": Share((6, 7), True), "c2": Share((0, 1))})
+
+
 def test_a_cpu_that_is_not_online_is_waited_for() -> None:
     async def test() -> None:
         server = Server()
         server.online = 3
         async with session(server) as ours:
-            ours.push(WISH)
+            ours.push(KataWish(PLUGGED, PLUGGED_MAP))
             await until(lambda: ours.heard)
             assert ours.heard[C1].word == "pending: 3 of the guest's 4 CPUs are online"
             assert server.containers == {"c1": "", "c2": "0-1"}
+            assert not ours.settled.is_set()
             server.online = 4
             await until(lambda: server.containers["c1"] == "2-3")
+            await until(ours.settled.is_set)
     run(test())
 
 
-def test_a_vcpu_whose_number_cannot_be_shown_leaves_its_container_alone() -> None:
+def test_the_guests_kernel_says_which_cpus_plugged_vcpus_are() -> None:
+    async def test() -> None:
+        for kernel, cpus in (OLD, "2-3"), ((6, 12), "6-7"):
+            server = Server()
+            async with session(server, kernel) as ours:
+                ours.push(KataWish(PLUGGED, PLUGGED_MAP))
+                await until(ours.settled.is_set)
+            assert server.containers == {"c1": cpus, "c2": "0-1"}
+    run(test())
+
+
+def test_a_vcpu_whose_number_cannot_be_shown_leaves_everyone_alone() -> None:
+    """Those that have none of it, too: they could not be given it back."""
     async def test() -> None:
         server = Server()
-        async with session(server) as ours:
-            ours.push(KataWish(MAP, {0: 0, 1: 1}, 4))
+        async with session(server, None) as ours:
+            ours.push(KataWish(PLUGGED, PLUGGED_MAP))
             await until(lambda: ours.heard)
-            assert ours.heard[C1].state == "left alone"
-            assert "hardware id 2, 3 cannot be shown" in ours.heard[C1].error
-            assert server.containers == {"c1": "", "c2": "0-1"}
+            assert {said.state for said in ours.heard.values()} == {"left alone"}
+            assert "hardware id 6, 7 cannot be shown" in ours.heard[C1].error
+            assert server.containers == {"c1": "", "c2": ""}
     run(test())
 
 
-def test_the_guests_counters_can_show_it() -> None:
+def test_the_guests_counters_can_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmpin.guest.metrics.APART", 0.05)
+
     async def test() -> None:
         server = Server("c1")
+
+        def work(*busy: float) -> None:
+            for cpu, part in enumerate(busy):
+                server.user[cpu] += 1000 * part
+                server.idle[cpu] += 1000 * (1 - part)
         async with session(server) as ours:
-            ours.push(KataWish(MAP._replace(containers={"c1": Share((2, 3), True)}), NUMBERS, 4, C1))
+            ours.push(KataWish(BOOT, MAP._replace(containers={"c1": Share((2, 3), True)}), C1))
             await until(lambda: ours.heard)
             assert ours.heard[C1].state == "sent"
-            server.user[2] += 5000
+            work(0, 0, 1, 0)  # one thread, by chance on one of its CPUs
+            count = server.connections
+            await until(lambda: server.connections >= count + 2)
+            assert ours.heard[C1].state == "sent"
+            server.load, server.running = 3.2, 5
+            count = server.connections
+            await until(lambda: server.connections >= count + 2)
+            work(0, 0, 1, 1)
             await until(lambda: ours.heard[C1].state == "applied")
-            await asyncio.sleep(0.4)
-            assert ours.heard[C1].state == "applied"
-            server.user[0] += 5000
+            count = server.connections
+            await until(lambda: server.connections >= count + 2)
+            assert ours.heard[C1].state == "applied"  # nothing has shown otherwise
+            work(1, 1, 1, 0)
             await until(lambda: ours.heard[C1].state == "sent")
             assert "other CPUs" in ours.heard[C1].error
+            ours.push(KataWish(BOOT, ONE, C1))
+            await until(lambda: ours.heard)
+            assert ours.heard[C1].word == "sent"
     run(test())
 
 
@@ -279,14 +366,33 @@ def test_what_was_given_is_taken_back() -> None:
         server = Server("c1", "c2", "c3")
         async with session(server) as ours:
             ours.push(WISH)
-            await until(lambda: ours.heard)
-            ours.push(None)
-            await until(lambda: server.containers == {"c1": "0-3", "c2": "0-3", "c3": ""})
+            await until(ours.settled.is_set)
+            owed = [ours.owes]
+            ours.push(KataWish(BOOT))
+            owed.append(ours.owes)
+            await until(ours.settled.is_set)
+            assert server.containers == {"c1": "0-3", "c2": "0-3", "c3": ""}
             assert ours.heard == {}
-            await asyncio.sleep(0.05)
+            assert [*owed, ours.owes] == [False, True, False]
             count = len(server.calls)
             await asyncio.sleep(0.5)
             assert len(server.calls) == count  # nobody is asked for nothing
+            # A vCPU more: it is everybody's.
+            ours.push(KataWish(Vcpus({**BOOT.hw, VcpuId(7): 7}, 4, 8)))
+            server.user, server.idle, server.online = [0.0] * 5, [0.0] * 5, 5
+            await until(lambda: server.containers == {"c1": "0-4", "c2": "0-4", "c3": ""})
+    run(test())
+
+
+def test_what_a_process_before_this_one_gave_is_taken_back_and_what_has_gone_is_no_matter() -> None:
+    async def test() -> None:
+        server = Server("c1")
+        server.containers["c1"] = "2"
+        async with session(server) as ours:
+            ours.adopt([C1, C2])
+            ours.push(KataWish(BOOT))
+            await until(ours.settled.is_set)
+            assert server.containers == {"c1": "0-3"}
     run(test())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import stat
 import struct
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -47,8 +48,7 @@ async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
     :param peer: the process that has to be listening there. A path from a command line may lead anywhere.
     :raises PermissionError: when it is another. :raises NotThere: when the socket is there and nobody listens.
     """
-    process = f"/proc/{pid}"
-    place = Path(f"{process}/root{path}" if path.startswith("/") else f"{process}/cwd/{path}")
+    place = _seen_by(pid, path)
     # By descriptor, because the way through /proc is longer than the 107 bytes an address may have.
     directory = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -69,6 +69,19 @@ async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
     finally:
         os.close(directory)
     return Stream(reader, writer)
+
+
+def socket_id(path: str, pid: int) -> tuple[int, int] | None:
+    """Which socket it is that this process sees there (device and inode); None when it sees none."""
+    try:
+        info = os.stat(_seen_by(pid, path))
+    except OSError:
+        return None
+    return (info.st_dev, info.st_ino) if stat.S_ISSOCK(info.st_mode) else None
+
+
+def _seen_by(pid: int, path: str) -> Path:
+    return Path(f"/proc/{pid}/root{path}" if path.startswith("/") else f"/proc/{pid}/cwd/{path}")
 
 
 def _peer_pid(made: socket.socket) -> int:

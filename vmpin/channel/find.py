@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmpin.channel import Channel
+from vmpin.channel import Channel, socket_id
 from vmpin.channel.hybrid_vsock import HybridVsock
 from vmpin.channel.virtio_serial import VirtioSerial
 from vmpin.channel.vsock import Vsock
 from vmpin.guestproto import SERIAL
 from vmpin.host.procfs import Procfs
 from vmpin.model import SandboxId, VmmType
-from vmpin.vmm.guest_ports import daemon_uds, guest_cid, serial_socket, vhost_user_vsock
+from vmpin.vmm.guest_ports import api_socket, daemon_uds, guest_cid, serial_socket, vhost_user_vsock
 
 _AGENT_URL = re.compile(r"(hvsock|vsock)://(.{1,4096}):([0-9]{1,10})", re.ASCII)
 _CID = re.compile(r"[0-9]{1,10}", re.ASCII)
@@ -38,21 +38,24 @@ class VmFacts:
 def find(vm: VmFacts, proc: Procfs, kata_go: Path, kata_rs: Path) -> list[Channel]:
     """The ways in, those with ports first: over them Kata's agent can be reached, too."""
     found: list[Channel] = []
-    if vm.type is VmmType.QEMU:
+    if vm.type in (VmmType.QEMU, VmmType.STRATOVIRT):
         # The command line first: a VM restored or renumbered has there what the kernel was told.
         cid = guest_cid(vm.argv)
         if cid is not None:
             found.append(Vsock(cid))
         elif (device := vhost_user_vsock(vm.argv)) is not None:
             found += _of_daemon(device, proc)
-    if not found:
-        found += _of_url(vm)
-    if vm.type is not VmmType.QEMU:
-        # As this process sees them: Firecracker may be in a jail.
-        found += [HybridVsock(path, os.getpid(), vm.pid) for path in _known_paths(vm, kata_go, kata_rs)]
-    elif (path := serial_socket(vm.argv, SERIAL)) is not None:
-        found.append(VirtioSerial(path, vm.pid))
-    return list(dict.fromkeys(found))
+        found = found or [*_of_url(vm)]
+        if (path := serial_socket(vm.argv, SERIAL)) is not None:
+            found.append(VirtioSerial(path, vm.pid))
+    else:
+        sockets = set()
+        for way in (*_of_url(vm), *_hybrid(vm, kata_go, kata_rs)):
+            which = socket_id(way.path, way.pid) if isinstance(way, HybridVsock) else (0, 0)
+            if which is not None and which not in sockets:
+                sockets.add(which)
+                found.append(way)
+    return found
 
 
 def has_ports(channel: Channel) -> bool:
@@ -60,7 +63,7 @@ def has_ports(channel: Channel) -> bool:
     return not isinstance(channel, VirtioSerial)
 
 
-def _of_url(vm: VmFacts) -> Iterable[Channel]:
+def _of_url(vm: VmFacts) -> Iterable[HybridVsock | Vsock]:
     match = _AGENT_URL.fullmatch(vm.agent_url)
     if match is None:
         return
@@ -70,15 +73,27 @@ def _of_url(vm: VmFacts) -> Iterable[Channel]:
         yield Vsock(int(match[2]))
 
 
-def _known_paths(vm: VmFacts, kata_go: Path, kata_rs: Path) -> Iterable[str]:
-    """Where Kata's two runtimes let its VMMs listen; the sockets that are there."""
-    go, rs = kata_go / "vm" / vm.sandbox, kata_rs / vm.sandbox
-    paths = {VmmType.CLOUD_HYPERVISOR: (go / "clh.sock", rs / "ch-vm.sock", rs / "root" / "ch-vm.sock"),
-             VmmType.FIRECRACKER: (go / "kata.hvsock", rs / "root" / "kata.hvsock", rs / "kata.hvsock"),
-             VmmType.DRAGONBALL: (rs / "root" / "kata.hvsock", rs / "kata.hvsock")}
-    for path in paths.get(vm.type, ()):
-        if path.is_socket():
-            yield str(path)
+def _hybrid(vm: VmFacts, kata_go: Path, kata_rs: Path) -> Iterable[HybridVsock]:
+    """Where Kata's two runtimes let their VMMs listen (virtcontainers/clh.go, fc.go; runtime-rs hypervisor/src/ch,
+    firecracker, utils.rs), as this process sees it, or as a jailed VMM does."""
+    me = os.getpid()
+    if vm.type is VmmType.DRAGONBALL:
+        yield HybridVsock(str(kata_rs / vm.sandbox / "root" / "kata.hvsock"), me, vm.pid)
+        return
+    api = api_socket(vm.argv)
+    if vm.type is VmmType.CLOUD_HYPERVISOR:
+        # Beside the socket of its API: the directory has the sandbox's name, or that of a VM from Kata's factory.
+        beside = [Path(api).parent] if api else []
+        for place in (*beside, kata_go / "vm" / vm.sandbox, kata_rs / vm.sandbox):
+            for name in ("clh.sock", "ch-vm.sock"):
+                yield HybridVsock(str(place / name), me, vm.pid)
+    elif vm.type is VmmType.FIRECRACKER:
+        # Its API's socket is in `run` in the same place. In a jail that is the root.
+        yield HybridVsock(str(Path(api or "/run/firecracker.socket").parent.parent / "kata.hvsock"), vm.pid, vm.pid)
+        for place in (kata_go / "firecracker" / vm.sandbox[:32] / "root", kata_go / "vm" / vm.sandbox,
+                      kata_rs / vm.sandbox, kata_rs / vm.sandbox / "root",
+                      kata_rs / "firecracker" / vm.sandbox / "root"):
+            yield HybridVsock(str(place / "kata.hvsock"), me, vm.pid)
 
 
 def _of_daemon(device: str, proc: Procfs) -> Iterable[Channel]:

@@ -11,6 +11,20 @@ from vmpin.channel import BUFFERED, CONNECT_DEADLINE, NotThere, Stream
 
 
 @dataclass(frozen=True)
+class Contested:
+    """A CID that another VMM's command line names, too: whose guest would answer is not known."""
+
+    way: str
+    other: str
+
+    def __str__(self) -> str:
+        return self.way
+
+    async def open(self, port: int) -> Stream:
+        raise OSError(errno.EBUSY, f"is what sandbox {self.other} says of its own, too", self.way)
+
+
+@dataclass(frozen=True)
 class Vsock:
     cid: int
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vmpin.cli.common import (
     Document,
@@ -18,6 +20,10 @@ from vmpin.cli.common import (
 )
 from vmpin.config import Config
 
+if TYPE_CHECKING:
+    from vmpin.model import SandboxId
+    from vmpin.reconciler import Reconciler
+
 _RECONCILE = """\
 One full pass: read everything again and put every thread in its place. Through the watcher when one runs, else
 without one. Sandboxes that `vmpin unpin` let go are taken back (all of them, or the one named).
@@ -25,7 +31,8 @@ without one. Sandboxes that `vmpin unpin` let go are taken back (all of them, or
 
 _UNPIN = """\
 Give threads the masks they had before vmpin first touched them, and leave their sandbox alone until
-`vmpin reconcile`. Threads born since get what they would have inherited.
+`vmpin reconcile`. Threads born since get what they would have inherited. Guests that answer take back what they were
+told, too.
 """
 
 
@@ -62,9 +69,22 @@ def unpin(args: argparse.Namespace) -> int:
         from vmpin.model import SandboxId
 
         quiet_log(config)
-        report = oneshot.unpin(config, None if args.sandbox is None else [SandboxId(args.sandbox)])
-        found = snapshot.unpinned(list(report.results))
+        only = None if args.sandbox is None else [SandboxId(args.sandbox)]
+        reconciler, report = oneshot.unpin(config, only)
+        found = snapshot.unpinned(list(report.results)) | {
+            "guests": _in_guests(reconciler, only or list(reconciler.state.sandboxes))}
     return _told(args, found, "nothing to give back")
+
+
+def _in_guests(reconciler: Reconciler, sandboxes: Sequence[SandboxId]) -> dict[SandboxId, str]:
+    """Have their guests take back what a watcher told them. :returns: what became of it, in words."""
+    if not any(sandbox in reconciler.observer.vms for sandbox in sandboxes):
+        return {}
+    import asyncio
+
+    from vmpin.guests import Guests
+
+    return asyncio.run(Guests().take_back(reconciler, sandboxes))
 
 
 def _whole(config: Config, sandbox: str | None) -> str | None:
@@ -76,12 +96,15 @@ def _whole(config: Config, sandbox: str | None) -> str | None:
 
 
 def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:
-    """Print what was done; exit code 1 when something was refused."""
+    """Print what was done; exit code 1 when something was refused, or a guest keeps what it was told."""
     operations = found["operations"]
     refused = [operation for operation in operations if operation["outcome"] == "refused"]
+    guests = found.get("guests", {})
+    # Where nobody is in the guest nothing was told either.
+    kept = [word for word in guests.values() if word.startswith(("no answer", "not all"))]
     if args.output == "json":
         print_data(found, "json")
-        return 1 if refused else 0
+        return 1 if refused or kept else 0
     for operation in operations:
         outcome = operation["outcome"]
         more = {"done": "", "gone": ": the thread has ended", "refused": f": {operation['why']}",
@@ -89,4 +112,6 @@ def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:
         print(shown(operation["what"] + more))
     if not operations:
         print(nothing)
-    return 1 if refused else 0
+    for sandbox, word in guests.items():
+        print(shown(f"sandbox {sandbox}: in its guest: {word}"))
+    return 1 if refused or kept else 0

@@ -141,6 +141,11 @@ def _print_sandbox(sandbox: Document) -> None:
              _guest(container), container["source"],
              container["since"] or "-", _others(container)]
             for container in sandbox["containers"]])
+    if sandbox["guest"]:
+        guest, system = sandbox["guest"], sandbox["guest"]["system"]
+        own = "" if system is None else f"; its own processes {system['text']}, on its CPUs {system['effective']}"
+        print(f"  guest: {shown(guest['by'] or 'no agent')}{shown(': ' + guest['state'] if guest['state'] else '')}"
+              f"{shown(own)}")
     if sandbox["cgroup"]:
         print(f"  cgroup of the VMM: {shown(sandbox['cgroup']['path'])}, CPUs {sandbox['cgroup']['cpus']}")
     if sandbox["birth"]:

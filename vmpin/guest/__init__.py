@@ -7,24 +7,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.model import ContainerId
 
-#: What the status shows, in place of a text of trouble.
+#: What the status shows of a container, beside "unknown". With the last two, `error` says why.
 APPLIED, PENDING, NO_AGENT, SENT = "applied", "pending", "no agent", "sent"
-#: Nothing was done, and `error` says why.
-LEFT_ALONE = "left alone"
+LEFT_ALONE, ERROR = "left alone", "error"
 
 
 @dataclass(frozen=True)
 class Said:
-    """What is known about one container in the guest: `state` is one of the words above, "unknown" or "error"; `error`
-    says more. CPUs are the guest's own numbers, as lists."""
+    """What is known about one container in the guest: `state` is one of the words above; `error` says more. CPUs are
+    the guest's own numbers."""
 
     state: str
     error: str = ""
     cgroup: str = ""
-    wanted: str = ""
-    effective: str = ""
+    wanted: CpuSet = EMPTY
+    effective: CpuSet = EMPTY
     processes: int = 0
     threads: int = 0
     outside: tuple[int, ...] = ()
@@ -37,8 +37,13 @@ class Said:
     def data(self) -> dict[str, object]:
         """For the status document; `text` is what a table shows."""
         return {"state": self.state, "error": self.error, "cgroup": self.cgroup or None,
-                "wanted": self.wanted, "effective": self.effective, "processes": self.processes,
+                "wanted": _shown(self.wanted), "effective": _shown(self.effective), "processes": self.processes,
                 "threads": self.threads, "outside": list(self.outside), "text": self.word}
+
+
+def _shown(cpus: CpuSet) -> str:
+    """Only here, where somebody asks, and not what no guest has: to write down a guest's thousands takes long."""
+    return str(cpus) if len(cpus) <= 1024 else f"{len(cpus)} CPUs"
 
 
 class Trouble(Exception):
@@ -47,6 +52,10 @@ class Trouble(Exception):
 
 class Unanswered(Trouble):
     """Nobody is there who speaks the protocol."""
+
+
+class Ended(Trouble):
+    """Somebody was there a moment ago."""
 
 
 @dataclass
@@ -64,19 +73,23 @@ class Counters:
 @dataclass(frozen=True)
 class GuestReport:
     """A guest's part in the status. `by` is who sets its containers' CPUs, "" while nobody answers; `state` is how it
-    is reached, or why it is not; `system` are the guest's own processes."""
+    is reached, or why it is not; `odd` when somebody answers, and not as he should; `system` are the guest's own
+    processes."""
 
     by: str = ""
     state: str = ""
     containers: Mapping[ContainerId, Said] = field(default_factory=dict)
     system: Said | None = None
     counters: Counters = field(default_factory=Counters)
+    odd: bool = False
 
     def of(self, container: ContainerId) -> Said:
         found = self.containers.get(container)
         if found is not None:
             return found
-        return Said(PENDING) if self.by else Said(NO_AGENT)
+        if self.by:
+            return Said(PENDING)
+        return Said(ERROR, self.state) if self.odd else Said(NO_AGENT)
 
     def data(self) -> dict[str, object]:
         """For the status document, beside each container's own `Said.data`."""

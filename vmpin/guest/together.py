@@ -1,4 +1,4 @@
-"""Two halves of one conversation, which end together."""
+"""Two halves of one conversation, which end together; and a task that is to end."""
 
 from __future__ import annotations
 
@@ -25,3 +25,12 @@ async def together(*parts: Coroutine[Any, Any, None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait until it has ended, however it does. (Awaiting it would swallow one's own cancellation.)
+    """
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # retrieved: it is over

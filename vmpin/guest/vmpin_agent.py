@@ -11,30 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from vmpin import guestproto
 from vmpin.channel import Channel, NotThere, Stream
-from vmpin.guest import Counters, Said, Trouble, Unanswered
+from vmpin.guest import ERROR, Counters, Ended, Said, Trouble, Unanswered
+from vmpin.guest.limits import MAX_ANSWER, Allowance, Told, longest, only
 from vmpin.guest.together import together
-from vmpin.guest.words import said, why
-from vmpin.guestproto import (
-    MAX_NUMBER,
-    Applied,
-    Decoder,
-    Failure,
-    Inventory,
-    Map,
-    NeedMap,
-    Ping,
-    Pong,
-    ProtocolError,
-    Request,
-    Subscribe,
-    UnknownMessage,
-    Unpin,
-    encode,
-    parse_answer,
-)
+from vmpin.guest.words import level, said, summary, why
+from vmpin.guestproto import Map, ProtocolError, clean
 from vmpin.model import ContainerId
 
 logger = logging.getLogger(__name__)
@@ -42,15 +27,9 @@ logger = logging.getLogger(__name__)
 #: An agent that does not answer by then (s) is taken for dead; with 1,000 threads it takes some 20 ms.
 DEADLINE = 5.0
 #: So often (s) an agent that says nothing is asked whether it is there.
-IDLE = 30.0
+IDLE = 60.0
 #: A connection that lasted so long (s) was a good one: the next attempt after it comes at once.
 LASTED = 60.0
-#: Of what a guest says within WINDOW seconds, more ends the connection. An `applied` of 50 containers is 10 kB.
-WINDOW, MAX_BYTES, MAX_MESSAGES = 10.0, 4 << 20, 500
-#: So often in a connection an agent may claim a newer generation than any it was sent.
-MAX_AHEAD = 8
-#: Different troubles that are logged before a guest has behaved.
-MAX_TOLD = 16
 
 
 class AgentSession:
@@ -67,6 +46,10 @@ class AgentSession:
         self.up = False
         #: Why it is not up, "" while nothing was tried; and the agent's version and way when it is.
         self.state = ""
+        #: What answers there does not speak the protocol.
+        self.odd = False
+        #: Why the agent did not take everything back, "" while it did, or was not asked.
+        self.unpin_error = ""
         self.heard: dict[ContainerId, Said] = {}
         #: The guest's own processes.
         self.system: Said | None = None
@@ -76,38 +59,46 @@ class AgentSession:
         self._port = port
         self._changed = changed
         self._wanted: Map | None = None
+        self._ids: Collection[str] = ()
         self._unpinned = False
-        self._wake = asyncio.Event()
-        self._retry = asyncio.Event()
+        self._wake, self._retry = asyncio.Event(), asyncio.Event()
         self._generation = 0
-        self._told: set[str] = set()
+        self._told = Told(name)
         # Of the connection there is:
         self._id = 0
         #: The number of the newest question about the wish, None when it is yet to be asked.
         self._asked: int | None = None
-        self._sent_at = 0.0
-        self._heard_at = 0.0
-        self._ahead = 0
+        self._sent_at = self._heard_at = 0.0
+        self._way = self._version = ""
+        self._allowance = Allowance(0.0)
 
     def push(self, wanted: Map) -> None:
         """From now on this is to be so. Its generation and id are the session's to give."""
         if self._unpinned or self._wanted is None or wanted._replace(generation=0) != self._wanted._replace(
                 generation=0):
-            self._wanted, self._unpinned = wanted, False
-            self._again()
+            self._wanted, self._ids, self._unpinned = wanted, wanted.containers, False
+            self._anew()
 
     def unpin(self) -> None:
-        """From now on everything is to be as it was before."""
-        if not self._unpinned:
-            self._wanted, self._unpinned = None, True
-            self._again()
+        """From now on everything is to be as it was before. An agent that could not is asked again."""
+        if not self._unpinned or self.unpin_error:
+            self._wanted, self._ids, self._unpinned = None, (), True
+            self._anew()
+
+    def look(self) -> None:
+        """Do not wait for the next attempt."""
+        self._retry.set()
+
+    def _anew(self) -> None:
+        self.unpin_error = ""
+        self._allowance.asked(len(self._ids))
+        self._again()
+        self._retry.set()
 
     def _again(self) -> None:
-        self._asked = None
+        self._asked, self.heard, self.system = None, {}, None
         self.settled.clear()
-        self.heard, self.system = {}, None
         self._wake.set()
-        self._retry.set()
         self._changed()
 
     async def run(self) -> None:
@@ -121,7 +112,8 @@ class AgentSession:
 
     async def _attempt(self) -> None:
         """One connection, over the first way that leads to an agent. :raises Exception: when it did not last."""
-        trouble: Exception = Trouble("no way into the guest is known")
+        self._retry.clear()
+        trouble: Exception = Unanswered("no way into the guest is known")
         for channel in self._channels():
             began = time.monotonic()
             try:
@@ -135,67 +127,69 @@ class AgentSession:
                 await self._serve(stream, channel)
             except (ProtocolError, Trouble, OSError, TimeoutError) as err:
                 trouble = err
-                # A serial port opens whether or not there is an agent; that none answers there is no news.
-                if not isinstance(err, Unanswered):
-                    if isinstance(err, ProtocolError):
-                        self.counters.refused += 1
-                    break
             finally:
                 stream.close()
                 was_up, self.up = self.up, False
                 self.heard, self.system = {}, None
                 self.settled.clear()
+            if isinstance(trouble, ProtocolError):
+                self.counters.refused += 1
             if was_up and time.monotonic() - began > LASTED:
-                self._told.clear()
+                self._told = Told(self.name)
                 self._ended(trouble)
                 return
+            # A serial port opens whether or not there is an agent; that none answers there is no news.
+            if not isinstance(trouble, Unanswered):
+                if was_up and not isinstance(trouble, ProtocolError):
+                    trouble = Ended(why(trouble))
+                break
         self._ended(trouble)
         raise trouble
 
     def _ended(self, err: Exception) -> None:
-        state = why(err)
-        self.counters.last_error = state
+        state = self.counters.last_error = why(err)
         if state != self.state:
-            self.state = state
-            quiet = isinstance(err, NotThere | Unanswered) or state in self._told or len(self._told) >= MAX_TOLD
-            self._told.add(state)
-            logger.log(logging.DEBUG if quiet else logging.WARNING, "sandbox=%s guest agent: %s", self.name, state)
+            self.state, self.odd = state, isinstance(err, ProtocolError)
+            nobody = isinstance(err, NotThere | Unanswered)
+            self._told.log(logging.DEBUG if nobody else logging.WARNING, "guest agent", state)
             self._changed()
 
     async def _serve(self, stream: Stream, channel: Channel) -> None:
-        self._id, self._asked, self._ahead = 0, None, 0
+        self._id, self._asked, self._way = 0, None, str(channel)
         self._heard_at = self._sent_at = time.monotonic()
-        await together(self._say(stream), self._hear(stream, str(channel)))
+        self._allowance = Allowance(self._heard_at)
+        self._allowance.asked(len(self._ids))
+        await together(self._say(stream), self._hear(stream))
 
     # What is said
 
     async def _say(self, stream: Stream) -> None:
-        await self._send(stream, Ping(self._next()))
+        await self._send(stream, guestproto.Ping(self._next()))
         subscribed = False
         while True:
             self._wake.clear()  # before looking: what comes while something is sent is looked at, too
             if self.up and not subscribed:
                 subscribed = True
-                await self._send(stream, Subscribe(self._next()))
+                await self._send(stream, guestproto.Subscribe(self._next()))
             if self.up and self._asked is None and (request := self._wish()) is not None:
                 self.counters.pushes += 1
                 await self._send(stream, request)
             waits = self._sent_at > self._heard_at
             try:
-                async with asyncio.timeout(DEADLINE if waits else IDLE):
+                async with asyncio.timeout(max(0.0, self._sent_at + DEADLINE - time.monotonic()) if waits else IDLE):
                     await self._wake.wait()
             except TimeoutError:
                 if self._sent_at > self._heard_at:
                     raise Unanswered(f"no answer within {DEADLINE:g} s") from None
                 if not waits:
-                    await self._send(stream, Ping(self._next()))
+                    await self._send(stream, guestproto.Ping(self._next()))
 
-    def _wish(self) -> Request | None:
+    def _wish(self) -> guestproto.Request | None:
         if self._wanted is None and not self._unpinned:
             return None
         self._asked = self._next()
         if self._wanted is None:
-            return Unpin(self._asked)
+            return guestproto.Unpin(self._asked)
         # By the clock, so that a watcher that was started again is ahead of the one before.
         self._generation = max(self._generation + 1, time.time_ns() // 10**6)
         return self._wanted._replace(id=self._asked, generation=self._generation)
@@ -204,91 +198,101 @@ class AgentSession:
         self._id += 1
         return self._id
 
-    async def _send(self, stream: Stream, request: Request) -> None:
+    async def _send(self, stream: Stream, request: guestproto.Request) -> None:
         if self._sent_at <= self._heard_at:
             self._sent_at = time.monotonic()  # else the one before is what an answer is waited for
-        stream.writer.write(encode(request.message()))
+        stream.writer.write(guestproto.encode(request.message()))
         async with asyncio.timeout(DEADLINE):
             await stream.writer.drain()
 
     # What is heard
 
-    async def _hear(self, stream: Stream, way: str) -> None:
-        decoder = Decoder()
-        began, size, count = time.monotonic(), 0, 0
+    async def _hear(self, stream: Stream) -> None:
+        decoder = guestproto.Decoder(MAX_ANSWER)
         while True:
             data = await stream.reader.read(65536)
             if not data:
                 raise Trouble("the agent closed the connection") if self.up else Unanswered("closed at once")
-            now = time.monotonic()
-            if now - began > WINDOW:
-                began, size, count = now, 0, 0
+            decoder.limit = max(decoder.limit, longest(len(self._ids)))
             messages = decoder.feed(data)
-            size, count = size + len(data), count + len(messages)
-            if size > MAX_BYTES or count > MAX_MESSAGES:
-                raise ProtocolError(f"it said {count} messages, {size} bytes, within {WINDOW:g} s")
+            self._allowance.heard(len(data), len(messages), time.monotonic())
             for message in messages:
                 try:
-                    self._heard(message, way)
-                except UnknownMessage:
+                    self._heard(message)
+                except guestproto.UnknownMessage:
                     continue  # of a newer agent; an answer to it might be answered for ever
 
-    def _heard(self, message: Mapping[str, object], way: str) -> None:
-        answer = parse_answer(message)
+    def _heard(self, message: Mapping[str, object]) -> None:
+        answer = guestproto.parse_answer(only(self._ids, message))
         self.counters.answers += 1
-        self._heard_at = time.monotonic()
+        if isinstance(answer, guestproto.NeedMap):
+            self._allowance.again()
+        if self.up or isinstance(answer, guestproto.Pong):
+            self._heard_at = time.monotonic()
         match answer:
-            case Pong():
-                if not self.up:
-                    self._is_up(answer, way)
-            case NeedMap():
+            case guestproto.Pong() if not self.up:
+                self._is_up(answer)
+            case guestproto.Failure() if not self.up:
+                raise Unanswered(answer.error or "it answers with an error")
+            case _ if not self.up:
+                pass  # nothing was asked yet but whether it is there
+            case guestproto.NeedMap():
                 self._again()
-            case Applied():
+            case guestproto.Applied():
                 self._applied(answer)
-            case Failure():
+            case guestproto.Failure():
                 self._failed(answer)
-            case Inventory():
-                pass
+            case guestproto.Inventory():
+                self._shown(answer.note)
 
-    def _is_up(self, pong: Pong, way: str) -> None:
-        self.up, self.state = True, f"agent {pong.version or '?'} over {way}"
+    def _is_up(self, pong: guestproto.Pong) -> None:
+        self.up, self.odd, self._version = True, False, f"agent {pong.version or '?'} over {self._way}"
+        self.state = clean(self._version)
         # A guest that comes and goes is no news either, until it has stayed.
-        logger.log(logging.DEBUG if self.state in self._told else logging.INFO, "sandbox=%s guest agent is up: %s",
-                   self.name, self.state)
-        if len(self._told) < MAX_TOLD:
-            self._told.add(self.state)
+        self._told.log(logging.INFO, "guest agent is up", self.state)
         self._wake.set()
         self._changed()
 
-    def _applied(self, answer: Applied) -> None:
+    def _shown(self, note: str) -> None:
+        """What it says of itself belongs to the state, such as that its CPUs' hardware ids are guessed."""
+        state = clean(f"{self._version}; {note}" if note else self._version)
+        if state != self.state:
+            self.state = state
+            self._changed()
+
+    def _applied(self, answer: guestproto.Applied) -> None:
         if answer.id is not None and answer.id != self._asked:
             return  # of an earlier wish
         if self._unpinned:
             if answer.id is not None:
+                self.unpin_error = ""
                 self.settled.set()
                 self._changed()
             return
         if answer.generation > self._generation:
             # It has one from a host whose clock was ahead: ours goes on from there.
-            self._ahead += 1
-            if self._ahead > MAX_AHEAD or answer.generation >= MAX_NUMBER - MAX_AHEAD:
-                raise ProtocolError("it claims ever newer maps than any it was sent")
+            self._allowance.again(answer.generation)
             self._generation, self._asked = answer.generation, None
             self._wake.set()
             return
         if answer.generation < self._generation or self._wanted is None or self._asked is None:
             return
-        wanted = self._wanted.containers
-        self.heard = {ContainerId(cid): said(outcome) for cid, outcome in answer.containers.items() if cid in wanted}
+        self.heard = {ContainerId(cid): said(outcome) for cid, outcome in answer.containers.items()}
         self.system = None if answer.system is None else said(answer.system)
+        if not self.settled.is_set():
+            logger.log(level(self.heard), "sandbox=%s guest containers: %s", self.name, summary(self.heard))
         self.settled.set()
         self._changed()
 
-    def _failed(self, answer: Failure) -> None:
-        if answer.id is None or answer.id != self._asked or self._wanted is None:
-            logger.debug("sandbox=%s guest agent: error: %s", self.name, answer.error)
-            return
+    def _failed(self, answer: guestproto.Failure) -> None:
         text = answer.error or "the agent gives no reason"
-        self.heard = {ContainerId(cid): Said("error", text) for cid in self._wanted.containers}
-        self.settled.set()
+        if answer.id is None or answer.id != self._asked:
+            logger.debug("sandbox=%s guest agent: error: %s", self.name, text)
+            return
+        if self._wanted is None:
+            self.unpin_error = text
+            self._told.log(logging.WARNING, "guest containers are not given back what they had", text)
+        else:
+            self.heard = {ContainerId(cid): Said(ERROR, text) for cid in self._ids}
+            self.settled.set()
         self._changed()

@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+from collections.abc import Mapping
+
 from vmpin.channel import NotThere
-from vmpin.guest import APPLIED, PENDING, Said
-from vmpin.guestproto import VERSION, Outcome, ProtocolError
+from vmpin.guest import APPLIED, ERROR, PENDING, Said
+from vmpin.guestproto import VERSION, Outcome, ProtocolError, clean
+from vmpin.model import ContainerId
 
 
 def said(outcome: Outcome) -> Said:
     """An agent's word on a container; its texts come out of guestproto printable and cut."""
     # Never better than it says itself: what is outside is not applied.
     state = PENDING if outcome.state == APPLIED and outcome.outside else outcome.state
-    return Said(state, outcome.error, outcome.cgroup or "", str(outcome.wanted), str(outcome.effective),
+    return Said(state, outcome.error, outcome.cgroup or "", outcome.wanted, outcome.effective,
                 outcome.processes, outcome.threads, outcome.outside)
 
 
+def summary(heard: Mapping[ContainerId, Said]) -> str:
+    """One line for the log: how many are how, and what is wrong with the first few.
+
+    >>> summary({ContainerId("a"): Said("applied"), ContainerId("b"): Said("error", "EIO")})
+    'applied 1, error 1 (b: EIO)'
+    """
+    count = Counter(said.state for said in heard.values())
+    wrong = [f"{container}: {said.error}" for container, said in heard.items() if said.error][:3]
+    return ", ".join(f"{state} {number}" for state, number in sorted(count.items())) + (
+        f" ({'; '.join(wrong)})" if wrong else "")
+
+
+def level(heard: Mapping[ContainerId, Said]) -> int:
+    """At which that line is logged."""
+    return logging.WARNING if any(said.state == ERROR for said in heard.values()) else logging.INFO
+
+
 def why(err: Exception) -> str:
-    """Why there is no connection any more."""
+    """Why there is no connection any more, fit for a log line and a terminal: a path is the VMM's word."""
     if isinstance(err, NotThere):
         return "nobody listens"
     if isinstance(err, ProtocolError):
-        return f"what came is not version {VERSION} of the protocol: {err}"
+        return clean(f"what came is not version {VERSION} of the protocol: {err}")
     if isinstance(err, TimeoutError):
         return "no answer in time"
     if isinstance(err, OSError):
-        return f"{err.filename}: {err.strerror}" if err.filename else err.strerror or repr(err)
-    return str(err)
+        return clean(f"{err.filename}: {err.strerror}" if err.filename else err.strerror or repr(err))
+    return clean(str(err))

@@ -72,6 +72,17 @@ def vhost_user_vsock(argv: Sequence[str]) -> str | None:
     return None
 
 
+def api_socket(argv: Sequence[str]) -> str | None:
+    """The path of Cloud Hypervisor's `--api-socket` (bare or as `path=`) or Firecracker's `--api-sock`."""
+    for at, arg in enumerate(argv):
+        name, equals, value = arg.partition("=")
+        if name in ("--api-socket", "--api-sock"):
+            value = value if equals else argv[at + 1] if at + 1 < len(argv) else ""
+            path = value.removeprefix("path=")
+            return path if path and "\0" not in path and not path.startswith("fd=") else None
+    return None
+
+
 def daemon_uds(argv: Sequence[str], socket: str) -> str | None:
     """Where vhost-device-vsock takes connections for the guest that it serves over `socket`; None when this is not the
     command line of such a daemon."""

@@ -8,12 +8,6 @@ from typing import Final
 
 from vmpin.wire.protos import Messages
 
-AGENT_SERVICE: Final = "grpc.AgentService"
-HEALTH_SERVICE: Final = "grpc.Health"
-
-#: gRPC's numbers for what the agent answers.
-INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED = 3, 5, 7
-
 MESSAGES: Final = Messages("grpc", """
     UpdateContainerRequest      container_id=1 resources=2:LinuxResources
     LinuxResources              CPU=3:LinuxCPU
@@ -21,6 +15,5 @@ MESSAGES: Final = Messages("grpc", """
     GetMetricsRequest
     Metrics                     metrics=1
     CheckRequest                service=1
-    HealthCheckResponse         status=1:int32
     VersionCheckResponse        grpc_version=1 agent_version=2
 """)

@@ -21,12 +21,16 @@ SLOW = PATIENCE * 2
 
 @pytest.fixture(scope="module")
 def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealGuest]:
-    """With the agent running, for AF_VSOCK alone."""
     agent = built_agent(tmp_path_factory.mktemp("agent"))
     with image() as built, RealGuest(built, accel="kvm", agent=agent, vsock_cid=CID) as made:
         print(f"booted in {made.boot_seconds:.0f} s")
-        made.start_agent("--serial", "")
         yield made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def agent(guest: RealGuest) -> int:
+    """Its pid. It runs for AF_VSOCK alone."""
+    return guest.start_agent("--serial", "")
 
 
 def wait_for_masks(made: GuestContainer, cpus: CpuSet) -> None:
@@ -69,14 +73,12 @@ def test_a_process_of_the_guest_is_not_taken_for_the_host(guest: RealGuest) -> N
     assert guest.call_agent_from_within() == "refused"
 
 
-def test_the_agent_serves_again_after_kill_9(guest: RealGuest) -> None:
+def test_the_agent_serves_again_after_kill_9(guest: RealGuest, agent: int) -> None:
     main = guest.container("main", idle=1)
     with AgentClient.vsock(CID, patience=SLOW) as host:
         host.subscribe()
         host.put({"main": "2"})
-        (pid,) = {each["pid"] for each in map(dict, guest.ask("system").values()) if "vmpin-agent" in guest.ask(
-            "read", path=f"/proc/{each['pid']}/cmdline")}
-        guest.kill_process(pid)
+        guest.kill_process(agent)
         with pytest.raises(EOFError):
             host.quiet(SLOW)
     wait_for_masks(main, CpuSet.parse("2"))
