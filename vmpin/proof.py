@@ -99,6 +99,11 @@ class SandboxAccount:
         return SandboxAccount({role: account.since(before.roles.get(role, _NOTHING))
                                for role, account in self.roles.items()}, self.unseen - before.unseen)
 
+    def continues(self, before: SandboxAccount) -> bool:
+        """Whether it may have been `before` once: what is booked never becomes less."""
+        return all(role in self.roles and all(now >= then for now, then in zip(
+            self.roles[role].numbers(), account.numbers(), strict=True)) for role, account in before.roles.items())
+
     def data(self) -> dict[str, object]:
         """What ran since the last sample is no more than unseen for now: below zero it says nothing."""
         return {"roles": {role.value: account.data() for role, account in self.roles.items()},
@@ -234,8 +239,12 @@ class Ledger:
                 for sandbox, account in self.sandboxes.items()}
         ended = self.ended.since(before.ended)
         for sandbox, account in before.sandboxes.items():
-            if sandbox not in self.sandboxes:  # what it did before that time is in the sum as well
+            there = self.sandboxes.get(sandbox)
+            if there is None or not there.continues(account):
+                # It has ended, and may have come again: what it did before that time is in the sum as well.
                 ended = ended.since(account)
+                if there is not None:
+                    live[sandbox] = there
         return Proof(begun, now, self.watched - before.watched, live, ended, self.drift - before.drift,
                      tuple(finding for finding in self.findings.values() if finding.last >= begun))
 

@@ -90,6 +90,17 @@ def test_a_sandbox_that_ended_is_in_the_sum_with_what_it_did_since() -> None:
     assert books.since(600.0, 700.0).ended.total == Account()
 
 
+def test_a_sandbox_that_came_again_begins_anew() -> None:
+    books = ledger()
+    books.of(A).of(SHIM).placed = 5
+    books.mark(300.0)
+    books.end([A])
+    books.of(A).of(VCPU).placed = 2
+    found = books.since(300.0, 400.0)
+    assert found.sandboxes[A].roles == {VCPU: Account(2)}
+    assert found.total.placed == 2
+
+
 @given(st.lists(st.tuples(st.sampled_from([A, B]), st.sampled_from([VCPU, SHIM]), st.integers(0, 10**12),
                           st.booleans(), st.booleans()), max_size=30), st.integers(0, 30))
 def test_nothing_is_lost_and_nothing_counted_twice(steps: list[tuple[SandboxId, ThreadRole, int, bool, bool]],
