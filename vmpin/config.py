@@ -81,6 +81,8 @@ SETTINGS = (
             "whether the kernel is asked (proc connector) to tell of new programs and threads as they come"),
     Setting("watch.qmp", True, values.flag,
             "whether QEMU may be asked over QMP when nothing else tells its threads apart"),
+    Setting("watch.on_exit", "keep", values.on_exit,
+            "what becomes of the masks when the watcher ends: keep, or unpin (those from before; nothing is left)"),
     Setting("drift.on_fight", "rest", values.on_fight,
             "what is done about a thread that somebody else moves again and again: rest (left alone for a while, then "
             "tried again), leave (left alone until it is to be elsewhere, or vmpin reconcile) or persist"),
@@ -172,6 +174,10 @@ class Config:
     @property
     def qmp(self) -> bool:
         return bool(self.values["watch.qmp"])
+
+    @property
+    def on_exit(self) -> str:
+        return str(self.values["watch.on_exit"])
 
     @property
     def nri(self) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from vmpin import departure
+from vmpin.apply import Result
 from vmpin.config import Config
 from vmpin.errors import SourceError
 from vmpin.lock import Lock
@@ -49,6 +51,16 @@ def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[Reconc
         reconciler.resync(act=False, full=True)
         wanted = reconciler.touched() if sandboxes is None else sandboxes
         return reconciler, Report(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
+
+
+def leave(config: Config) -> tuple[Reconciler, list[Result], bool]:
+    """Give everything back, and remove what is kept. :returns: also whether nothing is left."""
+    with Lock(config.lock_file):
+        reconciler = Reconciler(config)
+        take(reconciler, Spool(config.spool), set(), tidy=False)
+        reconciler.resync(act=False, full=True)
+        results = departure.give_all_back(reconciler)
+        return reconciler, results, departure.forget(config, reconciler, results)
 
 
 def take(reconciler: Reconciler, spool: Spool, but: set[str], tidy: bool = True) -> list[str]:

@@ -56,6 +56,12 @@ def on_fight(value: object) -> str:
     return str(value)
 
 
+def on_exit(value: object) -> str:
+    if value not in ("keep", "unpin"):
+        raise ValueError("is neither keep nor unpin")
+    return str(value)
+
+
 def word(value: object) -> str:
     if value is None:
         return ""

@@ -18,9 +18,9 @@ from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vmpin import log, sdnotify, snapshot
+from vmpin import departure, log, sdnotify, snapshot
 from vmpin.about import About
-from vmpin.apply import Outcome
+from vmpin.apply import Outcome, Result
 from vmpin.arrivals import Touched
 from vmpin.births import BirthFeed
 from vmpin.config import Config
@@ -126,6 +126,7 @@ class Watcher:
 
             sources.append(("metrics", Exporter(self).run))
         self._sources = [name for name, _ in sources]
+        given: list[Result] | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._supervised(name, source)) for name, source in sources]
@@ -135,16 +136,28 @@ class Watcher:
                 self._ask_qmp()
                 await self._stop.wait()
                 sdnotify.notify("STOPPING=1")
+                guests = tasks[[name for name, _ in sources].index("guests")]
                 for task in [*tasks, *self._queries]:
-                    task.cancel()
+                    if task is not guests:
+                        task.cancel()
+                if self.config.on_exit == "unpin":
+                    given = departure.give_all_back(self.reconciler)
+                    self._guests.update(self.reconciler)
+                    for sandbox, said in (await self._guests.taken_back(self.reconciler.touched())).items():
+                        logger.info("sandbox=%s in its guest: %s", sandbox, said)
+                guests.cancel()
         finally:
-            self._saved()
+            if given is None:
+                self._saved()
             for made, path in ((hook, self.config.hook_socket), (control, self.config.control_socket)):
                 made.close()
                 path.unlink(missing_ok=True)
             if self.sampler is not None:
                 self.sampler.close()
-        logger.info("stopped; threads keep their masks (`vmpin unpin` gives them back)")
+        if given is None:
+            logger.info("stopped; threads keep their masks (`vmpin unpin` gives them back)")
+        elif departure.forget(self.config, self.reconciler, given):
+            logger.info("stopped; threads have their masks from before, and nothing is left")
 
     async def _supervised(self, name: str, source: Callable[[], Coroutine[Any, Any, None]]) -> None:
         pause = 0.5

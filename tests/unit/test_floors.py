@@ -36,7 +36,7 @@ FLOORS = {
     "guest": 2, "prooffile": 2,
     # what makes the machine what it should be
     "observe": 3, "apply": 3, "pinner": 3, "reconciler": 3, "snapshot": 3, "oneshot": 3,
-    "agreement": 3, "repair": 3, "arrivals": 3, "birthbook": 3,
+    "agreement": 3, "repair": 3, "arrivals": 3, "birthbook": 3, "departure": 3,
     "circumstances": 3, "drifts": 3, "sampler": 3, "headcount": 3,
     "about": 3, "checkup": 3, "gather": 3,
     # what people and systemd start

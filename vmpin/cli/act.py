@@ -19,6 +19,7 @@ from vmpin.cli.common import (
     verb,
 )
 from vmpin.config import Config
+from vmpin.errors import UsageError
 
 if TYPE_CHECKING:
     from vmpin.model import SandboxId
@@ -42,6 +43,9 @@ def add_parser(verbs: Verbs) -> None:
             ("unpin", "give threads the masks from before vmpin", _UNPIN, unpin)):
         parser = verb(verbs, name, summary, about=about)
         parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one (default: all)")
+        if name == "unpin":
+            parser.add_argument("--all", action="store_true", help="leave the node for good: all masks, and nothing "
+                                "is left in the run directory; takes a watcher that was ended")
         output_flag(parser, ("text", "json"))
         parser.set_defaults(run=run)
 
@@ -62,6 +66,8 @@ def reconcile(args: argparse.Namespace) -> int:
 
 def unpin(args: argparse.Namespace) -> int:
     config = load_config(args)
+    if args.all:
+        return _leave(args, config)
     args.sandbox = _whole(config, args.sandbox)
     found = ask(config, {"op": "unpin", "sandbox": args.sandbox})
     if found is None:
@@ -73,6 +79,17 @@ def unpin(args: argparse.Namespace) -> int:
         reconciler, report = oneshot.unpin(config, only)
         found = snapshot.unpinned(list(report.results)) | {
             "guests": _in_guests(reconciler, only or list(reconciler.state.sandboxes))}
+    return _told(args, found, "nothing to give back")
+
+
+def _leave(args: argparse.Namespace, config: Config) -> int:
+    if args.sandbox is not None:
+        raise UsageError("--all goes without a SANDBOX", "`vmpin unpin SANDBOX` is for one")
+    from vmpin import oneshot, snapshot
+
+    quiet_log(config)
+    reconciler, results, gone = oneshot.leave(config)
+    found = snapshot.unpinned(results) | {"guests": _in_guests(reconciler, reconciler.touched()), "gone": gone}
     return _told(args, found, "nothing to give back")
 
 

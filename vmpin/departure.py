@@ -1,0 +1,42 @@
+"""Leaving a node as if vmpin had never been there: the masks from before, and nothing left in the run directory.
+
+What stays out: who else has to be told (guests), and the hooks (hooks_install).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+
+from vmpin.apply import Outcome, Result
+from vmpin.config import Config
+from vmpin.reconciler import Reconciler
+
+logger = logging.getLogger(__name__)
+
+
+def give_all_back(reconciler: Reconciler) -> list[Result]:
+    """Every thread gets the mask it had. Until `forget` the sandboxes are held: nothing places them meanwhile."""
+    return reconciler.unpin(reconciler.touched())
+
+
+def forget(config: Config, reconciler: Reconciler, results: list[Result]) -> bool:
+    """Remove what is kept, with the lock held; where a thread refused its mask it stays, to be tried again.
+
+    :returns: whether nothing is left.
+    """
+    refused = sum(result.outcome is Outcome.REFUSED for result in results)
+    if refused:
+        reconciler.take_back(reconciler.touched())  # the next watcher is to look after them again
+        reconciler.save()
+        logger.error("threads=%d kept their masks; what they had before is still in %s", refused, config.state_file)
+        return False
+    for path in (config.state_file, config.notes_file, config.proof_file, config.hook_socket, config.control_socket):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(config.spool, ignore_errors=True)
+    config.lock_file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # systemd's, a mount, or with a file of somebody else's in it
+        os.rmdir(config.run)
+    return True
