@@ -309,7 +309,7 @@ def test_it_ends_cleanly_when_asked(node: Node, cpus: tuple[str, str], number: s
         node.container(vm.sandbox, "web", cpus[1])
         node.wait_for_all(vm.pid, cpus[1])
         assert node.stop(number) == 0
-        assert sorted(os.listdir(node.run)) == ["lock", "spool", "state.json"]
+        assert sorted(os.listdir(node.run)) == ["lock", "proof", "spool", "state.json"]
         assert os.listdir(node.run / "spool") == []
         assert "stopped; threads keep their masks" in node.log()
         node.wait_for_all(vm.pid, cpus[1])
@@ -435,7 +435,7 @@ def test_a_full_disk_is_told_once_and_pins_go_on(node: Node, cpus: tuple[str, st
         node.resyncs()
         log = node.log()
         assert log.count("cannot be kept") == 1
-        assert log.count("cannot be saved") == 1
+        assert log.count("the state cannot be saved") == 1
         assert [name for name in os.listdir(inside / "spool") if name.endswith(".tmp")] == []
         (inside / "filler").unlink()
         raw = node.message("createRuntime", node.state(vm.sandbox, "last", node.bundle("last", first), vm.pid))
