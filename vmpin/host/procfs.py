@@ -7,12 +7,14 @@ raised as they are. What stays out: what a process or thread means (vmm/).
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 #: include/linux/sched.h
 PF_KTHREAD = 0x00200000
 PF_USER_WORKER = 0x00004000
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Stat(NamedTuple):
@@ -40,6 +42,11 @@ def parse_stat(raw: bytes) -> Stat | None:
         return None
     return Stat(raw[begin + 1 : end].decode("utf-8", "replace"), fields[0].decode("ascii", "replace"),
                 int(fields[1]), int(fields[6]), int(fields[19]), int(fields[36]))
+
+
+def began(starttime: int) -> float:
+    """When a process with that start time (clock ticks since boot) began, by the system's clock (seconds)."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + starttime / _TICKS_A_SECOND
 
 
 def read_file(path: str, limit: int = 65536) -> bytes | None:

@@ -18,7 +18,7 @@ from vmpin.runtime.oci import (
     pod_of,
     read_bundle,
 )
-from vmpin.source.pids import behind
+from vmpin.source.pids import behind, gone
 from vmpin.state import DesiredState
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def _whose(hook: HookState, state: DesiredState) -> tuple[SandboxId, ContainerId
 
 def _created(hook: HookState, sandbox: SandboxId, container: ContainerId, proc: Procfs,
              exclusive_annotation: str) -> Iterator[Event]:
-    vmm, init = behind(hook.pid, proc)
+    vmm, init = behind(hook.pid, proc, hook.time)
     cpuset, annotations, bundle = None, hook.annotations, ""
     if hook.bundle:
         try:
@@ -59,6 +59,9 @@ def _created(hook: HookState, sandbox: SandboxId, container: ContainerId, proc: 
         except SourceError as err:
             # Not fatal: the container is known of, and its cpuset may come from elsewhere.
             logger.warning("container=%s has no bundle to read: %s", container, err)
+            # It may lie where vmpin cannot look. But when its process is gone, too, it is gone: then the next look at
+            # the bundle ends the container.
+            bundle = hook.bundle if hook.pid and gone(hook.pid, proc, hook.time) else ""
         else:
             bundle, cpuset, annotations = hook.bundle, config.cpuset, {**config.annotations, **hook.annotations}
             if config.trouble:

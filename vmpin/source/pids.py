@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from vmpin.host.procfs import Procfs
+from vmpin.host.procfs import Procfs, began
 from vmpin.model import ThreadId
 from vmpin.vmm.processes import HelperProcess, VmmProcess, classify
 
+#: Start times count in clock ticks, and the system's clock is put right now and then (seconds).
+_SLACK = 1.0
 
-def behind(pid: int, proc: Procfs) -> tuple[ThreadId | None, ThreadId | None]:
+
+def behind(pid: int, proc: Procfs, named: int | None = None) -> tuple[ThreadId | None, ThreadId | None]:
     """What the pid is: a VMM (its identity first), or a container's own process (second), or neither: a thread of a
-    shim, nothing at all."""
-    if not pid or proc.tgid(pid) != pid:
+    shim, nothing at all.
+
+    :param named: as for `gone`.
+    """
+    if not pid or proc.tgid(pid) != pid or gone(pid, proc, named):
         return None, None
     stat = proc.stat(pid)
     if stat is None or stat.kernel_thread:
@@ -24,3 +30,10 @@ def behind(pid: int, proc: Procfs) -> tuple[ThreadId | None, ThreadId | None]:
         return identity, None
     # A VMM in a pid namespace of its own is the first process of a runc container.
     return None, None if isinstance(found, HelperProcess) else identity
+
+
+def gone(pid: int, proc: Procfs, named: int | None) -> bool:
+    """Whether a process has ended since its pid was named (ns of the system's clock; None: just now). Who was born
+    since is somebody else, with the same pid."""
+    stat = proc.stat(pid)
+    return stat is None or (named is not None and began(stat.starttime) > named / 1e9 + _SLACK)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-import time
 from collections.abc import Sequence
 from typing import BinaryIO
 
+from vmpin.host.procfs import began
 from vmpin.vmm.qemu_cmdline import option_values
 
 #: No kernel is longer (bytes); and as much as is looked through at a time.
@@ -37,7 +37,6 @@ def kernel_version(argv: Sequence[str], pid: int, starttime: int) -> tuple[int, 
     if len(paths) != 1 or not paths[0] or "\0" in paths[0]:
         return None
     path = f"/proc/{pid}/root{paths[0]}" if paths[0].startswith("/") else f"/proc/{pid}/cwd/{paths[0]}"
-    began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + starttime / os.sysconf("SC_CLK_TCK")
     try:
         # Not opened before it is known for a file: a command line may name any device, and some act when opened.
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -45,7 +44,7 @@ def kernel_version(argv: Sequence[str], pid: int, starttime: int) -> tuple[int, 
         return None
     try:
         info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or not 0 < info.st_size <= _MOST or info.st_ctime > began:
+        if not stat.S_ISREG(info.st_mode) or not 0 < info.st_size <= _MOST or info.st_ctime > began(starttime):
             return None
         key = (info.st_dev, info.st_ino, info.st_ctime_ns, info.st_size)
         if key not in _known:

@@ -1,0 +1,54 @@
+"""A hook's state with what is there now: messages that lay in the spool may speak of what has ended since."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from vmpin.events import ContainerSeen
+from vmpin.host.procfs import Procfs
+from vmpin.runtime.oci import HookMessage
+from vmpin.source.hook_state import events_of
+from vmpin.state import DesiredState
+
+PROC = Procfs()
+
+
+def seen(pid: int, bundle: Path, age: float = 0.0) -> ContainerSeen:
+    """What a createRuntime message says that was written so many seconds ago."""
+    state = {"ociVersion": "1.0.2", "id": "c1", "status": "created", "pid": pid, "bundle": str(bundle)}
+    message = HookMessage("createRuntime", int((time.time() - age) * 1e9), json.dumps(state).encode())
+    (found,) = (event for event in events_of(message, DesiredState(), PROC, "")
+                if isinstance(event, ContainerSeen))
+    return found
+
+
+def ended() -> int:
+    """The pid of a process that was."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_a_process_that_was_there_when_the_message_was_written_is_the_containers_own(tmp_path: Path) -> None:
+    found = seen(os.getpid(), tmp_path)
+    assert found.init is not None
+    assert found.init.tid == os.getpid()
+
+
+def test_a_process_that_was_born_after_the_message_only_has_the_containers_pid(tmp_path: Path) -> None:
+    assert seen(os.getpid(), tmp_path, age=10 * 365 * 86400).init is None
+
+
+def test_a_bundle_out_of_sight_ends_no_container_whose_process_runs(tmp_path: Path) -> None:
+    assert seen(os.getpid(), tmp_path / "elsewhere").bundle == ""
+
+
+def test_a_container_that_ended_while_its_message_was_spooled_is_followed_by_its_bundle(tmp_path: Path) -> None:
+    """Which is gone: the next look at it ends the container (tests/unit/test_disk.py)."""
+    bundle = str(tmp_path / "gone")
+    assert seen(ended(), tmp_path / "gone").bundle == bundle
+    assert seen(os.getpid(), tmp_path / "gone", age=10 * 365 * 86400).bundle == bundle
