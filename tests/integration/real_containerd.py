@@ -42,7 +42,7 @@ from need import lacking, need_root, need_tool
 #: The runtime handler of pods that are VMs.
 VM = "kata-test"
 VCPUS = "io.katacontainers.config.hypervisor.default_vcpus"
-_START = 30.0  # seconds; about 0.2 are needed
+_START = 60.0  # seconds; about 0.2 are needed, in the lab's emulated node many more
 _RUNTIME = Path(__file__).with_name("vmruntime.py")
 
 #: In the syntax of 1.7, which 2.x takes as well. What stays out makes directories elsewhere, or asks the network.
@@ -67,6 +67,11 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.tracing.proc
   socket_path = "{top}/nri.sock"
   plugin_path = "{top}/nri-plugins"
   plugin_config_path = "{top}/nri-conf"
+{patience}"""
+#: A plugin that the runtime started has five seconds to register, two for an answer, and no second chance.
+_PATIENCE = """\
+  plugin_registration_timeout = "60s"
+  plugin_request_timeout = "30s"
 """
 _HANDLER = """\
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]
@@ -183,14 +188,16 @@ class Containerd:
     :param suite: trixie (1.7) or sid (2.x).
     :param nri: whether NRI is on.
     :param refuse_plugins: NRI is on, but plugins cannot connect.
+    :param patient: with NRI plugins, for those that it starts itself on a busy machine.
     :param accel: of the VMs: "tcg", without a guest, or "kvm", with `bios` as theirs.
     """
 
-    def __init__(self, suite: str = "trixie", *, nri: bool = True, refuse_plugins: bool = False, accel: str = "tcg",
-                 bios: bytes = b"") -> None:
+    def __init__(self, suite: str = "trixie", *, nri: bool = True, refuse_plugins: bool = False,
+                 patient: bool = False, accel: str = "tcg", bios: bytes = b"") -> None:
         self.suite = suite
         self._nri = nri
         self._refuse = refuse_plugins
+        self._patient = patient
         self._accel = accel
         self._bios = bios
         #: Of all its pods, below the root of each cgroup hierarchy.
@@ -341,7 +348,7 @@ class Containerd:
                            for name, binary in (("runc", runc), (VM, script)))
         (self.top / "config.toml").write_text(_CONFIG.format(
             top=self.top, image=busybox_image.NAME, handlers=handlers, nri_off=_toml(not self._nri),
-            refuse=_toml(self._refuse)))
+            refuse=_toml(self._refuse), patience=_PATIENCE if self._patient else ""))
 
 
 def _toml(value: bool) -> str:
@@ -351,7 +358,7 @@ def _toml(value: bool) -> str:
 def remove_cgroups(name: str) -> None:
     """With those below, in every hierarchy. A process that has just been killed is in its cgroup for a moment."""
     root = Path("/sys/fs/cgroup")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + _START
     while found := [path for path in (root / name, *root.glob(f"*/{name}")) if path.is_dir()]:
         for top in found:
             for path, _, _ in os.walk(top, topdown=False):

@@ -100,6 +100,13 @@ def by_tid(pid: int) -> dict[int, frozenset[int]]:
     return found
 
 
+def kept(pid: int, before: Mapping[int, frozenset[int]]) -> bool:
+    """Whether every thread of a process has its mask of then; one that was born since has one of those."""
+    now = by_tid(pid)
+    return (all(now[tid] == mask for tid, mask in before.items() if tid in now)
+            and set(now.values()) <= set(before.values()))
+
+
 def wait(true: Callable[[], Any], what: Callable[[], object] | str, seconds: float = PATIENCE) -> Any:
     """Until `true()` is, and that; fails with `what`."""
     deadline = time.monotonic() + seconds

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from need import need_root, need_tool
-from real_node import COMMAND, Node, by_tid, two_cpus, union, wait
+from real_node import COMMAND, PATIENCE, Node, by_tid, two_cpus, union, wait
 from real_qemu import Qemu
 
 pytestmark = pytest.mark.root
@@ -78,7 +78,10 @@ def finding(found: Any, pid: int) -> Any:
 
 def test_who_ran_there_is_found_with_its_seconds(lab: Lab) -> None:
     with process(lab.second, busy=True) as there, process(lab.first, busy=True) as elsewhere:
-        found = lab.audit("--seconds", "0.6")
+        for _ in range(5):
+            found = lab.audit("--seconds", "0.6")
+            if found["seconds"] < 1.1:  # a busy machine may have taken longer for the last sample
+                break
     assert list(found) == KEYS
     assert (found["alone"], found["exclusive"], found["version"]) == (False, lab.second, 1)
     assert found["samples"] >= 2
@@ -102,10 +105,10 @@ def test_what_comes_and_goes_between_two_samples_is_told_as_unseen(lab: Lab) -> 
     command = ["taskset", "-c", lab.second, "sh", "-c", "while :; do /bin/true; done"]
     with subprocess.Popen(command) as spawner:
         try:
-            (cpu,) = lab.audit("--seconds", "0.6")["cpus"]
+            # On a busy machine it may not get that much in so short a time.
+            wait(lambda: lab.audit("--seconds", "0.6")["cpus"][0]["unseen"] > 0.05, "nothing of it is unseen", 60)
         finally:
             spawner.kill()
-    assert cpu["unseen"] > 0.05, cpu
 
 
 def test_who_may_run_there_but_did_not_is_found_by_its_mask(lab: Lab) -> None:
@@ -171,7 +174,7 @@ def test_a_runc_container_is_at_home_on_its_own_cpus_and_another_one_is_not() ->
 
 
 def gone(cgroup: Any) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE
     while cgroup.exists():
         try:
             cgroup.rmdir()

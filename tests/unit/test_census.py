@@ -77,7 +77,7 @@ def test_what_runs_is_booked_to_its_cpu_and_what_sleeps_is_not() -> None:
     with running(_SPIN % cpu) as busy, running(_SLEEP % cpu) as idle:
         asleep(idle.pid)
         census = Census()
-        census.watch(0.4)
+        census.watch(1.0)
         spinning, sleeping = of(census, busy.pid), of(census, idle.pid)
     (task,) = spinning.tasks
     assert task.cpus == CpuSet([cpu])
@@ -86,7 +86,7 @@ def test_what_runs_is_booked_to_its_cpu_and_what_sleeps_is_not() -> None:
     assert 0 < task.ran[cpu] / 1e9 <= census.seconds + 0.05
     assert sleeping.tasks[0].ran == {}
     assert sleeping.tasks[0].alive
-    assert 0.4 <= census.seconds < 5
+    assert 1.0 <= census.seconds < 5
     assert census.samples >= 3
     assert census.longest <= census.seconds
     assert census.busy is not None

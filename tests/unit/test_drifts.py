@@ -149,19 +149,19 @@ def test_after_its_rest_a_thread_is_tried_again_and_the_fight_goes_on_quietly(
         node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     vm = node.vm()
     drifts = node.reconciler.pinner.drifts
-    drifts.fights.rules = FightRules(rest=0.2)
+    drifts.fights.rules = FightRules(rest=1.0)
     assert node.repair(vm) == 0
     assert fight(node, vm, 4) == 3
     assert node.repair(vm) == 0
-    time.sleep(0.25)
+    time.sleep(1.1)
     assert node.repair(vm) == 1  # nothing else happened: its time has come
     assert node.repair(vm) == 0
     assert fight(node, vm, 2) == 0
     assert mask(vm) == node.there
     assert [record.levelno for record in log(caplog, "fight")] == [logging.ERROR, logging.INFO]
-    time.sleep(0.25)
+    time.sleep(1.1)
     assert node.repair(vm) == 0  # it rests twice as long now
-    time.sleep(0.25)
+    time.sleep(1.1)
     assert node.repair(vm) == 1
     assert drifts.fought == 1
 

@@ -389,6 +389,7 @@ def test_over_vsock_a_process_of_the_guest_is_hung_up_on(built: Path, tmp_path: 
                     line.connect((1, number))
                 except OSError as err:
                     pytest.skip(f"the kernel has no loopback of AF_VSOCK: {err}")
+                line.settimeout(PATIENCE)
                 assert line.recv(100) == b""
         finally:
             agent.kill()
@@ -400,10 +401,15 @@ def test_at_rest_it_wakes_once_a_second_and_is_small(start: Start, tmp_path: Pat
         fill(tmp_path / "cgroup/a", one)
         host.hear()
         host.ask(Map(1, 1, "pod", {"a": Share((0,))}))
-        before, began = agent.status("voluntary_ctxt_switches"), time.monotonic()
-        time.sleep(4)
-        woken, seconds = agent.status("voluntary_ctxt_switches") - before, time.monotonic() - began
-        assert woken <= seconds + 1.5
+
+        def once_a_second() -> bool:
+            before, began = agent.status("voluntary_ctxt_switches"), time.monotonic()
+            time.sleep(4)
+            woken, seconds = agent.status("voluntary_ctxt_switches") - before, time.monotonic() - began
+            return woken <= seconds + 1.5
+
+        # On a busy machine it may not be done yet with what it was just told.
+        assert any(once_a_second() for _ in range(3))
         assert agent.status("VmRSS") <= 20 << 10
         assert agent.status("Threads") == 1
 

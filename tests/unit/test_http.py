@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from http import HTTPStatus
 
 import pytest
+from guest_peer import until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,7 +104,7 @@ def test_the_answer_to_too_much_arrives_all_the_same() -> None:
 
 
 def test_who_says_nothing_is_dropped_and_others_are_answered_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_DEADLINE", 1.0)
+    monkeypatch.setattr(server, "HEAD_DEADLINE", 3.0)
 
     async def main() -> None:
         async with serving() as port:
@@ -112,13 +113,13 @@ def test_who_says_nothing_is_dropped_and_others_are_answered_meanwhile(monkeypat
             mute[0].sendall(b"GET /metr")
             began = time.monotonic()
             assert b"you asked for /x" in await asyncio.to_thread(say, port, b"GET /x HTTP/1.1\r\n\r\n")
-            assert time.monotonic() - began < 0.9
-            await asyncio.sleep(1.5)
+            assert time.monotonic() - began < 2.9
             for each in mute:
                 each.setblocking(False)
-                assert each.recv(100) == b""  # it was hung up on
+                async with asyncio.timeout(20):
+                    assert await asyncio.get_running_loop().sock_recv(each, 100) == b""  # it was hung up on
                 each.close()
-            assert descriptors() == before
+            await until(lambda: descriptors() == before)
 
     asyncio.run(main())
 
@@ -134,8 +135,7 @@ def test_who_takes_no_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None
                 mute.sendall(b"GET /big HTTP/1.1\r\n\r\n")
                 await asyncio.sleep(0.1)
                 assert descriptors() == before + 2
-                await asyncio.sleep(0.9)
-                assert descriptors() == before + 1
+                await until(lambda: descriptors() == before + 1)
 
     asyncio.run(main())
 
@@ -151,7 +151,7 @@ def test_more_connections_than_are_served_are_hung_up_on(monkeypatch: pytest.Mon
     async def main() -> None:
         async with serving(slow) as port:
             asking = [asyncio.create_task(asyncio.to_thread(say, port, b"GET / HTTP/1.1\r\n\r\n")) for _ in range(5)]
-            await asyncio.sleep(0.5)
+            await until(lambda: sum(each.done() for each in asking) == 2)  # the others hold all the places there are
             go_on.set()
             answers = await asyncio.gather(*asking, return_exceptions=True)
             assert sum(isinstance(answer, bytes) and answer.endswith(b"at last\n") for answer in answers) == 3
@@ -171,7 +171,7 @@ def test_a_flood_is_taken_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         async with serving(count) as port:
-            flood = []
+            flood, began = [], time.monotonic()
             for _ in range(100):
                 each = socket.socket()
                 each.setblocking(False)
@@ -181,9 +181,9 @@ def test_a_flood_is_taken_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
                 with suppress(OSError):  # not connected yet: the kernel holds it
                     each.send(b"GET / HTTP/1.1\r\n\r\n")
             await asyncio.sleep(1.0)
+            assert 5 <= asked <= (time.monotonic() - began) / 0.05 + 1
             for each in flood:
                 each.close()
-            assert 5 <= asked <= 21
 
     asyncio.run(main())
 
@@ -208,7 +208,7 @@ def test_a_process_out_of_descriptors_serves_again_when_it_has_some(monkeypatch:
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             late.send(b"GET /x HTTP/1.1\r\n\r\n")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 assert b"you asked for /x" in await asyncio.get_running_loop().sock_recv(late, 65536)
             client.close()
             late.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from strayed import Spinners, run_for, spinners, thread_of
 
+from vmpin.host.procfs import Procfs
 from vmpin.host.schedstat import Ran, Schedstat
 from vmpin.model import ThreadRole
 from vmpin.proof import Account
@@ -126,8 +127,11 @@ def test_where_the_place_changed_in_between_both_count_once(node: Spinners) -> N
 
 def test_a_process_that_sleeps_costs_one_system_call(node: Spinners) -> None:
     vm = node.vm(code="exec sleep 60")
-    while thread_of(vm.vmm.pid).name != "sleep":
-        time.sleep(0.01)
+    looks = ["", ""]
+    while looks != ["S", "S"]:  # it has begun to: what runs before that is counted
+        time.sleep(0.05)
+        stat = Procfs().stat(vm.vmm.pid)
+        looks = [looks[1], stat.state if stat is not None and stat.comm == "sleep" else ""]
     sampler = Sampler(node.reconciler)
     sampler.host = counting = Counting()
     sampler.round()

@@ -27,7 +27,7 @@ from typing import Any
 from real_node import cri, talk
 
 from lab.node_tests.conftest import StartsVms
-from lab.node_tests.machines import RUN, Kata, NestedVm, Vmpin, Watcher
+from lab.node_tests.machines import PATIENCE, RUN, Kata, NestedVm, Vmpin, Watcher
 from vmpin import hooks_install
 from vmpin.cli.main import main as vmpin_command
 from vmpin.cpuset import EMPTY, CpuSet, union
@@ -38,7 +38,7 @@ OWNABLE = CpuSet.parse("2-7")
 NODE = POOL | OWNABLE
 RESYNC = 1.0
 #: Within which everything has to be in place after a step: a resync, and what emulation and a busy build machine take.
-SETTLED = RESYNC + 20.0
+SETTLED = RESYNC + PATIENCE
 MOST_VMS = 4
 MOST_RUNC_PODS = 3
 MOST_CONTAINERS = 4  # in a pod

@@ -12,6 +12,8 @@ from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.host.procfs import Procfs
 
 _TRACING = Path("/sys/kernel/debug/tracing")
+#: Of each CPU: a spell on a busy machine has more switches than the ring has room for by itself.
+_RING_KB = 8192
 _SWITCH = re.compile(r" \[([0-9]+)\] .* next_pid=([0-9]+) ")
 
 
@@ -32,6 +34,7 @@ class Runs:
         self.used: dict[int, int] = {}
 
     def __enter__(self) -> Runs:
+        (_TRACING / "buffer_size_kb").write_text(str(_RING_KB))
         (_TRACING / "trace").write_text("")
         # Only these: the ring keeps no more of a busy node than a moment.
         (_TRACING / "set_event_pid").write_text(" ".join(map(str, self.cpus)))

@@ -124,8 +124,11 @@ def test_vmms_killed_at_random_moments_do_not_disturb_the_watcher_or_other_vms(
         kata.write(last, {"b": "4-5"})
         until(lambda: settled(last, ["4", "5"], "4-5"), lambda: f"the last one in its place: {last.masks()}")
         assert settled(stays, ["2", "3"], "2-3")
-        told = status_document(vmpin.config(), None)["sandboxes"]
-        assert {each["id"] for each in told} == {stays.sandbox, last.sandbox}
+
+        def shown_ids() -> set[str]:
+            return {each["id"] for each in status_document(vmpin.config(), None)["sandboxes"]}
+
+        until(lambda: shown_ids() == {stays.sandbox, last.sandbox}, lambda: f"the two that are left: {shown_ids()}")
         assert watcher.pid == pid
     log = watcher.log.read_text()
     assert "Traceback" not in log

@@ -110,8 +110,16 @@ def wait_for(node: CriNode, guest: PodGuest, vcpus: Mapping[int, str], *inside: 
 def check(guest: PodGuest, busy: Mapping[int, int], sandbox: str) -> None:
     """The work that is done in the guest is done by these vCPUs, each on its CPU of the node and on no other.
 
+    The rest of the work is the agent's, and the test's own in the guest: that is the same however little the busy ones
+    got of a busy machine, whose share shows in a spell in which they got something.
+
     :param busy: CPUs by vCPU. :param sandbox: where all other threads of the VM may be.
     """
+    until(lambda: share(guest, busy, sandbox) > 0.6, f"vCPUs {[*busy]} to do most of the work", SLOW)
+
+
+def share(guest: PodGuest, busy: Mapping[int, int], sandbox: str) -> float:
+    """A spell's look at it: the vCPUs' part of the work, by the guest's word or the node's, whichever is less."""
     tids = {index: tid for tid, index in guest.vcpus().items()}
     before = guest.cpu_time()
     with Runs(guest) as runs:
@@ -129,7 +137,7 @@ def check(guest: PodGuest, busy: Mapping[int, int], sandbox: str) -> None:
           + ", ".join(f"vCPU {vcpu} {spent:.1f} s on CPU {runs.cpus[tids[vcpu]]}" for vcpu, spent in outside.items()))
     assert {vcpu: runs.cpus[tids[vcpu]] for vcpu in busy} == {vcpu: CpuSet([cpu]) for vcpu, cpu in busy.items()}
     assert runs.of(guest) <= CpuSet.parse(sandbox)
-    assert min(shares) > 0.6  # the rest is the agent's, and the test's own in the guest
+    return min(shares)
 
 
 def test_from_the_cri_to_the_guests_threads(node: CriNode, guest: PodGuest) -> None:

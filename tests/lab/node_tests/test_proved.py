@@ -24,10 +24,12 @@ def test_a_busy_vcpu_that_is_pinned_is_proved_to_have_stayed_and_one_that_was_mo
     with watcher:
         (tid,) = vm.vcpu_tids().values()
         until(lambda: mask(tid) == CpuSet((5,)), "the vCPU to be pinned")
-        until(lambda: account(0)["placed"] > 3, "the guest to run")
+        # The first sample may have been of the moments in which it was placed; on a busy machine those are long.
+        until(lambda: account(0)["placed"] > 0, "a sample of the guest")
+        first = account(0)
+        until(lambda: account(0)["placed"] > first["placed"] + 3, "the guest to run")
         found = account(0)
-        # One sample may have been of the moments in which it was placed.
-        assert found["certain"] > found["placed"] - 1.5
+        assert found["certain"] - first["certain"] > found["placed"] - first["placed"] - 1.5
         assert found["elsewhere"] == 0
 
         os.sched_setaffinity(tid, {4})
