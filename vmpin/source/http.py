@@ -55,6 +55,16 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
+async def _readable(loop: asyncio.AbstractEventLoop, made: socket.socket) -> None:
+    """Wait until somebody wants to connect."""
+    ready = asyncio.Event()
+    loop.add_reader(made, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(made)
+
+
 async def serve(made: socket.socket, handler: Handler) -> None:
     """Answer until cancelled. `made` is the caller's to close."""
     loop = asyncio.get_running_loop()
@@ -62,7 +72,8 @@ async def serve(made: socket.socket, handler: Handler) -> None:
     try:
         while True:
             try:
-                connection, _ = await loop.sock_accept(made)
+                await _readable(loop, made)
+                connection, _ = made.accept()  # not loop.sock_accept: cancelled at that moment it loses the connection
             except OSError as err:
                 logger.debug("no connection could be taken: %r", err)
                 await asyncio.sleep(EXHAUSTED)
