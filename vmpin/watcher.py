@@ -35,6 +35,7 @@ from vmpin.reconciler import Reconciler, Report
 from vmpin.repair import Repairs
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
 from vmpin.sampler import Sampler
+from vmpin.settling import STEPS, Settling
 from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, PodEvent, Synced, Updated
 from vmpin.source.sockets import listen, open_to, serve
 from vmpin.source.spool import Spool
@@ -44,11 +45,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: After a hook spoke, the sandbox is looked at again after these seconds: a VMM makes its vCPU threads, and hotplugs
-#: more, in the moments after the runtime called.
-SETTLE = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-#: Which time it is again when another thread without a name was born meanwhile.
-UNNAMED = 4
 #: Messages may come in bursts; the state file is written once for all that came within this time (seconds).
 SAVE_AFTER = 0.2
 MAX_REQUEST = 65536
@@ -69,9 +65,7 @@ class Watcher:
         self.reconciler = reconciler
         self.spool = spool
         self._kept = kept
-        #: The sandboxes to look at again: which time it is, and when (time.monotonic()).
-        self._settling: dict[SandboxId, tuple[int, float]] = {}
-        self._settle = asyncio.Event()
+        self._settling = Settling()
         self._save = asyncio.Event()
         self._stop = asyncio.Event()
         self._resync = asyncio.Event()
@@ -228,7 +222,7 @@ class Watcher:
             self._kept.append(name)
         sandboxes = hear(self.reconciler, raw)
         self._told(self.reconciler.settle(sandboxes), "hook", since)
-        self._settle_soon(sandboxes)
+        self._settling.soon(sandboxes)
         self._save.set()
 
     def _take_spool(self) -> None:
@@ -260,7 +254,7 @@ class Watcher:
                  if isinstance(event, PodEvent | ContainerEvent) and event.kind in ("run", "start")}
         since = None if self._nri is None else self._nri.since
         self._told(self.reconciler.settle(touched, scan=bool(begun)), "nri", since)
-        self._settle_soon(begun)
+        self._settling.soon(begun)
         self._save.set()
 
     def _on_files(self, written: set[Path]) -> None:
@@ -274,26 +268,14 @@ class Watcher:
         if touched.settle:
             self._told(self.reconciler.settle(touched.settle, scan=False), "birth", since)
             self._ask_qmp()
-        self._settle_soon(touched.begun)
-        # Threads that bear no name can come all the time: such a VM is looked at again, but not ever from the start.
-        for sandbox in touched.unnamed:
-            step, due = self._settling.get(sandbox, (0, 0.0))
-            if step > UNNAMED:
-                self._settling[sandbox] = UNNAMED, min(due, time.monotonic() + SETTLE[UNNAMED])
-                self._settle.set()
-        self._settle_soon(touched.unnamed - self._settling.keys())
+        self._settling.soon(touched.begun)
+        self._settling.more(touched.unnamed)
         if self.reconciler.unsaved:
             self._save.set()
 
     def _on_lost(self) -> None:
         self._full = True
         self._resync.set()
-
-    def _settle_soon(self, sandboxes: Iterable[SandboxId]) -> None:
-        due = time.monotonic() + SETTLE[0]
-        for sandbox in sandboxes:
-            self._settling[sandbox] = 0, due
-            self._settle.set()
 
     # The clock
 
@@ -330,28 +312,16 @@ class Watcher:
     async def _settles(self) -> None:
         """Look again, ever more seldom, at sandboxes a hook spoke of."""
         while True:
-            self._settle.clear()
-            now = time.monotonic()
-            due = {sandbox: step for sandbox, (step, when) in self._settling.items() if when <= now}
-            if not due:
-                pause = min((when for _, when in self._settling.values()), default=None)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(None if pause is None else pause - now):
-                        await self._settle.wait()
-                continue
+            due = await self._settling.due()
             self._told(self.reconciler.settle(due), "settle")
             self._ask_qmp()
             if self.reconciler.unsaved:
                 self._save.set()
-            for sandbox, step in due.items():
-                if step + 1 < len(SETTLE):
-                    self._settling[sandbox] = step + 1, now + SETTLE[step + 1]
-                    continue
-                del self._settling[sandbox]
+            for sandbox in self._settling.looked(due):
                 vm = self.reconciler.observer.vms.get(sandbox)
                 if vm is not None and not vm.known:
                     logger.warning("sandbox=%s: after %.1f s its vCPU threads cannot be told (known: %d of %d "
-                                   "threads)", sandbox, sum(SETTLE), len(vm.vcpus), len(vm.vmm.stats))
+                                   "threads)", sandbox, sum(STEPS), len(vm.vcpus), len(vm.vmm.stats))
 
     async def _saving(self) -> None:
         while True:
