@@ -110,7 +110,8 @@ class Arrivals:
                 touched.settle |= {known[0].sandbox, *self.reconciler.meet()}
             return
         main, what, argv = found
-        if what.sandbox is not None and fnmatchcase(what.sandbox, observer.only):
+        if (what.sandbox is not None and fnmatchcase(what.sandbox, observer.only)
+                and not (isinstance(what, VmmProcess) and self._has_another(what.sandbox, pid))):
             touched.ours = True
             role = ThreadRole.EMULATOR if isinstance(what, VmmProcess) else what.role
             name = argv[0].rpartition("/")[2][:15]
@@ -121,6 +122,11 @@ class Arrivals:
             touched.settle |= {*changed, followed[0].sandbox}
             if isinstance(what, VmmProcess):
                 touched.begun.add(followed[0].sandbox)
+
+    def _has_another(self, sandbox: SandboxId, pid: int) -> bool:
+        """Whether a sandbox has a VMM that runs: a second one is left alone, whatever it says of itself."""
+        vm = self.reconciler.observer.vms.get(sandbox)
+        return vm is not None and vm.vmm.pid != pid and self._lives(vm.vmm.id)
 
     def _place_process(self, sandbox: SandboxId, main: VmThread, born: int) -> None:
         """All threads of a process that has just begun: its main thread, and what it may have made meanwhile."""
@@ -176,6 +182,9 @@ class Arrivals:
     def _born_early(self, event: Fork, helper: _Helper, touched: Touched) -> None:
         """Of a process whose VM has not come."""
         touched.ours = True
+        state = self.reconciler.state.sandboxes.get(helper.sandbox)
+        if state is not None and state.held:
+            return
         done = self._place_newborn(helper.placement, helper.role, helper.id, event)
         if done is not None:
             self.book.placed(helper.sandbox, event.time, done)
@@ -240,9 +249,10 @@ class Arrivals:
         if not names.vcpus and names.roles[event.thread][0] is ThreadRole.EMULATOR:
             self.book.settled(event.thread)
             return
+        again = event.thread in process.young  # then the pass will do: a thread may rename itself all the time
         process.young.add(event.thread)
         touched.settle.add(vm.sandbox)
-        if vm.found_by == "names":  # as it was of the others: the pass is not waited for
+        if vm.found_by == "names" and not again:  # as it was of the others: the pass is not waited for
             for vcpu in names.vcpus.values():
                 self._place_vcpu(event.thread, vm, vcpu)
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from vmpin.arrivals import Arrivals, Touched
 from vmpin.errors import SourceError
@@ -45,6 +46,8 @@ class BirthFeed:
         self._lost = lost
         self._arrivals = Arrivals(reconciler)
         self._connector: ProcConnector | None = None
+        #: Ends `run` when nothing can be read any more.
+        self._broken: asyncio.Future[None]
         self._state = "not asked yet"
         self._dull = 0.0
         self._resync: asyncio.TimerHandle | None = None
@@ -54,20 +57,20 @@ class BirthFeed:
     async def run(self) -> None:
         """Until cancelled; where the kernel does not tell, that is said once."""
         try:
-            connector = await asyncio.to_thread(ProcConnector, self._reconciler.proc)
+            connector = await self._connected()
         except SourceError as err:
             self._state = f"not told: {err.why}"
             logger.warning("births are not told, and new threads found at a resync: %s", err)
             await asyncio.Event().wait()
             return
         loop = asyncio.get_running_loop()
-        self._connector = connector
+        self._connector, self._broken = connector, loop.create_future()
         self._state = f"told by the kernel{'' if connector.filtered else ', of all kinds'}"
         logger.info("births are told by the kernel filtered=%s", connector.filtered)
         loop.add_reader(connector.fd, self._read)
         self._lost()  # what was born before
         try:
-            await asyncio.Event().wait()
+            await self._broken
         finally:
             self._connector = None
             self._state = "no more told"
@@ -76,6 +79,18 @@ class BirthFeed:
             if self._resync is not None:
                 self._resync.cancel()
                 self._resync = None
+
+    async def _connected(self) -> ProcConnector:
+        """Away from the loop: it takes seconds where nothing is heard. Whoever is cancelled meanwhile does not leave a
+        listener behind."""
+        executor = ThreadPoolExecutor(1, "births")
+        coming = executor.submit(ProcConnector, self._reconciler.proc)
+        executor.shutdown(wait=False)
+        try:
+            return await asyncio.wrap_future(coming)
+        except asyncio.CancelledError:
+            coming.add_done_callback(_let_go)
+            raise
 
     def passed(self, report: Report, everything: bool) -> None:
         """Wants to be told of every pass."""
@@ -114,7 +129,12 @@ class BirthFeed:
         """:returns: how many events came, and whether any was of a process that is followed."""
         if self._connector is None:
             return 0, False
-        events, lost = self._connector.read(_BATCH)
+        try:
+            events, lost = self._connector.read(_BATCH)
+        except OSError as err:
+            if not self._broken.done():
+                self._broken.set_exception(err)
+            return 0, True
         ours = False
         try:
             touched = self._arrivals.take(events)
@@ -122,9 +142,8 @@ class BirthFeed:
             if touched.ours:
                 self._touched(touched, since)
                 ours = True
-        except Exception as err:  # out of descriptors, as it may be: what was not done then is found by looking
-            self._resync_soon(f"events of the kernel could not be used: {err!r}")
-            logger.debug("births", exc_info=True)
+        except Exception as err:
+            self._unusable(err)
         tally = self._reconciler.tally
         for event in events:
             tally.proc_events[_KINDS[type(event)]] += 1
@@ -132,6 +151,12 @@ class BirthFeed:
             tally.overruns += 1
             self._resync_soon("events of the kernel were lost")
         return len(events), ours
+
+    def _unusable(self, err: Exception) -> None:
+        """Out of descriptors, as it may be: what was not done then is found by looking."""
+        if self._connector is not None:
+            self._resync_soon(f"events of the kernel could not be used: {err!r}")
+        logger.debug("births", exc_info=True)
 
     def _kernel_threads(self, pids: set[int]) -> None:
         if pids and not self._kernel:
@@ -151,6 +176,15 @@ class BirthFeed:
 
     def _name(self) -> None:
         pids, self._kernel = self._kernel, set()
-        settle = self._arrivals.name(pids)
-        if settle:
-            self._touched(Touched(settle=settle, ours=True), time.perf_counter())
+        try:
+            settle = self._arrivals.name(pids)
+            if settle:
+                self._touched(Touched(settle=settle, ours=True), time.perf_counter())
+        except Exception as err:
+            self._unusable(err)
+
+
+def _let_go(coming: Future[ProcConnector]) -> None:
+    """Close what nobody waits for any more."""
+    if not coming.cancelled() and coming.exception() is None:
+        coming.result().close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from vmpin.events import Claim
@@ -30,6 +30,8 @@ Found = tuple[ThreadId, VmmProcess | HelperProcess, list[str]]
 ROUNDS = 16
 YOUNG_PASSES = 3
 TRIES = 5
+#: Of a sandbox's id Kata's Go shim gives Firecracker so many characters.
+CUT = 32
 
 
 @dataclass
@@ -198,14 +200,14 @@ class Observer:
         if stat is None:
             return
         identity = ThreadId(number, stat.starttime)
-        if isinstance(found, VmmProcess) and self.proc.nested(pid):
+        if self.proc.nested(pid) and not self._own_sandbox(found, stat.ppid, argv):
             # A QEMU that is a container's process is in its container's cpuset, and the runtime's business: Kata's
-            # VMMs are processes of the host.
+            # VMMs and their helpers are processes of the host.
             self._vmms.pop(number, None)
             self._helpers.pop(number, None)
         elif isinstance(found, VmmProcess):
             self._helpers.pop(number, None)
-            self._vmms[number] = (identity, found, argv)
+            self._vmms[number] = (identity, self._whole(identity, found), argv)
         else:
             self._vmms.pop(number, None)
             if found.role is ThreadRole.SHIM and self._runs_dragonball(pid):
@@ -213,6 +215,21 @@ class Observer:
                 self._vmms[number] = (identity, VmmProcess(VmmType.DRAGONBALL, found.sandbox, tuple(argv)), argv)
             else:
                 self._helpers[number] = (identity, found, argv)
+
+    def _own_sandbox(self, found: VmmProcess | HelperProcess, parent: int, argv: list[str]) -> bool:
+        """virtiofsd's --sandbox=namespace: what serves is a child, in a pid namespace that it was given. A container's
+        first process has its runtime above it, and all others have one of the container's."""
+        return (isinstance(found, HelperProcess) and found.role is ThreadRole.VIRTIOFSD
+                and self.proc.cmdline(parent) == argv and not self.proc.nested(parent))
+
+    def _whole(self, identity: ThreadId, vmm: VmmProcess) -> VmmProcess:
+        """With the sandbox's whole id where Kata has cut it: as its shim has it, or had when it was there."""
+        if vmm.type is not VmmType.FIRECRACKER or vmm.sandbox is None or len(vmm.sandbox) != CUT:
+            return vmm
+        known = self._vmms.get(identity.tid)
+        names = {known[1].sandbox} if known is not None and known[0] == identity else set()
+        whole = [name for name in self.helped() | names if name is not None and name.startswith(vmm.sandbox)]
+        return replace(vmm, sandbox=max(whole, key=len)) if whole else vmm
 
     def _runs_dragonball(self, pid: str) -> bool:
         """Dragonball is a library: its VM lives in the shim's own process."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from need import lacking, need_tool
+from need import lacking, need_root, need_tool
 
 from vmpin import config
 from vmpin.apply import Outcome
@@ -21,7 +21,8 @@ from vmpin.birth import Account
 from vmpin.cpuset import CpuSet
 from vmpin.events import ContainerSeen, Held, SandboxSeen, Source
 from vmpin.host.procfs import Procfs
-from vmpin.model import Container, ContainerId, SandboxId, ThreadId
+from vmpin.model import Container, ContainerId, SandboxId, ThreadId, VcpuId
+from vmpin.observe import Vm
 from vmpin.reconciler import Reconciler
 from vmpin.wire.proc_events import KTHREADD, Comm, Event, Exec, Fork
 
@@ -168,7 +169,7 @@ def by_name(process: subprocess.Popen[bytes], name: str) -> int:
 
 
 def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -241,6 +242,55 @@ def test_a_sandbox_out_of_our_hands_is_left_alone_at_its_vmms_exec(machine: Mach
     vmm = machine.vmm("a")
     machine.executed(vmm)
     assert mask(vmm) == machine.both
+
+
+def test_a_second_vmm_of_a_sandbox_is_left_alone_from_its_exec_on(machine: Machine) -> None:
+    """Anybody can write such a command line."""
+    vmm = machine.vmm("a")
+    machine.executed(vmm)
+    second = machine.vmm("a")
+    machine.executed(second)
+    machine.resync()
+    assert (mask(vmm), mask(second)) == (machine.pool, machine.both)
+    vmm.kill()
+    vmm.wait()
+    third = machine.vmm("a")
+    machine.executed(third)  # when the first has ended it may be
+    assert mask(third) == machine.pool
+
+
+@pytest.mark.parametrize("argv", [("qemu-system-x86_64", "-name", "sandbox-{}"), (SHIM, "-id", "{}"),
+                                  ("virtiofsd", "--shared-dir=/run/kata-containers/shared/sandboxes/{}/")])
+def test_a_container_that_executes_such_a_program_is_left_alone(machine: Machine, argv: tuple[str, ...]) -> None:
+    """Its processes are in a pid namespace of their own, and where the kubelet put them."""
+    need_root()
+    program = machine.path / argv[0]
+    program.symlink_to("/bin/sh")
+    outside = subprocess.Popen(
+        [need_tool("unshare"), "--pid", "--fork", "--kill-child", program, "-c", "read line",
+         *(word.format(sandbox("a")) for word in argv[1:])], stdin=subprocess.PIPE, preexec_fn=machine._free)
+    machine.children.append(outside)
+    until(lambda: (found := Procfs().children(outside.pid)) and Procfs().cmdline(found[0])[0] == str(program))
+    (inside,) = map(int, Procfs().children(outside.pid))
+    touched = machine.executed(inside)
+    machine.resync()
+    assert mask(inside) == machine.both
+    assert (touched.ours, machine.reconciler.observer.vms, machine.reconciler.births) == (False, {}, {})
+    assert machine.reconciler.touched() == []
+
+
+def test_threads_of_a_shim_that_was_given_back_are_left_alone(machine: Machine, crowd: Path) -> None:
+    machine.reconciler.reduce([SandboxSeen(sandbox("a"), "oci")])
+    shim = machine.crowd(crowd, SHIM, "-id", sandbox("a"))
+    machine.executed(shim)
+    machine.reconciler.unpin([sandbox("a")])
+    tid = next(tid for tid in tids(shim) if tid != shim.pid)
+    assert mask(tid) == machine.both
+    machine.take(Fork(time.monotonic_ns(), shim.pid, shim.pid, tid, shim.pid))
+    assert mask(tid) == machine.both
+    machine.reconciler.take_back([sandbox("a")])
+    machine.take(Fork(time.monotonic_ns(), shim.pid, shim.pid, tid, shim.pid))
+    assert mask(tid) == machine.pool
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("off", "both"), ("sandbox", "pool"), ("other", "other")])
@@ -355,6 +405,28 @@ def test_a_new_vcpu_is_placed_by_its_name_before_the_pass(machine: Machine, crow
     assert mask(tid) == machine.pool
     machine.reconciler.settle([sandbox("a")])  # the thread's real name is another
     assert mask(tid) == machine.both
+
+
+def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pass(
+        machine: Machine, crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs in a VMM may be anything: it is not to keep the watcher from the others."""
+    vmm = machine.running(crowd)
+    tid = by_name(vmm, "call_rcu")
+    asked: list[int] = []
+    place_of = machine.reconciler.place_of
+
+    def counted(vm: Vm, vcpu: VcpuId) -> CpuSet | None:
+        asked.append(vcpu)
+        return place_of(vm, vcpu)
+
+    monkeypatch.setattr(machine.reconciler, "place_of", counted)
+    names = [Comm(time.monotonic_ns(), tid, vmm.pid, f"CPU {number}/KVM") for number in range(2, 500)]
+    touched = machine.arrivals.take(names)
+    assert asked == [2]
+    machine.reconciler.settle(touched.settle, scan=False)  # reads the name as it is, and nobody is a newcomer then
+    machine.reconciler.settle(touched.settle, scan=False)
+    machine.arrivals.take(names)
+    assert asked == [2, 2]
 
 
 def test_a_name_that_says_nothing_makes_no_pass(machine: Machine, crowd: Path) -> None:

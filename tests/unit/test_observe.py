@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
+from need import need_root, need_tool
 from trees import make_tree
 
 from vmpin.events import Claim
@@ -12,11 +18,12 @@ from vmpin.host.procfs import Procfs
 from vmpin.model import SandboxId, ThreadId
 from vmpin.observe import ROUNDS, YOUNG_PASSES, Observer
 
-STAT = "({name}) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0"
+STAT = ("({name}) S {parent} 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
+        "0 0 0 0 0 0")
 
 
-def process(root: Path, pid: int, name: str, *argv: str, start: int = 100) -> None:
-    stat = f"{pid} {STAT.format(name=name, start=start)}"
+def process(root: Path, pid: int, name: str, *argv: str, start: int = 100, parent: int = 1) -> None:
+    stat = f"{pid} {STAT.format(name=name, start=start, parent=parent)}"
     make_tree(root, f"{pid}/stat = {stat}\n{pid}/task/{pid}/stat = {stat}\n")
     (root / str(pid) / "cmdline").write_text("\0".join(argv) + "\0")
 
@@ -41,3 +48,86 @@ def test_a_qemu_in_a_container_is_no_sandboxs_vmm(tmp_path: Path, spaces: str, v
     observer = Observer(Procfs(tmp_path))
     observer.scan({})
     assert set(observer.vms) == vms
+
+
+def nested(root: Path, pid: int, inside: str = "\t7") -> None:
+    (root / str(pid) / "status").write_text(f"Name:\tx\nGroups:\t0 \nNSpid:\t{pid}{inside}\n")
+
+
+SHIM = ("containerd-shim-kata-v2", "-id", "a")
+VIRTIOFSD = ("virtiofsd", "--shared-dir=/run/kata-containers/shared/sandboxes/a/shared")
+
+
+@pytest.mark.parametrize("argv", [SHIM, VIRTIOFSD])
+@pytest.mark.parametrize("inside", ["", "\t1"])
+def test_a_helper_in_a_container_is_nobodys(tmp_path: Path, argv: tuple[str, ...], inside: str) -> None:
+    process(tmp_path, 3999, "containerd-shim", "containerd-shim-runc-v2", "-id", "b")
+    process(tmp_path, 4000, "x", *argv, parent=3999)
+    nested(tmp_path, 4000, inside)
+    observer = Observer(Procfs(tmp_path))
+    observer.scan({})
+    assert observer.helped() == ({"a"} if not inside else set())
+    assert (observer.look(4000) is None) is bool(inside)
+
+
+def test_a_container_cannot_pose_as_a_shim_with_a_vm_in_it(tmp_path: Path) -> None:
+    """Dragonball runs in its shim's process, and shows by its threads' names alone."""
+    process(tmp_path, 4000, "shim", *SHIM)
+    stat = f"4001 {STAT.format(name='db_vcpu0', start=100, parent=1)}"
+    make_tree(tmp_path, f"4000/task/4001/stat = {stat}\n")
+    nested(tmp_path, 4000)
+    observer = Observer(Procfs(tmp_path))
+    observer.scan({})
+    assert observer.vms == {}
+    nested(tmp_path, 4000, "")
+    observer.scan({}, full=True)
+    assert set(observer.vms) == {"a"}
+
+
+def test_virtiofsd_serves_from_a_pid_namespace_of_its_own(tmp_path: Path) -> None:
+    """--sandbox=namespace: the one that was started waits for its child."""
+    process(tmp_path, 4000, "virtiofsd", *VIRTIOFSD)
+    process(tmp_path, 4001, "virtiofsd", *VIRTIOFSD, parent=4000)
+    process(tmp_path, 4002, "virtiofsd", *VIRTIOFSD, parent=4001)
+    for pid in (4001, 4002):
+        nested(tmp_path, pid)
+    observer = Observer(Procfs(tmp_path))
+    observer.scan({})
+    assert {process.pid for process in observer.helpers(SandboxId("a"))} == {4000, 4001}
+
+
+def test_who_has_very_many_groups_is_in_a_container_all_the_same(tmp_path: Path) -> None:
+    """They stand before the namespaces in /proc/PID/status, and every container's root may give itself some."""
+    need_root()
+    unshare = need_tool("unshare")
+    argv = [unshare, "--pid", "--fork", "sleep", "60"]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL,
+                          preexec_fn=lambda: os.setgroups(range(100_000, 103_000))) as outer:
+        try:
+            deadline = time.monotonic() + 10
+            while not (children := Procfs().children(outer.pid)):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert [Procfs().nested(pid) for pid in (outer.pid, int(children[0]))] == [False, True]
+        finally:
+            for pid in (*map(int, Procfs().children(outer.pid)), outer.pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_firecrackers_sandbox_is_the_one_of_the_shim_whose_id_was_cut(tmp_path: Path) -> None:
+    whole = "7f1d0c4be5a2f8c39b6d0e1a4c5f7788" + "0123456789abcdef" * 2
+    process(tmp_path, 4001, "firecracker", "/firecracker", "--id", whole[:32], "--start-time-us", "1")
+    observer = Observer(Procfs(tmp_path))
+    found = observer.look(4001)
+    assert found is not None
+    assert found[1].sandbox == whole[:32]
+    process(tmp_path, 4000, "shim", "containerd-shim-kata-v2", "-id", whole)
+    observer.look(4000)
+    found = observer.look(4001)
+    assert found is not None
+    assert found[1].sandbox == whole
+    observer.assign({})
+    assert set(observer.vms) == {whole}
+    shutil.rmtree(tmp_path / "4000")
+    observer.scan({}, full=True)
+    assert (set(observer.vms), observer.helped()) == ({whole}, set())

@@ -18,9 +18,9 @@ from need import lacking, need_root, need_tool
 
 from vmpin.errors import SourceError
 from vmpin.host.proc_connector import ProcConnector
-from vmpin.host.procfs import Procfs
+from vmpin.host.procfs import Procfs, linux
 from vmpin.wire import proc_events
-from vmpin.wire.proc_events import Comm, Event, Exec, Fork
+from vmpin.wire.proc_events import COMM, EXEC, FORK, Comm, Event, Exec, Fork
 
 pytestmark = pytest.mark.root
 
@@ -38,7 +38,7 @@ def connector() -> Iterator[ProcConnector]:
     made.close()
 
 
-def until(connector: ProcConnector, true: Callable[[list[Event]], bool], seconds: float = 10.0) -> list[Event]:
+def until(connector: ProcConnector, true: Callable[[list[Event]], bool], seconds: float = 20.0) -> list[Event]:
     found: list[Event] = []
     deadline = time.monotonic() + seconds
     while not true(found):
@@ -77,6 +77,21 @@ def test_a_program_is_told_and_the_fork_for_it_is_kept_away(connector: ProcConne
     assert [event for event in found if isinstance(event, Fork) and event.child == event.process == ran.pid] == []
 
 
+@pytest.mark.usefixtures("connector")
+@pytest.mark.parametrize(("release", "events"), [("6.1.0-25-amd64", None), ("5.14.0-427.el9", None), ("odd", None),
+                                                 ("6.6.1", FORK | EXEC | COMM), ("10.0", FORK | EXEC | COMM)])
+def test_an_old_kernel_is_asked_as_it_understands(release: str, events: int | None) -> None:
+    """Although somebody listens, so that what it did not understand would be heard as well."""
+    if (linux(os.uname().release) or (0, 0)) < (6, 6) and events is not None:
+        lacking("needs Linux 6.6")
+    made = ProcConnector(release=release)
+    try:
+        assert (made._events, made.filtered) == (events, events is not None)
+        test_a_thread_is_told_with_its_process_and_its_name(made)
+    finally:
+        made.close()
+
+
 def test_what_is_lost_is_told(connector: ProcConnector) -> None:
     connector._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     for _ in range(50):
@@ -84,7 +99,7 @@ def test_what_is_lost_is_told(connector: ProcConnector) -> None:
         thread.start()
         thread.join()
     lost = False
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while not lost:
         assert time.monotonic() < deadline
         lost = connector.read()[1]

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 
 from vmpin.doctor.facts import Kernel
-from vmpin.host.procfs import Procfs, read_file
+from vmpin.host.procfs import Procfs, linux, read_file
 from vmpin.redact import kernel_parameters
-
-_RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 
 
 def kernel(proc: Procfs, sys_root: str = "/sys") -> Kernel:
     """What does not answer is left out."""
     release = _text(f"{proc.root}/sys/kernel/osrelease")
-    found = _RELEASE.match(release)
     return Kernel(
-        release, None if found is None else (int(found[1]), int(found[2])),
-        tuple(kernel_parameters(_text(f"{proc.root}/cmdline"))),
+        release, linux(release), tuple(kernel_parameters(_text(f"{proc.root}/cmdline"))),
         schedstat=os.path.exists(f"{proc.root}/self/schedstat"),
         kvm_debugfs=os.path.isdir(f"{sys_root}/kernel/debug/kvm"))
 

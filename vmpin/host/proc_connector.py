@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from vmpin.errors import SourceError, WireError
-from vmpin.host.procfs import Procfs, read_file
+from vmpin.host.procfs import Procfs, linux, read_file
 from vmpin.wire import proc_events
 from vmpin.wire.proc_events import COMM, EXEC, FORK, MCAST_IGNORE, MCAST_LISTEN, Event, Fork
 
@@ -34,6 +34,8 @@ _READ = 512
 _KINDS = FORK | EXEC | COMM
 #: Seconds for the event of a thread of one's own. It comes within a millisecond.
 _PATIENCE = 2.0
+#: Linux that knows to choose the kinds for each listener (drivers/connector/cn_proc.c).
+_CHOOSES = (6, 6)
 _CAP_NET_ADMIN = 12
 _CLONE_NEWNET = 0x40000000
 #: include/linux/proc_ns.h: PROC_USER_INIT_INO, PROC_PID_INIT_INO.
@@ -43,12 +45,17 @@ _INITIAL = {"user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}
 class ProcConnector:
     """A listener. `filtered` says whether the kernel chooses the kinds of events for it (since Linux 6.6).
 
+    :param release: the running kernel's.
     :param network: where the machine's network namespace is entered if this is another: only there events are told.
     :raises SourceError: nothing can be heard here; it says why. May take seconds.
     """
 
-    def __init__(self, proc: Procfs | None = None, network: Path | None = None) -> None:
+    def __init__(self, proc: Procfs | None = None, network: Path | None = None, release: str | None = None) -> None:
         self._proc = proc or Procfs()
+        # An older kernel throws away a message that it does not know; who hears all the same, as somebody else
+        # listens, is deaf as soon as that one leaves.
+        version = linux(os.uname().release if release is None else release)
+        self._forms = (_KINDS, None) if version is not None and version >= _CHOOSES else (None,)
         self._network = network or Path(self._proc.root) / "1/ns/net"
         self.filtered = True
         self._events: int | None = _KINDS
@@ -152,7 +159,7 @@ class ProcConnector:
 
     def _listen(self) -> None:
         """Ask for events, and see that they come."""
-        for events in (_KINDS, None):
+        for events in self._forms:
             self._events, self.filtered = events, events is not None
             message = proc_events.subscription(MCAST_LISTEN, events)
             try:
@@ -170,8 +177,8 @@ class ProcConnector:
         raise SourceError("proc connector", self._lacking() or "the kernel does not tell of a thread of our own")
 
     def _hears(self) -> bool:
-        """Whether the birth of a thread of our own is told. An older kernel does not say that it did not understand,
-        nor any to whom it does not speak (cn_proc_mcast_ctl)."""
+        """Whether the birth of a thread of our own is told. No kernel says to whom it does not speak
+        (cn_proc_mcast_ctl)."""
         own = os.getpid()
         threading.Thread(target=time.sleep, args=(0,)).start()
         deadline = time.monotonic() + _PATIENCE

@@ -7,6 +7,7 @@ raised as they are. What stays out: what a process or thread means (vmm/).
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,9 @@ from typing import NamedTuple
 #: include/linux/sched.h
 PF_KTHREAD = 0x00200000
 PF_USER_WORKER = 0x00004000
+#: /proc/PID/status: most are 1.5 kB long, and one with 65536 groups (NGROUPS_MAX) of ten digits less than the second.
+_STATUS, _LONGEST_STATUS = 8192, 1 << 20
+_RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -42,6 +46,12 @@ def parse_stat(raw: bytes) -> Stat | None:
         return None
     return Stat(raw[begin + 1 : end].decode("utf-8", "replace"), fields[0].decode("ascii", "replace"),
                 int(fields[1]), int(fields[6]), int(fields[19]), int(fields[36]))
+
+
+def linux(release: str) -> tuple[int, int] | None:
+    """Version and patch level of a kernel's release (uname(2)), None when it names none."""
+    found = _RELEASE.match(release)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def began(starttime: int) -> float:
@@ -114,10 +124,13 @@ class Procfs:
 
     def nested(self, pid: int | str) -> bool:
         """Whether a process lives in a pid namespace of its own, below the one this /proc shows: in a container."""
-        for line in (read_file(f"{self.root}/{pid}/status", 8192) or b"").splitlines():
+        raw = read_file(f"{self.root}/{pid}/status", _STATUS) or b""
+        if len(raw) == _STATUS:  # its groups stand before it, and it may have given itself very many
+            raw = read_file(f"{self.root}/{pid}/status", _LONGEST_STATUS) or b""
+        for line in raw.splitlines():
             if line.startswith(b"NSpid:"):
                 return len(line.split()) > 2
-        return False
+        return len(raw) >= _STATUS  # what cannot be told of so odd a process is not believed
 
     def syscall(self, pid: int | str, tid: int | str) -> str:
         """/proc/PID/task/TID/syscall: `16 0x1c 0xae80 …`, `running`, or "" when gone or not readable."""
