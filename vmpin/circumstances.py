@@ -107,10 +107,12 @@ class Circumstances:
         :param changes: with the number of threads.
         :param kata_pins: whether Kata's state says that it sets the vCPUs' masks, too.
         """
-        rivals = self._rivals_of(vm)
+        try:
+            rivals, cgroup = self._rivals_of(vm), "" if self.remembers else self._moved(vm)
+        except OSError:  # out of descriptors, as it may be: nobody is known then, and the repair goes on
+            rivals, cgroup = (), ""
         if kata_pins:
             rivals = (Rival(Cause.KATA, "Kata pins the vCPUs, too (enable_vcpus_pinning)", VCPUS_ONLY), *rivals)
-        cgroup = "" if self.remembers else self._moved(vm)
         if not cgroup and vm.sandbox in self._written:
             cgroup = "its cpuset cgroup was written"
         facts = Facts(self.remembers, replugged, cgroup, rivals)

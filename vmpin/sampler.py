@@ -219,8 +219,13 @@ class Sampler:
         vm = self.reconciler.observer.vms.get(sandbox)
         books = None if vm is None else self._books.get(vm.main_of(thread))
         meter = None if books is None else books.meters.get(thread.id)
-        now = self.host.ran(thread.pid, thread.id.tid)
-        if books is None or meter is None or now is None or now.ran <= meter.ran:
+        if books is None or meter is None:
+            return
+        try:
+            now = self.host.ran(thread.pid, thread.id.tid)
+        except OSError:
+            return  # out of descriptors, as it may be: the repair goes on
+        if now is None or now.ran <= meter.ran:
             return
         self._book(sandbox, thread, meter, now.ran, now.waited, cpu, None, place)
         books.booked += now.ran - meter.ran

@@ -41,7 +41,7 @@ def test_programs_are_known_by_their_first_word_or_their_script(tmp_path: Path) 
 def test_a_real_process_is_found_by_its_name() -> None:
     with subprocess.Popen(["irqbalance", "60"], executable="/bin/sleep") as process:
         try:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 20
             while process.pid not in [program.pid for program in daemons.programs(Procfs(), ["irqbalance"])]:
                 # A program that was just executed has no command line for a moment.
                 assert time.monotonic() < deadline

@@ -218,6 +218,18 @@ def test_a_daemon_that_sets_masks_is_named(node: Spinners, tmp_path: Path) -> No
     assert node.reconciler.circumstances.histories[vm.sandbox].why == f"numad (pid {rival.pid}) runs"
 
 
+def test_where_nobody_can_be_looked_up_it_is_put_back_all_the_same(node: Spinners,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_descriptors(proc: Procfs) -> list[str]:
+        raise OSError(24, "Too many open files")
+
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    monkeypatch.setattr(Procfs, "pids", out_of_descriptors)
+    assert fight(node, vm, 1) == 1
+    assert node.reconciler.tally.drift == {"other": 1}
+
+
 def test_each_threads_cause_is_its_own(node: Spinners) -> None:
     vm = node.vm()
     here, there = node.here, node.there

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
+from need import need_root, need_tool
 from trees import make_tree
 
 from vmpin.errors import SourceError
@@ -91,3 +94,16 @@ def test_without_a_root_it_is_the_machine(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     assert Files().real(tmp_path / "b") == os.path.realpath(tmp_path / "a")
     assert Files("/").read(tmp_path / "b") == b"x"
+
+
+def test_a_root_behind_a_link_of_proc_is_that_processs_own() -> None:
+    """`/proc/PID/root` reads as "/", and leads into another mount namespace all the same."""
+    need_root()
+    there = tempfile.gettempdir()
+    script = f"mount -t tmpfs vmpin {there} && echo there > {there}/a && echo . && read x"
+    with subprocess.Popen([need_tool("unshare"), "--mount", "sh", "-c", script], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b".\n"
+        assert Files(f"/proc/{other.pid}/root").text(f"{there}/a") == "there\n"
+        other.communicate(b"\n")

@@ -94,6 +94,22 @@ def test_what_was_moved_away_and_put_back_between_two_samples_is_booked_as_elsew
     assert node.reconciler.ledger.drift == {"other": 1}
 
 
+def test_a_repair_goes_on_where_the_thread_cannot_be_sampled_before(node: Spinners,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_descriptors(pid: int, tid: int) -> None:
+        raise OSError(24, "Too many open files")
+
+    vm = node.vm()
+    sampler = Sampler(node.reconciler)
+    assert node.repair(vm) == 0
+    sampler.round()
+    node.move(vm, node.there)
+    run_for(0.05, vm.vmm.pid)
+    monkeypatch.setattr(sampler.host, "ran", out_of_descriptors)
+    assert node.repair(vm) == 1
+    assert node.reconciler.ledger.drift == {"other": 1}
+
+
 def test_a_thread_that_is_free_to_run_anywhere_is_booked_as_free(node: Spinners) -> None:
     vm = node.vm()
     sampler = Sampler(node.reconciler)

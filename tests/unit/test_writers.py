@@ -43,6 +43,14 @@ def test_daemons_are_known_by_their_names(tmp_path: Path) -> None:
     assert not any(rival.sets(role) for rival in found if rival.cause is Cause.IRQBALANCE for role in ThreadRole)
 
 
+def test_a_container_that_calls_itself_so_is_not_to_blame(tmp_path: Path) -> None:
+    proc = tmp_path / "proc"
+    for pid, inside in ((10, "\t1"), (11, "")):
+        process(proc, pid, "numad")
+        make_tree(proc, f"{pid}/status = NSpid:\t{pid}{inside}\n")
+    assert [rival.evidence for rival in rivals(Procfs(proc), tmp_path)] == ["numad (pid 11) runs"]
+
+
 def test_tuned_counts_only_with_a_profile_that_sets_masks(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     process(proc, 10, "tuned")
@@ -58,14 +66,12 @@ def test_tuned_counts_only_with_a_profile_that_sets_masks(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("files", "active", "found"), [
     ({}, "", None),
-    ({"a": "[scheduler]\n"}, "a", "a"),
-    ({"a": "[main]\ninclude = b, c\n", "b": "[vm]\n", "c": "[scheduler]\n"}, "a", "a"),
-    ({"a": "[main]\ninclude=a\n"}, "a", None),  # itself
-    ({"a": "[cores]\ntype=scheduler\n"}, "a", "a"),
-    ({"a": "[main]\ntype=scheduler\n# [scheduler]\n"}, "a", None),
-    ({"a": "[variables]\ninclude=b\n", "b": "[scheduler]\n"}, "a", None),
-    ({"a": "[vm]\n", "b": "[scheduler]\n"}, "a b", "b"),
-    ({"a": "[scheduler]\n"}, "../a", None),
+    ({"a": "[scheduler]\nisolated_cores=1\n"}, "a", "a"),
+    ({"a": "[scheduler]\ngroup.rt=0:f:1:2:.*\n"}, "a", "a"),
+    ({"a": "[scheduler]\nps_blacklist=.*qemu.*\n"}, "a", None),  # no masks
+    ({"a": "[main]\ninclude = b, c\n", "b": "[vm]\n", "c": "[cores]\ntype=scheduler\nisolated_cores=1\n"}, "a", "a"),
+    ({"a": "[vm]\n", "b": "[scheduler]\nisolated_cores=1\n"}, "a b", "a b"),
+    ({"a": "[scheduler]\nisolated_cores=1\n"}, "../a", None),
 ])
 def test_a_tuned_profile_is_read_with_what_it_includes(tmp_path: Path, files: dict[str, str], active: str,
                                                        found: str | None) -> None:
@@ -77,11 +83,10 @@ def test_a_tuned_profile_is_read_with_what_it_includes(tmp_path: Path, files: di
 
 def test_an_administrators_profile_comes_before_the_distributions(tmp_path: Path) -> None:
     tuned(tmp_path, "a", "[vm]\n", "etc/tuned")
-    tuned(tmp_path, "a", "[scheduler]\n", "usr/lib/tuned")
+    tuned(tmp_path, "a", "[scheduler]\nisolated_cores=1\n", "usr/lib/tuned")
     make_tree(tmp_path, "etc/tuned/active_profile = a")
     assert scheduler_profile(tmp_path) is None
-    (tmp_path / "elsewhere.conf").write_text("[scheduler]\n")
-    (tmp_path / "etc/tuned/a/tuned.conf").write_text("[main]\ninclude=/elsewhere.conf\n")
+    (tmp_path / "etc/tuned/a/tuned.conf").unlink()
     assert scheduler_profile(tmp_path) == "a"
 
 

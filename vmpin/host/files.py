@@ -22,7 +22,8 @@ class Files:
     """Every path given, and every path told, is the node's own: absolute, without the root."""
 
     def __init__(self, root: str | Path = "/") -> None:
-        self.root = os.path.realpath(root).rstrip("/")
+        # Not realpath: what the link /proc/1/root leads to is another namespace's, and its text says "/".
+        self.root = os.path.abspath(root).rstrip("/")
 
     def real(self, path: str | Path) -> str:
         """The path with its symbolic links followed, the node's. What does not exist is left as it is named."""

@@ -6,50 +6,47 @@ out: what Kata's own state says of its pinning (runtime/kata), and who is to bla
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from vmpin.drift import NO_THREADS, Cause, Rival
-from vmpin.host.procfs import Procfs, read_file
+from vmpin.host.procfs import Procfs, linux, read_file
 
 #: Daemons by their name (the kernel's: at most 15 characters).
 _DAEMONS = {
     "irqbalance": (Cause.IRQBALANCE, NO_THREADS),
     # Moves processes with their memory, all of their threads at once.
     "numad": (Cause.NUMAD, None),
+    "tuned": (Cause.TUNED, None),
     "virt-handler": (Cause.KUBEVIRT, None),
     "libvirtd": (Cause.LIBVIRT, None),
     "virtqemud": (Cause.LIBVIRT, None),
 }
 #: Of KubeVirt in a VM's own pod; the name is cut.
 _LAUNCHERS = ("virt-launcher", "virt-launcher-m")
-#: Where tuned keeps its profiles: `NAME/tuned.conf`; since 2.25 in a directory of their own.
-_PROFILES = ("etc/tuned/profiles", "etc/tuned", "usr/lib/tuned/profiles", "usr/lib/tuned")
-_SECTION = re.compile(r"\[([^\]]+)\]")
-_MAX_INCLUDES = 8
 #: QEMU (7.2, for its memory's threads) and Cloud Hypervisor set masks as they are told.
 _OPTIONS = re.compile(r"cpu-affinity=|node-affinity=|affinity=\[")
 
 
-def rivals(proc: Procfs, etc: str | Path = "/") -> tuple[Rival, ...]:
+def rivals(proc: Procfs, root: str | Path = "/") -> tuple[Rival, ...]:
     """The daemons that run and may set masks of a VM's threads, each once.
 
-    :param etc: the directory above tuned's (the host's root).
+    :param root: the host's root directory, for tuned's configuration.
     """
     found: dict[Cause, Rival] = {}
     for pid in proc.pids():
         comm = (read_file(f"{proc.root}/{pid}/comm", 64) or b"").decode("utf-8", "replace").rstrip("\n")
-        if comm == "tuned" and Cause.TUNED not in found:
-            profile = scheduler_profile(etc)
-            if profile:
-                found[Cause.TUNED] = Rival(Cause.TUNED, f"tuned (pid {pid}) has profile {profile}, whose scheduler "
-                                                        "plugin sets masks")
-        elif comm in _DAEMONS:
-            cause, roles = _DAEMONS[comm]
-            found.setdefault(cause, Rival(cause, f"{comm} (pid {pid}) runs", roles))
+        if comm not in _DAEMONS or proc.nested(pid):
+            continue  # whoever is in a pid namespace of its own has no numbers for the host's threads
+        cause, roles = _DAEMONS[comm]
+        if cause in found:
+            continue
+        if cause is not Cause.TUNED:
+            found[cause] = Rival(cause, f"{comm} (pid {pid}) runs", roles)
+        elif profile := scheduler_profile(root):
+            found[cause] = Rival(cause, f"tuned (pid {pid}) has profile {profile}, whose scheduler plugin sets masks")
     return tuple(found.values())
 
 
@@ -99,51 +96,15 @@ def _launcher(proc: Procfs, pid: int) -> str | None:
 
 def scheduler_profile(root: str | Path = "/") -> str | None:
     """tuned's active profile, if it or one that it includes sets masks (plugin scheduler); else None."""
-    base = os.fspath(root).rstrip("/")
-    active = _text(f"{base}/etc/tuned/active_profile")
-    for name in active.split():
-        if _has_scheduler(base, name):
-            return name
-    return None
+    from vmpin.host import daemons, files  # seldom needed, and the watcher is to stay small
 
-
-def _has_scheduler(base: str, name: str) -> bool:
-    waiting, seen = [name], set[str]()
-    while waiting and len(seen) < _MAX_INCLUDES:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        files = [name] if name.startswith("/") else [f"/{place}/{name}/tuned.conf" for place in _PROFILES]
-        text = next((text for file in files if (text := _text(f"{base}{file}"))), "")
-        section = ""
-        for line in text.splitlines():
-            line = line.strip()
-            if match := _SECTION.match(line):
-                section = match[1].strip()
-                if section == "scheduler":
-                    return True
-                continue
-            key, equals, value = (part.strip() for part in line.partition("="))
-            if not equals or key.startswith(("#", ";")):
-                continue
-            if section not in ("main", "variables") and key == "type" and value == "scheduler":
-                return True
-            if section == "main" and key == "include":
-                waiting += value.replace(",", " ").split()
-    return False
-
-
-def _text(path: str) -> str:
-    try:
-        raw = read_file(path)
-    except OSError:
-        return ""
-    return "" if raw is None else raw.decode("utf-8", "replace")
+    found = daemons.tuned(files.Files(root))
+    movers = [key for key in found.scheduler if key == "isolated_cores" or key.startswith("group.")]
+    return found.profile if movers else None
 
 
 def remembers_masks(release: str) -> bool:
     """Whether a kernel keeps the mask that was asked for over changes of the cpuset cgroup (Linux 6.2); what cannot be
     read counts as one that does."""
-    match = re.match(r"([0-9]+)\.([0-9]+)", release)
-    return match is None or (int(match[1]), int(match[2])) >= (6, 2)
+    version = linux(release)
+    return version is None or version >= (6, 2)
