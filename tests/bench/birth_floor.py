@@ -1,16 +1,21 @@
 """The least that could place threads at their birth: the kernel's proc connector in a loop, and a system call for each
-thread of the process `pid`. Run by `newborns`, as a process of its own: `birth_floor.py PID CPU`; PID 0 is nobody.
+thread of the process `pid`. Run by `newborns`, as a process of its own: `birth_floor.py PID CPU`. With PID 0 it has
+nobody to wait for: it reads every 2 ms what has come since, and is spared by the kernel what vmpin is spared, too.
 
 Says "ready" when it listens, and is asked to end by SIGTERM.
 """
 
+import array
 import os
 import signal
 import socket
 import struct
 import sys
 import threading
+import time
 from contextlib import suppress
+
+from vmpin.wire.proc_events import socket_filter
 
 FORK, EXEC, COMM = 0x1, 0x2, 0x200
 
@@ -25,12 +30,19 @@ def message(operation: int) -> bytes:
 def main(pid: int, cpu: int) -> None:
     mask = frozenset((cpu,))
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 11) as events:
+        program = array.array("B", socket_filter())
+        events.setsockopt(socket.SOL_SOCKET, 26, struct.pack("@HP", len(program) // 8, program.buffer_info()[0]))
         events.bind((0, 1))
         events.send(message(1))
         try:
             threading.Thread(target=os.getpid).start()  # its birth is the first event
             events.recv(256)
             print("ready", flush=True)
+            while not pid:
+                time.sleep(0.002)
+                with suppress(OSError):
+                    while True:
+                        struct.unpack_from("=IIQIIII", events.recv(256, socket.MSG_DONTWAIT), 36)
             while True:
                 with suppress(OSError):
                     raw = events.recv(256)

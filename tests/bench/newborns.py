@@ -136,7 +136,7 @@ def storm(made: Node, machines: Sequence[Machine], build: Path, seconds: int) ->
     """What the watcher uses of a CPU while others make 5,000 processes a second, each of which executes a program; if
     the machine cannot make so many, for as many. Threads of a VM are born meanwhile, and every one is to be placed.
 
-    The floor listens to the same and does nothing. `forks`: the same of processes that execute nothing.
+    The floor hears of the same, as seldom, and does nothing with it. `forks`: of processes that execute nothing.
     """
     program = compiled("storm", build, "-static")
     births: list[float] = []
