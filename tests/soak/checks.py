@@ -163,7 +163,7 @@ class Checks:
 
     def _state_file(self) -> Iterator[str]:
         world = self.world
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + PATIENCE
         while True:  # it is written a fifth of a second after the last change
             wrong = list(self._state_file_now())
             if not wrong or time.monotonic() > deadline:

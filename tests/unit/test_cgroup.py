@@ -252,7 +252,7 @@ def group() -> Iterator[Path]:
     made = top / f"vmpin-test-{os.getpid()}"
     made.mkdir()
     yield made
-    for _ in range(100):
+    for _ in range(1000):
         try:
             made.rmdir()
             return

@@ -68,7 +68,7 @@ def vmm() -> Iterator[int]:
     """A process with the command line of a sandbox's VMM, which is all that is looked at."""
     argv = ["qemu-system-x86_64", "-c", "import time; time.sleep(600)", "-name", "sandbox-pod1"]
     with subprocess.Popen(argv, executable=sys.executable) as made:
-        until = time.monotonic() + 10
+        until = time.monotonic() + 20
         while PROC.cmdline(made.pid) != argv and time.monotonic() < until:
             time.sleep(0.01)  # it is not yet itself
         yield made.pid
