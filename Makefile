@@ -14,6 +14,9 @@ TEST_NEEDS := qemu-system-x86_64=qemu-system-x86 crun=crun runc=runc podman=podm
 # What the lab and the tests with guests need besides. virtiofsd comes with Debian 12's qemu-system-x86; the QEMU that
 # emulates the node and the guests is the node's own.
 LAB_NEEDS := debootstrap=debootstrap modprobe=kmod
+# Whose package would start a server: its files are only unpacked.
+UNPACKED := build/unpacked
+UNPACKED_NEEDS := promtool=prometheus
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-lab lab-shell soak lint bench guest wheel clean
@@ -37,7 +40,9 @@ demo: venv ## pin a real virtual machine, here and now, and show it
 	@$(BIN)/vmpin demo
 
 test: venv ## run all tests but the lab's and the guests'; as root with CI=true, those too; install what they need
-	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS); else .ci/install --dry-run $(TEST_NEEDS); fi
+	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS) && \
+			.ci/install --unpack $(UNPACKED) $(UNPACKED_NEEDS); \
+		else .ci/install --dry-run $(TEST_NEEDS); fi
 	$(BIN)/python -m pytest tests $(if $(filter true,$(CI)),,-m 'not lab and not guest')
 
 test-lab: venv ## boot nodes and test in them: ten minutes (root); LAB="--kernel 6.1 -- -k reconcile" for just that

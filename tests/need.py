@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"])
+#: Where `make test` unpacks what is not to be installed.
+_UNPACKED = Path(__file__).parents[1] / "build/unpacked/usr/bin"
+_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin",
+                         str(_UNPACKED)])
 
 
 def need_root() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from metered import metered
+from need import need_tool
 from prometheus_client.parser import text_string_to_metric_families
 
 from vmpin import resources
@@ -185,11 +185,27 @@ def test_each_alert_has_a_test_in_which_it_fires() -> None:
     assert sorted(re.findall(r'alertname="(\w+)"', text)) == sorted(rule["alert"] for rule in alerts())
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with a server that would be started")
+def promtool(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([need_tool("promtool"), *args], capture_output=True, text=True, timeout=120)
+
+
 def test_alerts_fire_when_they_should() -> None:
-    ran = subprocess.run(["promtool", "test", "rules", ROOT / "tests/data/alerts.test.yaml"], capture_output=True,
-                         text=True)
+    ran = promtool("test", "rules", ROOT / "tests/data/alerts.test.yaml")
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_prometheus_takes_every_expression_of_the_rules_and_of_the_dashboard(tmp_path: Path) -> None:
+    """Those of the dashboard as recording rules, with its variables as Grafana would fill them in."""
+    def checked(texts: list[str]) -> subprocess.CompletedProcess[str]:
+        rules = [{"record": f"x:{number}", "expr": text.replace("$__rate_interval", "5m").replace("$instance", ".+")}
+                 for number, text in enumerate(texts)]
+        (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "x", "rules": rules}]}))
+        return promtool("check", "rules", tmp_path / "rules.yaml")
+
+    ran = checked(EXPRESSIONS)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"{len(EXPRESSIONS)} rules found" in ran.stdout
+    assert checked(["rate(vmpin_pins_total)"]).returncode != 0
 
 
 def test_the_dashboard_can_be_drawn() -> None:

@@ -115,8 +115,9 @@ def test_nothing_of_the_installation_points_into_the_checkout(installed: Path) -
 def _needed() -> dict[str, str]:
     """What `make test` and `make test-lab` look for, with the package that brings it."""
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
-    tests, lab = re.findall(r"^(?:TEST|LAB)_NEEDS := (.*)$", makefile, re.MULTILINE)
-    return dict(need.split("=") for need in f"{tests} {lab}".split())
+    kinds = re.findall(r"^(?:TEST|LAB|UNPACKED)_NEEDS := (.*)$", makefile, re.MULTILINE)
+    assert len(kinds) == 3
+    return dict(need.split("=") for need in " ".join(kinds).split())
 
 
 def test_make_installs_every_tool_that_a_test_needs() -> None:
@@ -149,3 +150,28 @@ def test_what_is_missing_is_named_with_the_line_to_type(tmp_path: Path, root: bo
     else:
         assert "apt-get install --yes --no-install-recommends spoon fork" in ran.stderr
         assert not (tmp_path / "log").exists()
+
+
+def test_what_would_start_a_server_is_only_unpacked(tmp_path: Path) -> None:
+    """And not fetched again where it is."""
+    (tmp_path / "id").write_text("#!/bin/sh\necho 0\n")
+    (tmp_path / "apt-get").write_text(f"""#!/bin/sh
+echo $* >>{tmp_path}/log
+case "$*" in *download*) cd {tmp_path} && dpkg-deb --build package "$OLDPWD/spoon_1_all.deb" ;; esac
+""")
+    tool = tmp_path / "package/usr/bin/no-such-tool"
+    tool.parent.mkdir(parents=True)
+    tool.write_text("#!/bin/sh\n")
+    (tmp_path / "package/DEBIAN").mkdir()
+    (tmp_path / "package/DEBIAN/control").write_text(
+        "Package: spoon\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n")
+    for path in (tmp_path / "id", tmp_path / "apt-get", tool):
+        path.chmod(0o755)
+    for _ in range(2):
+        ran = subprocess.run([ROOT / ".ci/install", "--unpack", "out", "no-such-tool=spoon"], cwd=tmp_path,
+                             env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+    assert os.access(tmp_path / "out/usr/bin/no-such-tool", os.X_OK)
+    assert not list((tmp_path / "out").glob("*.deb"))
+    assert (tmp_path / "log").read_text().count("download") == 1
+    assert "install " not in (tmp_path / "log").read_text()
