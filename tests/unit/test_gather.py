@@ -120,6 +120,17 @@ def test_a_report_has_everything_but_what_is_nobodys_business(tmp_path: Path) ->
     assert json.loads(found["vmpin/config.json"])["watch.nri"] == {"value": "auto", "from": "default"}
 
 
+def test_what_another_program_said_in_an_error_is_cleaned(tmp_path: Path) -> None:
+    make_tree(tmp_path, TREE)
+    config = configuration.load(None, {}, {"paths.proc": str(tmp_path / "proc"), "paths.run": str(tmp_path / "run")})
+    said = "cannot pull https://me:hush@registry/x: Authorization: Bearer hush1234"
+    facts = look(config, tmp_path, Watcher(why=said), {"sandboxes": [], "sources": {"nri": {"last_error": said}}})
+    pieces = report.collect(config, facts, {"findings": [said]}, f"{said}\n")
+    told = [piece.name for piece in pieces.all() if b"cannot pull" in piece.data]
+    assert told == ["vmpin/doctor.json", "vmpin/doctor.txt", "vmpin/status.json", "vmpin/watcher.json"]
+    assert not [piece.name for piece in pieces.all() if b"hush" in piece.data and piece.name.startswith("vmpin/")]
+
+
 def test_a_status_that_cannot_be_used_costs_no_other_piece(tmp_path: Path) -> None:
     make_tree(tmp_path, TREE)
     config = configuration.load(None, {}, {"paths.proc": str(tmp_path / "proc"), "paths.run": str(tmp_path / "run")})

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import BinaryIO
 
 from vmpin.config import plain as plain_value
+from vmpin.redact import words
 
 #: Of one piece, and of all together before they are compressed (bytes).
 MAX_PIECE, MAX_ALL = 4 << 20, 64 << 20
@@ -49,7 +50,8 @@ class Pieces:
         self._found[name] = Piece(name, kept, len(raw) - len(kept))
 
     def add_json(self, name: str, data: object) -> None:
-        self.add(name, json.dumps(plain(data), indent=1, ensure_ascii=False) + "\n")
+        """Its texts are cleaned: some are what another program said in an error."""
+        self.add(name, json.dumps(_cleaned(plain(data)), indent=1, ensure_ascii=False) + "\n")
 
     def lack(self, name: str, why: str) -> None:
         self.missing[name] = why
@@ -74,6 +76,15 @@ def plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value if isinstance(value, int) else plain_value(value)
+
+
+def _cleaned(value: object) -> object:
+    """What `plain` made, without secrets in its texts (redact)."""
+    if isinstance(value, dict):
+        return {key: _cleaned(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_cleaned(item) for item in value]
+    return words(value) if isinstance(value, str) else value
 
 
 def write(to: BinaryIO, pieces: Iterable[Piece], top: str, when: int) -> None:

@@ -20,6 +20,7 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
+from vmpin.redact import words
 from vmpin.statefile import MAX_BYTES
 
 README = """\
@@ -33,7 +34,8 @@ It names pods, namespaces, containers and runtime handlers: they are what a repo
 
 Not in it: environments; command lines of other processes than the VMs' (in those, kernel parameters that are not about
 CPUs, and whatever is named like a secret, have lost their values); annotations; messages of hooks; configurations of
-other programs, but for the keys that concern CPUs (vmpin/facts.json).
+other programs, but for the keys that concern CPUs (vmpin/facts.json). The log and what other programs said in errors
+have lost what is named or looks like a secret, as far as that can be told: look.
 """
 _SYS = ("online", "present", "possible", "offline", "isolated", "nohz_full", "kernel_max", "smt/active", "smt/control")
 _MOUNTS = (" cgroup ", " cgroup2 ")
@@ -49,7 +51,7 @@ def collect(config: Config, facts: Facts, doctor: Mapping[str, Any], text: str, 
     proc = Procfs(config.path("proc"))
     pieces.add("README.txt", README)
     pieces.add_json("vmpin/doctor.json", doctor)
-    pieces.add("vmpin/doctor.txt", text)
+    pieces.add("vmpin/doctor.txt", words(text))
     pieces.add_json("vmpin/facts.json", {key: value for key, value in vars(facts).items()
                                          if key not in ("status", "settings", "watcher")})
     pieces.add_json("vmpin/config.json", config.data())
@@ -57,15 +59,14 @@ def collect(config: Config, facts: Facts, doctor: Mapping[str, Any], text: str, 
     if facts.status:
         pieces.add_json("vmpin/status.json", facts.status)
         try:
-            pieces.add("vmpin/explain.txt", _explained(facts.status))
+            pieces.add("vmpin/explain.txt", words(_explained(facts.status)))
         except (LookupError, TypeError, ValueError) as err:  # of a watcher of another version
             pieces.lack("vmpin/explain.txt", repr(err))
     else:
         pieces.lack("vmpin/status.json", facts.status_trouble)
     _own_files(pieces, config)
     _node(pieces, config, facts, proc)
-    path = str(config.path("kubelet") / "cpu_manager_state")
-    _file(pieces, "kubelet/cpu_manager_state", Path(path))
+    _file(pieces, "kubelet/cpu_manager_state", config.path("kubelet") / "cpu_manager_state")
     try:
         vms.add(pieces, facts.status, proc, Cgroups(config.path("cgroup"), proc))
     except (LookupError, TypeError) as err:
