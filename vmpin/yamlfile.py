@@ -40,6 +40,11 @@ def load(path: Path) -> object:
         raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
+    return parse(path, raw)
+
+
+def parse(path: Path, raw: bytes) -> object:
+    """The document that was read from `path`. :raises ConfigError: as load."""
     try:
         document = yaml.load(raw.decode("utf-8"), Loader=_Loader)
     except UnicodeDecodeError as err:

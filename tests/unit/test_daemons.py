@@ -38,6 +38,14 @@ def test_programs_are_known_by_their_first_word_or_their_script(tmp_path: Path) 
                                       Daemon("balloons", "nri-resource-policy-balloons", 9))
 
 
+def test_what_a_container_calls_a_kubelet_is_none(tmp_path: Path) -> None:
+    """A daemon that works on the node from a pod of its own is found there all the same."""
+    found = proc(tmp_path, p3="kubelet|--config=/etc/shadow", p4="/usr/bin/tuned", p5="irqbalance", p6="containerd")
+    for pid, inside in ((3, "\t1"), (4, "\t1"), (5, "\t1"), (6, "")):
+        (tmp_path / str(pid) / "status").write_text(f"Name:\tx\nNSpid:\t{pid}{inside}\n")
+    assert [(program.pid, program.name) for program in daemons.programs(found)] == [(4, "tuned"), (6, "containerd")]
+
+
 def test_a_real_process_is_found_by_its_name() -> None:
     with subprocess.Popen(["irqbalance", "60"], executable="/bin/sleep") as process:
         try:
@@ -77,10 +85,18 @@ def test_tuneds_profile_is_read_with_those_that_it_includes(tmp_path: Path) -> N
     assert {key: (setting.value, setting.file.split("/")[-2]) for key, setting in found.scheduler.items()} == {
         "group.a": ("0:f:1:*", "network-latency"), "isolated_cores": ("2-3", "cpu-partitioning"),
         "ps_blacklist": (".*qemu.*", "mine")}
+    assert found.lost == ()
 
 
 @pytest.mark.parametrize("tree", ["etc/tuned/active_profile = ../../secret\n", "etc/tuned/active_profile = gone\n",
                                   "etc/tuned/active_profile = a\netc/tuned/a/tuned.conf = no section\n",
                                   "etc/x = 1\n"])
 def test_a_profile_that_cannot_be_read_says_nothing(tmp_path: Path, tree: str) -> None:
-    assert not daemons.tuned(Files(make_tree(tmp_path, tree))).scheduler
+    found = daemons.tuned(Files(make_tree(tmp_path, tree)))
+    assert not found.scheduler
+    assert found.lost == tuple(found.profile.split())
+
+
+def test_an_included_profile_that_is_gone_is_missed_unless_it_may_be(tmp_path: Path) -> None:
+    tree = "etc/tuned/active_profile = a\netc/tuned/a/tuned.conf = [main]\\ninclude=gone,-local\n"
+    assert daemons.tuned(Files(make_tree(tmp_path, tree))).lost == ("gone",)

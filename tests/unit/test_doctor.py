@@ -39,7 +39,8 @@ ROOT = Rights("the watcher", 100, 0, ALL, user_ns=True, pid_ns=True)
 DEFAULTS = {key: "" if entry["value"] is None else str(entry["value"])
             for key, entry in config.load(None, {}, {}).data().items()}
 ABOUT: dict[str, Any] = {"pid": 100, "version": "1.2", "uptime": 5.0, "resynced": 1.0, "resync_seconds": 10.0,
-                         "passes": {}, "sources": [], "config": {}}
+                         "passes": {}, "sources": [],
+                         "config": {"policy.vcpus": {"value": "auto", "from": "default"}}}
 STATIC = Checkpoint("/k/cpu_manager_state", "static", CpuSet.parse("0-1"), CpuSet.parse("2-3"), 2, 2, True)
 
 
@@ -48,10 +49,11 @@ def facts(**changes: Any) -> Facts:
     settings = {**DEFAULTS, **changes.pop("settings", {})}
     base = Facts(
         rights=ROOT, kernel=Kernel("6.12.1-x", (6, 12), schedstat=True, kvm_debugfs=True),
-        cpus=Cpus(CpuSet.parse("0-7"), CpuSet.parse("0-7")), cgroups="v2", checkpoint=STATIC,
+        cpus=Cpus(CpuSet.parse("0-7"), CpuSet.parse("0-7"), cores=tuple(CpuSet((cpu,)) for cpu in range(8))),
+        cgroups="v2", checkpoint=STATIC,
         kubelet=KubeletConfig(7, {"cpuManagerPolicy": Setting("static", "/c.yaml")}, ("/c.yaml",)),
         nri_socket=True, connector=ProcConnector(True),
-        watcher=Watcher("running", 100, "", ABOUT, "1.2", {}),
+        watcher=Watcher("running", 100, "", ABOUT, "1.2", ABOUT["config"]),
         run=RunDirectory("/run/vmpin", True, 0, 0o755, "tmpfs", free=1 << 30, inodes=1 << 20, writable=True,
                          state_size=10),
         status=status(), settings=settings)
@@ -258,6 +260,47 @@ def test_a_check_judges(check: str, found: Facts, level: str, says: str) -> None
         assert told.remedy, "what is not right comes with what to do"
     if told.level is Level.OK:
         assert not told.remedy
+
+
+NOT_ROOT = Rights("this command", 5, 1000, frozenset(), user_ns=True, pid_ns=True)
+DENIED = "/etc/x: Permission denied"
+
+
+@pytest.mark.parametrize(("check", "found"), [
+    ("cgroups", facts(status={})), ("isolation", facts(cpus=Cpus(trouble="gone"))),
+    ("kubelet", facts(checkpoint=Checkpoint("/k", trouble="Permission denied"))),
+    ("kubelet-options", facts(checkpoint=Checkpoint("/k", trouble="Permission denied"))),
+    ("kubelet-options", facts(status={})), ("kubelet-options", facts(cpus=Cpus(CpuSet.parse("0-7")))),
+    ("nri", facts(status={}, nri_socket=None)),
+    ("kata", facts(engines=(containerd(trouble=(DENIED,)),))),
+    ("kata", facts(kata=(replace(kata(), trouble=DENIED),))),
+    ("kata-pinning", facts(engines=(containerd(trouble=(DENIED,)),))),
+    ("kata-pinning", facts(kata=(replace(kata(), trouble=DENIED),))),
+    ("kata-vcpus", facts(kata=(replace(kata(), trouble=DENIED),))),
+    ("kata-guest", facts(kata=(replace(kata(), trouble=DENIED),))),
+    ("irqbalance", facts(sees=False)), ("tuned", facts(sees=False)), ("pinners", facts(sees=False)),
+    ("tuned", facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned("p", (), {}, ("p",)))),
+    ("proc-connector", facts(connector=ProcConnector(False, "CAP_NET_ADMIN is missing"), rights=NOT_ROOT,
+                             watcher=Watcher())),
+    ("config", facts(watcher=Watcher("running", 100, "not permitted"))),
+    ("state-file", facts(run=replace(facts().run, state_read=False))),
+    ("guests", facts(status={}, status_trouble="no answer")), ("collisions", facts(status={})),
+    ("watcher", facts(watcher=Watcher("hidden", None, "permission denied"))),
+    ("privileges", facts(watcher=Watcher("hidden", None, "permission denied"), rights=NOT_ROOT)),
+    ("sandboxes", facts(status={})), ("vcpu-threads", facts(status={}))])
+def test_what_was_not_looked_at_is_never_called_right_nor_wrong(check: str, found: Facts) -> None:
+    told = verdict(check, found)
+    assert told.level is Level.UNKNOWN, told
+
+
+def test_a_mask_setter_that_is_seen_counts_though_not_everything_is() -> None:
+    runs = facts(sees=False, daemons=(Daemon("numad", "numad", 4),))
+    assert verdict("pinners", runs).level is Level.WARN
+    moves = facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned("p", ("/t.conf",), {
+        "isolated_cores": Setting("2-3", "/t.conf")}, ("q",)))
+    assert verdict("tuned", moves).level is Level.BAD
+    pins = kata(runtime__enable_vcpus_pinning=True)
+    assert verdict("kata-pinning", facts(kata=(pins,), engines=(containerd(trouble=(DENIED,)),))).level is Level.BAD
 
 
 def test_nri_that_the_watcher_lacks_is_worse_when_it_was_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,14 @@ def test_without_a_process_the_usual_files_are_read(tmp_path: Path) -> None:
 def test_a_file_that_is_no_yaml_is_said_to_be_none(tmp_path: Path, text: str) -> None:
     made = found(tmp_path, f"var/lib/kubelet/config.yaml = {text}\n")
     assert (made.settings, len(made.trouble)) == ({}, 1)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "var/lib/kubelet/config.yaml"
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    (trouble,) = kubelet_config(Files(tmp_path), []).trouble
+    assert "is no regular file" in trouble
 
 
 def test_a_node_without_a_kubelet_has_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,15 +45,33 @@ def look(config: Config, root: Path, watcher: Watcher, status: Mapping[str, Any]
     own = rights(proc, None, "this command")
     running = watcher.state == "running" and watcher.pid is not None
     return Facts(
-        rights=rights(proc, watcher.pid, "the watcher") if running else own,
+        rights=rights(proc, watcher.pid, "the watcher") if running else own, sees=_sees(proc, own),
         kernel=kernel(proc, str(config.path("sys"))), cpus=_cpus(Sysfs(config.path("sys"))),
         cgroups=str(Cgroups(config.path("cgroup"), proc).layout),
         kubelet=kubelet_config(files, programs), checkpoint=_checkpoint(config.path("kubelet")),
-        engines=found, nri_socket=config.path("nri").is_socket(), hooks=hooks(files, found),
+        engines=found, nri_socket=_socket(config.path("nri")), hooks=hooks(files, found),
         kata=configurations(files, found), kata_sandboxes=_sandboxes(config), daemons=daemons.daemons(programs),
         tuned=daemons.tuned(files), irqbalance=daemons.irqbalance(files), connector=_connector(watcher, own),
         watcher=watcher, run=run_directory(config, proc), status=status, status_trouble=status_trouble,
         settings={key: "" if entry["value"] is None else str(entry["value"]) for key, entry in config.data().items()})
+
+
+def _sees(proc: Procfs, own: Rights) -> bool:
+    """Whether the node's programs are there to be seen: not from a pid namespace of its own, nor beyond hidepid=."""
+    try:
+        return own.pid_ns is not False and bool(proc.cmdline(1))
+    except OSError:
+        return False
+
+
+def _socket(path: Path) -> bool | None:
+    """Whether there is one; None when that is not ours to know."""
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except PermissionError:
+        return None
+    except OSError:
+        return False
 
 
 def _cpus(sysfs: Sysfs) -> Cpus:

@@ -30,7 +30,8 @@ def run_directory(config: Config, proc: Procfs) -> RunDirectory:
         str(path), exists=True, uid=info.st_uid, mode=stat.S_IMODE(info.st_mode), file_system=_file_system(path, proc),
         read_only=bool(space.f_flag & os.ST_RDONLY), writable=os.access(path, os.W_OK | os.X_OK),
         free=space.f_bavail * space.f_frsize, inodes=space.f_favail, spooled=spooled, oldest=oldest,
-        set_aside=(path / f"{config.state_file.name}.bad").exists(), state_size=size, state_trouble=trouble)
+        set_aside=os.path.exists(path / f"{config.state_file.name}.bad"), state_size=size,
+        state_read=os.access(config.state_file, os.R_OK), state_trouble=trouble)
 
 
 def _spool(path: Path) -> tuple[int, float]:

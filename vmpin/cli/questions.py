@@ -33,6 +33,8 @@ def ask_watcher(config: Config) -> Watcher:
     except UsageError as err:  # it answered, and said no: an older one, or we are not root
         return replace(found, state="running", why=str(err))
     except (WatcherError, ValueError) as err:
+        if isinstance(err.__context__, PermissionError):  # we may not ask, which is no fault of the watcher's
+            return replace(found, state="hidden" if holder is None else "running", why=str(err))
         return replace(found, state="mute", why=str(err))
     if about is not None:
         pid = int(about["pid"])
@@ -49,7 +51,7 @@ def _unit(proc: Procfs, pid: int | None) -> str:
 def ask_status(config: Config, watcher: Watcher) -> tuple[Document, str]:
     """The status document with the VMMs' cgroups, and why there is none."""
     try:
-        if watcher.state == "running":  # a mute one would be waited for once more
+        if watcher.state in ("running", "hidden"):  # a mute one would be waited for once more
             found = ask(config, {"op": "status", "wide": True})
             if found is not None:
                 return found, ""

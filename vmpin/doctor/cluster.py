@@ -7,10 +7,11 @@ from typing import Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.facts import Engine, Facts
-from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
+from vmpin.doctor.finding import Verdict, bad, denied, ok, several, unknown, warn
 
 _POOL = ("give the kubelet cpuManagerPolicy: static, or say which CPUs are shared: node.shared_pool in "
          "/etc/vmpin/vmpin.yaml")
+_THERE = {True: "is there", False: "is not there", None: "cannot be looked at"}
 _HOOK_STAGES = frozenset(("createRuntime", "createContainer", "poststart", "poststop"))
 
 
@@ -30,6 +31,8 @@ def kubelet(facts: Facts) -> Verdict:
             return unknown("no kubelet is found, and node.shared_pool is unset: no container owns a CPU, so every VM "
                            "floats on its containers' CPUs", *evidence, remedy=_POOL)
         return warn("no CPU manager tells who owns which CPU: no vCPU gets a CPU of its own", _POOL, *evidence)
+    if not point.policy and denied(point.trouble):
+        return unknown("the kubelet's checkpoint cannot be read", *evidence, remedy="run this as root")
     if not point.policy:
         return bad(f"the kubelet's checkpoint cannot be used: {point.trouble}",
                    "the kubelet writes it anew at its next allocation; if it does not, drain the node, remove the "
@@ -74,6 +77,8 @@ def kubelet_options(facts: Facts) -> Verdict:
     found = facts.kubelet.settings.get("cpuManagerPolicyOptions")
     options = found.value if found is not None and isinstance(found.value, dict) else {}
     evidence = [f"{key}: {value} ({found.file})" for key, value in options.items()] if found is not None else []
+    if point is not None and denied(point.trouble):
+        return unknown("the kubelet's checkpoint cannot be read", *evidence, remedy="run this as root")
     if point is None or point.policy.lower() != "static":
         return ok("no static policy: there are no options of it", *evidence)
     split = _split_cores(facts)
@@ -81,6 +86,9 @@ def kubelet_options(facts: Facts) -> Verdict:
         return warn(f"{len(split)} cores are shared by two owners of exclusive CPUs: each slows the other down",
                     "set cpuManagerPolicyOptions full-pcpus-only: \"true\" (drain the node and remove "
                     f"{point.path} first)", *evidence, *split[:10])
+    if not facts.status or not facts.cpus.cores:
+        return unknown("whether two owners of exclusive CPUs share a core cannot be told: "
+                       f"{facts.status_trouble or facts.cpus.trouble or 'the cores are not known'}", *evidence)
     return ok("no core is shared by two owners of exclusive CPUs" if facts.cpus.smt else
               "every CPU is a core of its own", *evidence)
 
@@ -104,8 +112,9 @@ def nri(facts: Facts) -> Verdict:
     told = _told_of_nri(facts)
     engines = [engine for engine in facts.engines if engine.name != "podman"]
     path = facts.settings.get("paths.nri", "")
-    evidence = [f"watch.nri: {wanted}", f"{path} is {'there' if facts.nri_socket else 'not there'}",
-                *(_engine_words(engine) for engine in engines)]
+    evidence = [f"watch.nri: {wanted}", f"{path} {_THERE[facts.nri_socket]}",
+                *(_engine_words(engine) for engine in engines),
+                *(trouble for engine in engines for trouble in engine.trouble)]
     if told is not None:
         evidence.append(f"the watcher: {told['state']}, {told['events']} events"
                         + (f", last error: {told['last_error']}" if told.get("last_error") else ""))
@@ -117,6 +126,8 @@ def nri(facts: Facts) -> Verdict:
                     *evidence)
     if _connected(facts):
         return ok(f"NRI is {told['state'] if told else ''}", *evidence)
+    if facts.nri_socket is None:
+        return unknown(f"whether {path} is there cannot be told", *evidence, remedy="run this as root")
     refused = [engine.name for engine in engines if engine.nri is False]
     if not facts.nri_socket:
         return _no_socket(facts, wanted, path, engines, refused, evidence)

@@ -178,11 +178,13 @@ class Daemon:
 
 @dataclass(frozen=True)
 class Tuned:
-    """tuned's active profile with those it includes, and its scheduler plugin's options that concern masks."""
+    """tuned's active profile with those it includes, and its scheduler plugin's options that concern masks. `lost` are
+    the profiles that are not found or cannot be read."""
 
     profile: str = ""
     files: tuple[str, ...] = ()
     scheduler: Mapping[str, Setting] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -195,9 +197,10 @@ class ProcConnector:
 
 @dataclass(frozen=True)
 class Watcher:
-    """`state` is running, absent, or mute (it holds the lock, or its socket, and does not answer).
+    """`state` is running, absent, mute (it holds the lock, or its socket, and does not answer), or hidden (its socket
+    is there, and not for us to ask).
 
-    `about` is its own word (see Watcher._about), {} where it gave none. `version` and `config` are this command's:
+    `about` is its own word (about), {} where it gave none. `version` and `config` are this command's:
     what the watcher would have if it were started now.
     """
 
@@ -227,22 +230,26 @@ class RunDirectory:
     oldest: float = 0.0
     set_aside: bool = False
     state_size: int | None = None
+    #: Whether who asks may read it.
+    state_read: bool = True
     state_trouble: str = ""
 
 
 @dataclass(frozen=True)
 class Facts:
     """All of it. `status` is the status document, {} where none could be had (`status_trouble`); `settings` are the
-    effective configuration's values as words, by key."""
+    effective configuration's values as words, by key. `sees` is whether other programs' processes are seen from here,
+    `nri_socket` None where that cannot be told."""
 
     rights: Rights
+    sees: bool = True
     kernel: Kernel = Kernel()
     cpus: Cpus = Cpus()
     cgroups: str = "none"
     kubelet: KubeletConfig = KubeletConfig()
     checkpoint: Checkpoint | None = None
     engines: tuple[Engine, ...] = ()
-    nri_socket: bool = False
+    nri_socket: bool | None = False
     hooks: tuple[Hook, ...] = ()
     kata: tuple[KataConfig, ...] = ()
     kata_sandboxes: tuple[KataSandbox, ...] = ()

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from vmpin.doctor.facts import Facts
 
+#: As strerror() has EACCES and EPERM.
+_DENIED = ("Permission denied", "Operation not permitted")
+
 
 class Level(enum.StrEnum):
     """How a check ended."""
@@ -65,6 +68,11 @@ def bad(what: str, remedy: str, *evidence: str) -> Verdict:
 
 def unknown(what: str, *evidence: str, remedy: str = "") -> Verdict:
     return Verdict(Level.UNKNOWN, what, evidence, remedy)
+
+
+def denied(trouble: str) -> bool:
+    """Whether a thing could not be read for want of rights: then nothing is known of it, good or bad."""
+    return any(words in trouble for words in _DENIED)
 
 
 def several(items: Iterable[str], most: int = 3) -> str:

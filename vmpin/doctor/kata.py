@@ -5,13 +5,14 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from vmpin.doctor.facts import Facts, Handler, KataConfig
-from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
+from vmpin.doctor.finding import Verdict, bad, denied, ok, several, unknown, warn
 
 _PINNING = "io.katacontainers.config.runtime.enable_vcpus_pinning"
 #: What each of these says is weighed here; in the evidence, as it says much of how a VM looks.
 SHOWN = ("enable_vcpus_pinning", "sandbox_cgroup_only", "static_sandbox_resource_mgmt", "default_vcpus",
          "default_maxvcpus", "enable_numa", "enable_iothreads", "indep_iothreads", "confidential_guest", "rootless",
          "guest_hook_path", "enable_debug", "enable_template", "vm_cache_number")
+_LOOK = "run this as root; correct the file that is named"
 #: Policies that keep a thread within its sandbox's CPUs, which no cgroup forbids.
 _INSIDE = ("sandbox", "off")
 
@@ -21,10 +22,14 @@ def kata(facts: Facts) -> Verdict:
     handlers = [handler for engine in facts.engines for handler in engine.handlers if handler.kata]
     evidence += [f"handler {handler.name} of {handler.engine} ({handler.file}): "
                  f"{handler.config_path or 'the default configuration'}" for handler in handlers]
-    broken = [config for config in facts.kata if config.trouble]
+    unread = _unread(facts)
+    evidence += unread
+    broken = [config for config in facts.kata if config.trouble and not denied(config.trouble)]
     if broken:
         return bad(f"a configuration of Kata's cannot be read: {broken[0].path}: {broken[0].trouble}",
                    "correct it: no sandbox of its handlers starts like that", *evidence)
+    if unread:
+        return unknown(f"not all of Kata's configuration could be looked at: {unread[0]}", *evidence, remedy=_LOOK)
     if not facts.kata and not handlers and not facts.kata_sandboxes:
         return unknown("no Kata is found on this node: no configuration, no handler, no sandbox",
                        remedy="if it lies elsewhere, see to it that the handler's ConfigPath (containerd) or "
@@ -41,6 +46,12 @@ def kata(facts: Facts) -> Verdict:
                     *evidence)
     return ok(f"{len(facts.kata)} configurations, {len(handlers)} handlers, {len(facts.kata_sandboxes)} sandboxes",
               *evidence)
+
+
+def _unread(facts: Facts) -> list[str]:
+    """What kept something of the configurations from being read; where there is any, nothing can be called right."""
+    return [*(trouble for engine in facts.engines for trouble in engine.trouble),
+            *(config.trouble for config in facts.kata if config.trouble)]
 
 
 def _words(config: KataConfig) -> list[str]:
@@ -79,8 +90,10 @@ def pinning(facts: Facts) -> Verdict:
         return bad(f"Kata pins vCPUs itself, too: two writers of the same masks ({who})", remedy, *evidence)
     if idle:
         return warn("a configuration that no known handler reads has Kata's own pinning on", remedy, *evidence)
-    if not facts.kata and not facts.kata_sandboxes:
+    if not facts.kata and not facts.kata_sandboxes and not _unread(facts):
         return unknown("no Kata is found on this node")
+    if unread := _unread(facts):
+        return unknown(f"whether Kata pins vCPUs itself is not known: {unread[0]}", *evidence, remedy=_LOOK)
     return ok("Kata does not pin vCPUs itself", *evidence)
 
 
@@ -110,6 +123,8 @@ def vcpus(facts: Facts) -> Verdict:
     if small:
         return warn(f"a VM may have fewer vCPUs than a container here has CPUs ({largest}): the rest of them cannot "
                     "be used", "raise default_maxvcpus (0: as many as the node has CPUs)", *small, *evidence)
+    if unread := _unread(facts):
+        return unknown(f"how many vCPUs VMs can have is not known: {unread[0]}", *evidence, remedy=_LOOK)
     if static:
         evidence.append("sized at start: CPUs that a pod gets later (in-place resize) find no vCPU")
     return ok("VMs can have as many vCPUs as their containers have CPUs", *evidence)
@@ -157,6 +172,8 @@ def guest(facts: Facts) -> Verdict:
     if via != "off" and asked:
         return warn(f"handlers {several(asked)} run confidential guests, and vmpin would speak to these",
                     f"set guest.disabled_handlers: \"{','.join(asked)}\"", *evidence)
+    if unread := _unread(facts):
+        return unknown(f"whether Kata runs confidential guests is not known: {unread[0]}", *evidence, remedy=_LOOK)
     return ok("nothing in Kata's configurations stands between vmpin and the guests", *evidence)
 
 

@@ -30,8 +30,8 @@ def privileges(facts: Facts) -> Verdict:
         wanted["CAP_CHOWN"] = "the status socket cannot be given to watch.status_group"
     lacking = [name for name in wanted if name not in rights.capabilities]
     evidence += [f"without {name} {wanted[name]}" for name in lacking]
-    if facts.watcher.state == "absent" and rights.uid != 0 and "CAP_SYS_NICE" in lacking:
-        return unknown("no watcher runs, and this command is not root: what the watcher may do cannot be told",
+    if facts.watcher.state != "running" and rights.uid != 0 and "CAP_SYS_NICE" in lacking:
+        return unknown("no watcher is seen, and this command is not root: what the watcher may do cannot be told",
                        *evidence, remedy="run this as root")
     if "CAP_SYS_NICE" in lacking:
         return bad(f"{rights.who} cannot set masks", _GRANT, *evidence)
@@ -105,6 +105,8 @@ def cpus(facts: Facts) -> Verdict:
 
 def isolation(facts: Facts) -> Verdict:
     found = facts.cpus
+    if not found.online:
+        return unknown("the isolated CPUs cannot be told", found.trouble)
     parameters = [text for text in facts.kernel.parameters
                   if text.partition("=")[0] in ("isolcpus", "nohz_full", "rcu_nocbs", "irqaffinity")]
     evidence = [f"isolated {found.isolated or 'none'}, nohz_full {found.nohz_full or 'none'}", *parameters]
@@ -142,6 +144,9 @@ def cgroups(facts: Facts) -> Verdict:
         return warn(f"the cpuset cgroup keeps {len(capped)} VMMs off CPUs of their sandbox: {several(capped)}",
                     "look who writes that cgroup: the kubelet, Kata (sandbox_cgroup_only), an NRI plugin, or systemd "
                     "(daemon-reload with AllowedCPUs=)", *evidence)
+    if not facts.status:
+        return unknown(f"cgroups are {facts.cgroups}; whether they leave VMMs the CPUs of their sandboxes is not "
+                       f"known: {facts.status_trouble}", *evidence, remedy="run this as root")
     return ok(f"cgroups are {facts.cgroups}, and leave every VMM the CPUs of its sandbox", *evidence)
 
 

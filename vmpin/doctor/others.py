@@ -29,6 +29,8 @@ PINNERS = {
     "cri-resmgr": ("cri-resource-manager rewrites containers' cpusets between the kubelet and the runtime",
                    "nothing: vmpin follows what the runtime was told"),
 }
+_BLIND = "the node's processes cannot be seen from here"
+_SEE = "run this as root; in a pod: hostPID: true"
 
 
 def irqbalance(facts: Facts) -> Verdict:
@@ -36,7 +38,7 @@ def irqbalance(facts: Facts) -> Verdict:
     evidence = [f"irqbalance pid {daemon.pid}" for daemon in running]
     evidence += [f"{setting.file}: {key}={setting.value}" for key, setting in facts.irqbalance.items()]
     if not running:
-        return ok("irqbalance does not run", *evidence)
+        return ok("irqbalance does not run", *evidence) if facts.sees else unknown(_BLIND, *evidence, remedy=_SEE)
     open_to = facts.exclusive - _banned(facts.irqbalance) - facts.cpus.isolated - facts.cpus.nohz_full
     if open_to:
         evidence.append(f"it may put devices' interrupts onto exclusive CPUs {open_to}; where that matters: "
@@ -60,10 +62,14 @@ def tuned(facts: Facts) -> Verdict:
         evidence.append(f"active profile {found.profile} ({several(found.files, 6) or 'its files are not found'})")
     evidence += [f"{setting.file}: [scheduler] {key} = {setting.value}" for key, setting in found.scheduler.items()]
     if not running:
-        return ok("tuned does not run", *evidence)
+        return ok("tuned does not run", *evidence) if facts.sees else unknown(_BLIND, *evidence, remedy=_SEE)
     if not found.profile:
         return unknown("tuned runs, and its profile cannot be told", *evidence, remedy="tuned-adm active")
     movers = [key for key in found.scheduler if key == "isolated_cores" or key.startswith("group.")]
+    if not movers and found.lost:
+        return unknown(f"tuned runs with profile {found.profile}, and {several(found.lost)} cannot be read here: "
+                       "whether it sets masks is not known", *evidence, remedy="look into the profile's tuned.conf "
+                       "where tuned runs: isolated_cores and group.* under [scheduler] set masks")
     if not movers:
         return ok(f"tuned's profile {found.profile} sets no masks", *evidence)
     if _spared(found.scheduler.get("ps_blacklist"), "qemu-system-x86_64"):
@@ -94,6 +100,8 @@ def pinners(facts: Facts) -> Verdict:
     there = [daemon for daemon in facts.daemons if daemon.kind in PINNERS]
     kinds = dict.fromkeys(daemon.kind for daemon in there)
     evidence = [f"{daemon.name} pid {daemon.pid}" for daemon in there]
+    if not kinds and not facts.sees:
+        return unknown(_BLIND, remedy=_SEE)
     if not kinds:
         return ok("no other program that pins threads or writes cpusets is seen")
     repair = facts.settings.get("policy.runc_repair") == "True"
@@ -114,6 +122,9 @@ def proc_connector(facts: Facts) -> Verdict:
         return ok("process events are not asked for (watch.births: false): new threads are placed at a resync")
     if found.available is None:
         return unknown(f"whether the kernel's process events can be had is not known: {found.why or 'not tried'}",
+                       remedy="run this as root")
+    if not found.available and facts.watcher.state != "running" and facts.rights.uid != 0:
+        return unknown(f"whether a watcher would get the kernel's process events is not known: {found.why} here",
                        remedy="run this as root")
     if not found.available:
         return warn(f"no process events from the kernel: {found.why}. New threads are placed at a resync, and not at "

@@ -18,7 +18,9 @@ def watcher(facts: Facts) -> Verdict:
     found = facts.watcher
     if found.state == "absent":
         return warn("no watcher runs: nothing is kept in its place", _START, *([found.why] if found.why else []))
-    who = f"pid {found.pid}" + (f", unit {found.unit}" if found.unit else "")
+    if found.state == "hidden":
+        return unknown(f"whether a watcher runs cannot be told: {found.why}", remedy="run this as root")
+    who = f"pid {found.pid or 'unknown'}" + (f", unit {found.unit}" if found.unit else "")
     if found.state == "mute":
         return bad(f"the watcher ({who}) does not answer: {found.why}", _LOG, who)
     if not found.about:
@@ -44,6 +46,8 @@ def configuration(facts: Facts) -> Verdict:
     evidence = [f"{key} = {entry['value']} ({entry['from']})" for key, entry in here.items()
                 if entry["from"] != "default"]
     its = facts.watcher.about.get("config")
+    if not its and facts.watcher.state == "running":
+        return unknown("the watcher does not say which configuration it has", *evidence, remedy="run this as root")
     if not its:
         return ok(f"{len(evidence)} keys are not at their default", *evidence)
     differing = {key: (entry, here.get(key, {})) for key, entry in its.items()
@@ -116,6 +120,8 @@ def state_file(facts: Facts) -> Verdict:
     if found.state_size is None:
         return ok("there is no state file yet")
     evidence = [f"{found.state_size} bytes"]
+    if not found.state_read:
+        return unknown("the state file cannot be read", *evidence, remedy="run this as root")
     if found.set_aside:
         return warn("an earlier state file was damaged and was set aside (state.json.bad)",
                     "look at it (`vmpin gather` packs it), then remove it", *evidence)
@@ -143,6 +149,8 @@ def guests(facts: Facts) -> Verdict:
         return ok("guests are told nothing (guest.via: off)")
     if facts.watcher.state != "running":
         return unknown("only a running watcher speaks with guests")
+    if not facts.status:
+        return unknown(f"no status: {facts.status_trouble}")
     spoken = [sandbox for sandbox in facts.sandboxes if sandbox.get("guest")]
     mute = [sandbox for sandbox in spoken if not sandbox["guest"]["by"]]
     evidence = [f"{sandbox['id']}: {sandbox['guest']['by'] or 'nobody'}: {sandbox['guest']['state']}"

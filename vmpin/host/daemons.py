@@ -25,6 +25,8 @@ DAEMONS = {
     "cri-resmgr": "cri-resmgr"}
 #: And those whose flags say where their configuration is.
 CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "podman")
+#: Those that run in containers as often as not, and work on the node from there.
+_FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud"}
 _INTERPRETER = re.compile(r"python[0-9.]*")
 _PROFILES = ("/etc/tuned/profiles", "/etc/tuned", "/usr/lib/tuned/profiles", "/usr/lib/tuned")
 #: Of tuned's scheduler plugin, what concerns masks; beside these `group.NAME`.
@@ -40,17 +42,22 @@ class Program(NamedTuple):
 
 
 def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> list[Program]:
-    """The processes whose program has one of these names, by pid."""
+    """The processes whose program has one of these names, by pid.
+
+    Not those in a pid namespace of their own, unless such a daemon works from there: anybody's container may run a
+    `kubelet`, and its paths are none of the node's.
+    """
     names = frozenset(wanted)
     found = []
     for pid in sorted(proc.pids(), key=int):
         try:
             argv = proc.cmdline(pid)
+            name = next((each for each in _names(argv) if each in names), None)
+            if name is None or (name not in _FROM_A_POD and proc.nested(pid)):
+                continue
         except OSError:
             continue
-        name = next((each for each in _names(argv) if each in names), None)
-        if name is not None:
-            found.append(Program(int(pid), name, argv))
+        found.append(Program(int(pid), name, argv))
     return found
 
 
@@ -90,35 +97,44 @@ def tuned(files: Files) -> Tuned:
         active = []
     scheduler: dict[str, Setting] = {}
     read: list[str] = []
+    lost: list[str] = []
     for name in active:
-        _profile(files, name, scheduler, read)
-    return Tuned(" ".join(active), tuple(read), scheduler)
+        _profile(files, name, scheduler, read, lost)
+    return Tuned(" ".join(active), tuple(read), scheduler, tuple(lost))
 
 
-def _profile(files: Files, name: str, scheduler: dict[str, Setting], read: list[str]) -> None:
-    """Read a profile over those that it includes (tuned/profiles/loader.py)."""
+def _profile(files: Files, name: str, scheduler: dict[str, Setting], read: list[str], lost: list[str]) -> None:
+    """Read a profile over those that it includes (tuned/profiles/loader.py); `lost` are those that cannot be read."""
+    optional, name = name.startswith("-"), name.removeprefix("-")
+    if not name:
+        return
     if "/" in name or len(read) > 20:
+        lost.append(name)
         return
     paths = [f"{place}/{name}/tuned.conf" for place in _PROFILES]
     path = next((path for path in paths if files.exists(path)), "")
-    if not name or not path or path in read:
+    if path in read:
+        return
+    sections = _sections(files, path) if path else None
+    if sections is None:
+        if not optional:
+            lost.append(name)
         return
     read.append(path)
-    sections = _sections(files, path)
     for included in re.split(r"[,\s]+", sections.get("main", {}).get("include") or ""):
-        _profile(files, included, scheduler, read)
+        _profile(files, included, scheduler, read, lost)
     for section, options in sections.items():
         if section == "scheduler" or options.get("type") == "scheduler":
             scheduler |= {key: Setting(value, path) for key, value in options.items()
                           if key in _MASKS or key.startswith("group.")}
 
 
-def _sections(files: Files, path: str) -> Mapping[str, Mapping[str, str]]:
+def _sections(files: Files, path: str) -> Mapping[str, Mapping[str, str]] | None:
     parser = configparser.RawConfigParser(delimiters=("=",), inline_comment_prefixes=("#",), strict=False,
                                           allow_no_value=True)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:
         parser.read_string(files.text(path) or "", path)
     except (SourceError, configparser.Error):
-        return {}
+        return None
     return {section: {key: value or "" for key, value in parser.items(section)} for section in parser.sections()}

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from vmpin import yamlfile
 from vmpin.doctor.facts import KubeletConfig, Setting
-from vmpin.errors import ConfigError
+from vmpin.errors import ConfigError, SourceError
 from vmpin.host.daemons import Program
-from vmpin.host.files import MAX_BYTES, Files
+from vmpin.host.files import Files
 from vmpin.runtime.engines import flag
 
 #: KubeletConfiguration (kubernetes/kubelet, config/v1beta1) by flag.
@@ -73,11 +73,9 @@ def _arguments(program: Program) -> list[str]:
 
 def _document(files: Files, path: str, trouble: list[str]) -> Mapping[str, object] | None:
     try:
-        place = files.host(path)
-        if not place.is_file() or place.stat().st_size > MAX_BYTES:
-            return None
-        found = yamlfile.load(Path(place))
-    except (ConfigError, OSError) as err:
+        raw = files.read(path)
+        found = None if raw is None else yamlfile.parse(Path(path), raw)
+    except (ConfigError, SourceError) as err:
         trouble.append(str(err))
         return None
     return found if isinstance(found, dict) else None
