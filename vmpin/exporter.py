@@ -11,12 +11,10 @@ import asyncio
 import importlib
 import logging
 import socket
-import stat
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from vmpin import health
@@ -158,24 +156,6 @@ def _listen(address: Address, group: str) -> socket.socket:
     """:param group: whose members may connect to a unix socket, besides root; "" for nobody."""
     if address.path is None:
         return http.listen(address.host, address.port)
-    _make_way(address.path)
+    if not sockets.remove_left(address.path):
+        raise ConfigError(f"metrics.address: {address.path} is there, and is somebody else's", "name another path")
     return sockets.listen(address.path, group)
-
-
-def _make_way(path: Path) -> None:
-    """See that `path` is nothing but the socket of a watcher that has ended: it is going to be replaced."""
-    try:
-        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
-    except FileNotFoundError:
-        return
-    if not is_socket:
-        raise ConfigError(f"metrics.address: {path} is there and is no socket", "name another path")
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return
-        except BlockingIOError:
-            pass  # somebody listens and is busy
-    raise ConfigError(f"metrics.address: somebody else listens on {path}", "name another path")

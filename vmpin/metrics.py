@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from vmpin.about import version
 from vmpin.apply import Outcome
 from vmpin.drift import Cause
 from vmpin.headcount import Headcount, Place
@@ -60,7 +60,7 @@ class NodeCollector(Collector):
 
     def __init__(self) -> None:
         self.facts: Facts | None = None
-        self._version = version("vmpin")
+        self._version = version()
         self._process = ProcessCollector(registry=None)
 
     def collect(self) -> Iterator[Metric]:

@@ -124,6 +124,31 @@ def test_who_says_nothing_is_dropped_and_others_are_answered_meanwhile(monkeypat
     asyncio.run(main())
 
 
+def test_connections_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that is not answered would have the watcher restarted."""
+    monkeypatch.setattr(server, "HEAD_DEADLINE", 30.0)
+    monkeypatch.setattr(server, "PACE", 0.001)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with serving() as port:
+            before = descriptors()
+            mute = []
+            for _ in range(3):
+                for _ in range(server.MAX_CONNECTIONS):
+                    mute.append(socket.create_connection(("127.0.0.1", port)))
+                    await asyncio.sleep(0.002)
+                assert b"you asked for /x" in await asyncio.to_thread(say, port, b"GET /x HTTP/1.1\r\n\r\n")
+            mute[0].setblocking(False)
+            async with asyncio.timeout(20):
+                assert await loop.sock_recv(mute[0], 100) == b""  # the longest one was hung up on
+            for each in mute:
+                each.close()
+            await until(lambda: descriptors() == before)
+
+    asyncio.run(main())
+
+
 def test_who_takes_no_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "DEADLINE", 0.3)
     monkeypatch.setattr(server, "HEAD_DEADLINE", 0.2)

@@ -1,7 +1,8 @@
 """As much of HTTP as a scrape and a probe take: one GET a connection, answered and closed.
 
 Who connects is not trusted: the head of a request is bounded in size and time, connections are bounded in number and
-taken at a bounded rate (the kernel holds the others), so that a flood costs the loop some hundredths of a CPU. What
+taken at a bounded rate (the kernel holds the others), so that a flood costs the loop some hundredths of a CPU. Where
+all places are taken, who has been silent for longest makes room: connections that say nothing keep no probe out. What
 stays out: what is answered (exporter). RFC 9112; no TLS, no keep-alive, no bodies.
 """
 
@@ -69,6 +70,27 @@ async def serve(made: socket.socket, handler: Handler) -> None:
     """Answer until cancelled. `made` is the caller's to close."""
     loop = asyncio.get_running_loop()
     busy: set[asyncio.Task[None]] = set()
+    #: Those of them that wait for their peer, the longest first; the others are being answered.
+    silent: dict[asyncio.Task[None], None] = {}
+
+    async def attend(connection: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        with connection, contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(DEADLINE):
+                head = await _head(connection)
+                silent.pop(task, None)
+                if not head:
+                    return
+                await loop.sock_sendall(connection, await _answer(head, handler))
+                connection.shutdown(socket.SHUT_WR)
+            silent[task] = None
+            await _drain(connection)
+
+    def ended(task: asyncio.Task[None]) -> None:
+        busy.discard(task)
+        silent.pop(task, None)
+
     try:
         while True:
             try:
@@ -78,10 +100,16 @@ async def serve(made: socket.socket, handler: Handler) -> None:
                 logger.debug("no connection could be taken: %r", err)
                 await asyncio.sleep(EXHAUSTED)
                 continue
+            connection.setblocking(False)
+            if len(busy) >= MAX_CONNECTIONS and silent:
+                oldest = next(iter(silent))
+                oldest.cancel()
+                ended(oldest)
             if len(busy) < MAX_CONNECTIONS:
-                task = asyncio.create_task(_attend(connection, handler))
+                task = asyncio.create_task(attend(connection))
                 busy.add(task)
-                task.add_done_callback(busy.discard)
+                silent[task] = None
+                task.add_done_callback(ended)
             else:
                 connection.close()
             await asyncio.sleep(PACE)
@@ -91,36 +119,27 @@ async def serve(made: socket.socket, handler: Handler) -> None:
         await asyncio.gather(*busy, return_exceptions=True)
 
 
-async def _attend(connection: socket.socket, handler: Handler) -> None:
-    """One connection; whatever goes wrong with it is its own."""
+async def _drain(connection: socket.socket) -> None:
+    """Take what is still to be read: it makes the kernel reset the connection, and the peer lose the answer."""
     loop = asyncio.get_running_loop()
-    with connection, contextlib.suppress(TimeoutError, OSError):
-        connection.setblocking(False)
-        async with asyncio.timeout(DEADLINE):
-            async with asyncio.timeout(HEAD_DEADLINE):
-                head = await _head(connection)
-            if not head:
+    async with asyncio.timeout(HEAD_DEADLINE):
+        for _ in range(MAX_HEAD // 1024):
+            if not await loop.sock_recv(connection, 4096):
                 return
-            await loop.sock_sendall(connection, await _answer(head, handler))
-            connection.shutdown(socket.SHUT_WR)
-        # What is still to be read makes the kernel reset the connection, and the peer lose the answer.
-        async with asyncio.timeout(HEAD_DEADLINE):
-            for _ in range(MAX_HEAD // 1024):
-                if not await loop.sock_recv(connection, 4096):
-                    return
 
 
 async def _head(connection: socket.socket) -> bytes:
     """What came up to the empty line, or as much as is too much; empty when the peer went away before."""
     loop = asyncio.get_running_loop()
     head = b""
-    while len(head) <= MAX_HEAD:
-        part = await loop.sock_recv(connection, 4096)
-        head += part
-        if not part:
-            return b""
-        if b"\r\n\r\n" in head or b"\n\n" in head:
-            return head.replace(b"\r\n", b"\n").partition(b"\n\n")[0]
+    async with asyncio.timeout(HEAD_DEADLINE):
+        while len(head) <= MAX_HEAD:
+            part = await loop.sock_recv(connection, 4096)
+            head += part
+            if not part:
+                return b""
+            if b"\r\n\r\n" in head or b"\n\n" in head:
+                return head.replace(b"\r\n", b"\n").partition(b"\n\n")[0]
     return head
 
 
