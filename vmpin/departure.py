@@ -10,15 +10,18 @@ import logging
 import os
 import shutil
 
+from vmpin import statefile
 from vmpin.apply import Outcome, Result
 from vmpin.config import Config
 from vmpin.reconciler import Reconciler
+from vmpin.source import sockets
 
 logger = logging.getLogger(__name__)
 
 
 def give_all_back(reconciler: Reconciler) -> list[Result]:
-    """Every thread gets the mask it had. Until `forget` the sandboxes are held: nothing places them meanwhile."""
+    """Every thread gets the mask it had. Until `forget` the sandboxes are held: nothing places them meanwhile. Called
+    again it is about those that came since, and what was refused."""
     return reconciler.unpin(reconciler.touched())
 
 
@@ -33,8 +36,11 @@ def forget(config: Config, reconciler: Reconciler, results: list[Result]) -> boo
         reconciler.save()
         logger.error("threads=%d kept their masks; what they had before is still in %s", refused, config.state_file)
         return False
-    for path in (config.state_file, config.notes_file, config.proof_file, config.hook_socket, config.control_socket):
+    for path in (config.state_file, config.notes_file, config.proof_file, config.hook_socket, config.control_socket,
+                 *statefile.beside(config.state_file), *statefile.beside(config.proof_file)):
         path.unlink(missing_ok=True)
+    if config.metrics is not None and config.metrics.path is not None:
+        sockets.remove_left(config.metrics.path)
     shutil.rmtree(config.spool, ignore_errors=True)
     config.lock_file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # systemd's, a mount, or with a file of somebody else's in it

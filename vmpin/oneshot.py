@@ -5,7 +5,8 @@ none runs. Reads the state file and the spool; writes only when it acts, and the
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from vmpin import departure
 from vmpin.apply import Result
@@ -21,6 +22,8 @@ from vmpin.vmm import qmp
 from vmpin.vmm.qemu_cmdline import qmp_sockets
 
 logger = logging.getLogger(__name__)
+
+Told = TypeVar("Told")
 
 
 def look(config: Config) -> tuple[Reconciler, Report]:
@@ -53,14 +56,19 @@ def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[Reconc
         return reconciler, Report(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
 
 
-def leave(config: Config) -> tuple[Reconciler, list[Result], bool]:
-    """Give everything back, and remove what is kept. :returns: also whether nothing is left."""
+def leave(config: Config, tell: Callable[[Reconciler], Told]) -> tuple[list[Result], Told, bool]:
+    """Give everything back, and remove what is kept. Ended at any moment and called again, it does what is left.
+
+    :param tell: has the guests take back what they were told, which takes what is kept of them.
+    :returns: also whether nothing is left.
+    """
     with Lock(config.lock_file):
         reconciler = Reconciler(config)
         take(reconciler, Spool(config.spool), set(), tidy=False)
         reconciler.resync(act=False, full=True)
         results = departure.give_all_back(reconciler)
-        return reconciler, results, departure.forget(config, reconciler, results)
+        told = tell(reconciler)
+        return results, told, departure.forget(config, reconciler, results)
 
 
 def take(reconciler: Reconciler, spool: Spool, but: set[str], tidy: bool = True) -> list[str]:

@@ -111,6 +111,11 @@ def replace(path: Path, content: bytes) -> None:
         raise
 
 
+def beside(path: Path) -> tuple[Path, Path]:
+    """What may lie beside a file that was kept here: one that was never finished, and one that was set aside."""
+    return path.with_name(f".{path.name}.new"), path.with_name(f"{path.name}.bad")
+
+
 def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[Kept, str]:
     """Read the file. :returns: what it holds, and what was wrong with it ("" if nothing): a file that cannot be
     believed counts as empty, as does one from another boot.

@@ -93,6 +93,7 @@ class Watcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))  # cli/watch
         hook = listen(self.config.hook_socket)
         control = listen(self.config.control_socket, self.config.status_group)
         self._take_spool()
@@ -150,7 +151,7 @@ class Watcher:
                 self.sampler.close()
         if given is None:
             logger.info("stopped; threads keep their masks (`vmpin unpin` gives them back)")
-        elif departure.forget(self.config, self.reconciler, given):
+        elif departure.forget(self.config, self.reconciler, departure.give_all_back(self.reconciler)):
             logger.info("stopped; threads have their masks from before, and nothing is left")
 
     async def _supervised(self, name: str, source: Callable[[], Coroutine[Any, Any, None]]) -> None:

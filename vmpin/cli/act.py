@@ -88,8 +88,8 @@ def _leave(args: argparse.Namespace, config: Config) -> int:
     from vmpin import oneshot, snapshot
 
     quiet_log(config)
-    reconciler, results, gone = oneshot.leave(config)
-    found = snapshot.unpinned(results) | {"guests": _in_guests(reconciler, reconciler.touched()), "gone": gone}
+    results, guests, gone = oneshot.leave(config, lambda known: _in_guests(known, known.touched()))
+    found = snapshot.unpinned(results) | {"guests": guests, "gone": gone}
     return _told(args, found, "nothing to give back")
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from vmpin.cli.common import Verbs, load_config, output_flag, print_styled, shown, status_document, verb
+from vmpin.errors import UsageError
 
 _ABOUT = """\
 The node's CPUs by NUMA node, cache and core: which are a container's alone, which are shared, and the vCPUs and
@@ -53,5 +54,8 @@ def run(args: argparse.Namespace) -> int:
     if args.file is None:
         sys.stdout.write(text)
     else:
-        Path(args.file).write_text(text, encoding="utf-8")
+        try:
+            Path(args.file).write_text(text, encoding="utf-8")
+        except OSError as err:
+            raise UsageError(f"cannot write {args.file}: {err.strerror}", "give another place: --file FILE") from err
     return 0

@@ -13,7 +13,8 @@ paths.nri is there, or --nri is given), the OCI hooks on RUN/hook.sock and the o
 paths.run, /run/vmpin), follows the kubelet's checkpoint, and reads everything again every watch.resync_seconds.
 SIGHUP loads the configuration again. Needs root, or CAP_SYS_NICE, CAP_SYS_PTRACE and the run directory; CAP_NET_ADMIN
 to hear from the kernel of VMs and threads as they are born (watch.births). Ending it
-leaves the masks as they are (-o json: one JSON object a log line); `vmpin unpin` gives them back.
+leaves the masks as they are, and `vmpin unpin` gives them back; with watch.on_exit: unpin it does that itself, and
+leaves nothing behind. (-o json: one JSON object a log line.)
 """
 
 
@@ -29,6 +30,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import gc
+    import signal
 
     from vmpin import log, oneshot, sdnotify
     from vmpin.lock import Lock
@@ -41,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         args.set_here.append(f"watch.nri={'on' if args.nri else 'off'}")
     config = load_config(args)
     log.setup(config.log_level, as_json=args.output == "json")
+    # Who is told to end while the first pass goes on ends in order after it, as watch.on_exit has it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     made = not config.run.exists()
     with Lock(config.lock_file):
         if made:

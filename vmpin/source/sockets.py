@@ -10,6 +10,7 @@ import grp
 import logging
 import os
 import socket
+import stat
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -45,6 +46,26 @@ def listen(path: Path, group: str = "") -> socket.socket:
     open_to(path, group)
     made.listen(MAX_CONNECTIONS)
     return made
+
+
+def remove_left(path: Path) -> bool:
+    """Remove a socket that a killed process left behind. :returns: whether nothing is there now: what somebody listens
+    on stays, and what is no socket."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            return False
+    except FileNotFoundError:
+        return True
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return True
+        except BlockingIOError:
+            pass  # somebody listens and is busy
+    return False
 
 
 def open_to(path: Path, group: str) -> None:
