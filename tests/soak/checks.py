@@ -229,6 +229,8 @@ class Checks:
         now = usage.life(pid, self.tasks, len(self.world.running()))
         if self.life is None or self.life.pid != pid:
             self.life = now
+            self.done["leaks"] -= 1  # there is nothing yet to compare it with
+            self.done["lives begun"] += 1
             return
         first = self.life
         for name in ("descriptors", "threads", "tasks"):
@@ -255,6 +257,11 @@ class Checks:
         self.done["left"] += 1
         sockets = [path.name for path in self.world.run.iterdir() if path.is_socket()]
         self.found += [f"left: {name} in the run directory" for name in sockets]
+
+    def gone(self) -> None:
+        """After `vmpin unpin --all`. The directory itself is a mount."""
+        self.done["gone"] += 1
+        self.found += [f"gone: {path.name} in the run directory" for path in self.world.run.iterdir()]
 
     def _files(self) -> Iterator[str]:
         here = {path.name for path in self.world.run.iterdir()}

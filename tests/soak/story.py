@@ -70,7 +70,7 @@ class Story:
             self.log("\n".join(["WRONG", *self.checks.found]))
 
     def end(self) -> None:
-        """Give everything back; what then is left of vmpin are a few files."""
+        """Give everything back; what then is left of vmpin are a few files, and after `unpin --all` none."""
         self.log("unpin")
         assert self.world.cli("unpin").returncode == 0
         for guest in self.world.guests.values():
@@ -78,6 +78,9 @@ class Story:
         self.checks.given_back()
         self.world.end_watcher()
         self.checks.left()
+        assert self.world.cli("unpin", "--all").returncode == 0
+        self.checks.given_back()
+        self.checks.gone()
         for line in self.checks.found:
             self.log(line)
 
@@ -96,13 +99,12 @@ def _begin(story: Story) -> bool | None:
     return None
 
 
-def _of_a_guest(do: Callable[[TroubledWorld, Guest], None]) -> Callable[[Story], bool | None]:
+def _of_a_guest(do: Callable[[TroubledWorld, Guest], bool | None]) -> Callable[[Story], bool | None]:
     def step(story: Story) -> bool | None:
         guest = story.guest()
         if guest is None:
             return False
-        do(story.world, guest)
-        return None
+        return do(story.world, guest)
     return step
 
 
@@ -113,13 +115,12 @@ def _telling(commands: Iterable[str]) -> Callable[[Story], bool | None]:
         guest = story.guest()
         if guest is None:
             return False
-        story.world.tell(guest, story.rng.choice(choice))
-        return None
+        return story.world.tell(guest, story.rng.choice(choice))
     return step
 
 
 def _kill_watcher(story: Story) -> bool | None:
-    if story.full:
+    if story.full or story.world.ended():
         return False
     story.world.kill_watcher()
     return None
@@ -173,8 +174,7 @@ def _hold(story: Story) -> bool | None:
     guest = story.guest()
     if guest is None or story.full or story.world.frozen or not guest.settled:
         return False
-    story.world.hold(guest)
-    return None
+    return story.world.hold(guest)
 
 
 def _runtime(story: Story) -> None:
@@ -188,9 +188,8 @@ def _plug(story: Story) -> bool | None:
     world = story.world
     if not world.rest:
         return False
-    off = frozenset(world.rng.sample(sorted(world.rest), world.rng.randint(0, len(world.rest))))
-    world.plug(world.everything - off)
-    return None
+    off = frozenset(world.rng.sample(sorted(world.rest), world.rng.randint(1, len(world.rest))))
+    return world.plug(world.everything - off) or world.plug(world.everything)
 
 
 STEPS_THERE_ARE = (

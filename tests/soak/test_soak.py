@@ -31,4 +31,7 @@ def test_whatever_happens_everything_comes_right(tmp_path: Path) -> None:
     assert found["rests"] >= 3
     assert min(found["steps"], found["faults"]) >= 10
     assert found["checks"] >= 9 * found["rests"]
+    assert found["checks_by_kind"]["leaks"] > 0
+    assert found["checks_by_kind"]["gone"] == 1
+    assert len(found["faults_by_kind"]) >= 8
     assert found["repairs"] > 0

@@ -64,15 +64,17 @@ class TroubledWorld(World):
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(tid, cpus)
 
-    def tell(self, guest: Guest, command: str) -> None:
-        """What the VM does of its own accord (vmm.c)."""
+    def tell(self, guest: Guest, command: str) -> bool:
+        """What the VM does of its own accord (vmm.c). :returns: whether it could; so do those below."""
         assert guest.machine is not None
         if command == "v":
-            if guest.machine.vcpus < guest.machine.most:
-                guest.machine.add_vcpu()
-            return
+            if guest.machine.vcpus >= guest.machine.most:
+                return False
+            guest.machine.add_vcpu()
+            return True
         guest.tainted |= command == "m" and (guest.told.held or not guest.settled)
         guest.machine.tell(command)
+        return True
 
     def storm(self) -> None:
         """Two thousand processes, one after the other."""
@@ -87,23 +89,31 @@ class TroubledWorld(World):
     def free_disk(self) -> None:
         self.filling.unlink(missing_ok=True)
 
-    def plug(self, online: Cpus) -> None:
+    def plug(self, online: Cpus) -> bool:
         """CPUs go off or come back, as /sys tells it; the last of the shared pool stays."""
         path = self.sys / "devices/system/cpu/online"
+        if path.read_text().strip() == listed(online):
+            return False
         new = path.with_name("online.new")
         new.write_text(listed(online) + "\n")
         new.rename(path)
+        return True
 
-    def hold(self, guest: Guest) -> None:
+    def hold(self, guest: Guest) -> bool:
         """`vmpin unpin SANDBOX`, or `vmpin reconcile SANDBOX`."""
         verb = "reconcile" if guest.told.held else "unpin"
-        if self.cli(verb, guest.id).returncode == 0:
+        done = self.cli(verb, guest.id).returncode == 0
+        if done:
             guest.told.held = not guest.told.held
+        return done
 
-    def talk_nonsense(self) -> None:
+    def talk_nonsense(self) -> bool:
+        heard = False
         for name in () if self.frozen else ("hook.sock", "vmpin.sock", "metrics.sock"):
             with contextlib.suppress(OSError):
                 talk(self.run / name, self.rng.randbytes(self.rng.randint(1, 20000)))
+                heard = True
+        return heard
 
     def calm(self) -> None:
         """End everything that is wrong, so that all comes right."""

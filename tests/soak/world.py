@@ -171,19 +171,21 @@ class World(Node):
             if told != "hook":
                 self.runtime.tell(POST_START, self._pod(guest), self._container(guest, container))
 
-    def update(self, guest: Guest) -> None:
+    def update(self, guest: Guest) -> bool:
+        """:returns: whether there was a container to be given other CPUs; so do those below."""
         if not guest.told.containers:
-            return
+            return False
         container = self.rng.choice(list(guest.told.containers.values()))
         with self.runtime.changing():
             # A container without CPUs is not given some later: an empty cpuset in an update means no change.
             container.cpus = self._cpus() or container.cpus
             self.runtime.tell(POST_UPDATE, self._pod(guest), self._container(guest, container))
+        return True
 
-    def delete(self, guest: Guest, name: str = "", heard: bool = True) -> None:
+    def delete(self, guest: Guest, name: str = "", heard: bool = True) -> bool:
         """:param heard: whether the hook is called; the runtime tells whoever is connected in any case."""
         if not guest.told.containers:
-            return
+            return False
         container = guest.told.containers[name or self.rng.choice(list(guest.told.containers))]
         with self.runtime.changing():
             del guest.told.containers[container.name]
@@ -194,6 +196,7 @@ class World(Node):
         if (heard or container.spooled) and bundle.exists():
             self._hook("poststop", self.state(guest.id, container.name, bundle))
         shutil.rmtree(bundle, ignore_errors=True)
+        return True
 
     def remove(self, guest: Guest) -> None:
         """The whole pod, in order."""
