@@ -99,6 +99,17 @@ class Ownership:
                 for container, cpus in claim.exclusive if cpu in cpus]
 
 
+def with_unseen(all_claims: Mapping[SandboxId, Claims], unseen: Mapping[tuple[str, str], CpuSet],
+                online: CpuSet) -> Mapping[SandboxId, Claims]:
+    """Also those of pods that only the kubelet told of. :param unseen: CPUs by a pod's uid and a container's name."""
+    more: dict[SandboxId, Claims] = {}
+    for (uid, name), cpus in unseen.items():
+        pod = SandboxId(uid)
+        old = more.get(pod, Claims((), ()))
+        more[pod] = Claims((*old.exclusive, (ContainerId(name), cpus & online)), ())
+    return {**all_claims, **more} if more else all_claims
+
+
 def ownership(all_claims: Mapping[SandboxId, Claims], node: Node) -> Ownership:
     """Join the claims of every sandbox. P unknown is the online CPUs minus every exclusive one."""
     exclusive = union(cpus for claim in all_claims.values() for _, cpus in claim.exclusive)

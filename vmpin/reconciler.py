@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from vmpin import statefile
 from vmpin.agreement import Agreement
 from vmpin.allocation import CpuManagerState, judged, unseen
 from vmpin.apply import Outcome, Result
@@ -25,14 +24,15 @@ from vmpin.config import Config
 from vmpin.cpuset import CpuSet, union
 from vmpin.drift import Change, Explained
 from vmpin.drifts import Drifts
-from vmpin.errors import SourceError, StateFileError
+from vmpin.errors import SourceError
 from vmpin.events import Event, Held, SandboxSeen
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.model import ContainerId, SandboxId, ThreadId, VcpuId, VmThread
+from vmpin.keeper import Keeper
+from vmpin.model import SandboxId, ThreadId, VcpuId, VmThread
 from vmpin.observe import Observer, Vm
-from vmpin.ownership import Claims, Node, Ownership, claims, ownership
+from vmpin.ownership import Claims, Node, Ownership, claims, ownership, with_unseen
 from vmpin.pinner import Pinner
 from vmpin.placement import Placement, Previous, Request, place
 from vmpin.plan import SetAffinity, ordered
@@ -46,6 +46,7 @@ from vmpin.source.hook_state import events_of
 from vmpin.source.kubelet_state import KubeletState
 from vmpin.source.nri_facts import NriEvent
 from vmpin.state import DesiredState, forget_stopped, reduce
+from vmpin.statefile import Kept
 from vmpin.tally import Tally
 from vmpin.topology import Topology
 
@@ -83,10 +84,8 @@ class Reconciler:
                                    KataState(config.path("kata_go"), config.path("kata_rs"), logger.warning))
         self.sources.kata.listen_to(config.exclusive_annotation)
         self.boot_id = self.proc.boot_id()
-        kept, trouble = statefile.load(config.state_file, self.boot_id, set_aside=acts)
-        if trouble:
-            logger.warning("%s", trouble)
-        kept = statefile.with_notes(config.notes_file, self.boot_id, kept)
+        self._keeper = Keeper(config.state_file, config.notes_file, self.boot_id)
+        kept = self._keeper.load(set_aside=acts)
         self.state: DesiredState = kept.state
         self.previous: dict[SandboxId, Previous] = dict(kept.previous)
         self.checkpoint = KubeletState(config.path("kubelet"), logger.warning)
@@ -107,9 +106,6 @@ class Reconciler:
         self._node_changed = True
         self._changed = False
         self._dirty: set[SandboxId] = set(self.state.sandboxes)
-        self._failing: str = ""
-        self._unnoted = False
-        self._written: statefile.Written = {}
         #: How the threads of each sandbox were born, by the word of whoever is told of births.
         self.births: dict[SandboxId, Account] = {}
         #: What went wrong with a VM, so that it is told once.
@@ -123,7 +119,7 @@ class Reconciler:
     @property
     def saved(self) -> bool:
         """Whether the state file could be written when it was last tried."""
-        return not self._failing
+        return not self._keeper.failing
 
     # What the sources say
 
@@ -392,7 +388,7 @@ class Reconciler:
                 self.claims[sandbox] = new
             owned = owned or (old and old.exclusive) != (new and new.exclusive)
         before = self.own
-        self.own = ownership(self._all_claims(), self.node)
+        self.own = ownership(with_unseen(self.claims, unseen(self.state, self.kubelet), self.node.online), self.node)
         if owned or (self.own.pool, self.own.exclusive) != (before.pool, before.exclusive):
             dirty.update(self._concerned(before))
         changed = set()
@@ -423,15 +419,6 @@ class Reconciler:
             placement = place(Request(vm.sandbox, vcpus, judged(state, self.kubelet), vm.known), self.node, self.own,
                               self.config.policy, self.previous.get(vm.sandbox))
         return placement.by_vcpu.get(vcpu)
-
-    def _all_claims(self) -> Mapping[SandboxId, Claims]:
-        """Also of the pods that only the kubelet told of, by their uids."""
-        more: dict[SandboxId, Claims] = {}
-        for (uid, name), cpus in unseen(self.state, self.kubelet).items():
-            pod = SandboxId(uid)
-            old = more.get(pod, Claims((), ()))
-            more[pod] = Claims((*old.exclusive, (ContainerId(name), cpus & self.node.online)), ())
-        return {**self.claims, **more} if more else self.claims
 
     def _concerned(self, before: Ownership) -> Iterable[SandboxId]:
         """The sandboxes whose placement may be another now that CPUs have another owner: one container's exclusive
@@ -475,19 +462,9 @@ class Reconciler:
 
     def save(self) -> bool:
         """Write the state file; a failure is told once, and everything else goes on."""
-        try:
-            statefile.save(self.config.state_file, self.boot_id,
-                           statefile.Kept(self.state, self.previous, self.pinner.before), self._written)
-        except StateFileError as err:
-            if str(err) != self._failing:
-                logger.error("%s (%s)", err, err.hint)
-            self._failing = str(err)
+        if not self._keeper.save(Kept(self.state, self.previous, self.pinner.before)):
             return False
-        if self._failing:
-            logger.info("%s: the state can be saved again", self.config.state_file)
-        self._failing = ""
         self._changed = self.pinner.learned = False
-        self.config.notes_file.unlink(missing_ok=True)
         return True
 
     def keep_mask(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> None:
@@ -496,14 +473,7 @@ class Reconciler:
         if had is None:
             return
         self._changed = True
-        try:
-            statefile.note(self.config.notes_file, self.boot_id, sandbox, main.id, had)
-        except StateFileError as err:
-            if not self._unnoted:
-                logger.error("%s (%s)", err, err.hint)
-            self._unnoted = True
-        else:
-            self._unnoted = False
+        self._keeper.note(sandbox, main.id, had)
 
 
 def _lists(policy: Policy) -> Iterable[CpuSet]:

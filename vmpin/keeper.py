@@ -1,0 +1,63 @@
+"""Keeps what a reconciler knows over its end: the state file, and the notes for what cannot wait for it.
+
+A failure is told once, and everything else goes on. What stays out: what is kept, and when (reconciler, watcher).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from vmpin import statefile
+from vmpin.cpuset import CpuSet
+from vmpin.errors import StateFileError
+from vmpin.model import SandboxId, ThreadId
+from vmpin.statefile import Kept
+
+logger = logging.getLogger(__name__)
+
+
+class Keeper:
+    """:param boot_id: what was kept in another boot is not believed."""
+
+    def __init__(self, state: Path, notes: Path, boot_id: str) -> None:
+        self._state = state
+        self._notes = notes
+        self._boot_id = boot_id
+        #: Why the state could not be saved when it was last tried, "" if it could.
+        self.failing = ""
+        self._unnoted = False
+        self._written: statefile.Written = {}
+
+    def load(self, set_aside: bool) -> Kept:
+        """:param set_aside: whether a damaged file is moved away."""
+        kept, trouble = statefile.load(self._state, self._boot_id, set_aside)
+        if trouble:
+            logger.warning("%s", trouble)
+        return statefile.with_notes(self._notes, self._boot_id, kept)
+
+    def save(self, kept: Kept) -> bool:
+        """:returns: whether it could be; the notes are of no use any more then."""
+        try:
+            statefile.save(self._state, self._boot_id, kept, self._written)
+        except StateFileError as err:
+            if str(err) != self.failing:
+                logger.error("%s (%s)", err, err.hint)
+            self.failing = str(err)
+            return False
+        if self.failing:
+            logger.info("%s: the state can be saved again", self._state)
+        self.failing = ""
+        self._notes.unlink(missing_ok=True)
+        return True
+
+    def note(self, sandbox: SandboxId, main: ThreadId, had: CpuSet) -> None:
+        """Keep the mask that a process had before, ahead of the state file."""
+        try:
+            statefile.note(self._notes, self._boot_id, sandbox, main, had)
+        except StateFileError as err:
+            if not self._unnoted:
+                logger.error("%s (%s)", err, err.hint)
+            self._unnoted = True
+        else:
+            self._unnoted = False
