@@ -7,8 +7,9 @@ import platform
 import subprocess
 from pathlib import Path
 
-from lab.node_tests.machines import kvm_version
+from lab.node_tests.machines import kvm_version, until
 from lab.variant import Cgroup, Topology, Variant
+from vmpin.host.procfs import Procfs
 
 _CPU = Path("/sys/devices/system/cpu")
 
@@ -68,3 +69,14 @@ def test_kvm_and_vhost_are_there() -> None:
     for device in ("vhost-net", "vhost-vsock", "net/tun"):
         assert Path("/dev", device).is_char_device()
     assert Path("/sys/kernel/debug/kvm").is_dir()
+
+
+def test_every_cpus_timers_are_looked_after(online: list[int]) -> None:
+    """tests/lab/timers.py, a thread on each CPU."""
+    procfs = Procfs()
+
+    def kept() -> set[frozenset[int]]:
+        return {frozenset(os.sched_getaffinity(int(tid))) for pid in procfs.pids()
+                if "tests/lab/timers.py" in procfs.cmdline(pid) for tid in procfs.tids(pid)}
+
+    until(lambda: kept() >= {frozenset([cpu]) for cpu in online}, lambda: f"threads on CPUs {kept()}")
