@@ -25,6 +25,7 @@ from need import lacking, need_root, need_tool
 
 from lab import cache, node
 from lab.errors import LabError
+from lab.kernel import Built
 from lab.node import REPOSITORY, repository_files
 from lab.results import Case, cases
 from lab.variant import Cgroup, Kernel, Topology, Variant
@@ -148,6 +149,28 @@ def test_a_node_is_followed_until_it_is_off_or_until_it_should_be_up(script: str
 
 def test_a_node_is_followed_until_its_deadline() -> None:
     assert _followed("echo here; exec sleep 60", 1.5) == (False, True)
+
+
+@pytest.mark.parametrize(("consoles", "boots"), [
+    ([b"init: the clock of CPU 7 stands still", b"init: up after 5 s"], 2), ([b"init: up after 5 s"], 1),
+    ([b""] * 3, 3)],
+    ids=["a CPU's clock", "up", "never up"])
+def test_a_node_that_does_not_come_up_is_started_again_but_none_that_was_up(
+        consoles: list[bytes], boots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Powered off at once, as one is whose init has found a CPU without a clock."""
+    started = []
+
+    def boot(variant: Variant, root: Path, kernel: Built, place: Path, number: int, results: Path,
+             deadline: float) -> bool:
+        started.append(number)
+        (results / "console.log").write_bytes(consoles[number - 1])
+        (results / "qemu.log").touch()
+        return True
+
+    monkeypatch.setattr(node, "_run", boot)
+    with pytest.raises(LabError, match="ended without saying how the tests went"):
+        node.run_tests(Variant(Kernel.V6_1), tmp_path, Built(tmp_path, None, (), ""), tmp_path / "results", [])
+    assert started == list(range(1, boots + 1))
 
 
 def _followed(script: str, deadline: float) -> tuple[bool, bool]:
