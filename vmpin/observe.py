@@ -29,7 +29,8 @@ Found = tuple[ThreadId, VmmProcess | HelperProcess, list[str]]
 #: in one of this many, its turn given by its pid. In the same turn every thread's identity is read anew.
 ROUNDS = 16
 YOUNG_PASSES = 3
-TRIES = 5
+#: In how many passes a VM is asked again that does not tell its vCPUs; and one that tells them by their calls alone.
+TRIES, AGAIN = 5, 3
 #: Of a sandbox's id Kata's Go shim gives Firecracker so many characters.
 CUT = 32
 
@@ -303,8 +304,11 @@ class Observer:
                 self._lost(vm)
                 return None
             changed = changed or own is not False
-        # Sampling system calls costs milliseconds: a VM that does not tell is asked again ever more seldom.
-        if changed or vm.qmp is not None or (not vm.known and (vm.tries < TRIES or turn)):
+        # Sampling system calls costs milliseconds: a VM that does not tell is asked again ever more seldom. And where
+        # no name tells, all may seem to be known while a vCPU that was just plugged has not been in KVM_RUN yet, if
+        # one of its number was unplugged before.
+        tries = TRIES if not vm.known else AGAIN if vm.found_by in ("kvm_run", "debugfs") else 0
+        if changed or vm.qmp is not None or (tries and (vm.tries < tries or turn)):
             vm.tries = 0 if changed else vm.tries + 1
             changed = self._identify(vm) or changed
         return changed
