@@ -24,15 +24,17 @@ from vmpin.model import SandboxId
 
 #: Seconds for everything to come right. A resync is half a second; a loaded machine takes longer.
 PATIENCE = 30.0
-#: Seconds after which a sandbox without VM and containers is forgotten, and some for a resync (source/disk.py).
+#: Seconds after which a sandbox that is known to have neither VM nor containers is forgotten (source/disk.py), and
+#: some for a resync.
 FORGOTTEN = 65.0
 #: What a watcher says of what is done to it in a story.
 _EXPECTED = re.compile(r"state cannot be saved|cannot be noted|fight |refused|nri|spool|the sources disagree|NRI")
 _BROKEN = re.compile(r"Traceback|cannot be looked after|never awaited|was never retrieved")
-#: Of a life of the watcher's: descriptors, threads and tasks more than at its first rest, and bytes.
+#: Of a life of the watcher's: descriptors, threads and tasks more than are accounted for, and bytes.
 _MORE, _MORE_BYTES = 6, 16 << 20
-#: And for each sandbox that there is more of: its guest's session, and the connection to its agent.
-_MORE_EACH = {"descriptors": 1, "threads": 0, "tasks": 4}
+#: What there is of each sandbox that is looked after, and besides of each whose guest is spoken with: its guest's
+#: task; the connection to the agent in it, with one task that hears and one that says.
+_OF_EACH = {"descriptors": (0, 1), "threads": (0, 0), "tasks": (1, 2)}
 #: What is in a run directory.
 _FILES = {"hook.sock", "vmpin.sock", "metrics.sock", "lock", "state.json", "spool", "proof", "notes", "before"}
 
@@ -45,6 +47,8 @@ class Checks:
     done: Counter[str] = field(default_factory=Counter)
     found: list[str] = field(default_factory=list)
     life: usage.Life | None = None
+    #: At the end of which rest's wait a pod was gone first, by time.monotonic().
+    found_gone: dict[str, float] = field(default_factory=dict)
     #: The watcher's counters at its last rest, whose they are, and the sums of the watchers before it.
     counted: dict[str, float] = field(default_factory=dict)
     counted_of: int = 0
@@ -59,6 +63,8 @@ class Checks:
         """Wait until all is in its place, then check everything. :returns: whether all is well."""
         known = len(self.found)
         self._wait()
+        for name in self.world.removed:
+            self.found_gone.setdefault(name, time.monotonic())
         for check in (self._places, self._guests, self._status, self._plan, self._state_file, self._metrics,
                       self._leaks, self._log, self._files):
             self.done[check.__name__[1:]] += 1
@@ -115,8 +121,8 @@ class Checks:
 
     def _fading(self) -> set[str]:
         """Pods that were removed and may be known still: one whose end was told by nobody who was heard is remembered
-        for a minute."""
-        return {name for name, when in self.world.removed.items() if time.monotonic() - when < FORGOTTEN}
+        for a minute from when it was found, which may take until the runtime is heard again."""
+        return {name for name in self.world.removed if time.monotonic() - self.found_gone[name] < FORGOTTEN}
 
     def _held(self) -> set[str]:
         return {guest.id for guest in self.world.running() if guest.told.held}
@@ -226,17 +232,19 @@ class Checks:
     def _leaks(self) -> Iterator[str]:
         assert self.world.watcher is not None
         pid = self.world.watcher.pid
-        now = usage.life(pid, self.tasks, len(self.world.running()))
+        running = self.world.running()
+        now = usage.life(pid, self.tasks, len(running), sum(guest.inside is not None for guest in running))
         if self.life is None or self.life.pid != pid:
             self.life = now
             self.done["leaks"] -= 1  # there is nothing yet to compare it with
             self.done["lives begun"] += 1
             return
         first = self.life
-        for name in ("descriptors", "threads", "tasks"):
-            more = getattr(now, name) - getattr(first, name)
-            if more > _MORE + _MORE_EACH[name] * max(0, now.guests - first.guests):
-                yield f"{more} {name} more than the {getattr(first, name)} at first"
+        for name, (looked_after, spoken_with) in _OF_EACH.items():
+            wanted = (getattr(first, name) + looked_after * (now.guests - first.guests)
+                      + spoken_with * (now.spoken_with - first.spoken_with))
+            if getattr(now, name) > wanted + _MORE:
+                yield f"{getattr(now, name)} {name} where {wanted} are enough: {now}, at first {first}"
         if now.memory - first.memory > _MORE_BYTES:
             yield f"{(now.memory - first.memory) >> 20} MB more than the {first.memory >> 20} at first"
 

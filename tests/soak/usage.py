@@ -24,11 +24,13 @@ class Life:
     memory: int
     #: The sandboxes that it looks after.
     guests: int
+    #: Those of them whose guests have an agent.
+    spoken_with: int
 
 
-def life(pid: int, tasks: int, guests: int) -> Life:
+def life(pid: int, tasks: int, guests: int, spoken_with: int) -> Life:
     return Life(pid, len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task")), tasks, _memory(pid),
-                guests)
+                guests, spoken_with)
 
 
 def _memory(pid: int) -> int:

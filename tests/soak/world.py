@@ -11,7 +11,6 @@ import contextlib
 import random
 import shutil
 import subprocess
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,8 +57,8 @@ class World(Node):
         self.pool: Cpus = frozenset((first,))
         self.rest: Cpus = frozenset(rest)
         self.guests: dict[str, Guest] = {}
-        #: When pods were removed, by time.monotonic().
-        self.removed: dict[str, float] = {}
+        #: Pods that there were.
+        self.removed: list[str] = []
         #: The watcher was stopped (SIGSTOP).
         self.frozen = False
         self.made: Counter[str] = Counter()
@@ -205,7 +204,7 @@ class World(Node):
         self.end(guest)
         with self.runtime.changing():
             del self.guests[guest.id]
-            self.removed[guest.id] = time.monotonic()
+            self.removed.append(guest.id)
             self.runtime.tell(STOP_POD, self._pod(guest))
             self.runtime.tell(REMOVE_POD, self._pod(guest))
 
