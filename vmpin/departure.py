@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 def give_all_back(reconciler: Reconciler) -> list[Result]:
-    """Every thread gets the mask it had. Until `forget` the sandboxes are held: nothing places them meanwhile. Called
-    again it is about those that came since, and what was refused."""
-    return reconciler.unpin(reconciler.touched())
+    """Every thread gets the mask it had. Until `forget` nothing places them again. Called again it is about those that
+    came since, and what was refused."""
+    return reconciler.unpin(reconciler.touched(), leaving=True)
 
 
 def forget(config: Config, reconciler: Reconciler, results: list[Result]) -> bool:
@@ -32,7 +32,6 @@ def forget(config: Config, reconciler: Reconciler, results: list[Result]) -> boo
     """
     refused = sum(result.outcome is Outcome.REFUSED for result in results)
     if refused:
-        reconciler.take_back(reconciler.touched())  # the next watcher is to look after them again
         reconciler.save()
         logger.error("threads=%d kept their masks; what they had before is still in %s", refused, config.state_file)
         return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -21,12 +21,15 @@ from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.model import SandboxId, ThreadId, VmThread
-from vmpin.observe import Process, Vm
+from vmpin.observe import Vm
 from vmpin.placement import Placement
 from vmpin.plan import Observed, SetAffinity, diff, ordered
 from vmpin.topology import Topology
 
 logger = logging.getLogger(__name__)
+
+#: How often a sandbox's threads are listed anew while they get their masks back.
+LISTINGS = 100
 
 
 @dataclass
@@ -212,21 +215,27 @@ class Pinner:
                         placement.verdict)
         return results
 
-    def give_back(self, vm: Vm, topology: Topology) -> list[Result]:
-        """Give a VM's threads the masks from before; they are forgotten unless one was refused."""
-        return self._give_back(vm.sandbox, [(thread, vm.main_of(thread)) for thread in vm.threads()], topology)
+    def give_back(self, sandbox: SandboxId, threads: Callable[[], Iterable[tuple[VmThread, ThreadId]]],
+                  topology: Topology) -> list[Result]:
+        """Give a sandbox's threads the masks from before; those are forgotten then, unless one was refused.
 
-    def give_back_helpers(self, sandbox: SandboxId, helpers: Iterable[Process], topology: Topology) -> list[Result]:
-        """The same for a sandbox whose VM has not come, or has gone."""
-        threads = [(thread, process.id) for process in helpers for thread in process.threads.values()]
-        return self._give_back(sandbox, threads, topology)
-
-    def _give_back(self, sandbox: SandboxId, threads: Iterable[tuple[VmThread, ThreadId]],
-                   topology: Topology) -> list[Result]:
+        :param threads: those there are at the moment, each with its process. A thread that is made by one which has
+            not got its mask back has that one's: so they are listed again until there is nobody new.
+        """
         before = self.before.get(sandbox)
         if before is None:
             return []
-        results = carry_out(self.proc, ordered(_restoring(sandbox, before, threads, topology)))
+        results: list[Result] = []
+        met: set[ThreadId] = set()
+        for _ in range(LISTINGS):
+            new = [(thread, main) for thread, main in threads() if thread.id not in met]
+            if not new:
+                break
+            met.update(thread.id for thread, _ in new)
+            results += carry_out(self.proc, ordered(_restoring(sandbox, before, new, topology)))
+        else:
+            logger.warning("sandbox=%s makes threads faster than they are given their masks: unpin it again", sandbox)
+            return results
         if not any(result.outcome is Outcome.REFUSED for result in results):
             del self.before[sandbox]
         return results

@@ -11,7 +11,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -108,6 +109,8 @@ class Reconciler:
         self._dirty: set[SandboxId] = set(self.state.sandboxes)
         #: How the threads of each sandbox were born, by the word of whoever is told of births.
         self.births: dict[SandboxId, Account] = {}
+        #: What is held because this process leaves.
+        self._left: set[SandboxId] = set()
         #: What went wrong with a VM, so that it is told once.
         self._odd: dict[SandboxId, str] = {}
 
@@ -317,6 +320,7 @@ class Reconciler:
             if sandbox not in seen and (vm := self._safely(sandbox, self._refresh)) is not None:
                 vms.append(vm)
         operations = [operation for vm in vms for operation in self._safely(vm.sandbox, self._operations) or ()]
+        self.tally.fights = self.pinner.drifts.fought
         if not operations:
             return ()
         if not act:
@@ -326,7 +330,6 @@ class Reconciler:
         if self.pinner.learned:
             self.save()  # before the first mask is changed: whatever happens then, it can be given back
         results = tuple(self.pinner.carry_out(operations, self.placements))
-        self.tally.fights = self.pinner.drifts.fought
         outcomes = Counter((operation.thread.role, outcome) for operation, outcome, *_ in results)
         self.tally.pins.update({(role, outcome.value): count for (role, outcome), count in outcomes.items()})
         return results
@@ -435,23 +438,34 @@ class Reconciler:
 
     # Giving back
 
-    def unpin(self, sandboxes: Iterable[SandboxId]) -> list[Result]:
-        """Give threads the masks they had before vmpin, and leave the sandboxes alone until they are given back."""
+    def unpin(self, sandboxes: Iterable[SandboxId], leaving: bool = False) -> list[Result]:
+        """Give threads the masks they had before vmpin, and leave the sandboxes alone until they are taken back.
+
+        :param leaving: for as long as this process lives only. Were it kept, and this process killed before it has
+            left, the next one would leave them alone for good.
+        """
         results: list[Result] = []
         for sandbox in sandboxes:
+            known = self.state.sandboxes.get(sandbox)
+            if leaving and known is not None and not known.held:
+                self._left.add(sandbox)
             self.reduce([Held(sandbox, True)])
-            self._refresh(sandbox)
-            vm = self.observer.vms.get(sandbox)
             self.placements.pop(sandbox, None)
-            if vm is not None:
-                results += self.pinner.give_back(vm, self.node.topology)
-            else:
-                results += self.pinner.give_back_helpers(sandbox, self.observer.helpers(sandbox), self.node.topology)
+            results += self.pinner.give_back(sandbox, partial(self._owned, sandbox), self.node.topology)
             self.pinner.forget(sandbox)
             self.previous.pop(sandbox, None)
             self._changed = True
         self.save()
         return results
+
+    def _owned(self, sandbox: SandboxId) -> list[tuple[VmThread, ThreadId]]:
+        """The threads of a sandbox at this moment, each with its process; without a VM those of its helpers."""
+        self._refresh(sandbox)
+        vm = self.observer.vms.get(sandbox)
+        if vm is not None:
+            return [(thread, vm.main_of(thread)) for thread in vm.threads()]
+        return [(thread, process.id) for process in self.observer.helpers(sandbox)
+                for thread in process.threads.values()]
 
     def take_back(self, sandboxes: Iterable[SandboxId]) -> None:
         """Take sandboxes that were unpinned into vmpin's hands again."""
@@ -462,7 +476,11 @@ class Reconciler:
 
     def save(self) -> bool:
         """Write the state file; a failure is told once, and everything else goes on."""
-        if not self._keeper.save(Kept(self.state, self.previous, self.pinner.before)):
+        state = self.state
+        if self._left:
+            state = DesiredState({name: replace(known, held=False) if name in self._left else known
+                                  for name, known in state.sandboxes.items()})
+        if not self._keeper.save(Kept(state, self.previous, self.pinner.before)):
             return False
         self._changed = self.pinner.learned = False
         return True

@@ -15,6 +15,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +149,10 @@ class Watcher:
                 made.close()
                 path.unlink(missing_ok=True)
             if self.sampler is not None:
-                self.sampler.close()
+                try:
+                    self.sampler.close()
+                except Exception as err:  # whatever it is, the rest of the leaving goes on
+                    logger.error("the last sample failed: %r", err)
         if given is None:
             logger.info("stopped; threads keep their masks (`vmpin unpin` gives them back)")
         elif departure.forget(self.config, self.reconciler, departure.give_all_back(self.reconciler)):
@@ -182,7 +186,7 @@ class Watcher:
     def _reload(self) -> None:
         sdnotify.notify("RELOADING=1")
         try:
-            config = self.reload()
+            config = self._with_fixed(self.reload())
             if config.status_group != self.config.status_group:
                 open_to(self.config.control_socket, config.status_group)
                 if self.config.metrics is not None and self.config.metrics.path is not None:
@@ -190,15 +194,19 @@ class Watcher:
         except (ConfigError, OSError) as err:
             logger.error("the configuration stays as it was: %s", err)
         else:
-            fixed = [key for key in config.values if key.startswith("paths.") or key in FIXED]
-            if any(config.values[key] != self.config.values[key] for key in fixed):
-                logger.warning("changed paths, %s are used after a restart only", " and ".join(FIXED))
             self.config = config
             log.set_level(config.log_level)
             self.reconciler.reconfigure(config)
             self._resync.set()
             logger.info("configuration loaded again")
         sdnotify.notify("READY=1")
+
+    def _with_fixed(self, config: Config) -> Config:
+        """What is bound, open or written to stays where it is."""
+        fixed = {key: value for key, value in self.config.values.items() if key.startswith("paths.") or key in FIXED}
+        if any(config.values[key] != value for key, value in fixed.items()):
+            logger.warning("changed paths, %s are used after a restart only", " and ".join(FIXED))
+        return replace(config, values={**config.values, **fixed})
 
     # Hooks
 

@@ -132,6 +132,7 @@ class Node:
         self._starts = 0
         self.bundles: list[Bundle] = []
         self.cgroups: list[Path] = []
+        self.command = COMMAND
         #: Put before the watcher's command line.
         self.wrap: list[str] = []
         self.configure()
@@ -175,7 +176,7 @@ class Node:
         assert self.watcher is None
         self._starts += 1
         with (self.top / f"log{self._starts:03}").open("wb") as log:
-            self.watcher = subprocess.Popen([*self.wrap, *COMMAND, "--config", str(self.config), "watch", *args],
+            self.watcher = subprocess.Popen([*self.wrap, *self.command, "--config", str(self.config), "watch", *args],
                                             env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         if wait_until_ready:
             wait(lambda: "watching vms=" in self.last_log() or self.ended(), "the watcher does not start")

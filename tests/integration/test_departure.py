@@ -78,8 +78,10 @@ oneshot.leave(config.load(Path(sys.argv[1]), {}, {}), end)
 """
 
 
+@pytest.mark.parametrize("by", ["", "a watcher"])
 @pytest.mark.parametrize("when", ["masks", "guests"])
-def test_who_is_killed_while_it_gives_masks_back_does_the_rest_when_it_is_called_again(node: Node, when: str) -> None:
+def test_who_is_killed_while_it_gives_masks_back_does_the_rest_when_it_is_called_again(node: Node, when: str,
+                                                                                       by: str) -> None:
     first, second = two_cpus()
     node.configure(node={"shared_pool": first}, metrics={"address": f"unix:{node.run}/metrics.sock"})
     with Qemu(node.id("a"), vcpus=2) as vm:
@@ -98,6 +100,10 @@ def test_who_is_killed_while_it_gives_masks_back_does_the_rest_when_it_is_called
         assert (by_tid(vm.pid) == before) is (when == "guests")
         assert (node.run / "state.json").exists()
         assert (node.run / "metrics.sock").exists()
+        if by:  # which comes meanwhile: nothing was unpinned by hand, so it is to look after them
+            node.start()
+            node.wait_for_vcpus(vm.pid, {0: first, 1: second}, union((first, second)))
+            assert node.stop() == 0
         assert node.data("unpin", "--all")["gone"]
         assert by_tid(vm.pid) == before
         assert not node.run.exists()
@@ -117,5 +123,71 @@ def test_who_is_told_to_end_while_it_begins_leaves_as_it_was_told_to(node: Node)
         node.start(wait_until_ready=False)
         wait(lambda: (node.run / "lock").exists() or node.ended(), "the watcher does not start")
         assert node.stop() == 0, node.last_log()
+        assert by_tid(vm.pid) == before
+        assert not node.run.exists()
+
+
+def test_what_was_unpinned_by_hand_stays_so_over_a_leaving_that_did_not_end(node: Node) -> None:
+    first, _ = two_cpus()
+    node.configure(node={"shared_pool": first})
+    with Qemu(node.id("a"), vcpus=2) as vm, Qemu(node.id("b"), vcpus=2) as other:
+        before = by_tid(vm.pid)
+        node.start()
+        for each in (vm, other):
+            node.container(each.sandbox, "web", first)
+            node.wait_for_all(each.pid, first)
+        assert node.cli("unpin", vm.sandbox).returncode == 0
+        node.kill()
+        ran = subprocess.run([sys.executable, "-c", KILLED, node.config, "guests"], env=node.environment)
+        assert ran.returncode == -signal.SIGKILL
+        node.start()
+        node.wait_for_all(other.pid, first)
+        node.resyncs()
+        assert by_tid(vm.pid) == before
+        assert node.stop() == 0
+        assert node.data("unpin", "--all")["gone"]
+
+
+def test_it_leaves_where_it_was_though_it_was_told_of_another_directory(node: Node) -> None:
+    first, _ = two_cpus()
+    node.configure(node={"shared_pool": first}, watch={"on_exit": "unpin"})
+    other = node.top / "other"
+    with Qemu(node.id("a"), vcpus=2) as vm:
+        before = by_tid(vm.pid)
+        node.start()
+        node.wait_for_all(vm.pid, first)
+        assert node.watcher is not None
+        node.configure(paths={"run": str(other)}, watch={"status_group": "root"})
+        node.watcher.send_signal(signal.SIGHUP)
+        node.wait_for_log("are used after a restart only")
+        node.wait_for_log("configuration loaded again")
+        assert node.stop() == 0
+        assert by_tid(vm.pid) == before
+        assert not node.run.exists()
+        assert not other.exists()
+
+
+#: A watcher whose last sample fails.
+SAMPLELESS = """
+import sys
+from vmpin.cli.main import main
+from vmpin.sampler import Sampler
+def failing(self):
+    raise OSError(24, "Too many open files")
+Sampler.close = failing
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_last_sample_that_fails_keeps_nothing_from_being_given_back(node: Node) -> None:
+    first, _ = two_cpus()
+    node.configure(node={"shared_pool": first}, watch={"on_exit": "unpin"})
+    with Qemu(node.id("a"), vcpus=2) as vm:
+        before = by_tid(vm.pid)
+        node.command = [sys.executable, "-c", SAMPLELESS]
+        node.start()
+        node.wait_for_all(vm.pid, first)
+        assert node.stop() == 0
+        assert "the last sample failed: OSError(24" in node.last_log()
         assert by_tid(vm.pid) == before
         assert not node.run.exists()

@@ -239,3 +239,22 @@ def test_a_watcher_that_hangs_answers_no_probe(node: Metered) -> None:
 def test_nothing_listens_by_default(node: Metered) -> None:
     node.start()
     assert sorted(path.name for path in node.run.iterdir() if path.is_socket()) == ["hook.sock", "vmpin.sock"]
+
+
+def test_a_fight_is_counted_when_it_is_noticed_though_nothing_is_set_from_then_on(node: Metered) -> None:
+    first, second = two_cpus()
+    node.configure(node={"shared_pool": first}, drift={"fight_repairs": 1})
+    node.on(node.run / "metrics.sock")
+    with Qemu(node.id("a"), vcpus=1) as vm:
+        node.start()
+        node.wait_for_all(vm.pid, first)
+        node.wait_until_served()
+        assert node.value("vmpin_fights_total") == 0
+
+        def fought() -> bool:
+            os.sched_setaffinity(vm.pid, {int(second)})
+            return "fight sandbox=" in node.log()
+
+        wait(fought, "no fight is noticed")
+        wait(lambda: node.value("vmpin_fights_total") == 1, "the fight is not counted")
+        assert os.sched_getaffinity(vm.pid) == {int(second)}

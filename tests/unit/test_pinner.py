@@ -1,0 +1,109 @@
+"""Masks that are given back, on real threads."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from strayed import thread_of, two_places
+
+from vmpin import pinner
+from vmpin.before import Before
+from vmpin.cpuset import CpuSet
+from vmpin.host.cgroup import Cgroups
+from vmpin.host.procfs import Procfs
+from vmpin.host.sysfs import Sysfs
+from vmpin.model import SandboxId, ThreadId, VmThread
+from vmpin.pinner import Pinner
+
+A = SandboxId("a")
+
+
+class Worker:
+    """A thread that makes another when it is told to, with its own mask, as those of QEMU's pool do."""
+
+    def __init__(self) -> None:
+        self._again: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._born: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._thread.native_id is not None
+        self.tid = self._thread.native_id
+
+    def _run(self) -> None:
+        while self._again.get():
+            self._born.put(Worker())
+
+    def next(self) -> Worker:
+        self._again.put(True)
+        return self._born.get(timeout=20)
+
+    def end(self) -> None:
+        self._again.put(False)
+        self._thread.join()
+
+    def mask(self) -> CpuSet:
+        return CpuSet(os.sched_getaffinity(self.tid))
+
+
+class Pool:
+    """Workers, the first of which is pinned, on a pinner that knows what this process had before."""
+
+    def __init__(self, workers: list[Worker]) -> None:
+        self.here, there = two_places()
+        self.had = self.here | there
+        self.pid = os.getpid()
+        self.main = thread_of(self.pid)
+        self.workers = workers
+        workers.append(Worker())
+        os.sched_setaffinity(workers[0].tid, self.here.frozen())
+        self.pinner = Pinner(Procfs(), Cgroups(Path("/nowhere")), {
+            A: Before().remember(self.main.id, [(self.main, self.had)])})
+        #: How many workers come right after a listing.
+        self.to_come = 0
+
+    def listing(self) -> list[tuple[VmThread, ThreadId]]:
+        found = [(thread_of(self.pid, worker.tid), self.main.id) for worker in self.workers]
+        if self.to_come:
+            self.to_come -= 1
+            self.workers.append(self.workers[-1].next())
+            assert self.workers[-1].mask() == self.here
+        return found
+
+    def give_back(self) -> None:
+        self.pinner.give_back(A, self.listing, Sysfs().topology())
+
+    def masks(self) -> set[CpuSet]:
+        return {worker.mask() for worker in self.workers}
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    workers: list[Worker] = []
+    yield Pool(workers)
+    for worker in workers:
+        worker.end()
+
+
+def test_threads_that_are_made_while_others_get_their_masks_back_get_theirs(pool: Pool) -> None:
+    pool.to_come = 3
+    pool.give_back()
+    assert len(pool.workers) == 4
+    assert pool.masks() == {pool.had}
+    assert A not in pool.pinner.before
+
+
+def test_what_they_had_is_kept_where_new_ones_come_without_end(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinner, "LISTINGS", 3)
+    pool.to_come = 4
+    pool.give_back()
+    assert pool.masks() == {pool.here, pool.had}
+    assert A in pool.pinner.before
+    pool.to_come = 0
+    pool.give_back()
+    assert pool.masks() == {pool.had}
+    assert A not in pool.pinner.before
