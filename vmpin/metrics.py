@@ -147,8 +147,8 @@ def _counts(facts: Facts) -> Iterator[Metric]:
 
 
 def _ran(ledger: Ledger) -> Iterator[Metric]:
-    """What samples add up to."""
-    found = ledger.roles()
+    """What samples add up to since the watcher started."""
+    found = ledger.added()
     roles = {role: found.get(role, Account()) for role in ThreadRole}
     yield _counter("vmpin_run_seconds_total", "What threads ran, by role and by whether that was in their place.",
                    ("role", "place"), {(role.value, place): spent for role, account in roles.items()
@@ -158,7 +158,7 @@ def _ran(ledger: Ledger) -> Iterator[Metric]:
     yield _counter("vmpin_migrations_total", "How often threads changed CPUs.", ("role",),
                    {(role.value,): account.migrations for role, account in roles.items()})
     yield _counter("vmpin_sampled_seconds_total", "For how long samples of what ran were taken.", (),
-                   {(): ledger.watched})
+                   {(): ledger.added_seconds()})
 
 
 def _by_place(account: Account) -> Iterable[tuple[str, float]]:
@@ -180,8 +180,8 @@ def _sandboxes(facts: Facts) -> Iterator[Metric]:
                   for sandbox, one in count.sandboxes.items() for (role, place), number in one.threads.items()})
     yield _counter("vmpin_sandbox_run_seconds_total", "As vmpin_run_seconds_total, of each VM sandbox.",
                    ("sandbox", "namespace", "pod", "place"),
-                   {(*labels[sandbox], place): spent for sandbox, account in ledger.sandboxes.items()
-                    if sandbox in labels for place, spent in _by_place(account.total)})
+                   {(*labels[sandbox], place): spent for sandbox in ledger.sandboxes
+                    if sandbox in labels for place, spent in _by_place(ledger.added_to(sandbox))})
 
 
 def _names(sandbox: SandboxId, pod: Pod | None) -> tuple[str, str, str]:

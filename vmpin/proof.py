@@ -177,6 +177,8 @@ class Ledger:
         #: The latest, by thread and CPU.
         self.findings: dict[tuple[ThreadId, int], Finding] = {}
         self.marks: list[Mark] = []
+        #: What was taken up from a process before this one, None for nothing.
+        self.taken_up: Ledger | None = None
 
     def of(self, sandbox: SandboxId) -> SandboxAccount:
         account = self.sandboxes.get(sandbox)
@@ -190,6 +192,24 @@ class Ledger:
         for account in (self.ended, *self.sandboxes.values()):
             found.add(account)
         return found.roles
+
+    # Since this process began: what is taken up from one that was killed is minutes behind what that told, and whoever
+    # follows a counter takes one that went back for one that began anew at nothing.
+
+    def added(self) -> dict[ThreadRole, Account]:
+        """As `roles`."""
+        before = {} if self.taken_up is None else self.taken_up.roles()
+        return {role: account.since(before.get(role, _NOTHING)) for role, account in self.roles().items()}
+
+    def added_to(self, sandbox: SandboxId) -> Account:
+        """One sandbox's, in all roles."""
+        account = self.sandboxes[sandbox]
+        before = None if self.taken_up is None else self.taken_up.sandboxes.get(sandbox)
+        return account.total if before is None or not account.continues(before) else account.total.since(before.total)
+
+    def added_seconds(self) -> float:
+        """In which samples were taken."""
+        return self.watched - (0.0 if self.taken_up is None else self.taken_up.watched)
 
     def found(self, finding: Finding, thread: ThreadId) -> None:
         """Keep what ran where it should not; more of the same is added to it."""
@@ -209,6 +229,8 @@ class Ledger:
 
     def mark(self, now: float) -> None:
         """Remember the books as they are."""
+        if self.began is not None:
+            self.began = min(self.began, now)  # the clock was put back
         self.marks = thinned([*self.marks, Mark(now, self.dump())], now)
 
     def due(self, now: float) -> bool:
@@ -222,12 +244,17 @@ class Ledger:
             separators=(",", ":"))
 
     def load(self, marks: Iterable[Mark], began: float) -> None:
-        """Go on where another ledger ended. :raises ValueError: and others, for what it cannot have written."""
-        marks = sorted(marks, key=lambda mark: mark.time)
+        """Go on where another ledger ended. :raises ValueError: and others, for what it cannot have written.
+
+        :param marks: as they were made: by their times the last may be another, where the clock was put back.
+        """
+        marks = list(marks)
         last = _parsed(marks[-1].raw)
         self.began, self.marks = began, marks
-        self.watched, self.drift = last.watched, last.drift
+        self.watched = last.watched
+        self.drift.update(last.drift)  # there may have been some already: repairs begin before samples do
         self.sandboxes, self.ended = last.sandboxes, last.ended
+        self.taken_up = _parsed(marks[-1].raw)
 
     def since(self, when: float, now: float) -> Proof:
         """What happened since the last mark at or before `when`, else since the beginning."""
@@ -250,10 +277,10 @@ class Ledger:
 
 
 def thinned(marks: Iterable[Mark], now: float) -> list[Mark]:
-    """The marks without those that are too old or too near to an older one."""
+    """The marks without those that are too old or too near to an older one, and those of a clock that was ahead."""
     kept: list[Mark] = []
     for mark in marks:
-        apart = next((apart for apart, age in _GRID if now - mark.time <= age), None)
+        apart = next((apart for apart, age in _GRID if 0 <= now - mark.time <= age), None)
         # A moment's grace: marks are made by a clock that ticks a little late.
         if apart is not None and (not kept or mark.time - kept[-1].time >= apart * 0.9 or now - mark.time < 1):
             kept.append(mark)

@@ -31,6 +31,11 @@ SHARE = 0.01
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
+def _ticks() -> int:
+    """Clock ticks since boot (CLOCK_BOOTTIME, as start times are)."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+
+
 class _Meter:
     """A thread at its last sample. `place` is where it was to run then."""
 
@@ -45,13 +50,15 @@ class _Meter:
 
 class _Books:
     """A process at its last sample. `clock` is what it ran in all, `booked` what was booked of it since it was met
-    with `begun` on its clock, `unseen` what the sandbox's account has of the rest."""
+    with `begun` on its clock, `unseen` what the sandbox's account has of the rest. Threads that were born after `met`
+    (clock ticks since boot) count from their birth."""
 
-    __slots__ = ("begun", "booked", "clock", "meters", "placement", "unseen")
+    __slots__ = ("begun", "booked", "clock", "met", "meters", "placement", "unseen")
 
-    def __init__(self, clock: int | None) -> None:
-        self.begun = clock
-        self.clock = clock
+    def __init__(self, begun: int | None, met: int) -> None:
+        self.begun = begun
+        self.clock = begun
+        self.met = met
         self.booked = 0
         self.unseen = 0
         self.placement: Placement | None = None
@@ -72,14 +79,15 @@ class Sampler:
         #: Rounds since it began, and CPU seconds that the last one took.
         self.rounds = 0
         self.cost = 0.0
-        #: Clock ticks since boot (CLOCK_BOOTTIME, as start times are).
-        self._begun = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+        self._begun = _ticks()
         self._books: dict[ThreadId, _Books] = {}
+        #: Processes that are no VM's for now, and still run for all that is known.
+        self._away: set[ThreadId] = set()
         self._waiting: list[SandboxId] = []
         self._spent = 0.0
         self._last = time.monotonic()
         self._failing = ""
-        if keep is not None:
+        if keep is not None and self.ledger.began is None:  # else the ledger knows more than the file
             trouble = prooffile.load(keep, reconciler.boot_id, self.ledger)
             if trouble:
                 logger.warning("%s", trouble)
@@ -125,8 +133,10 @@ class Sampler:
         vms = self.reconciler.observer.vms
         here = {process.id for vm in vms.values() for process in vm.processes()}
         here |= {thread.id for vm in vms.values() for thread in vm.kernel}
-        for gone in self._books.keys() - here:
-            del self._books[gone]
+        gone = self._books.keys() - here
+        for each in gone:
+            del self._books[each]
+        self._away = {each for each in (self._away | gone) - self._books.keys() if process_ran(each.tid) is not None}
         self.ledger.end([sandbox for sandbox in self.ledger.sandboxes if sandbox not in vms])
         if self.ledger.due(time.time()):
             self.ledger.mark(time.time())
@@ -140,23 +150,32 @@ class Sampler:
         for thread in vm.kernel:
             books = self._books.get(thread.id)
             if books is None:
-                books = self._books[thread.id] = _Books(None)
+                books = self._open(thread.id, None)
             self._threads(vm.sandbox, books, (thread,), placement)
 
     def _process(self, sandbox: SandboxId, process: Process, placement: Placement | None) -> None:
         clock = process_ran(process.pid)
         books = self._books.get(process.id)
-        if books is None:
-            born = process.id.starttime > self._begun
-            books = self._books[process.id] = _Books(0 if born and clock is not None else clock)
-        elif clock is not None and clock == books.clock and placement is books.placement:
+        if books is not None and clock is not None and clock == books.clock and placement is books.placement:
             return  # none of its threads ran, and none has another place than it had
+        main = self.host.where(process.pid, process.pid)
+        if main is None or main.starttime != process.id.starttime:
+            return  # it has ended, and the clock may be another's that has its number
+        if books is None:
+            books = self._open(process.id, clock)
         books.clock, books.placement = clock, placement
         self._threads(sandbox, books, process.threads.values(), placement)
         if clock is not None and books.begun is not None:
             unseen = clock - books.begun - books.booked
             self.ledger.of(sandbox).unseen += unseen - books.unseen
             books.unseen = unseen
+
+    def _open(self, process: ThreadId, clock: int | None) -> _Books:
+        """Books of a process that has none. If it was away (watch.only, a claim), some of what it ran is booked, and
+        where it ran meanwhile nobody knows: then nothing counts from before now."""
+        met = _ticks() if process in self._away else self._begun
+        books = self._books[process] = _Books(0 if clock is not None and process.starttime > met else clock, met)
+        return books
 
     def _threads(self, sandbox: SandboxId, books: _Books, threads: Iterable[VmThread],
                  placement: Placement | None) -> None:
@@ -178,7 +197,7 @@ class Sampler:
             migrations = self.host.migrations(thread.pid, thread.id.tid)
             if meter is None:
                 meter = meters[thread.id] = _Meter(now.ran, now.waited, migrations, place)
-                if thread.id.starttime <= self._begun:
+                if thread.id.starttime <= books.met:
                     continue
                 # Born while we looked: all that it ever ran counts, and where it began nobody knows.
                 meter.ran = meter.waited = 0

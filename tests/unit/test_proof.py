@@ -15,7 +15,7 @@ from vmpin.model import SandboxId, ThreadId, ThreadRole
 from vmpin.proof import MAX_FINDINGS, Account, Finding, Ledger, Mark, thinned
 
 A, B = SandboxId("a"), SandboxId("b")
-VCPU, SHIM = ThreadRole.VCPU, ThreadRole.SHIM
+VCPU, SHIM, IOTHREAD = ThreadRole.VCPU, ThreadRole.SHIM, ThreadRole.IOTHREAD
 HOUR, DAY = 3600.0, 86400.0
 SECOND = 10**9
 
@@ -149,6 +149,39 @@ def test_a_mark_is_due_every_five_minutes_and_when_the_clock_was_put_back() -> N
     assert books.due(999.0)
 
 
+@pytest.mark.parametrize("ahead", [HOUR, 400 * DAY])
+def test_a_clock_that_is_put_back_takes_nothing_from_the_books(tmp_path: Path, ahead: float) -> None:
+    books, now = ledger(ahead), 0.0
+    for number in range(7):
+        now = number * 300.0 + (ahead if number < 3 else 0.0)
+        books.of(A).of(VCPU).placed += 300 * SECOND
+        books.drift["other"] += 1
+        assert books.due(now)
+        books.mark(now)
+    assert [mark.time for mark in books.marks] == [900.0, 1200.0, 1500.0, 1800.0]
+    assert books.since(1200.0, now).total.placed == 600 * SECOND
+    begun = books.since(0.0, now)
+    assert (begun.since, begun.total.placed) == (900.0, 2100 * SECOND)
+    prooffile.save(tmp_path / "proof", "boot", books)
+    again = Ledger()
+    assert prooffile.load(tmp_path / "proof", "boot", again) == ""
+    assert (again.roles(), again.drift) == (books.roles(), books.drift)
+
+
+def test_books_go_on_from_the_mark_that_was_made_last_whatever_its_time(tmp_path: Path) -> None:
+    books = ledger()
+    for time in (2 * HOUR, HOUR):  # as an earlier version kept them
+        books.of(A).of(VCPU).placed += 5
+        books.marks.append(Mark(time, books.dump()))
+    prooffile.save(tmp_path / "proof", "boot", books)
+    again = Ledger()
+    assert prooffile.load(tmp_path / "proof", "boot", again) == ""
+    assert again.roles() == {VCPU: Account(10)}
+    assert again.due(HOUR) is False
+    again.mark(HOUR + 300)
+    assert [mark.time for mark in again.marks] == [HOUR, HOUR + 300]
+
+
 def test_more_of_the_same_is_one_finding() -> None:
     books = ledger()
     books.found(*finding(now=10.0))
@@ -191,6 +224,43 @@ def test_the_books_outlive_a_restart(tmp_path: Path) -> None:
     assert again.since(300.0, 1000.0) == books.since(300.0, 1000.0)
     again.of(A).of(VCPU).placed += 10
     assert again.since(900.0, 1000.0).total.placed == 10
+
+
+def test_what_was_added_since_the_books_were_taken_up_is_told_apart(tmp_path: Path) -> None:
+    books, path = ledger(), tmp_path / "proof"
+    for sandbox in (A, B):
+        books.of(sandbox).of(VCPU).placed += 100
+    books.watched = 300.0
+    books.mark(300.0)
+    assert (books.added(), books.added_to(A), books.added_seconds()) == (
+        {VCPU: Account(200)}, Account(100), 300.0)
+    prooffile.save(path, "boot", books)
+    again = Ledger()
+    assert prooffile.load(path, "boot", again) == ""
+    assert (again.added(), again.added_to(A), again.added_seconds()) == ({VCPU: Account()}, Account(), 0.0)
+    again.of(A).of(VCPU).placed += 7
+    again.of(A).of(IOTHREAD).elsewhere += 5
+    again.watched += 1.0
+    again.end([B])
+    assert again.added() == {VCPU: Account(7), IOTHREAD: Account(elsewhere=5)}
+    assert again.added_to(A) == Account(7, elsewhere=5)
+    assert again.added_seconds() == 1.0
+    again.end([A])
+    again.of(A).of(VCPU).placed += 3  # another one of the same name
+    assert again.added_to(A) == Account(3)
+    assert again.added()[VCPU] == Account(10)
+
+
+def test_repairs_from_before_the_books_were_read_count_too(tmp_path: Path) -> None:
+    books, path = ledger(5.0), tmp_path / "proof"
+    books.drift.update(other=2, tuned=1)
+    books.mark(300.0)
+    prooffile.save(path, "boot", books)
+    again = Ledger()
+    again.drift["other"] += 1
+    prooffile.load(path, "boot", again)
+    assert again.drift == {"other": 3, "tuned": 1}
+    assert again.since(300.0, 400.0).drift == {"other": 1}
 
 
 def test_the_books_of_another_boot_are_not_gone_on_with(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from strayed import Spinners, run_for, spinners, thread_of
 
 from vmpin.host.procfs import Procfs
-from vmpin.host.schedstat import Ran, Schedstat
+from vmpin.host.schedstat import Ran, Schedstat, process_ran
 from vmpin.model import ThreadRole
 from vmpin.proof import Account
 from vmpin.sampler import SHARE, Sampler
@@ -208,6 +208,69 @@ def test_a_thread_that_got_anothers_number_is_not_booked_as_that(node: Spinners)
     assert node.account(vm) == Account()
 
 
+def test_a_process_that_got_anothers_number_is_not_booked_as_that(node: Spinners) -> None:
+    vm = node.vm(code="exec sleep 60")
+    sampler = Sampler(node.reconciler)
+    sampler.round()
+    node.children[vm.sandbox].kill()
+    node.children[vm.sandbox].wait()
+    sampler.round()
+    account = node.reconciler.ledger.of(vm.sandbox)
+    unseen = account.unseen
+    time.sleep(0.02)  # start times are in steps of a hundredth of a second
+    vm.vmm.pid = node.vm("b").vmm.pid  # until the next pass it is not known that it has ended
+    run_for(0.05, vm.vmm.pid)
+    sampler.round()
+    assert account.unseen == unseen
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_what_was_away_for_a_while_is_not_born_again(node: Spinners, kernel: bool) -> None:
+    sampler = Sampler(node.reconciler)
+    vms = node.reconciler.observer.vms
+    time.sleep(0.02)  # start times are in steps of a hundredth of a second
+    vm = spins = node.vm()
+    (thread,) = spins.vmm.threads.values()
+    if kernel:  # as if it were a thread of the kernel's that works for another one
+        vm, thread = node.vm("b", code="exec sleep 60"), thread._replace(role=ThreadRole.VHOST)
+        vm.kernel.append(thread)
+        del vms[spins.sandbox]
+
+    def booked() -> int:
+        return sampler.ledger.roles()[thread.role].ran
+
+    run_for(0.1, thread.pid)
+    sampler.round()
+    once = booked()
+    assert once > 0.09 * SECOND
+    del vms[vm.sandbox]  # watch.only changed, or a claim that cannot be read
+    sampler.round()
+    run_for(0.2, thread.pid)
+    vms[vm.sandbox] = vm
+    sampler.round()
+    assert booked() == once  # what it ran meanwhile is not proved
+    run_for(0.1, thread.pid)
+    sampler.round()
+    assert booked() > once + 0.09 * SECOND
+    ran = process_ran(thread.pid)
+    assert ran is not None
+    assert booked() < ran - 0.19 * SECOND
+    assert sampler.ledger.ended.unseen + sampler.ledger.of(vm.sandbox).unseen < 0.19 * SECOND
+
+
+def test_of_what_ended_nothing_is_remembered(node: Spinners) -> None:
+    vm = node.vm()
+    sampler = Sampler(node.reconciler)
+    sampler.round()
+    del node.reconciler.observer.vms[vm.sandbox]
+    sampler.round()
+    sampler.round()
+    assert sampler._away == {vm.vmm.id}
+    node.end(vm)
+    sampler.round()
+    assert sampler._away == set()
+
+
 def test_a_vm_that_ends_leaves_its_account_in_the_sum(node: Spinners) -> None:
     vm = node.vm()
     other = node.vm("b")
@@ -248,6 +311,21 @@ def test_after_a_restart_the_books_go_on(node: Spinners, tmp_path: Path) -> None
     assert proof.ended.total.placed == spent
     assert proof.watched < proof.until - proof.since - 0.25
     assert sampler.since(time.time()).total.placed < placed + 10 * SECOND
+
+
+def test_sampling_that_is_switched_off_and_on_goes_on_with_what_is_known(node: Spinners, tmp_path: Path) -> None:
+    vm = node.vm()
+    sampler = Sampler(node.reconciler, tmp_path / "proof")
+    sampler.round()
+    kept = (tmp_path / "proof").read_bytes()
+    run_for(0.1, vm.vmm.pid)
+    sampler.close()
+    (tmp_path / "proof").write_bytes(kept)  # as if there had been no space for more
+    placed = node.account(vm).placed
+    node.reconciler.ledger.drift["other"] += 1
+    sampler = Sampler(node.reconciler, tmp_path / "proof")
+    assert node.account(vm).placed == placed > 0.09 * SECOND
+    assert sampler.ledger.drift == {"other": 1}
 
 
 def test_a_file_that_cannot_be_kept_is_said_once(node: Spinners, tmp_path: Path,
