@@ -32,9 +32,10 @@ from vmpin.wire.proc_events import KTHREADD, Comm, Event, Exec, Fork
 
 logger = logging.getLogger(__name__)
 
-#: How often a process that has just begun is asked for more threads, and how many children of it are looked at. Who
-#: makes more is no VMM.
+#: How often a process that has just begun is asked for more threads, and how many processes that it forked are looked
+#: at, theirs among them. Who makes more is no VMM.
 _LOOKS, _CHILDREN = 4, 8
+
 
 @dataclass
 class Touched:
@@ -129,16 +130,29 @@ class Arrivals:
         return vm is not None and vm.vmm.pid != pid and self._lives(vm.vmm.id)
 
     def _place_process(self, sandbox: SandboxId, main: VmThread, born: int) -> None:
-        """All threads of a process that has just begun: its main thread, and what it may have made meanwhile."""
+        """A process that has just begun, and what it may have made meanwhile."""
         known = self.reconciler
         placement = known.placements.get(sandbox) or birth.at_exec(
             sandbox, known.state.sandboxes.get(sandbox), known.node, known.own, known.config.policy, known.kubelet,
             known.previous.get(sandbox))
         if placement is None:
             return
+        # QEMU's -daemonize: the VM is a child's child, both of which may have been forked before the mask was set.
+        argv, family = known.proc.cmdline(main.pid), [main]
+        for process in family:  # which grows
+            if not self._place_threads(placement, process, born):
+                continue
+            for child in known.proc.children(process.pid)[:_CHILDREN + 1 - len(family)]:
+                stat = known.proc.thread_stat(child, child)
+                if stat is not None and int(child) not in self._helpers and known.proc.cmdline(child) == argv:
+                    family.append(VmThread(ThreadId(int(child), stat.starttime), main.role, stat.comm, int(child)))
+
+    def _place_threads(self, placement: Placement, main: VmThread, born: int) -> bool:
+        """All threads of a process, by its main thread. :returns: whether that has its mask."""
+        known, sandbox = self.reconciler, placement.sandbox
         self._helpers[main.pid] = _Helper(sandbox, main.role, main.id, placement)
         if (done := self._place(placement, main, born)) is None:
-            return
+            return False
         self.book.placed(sandbox, born, done)
         logger.log(logging.INFO if main.role is ThreadRole.EMULATOR else logging.DEBUG,
                    "begins sandbox=%s role=%s pid=%d mask=%s", sandbox, main.role, main.pid, done.cpus)
@@ -148,22 +162,18 @@ class Arrivals:
             looked |= more
             for tid in more:
                 if (stat := known.proc.thread_stat(main.pid, tid)) is not None:
-                    self._place(placement, VmThread(ThreadId(int(tid), stat.starttime), main.role, stat.comm,
-                                                    main.pid), born)
-        # QEMU's -daemonize: the VM is a child that was forked before the mask was set.
-        argv = known.proc.cmdline(main.pid)
-        for child in known.proc.children(main.pid)[:_CHILDREN]:
-            stat = known.proc.thread_stat(child, child)
-            if stat is not None and int(child) not in self._helpers and known.proc.cmdline(child) == argv:
-                self._place_process(sandbox, VmThread(ThreadId(int(child), stat.starttime), main.role, stat.comm,
-                                                      int(child)), born)
+                    thread = VmThread(ThreadId(int(tid), stat.starttime), main.role, stat.comm, main.pid)
+                    if (done := self._place(placement, thread, born)) is not None:
+                        self.book.placed(sandbox, born, done)
+                        self.book.ahead(thread.id.tid)
+        return True
 
     # A thread
 
     def _born(self, event: Fork, vm: Vm, process: Process, touched: Touched) -> None:
         touched.ours = True
         placement = self.reconciler.placements.get(vm.sandbox)
-        if placement is None:
+        if placement is None or self.book.knows(event.child, event.time):
             return
         done = self._place_newborn(placement, process.role, process.id, event)
         if done is None:
@@ -183,7 +193,7 @@ class Arrivals:
         """Of a process whose VM has not come."""
         touched.ours = True
         state = self.reconciler.state.sandboxes.get(helper.sandbox)
-        if state is not None and state.held:
+        if (state is not None and state.held) or self.book.knows(event.child, event.time):
             return
         done = self._place_newborn(helper.placement, helper.role, helper.id, event)
         if done is not None:
@@ -262,15 +272,24 @@ class Arrivals:
         if wanted is None or mask is None or mask == wanted.frozen() or not self._lives(vm.vmm.id):
             return
         stat = known.proc.thread_stat(vm.vmm.pid, tid)
-        if stat is not None:
-            thread = VmThread(ThreadId(tid, stat.starttime), ThreadRole.VCPU, stat.comm, vm.vmm.pid, vcpu)
-            result = known.pinner.place_now(vm.sandbox, thread, wanted, CpuSet(mask))
-            known.tally.pins[thread.role, result.outcome.value] += 1
+        if stat is None:
+            return
+        thread = VmThread(ThreadId(tid, stat.starttime), ThreadRole.VCPU, stat.comm, vm.vmm.pid, vcpu)
+        if not self._believable(vm, thread.id, vcpu):
+            return
+        result = known.pinner.place_now(vm.sandbox, thread, wanted, CpuSet(mask))
+        known.tally.pins[thread.role, result.outcome.value] += 1
 
-    def _lives(self, main: ThreadId) -> bool:
+    def _believable(self, vm: Vm, thread: ThreadId, vcpu: VcpuId) -> bool:
+        """Whether a pass may believe a name: it does not of a thread that is another vCPU, nor if another thread is
+        that one, and would put back who was placed for it. (That of a vCPU that was unplugged has ended.)"""
+        return vm.learned.get(thread, vcpu) == vcpu and not any(
+            other != thread and number == vcpu and self._lives(other) for other, number in vm.learned.items())
+
+    def _lives(self, thread: ThreadId) -> bool:
         """Whoever has the number of a VMM that has ended makes threads, too."""
-        stat = self.reconciler.proc.thread_stat(main.tid, main.tid)
-        return stat is not None and stat.starttime == main.starttime
+        stat = self.reconciler.proc.thread_stat(thread.tid, thread.tid)
+        return stat is not None and stat.starttime == thread.starttime
 
     def _dragonball(self, pid: int, touched: Touched) -> None:
         """A shim whose VM is a library's: it is the VMM from its first vCPU's name on."""

@@ -21,6 +21,8 @@ from vmpin.reconciler import Reconciler
 #: A thread whose name comes has it within a millisecond; one that bears none may be told by a later pass, of which the
 #: last comes so many seconds after its birth.
 _NAMED, _TOLD = 1.0, 8.0
+#: Nanoseconds that the word of a birth may lie in the connector's buffer.
+_LATE = 60 * 10**9
 #: Of so many at most it is remembered when they were born.
 _MOST = 4096
 #: And of so many that it was heard of them.
@@ -57,6 +59,8 @@ class BirthBook:
         self._looked = time.clock_gettime(time.CLOCK_BOOTTIME)
         #: The threads of which it was heard since.
         self._heard: set[int] = set()
+        #: The threads that were booked before it was heard of them, and when (CLOCK_MONOTONIC, ns).
+        self._ahead: dict[int, int] = {}
         #: The CPUs that were each sandbox's at any time since.
         self._masks: dict[SandboxId, CpuSet] = {}
 
@@ -74,6 +78,16 @@ class BirthBook:
             self._heard.clear()
         self._heard.add(tid)
         self._masks[sandbox] = self._masks.get(sandbox, EMPTY) | mask
+
+    def ahead(self, tid: int) -> None:
+        """One was met and booked; the word of its birth may be on its way."""
+        if len(self._ahead) > _HEARD:
+            self._ahead.clear()
+        self._ahead[tid] = time.monotonic_ns()
+
+    def knows(self, tid: int, born: int) -> bool:
+        """Whether the word of a birth comes when it has been booked."""
+        return born <= self._ahead.get(tid, -1)
 
     def placed(self, sandbox: SandboxId, born: int, placed: Placed) -> None:
         """One has its place for good."""
@@ -101,10 +115,12 @@ class BirthBook:
             thread = None if vm is None else vm.vmm.threads.get(tid)
             if thread is not None and thread.role is not ThreadRole.EMULATOR:
                 self._told(newborn, thread, now)
-            elif vm is None or (now - newborn.born) / 1e9 > (_NAMED if vm.found_by == "names" else _TOLD):
+            # One whose mask is never what it is to be (its cgroup trims it) is waited for no longer than the others.
+            if vm is None or (now - newborn.born) / 1e9 > (_NAMED if vm.found_by == "names" else _TOLD):
                 self.settled(tid)
         if everything:
             self._heard.clear()
+            self._ahead = {tid: at for tid, at in self._ahead.items() if now - at < _LATE}
             self._looked = time.clock_gettime(time.CLOCK_BOOTTIME)
             self._masks = {sandbox: placement.mask for sandbox, placement in known.placements.items()}
 
@@ -132,6 +148,7 @@ class BirthBook:
         unheard = tid not in self._heard
         self.meets(sandbox, tid, placement.mask)
         if unheard and born >= self._looked and birth.outside(operation.was, mine, operation.cpus):
+            self.ahead(tid)
             self.leaked(sandbox, now - born)
             self._in_place(sandbox, now - born)
 

@@ -30,6 +30,8 @@ _KINDS: dict[type, str] = {Fork: "fork", Exec: "exec", Comm: "comm", Exit: "exit
 _BATCH = 512
 #: Events lost again and again in a storm: everything is read again, but not without a pause (seconds).
 _PAUSE = 1.0
+#: Where the kernel does not tell it is asked again after so many seconds: it may have had no memory for it.
+_AGAIN = 300.0
 
 
 class BirthFeed:
@@ -55,14 +57,8 @@ class BirthFeed:
         self._kernel: set[int] = set()
 
     async def run(self) -> None:
-        """Until cancelled; where the kernel does not tell, that is said once."""
-        try:
-            connector = await self._connected()
-        except SourceError as err:
-            self._state = f"not told: {err.why}"
-            logger.warning("births are not told, and new threads found at a resync: %s", err)
-            await asyncio.Event().wait()
-            return
+        """Until cancelled, or nothing can be read any more."""
+        connector = await self._told()
         loop = asyncio.get_running_loop()
         self._connector, self._broken = connector, loop.create_future()
         self._state = f"told by the kernel{'' if connector.filtered else ', of all kinds'}"
@@ -79,6 +75,17 @@ class BirthFeed:
             if self._resync is not None:
                 self._resync.cancel()
                 self._resync = None
+
+    async def _told(self) -> ProcConnector:
+        """Ask until the kernel tells; why it does not is said once."""
+        while True:
+            try:
+                return await self._connected()
+            except SourceError as err:
+                before, self._state = self._state, f"not told: {err.why}"
+                if self._state != before:
+                    logger.warning("births are not told, and new threads found at a resync: %s", err)
+            await asyncio.sleep(_AGAIN)
 
     async def _connected(self) -> ProcConnector:
         """Away from the loop: it takes seconds where nothing is heard. Whoever is cancelled meanwhile does not leave a

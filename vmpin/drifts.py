@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -38,6 +38,8 @@ class _Drift:
     #: Those that are left to another writer, and when the first of them is tried again (monotonic).
     left: set[ThreadId] = field(default_factory=set)
     again: float = NEVER
+    #: Those over which there was a fight at the last word of one; it may be over.
+    fought: set[ThreadId] = field(default_factory=set)
     #: What was found to be the reason the last time.
     why: str = ""
 
@@ -62,10 +64,13 @@ class Drifts:
     def notes(self, sandbox: SandboxId) -> list[str]:
         """What there is to say of it now, for status."""
         known = self._of.get(sandbox)
-        if known is None or not known.left:
+        if known is None:
             return []
-        return [f"{len(known.left)} threads are moved by somebody else again and again (the last time: {known.why}) "
-                f"and are left alone (drift.on_fight={self.fights.rules.on_fight})"]
+        rule = self.fights.rules.on_fight
+        persisted = [thread for thread in known.fought if rule is OnFight.PERSIST and self.fights.fights(thread)]
+        return [f"{len(threads)} threads are moved by somebody else again and again (the last time: {known.why}) and "
+                f"are {what} (drift.on_fight={rule})"
+                for threads, what in ((known.left, "left alone"), (persisted, "put back each time")) if threads]
 
     def keep_only(self, sandboxes: Iterable[SandboxId], threads: Callable[[], set[ThreadId]]) -> None:
         """Forget VMs that have ended, and fights that are over."""
@@ -118,9 +123,10 @@ class Drifts:
             self._fight(sandbox, known, begun)
         return tuple(kept)
 
-    def _fight(self, sandbox: SandboxId, known: _Drift, threads: Iterable[ThreadId]) -> None:
+    def _fight(self, sandbox: SandboxId, known: _Drift, threads: Collection[ThreadId]) -> None:
         """Say it: loudly when it is new."""
         rules = self.fights.rules
+        known.fought = {thread for thread in known.fought if self.fights.fights(thread)} | set(threads)
         new = sum(self.fights.fights(thread) == 1 for thread in threads)
         does = {OnFight.REST: f"they are left alone for {rules.rest:.0f} s, and longer each time",
                 OnFight.LEAVE: "they are left alone",

@@ -177,7 +177,11 @@ class Pinner:
         """Set the mask (`mask` until now) of a thread that has just come, ahead of its VM's next pass."""
         (result,) = carry_out(self.proc, (SetAffinity(sandbox, thread, cpus, mask),))
         if result.got is not None and result.outcome is not Outcome.REFUSED:
-            self.of(sandbox).asked[thread.id] = (cpus, result.got)
+            masks = self.of(sandbox)
+            masks.asked[thread.id] = (cpus, result.got)
+            # Should that pass want another mask all the same, it undoes what vmpin did, and that is no drift.
+            masks.expected = [each for each in masks.expected if each[0] != thread.id.tid]
+            masks.open = True
         return result
 
     def carry_out(self, operations: Iterable[SetAffinity], placements: Mapping[SandboxId, Placement]) -> list[Result]:

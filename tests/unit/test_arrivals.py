@@ -65,6 +65,7 @@ class Machine:
         made = subprocess.Popen([name, "-c", script, *args], executable="/bin/sh", stdin=subprocess.PIPE,
                                 stdout=subprocess.PIPE, preexec_fn=self._free)
         self.children.append(made)
+        until(lambda: Procfs().cmdline(made.pid))  # exec(2) closes Popen's pipe first
         return made
 
     def vmm(self, name: str, **more: str) -> subprocess.Popen[bytes]:
@@ -309,6 +310,23 @@ def test_threads_that_were_made_before_it_was_looked_at_are_placed_with_it(machi
     assert (account.told, account.outside) == (len(tids(shim)), len(tids(shim)))
 
 
+def test_of_processes_that_were_forked_before_it_was_looked_at_a_few_are_placed_with_it(machine: Machine) -> None:
+    """QEMU's -daemonize forks twice; whoever forks on and on does not keep the watcher from the others."""
+    vmm = machine.vmm("a", script="exec 3<&0; fork() { if [ $1 = 30 ]; then echo .; read line <&3; else"
+                                  " fork $(($1 + 1)) & wait; fi; }; fork 0")
+    assert vmm.stdout is not None
+    assert vmm.stdout.read(1) == b"."
+    chain = [vmm.pid]
+    while children := Procfs().children(chain[-1]):
+        chain.append(int(children[0]))
+    assert len(chain) == 31
+    machine.arrivals.take([Exec(time.monotonic_ns(), vmm.pid)])
+    masks = [mask(pid) for pid in chain]
+    assert masks[:3] == [machine.pool] * 3
+    assert masks.count(machine.pool) < 10
+    assert masks[-1] == machine.both
+
+
 def test_a_process_that_executes_something_else_is_followed_no_more(machine: Machine) -> None:
     vmm = machine.process("qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')}", script="read line; exec sleep 60")
     machine.executed(vmm)
@@ -407,6 +425,22 @@ def test_a_new_vcpu_is_placed_by_its_name_before_the_pass(machine: Machine, crow
     assert mask(tid) == machine.both
 
 
+def test_whom_vmpin_itself_has_moved_did_not_drift(machine: Machine, crowd: Path) -> None:
+    vmm = pinned(machine, crowd)
+    tid = by_name(vmm, "call_rcu")
+    for _ in range(5):
+        machine.arrivals.take([Comm(time.monotonic_ns(), tid, vmm.pid, "CPU 5/KVM")])
+        assert mask(tid) == machine.pool
+        for _ in range(2):  # by then it bears its old name
+            machine.reconciler.settle([sandbox("a")])
+        assert mask(tid) == machine.both
+    assert machine.reconciler.tally.drift == {}
+    assert machine.reconciler.tally.fights == 0
+    os.sched_setaffinity(tid, machine.other.frozen())  # as another hand does
+    machine.reconciler.settle([sandbox("a")])
+    assert machine.reconciler.tally.drift == {"other": 1}
+
+
 def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pass(
         machine: Machine, crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs in a VMM may be anything: it is not to keep the watcher from the others."""
@@ -427,6 +461,40 @@ def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pas
     machine.reconciler.settle(touched.settle, scan=False)
     machine.arrivals.take(names)
     assert asked == [2, 2]
+
+
+def pinned(machine: Machine, crowd: Path) -> subprocess.Popen[bytes]:
+    """The pool is vCPU 0's, vCPU 1 has the exclusive CPU, and all other threads may be on both."""
+    machine.tell("a", machine.other)
+    vmm = machine.running(crowd)
+    machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("more"), cpuset=machine.pool),
+                                             Source.BUNDLE, time.time_ns(), bundle=str(machine.path))])
+    machine.reconciler.settle([sandbox("a")])
+    assert [mask(by_name(vmm, f"CPU {vcpu}/KVM")) for vcpu in (0, 1)] == [machine.pool, machine.other]
+    assert mask(by_name(vmm, "call_rcu")) == machine.both
+    return vmm
+
+
+@pytest.mark.parametrize(("thread", "name"), [
+    ("call_rcu", "CPU 0/KVM"), ("call_rcu", "CPU 1/KVM"), ("CPU 1/KVM", "CPU 0/KVM"), ("CPU 1/KVM", "CPU 5/KVM")])
+def test_a_name_that_no_pass_would_believe_moves_nothing(machine: Machine, crowd: Path, thread: str,
+                                                         name: str) -> None:
+    """Of another vCPU that is there, or by one: what one hand does the other would undo, and call a fight."""
+    vmm = pinned(machine, crowd)
+    tid = by_name(vmm, thread)
+    before = mask(tid)
+    machine.arrivals.take([Comm(time.monotonic_ns(), tid, vmm.pid, name)])
+    assert mask(tid) == before
+
+
+def test_a_vcpu_that_was_unplugged_does_not_keep_its_number(machine: Machine, crowd: Path) -> None:
+    vmm = pinned(machine, crowd)
+    learned = machine.reconciler.observer.vms[sandbox("a")].learned
+    (old,) = (thread for thread, vcpu in learned.items() if vcpu == 1)
+    learned[ThreadId(old.tid, old.starttime - 1)] = learned.pop(old)  # so that one has ended
+    tid = by_name(vmm, "call_rcu")
+    machine.arrivals.take([Comm(time.monotonic_ns(), tid, vmm.pid, "CPU 1/KVM")])
+    assert mask(tid) == machine.other
 
 
 def test_a_name_that_says_nothing_makes_no_pass(machine: Machine, crowd: Path) -> None:

@@ -166,24 +166,45 @@ def test_kernel_threads_that_cannot_be_looked_at_are_looked_for(heard: Heard,
     asyncio.run(scenario())
 
 
-def test_it_says_once_why_nothing_is_told(heard: Heard, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_says_once_why_nothing_is_told_and_asks_again(heard: Heard, tmp_path: Path,
+                                                         monkeypatch: pytest.MonkeyPatch,
+                                                         caplog: pytest.LogCaptureFixture) -> None:
+    async def possible() -> None:
+        async with running(heard):
+            pass
+
+    asyncio.run(possible())
+    asked = 0
+
+    class Counted(ProcConnector):
+        def __init__(self, proc: Procfs) -> None:
+            nonlocal asked
+            asked += 1
+            super().__init__(proc)
+
+    monkeypatch.setattr(births, "ProcConnector", Counted)
+    monkeypatch.setattr(births, "_AGAIN", 0.01)
     (tmp_path / "proc" / "self" / "ns").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026539999]")
-    heard.reconciler.proc = Procfs(tmp_path / "proc")
+    real, heard.reconciler.proc = heard.reconciler.proc, Procfs(tmp_path / "proc")
 
     async def scenario() -> None:
         task = asyncio.create_task(heard.feed.run())
-        await until(lambda: heard.feed.data()["state"] != "not asked yet")
-        await asyncio.sleep(0.1)
-        assert not task.done()
+        await until(lambda: asked > 3)
+        assert heard.feed.data()["state"] == "not told: it takes the machine's own pid namespace"
+        assert (heard.feed.heard().up, heard.lost) == (False, 1)
+        (line,) = caplog.messages
+        assert line.startswith("births are not told, and new threads found at a resync: ")
+        heard.reconciler.proc = real
+        await until(lambda: heard.feed.heard().up)
+        assert heard.lost == 2  # what was born meanwhile is looked for
         task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
-    with caplog.at_level(logging.INFO):
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
-    assert heard.feed.data()["state"] == "not told: it takes the machine's own pid namespace"
-    (line,) = caplog.messages
-    assert line.startswith("births are not told, and new threads found at a resync: ")
-    assert heard.lost == 0
 
 
 def test_nothing_is_left_open(heard: Heard) -> None:

@@ -186,6 +186,12 @@ def test_who_persists_is_heard_once_and_puts_back_for_ever(node: Spinners, caplo
     first, *later = [record.levelno for record in log(caplog, "fight")]
     assert first == logging.ERROR
     assert set(later) == {logging.INFO}
+    pinner = node.reconciler.pinner
+    assert pinner.refusals(vm.sandbox) == [
+        "1 threads are moved by somebody else again and again (the last time: nothing known of sets such masks here) "
+        "and are put back each time (drift.on_fight=persist)"]
+    pinner.insist()
+    assert pinner.refusals(vm.sandbox) == []
 
 
 def test_a_thread_that_ended_in_a_fight_is_forgotten(node: Spinners) -> None:

@@ -17,6 +17,7 @@ import pytest
 from need import lacking, need_root, need_tool
 
 from vmpin.errors import SourceError
+from vmpin.host import proc_connector
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs, linux
 from vmpin.wire import proc_events
@@ -90,6 +91,13 @@ def test_an_old_kernel_is_asked_as_it_understands(release: str, events: int | No
         test_a_thread_is_told_with_its_process_and_its_name(made)
     finally:
         made.close()
+
+
+@pytest.mark.usefixtures("connector")
+def test_who_stood_still_while_it_was_told_hears_it_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Linux 6.6 there is no second form to ask in. The event is there when the thread has begun."""
+    monkeypatch.setattr(proc_connector, "_PATIENCE", -1.0)
+    ProcConnector(release="5.15.0").close()
 
 
 def test_what_is_lost_is_told(connector: ProcConnector) -> None:

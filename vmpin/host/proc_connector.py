@@ -29,6 +29,8 @@ _SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
 #: What the kernel keeps of events that are not read yet (bytes, which it doubles): twenty thousand, as each takes some
 #: 800 with what is around it. That is a third of a second of the worst that two CPUs can do.
 _BUFFER = 8 << 20
+#: More events than it holds.
+_ALL = 1 << 15
 #: Longer than any event.
 _READ = 512
 _KINDS = FORK | EXEC | COMM
@@ -179,11 +181,13 @@ class ProcConnector:
     def _hears(self) -> bool:
         """Whether the birth of a thread of our own is told. No kernel says to whom it does not speak
         (cn_proc_mcast_ctl)."""
-        own = os.getpid()
+        own, late = os.getpid(), False
         threading.Thread(target=time.sleep, args=(0,)).start()
         deadline = time.monotonic() + _PATIENCE
-        while (left := deadline - time.monotonic()) > 0 and select.select([self._socket], [], [], left)[0]:
-            if any(isinstance(event, Fork) and event.process == own for event in self.read()[0]):
+        while not late:  # and once more: it may have come while it was this thread that stood still
+            late = (left := deadline - time.monotonic()) <= 0
+            select.select([self._socket], [], [], max(0.0, left))
+            if any(isinstance(event, Fork) and event.process == own for event in self.read(_ALL)[0]):
                 return True
         return False
 
