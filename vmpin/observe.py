@@ -192,6 +192,7 @@ class Observer:
             role, owner_pid = owner
             self._kernel[number] = (owner_pid, VmThread(ThreadId(number, stat.starttime), role, stat.comm, number))
             return
+        self._kernel.pop(number, None)  # whose number it was before
         found = classify(argv)
         if found is None:
             self._vmms.pop(number, None)
@@ -276,7 +277,8 @@ class Observer:
             vm = self.vms.get(found.sandbox) if found.sandbox is not None else None
             if vm is None:
                 continue
-            old = next((process for process in vm.helpers if process.id == identity), None)
+            old = next((process for process in vm.helpers
+                        if process.id == identity and process.role is found.role), None)
             helpers.setdefault(vm.sandbox, []).append(old or Process(pid, identity, found.role, argv))
         kernel: dict[int, list[VmThread]] = {}
         for owner, thread in self._kernel.values():
@@ -284,7 +286,7 @@ class Observer:
         changed = set()
         for sandbox, vm in self.vms.items():
             mine, threads = helpers.get(sandbox, []), kernel.get(vm.vmm.pid, [])
-            if [process.id for process in mine] != [process.id for process in vm.helpers] or threads != vm.kernel:
+            if mine != vm.helpers or threads != vm.kernel:
                 vm.helpers, vm.kernel = mine, threads
                 changed.add(sandbox)
         return changed

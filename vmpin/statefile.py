@@ -61,11 +61,13 @@ def save(path: Path, boot_id: str, kept: Kept, written: Written | None = None) -
 def note(path: Path, boot_id: str, sandbox: SandboxId, main: ThreadId, mask: CpuSet) -> None:
     """Append a process's mask from before to the notes, in a hundredth of the time that the whole file takes: it is to
     outlive this process, and the next whole file will hold it. :raises StateFileError:"""
-    line = json.dumps([boot_id, sandbox, main.tid, main.starttime, str(mask)]) + "\n"
+    text = json.dumps([boot_id, sandbox, main.tid, main.starttime, str(mask)])
+    left = f"\n{text}\n".encode()  # a line of its own, whatever a full disk left of the one before
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            os.write(fd, line.encode())
+            while left:  # a disk with little room takes a part, and says nothing
+                left = left[os.write(fd, left):]
         finally:
             os.close(fd)
     except OSError as err:

@@ -149,6 +149,31 @@ def test_connections_that_say_nothing_keep_nobody_out(monkeypatch: pytest.Monkey
     asyncio.run(main())
 
 
+def test_connections_that_take_no_answer_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "DEADLINE", 60.0)
+    asked = 0
+
+    async def count(path: str) -> Reply:
+        nonlocal asked
+        asked += path == "/big"
+        return await handler(path)
+
+    async def main() -> None:
+        async with serving(count) as port:
+            before = descriptors()
+            for most in (server.MAX_CONNECTIONS, 2 * server.MAX_CONNECTIONS):
+                greedy = [socket.create_connection(("127.0.0.1", port)) for _ in range(server.MAX_CONNECTIONS)]
+                for each in greedy:
+                    each.sendall(b"GET /big HTTP/1.1\r\n\r\n")
+                await until(lambda: asked == most)  # noqa: B023
+                assert b"you asked for /x" in await asyncio.to_thread(say, port, b"GET /x HTTP/1.1\r\n\r\n")
+                for each in greedy:
+                    each.close()
+                await until(lambda: descriptors() == before)
+
+    asyncio.run(main())
+
+
 def test_who_takes_no_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "DEADLINE", 0.3)
     monkeypatch.setattr(server, "HEAD_DEADLINE", 0.2)

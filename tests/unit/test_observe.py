@@ -15,7 +15,7 @@ from trees import make_tree
 
 from vmpin.events import Claim
 from vmpin.host.procfs import Procfs
-from vmpin.model import SandboxId, ThreadId
+from vmpin.model import SandboxId, ThreadId, ThreadRole
 from vmpin.observe import ROUNDS, YOUNG_PASSES, Observer
 
 STAT = ("({name}) S {parent} 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
@@ -112,6 +112,55 @@ def test_who_has_very_many_groups_is_in_a_container_all_the_same(tmp_path: Path)
         finally:
             for pid in (*map(int, Procfs().children(outer.pid)), outer.pid):
                 os.kill(pid, signal.SIGKILL)
+
+
+def kernel_thread(root: Path, pid: int, name: str, start: int = 100) -> None:
+    stat = f"{pid} {STAT.format(name=name, start=start, parent=2)}".replace("4194560", str(0x00200040))
+    make_tree(root, f"{pid}/stat = {stat}\n{pid}/task/{pid}/stat = {stat}\n")
+    (root / str(pid) / "cmdline").write_bytes(b"")
+
+
+@pytest.mark.parametrize("argv", [("nginx",), ("qemu-system-x86_64", "-name", "sandbox-b"), VIRTIOFSD])
+def test_a_kernel_thread_whose_number_is_a_process_by_now_is_no_vms(tmp_path: Path, argv: tuple[str, ...]) -> None:
+    """It ended and the number was given away between two looks, so that it was never seen to be free."""
+    process(tmp_path, 4000, "qemu-system-x86", "qemu-system-x86_64", "-name", "sandbox-a", "-smp", "1")
+    kernel_thread(tmp_path, 5000, "vhost-4000")
+    observer = Observer(Procfs(tmp_path))
+    observer.scan({})
+    vm = observer.vms[SandboxId("a")]
+    assert [thread.id.tid for thread in vm.kernel] == [5000]
+    process(tmp_path, 5000, argv[0], *argv, start=200)
+    for _ in range(ROUNDS):  # it comes to its turn
+        observer.scan({})
+    assert vm.kernel == []
+
+
+@pytest.mark.parametrize("argv", [("qemu-system-x86_64", "-name", "sandbox-b"), VIRTIOFSD])
+def test_a_process_whose_number_is_a_kernel_threads_by_now_is_nothing(tmp_path: Path, argv: tuple[str, ...]) -> None:
+    process(tmp_path, 4000, "qemu-system-x86", "qemu-system-x86_64", "-name", "sandbox-a", "-smp", "1")
+    process(tmp_path, 5000, argv[0], *argv)
+    observer = Observer(Procfs(tmp_path))
+    observer.scan({})
+    kernel_thread(tmp_path, 5000, "vhost-4000", start=200)
+    for _ in range(ROUNDS):
+        observer.scan({})
+    vm = observer.vms[SandboxId("a")]
+    assert (set(observer.vms), vm.helpers, [thread.id.tid for thread in vm.kernel]) == ({"a"}, [], [5000])
+
+
+def test_a_shims_child_that_executes_a_virtiofsd_is_no_shim_any_more(tmp_path: Path) -> None:
+    """Until then it has its parent's command line, and afterwards its start time still."""
+    process(tmp_path, 4000, "qemu-system-x86", "qemu-system-x86_64", "-name", "sandbox-a", "-smp", "1")
+    process(tmp_path, 5000, "shim", *SHIM)
+    observer = Observer(Procfs(tmp_path))
+    observer.scan({})
+    vm = observer.vms[SandboxId("a")]
+    observer.refresh(vm)
+    assert [thread.role for thread in vm.threads() if thread.pid == 5000] == [ThreadRole.SHIM]
+    process(tmp_path, 5000, "virtiofsd", *VIRTIOFSD)
+    observer.scan({})
+    observer.refresh(vm)
+    assert [thread.role for thread in vm.threads() if thread.pid == 5000] == [ThreadRole.VIRTIOFSD]
 
 
 def test_firecrackers_sandbox_is_the_one_of_the_shim_whose_id_was_cut(tmp_path: Path) -> None:

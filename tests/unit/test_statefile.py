@@ -240,17 +240,48 @@ assert statefile.load(here / "state.json", BOOT) == (statefile.Kept(), "")
 """
 
 
-def test_on_a_full_disk_the_old_file_stays_whole(tmp_path: Path) -> None:
+FULL_NOTES = """
+import os, sys
+from pathlib import Path
+from test_statefile import BOOT
+from vmpin import statefile
+from vmpin.cpuset import CpuSet
+from vmpin.errors import StateFileError
+from vmpin.model import SandboxId, ThreadId
+
+here, noted = Path(sys.argv[1]), []
+
+def note(number):
+    statefile.note(here / "notes", BOOT, SandboxId(f"pod-{number}"), ThreadId(number, 1), CpuSet.parse("0-3"))
+    noted.append(f"pod-{number}")
+
+note(1)
+(here / "filler").write_bytes(bytes(os.statvfs(here).f_bavail * os.statvfs(here).f_bsize))
+try:
+    for number in range(2, 1000):
+        note(number)
+except StateFileError as err:
+    print(err)
+assert (here / "notes").stat().st_size % os.statvfs(here).f_bsize == 0  # the last one was torn
+(here / "filler").unlink()
+note(1000)
+assert sorted(statefile.with_notes(here / "notes", BOOT, statefile.Kept()).before) == sorted(noted)
+"""
+
+
+@pytest.mark.parametrize(("script", "said"), [
+    (FULL_DISK, "state.json: the state cannot be saved"), (FULL_NOTES, "notes: a mask from before cannot be noted")])
+def test_on_a_full_disk_what_was_kept_stays_and_the_next_is_kept_too(tmp_path: Path, script: str, said: str) -> None:
     need_root()
     unshare, mount = need_tool("unshare"), need_tool("mount")
     # A mount namespace of its own, so that nothing is left behind whatever happens.
-    script = f'{mount} -t tmpfs -o size=32k vmpin-test "$1" && exec "$2" -c "$3" "$1"'
+    mounted = f'{mount} -t tmpfs -o size=32k vmpin-test "$1" && exec "$2" -c "$3" "$1"'
     found = subprocess.run(
-        [unshare, "--mount", "--propagation", "private", "sh", "-ec", script, "sh", tmp_path, sys.executable,
-         FULL_DISK], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
+        [unshare, "--mount", "--propagation", "private", "sh", "-ec", mounted, "sh", tmp_path, sys.executable,
+         script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
         timeout=60, check=False)
     assert (found.returncode, found.stderr) == (0, "")
-    assert found.stdout == f"{tmp_path}/state.json: the state cannot be saved: No space left on device\n"
+    assert found.stdout == f"{tmp_path}/{said}: No space left on device\n"
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", 'd"\\']), min_size=1, max_size=8), st.data())

@@ -2,8 +2,9 @@
 
 Who connects is not trusted: the head of a request is bounded in size and time, connections are bounded in number and
 taken at a bounded rate (the kernel holds the others), so that a flood costs the loop some hundredths of a CPU. Where
-all places are taken, who has been silent for longest makes room: connections that say nothing keep no probe out. What
-stays out: what is answered (exporter). RFC 9112; no TLS, no keep-alive, no bodies.
+all places are taken, who has been waited for longest makes room: connections that say nothing, or do not take what is
+said to them, keep no probe out. What stays out: what is answered (exporter). RFC 9112; no TLS, no keep-alive, no
+bodies.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ async def serve(made: socket.socket, handler: Handler) -> None:
     """Answer until cancelled. `made` is the caller's to close."""
     loop = asyncio.get_running_loop()
     busy: set[asyncio.Task[None]] = set()
-    #: Those of them that wait for their peer, the longest first; the others are being answered.
+    #: Those of them that wait for their peer, to speak or to take the answer, the longest first; for the others it is
+    #: made.
     silent: dict[asyncio.Task[None], None] = {}
 
     async def attend(connection: socket.socket) -> None:
@@ -79,12 +81,13 @@ async def serve(made: socket.socket, handler: Handler) -> None:
         with connection, contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(DEADLINE):
                 head = await _head(connection)
-                silent.pop(task, None)
                 if not head:
                     return
-                await loop.sock_sendall(connection, await _answer(head, handler))
+                silent.pop(task, None)
+                answer = await _answer(head, handler)
+                silent[task] = None
+                await loop.sock_sendall(connection, answer)
                 connection.shutdown(socket.SHUT_WR)
-            silent[task] = None
             await _drain(connection)
 
     def ended(task: asyncio.Task[None]) -> None:
