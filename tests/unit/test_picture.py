@@ -72,6 +72,30 @@ def test_whose_it_is_and_who_is_there(drawn: Picture) -> None:
     assert len(drawn.guests) == 1  # one without a VM has no threads to show
 
 
+def test_one_that_is_not_placed_is_not_said_to_be_on_no_cpu() -> None:
+    held = document()
+    held["sandboxes"][0].update(mask=None, verdict="off", threads=[
+        thread(8, "0-1", 0), thread(9, "0-1", role="vhost")])
+    assert picture(held, NODE).guests[0].said == "shop/web: off; vCPU 0, vhost on 0-1"
+
+
+def test_vcpus_on_one_cpu_are_told_in_ranges() -> None:
+    crowd = document()
+    crowd["sandboxes"][0]["threads"] = [*(thread(8 + number, "2", number) for number in (2, 0, 1, 5)),
+                                        thread(20, "2", role="vhost")]
+    assert {cpu.number: marks(cpu) for cpu in picture(crowd, NODE).cpus() if cpu.pinned} == {2: "a:v0-2,5,+1"}
+
+
+def test_a_collision_has_the_names_of_the_legend_and_is_told_once_for_many_cpus() -> None:
+    told = document()
+    sandbox, container, unknown = "5e" * 32, "c0" * 32, "f" * 64
+    told["sandboxes"][0].update(id=sandbox, containers=[{"id": container, "name": "web"}])
+    what = f"exclusive to {unknown} of pod-b, but in the shared cpuset of {container} of {sandbox}"
+    told["node"]["collisions"] = [{"cpu": cpu, "what": what} for cpu in (5, 2, 6)]
+    assert list(picture(told, NODE).alarms()) == [
+        "CPUs 2,5-6: exclusive to fffffffffffff of pod-b, but in the shared cpuset of web of shop/web"]
+
+
 def test_letters_do_not_run_out() -> None:
     assert [letter(number) for number in (0, 25, 26, 51, 52, 701, 702)] == ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
 

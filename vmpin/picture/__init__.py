@@ -5,6 +5,7 @@ Pure: from the status document and the topology. What stays out: how it looks (t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -15,6 +16,8 @@ from vmpin.topology import Topology
 
 #: How whole numbers are lettered: A … Z, AA … ; a letter stands for one owner in every form of the picture.
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+#: What containerd and CRI-O call sandboxes and containers: 64 digits, of which people use the first 13.
+_ID = re.compile(r"\b[0-9a-f]{64}\b")
 #: Kinds of CPU that nobody owns.
 SHARED, FREE, OFFLINE = "shared", "free", "offline"
 
@@ -61,8 +64,8 @@ class Guest:
 
     @property
     def said(self) -> str:
-        """For a legend."""
-        return "; ".join([f"{self.title}: {self.verdict}, on {self.mask or 'no CPU'}", *self.floats])
+        """For a legend. Without a mask it is not placed, and then its threads are on CPUs all the same."""
+        return "; ".join([f"{self.title}: {self.verdict}" + f", on {self.mask}" * bool(self.mask), *self.floats])
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ class Cpu:
     owner: Owner | None
     housekeeping: bool
     isolated: bool
-    #: The threads that may run here and nowhere else, as "a:v2" (vCPU 2 of the guest a) or "a:+3" (three others).
+    #: The threads that may run here and nowhere else, as "a:v2" (vCPU 2 of the guest a), "a:v0-3" or "a:+3" (three
+    #: others).
     pinned: tuple[str, ...]
     #: How many threads of VMs may run here and elsewhere, too.
     floating: int
@@ -94,6 +98,14 @@ class Picture:
     def cpus(self) -> Iterable[Cpu]:
         return (cpu for _, caches in self.nodes for cores in caches for core in cores for cpu in core)
 
+    def alarms(self) -> Iterable[str]:
+        """The collisions for a legend; one that is the same on many CPUs (a thread that floats over them) is one."""
+        found: dict[str, list[int]] = {}
+        for cpu in self.cpus():
+            for what in cpu.collisions:
+                found.setdefault(what, []).append(cpu.number)
+        return (f"CPU{'s' * (len(cpus) > 1)} {CpuSet(cpus)}: {what}" for what, cpus in found.items())
+
 
 def letter(number: int) -> str:
     """0 → A, 25 → Z, 26 → AA."""
@@ -110,9 +122,14 @@ def picture(document: Mapping[str, Any], topology: Topology) -> Picture:
     node = document["node"]
     owners = _owners(node["owners"], document["sandboxes"])
     guests, pinned, floating = _guests(document["sandboxes"])
+    names = {container["id"]: _plain(container["name"]) for sandbox in document["sandboxes"]
+             for container in sandbox["containers"] if container["name"]}
+    names |= {each[key]: _title(each.get("pod"), each[key])
+              for key, many in (("sandbox", node["owners"]), ("id", document["sandboxes"])) for each in many}
     collisions: dict[int, list[str]] = {}
     for collision in node["collisions"]:
-        collisions.setdefault(collision["cpu"], []).append(_plain(collision["what"]))
+        what = _ID.sub(lambda id: names.get(id[0], id[0][:13]), _plain(collision["what"]))
+        collisions.setdefault(collision["cpu"], []).append(what)
     by_cpu = {cpu: owner for owner in owners for cpu in owner.cpus}
     pool, housekeeping = CpuSet.parse(node["shared_pool"]), CpuSet.parse(node["housekeeping"])
     online = CpuSet.parse(node["online"])
@@ -205,13 +222,11 @@ def _guests(sandboxes: Sequence[Mapping[str, Any]]) -> tuple[
 
 
 def _marks(threads: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """For one CPU: each vCPU by its number, the rest as a count."""
-    others = 0
-    for thread in sorted(threads, key=lambda each: -1 if each["vcpu"] is None else each["vcpu"]):
-        if thread["vcpu"] is None:
-            others += 1
-        else:
-            yield f"v{thread['vcpu']}"
+    """For one CPU: vCPUs by number, the rest as a count."""
+    vcpus = CpuSet(thread["vcpu"] for thread in threads if thread["vcpu"] is not None)
+    if vcpus:
+        yield f"v{vcpus}"
+    others = sum(thread["vcpu"] is None for thread in threads)
     if others:
         yield f"+{others}"
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
 from vmpin.picture import FREE, OFFLINE, SHARED, Cpu, Picture
-from vmpin.picture.text import marks
+from vmpin.picture.text import SIGNS, marks
 
 # Pixels. Siblings stand one above the other in their core; cores flow in rows within their cache.
-_CPU_W, _CPU_H, _GAP, _PAD = 82, 46, 4, 8
+_CPU_W, _CPU_H, _GAP, _PAD = 84, 48, 4, 8
 _ROW = 12
 _HEAD = 20
 _LINE = 17
-#: Characters of a mark that fit into a CPU's box; the whole stands in its tooltip.
-_FITS = 13
+#: Where a legend's text begins.
+_TEXT = 52
+#: A character's width: what has to fit is in a font of fixed width, 0.6 em in nearly all of them.
+_CHAR = 6.7
+#: Characters that fit beside each other into a CPU's box; all of its marks stand in its tooltip.
+_FITS = int((_CPU_W - 10) / _CHAR)
 
 _STYLE = """
 .vmpin{--ink:#1b1f24;--soft:#59636e;--page:#fff;--node:#f3f5f7;--cache:#e6eaee;--core:#fff;--edge:#b9c2cb;
@@ -24,34 +29,38 @@ _STYLE = """
 .vmpin text{fill:var(--ink);font-size:12px}.vmpin .soft{fill:var(--soft);font-size:11px}
 .vmpin .n{font-weight:600;font-size:13px}.vmpin .mark{font-size:11px;font-family:ui-monospace,monospace}
 .vmpin .node{fill:var(--node)}.vmpin .cache{fill:var(--cache)}.vmpin .core{fill:var(--core);stroke:var(--edge)}
-.vmpin .cpu{stroke:var(--edge);stroke-width:.7}.vmpin .shared{fill:var(--shared)}.vmpin .free{fill:var(--free)}
-.vmpin .offline{fill:var(--off)}.vmpin .bad{stroke:var(--bad);stroke-width:2.5}.vmpin text.alarm{fill:var(--bad);
-font-weight:700}
+.vmpin .cpu{stroke:var(--edge);stroke-width:.7}.vmpin .shared{fill:var(--shared);background:var(--shared)}
+.vmpin .free{fill:var(--free);background:var(--free)}.vmpin .offline{fill:var(--off);background:var(--off)}
+.vmpin .bad{stroke:var(--bad);stroke-width:2.5}.vmpin .alarm{fill:var(--bad);background:var(--bad);color:var(--page)}
+.vmpin .on{fill:var(--page)}
 """
 _PAGE = """
 body{margin:1.5rem;background:#fff}@media (prefers-color-scheme:dark){body{background:#14171a}}
-main{max-width:1180px;margin:auto}svg{max-width:100%;height:auto}h1{font-size:1.25rem}
+main{max-width:1180px;margin:auto}svg{max-width:100%;height:auto;margin-top:.6rem}h1{font-size:1.25rem}
 h2{font-size:1rem;margin:1.4rem 0 .4rem}
 table{border-collapse:collapse;font-size:.85rem}td,th{text-align:left;padding:.2rem .9rem .2rem 0;vertical-align:top;
-border-bottom:1px solid var(--edge)}p{color:var(--soft);font-size:.85rem}.bad{color:var(--bad)}
+border-bottom:1px solid var(--edge);overflow-wrap:anywhere}p{color:var(--soft);font-size:.85rem}
 .key{display:inline-block;min-width:1.6em;text-align:center;border:1px solid var(--edge);border-radius:3px;
 font-weight:600}
 """
-_WORDS = ("Colour and capital letter: the CPU is a container's alone. Blue: shared pool. Grey: offline. "
-          "h: housekeeping, i: isolated. a:v1 is vCPU 1 of guest a, pinned there; a:+2 two other threads of it; "
-          "~3: three threads float over the CPU. Siblings of a core stand in one frame.")
 
 
 def svg(picture: Picture) -> str:
     """The drawing with its legend below."""
     body, width, height = _drawing(picture)
     width = max(width, 760)
-    rows = [*_owner_rows(picture), *_guest_rows(picture), *_alarm_rows(picture)]
-    for number, (css, key, text) in enumerate(rows):
-        y = height + _HEAD + number * _LINE
-        body += _swatch(css, key, y)
-        body += f'<text x="52" y="{y}" class="{"alarm" if css == "bad" else ""}">{escape(text)}</text>'
-    height += _HEAD + len(rows) * _LINE + _PAD
+    for title, rows in _legend(picture):
+        if not rows:
+            continue
+        height += _HEAD
+        body += f'<text class="soft" x="{2 * _PAD}" y="{height}">{escape(title)}</text>'
+        for css, key, text in rows:
+            body += _swatch(css, key, height + _LINE)
+            for part in _wrapped(text, int((width - _TEXT - _PAD) / _CHAR)):
+                height += _LINE
+                body += f'<text class="mark" x="{_TEXT}" y="{height}">{escape(part)}</text>'
+        height += _PAD
+    height += _PAD
     return (f'<svg xmlns="http://www.w3.org/2000/svg" class="vmpin" width="{width}" height="{height}" '
             f'viewBox="0 0 {width} {height}" role="img"><title>{escape(_title(picture))}</title><style>{_STYLE}'
             f'{_colours(picture)}</style><rect width="{width}" height="{height}" style="fill:var(--page)"/>'
@@ -62,15 +71,13 @@ def html(picture: Picture) -> str:
     """A page with the drawing, and tables in place of its legend."""
     body, width, height = _drawing(picture)
     facts = "; ".join(f"{name} {value}" for name, value in picture.facts.items())
-    owners = [(_key(css, key), escape(text)) for css, key, text in _owner_rows(picture)]
-    guests = [(_key(css, key), escape(text)) for css, key, text in _guest_rows(picture)]
-    alarms = "".join(f'<p class="bad">{escape(text)}</p>' for _, _, text in _alarm_rows(picture))
+    wrong, *others = (_table(title, rows) for title, rows in _legend(picture))
     return (f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
             f'<meta name="color-scheme" content="light dark"><title>{escape(_title(picture))}</title>'
             f'<style>{_PAGE}{_STYLE}{_colours(picture)}</style><main class="vmpin"><h1>CPUs of this node</h1>'
-            f'<p>{escape(facts)}</p>{alarms}<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'<p>{escape(facts)}</p>{wrong}<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
             f'viewBox="0 0 {width} {height}" role="img"><title>{escape(_title(picture))}</title>{body}</svg>'
-            f'<p>{escape(_WORDS)}</p>{_table("Whose CPUs", owners)}{_table("Guests", guests)}</main></html>\n')
+            f'{"".join(others)}</main></html>\n')
 
 
 def _title(picture: Picture) -> str:
@@ -119,21 +126,49 @@ def _cpu(cpu: Cpu, x: int, y: int) -> str:
     kind = {SHARED: "shared", FREE: "free", OFFLINE: "offline"}.get(cpu.kind)
     if kind is None:
         kind = "free" if cpu.owner is None else f"o{cpu.owner.number}"
-    bad = " bad" if cpu.collisions else ""
     told = marks(cpu)
-    tags = " ".join(tag for tag in (cpu.owner.letter if cpu.owner is not None else "", "h" * cpu.housekeeping,
-                                    "i" * cpu.isolated) if tag)
+    tags = " ".join(tag for tag in ("!" * bool(cpu.collisions) + (cpu.owner.letter if cpu.owner is not None else ""),
+                                    "h" * cpu.housekeeping + "i" * cpu.isolated) if tag)
     whose = cpu.owner.title if cpu.owner is not None else cpu.kind
     tip = "; ".join(text for text in (f"CPU {cpu.number}: {whose}", told, f"{cpu.floating} threads float over it"
                                       if cpu.floating else "", *cpu.collisions) if text)
-    floats = (f'<text class="soft" x="{x + _CPU_W - 5}" y="{y + 41}" text-anchor="end">~{cpu.floating}</text>'
-              if cpu.floating else "")
-    short = told if len(told) <= _FITS - 4 * bool(cpu.floating) else told[:_FITS - 1 - 4 * bool(cpu.floating)] + "…"
-    return (f'<g><title>{escape(tip)}</title><rect class="cpu {kind}{bad}" x="{x}" y="{y}" width="{_CPU_W}" '
-            f'height="{_CPU_H}" rx="3"/><text class="n" x="{x + 6}" y="{y + 17}">{cpu.number}</text>'
-            f'<text class="{"alarm" * bool(bad)}" x="{x + _CPU_W - 5}" y="{y + 17}" text-anchor="end">'
-            f'{escape("!" * bool(bad) + tags)}</text><text class="mark" x="{x + 6}" y="{y + 40}">{escape(short)}'
-            f"</text>{floats}</g>")
+    left, right = x + 5, x + _CPU_W - 5
+    floats = f"~{cpu.floating}" if cpu.floating else ""
+    parts = [f'<title>{escape(tip)}</title><rect class="cpu {kind}{" bad" * bool(cpu.collisions)}" x="{x}" y="{y}" '
+             f'width="{_CPU_W}" height="{_CPU_H}" rx="3"/>']
+    on = ""
+    if cpu.collisions:  # on a ground of its own: no red can be read on the hues of all owners
+        parts.append(f'<rect class="alarm" x="{x}" y="{y}" width="{_CPU_W}" height="19" rx="3"/>')
+        on = " on"
+    parts.append(f'<text class="n{on}" x="{left}" y="{y + 14}">{cpu.number}</text>'
+                 f'<text class="{on}" x="{right}" y="{y + 14}" text-anchor="end">{escape(tags)}</text>')
+    parts += [f'<text class="mark" x="{left}" y="{y + 30 + 12 * at}">{escape(line)}</text>'
+              for at, line in enumerate(_fitted(told, (_FITS, _FITS - len(floats) - bool(floats)))) if line]
+    parts.append(f'<text class="mark" x="{right}" y="{y + 42}" text-anchor="end">{floats}</text>' if floats else "")
+    return f"<g>{''.join(parts)}</g>"
+
+
+def _fitted(told: str, rooms: Sequence[int]) -> list[str]:
+    """Marks in lines of so many characters each, parted only after a comma or a blank; "…" where they go on."""
+    left = re.findall("[^ ,]+[ ,]?", told)
+    lines = []
+    for number, room in enumerate(rooms):
+        cut = number == len(rooms) - 1 and len("".join(left)) > room
+        line = ""
+        while left and len((line + left[0]).rstrip()) <= room - cut:
+            line += left.pop(0)
+        lines.append(line.rstrip() + "…" * cut)
+    return lines
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    """All of a text, parted after a blank or a comma as far as its words let that be: a CPU's number stays whole."""
+    lines = [""]
+    for piece in re.findall(f"[^ ,]{{1,{room - 1}}}[ ,]?|[ ,]", text):
+        if len((lines[-1] + piece).rstrip()) > room:
+            lines.append("")
+        lines[-1] += piece
+    return lines
 
 
 def _colours(picture: Picture) -> str:
@@ -144,38 +179,37 @@ def _colours(picture: Picture) -> str:
                 for number, angle in angles)
         return "".join(f".vmpin .o{number}{{fill:{hue};background:{hue}}}" for number, hue in hues)
 
-    return f"{rules(70, 80)}@media (prefers-color-scheme:dark){{{rules(50, 30)}}}"
+    return f"{rules(70, 80)}@media (prefers-color-scheme:dark){{{rules(50, 27)}}}"
 
 
-#: Class, key and text.
-_Rows = Iterable[tuple[str, str, str]]
+#: Class of a swatch ("" for a bare sign), its key and what it says.
+_Rows = Sequence[tuple[str, str, str]]
 
 
-def _owner_rows(picture: Picture) -> _Rows:
-    return ((f"o{owner.number}", owner.letter, owner.said) for owner in picture.owners)
-
-
-def _guest_rows(picture: Picture) -> _Rows:
-    return (("free", guest.letter, guest.said) for guest in picture.guests)
-
-
-def _alarm_rows(picture: Picture) -> _Rows:
-    for cpu in picture.cpus():
-        for what in cpu.collisions:
-            yield "bad", "!", f"CPU {cpu.number}: {what}"
+def _legend(picture: Picture) -> Iterable[tuple[str, _Rows]]:
+    """What there is to say, by title; what is wrong comes first."""
+    return (
+        ("Collisions", [("alarm", "!", text) for text in picture.alarms()]),
+        ("Signs", [("shared", "", "shared pool"), ("free", "", "free: nobody's, and not in the shared pool"),
+                   ("offline", "", "offline"), *(("alarm" * (sign == "!"), sign, text) for sign, text in SIGNS),
+                   ("", "", "in one frame: the siblings of a core; on one ground: the cores of a last-level cache")]),
+        ("CPUs that are a container's alone", [(f"o{owner.number}", owner.letter, owner.said)
+                                               for owner in picture.owners]),
+        ("Guests", [("free", guest.letter, guest.said) for guest in picture.guests]))
 
 
 def _swatch(css: str, key: str, y: int) -> str:
-    return (f'<rect class="cpu {css}" x="16" y="{y - 12}" width="28" height="14" rx="2"/>'
-            f'<text x="30" y="{y - 1}" text-anchor="middle">{escape(key)}</text>')
+    box = f'<rect class="cpu {css}" x="16" y="{y - 12}" width="28" height="15" rx="2"/>' if css else ""
+    on = " on" * (css == "alarm")
+    return f'{box}<text class="mark{on}" x="30" y="{y}" text-anchor="middle">{escape(key)}</text>'
 
 
 def _key(css: str, key: str) -> str:
-    return f'<span class="key {css}">{escape(key)}</span>'
+    return f'<span class="key {css}">{escape(key) or "&nbsp;"}</span>' if css else escape(key)
 
 
-def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
+def _table(title: str, rows: _Rows) -> str:
     if not rows:
         return ""
-    cells = "".join(f"<tr><td>{key}</td><td>{text}</td></tr>" for key, text in rows)
-    return f"<h2>{title}</h2><table>{cells}</table>"
+    cells = "".join(f"<tr><td>{_key(css, key)}</td><td>{escape(text)}</td></tr>" for css, key, text in rows)
+    return f"<h2>{escape(title)}</h2><table>{cells}</table>"

@@ -14,9 +14,11 @@ COLOURS = ("bold blue", "bold magenta", "bold green", "bold cyan", "bold yellow"
            "yellow")
 COLLISION = "bold white on red"
 _SIGNS = {SHARED: ("·", ""), FREE: (" ", ""), OFFLINE: ("x", "dim")}
-LEGEND = ("capital letter: its CPU is a container's alone; ·: shared pool; x: offline; h: housekeeping; i: "
-          "isolated; a:v1: vCPU 1 of guest a is pinned there; a:+2: so are two other threads of it; ~3: three "
-          "threads float over it; !: collision")
+#: What the signs on a CPU say, in every form of the picture.
+SIGNS = (("h", "housekeeping"), ("i", "isolated"), ("a:v1", "vCPU 1 of guest a is pinned there"),
+         ("a:+2", "so are two other threads of it"), ("~3", "three threads float over it"), ("!", "collision"))
+LEGEND = "; ".join(f"{sign}: {what}" for sign, what in (
+    ("capital letter", "its CPU is a container's alone"), ("·", "shared pool"), ("x", "offline"), *SIGNS))
 
 
 def lines(picture: Picture, width: int) -> Iterator[Line]:
@@ -46,7 +48,7 @@ def style(number: int) -> str:
 
 
 def marks(cpu: Cpu) -> str:
-    """Who is on a CPU, by guest: "a:v0,v1,+2 b:v1"."""
+    """Who is on a CPU, by guest: "a:v0-1,+2 b:v1"."""
     found: dict[str, list[str]] = {}
     for mark in cpu.pinned:
         guest, _, what = mark.partition(":")
@@ -81,6 +83,5 @@ def _legend(picture: Picture) -> Iterable[Line]:
         yield [(f"{owner.letter:>3} ", style(owner.number)), (owner.said, "")]
     for guest in picture.guests:
         yield [(f"{guest.letter:>3} ", "bold"), (guest.said, "")]
-    for cpu in picture.cpus():
-        for what in cpu.collisions:
-            yield [(f"  ! CPU {cpu.number}: {what}", COLLISION)]
+    for alarm in picture.alarms():
+        yield [(f"  ! {alarm}", COLLISION)]

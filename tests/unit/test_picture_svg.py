@@ -1,0 +1,233 @@
+"""The drawing as a reader has it: what stands on what, where each text ends, and whether it can be read there."""
+
+from __future__ import annotations
+
+import colorsys
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from vmpin.cpuset import CpuSet
+from vmpin.picture import Picture, picture, svg
+from vmpin.picture.text import SIGNS, marks
+from vmpin.topology import Topology
+
+#: Widths of a character in em, by class: of DejaVu Sans Mono (Menlo and Liberation Mono have no more), of words in
+#: DejaVu Sans and, for the rest, of its bold digits.
+WIDTHS = {"mark": 0.602, "soft": 0.64}
+ROLES = ("iothread", "vhost", "virtiofsd", "shim", "emulator", "worker")
+
+
+@dataclass(frozen=True)
+class Box:
+    css: tuple[str, ...]
+    x: float
+    y: float
+    width: float
+    height: float
+    style: str = ""
+
+    def holds(self, x: float, y: float) -> bool:
+        return self.x <= x <= self.x + self.width and self.y <= y <= self.y + self.height
+
+
+@dataclass(frozen=True)
+class Text:
+    css: tuple[str, ...]
+    said: str
+    left: float
+    right: float
+    y: float
+    #: What was painted there before it, the page first.
+    on: tuple[Box, ...]
+
+
+def painted(made: str) -> list[Text]:
+    """All texts, each with what it stands on: later elements are painted over earlier ones."""
+    boxes: list[Box] = []
+    texts: list[Text] = []
+
+    def walk(each: ET.Element, dx: float, dy: float) -> None:
+        moved = re.fullmatch(r"translate\((\d+),(\d+)\)", each.get("transform", "translate(0,0)"))
+        assert moved is not None
+        dx, dy = dx + int(moved[1]), dy + int(moved[2])
+        x, y, css = float(each.get("x", 0)) + dx, float(each.get("y", 0)) + dy, tuple(each.get("class", "").split())
+        if each.tag.endswith("}rect"):
+            boxes.append(Box(css, x, y, float(each.get("width", 0)), float(each.get("height", 0)),
+                             each.get("style", "")))
+        elif each.tag.endswith("}text") and each.text:
+            size = 13 if "n" in css else 11 if {"mark", "soft"} & set(css) else 12
+            wide = len(each.text) * size * next((WIDTHS[name] for name in css if name in WIDTHS), 0.7)
+            left = x - wide * {"middle": 0.5, "end": 1}.get(each.get("text-anchor", ""), 0)
+            texts.append(Text(css, each.text, left, left + wide, y,
+                              tuple(box for box in boxes if box.holds(left + wide / 2, y - 3))))
+        for child in each:
+            walk(child, dx, dy)
+
+    walk(ET.fromstring(made), 0, 0)
+    return texts
+
+
+class Colours:
+    """What the style sheet of a drawing gives an element, for a reader who has it dark or light."""
+
+    def __init__(self, made: str, dark: bool) -> None:
+        style = made.partition("<style>")[2].partition("</style>")[0]
+        media = re.compile(r"@media \(prefers-color-scheme:dark\)\{((?:[^{}]+\{[^{}]*\})*)\}")
+        text = media.sub("", style) + "".join(media.findall(style)) * dark
+        self.rules: dict[str, str] = {}
+        self.names: dict[str, str] = {}
+        for selector, body in re.findall(r"([^{}]+)\{([^{}]*)\}", text):
+            for name, value in re.findall(r"([\w-]+):([^;]+)", body):
+                if name == "fill":
+                    self.rules[selector.strip()] = value
+                elif name.startswith("--"):
+                    self.names[f"var({name})"] = value.strip()
+
+    def fill(self, css: tuple[str, ...], default: str) -> tuple[float, float, float]:
+        # The classes are all of one weight, and the rules of those that meet in an element stand in their order.
+        found = [value for selector, value in self.rules.items()
+                 if any(selector == f".vmpin .{name}" for name in css)] or [default]
+        value = self.names.get(found[-1], found[-1])
+        if value.startswith("hsl"):
+            hue, saturation, lightness = map(float, re.findall(r"[\d.]+", value))
+            return colorsys.hls_to_rgb(hue / 360, lightness / 100, saturation / 100)
+        digits = value[1:] if len(value) == 7 else "".join(char * 2 for char in value[1:])
+        return int(digits[:2], 16) / 255, int(digits[2:4], 16) / 255, int(digits[4:], 16) / 255
+
+
+def contrast(one: tuple[float, float, float], other: tuple[float, float, float]) -> float:
+    """WCAG 2's."""
+    def luminance(rgb: tuple[float, float, float]) -> float:
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def node(cpus: int) -> Topology:
+    half = cpus // 2
+    cores = [CpuSet((cpu, cpu + half)) for cpu in range(half)]
+    return Topology.build(
+        CpuSet(range(cpus)), cores=cores, caches=[CpuSet(range(cpus))], nodes={0: CpuSet(range(cpus))},
+        isolated=CpuSet(range(0, cpus, 3)), present=CpuSet(range(cpus + 1)))
+
+
+def long_id(number: int) -> str:
+    return f"{number:03d}" + "4e8" * 20 + "0"
+
+
+def thread(actual: str, vcpu: int | None = None, role: str = "emulator") -> dict[str, Any]:
+    return {"role": role, "vcpu": vcpu, "actual": actual}
+
+
+def crowded(cpus: int, ids: bool = True) -> Picture:
+    """Every CPU another container's, and of many kinds: from nobody there to a crowd, floating and not, in collision
+    and not, and each guest with one CPU for all that does not float."""
+    sandboxes: list[dict[str, Any]] = []
+    for number in range(cpus):
+        more, every = number % 7, number % 4 + 1
+        threads = [thread(str(number), vcpu * every + number) for vcpu in range(number % 5)]
+        threads += [thread(str(number)) for _ in range(more)]
+        threads += [thread(str((number + 1) % cpus), 200 + at * 2) for at in range(number % 3)]
+        threads += [thread(f"{number // 2}-{number}", role=ROLES[at % 6]) for at in range(number % 13)]
+        sandboxes.append({"id": long_id(number), "vmm": {}, "pod": None, "mask": "0", "verdict": "pinned",
+                          "containers": [], "threads": threads})
+    owners = [{"sandbox": long_id(number), "container": "main", "cpus": str(number), "kind": "vm", "pod": None}
+              for number in range(cpus)]
+    said = [long_id(500), long_id(501), long_id(502)] if ids else ["x" * 64, "y" * 64, "z" * 64]
+    return picture({
+        "time": "2026-01-01T00:00:00Z", "sandboxes": sandboxes,
+        "node": {"online": f"0-{cpus - 1}", "shared_pool": "", "exclusive": "", "housekeeping": f"0-{cpus // 2}",
+                 "owners": owners, "collisions": [
+                     {"cpu": number, "what": f"exclusive to {said[0]} of {said[1]}, but 4 threads of {said[2]} may "
+                      "run there (thread 941, emulator)"} for number in range(0, cpus, 2)]}}, node(cpus))
+
+
+@pytest.mark.parametrize("cpus", [2, 8, 192])
+@pytest.mark.parametrize("ids", [True, False])
+def test_no_text_leaves_its_box_or_runs_into_another(cpus: int, ids: bool) -> None:
+    texts = painted(svg.svg(crowded(cpus, ids)))
+    boxes: dict[Box, set[float]] = {}
+    for text in texts:
+        assert text.on, text
+        for box in text.on:
+            assert box.x <= text.left < text.right <= box.x + box.width, text
+            if "cpu" in box.css:
+                boxes.setdefault(box, set()).add(text.y)
+    lines = sorted(texts, key=lambda text: (text.y, text.left))
+    assert all(one.right < other.left for one, other in pairwise(lines) if one.y == other.y)
+    for box, rows in boxes.items():
+        assert all(above + 11 <= below for above, below in pairwise(sorted(rows)))
+        assert max(rows) < box.y + box.height
+
+
+def test_marks_that_do_not_fit_end_after_a_whole_one() -> None:
+    drawn = crowded(192)
+    shown: dict[Box, list[str]] = {}
+    names: dict[Box, int] = {}
+    for text in painted(svg.svg(drawn)):
+        cpu = next((box for box in text.on if "cpu" in box.css), None)
+        if cpu is not None and "n" in text.css:
+            names[cpu] = int(text.said)
+        elif cpu is not None and "mark" in text.css and not text.said.startswith("~"):
+            shown.setdefault(cpu, []).append(text.said)
+    told = {cpu.number: marks(cpu) for cpu in drawn.cpus()}
+    cut = 0
+    for box, number in names.items():
+        said = "".join(shown.get(box, [])).replace(" ", "")
+        whole = told[number].replace(" ", "")
+        if said != whole:
+            cut += 1
+            assert said.endswith("…")
+            pieces = [each.replace(" ", "") for each in re.findall("[^ ,]+[ ,]?", told[number])]
+            assert said[:-1] in ["".join(pieces[:count]) for count in range(len(pieces))]
+    assert 0 < cut < 192
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_text_can_be_read_on_every_colour(dark: bool) -> None:
+    made = svg.svg(crowded(192))
+    colours = Colours(made, dark)
+    grounds = set()
+    for text in painted(made):
+        box = text.on[-1]
+        ground = colours.fill(box.css, "#000" if not box.style else box.style.removeprefix("fill:"))
+        grounds.add(ground)
+        # .soft and .on weigh more than what all texts have.
+        assert contrast(colours.fill(text.css, colours.rules[".vmpin text"]), ground) >= 4.5, (text.said, box)
+    assert len(grounds) > 150
+
+
+def test_the_legend_has_every_word_of_it() -> None:
+    drawn = crowded(24)
+    said = "".join(text.said for text in painted(svg.svg(drawn)))
+    for whole in (*drawn.alarms(), *(owner.said for owner in drawn.owners), *(guest.said for guest in drawn.guests)):
+        assert whole in said
+    assert any(all(role in guest.said for role in ROLES) for guest in drawn.guests)
+
+
+def test_a_long_list_of_cpus_is_parted_between_its_numbers() -> None:
+    every_second = ",".join(map(str, range(0, 190, 2)))
+    drawn = picture({
+        "time": "", "node": {"online": "0-191", "shared_pool": "", "exclusive": "", "housekeeping": "", "owners": [],
+                             "collisions": []},
+        "sandboxes": [{"id": "pod", "vmm": {}, "pod": None, "mask": None, "verdict": "off", "containers": [],
+                       "threads": [thread(every_second, 0)]}]}, node(192))
+    said = [text.said for text in painted(svg.svg(drawn))]
+    first = next(at for at, text in enumerate(said) if text.startswith("pod: "))
+    assert "".join(said[first:]) == f"pod: off; vCPU 0 on {every_second}"
+    assert len(said[first:]) > 1
+    assert all(text.endswith(",") for text in said[first:-1])
+
+
+def test_both_forms_have_the_key_to_their_signs() -> None:
+    drawn = crowded(2)
+    for made in (svg.svg(drawn), svg.html(drawn)):
+        for words in ("shared pool", "offline", "siblings of a core", *(text for _, text in SIGNS)):
+            assert words in made
