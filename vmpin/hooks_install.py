@@ -149,12 +149,16 @@ def plan_install(hooks_dir: Path, options: HookOptions) -> list[Operation]:
 def plan_remove(hooks_dir: Path) -> list[Operation]:
     """What remove() will do: the registrations first, and the script only when nothing else points to it.
 
-    :raises UsageError: naming the file which another hand has made point to the script.
+    :raises UsageError: naming the file which another hand has made point to the script, or a directory that cannot be
+        read: nobody knows then what is in it.
     """
     script = script_path(hooks_dir)
     ours = _removals(hooks_dir, script, STAGES)
     mine = {each.path for each in ours}
-    for path in sorted(hooks_dir.glob("*.json")):
+    where = script.parent
+    with _said(f"read {where}"):
+        found = sorted(where / name for name in os.listdir(where) if name.endswith(".json")) if where.exists() else []
+    for path in found:
         if path not in mine and _is_registration(path, script):
             raise UsageError(f"{path} points to {script} and was not written by vmpin",
                              "remove it first: with the hook gone it would stop every container from starting")

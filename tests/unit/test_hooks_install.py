@@ -139,6 +139,48 @@ def test_a_relative_directory_is_registered_by_its_absolute_path(tmp_path: Path,
     assert load(tmp_path / "hooks.d/50-vmpin-poststart.json")["hook"]["path"] == str(tmp_path / "hooks.d/vmpin-hook")
 
 
+@pytest.mark.parametrize("typed", ["hooks.d", "hooks.d/", "./hooks.d", "x/../hooks.d", "{top}/x/../hooks.d",
+                                   "{top}/hooks.d/"])
+def test_what_was_installed_is_removed_by_any_name_of_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                    typed: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").mkdir()
+    where = typed.format(top=tmp_path)
+    hooks.install(Path(where), HookOptions())
+    assert {each.name for each in hooks.remove(Path(where))} == DEFAULT_FILES
+    assert command("--hooks-dir", where) == command("--hooks-dir", where, "--remove") == 0
+    assert names(tmp_path / "hooks.d") == set()
+
+
+def test_another_hands_registration_is_named_by_a_relative_path_too(tmp_path: Path,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    hooks.install(Path("d"), HookOptions())
+    (tmp_path / "d" / "10-mine.json").write_text(json.dumps({"hook": {"path": str(tmp_path / "d" / "vmpin-hook")}}))
+    with pytest.raises(UsageError, match=rf"^{tmp_path}/d/10-mine\.json points to"):
+        hooks.remove(Path("d"))
+    assert names(tmp_path / "d") == DEFAULT_FILES | {"10-mine.json"}
+
+
+def test_a_link_and_two_dots_lead_to_where_the_kernel_takes_them(tmp_path: Path) -> None:
+    (tmp_path / "other" / "below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("other/below")
+    command("--hooks-dir", f"{tmp_path}/link/../hooks.d")
+    assert names(tmp_path / "other" / "hooks.d") == DEFAULT_FILES
+    assert load(tmp_path / "other/hooks.d/50-vmpin-poststop.json")["hook"]["path"] == str(
+        tmp_path / "other/hooks.d/vmpin-hook")
+
+
+def test_nothing_to_remove_and_no_such_directory_are_told_apart(tmp_path: Path,
+                                                                capsys: pytest.CaptureFixture[str]) -> None:
+    command("--hooks-dir", str(tmp_path), "--remove")
+    command("--hooks-dir", str(tmp_path / "mistyped"), "--remove")
+    assert capsys.readouterr().out == f"nothing to do\nnothing to do: {tmp_path}/mistyped is not there\n"
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot read .*/file: Not a directory"):
+        command("--hooks-dir", str(tmp_path / "file"), "--remove")
+
+
 def test_a_script_that_cannot_be_run_is_never_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hooks.install(tmp_path, HookOptions(stages=("poststop",)))
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}

@@ -42,7 +42,36 @@ def load_config(args: argparse.Namespace) -> Config:
         if not equals:
             raise UsageError(f"--set {text}: is no KEY=VALUE", "e.g. --set node.shared_pool=0-1")
         flags[key] = value
-    return configuration.load(Path(args.config) if args.config else None, os.environ, flags)
+    return configuration.load(None if args.config is None else Path(args.config), os.environ, flags)
+
+
+def directory(text: str) -> Path:
+    """An option's directory, absolute. With `..` in it the real one: abspath() would take `link/..` for where the link
+    lies. :raises UsageError:"""
+    if not text:
+        raise UsageError("an empty path names no directory", "is a variable unset?")
+    return Path(os.path.realpath(text) if ".." in Path(text).parts else os.path.abspath(text))
+
+
+def node_root(text: str) -> Path:
+    """Where the node's file system is. One that is not there, or not mounted, would look like a node on which nothing
+    is configured. :raises UsageError:"""
+    found = directory(text)
+    try:
+        if os.listdir(found):
+            return found
+        why = "is empty"
+    except OSError as err:
+        why = err.strerror or str(err)
+    raise UsageError(f"--root {text}: {why}", "give the directory at which the node's file system is mounted")
+
+
+def new_file(text: str) -> str:
+    """An option's file that is to be written; Path() would drop the slash of a directory's name. :raises UsageError:
+    """
+    if os.path.basename(text) in ("", ".", "..") or (text != "-" and os.path.isdir(text)):
+        raise UsageError(f"{text!r} names no file to write", "it is empty, or a directory's name")
+    return text
 
 
 def ask_raw(config: Config, request: Document) -> bytes | None:

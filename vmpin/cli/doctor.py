@@ -11,7 +11,17 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from vmpin.cli.common import Document, Verbs, load_config, output_flag, print_data, print_styled, shown, verb
+from vmpin.cli.common import (
+    Document,
+    Verbs,
+    load_config,
+    node_root,
+    output_flag,
+    print_data,
+    print_styled,
+    shown,
+    verb,
+)
 from vmpin.doctor.checks import CHECKS, examine
 from vmpin.doctor.finding import Finding, Level
 from vmpin.errors import UsageError
@@ -52,8 +62,8 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "doctor", "say what is right and wrong on this node, and what to do (exit 1 on bad)",
                   about=_ABOUT, epilog=f"{_LEVELS}\n{_list()}\n{_EXAMPLES}")
     parser.add_argument("checks", nargs="*", metavar="CHECK", help="only these (default: all)")
-    parser.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help="where the node's file system is: "
-                        "other programs' configuration is looked for below it (default: /)")
+    parser.add_argument("--root", type=node_root, default=Path("/"), metavar="DIR", help="where the node's file "
+                        "system is: other programs' configuration is looked for below it (default: /)")
     output_flag(parser, ("text", "wide", "json"))
     parser.set_defaults(run=run)
 

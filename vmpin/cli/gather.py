@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vmpin.cli.common import Verbs, ask, load_config, output_flag, print_data, shown, verb
+from vmpin.cli.common import Verbs, ask, load_config, new_file, node_root, output_flag, print_data, shown, verb
 from vmpin.config import Config
 from vmpin.errors import UsageError, VmpinError
 
@@ -40,12 +40,12 @@ _MIB = 1 << 20
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "gather", "pack what a bug report needs into one file, without secrets", about=_ABOUT,
                   epilog=_EPILOG)
-    parser.add_argument("--out", metavar="FILE", help="the file to write, which must not be there yet; - is standard "
-                        "output (default: vmpin-gather-TIME.tar.gz here)")
+    parser.add_argument("--out", type=new_file, metavar="FILE", help="the file to write, which must not be there "
+                        "yet; - is standard output (default: vmpin-gather-TIME.tar.gz here)")
     parser.add_argument("--dry-run", action="store_true", help="list the pieces with their sizes, and write nothing")
     parser.add_argument("--limit", type=int, default=64, metavar="MIB", help="of all pieces together, before they are "
                         "compressed (default: 64); what is beyond it is cut")
-    parser.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help="as for `vmpin doctor`")
+    parser.add_argument("--root", type=node_root, default=Path("/"), metavar="DIR", help="as for `vmpin doctor`")
     output_flag(parser, ("text", "json"))
     parser.set_defaults(run=run)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vmpin.cli.common import Verbs, verb
+from vmpin.cli.common import Verbs, new_file, verb
+from vmpin.errors import UsageError
 
 _EPILOG = """\
 example:
@@ -18,13 +19,16 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "guest", "build the agent that pins inside the guest", epilog=_EPILOG)
     actions = parser.add_subparsers(metavar="ACTION", required=True, title="actions")
     build = actions.add_parser("build", help="pack the agent into one file, for Python 3.9 and newer")
-    build.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="the file to write")
+    build.add_argument("-o", dest="out", type=new_file, required=True, metavar="FILE", help="the file to write")
     build.set_defaults(run=_build)
 
 
 def _build(args: argparse.Namespace) -> int:
     from vmpin import pyz
 
-    size = pyz.build(args.out)
+    try:
+        size = pyz.build(Path(args.out))
+    except OSError as err:
+        raise UsageError(f"cannot write {args.out}: {err.strerror}", "give another place: -o FILE") from err
     print(f"{args.out}: {size} bytes")
     return 0

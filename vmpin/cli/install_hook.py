@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vmpin import hooks_install as hooks
-from vmpin.cli.common import Verbs, output_flag, verb
+from vmpin.cli.common import Verbs, directory, new_file, output_flag, verb
 from vmpin.errors import UsageError
 
 DEFAULT_SCRIPT_DIR = Path("/usr/local/libexec/vmpin")
@@ -38,12 +38,12 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "install-hook", "register the OCI hook with podman, CRI-O or containerd", about=DESCRIPTION,
                   epilog=EPILOG)
     where = parser.add_argument_group("where")
-    where.add_argument("--hooks-dir", type=Path, metavar="DIR",
+    where.add_argument("--hooks-dir", type=directory, metavar="DIR",
                        help="the hooks directory; with --base-spec, where the hook itself is put "
                             f"({DEFAULT_SCRIPT_DIR})")
     where.add_argument("--base-spec", metavar="FILE",
                        help="an OCI spec (- is standard input) to print with the hook added, for containerd")
-    where.add_argument("--out", type=Path, metavar="FILE", help="write that spec to FILE instead")
+    where.add_argument("--out", type=new_file, metavar="FILE", help="write that spec to FILE instead")
     _add_hook_options(parser)
     parser.add_argument("--remove", action="store_true",
                         help="take the hook out again; with --base-spec, out of the spec only")
@@ -95,7 +95,7 @@ def _base_spec(args: argparse.Namespace) -> int:
         operations.append(hooks.script_operation(script_dir))
     text = json.dumps(made, indent=2) + "\n"
     if args.out is not None:
-        operations.append(hooks.WriteFile(args.out, text.encode()))
+        operations.append(hooks.WriteFile(Path(args.out), text.encode()))
     if not args.dry_run:
         hooks.execute(operations)
     if args.out is None:
@@ -138,7 +138,8 @@ def _report(args: argparse.Namespace, operations: list[hooks.Operation], advice:
         else:
             print(each.path if isinstance(each, hooks.WriteFile) == (not args.remove) else each.describe(), file=out)
     if not operations:
-        print("nothing to do", file=out)
+        gone = args.remove and args.base_spec is None and not args.hooks_dir.exists()
+        print("nothing to do" + (f": {args.hooks_dir} is not there" if gone else ""), file=out)
     elif not args.dry_run:
         print(f"\n{advice}", file=out)
 
@@ -158,8 +159,8 @@ next, take {hooks.script_path(hooks_dir).parent} out of the runtime's hooks_dir 
 Containers made before keep the hook in their own config.json until they are deleted."""
 
 
-def _containerd_advice(out: Path | None) -> str:
-    where = f"{out.absolute()}" if out is not None else "the file you save this spec as"
+def _containerd_advice(out: str | None) -> str:
+    where = f"{Path(out).absolute()}" if out is not None else "the file you save this spec as"
     return f"""\
 next, name it in the section of the runtime handler, then restart containerd:
   base_runtime_spec = "{where}"

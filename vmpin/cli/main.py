@@ -49,6 +49,7 @@ exit codes: 0 as asked, 1 something is not as it should be, 2 the command or a f
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; :returns: its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of pods on a terminal that is not UTF-8
@@ -74,6 +75,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vmpin: {err}", file=sys.stderr)
         return 1
     return code
+
+
+def _open_closed() -> None:
+    """A standard stream that came closed (`vmpin verify >&-`) is /dev/null: Python has None for it, an error would be
+    printed among the output, and the next file opened would have its number, also in programs that we start."""
+    for name, mode in ("stdin", "r"), ("stdout", "w"), ("stderr", "w"):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115  # the lowest number that is free, which is the stream's
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from vmpin.cli.common import Verbs, load_config, output_flag, print_styled, shown, status_document, verb
+from vmpin.cli.common import Verbs, load_config, new_file, output_flag, print_styled, shown, status_document, verb
 from vmpin.errors import UsageError
 
 _ABOUT = """\
@@ -28,7 +28,7 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "map", "draw the node's CPUs: whose each is, and who is on it", about=_ABOUT,
                   epilog=_EXAMPLES)
     output_flag(parser, ("text", "svg", "html"))
-    parser.add_argument("--file", metavar="FILE", help="write it there instead of printing it")
+    parser.add_argument("--file", type=new_file, metavar="FILE", help="write it there instead of printing it")
     parser.set_defaults(run=run)
 
 

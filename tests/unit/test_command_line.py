@@ -1,0 +1,154 @@
+"""What a command line may name, and what it may be started with: directories, files, standard streams that are closed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vmpin.cli.common import directory, new_file, node_root
+from vmpin.cli.main import main
+from vmpin.errors import UsageError
+
+COMMAND = [sys.executable, "-m", "vmpin.cli.main"]
+ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("VMPIN_")}
+#: Each takes its last argument for a file to write.
+WRITERS = (["map", "-o", "svg", "--file"], ["gather", "--out"], ["guest", "build", "-o"],
+           ["install-hook", "--base-spec", "spec.json", "--hooks-dir", "lib", "--out"])
+
+
+def started(how: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """A command that needs no node, with streams closed as a shell does."""
+    return subprocess.run(["sh", "-c", f'exec "$@" {how}', "sh", *COMMAND, *args], env=ENVIRONMENT,
+                          capture_output=True, text=True, timeout=60)
+
+
+# Directories
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory: `link` leads to below `other`."""
+    (tmp_path / "other" / "below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("other/below")
+    (tmp_path / "spec.json").write_text('{"ociVersion": "1.1.0"}')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("typed", "meant"), [
+    ("other", "other"), ("other/", "other"), ("./other", "other"), ("other/../spec", "spec"), ("link", "link"),
+    ("link/../spec", "other/spec"), ("none/..", "."), (".", ".")])
+def test_a_directory_is_what_the_kernel_takes_it_for(here: Path, typed: str, meant: str) -> None:
+    assert directory(typed) == here / meant
+    assert directory(f"{here}/{typed}") == here / meant
+
+
+def test_an_empty_path_is_not_the_current_directory(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="names no directory"):
+        directory("")
+    before = sorted(here.iterdir())
+    assert main(["install-hook", "--hooks-dir", ""]) == 2
+    assert main(["--config", "", "config"]) == 2, "the default file was not asked for"
+    assert capsys.readouterr().out == ""
+    assert sorted(here.iterdir()) == before
+
+
+@pytest.mark.parametrize("verb", [["doctor", "kata"], ["gather", "--dry-run"]])
+@pytest.mark.parametrize(("root", "why"), [
+    ("none", "No such file or directory"), ("other/below", "is empty"), ("spec.json", "Not a directory"),
+    ("none/", "No such file or directory"), ("../none", "No such file or directory"), ("", "names no directory")])
+def test_a_root_that_is_not_there_is_no_clean_node(here: Path, capsys: pytest.CaptureFixture[str], verb: list[str],
+                                                   root: str, why: str) -> None:
+    assert main([*verb, "--root", root]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert why in said.err
+
+
+def test_a_root_that_is_there_is_taken(here: Path) -> None:
+    assert node_root("other/") == node_root("link/..") == here / "other"
+    assert node_root("/") == Path("/")
+    assert node_root("/proc/self/root") == Path("/proc/self/root"), "its text is another namespace's"
+
+
+# Files
+
+
+@pytest.mark.parametrize("verb", WRITERS)
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "none/", "none/.", "none/..", "other", "other/", "link"])
+def test_a_directorys_name_is_no_file_to_write(here: Path, capsys: pytest.CaptureFixture[str], verb: list[str],
+                                               name: str) -> None:
+    before = sorted(here.rglob("*"))
+    assert main([*verb, name]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"vmpin: {name!r} names no file to write\n")
+    assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["new", "./new", "other/../new", "none/new", "link/new", "spec.json", "-"])
+def test_any_other_name_is(here: Path, name: str) -> None:
+    assert new_file(name) == name
+
+
+def test_standard_output_is_meant_where_a_directory_has_its_name(here: Path) -> None:
+    (here / "-").mkdir()
+    assert new_file("-") == "-"
+
+
+def test_an_agent_that_cannot_be_written_is_a_command_that_cannot_be_carried_out(
+        here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["guest", "build", "-o", "spec.json/agent"]) == 2
+    assert capsys.readouterr().err.startswith("vmpin: cannot write spec.json/agent: ")
+
+
+# Streams
+
+
+@pytest.mark.parametrize("how", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("output", ["table", "json", "yaml"])
+def test_what_was_started_with_closed_streams_ends_as_with_open_ones(how: str, output: str) -> None:
+    done = started(how, "--config", "/dev/null", "config", "-o", output)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (" >&-" not in f" {how}")
+
+
+def test_an_error_is_not_printed_among_the_output() -> None:
+    done = started("2>&-", "--config", "/nonexistent", "config")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert started("2>&-", "nonsense").stdout == ""
+
+
+def test_a_closed_standard_input_is_an_empty_one(tmp_path: Path) -> None:
+    done = started("<&-", "install-hook", "--base-spec", "-", "--hooks-dir", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is no JSON" in done.stderr
+
+
+#: What the streams' numbers lead to, in a program and in one that it starts; and the number of the next file opened.
+_CHILD = """\
+import os, sys
+found = [os.readlink(f"/proc/self/fd/{fd}") if os.path.lexists(f"/proc/self/fd/{fd}") else None for fd in range(3)]
+with open(sys.argv[1], "w") as file:
+    print(*found, file=file)
+"""
+_PARENT = f"""\
+import os, subprocess, sys
+from vmpin.cli.main import main
+main(["--config", "/dev/null", "config"])
+subprocess.run([sys.executable, "-c", {_CHILD!r}, sys.argv[1]])
+opened = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+os.write(opened, str(opened > 2).encode())
+"""
+
+
+def test_no_file_gets_the_number_of_a_closed_stream_here_or_in_a_program_that_is_started(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", _PARENT, str(out)],
+                   env=ENVIRONMENT, timeout=60, check=True)
+    assert out.read_text() == "/dev/null /dev/null /dev/null\nTrue"
