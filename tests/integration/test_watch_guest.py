@@ -541,8 +541,18 @@ def test_an_agent_that_comes_late_is_found(inside: Inside, cpus: tuple[str, str]
     wait_for_mask(web, inside.own())
 
 
-#: Takes every CPU it can get, again and again.
-_ESCAPES = "import os\nwhile True: os.sched_setaffinity(0, range(4))"
+#: Takes every CPU it can get, again and again. Every half second there is a process more, so that the agent looks.
+_ESCAPES = """
+import os, time
+began = time.monotonic()
+while True:
+    os.sched_setaffinity(0, range(4))
+    if time.monotonic() - began > 0.5:
+        began = time.monotonic()
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+"""
 
 
 @pytest.mark.guest
@@ -565,7 +575,8 @@ def test_what_is_outside_is_told_and_a_plugged_vcpu_is_used_when_it_is_online(ag
             (found,) = [each for each in node.sandbox(vm.sandbox)["containers"] if each["name"] == "logs"]
             return {key: found["guest"][key] for key in ("state", "outside")}
 
-        # It is looked for every second, and may be inside just then.
+        # It is looked for every second, and may be inside just then: vCPUs 0 to 2 share a CPU, so that it may not run
+        # between the agent's setting its mask and looking at it.
         wait(lambda: told() == {"state": "pending", "outside": [pid]}, lambda: f"{pid} is outside: {told()}", 60)
         wait(lambda: f"(outside: {pid})" in node.cli("status", "-o", "wide").stdout, lambda: f"{pid} is not shown", 60)
         assert states(node, vm.sandbox)["web"] == "applied"
