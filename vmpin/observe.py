@@ -238,6 +238,11 @@ class Observer:
         stats = (self.proc.thread_stat(pid, tid) for tid in self.proc.tids(pid))
         return vmm_threads.is_dragonball(stat.comm for stat in stats if stat is not None)
 
+    def _runs(self, pid: int) -> bool:
+        """Whether a VMM that was found is there still."""
+        stat = self.proc.thread_stat(pid, pid)
+        return stat is not None and stat.starttime == self._vmms[pid][0].starttime and stat.state not in "ZX"
+
     def _assign(self, claims: Mapping[SandboxId, Claim]) -> set[SandboxId]:
         """Give each sandbox its VMM and helpers."""
         chosen: dict[SandboxId, int] = {}
@@ -250,7 +255,9 @@ class Observer:
             if vmm.sandbox is None or pid in taken:
                 continue
             other = chosen.setdefault(vmm.sandbox, pid)
-            if other != pid and (vmm.sandbox, pid) not in self._doubles:
+            if other != pid and not self._runs(other):
+                chosen[vmm.sandbox] = pid  # it follows one that has just ended
+            elif other != pid and (vmm.sandbox, pid) not in self._doubles:
                 self._doubles.add((vmm.sandbox, pid))
                 logger.warning("sandbox=%s has a second VMM pid=%d, which is left alone; pid=%d is the elder",
                                vmm.sandbox, pid, other)

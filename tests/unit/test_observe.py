@@ -54,6 +54,23 @@ def nested(root: Path, pid: int, inside: str = "\t7") -> None:
     (root / str(pid) / "status").write_text(f"Name:\tx\nGroups:\t0 \nNSpid:\t{pid}{inside}\n")
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_vmm_that_follows_one_that_has_just_ended_is_no_double(tmp_path: Path, caplog: pytest.LogCaptureFixture,
+                                                                 ended: bool) -> None:
+    """Its program is told of before anybody has looked for the other one again."""
+    for pid in (4000, 4001):
+        process(tmp_path, pid, "qemu-system-x86", "qemu-system-x86_64", "-name", "sandbox-a", "-smp", "1", start=pid)
+        if pid == 4000:
+            observer = Observer(Procfs(tmp_path))
+            observer.scan({})
+    if ended:
+        shutil.rmtree(tmp_path / "4000")
+    observer.look(4001)
+    assert observer.assign({}) == ({SandboxId("a")} if ended else set())
+    assert observer.vms[SandboxId("a")].vmm.pid == (4001 if ended else 4000)
+    assert ("has a second VMM" in caplog.text) is not ended
+
+
 SHIM = ("containerd-shim-kata-v2", "-id", "a")
 VIRTIOFSD = ("virtiofsd", "--shared-dir=/run/kata-containers/shared/sandboxes/a/shared")
 
