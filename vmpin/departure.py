@@ -26,14 +26,15 @@ def give_all_back(reconciler: Reconciler) -> list[Result]:
 
 
 def forget(config: Config, reconciler: Reconciler, results: list[Result]) -> bool:
-    """Remove what is kept, with the lock held; where a thread refused its mask it stays, to be tried again.
+    """Remove what is kept, with the lock held; where not every thread has its mask it stays, to be tried again.
 
     :returns: whether nothing is left.
     """
     refused = sum(result.outcome is Outcome.REFUSED for result in results)
-    if refused:
+    if refused or reconciler.pinner.before:
         reconciler.save()
-        logger.error("threads=%d kept their masks; what they had before is still in %s", refused, config.state_file)
+        logger.error("sandboxes=%d have threads that kept their masks (refused=%d); what those had before is still in "
+                     "%s", len(reconciler.pinner.before), refused, config.state_file)
         return False
     for path in (config.state_file, config.notes_file, config.proof_file, config.hook_socket, config.control_socket,
                  *statefile.beside(config.state_file), *statefile.beside(config.proof_file)):

@@ -451,12 +451,15 @@ class Reconciler:
                 self._left.add(sandbox)
             self.reduce([Held(sandbox, True)])
             self.placements.pop(sandbox, None)
-            results += self.pinner.give_back(sandbox, partial(self._owned, sandbox), self.node.topology)
+            results += self._safely(sandbox, self._give_back) or ()
             self.pinner.forget(sandbox)
             self.previous.pop(sandbox, None)
             self._changed = True
         self.save()
         return results
+
+    def _give_back(self, sandbox: SandboxId) -> list[Result]:
+        return self.pinner.give_back(sandbox, partial(self._owned, sandbox), self.node.topology)
 
     def _owned(self, sandbox: SandboxId) -> list[tuple[VmThread, ThreadId]]:
         """The threads of a sandbox at this moment, each with its process; without a VM those of its helpers."""

@@ -113,15 +113,16 @@ def _whole(config: Config, sandbox: str | None) -> str | None:
 
 
 def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:
-    """Print what was done; exit code 1 when something was refused, or a guest keeps what it was told."""
+    """Print what was done; exit code 1 when something was refused or is left, or a guest keeps what it was told."""
     operations = found["operations"]
     refused = [operation for operation in operations if operation["outcome"] == "refused"]
     guests = found.get("guests", {})
     # Where nobody is in the guest nothing was told either.
     kept = [word for word in guests.values() if word.startswith(("no answer", "not all"))]
+    code = 1 if refused or kept or found.get("gone") is False else 0
     if args.output == "json":
         print_data(found, "json")
-        return 1 if refused or kept else 0
+        return code
     for operation in operations:
         outcome = operation["outcome"]
         more = {"done": "", "gone": ": the thread has ended", "refused": f": {operation['why']}",
@@ -131,4 +132,4 @@ def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:
         print(nothing)
     for sandbox, word in guests.items():
         print(shown(f"sandbox {sandbox}: in its guest: {word}"))
-    return 1 if refused or kept else 0
+    return code
