@@ -127,7 +127,7 @@ class Arrivals:
     def _has_another(self, sandbox: SandboxId, pid: int) -> bool:
         """Whether a sandbox has a VMM that runs: a second one is left alone, whatever it says of itself."""
         vm = self.reconciler.observer.vms.get(sandbox)
-        return vm is not None and vm.vmm.pid != pid and self._lives(vm.vmm.id)
+        return vm is not None and vm.vmm.pid != pid and self.reconciler.observer.runs(vm.vmm.id)
 
     def _place_process(self, sandbox: SandboxId, main: VmThread, born: int) -> None:
         """A process that has just begun, and what it may have made meanwhile."""
@@ -165,7 +165,7 @@ class Arrivals:
                     thread = VmThread(ThreadId(int(tid), stat.starttime), main.role, stat.comm, main.pid)
                     if (done := self._place(placement, thread, born)) is not None:
                         self.book.placed(sandbox, born, done)
-                        self.book.ahead(thread.id.tid)
+                        self.book.ahead(thread.id.tid, told=True)
         return True
 
     # A thread
@@ -173,7 +173,7 @@ class Arrivals:
     def _born(self, event: Fork, vm: Vm, process: Process, touched: Touched) -> None:
         touched.ours = True
         placement = self.reconciler.placements.get(vm.sandbox)
-        if placement is None or self.book.knows(event.child, event.time):
+        if placement is None:
             return
         done = self._place_newborn(placement, process.role, process.id, event)
         if done is None:
@@ -193,7 +193,7 @@ class Arrivals:
         """Of a process whose VM has not come."""
         touched.ours = True
         state = self.reconciler.state.sandboxes.get(helper.sandbox)
-        if (state is not None and state.held) or self.book.knows(event.child, event.time):
+        if state is not None and state.held:
             return
         done = self._place_newborn(helper.placement, helper.role, helper.id, event)
         if done is not None:
@@ -206,9 +206,7 @@ class Arrivals:
             return self._placed(placement, event.child, CpuSet(mask), wanted, event.time)
         stat = self.reconciler.proc.thread_stat(main.tid, event.child)
         if mask is None or stat is None or not self._lives(main):
-            account = self.book.account(placement.sandbox)
-            account.told += 1
-            account.ended += 1
+            self._ended(placement.sandbox, event.child, event.time)
             return None
         return self._place(placement, VmThread(ThreadId(event.child, stat.starttime), role, stat.comm, main.tid),
                            event.time)
@@ -218,10 +216,13 @@ class Arrivals:
         mask, wanted = affinity.get(thread.id.tid), placement.cpus_for(thread.role, None)
         if mask is not None:
             return self._placed(placement, thread.id.tid, CpuSet(mask), wanted, born, thread)
-        account = self.book.account(placement.sandbox)
-        account.told += 1
-        account.ended += 1
+        self._ended(placement.sandbox, thread.id.tid, born)
         return None
+
+    def _ended(self, sandbox: SandboxId, tid: int, born: int) -> None:
+        """Before it could be looked at."""
+        news = self.book.tells(sandbox, tid, born)
+        self.book.account(sandbox).ended += news
 
     def _placed(self, placement: Placement, tid: int, cpus: CpuSet, wanted: CpuSet | None, born: int,
                 thread: VmThread | None = None) -> Placed | None:
@@ -230,15 +231,15 @@ class Arrivals:
         account = self.book.account(sandbox)
         self.book.meets(sandbox, tid, placement.mask)
         outside = birth.outside(cpus, placement.mask, wanted)
-        account.told += 1
-        account.inside += not outside
+        news = self.book.tells(sandbox, tid, born)
+        account.inside += news and not outside
         if thread is not None and wanted is not None and cpus != wanted:
             if thread.main:
                 known.keep_mask(sandbox, thread, cpus)
             result = known.pinner.place_now(sandbox, thread, wanted, cpus)
             known.tally.pins[thread.role, result.outcome.value] += 1
             if result.got is None or result.outcome is Outcome.REFUSED:
-                account.ended += result.outcome is Outcome.GONE
+                account.ended += news and result.outcome is Outcome.GONE
                 known.pinner.look_again(sandbox)  # the next pass says why
                 return None
             logger.debug("born sandbox=%s thread=%d role=%s mask=%s was=%s", sandbox, tid, thread.role, result.got,
@@ -246,9 +247,9 @@ class Arrivals:
             cpus = result.got
         now = time.monotonic_ns()
         loose = outside and wanted is None
-        if outside and not loose:
+        if outside and not loose and news:
             self.book.leaked(sandbox, (now - born) / 1e9)
-        return Placed(now, cpus, loose)
+        return Placed(now, cpus, loose, news)
 
     def _named(self, event: Comm, vm: Vm, process: Process, touched: Touched) -> None:
         """A thread has its name: if that says something, which vCPU it is, is for the pass to believe."""

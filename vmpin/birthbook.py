@@ -31,12 +31,13 @@ _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Placed(NamedTuple):
-    """When a thread was seen to have the mask of its role (CLOCK_MONOTONIC, ns), that mask, and whether it is outside
-    and left to it."""
+    """When a thread was seen to have the mask of its role (CLOCK_MONOTONIC, ns), that mask, whether it is outside and
+    left to it, and whether that is news: else it was booked before."""
 
     at: int
     cpus: CpuSet
     loose: bool
+    news: bool = True
 
 
 class _Newborn(NamedTuple):
@@ -59,8 +60,9 @@ class BirthBook:
         self._looked = time.clock_gettime(time.CLOCK_BOOTTIME)
         #: The threads of which it was heard since.
         self._heard: set[int] = set()
-        #: The threads that were booked before it was heard of them, and when (CLOCK_MONOTONIC, ns).
-        self._ahead: dict[int, int] = {}
+        #: The threads that were booked before it was heard of them, when (CLOCK_MONOTONIC, ns), and whether they count
+        #: as told of all the same.
+        self._ahead: dict[int, tuple[int, bool]] = {}
         #: The CPUs that were each sandbox's at any time since.
         self._masks: dict[SandboxId, CpuSet] = {}
 
@@ -79,22 +81,30 @@ class BirthBook:
         self._heard.add(tid)
         self._masks[sandbox] = self._masks.get(sandbox, EMPTY) | mask
 
-    def ahead(self, tid: int) -> None:
+    def ahead(self, tid: int, told: bool) -> None:
         """One was met and booked; the word of its birth may be on its way."""
         if len(self._ahead) > _HEARD:
             self._ahead.clear()
-        self._ahead[tid] = time.monotonic_ns()
+        self._ahead[tid] = time.monotonic_ns(), told
 
-    def knows(self, tid: int, born: int) -> bool:
-        """Whether the word of a birth comes when it has been booked."""
-        return born <= self._ahead.get(tid, -1)
+    def tells(self, sandbox: SandboxId, tid: int, born: int) -> bool:
+        """A birth is told of. :returns: whether that is news: else all but that has been booked."""
+        at, told = self._ahead.get(tid, (-1, False))
+        news = born > at
+        if not news:
+            self._ahead[tid] = at, True
+        self.account(sandbox).told += news or not told
+        return news
 
     def placed(self, sandbox: SandboxId, born: int, placed: Placed) -> None:
         """One has its place for good."""
-        self._in_place(sandbox, (placed.at - born) / 1e9)
+        if placed.news:
+            self._in_place(sandbox, (placed.at - born) / 1e9)
 
     def awaits(self, sandbox: SandboxId, tid: int, born: int, placed: Placed) -> None:
         """One has its place, unless it turns out to be one of the special ones."""
+        if not placed.news:
+            return
         if len(self._newborn) >= _MOST:
             self.settled(next(iter(self._newborn)))
         self._newborn[tid] = _Newborn(sandbox, born, placed)
@@ -120,7 +130,7 @@ class BirthBook:
                 self.settled(tid)
         if everything:
             self._heard.clear()
-            self._ahead = {tid: at for tid, at in self._ahead.items() if now - at < _LATE}
+            self._ahead = {tid: known for tid, known in self._ahead.items() if now - known[0] < _LATE}
             self._looked = time.clock_gettime(time.CLOCK_BOOTTIME)
             self._masks = {sandbox: placement.mask for sandbox, placement in known.placements.items()}
 
@@ -148,7 +158,7 @@ class BirthBook:
         unheard = tid not in self._heard
         self.meets(sandbox, tid, placement.mask)
         if unheard and born >= self._looked and birth.outside(operation.was, mine, operation.cpus):
-            self.ahead(tid)
+            self.ahead(tid, told=False)
             self.leaked(sandbox, now - born)
             self._in_place(sandbox, now - born)
 

@@ -11,7 +11,7 @@ import os
 import shutil
 
 from vmpin import statefile
-from vmpin.apply import Outcome, Result
+from vmpin.apply import Result
 from vmpin.config import Config
 from vmpin.reconciler import Reconciler
 from vmpin.source import sockets
@@ -25,16 +25,15 @@ def give_all_back(reconciler: Reconciler) -> list[Result]:
     return reconciler.unpin(reconciler.touched(), leaving=True)
 
 
-def forget(config: Config, reconciler: Reconciler, results: list[Result]) -> bool:
+def forget(config: Config, reconciler: Reconciler) -> bool:
     """Remove what is kept, with the lock held; where not every thread has its mask it stays, to be tried again.
 
     :returns: whether nothing is left.
     """
-    refused = sum(result.outcome is Outcome.REFUSED for result in results)
-    if refused or reconciler.pinner.before:
+    if reconciler.pinner.before:
         reconciler.save()
-        logger.error("sandboxes=%d have threads that kept their masks (refused=%d); what those had before is still in "
-                     "%s", len(reconciler.pinner.before), refused, config.state_file)
+        logger.error("sandboxes=%d have threads that kept their masks; what those had before is still in %s",
+                     len(reconciler.pinner.before), config.state_file)
         return False
     for path in (config.state_file, config.notes_file, config.proof_file, config.hook_socket, config.control_socket,
                  *statefile.beside(config.state_file), *statefile.beside(config.proof_file)):

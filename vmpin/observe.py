@@ -238,10 +238,10 @@ class Observer:
         stats = (self.proc.thread_stat(pid, tid) for tid in self.proc.tids(pid))
         return vmm_threads.is_dragonball(stat.comm for stat in stats if stat is not None)
 
-    def _runs(self, pid: int) -> bool:
-        """Whether a VMM that was found is there still."""
-        stat = self.proc.thread_stat(pid, pid)
-        return stat is not None and stat.starttime == self._vmms[pid][0].starttime and stat.state not in "ZX"
+    def runs(self, main: ThreadId) -> bool:
+        """Whether a process, by its main thread, has not ended, waited for or not."""
+        stat = self.proc.thread_stat(main.tid, main.tid)
+        return stat is not None and stat.starttime == main.starttime and stat.state not in "ZX"
 
     def _assign(self, claims: Mapping[SandboxId, Claim]) -> set[SandboxId]:
         """Give each sandbox its VMM and helpers."""
@@ -255,7 +255,7 @@ class Observer:
             if vmm.sandbox is None or pid in taken:
                 continue
             other = chosen.setdefault(vmm.sandbox, pid)
-            if other != pid and not self._runs(other):
+            if other != pid and not self.runs(self._vmms[other][0]):
                 chosen[vmm.sandbox] = pid  # it follows one that has just ended
             elif other != pid and (vmm.sandbox, pid) not in self._doubles:
                 self._doubles.add((vmm.sandbox, pid))

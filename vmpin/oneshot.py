@@ -56,11 +56,11 @@ def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[Reconc
         return reconciler, Report(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
 
 
-def leave(config: Config, tell: Callable[[Reconciler], Told]) -> tuple[list[Result], Told, bool]:
+def leave(config: Config, tell: Callable[[Reconciler], Told]) -> tuple[Reconciler, list[Result], Told]:
     """Give everything back, and remove what is kept. Ended at any moment and called again, it does what is left.
 
     :param tell: has the guests take back what they were told, which takes what is kept of them.
-    :returns: also whether nothing is left.
+    :returns: also the reconciler: its pinner knows what is left.
     """
     with Lock(config.lock_file):
         reconciler = Reconciler(config)
@@ -68,7 +68,8 @@ def leave(config: Config, tell: Callable[[Reconciler], Told]) -> tuple[list[Resu
         reconciler.resync(act=False, full=True)
         results = departure.give_all_back(reconciler)
         told = tell(reconciler)
-        return results, told, departure.forget(config, reconciler, results)
+        departure.forget(config, reconciler)
+        return reconciler, results, told
 
 
 def take(reconciler: Reconciler, spool: Spool, but: set[str], tidy: bool = True) -> list[str]:

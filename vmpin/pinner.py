@@ -20,7 +20,7 @@ from vmpin.drifts import Drifts
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
-from vmpin.model import SandboxId, ThreadId, VmThread
+from vmpin.model import SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.observe import Vm
 from vmpin.placement import Placement
 from vmpin.plan import Observed, SetAffinity, diff, ordered
@@ -231,18 +231,32 @@ class Pinner:
             return []
         results: list[Result] = []
         met: set[ThreadId] = set()
-        for _ in range(LISTINGS):
-            new = [(thread, main) for thread, main in threads() if thread.id not in met]
-            if not new:
-                break
+        for turn in range(LISTINGS):
+            listed = list(threads())
+            listed += self._astray(before, {main for _, main in listed})
+            new = [(thread, main) for thread, main in listed if thread.id not in met]
             met.update(thread.id for thread, _ in new)
-            results += carry_out(self.proc, ordered(_restoring(sandbox, before, new, topology)))
+            operations = ordered(_restoring(sandbox, before, new, topology))
+            results += carry_out(self.proc, operations)
+            # Who was born since the last listing has the right mask already: so has whoever is born of those.
+            if turn and all(operation.cpus & topology.online <= operation.was for operation in operations):
+                break
         else:
             logger.warning("sandbox=%s makes threads faster than they are given their masks: unpin it again", sandbox)
             return results
         if not any(result.outcome is Outcome.REFUSED for result in results):
             del self.before[sandbox]
         return results
+
+    def _astray(self, before: Before, mains: set[ThreadId]) -> Iterable[tuple[VmThread, ThreadId]]:
+        """The threads of processes whose masks were set and that are not the sandbox's any more, for all that is
+        known: another `watch.only`, a claim that could not be read, another program."""
+        for main in before.processes.keys() - mains:
+            stats = {tid: self.proc.thread_stat(main.tid, tid) for tid in self.proc.tids(main.tid)}
+            leader = stats.get(str(main.tid))
+            if leader is not None and leader.starttime == main.starttime:
+                yield from ((VmThread(ThreadId(int(tid), stat.starttime), ThreadRole.EMULATOR, stat.comm, main.tid),
+                             main) for tid, stat in stats.items() if stat is not None)
 
 
 def _restoring(sandbox: SandboxId, before: Before, threads: Iterable[tuple[VmThread, ThreadId]],

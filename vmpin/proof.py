@@ -203,9 +203,8 @@ class Ledger:
 
     def added_to(self, sandbox: SandboxId) -> Account:
         """One sandbox's, in all roles."""
-        account = self.sandboxes[sandbox]
         before = None if self.taken_up is None else self.taken_up.sandboxes.get(sandbox)
-        return account.total if before is None or not account.continues(before) else account.total.since(before.total)
+        return self.sandboxes[sandbox].total.since(_NOTHING if before is None else before.total)
 
     def added_seconds(self) -> float:
         """In which samples were taken."""
@@ -226,6 +225,8 @@ class Ledger:
         """Sandboxes that are gone: what they did is kept, in one sum."""
         for sandbox in sandboxes:
             self.ended.add(self.sandboxes.pop(sandbox))
+            if self.taken_up is not None and sandbox in self.taken_up.sandboxes:
+                self.taken_up.end([sandbox])
 
     def mark(self, now: float) -> None:
         """Remember the books as they are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -181,9 +181,12 @@ def planned(report: Report) -> dict[str, object]:
     return {"operations": [_operation(result.operation) for result in report.results]}
 
 
-def unpinned(results: list[Result]) -> dict[str, object]:
-    """What was given back, as `vmpin unpin` tells it."""
-    return {"operations": [_result(result) for result in results]}
+def unpinned(results: list[Result], kept: Iterable[SandboxId]) -> dict[str, object]:
+    """What was given back, as `vmpin unpin` tells it.
+
+    :param kept: sandboxes of which not all threads have their masks from before.
+    """
+    return {"operations": [_result(result) for result in results], "kept": sorted(kept)}
 
 
 def _result(result: Result) -> dict[str, object]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from vmpin import departure, log, sdnotify, snapshot
 from vmpin.about import About
-from vmpin.apply import Outcome, Result
+from vmpin.apply import Outcome
 from vmpin.arrivals import Touched
 from vmpin.births import BirthFeed
 from vmpin.config import Config
@@ -122,7 +122,7 @@ class Watcher:
 
             sources.append(("metrics", Exporter(self).run))
         self._sources = [name for name, _ in sources]
-        given: list[Result] | None = None
+        given = False
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._supervised(name, source)) for name, source in sources]
@@ -137,13 +137,14 @@ class Watcher:
                     if task is not guests:
                         task.cancel()
                 if self.config.on_exit == "unpin":
-                    given = departure.give_all_back(self.reconciler)
+                    departure.give_all_back(self.reconciler)
+                    given = True
                     self._guests.update(self.reconciler)
                     for sandbox, said in (await self._guests.taken_back(self.reconciler.touched())).items():
                         logger.info("sandbox=%s in its guest: %s", sandbox, said)
                 guests.cancel()
         finally:
-            if given is None:
+            if not given:
                 self._saved()
             for made, path in ((hook, self.config.hook_socket), (control, self.config.control_socket)):
                 made.close()
@@ -153,9 +154,11 @@ class Watcher:
                     self.sampler.close()
                 except Exception as err:  # whatever it is, the rest of the leaving goes on
                     logger.error("the last sample failed: %r", err)
-        if given is None:
+        if not given:
             logger.info("stopped; threads keep their masks (`vmpin unpin` gives them back)")
-        elif departure.forget(self.config, self.reconciler, departure.give_all_back(self.reconciler)):
+            return
+        departure.give_all_back(self.reconciler)
+        if departure.forget(self.config, self.reconciler):
             logger.info("stopped; threads have their masks from before, and nothing is left")
 
     async def _supervised(self, name: str, source: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -433,6 +436,8 @@ class Watcher:
                 raise WatcherError("it is not sampled where threads run", "set proof.sample_seconds")
             since = time.time() - float(str(request["since"]))
             return snapshot.proved(self.reconciler, self.sampler.since(since), only)
+        if self._stop.is_set() and operation in ("reconcile", "unpin"):
+            raise WatcherError(f"{operation}: the watcher is about to end", "ask again when it has ended")
         if operation == "plan":
             return snapshot.planned(self.reconciler.resync(act=False))
         if operation == "reconcile":
@@ -443,7 +448,8 @@ class Watcher:
             self._told(report, "request")
             return snapshot.outcome(report)
         if operation == "unpin":
-            results = self.reconciler.unpin(self.reconciler.touched() if only is None else [only])
+            touched = self.reconciler.touched() if only is None else [only]
+            results = self.reconciler.unpin(touched)
             self._guests.update(self.reconciler)
-            return snapshot.unpinned(results)
+            return snapshot.unpinned(results, self.reconciler.pinner.before.keys() & touched)
         raise WatcherError(f"unknown request {operation[:40]!r}", "are vmpin and its watcher the same version?")

@@ -18,3 +18,12 @@ def test_a_guest_that_keeps_what_it_was_told_is_exit_code_1(word: str, code: int
     found = {"operations": [], "guests": {"pod-a": "taken back", "pod-b": word}}
     assert _told(argparse.Namespace(output=output), found, "nothing to give back") == code
     assert word in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_a_sandbox_that_does_not_have_all_its_masks_is_exit_code_1(output: str,
+                                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    assert _told(argparse.Namespace(output=output), {"operations": [], "kept": ["pod-a"]}, "nothing to give back") == 1
+    told = capsys.readouterr().out
+    assert "pod-a" in told
+    assert "nothing to give back" not in told

@@ -637,6 +637,7 @@ def test_a_shim_that_has_ended_is_forgotten(machine: Machine) -> None:
 def test_a_vm_that_was_found_late_could_run_outside_until_then(machine: Machine, crowd: Path) -> None:
     machine.resync()
     time.sleep(0.03)
+    began = time.monotonic_ns()
     vmm = machine.crowd(crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp", "2")
     time.sleep(0.1)
     machine.resync()
@@ -644,6 +645,13 @@ def test_a_vm_that_was_found_late_could_run_outside_until_then(machine: Machine,
     account = machine.account("a")
     assert (account.told, account.outside) == (0, len(tids(vmm)))
     assert 0.09 < account.outside_max < 10
+    # The word of their births comes after that pass, as they lay in the buffer.
+    workers = [tid for tid in tids(vmm) if tid != vmm.pid]
+    machine.arrivals.take([Fork(began, vmm.pid, vmm.pid, tid, vmm.pid) for tid in workers])
+    assert (account.told, account.inside, account.outside) == (len(workers), 0, len(tids(vmm)))
+    machine.arrivals.take([Exec(began, vmm.pid)])
+    assert (account.told, account.inside, account.outside) == (len(tids(vmm)), 0, len(tids(vmm)))
+    assert machine.reconciler.tally.births.total == account.placed == len(tids(vmm))
     machine.tell("a", machine.other)  # its masks change, and nothing is outside
     machine.resync()
     assert machine.account("a").outside == len(tids(vmm))

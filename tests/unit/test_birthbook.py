@@ -73,6 +73,11 @@ def test_a_birth_that_is_told_after_a_pass_has_booked_it_is_not_booked_again(nod
     operations = node.reconciler.pinner.operations(vm, node.reconciler.placements[vm.sandbox])
     book.passed(node.reconciler.pinner.carry_out(operations, node.reconciler.placements), True)
     assert node.reconciler.births[vm.sandbox].outside == 1
-    assert book.knows(vm.vmm.pid, born)
-    assert not book.knows(vm.vmm.pid, time.monotonic_ns())  # whoever has its number by then
-    assert not book.knows(vm.vmm.pid + 1, born)
+    account = node.reconciler.births[vm.sandbox]
+    assert (account.told, account.outside, account.inside) == (0, 1, 0)
+    assert not book.tells(vm.sandbox, vm.vmm.pid, born)
+    assert not book.tells(vm.sandbox, vm.vmm.pid, born)
+    assert account.told == 1
+    assert book.tells(vm.sandbox, vm.vmm.pid, time.monotonic_ns())  # whoever has its number by then
+    assert book.tells(vm.sandbox, vm.vmm.pid + 1, born)
+    assert (account.told, account.outside, account.inside) == (3, 1, 0)

@@ -23,9 +23,10 @@ def test_what_threads_had_is_kept_until_they_have_it(tmp_path: Path) -> None:
         vm.helpers = nonsense  # anything that goes wrong with one VM
         results = departure.give_all_back(known)
         assert [result.operation.sandbox for result in results] == [other.sandbox]
-        assert not departure.forget(known.config, known, results)
+        assert not departure.forget(known.config, known)
         assert known.config.state_file.exists()
         vm.helpers = []
-        assert departure.forget(known.config, known, departure.give_all_back(known))
+        departure.give_all_back(known)
+        assert departure.forget(known.config, known)
         assert not known.config.run.exists()
         assert {frozenset(os.sched_getaffinity(each.vmm.pid)) for each in (vm, other)} == {both.frozen()}

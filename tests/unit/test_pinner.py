@@ -65,8 +65,12 @@ class Pool:
             A: Before().remember(self.main.id, [(self.main, self.had)])})
         #: How many workers come right after a listing.
         self.to_come = 0
+        #: Whether anybody knows that they are the sandbox's.
+        self.known = True
 
     def listing(self) -> list[tuple[VmThread, ThreadId]]:
+        if not self.known:
+            return []
         found = [(thread_of(self.pid, worker.tid), self.main.id) for worker in self.workers]
         if self.to_come:
             self.to_come -= 1
@@ -106,4 +110,20 @@ def test_what_they_had_is_kept_where_new_ones_come_without_end(pool: Pool, monke
     pool.to_come = 0
     pool.give_back()
     assert pool.masks() == {pool.had}
+    assert A not in pool.pinner.before
+
+
+def test_who_is_not_known_to_be_the_sandboxs_any_more_gets_its_mask_all_the_same(pool: Pool) -> None:
+    pool.known = False
+    pool.give_back()
+    assert pool.masks() == {pool.had}
+    assert A not in pool.pinner.before
+
+
+def test_who_has_the_number_of_a_process_that_has_ended_keeps_its_mask(pool: Pool) -> None:
+    pool.known = False
+    ended = pool.main._replace(id=ThreadId(pool.pid, pool.main.id.starttime - 1))
+    pool.pinner.before[A] = Before().remember(ended.id, [(ended, pool.had)])
+    pool.give_back()
+    assert pool.masks() == {pool.here}
     assert A not in pool.pinner.before

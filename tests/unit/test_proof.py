@@ -248,7 +248,9 @@ def test_what_was_added_since_the_books_were_taken_up_is_told_apart(tmp_path: Pa
     again.end([A])
     again.of(A).of(VCPU).placed += 3  # another one of the same name
     assert again.added_to(A) == Account(3)
-    assert again.added()[VCPU] == Account(10)
+    again.of(A).of(VCPU).placed += 300
+    assert again.added_to(A) == Account(303)
+    assert again.added()[VCPU] == Account(310)
 
 
 def test_repairs_from_before_the_books_were_read_count_too(tmp_path: Path) -> None:

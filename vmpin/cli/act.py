@@ -77,7 +77,8 @@ def unpin(args: argparse.Namespace) -> int:
         quiet_log(config)
         only = None if args.sandbox is None else [SandboxId(args.sandbox)]
         reconciler, report = oneshot.unpin(config, only)
-        found = snapshot.unpinned(list(report.results)) | {
+        wanted = only or reconciler.touched()
+        found = snapshot.unpinned(list(report.results), reconciler.pinner.before.keys() & wanted) | {
             "guests": _in_guests(reconciler, only or list(reconciler.state.sandboxes))}
     return _told(args, found, "nothing to give back")
 
@@ -88,8 +89,9 @@ def _leave(args: argparse.Namespace, config: Config) -> int:
     from vmpin import oneshot, snapshot
 
     quiet_log(config)
-    results, guests, gone = oneshot.leave(config, lambda known: _in_guests(known, known.touched()))
-    found = snapshot.unpinned(results) | {"guests": guests, "gone": gone}
+    reconciler, results, guests = oneshot.leave(config, lambda known: _in_guests(known, known.touched()))
+    found = snapshot.unpinned(results, reconciler.pinner.before) | {
+        "guests": guests, "gone": not reconciler.pinner.before}
     return _told(args, found, "nothing to give back")
 
 
@@ -113,13 +115,14 @@ def _whole(config: Config, sandbox: str | None) -> str | None:
 
 
 def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:
-    """Print what was done; exit code 1 when something was refused or is left, or a guest keeps what it was told."""
+    """Print what was done; exit code 1 when not everything could be done, or a guest keeps what it was told."""
     operations = found["operations"]
     refused = [operation for operation in operations if operation["outcome"] == "refused"]
     guests = found.get("guests", {})
     # Where nobody is in the guest nothing was told either.
-    kept = [word for word in guests.values() if word.startswith(("no answer", "not all"))]
-    code = 1 if refused or kept or found.get("gone") is False else 0
+    told = [word for word in guests.values() if word.startswith(("no answer", "not all"))]
+    kept = found.get("kept", ())
+    code = 1 if refused or told or kept else 0
     if args.output == "json":
         print_data(found, "json")
         return code
@@ -128,7 +131,9 @@ def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:
         more = {"done": "", "gone": ": the thread has ended", "refused": f": {operation['why']}",
                 "trimmed": f": the cpuset cgroup leaves {operation['got']}"}[outcome]
         print(shown(operation["what"] + more))
-    if not operations:
+    for sandbox in kept:
+        print(shown(f"sandbox {sandbox}: not all of its threads have their masks from before; try again"))
+    if not operations and not kept:
         print(nothing)
     for sandbox, word in guests.items():
         print(shown(f"sandbox {sandbox}: in its guest: {word}"))
