@@ -304,8 +304,10 @@ class Reconciler:
             del self.births[sandbox]
         for kept in (self.previous, self.pinner.before):
             for sandbox in kept.keys() - vms.keys() - self.state.sandboxes.keys() - helped:
-                del kept[sandbox]
-                self._changed = True
+                had = self.pinner.before.get(sandbox)
+                if kept is self.previous or had is None or not any(map(self.observer.runs, had.processes)):
+                    del kept[sandbox]  # else it is nobody's now (watch.only), and is to be given back all the same
+                    self._changed = True
         horizon = time.time_ns() - 600 * 10**9
         for sandbox, known in self.state.sandboxes.items():
             shorter = forget_stopped(known, horizon)

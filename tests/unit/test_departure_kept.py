@@ -30,3 +30,27 @@ def test_what_threads_had_is_kept_until_they_have_it(tmp_path: Path) -> None:
         assert departure.forget(known.config, known)
         assert not known.config.run.exists()
         assert {frozenset(os.sched_getaffinity(each.vmm.pid)) for each in (vm, other)} == {both.frozen()}
+
+
+def test_what_threads_had_is_kept_while_they_live_whatever_they_are_taken_for(tmp_path: Path) -> None:
+    with spinners(tmp_path) as node:
+        vm, known = node.vm(), node.reconciler
+        both = node.here | node.there
+        node.move(vm, both)
+        assert node.repair(vm) == 1
+        known.resync()  # a shell is nobody's VMM
+        assert vm.sandbox not in known.observer.vms
+        assert known.touched() == [vm.sandbox]
+        assert len(known.unpin(known.touched())) == 1
+        assert frozenset(os.sched_getaffinity(vm.vmm.pid)) == both.frozen()
+        assert known.touched() == []
+
+
+def test_what_a_process_had_is_forgotten_with_it(tmp_path: Path) -> None:
+    with spinners(tmp_path) as node:
+        vm, known = node.vm(), node.reconciler
+        assert node.repair(vm) == 0
+        assert known.touched() == [vm.sandbox]
+        node.end(vm)
+        known.resync()
+        assert known.touched() == []
