@@ -342,7 +342,7 @@ def test_every_verb_speaks_json(lab: Lab) -> None:
     assert set(explained) == {"sandbox", "sentences"}
     assert all(sentence.endswith(".") for sentence in explained["sentences"])
     unpinned = node.data("unpin", lab.vm.sandbox)
-    assert set(unpinned) == {"operations", "guests"}
+    assert set(unpinned) == {"operations", "guests", "kept"}
     assert len(unpinned["operations"]) == threads
     assert node.sandbox(lab.vm.sandbox)["verdict"] == "off"
     done = node.data("reconcile", lab.vm.sandbox)
