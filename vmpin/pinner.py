@@ -206,7 +206,9 @@ class Pinner:
             assert got is not None
             if masks.refused:
                 masks.refused.pop(thread.id, None)
-            if outcome is trimmed and masks.asked.get(thread.id) != (cpus, got):
+            if not got <= cpus:
+                masks.open = True  # another hand has changed it meanwhile: the next pass is to see that
+            elif outcome is trimmed and masks.asked.get(thread.id) != (cpus, got):
                 logger.warning("sandbox=%s: cannot honour %s for %s thread %d: its cpuset cgroup leaves %s",
                                sandbox, cpus, thread.role, thread.id.tid, got)
             masks.asked[thread.id] = (cpus, got)

@@ -322,3 +322,22 @@ def test_a_mask_that_is_refused_is_counted_once(node: Spinners) -> None:
     for _ in range(3):
         node.repair(vm)
     assert node.reconciler.tally.drift == {"cpuset": 1}
+
+
+def test_whom_another_hand_moves_before_the_mask_is_read_back_is_put_back_by_the_next_pass(
+        node: Spinners, monkeypatch: pytest.MonkeyPatch) -> None:
+    vm = node.vm()
+    node.move(vm, node.there)
+    real = os.sched_setaffinity
+
+    def outrun(tid: int, cpus: frozenset[int]) -> None:
+        real(tid, cpus)
+        real(tid, (node.here | node.there).frozen())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "sched_setaffinity", outrun)
+        assert node.repair(vm) == 1
+    assert mask(vm) == node.here | node.there
+    assert node.repair(vm) == 1
+    assert mask(vm) == node.here
+    assert node.repair(vm) == 0

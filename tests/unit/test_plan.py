@@ -46,7 +46,8 @@ VCPU0, VCPU1, VCPU9 = (thread(PID + 1 + number, ThreadRole.VCPU, number) for num
     ("the cpuset is known to leave just this", "4", None, None, "3-4", False),
     ("the cpuset would leave more", "4", None, None, "3-5", True),
     ("the cpuset leaves nothing: it has to be tried, and said", "0", None, None, "0-3", True),
-    ("tried and refused, as before", "0", "4-5", "0", "0-3", False),
+    ("another hand was between setting it and reading it back", "0-7", "4-5", "0-7", None, True),
+    ("another hand was between, and left other CPUs", "0", "4-5", "0", "0-3", True),
 ])
 def test_a_mask_is_set_when_it_changes_or_when_the_kernel_shows_what_it_need_not(
         what: str, actual: str, asked: str | None, shown: str | None, limit: str | None, needed: bool) -> None:
