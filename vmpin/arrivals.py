@@ -94,7 +94,7 @@ class Arrivals:
         self.book.passed(report.results, everything)
         if everything and self._helpers:
             observer = self.reconciler.observer
-            helped = observer.helped()
+            helped = observer.census.helped()
             self._helpers = {pid: helper for pid, helper in self._helpers.items()
                              if pid not in observer.followed and helper.sandbox in helped}
 
@@ -127,14 +127,12 @@ class Arrivals:
     def _has_another(self, sandbox: SandboxId, pid: int) -> bool:
         """Whether a sandbox has a VMM that runs: a second one is left alone, whatever it says of itself."""
         vm = self.reconciler.observer.vms.get(sandbox)
-        return vm is not None and vm.vmm.pid != pid and self.reconciler.observer.runs(vm.vmm.id)
+        return vm is not None and vm.vmm.pid != pid and self.reconciler.observer.census.runs(vm.vmm.id)
 
     def _place_process(self, sandbox: SandboxId, main: VmThread, born: int) -> None:
         """A process that has just begun, and what it may have made meanwhile."""
         known = self.reconciler
-        placement = known.placements.get(sandbox) or birth.at_exec(
-            sandbox, known.state.sandboxes.get(sandbox), known.node, known.own, known.config.policy, known.kubelet,
-            known.previous.get(sandbox))
+        placement = known.places.at_exec(sandbox, known.state)
         if placement is None:
             return
         # QEMU's -daemonize: the VM is a child's child, both of which may have been forked before the mask was set.
@@ -269,7 +267,7 @@ class Arrivals:
 
     def _place_vcpu(self, tid: int, vm: Vm, vcpu: VcpuId) -> None:
         known = self.reconciler
-        wanted, mask = known.place_of(vm, vcpu), affinity.get(tid)
+        wanted, mask = known.places.of_vcpu(vm, vcpu, known.state), affinity.get(tid)
         if wanted is None or mask is None or mask == wanted.frozen() or not self._lives(vm.vmm.id):
             return
         stat = known.proc.thread_stat(vm.vmm.pid, tid)

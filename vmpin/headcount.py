@@ -61,9 +61,9 @@ class Headcount:
             verdict, _ = judge(sandbox, reconciler.placements.get(sandbox.id), None if vm is None else {}, threads)
             self.sandboxes[sandbox.id] = SandboxCount(
                 sandbox.pod, verdict, Counter((seen.thread.role, _place(seen)) for seen in threads))
-            trespassed += len(trespasses(reconciler.own, sandbox.id, threads))
+            trespassed += len(trespasses(reconciler.places.own, sandbox.id, threads))
             yield
-        self.collisions = len(contested(reconciler.own)) + trespassed
+        self.collisions = len(contested(reconciler.places.own)) + trespassed
 
     def verdicts(self) -> Counter[Verdict]:
         return Counter(count.verdict for count in self.sandboxes.values())

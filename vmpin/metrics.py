@@ -103,8 +103,8 @@ def _state(facts: Facts) -> Iterator[Metric]:
                  "resync.", (), {(): len(known.agreement.lasting)})
     yield _gauge("vmpin_cpus", "Online CPUs of the node, and how many of them are owned by one container, shared, or "
                  "for housekeeping.", ("set",),
-                 {("online",): len(known.node.online), ("exclusive",): len(known.own.exclusive),
-                  ("shared",): len(known.own.pool), ("housekeeping",): len(known.node.housekeeping)})
+                 {("online",): len(known.node.online), ("exclusive",): len(known.places.own.exclusive),
+                  ("shared",): len(known.places.own.pool), ("housekeeping",): len(known.node.housekeeping)})
     yield _gauge("vmpin_source_up", "Whether a source of the watcher's is there and works.", ("source",),
                  {(source.name,): source.up for source in facts.sources})
     states: Counter[str] = Counter()

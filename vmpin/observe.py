@@ -1,38 +1,31 @@
-"""What runs: the VMMs of the node's sandboxes, their helper processes, and every thread of them.
+"""The VMs of the node's sandboxes: whose each process is, and every thread of them.
 
 Kept from pass to pass, so that a pass in which nothing changed lists each task directory and reads no more. Which
 process is whose is decided from its command line, or from a claim (Kata's state, a hook) that its command line bears
-out; a bare pid is never believed. What stays out: masks (affinity, plan) and what should be.
+out; a bare pid is never believed. What stays out: finding the processes (census), masks (affinity, plan) and what
+should be.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from vmpin.census import ROUNDS, Census, Found
 from vmpin.events import Claim
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
 from vmpin.vmm import threads as vmm_threads
-from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, kernel_thread_owner
+from vmpin.vmm.processes import VmmProcess
 from vmpin.vmm.qemu_cmdline import guest_vcpus
 from vmpin.vmm.qmp import QmpAnswer
 
 logger = logging.getLogger(__name__)
 
-#: A process that is something to a sandbox: its main thread, what it is, its command line.
-Found = tuple[ThreadId, VmmProcess | HelperProcess, list[str]]
-
-#: A process that is nothing to us is looked at again (it may exec a VMM) in the passes right after it came, then
-#: in one of this many, its turn given by its pid. In the same turn every thread's identity is read anew.
-ROUNDS = 16
-YOUNG_PASSES = 3
 #: In how many passes a VM is asked again that does not tell its vCPUs; and one that tells them by their calls alone.
 TRIES, AGAIN = 5, 3
-#: Of a sandbox's id Kata's Go shim gives Firecracker so many characters.
-CUT = 32
 
 
 @dataclass
@@ -105,12 +98,7 @@ class Observer:
         self.sys_root = sys_root
         self.only = only
         self.vms: dict[SandboxId, Vm] = {}
-        self.round = 0
-        #: Every pid met, with the pass since when.
-        self._seen: dict[str, int] = {}
-        self._vmms: dict[int, tuple[ThreadId, VmmProcess, list[str]]] = {}
-        self._helpers: dict[int, tuple[ThreadId, HelperProcess, list[str]]] = {}
-        self._kernel: dict[int, tuple[int, VmThread]] = {}
+        self.census = Census(proc)
         self._doubles: set[tuple[SandboxId, int]] = set()
         self._followed: dict[int, tuple[Vm, Process]] | None = None
 
@@ -120,38 +108,18 @@ class Observer:
         :param full: look at every process again.
         :returns: the sandboxes whose VM came, went or became another.
         """
-        self.round += 1
-        pids = self.proc.pids()
-        here = set(pids)
-        for gone in self._seen.keys() - here:
-            self._forget(gone)
-        turn = self.round % ROUNDS
-        for pid in pids:
-            since = self._seen.setdefault(pid, self.round)
-            if full or self.round - since < YOUNG_PASSES or int(pid) % ROUNDS == turn:
-                self._look(pid)
-        for claim in claims.values():  # it may have executed its VMM long after it came
-            if claim.pid not in self._vmms and (pid := str(claim.pid)) in here:
-                self._look(pid)
-        return self._assign(claims)
+        self.census.scan([claim.pid for claim in claims.values()], full)
+        return self.assign(claims)
 
     def look(self, pid: int) -> Found | None:
         """Look at one process that has just executed a program, or come. :returns: who it is, and what to whom; None
         when it is nothing to us."""
         vm, process = self.followed.get(pid, (None, None))
-        self._look(str(pid))
-        found = self._vmms.get(pid) or self._helpers.get(pid)
+        found = self.census.look(pid)
         if vm is not None and process is vm.vmm and (found is None or found[2] != process.argv):
             del self.vms[vm.sandbox]  # another program, if it has the same number and start time
             self._followed = None
-        if found is None and pid not in self._kernel:
-            return None
-        self._seen.setdefault(str(pid), self.round)
         return found
-
-    def assign(self, claims: Mapping[SandboxId, Claim]) -> set[SandboxId]:
-        """After `look`. :returns: the sandboxes whose VM came, went or became another."""
-        return self._assign(claims)
 
     @property
     def followed(self) -> Mapping[int, tuple[Vm, Process]]:
@@ -162,113 +130,37 @@ class Observer:
 
     def helpers(self, sandbox: SandboxId) -> list[Process]:
         """A sandbox's helpers, its VM there or not, with their threads as they are now."""
-        found = [Process(pid, identity, helper.role, argv) for pid, (identity, helper, argv) in self._helpers.items()
-                 if helper.sandbox == sandbox]
+        found = [Process(pid, identity, helper.role, argv)
+                 for pid, (identity, helper, argv) in self.census.helpers.items() if helper.sandbox == sandbox]
         return [process for process in found if self._refresh(process, reread=True)]
 
-    def helped(self) -> set[SandboxId]:
-        """The sandboxes that have helpers."""
-        return {found.sandbox for _, found, _ in self._helpers.values() if found.sandbox is not None}
-
-    def _forget(self, pid: str) -> None:
-        del self._seen[pid]
-        number = int(pid)
-        self._vmms.pop(number, None)
-        self._helpers.pop(number, None)
-        self._kernel.pop(number, None)
-
-    def _look(self, pid: str) -> None:
-        """Read what a process is; it may be another than last time."""
-        argv = self.proc.cmdline(pid)
-        number = int(pid)
-        if not argv:  # a kernel thread, or a zombie
-            stat = self.proc.stat(pid)
-            owner = kernel_thread_owner(stat.comm) if stat is not None and stat.kernel_thread else None
-            self._vmms.pop(number, None)
-            self._helpers.pop(number, None)
-            if stat is None or owner is None:
-                self._kernel.pop(number, None)
-                return
-            role, owner_pid = owner
-            self._kernel[number] = (owner_pid, VmThread(ThreadId(number, stat.starttime), role, stat.comm, number))
-            return
-        self._kernel.pop(number, None)  # whose number it was before
-        found = classify(argv)
-        if found is None:
-            self._vmms.pop(number, None)
-            self._helpers.pop(number, None)
-            return
-        stat = self.proc.thread_stat(pid, pid)
-        if stat is None:
-            return
-        identity = ThreadId(number, stat.starttime)
-        if self.proc.nested(pid) and not self._own_sandbox(found, stat.ppid, argv):
-            # A QEMU that is a container's process is in its container's cpuset, and the runtime's business: Kata's
-            # VMMs and their helpers are processes of the host.
-            self._vmms.pop(number, None)
-            self._helpers.pop(number, None)
-        elif isinstance(found, VmmProcess):
-            self._helpers.pop(number, None)
-            self._vmms[number] = (identity, self._whole(identity, found), argv)
-        else:
-            self._vmms.pop(number, None)
-            if found.role is ThreadRole.SHIM and self._runs_dragonball(pid):
-                self._helpers.pop(number, None)
-                self._vmms[number] = (identity, VmmProcess(VmmType.DRAGONBALL, found.sandbox, tuple(argv)), argv)
-            else:
-                self._helpers[number] = (identity, found, argv)
-
-    def _own_sandbox(self, found: VmmProcess | HelperProcess, parent: int, argv: list[str]) -> bool:
-        """virtiofsd's --sandbox=namespace: what serves is a child, in a pid namespace that it was given. A container's
-        first process has its runtime above it, and all others have one of the container's."""
-        return (isinstance(found, HelperProcess) and found.role is ThreadRole.VIRTIOFSD
-                and self.proc.cmdline(parent) == argv and not self.proc.nested(parent))
-
-    def _whole(self, identity: ThreadId, vmm: VmmProcess) -> VmmProcess:
-        """With the sandbox's whole id where Kata has cut it: as its shim has it, or had when it was there."""
-        if vmm.type is not VmmType.FIRECRACKER or vmm.sandbox is None or len(vmm.sandbox) != CUT:
-            return vmm
-        known = self._vmms.get(identity.tid)
-        names = {known[1].sandbox} if known is not None and known[0] == identity else set()
-        whole = [name for name in self.helped() | names if name is not None and name.startswith(vmm.sandbox)]
-        return replace(vmm, sandbox=max(whole, key=len)) if whole else vmm
-
-    def _runs_dragonball(self, pid: str) -> bool:
-        """Dragonball is a library: its VM lives in the shim's own process."""
-        stats = (self.proc.thread_stat(pid, tid) for tid in self.proc.tids(pid))
-        return vmm_threads.is_dragonball(stat.comm for stat in stats if stat is not None)
-
-    def runs(self, main: ThreadId) -> bool:
-        """Whether a process, by its main thread, has not ended, waited for or not."""
-        stat = self.proc.thread_stat(main.tid, main.tid)
-        return stat is not None and stat.starttime == main.starttime and stat.state not in "ZX"
-
-    def _assign(self, claims: Mapping[SandboxId, Claim]) -> set[SandboxId]:
-        """Give each sandbox its VMM and helpers."""
+    def assign(self, claims: Mapping[SandboxId, Claim]) -> set[SandboxId]:
+        """Give each sandbox its VMM and helpers. :returns: the sandboxes whose VM came, went or became another."""
+        vmms = self.census.vmms
         chosen: dict[SandboxId, int] = {}
         for sandbox, claim in claims.items():
-            found = self._vmms.get(claim.pid)
+            found = vmms.get(claim.pid)
             if found is not None and _borne_out(sandbox, claim, *found):
                 chosen[sandbox] = claim.pid
         taken = set(chosen.values())
-        for pid, (_, vmm, _) in sorted(self._vmms.items(), key=lambda item: item[1][0].starttime):
+        for pid, (_, vmm, _) in sorted(vmms.items(), key=lambda item: item[1][0].starttime):
             if vmm.sandbox is None or pid in taken:
                 continue
             other = chosen.setdefault(vmm.sandbox, pid)
-            if other != pid and not self.runs(self._vmms[other][0]):
+            if other != pid and not self.census.runs(vmms[other][0]):
                 chosen[vmm.sandbox] = pid  # it follows one that has just ended
             elif other != pid and (vmm.sandbox, pid) not in self._doubles:
                 self._doubles.add((vmm.sandbox, pid))
                 logger.warning("sandbox=%s has a second VMM pid=%d, which is left alone; pid=%d is the elder",
                                vmm.sandbox, pid, other)
-        self._doubles = {double for double in self._doubles if double[1] in self._vmms}
+        self._doubles = {double for double in self._doubles if double[1] in vmms}
         if self.only != "*":
             chosen = {sandbox: pid for sandbox, pid in chosen.items() if fnmatchcase(sandbox, self.only)}
         changed = {sandbox for sandbox in self.vms if sandbox not in chosen}
         for sandbox in changed:
             del self.vms[sandbox]
         for sandbox, pid in chosen.items():
-            identity, vmm, argv = self._vmms[pid]
+            identity, vmm, argv = vmms[pid]
             vm = self.vms.get(sandbox)
             if vm is None or vm.vmm.id != identity:
                 vm = Vm(sandbox, vmm.type, Process(pid, identity, ThreadRole.EMULATOR, argv))
@@ -280,7 +172,7 @@ class Observer:
 
     def _assign_helpers(self) -> set[SandboxId]:
         helpers: dict[SandboxId, list[Process]] = {}
-        for pid, (identity, found, argv) in self._helpers.items():
+        for pid, (identity, found, argv) in self.census.helpers.items():
             vm = self.vms.get(found.sandbox) if found.sandbox is not None else None
             if vm is None:
                 continue
@@ -288,7 +180,7 @@ class Observer:
                         if process.id == identity and process.role is found.role), None)
             helpers.setdefault(vm.sandbox, []).append(old or Process(pid, identity, found.role, argv))
         kernel: dict[int, list[VmThread]] = {}
-        for owner, thread in self._kernel.values():
+        for owner, thread in self.census.kernel.values():
             kernel.setdefault(owner, []).append(thread)
         changed = set()
         for sandbox, vm in self.vms.items():
@@ -298,15 +190,10 @@ class Observer:
                 changed.add(sandbox)
         return changed
 
-    def shims(self) -> set[SandboxId]:
-        """The sandboxes that have a VM runtime's shim: VMs, whether one was found or not."""
-        return {found.sandbox for _, found, _ in self._helpers.values()
-                if found.role is ThreadRole.SHIM and found.sandbox is not None}
-
     def refresh(self, vm: Vm) -> bool | None:
         """Read a VM's threads again. True when they changed, None when its VMM has ended (or is another by now)."""
         changed = False
-        turn = vm.vmm.pid % ROUNDS == self.round % ROUNDS
+        turn = vm.vmm.pid % ROUNDS == self.census.round % ROUNDS
         for process in vm.processes():
             own = self._refresh(process, turn)
             if own is None and process is vm.vmm:
@@ -323,10 +210,9 @@ class Observer:
         return changed
 
     def _lost(self, vm: Vm) -> None:
-        """Its VMM has ended; whoever has the pid is looked at anew."""
+        """Its VMM has ended."""
         del self.vms[vm.sandbox]
-        self._vmms.pop(vm.vmm.pid, None)
-        self._seen.pop(str(vm.vmm.pid), None)
+        self.census.lost(vm.vmm.pid)
         self._followed = None
 
     def _refresh(self, process: Process, reread: bool) -> bool | None:

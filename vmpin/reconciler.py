@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from vmpin.agreement import Agreement
-from vmpin.allocation import CpuManagerState, judged, unseen
+from vmpin.allocation import CpuManagerState
 from vmpin.apply import Outcome, Result
 from vmpin.birth import Account
 from vmpin.circumstances import Circumstances
 from vmpin.config import Config
-from vmpin.cpuset import CpuSet, union
+from vmpin.cpuset import CpuSet
 from vmpin.drift import Change, Explained
 from vmpin.drifts import Drifts
 from vmpin.errors import SourceError
@@ -31,13 +31,12 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.keeper import Keeper
-from vmpin.model import SandboxId, ThreadId, VcpuId, VmThread
+from vmpin.model import SandboxId, ThreadId, VmThread
 from vmpin.observe import Observer, Vm
-from vmpin.ownership import Claims, Node, Ownership, claims, ownership, with_unseen
+from vmpin.ownership import Node
 from vmpin.pinner import Pinner
-from vmpin.placement import Placement, Previous, Request, place
+from vmpin.places import Places
 from vmpin.plan import SetAffinity, ordered
-from vmpin.policy import Policy
 from vmpin.proof import Ledger
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import HookMessage
@@ -88,14 +87,13 @@ class Reconciler:
         self._keeper = Keeper(config.state_file, config.notes_file, self.boot_id)
         kept = self._keeper.load(set_aside=acts)
         self.state: DesiredState = kept.state
-        self.previous: dict[SandboxId, Previous] = dict(kept.previous)
         self.checkpoint = KubeletState(config.path("kubelet"), logger.warning)
         self.kubelet: CpuManagerState | None = self.checkpoint.read() if config.kubelet else None
         self.agreement = Agreement()
-        self.node = self._node(self.sysfs.topology())
-        self.claims: dict[SandboxId, Claims] = {}
-        self.own: Ownership = ownership({}, self.node)
-        self.placements: dict[SandboxId, Placement] = {}
+        self.places = Places(config, self.sysfs.topology(), self.kubelet, kept.previous)
+        self.places.dirty.update(self.state.sandboxes)
+        #: Those of `places`.
+        self.placements = self.places.placements
         #: Where threads ran, as far as samples are taken.
         self.ledger = Ledger()
         self.circumstances = Circumstances(self.proc, self.sysfs, self.cgroups, self.tally, self.ledger,
@@ -103,10 +101,7 @@ class Reconciler:
         self.pinner = Pinner(self.proc, self.cgroups, kept.before, Drifts(self._explain, config.fight_rules))
         #: The cpuset.cpus of the cgroups that container processes and VMMs are in.
         self._cgroup_of: dict[ThreadId, Path | None] = {}
-        #: Who owns what has to be worked out again, whatever became of the sandboxes.
-        self._node_changed = True
         self._changed = False
-        self._dirty: set[SandboxId] = set(self.state.sandboxes)
         #: How the threads of each sandbox were born, by the word of whoever is told of births.
         self.births: dict[SandboxId, Account] = {}
         #: What is held because this process leaves.
@@ -115,9 +110,14 @@ class Reconciler:
         self._odd: dict[SandboxId, str] = {}
 
     @property
+    def node(self) -> Node:
+        """The CPUs there are, and whose they are by configuration."""
+        return self.places.node
+
+    @property
     def unsaved(self) -> bool:
         """Whether the state file is behind."""
-        return self._changed or self.pinner.learned
+        return self._changed or self.pinner.learned or self.places.learned
 
     @property
     def saved(self) -> bool:
@@ -132,7 +132,7 @@ class Reconciler:
             state = reduce(self.state, event)
             if state is not self.state:
                 self.state = state
-                self._dirty.add(event.sandbox)
+                self.places.dirty.add(event.sandbox)
                 self._changed = True
 
     def hook(self, message: HookMessage) -> set[SandboxId]:
@@ -162,7 +162,7 @@ class Reconciler:
         found: dict[ThreadId, Path | None] = {}
         for process in [*processes, *(vm.vmm.id for vm in self.observer.vms.values())]:
             # Which cgroup a process is in is read when it comes, and then in one of sixteen passes.
-            if process in self._cgroup_of and (process.tid ^ self.observer.round) & 15:
+            if process in self._cgroup_of and (process.tid ^ self.observer.census.round) & 15:
                 found[process] = self._cgroup_of[process]
             else:
                 path = self.cgroups.cpuset_path(process.tid)
@@ -192,7 +192,7 @@ class Reconciler:
     def vm_sandboxes(self) -> set[SandboxId]:
         """The sandboxes that are VMs, as their VMM, Kata's state, their shim or runtime handler (kata…) tells."""
         by_handler = {sandbox.id for sandbox in self.state.sandboxes.values() if sandbox.handler.startswith("kata")}
-        return self.observer.vms.keys() | self.sources.sandboxes.keys() | self.observer.shims() | by_handler
+        return self.observer.vms.keys() | self.sources.sandboxes.keys() | self.observer.census.shims() | by_handler
 
     def reconfigure(self, config: Config) -> None:
         """Go on with another configuration. What is set from paths stays as it was until a restart."""
@@ -202,11 +202,6 @@ class Reconciler:
         self.sources.kata.listen_to(config.exclusive_annotation)
         self.kubelet = self.checkpoint.read() if config.kubelet else None
         self._renew(self.node.topology)
-
-    def _node(self, topology: Topology) -> Node:
-        """The kubelet's default set is the shared pool where its static policy rules."""
-        told = self.kubelet is not None and self.kubelet.static and self.kubelet.default
-        return Node(topology, told or self.config.shared_pool, self.config.housekeeping)
 
     # Passes
 
@@ -258,7 +253,7 @@ class Reconciler:
         return changed
 
     def _came(self, changed: set[SandboxId]) -> None:
-        self._dirty |= changed
+        self.places.dirty |= changed
         for sandbox in changed & self.observer.vms.keys():
             # A kernel thread that came late (kvm-pit) changes neither the VMM's own threads nor the placement.
             self.pinner.look_again(sandbox)
@@ -286,9 +281,7 @@ class Reconciler:
         self._renew(topology)
 
     def _renew(self, topology: Topology) -> None:
-        self.node = self._node(topology)
-        self._node_changed = True
-        self._dirty |= set(self.state.sandboxes)
+        self.places.renew(self.config, topology, self.kubelet, self.state.sandboxes)
 
     def _tidy(self) -> None:
         """Forget what is over: VMs' masks, sandboxes nobody knows, containers stopped long ago."""
@@ -299,13 +292,14 @@ class Reconciler:
             del self.placements[sandbox]
         for sandbox in self._odd.keys() - vms.keys():
             del self._odd[sandbox]
-        helped = self.observer.helped()
+        helped = self.observer.census.helped()
         for sandbox in self.births.keys() - vms.keys() - helped:
             del self.births[sandbox]
-        for kept in (self.previous, self.pinner.before):
+        previous = self.places.previous
+        for kept in (previous, self.pinner.before):
             for sandbox in kept.keys() - vms.keys() - self.state.sandboxes.keys() - helped:
                 had = self.pinner.before.get(sandbox)
-                if kept is self.previous or had is None or not any(map(self.observer.runs, had.processes)):
+                if kept is previous or had is None or not any(map(self.observer.census.runs, had.processes)):
                     del kept[sandbox]  # else it is nobody's now (watch.only), and is to be given back all the same
                     self._changed = True
         horizon = time.time_ns() - 600 * 10**9
@@ -370,73 +364,19 @@ class Reconciler:
             return None
         changed = self.observer.refresh(vm)
         if changed is None:
-            self._dirty.add(sandbox)
+            self.places.dirty.add(sandbox)
             return None
         if changed:
             self.pinner.look_again(sandbox)
-            self._dirty.add(sandbox)
+            self.places.dirty.add(sandbox)
         return vm
 
     def _place(self) -> set[SandboxId]:
-        """Place again what is dirty. :returns: the sandboxes whose placement is another than before."""
-        dirty, self._dirty = self._dirty, set()
-        if not dirty and not self._node_changed:
-            return set()
-        self._node_changed = owned = False
-        for sandbox in dirty:
-            known = self.state.sandboxes.get(sandbox)
-            new = claims(judged(known, self.kubelet), self.node) if known is not None else None
-            old = self.claims.get(sandbox)
-            if new is None:
-                self.claims.pop(sandbox, None)
-            else:
-                self.claims[sandbox] = new
-            owned = owned or (old and old.exclusive) != (new and new.exclusive)
-        before = self.own
-        self.own = ownership(with_unseen(self.claims, unseen(self.state, self.kubelet), self.node.online), self.node)
-        if owned or (self.own.pool, self.own.exclusive) != (before.pool, before.exclusive):
-            dirty.update(self._concerned(before))
-        changed = set()
-        for sandbox in dirty:
-            vm, known = self.observer.vms.get(sandbox), self.state.sandboxes.get(sandbox)
-            if vm is None or known is None or known.held:
-                self.placements.pop(sandbox, None)
-                continue
-            new_place = place(Request(sandbox, vm.vcpus, judged(known, self.kubelet), vm.known), self.node, self.own,
-                              self.config.policy, self.previous.get(sandbox))
-            if new_place != self.placements.get(sandbox):
-                self.placements[sandbox] = new_place
-                previous = new_place.previous()
-                if previous != self.previous.get(sandbox):
-                    self.previous[sandbox] = previous
-                    self._changed = True
-                self.pinner.look_again(sandbox)
-                changed.add(sandbox)
+        """Place again what is to be. :returns: the sandboxes whose placement is another than before."""
+        changed = self.places.place(self.state, self.observer.vms)
+        for sandbox in changed:
+            self.pinner.look_again(sandbox)
         return changed
-
-    def place_of(self, vm: Vm, vcpu: VcpuId) -> CpuSet | None:
-        """Where a vCPU goes that a VM has just got, ahead of the pass that will say so."""
-        placement, state = self.placements.get(vm.sandbox), self.state.sandboxes.get(vm.sandbox)
-        if placement is None or state is None:
-            return None
-        if vcpu not in placement.by_vcpu:
-            vcpus = vm.guest_vcpus(sorted({*vm.learned.values(), vcpu}))
-            placement = place(Request(vm.sandbox, vcpus, judged(state, self.kubelet), vm.known), self.node, self.own,
-                              self.config.policy, self.previous.get(vm.sandbox))
-        return placement.by_vcpu.get(vcpu)
-
-    def _concerned(self, before: Ownership) -> Iterable[SandboxId]:
-        """The sandboxes whose placement may be another now that CPUs have another owner: one container's exclusive
-        CPUs are no reason to place hundreds of sandboxes again."""
-        named = union([self.node.housekeeping, self.own.pool, *_lists(self.config.policy)])
-        moved = before.exclusive ^ self.own.exclusive
-        vms = self.observer.vms.keys()
-        if self.own.pool != before.pool or not moved.isdisjoint(named):
-            return vms
-        bits = moved.bits
-        # One with something to complain of may have been driven off the very CPUs that are free now.
-        return ({sandbox for sandbox, known in self.placements.items() if known.reasons or known.mask.bits & bits}
-                | (vms - self.placements.keys()))
 
     # Giving back
 
@@ -455,7 +395,7 @@ class Reconciler:
             self.placements.pop(sandbox, None)
             results += self._safely(sandbox, self._give_back) or ()
             self.pinner.forget(sandbox)
-            self.previous.pop(sandbox, None)
+            self.places.previous.pop(sandbox, None)
             self._changed = True
         self.save()
         return results
@@ -485,9 +425,9 @@ class Reconciler:
         if self._left:
             state = DesiredState({name: replace(known, held=False) if name in self._left else known
                                   for name, known in state.sandboxes.items()})
-        if not self._keeper.save(Kept(state, self.previous, self.pinner.before)):
+        if not self._keeper.save(Kept(state, self.places.previous, self.pinner.before)):
             return False
-        self._changed = self.pinner.learned = False
+        self._changed = self.pinner.learned = self.places.learned = False
         return True
 
     def keep_mask(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> None:
@@ -497,8 +437,3 @@ class Reconciler:
             return
         self._changed = True
         self._keeper.note(sandbox, main.id, had)
-
-
-def _lists(policy: Policy) -> Iterable[CpuSet]:
-    """The CPU lists a policy names."""
-    return [rule for rule in vars(policy).values() if isinstance(rule, CpuSet)]

@@ -36,11 +36,11 @@ def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | 
     """
     masks: dict[frozenset[int], CpuSet] = {}
     sandboxes = []
-    collisions = contested(reconciler.own)
+    collisions = contested(reconciler.places.own)
     for sandbox in shown(reconciler):
         vm = reconciler.observer.vms.get(sandbox.id)
         threads = [] if vm is None else threads_of(reconciler, vm, masks)
-        collisions += trespasses(reconciler.own, sandbox.id, threads)
+        collisions += trespasses(reconciler.places.own, sandbox.id, threads)
         if only in (None, sandbox.id):
             sandboxes.append(_sandbox(reconciler, sandbox, vm, threads, wide or only is not None,
                                       guest(sandbox.id)))
@@ -49,7 +49,7 @@ def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | 
         "time": when(time.time()),
         "watcher": watcher_pid,
         "policy": reconciler.config.policy.words(),
-        "node": node_data(reconciler.node, reconciler.own,
+        "node": node_data(reconciler.node, reconciler.places.own,
                           sorted(collisions, key=lambda collision: (collision.cpu, collision.sandboxes)),
                           _owners(reconciler), _disagreements(reconciler)),
         "sources": {"nri": nri, "kubelet": _kubelet(reconciler), "births": births},
@@ -91,7 +91,7 @@ def _owners(reconciler: Reconciler) -> dict[tuple[SandboxId, ContainerId], dict[
     """Of every container that owns CPUs: whether it is a VM's, its first process on the host, its cpuset cgroup."""
     found: dict[tuple[SandboxId, ContainerId], dict[str, object]] = {}
     vms = reconciler.vm_sandboxes()
-    for sandbox, claim in reconciler.own.claims.items():
+    for sandbox, claim in reconciler.places.own.claims.items():
         state = reconciler.state.sandboxes.get(sandbox)
         for container, _ in claim.exclusive:
             if state is None:  # of a pod that only the kubelet told of

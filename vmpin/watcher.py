@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -19,13 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vmpin import departure, log, sdnotify, snapshot
+from vmpin import departure, log, sdnotify
 from vmpin.about import About
+from vmpin.answers import Answers
 from vmpin.apply import Outcome
 from vmpin.arrivals import Touched
 from vmpin.births import BirthFeed
 from vmpin.config import Config
-from vmpin.errors import ConfigError, SourceError, VmpinError, WatcherError
+from vmpin.errors import ConfigError, SourceError
 from vmpin.feeds import FileFeed, NriFeed, PodResourcesFeed, heard, wants_nri
 from vmpin.guests import Guests
 from vmpin.health import Heard
@@ -77,7 +77,7 @@ class Watcher:
         self._files = FileFeed(self._on_files)
         self._births = BirthFeed(reconciler, self._on_births, self._on_lost) if config.births else None
         self._repairs = Repairs()
-        self._guests = Guests(early=config.births and config.guest_via() != "off")
+        self.guests = Guests(early=config.births and config.guest_via() != "off")
         #: None as long as no samples are taken.
         self.sampler: Sampler | None = None
         #: When everything was last looked at, by time.monotonic().
@@ -86,7 +86,7 @@ class Watcher:
         self.restarts: Counter[str] = Counter()
         self._failing: dict[str, str] = {}
         self._sources: list[str] = []
-        self._about: About | None = None
+        self.about: About | None = None
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT."""
@@ -104,11 +104,11 @@ class Watcher:
         self._files.watch(self._watched())
         sources: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
             ("hook", lambda: serve(hook.dup(), MAX_STATE + 4096, self._on_hook, line=False)),
-            ("control", lambda: serve(control.dup(), MAX_REQUEST, self._on_request, line=True)),
+            ("control", lambda: serve(control.dup(), MAX_REQUEST, Answers(self).answer, line=True)),
             ("resync", self._resyncing), ("settle", self._settles), ("state", self._saving),
-            ("files", self._files.run), ("guests", self._guests.run),
+            ("files", self._files.run), ("guests", self.guests.run),
             ("proof", self._sampling)]
-        self._guests.update(self.reconciler)
+        self.guests.update(self.reconciler)
         if self.config.kubelet:
             sources.append(("podresources", PodResourcesFeed(self.config, self.reconciler.agreement.hear).run))
         if self._nri is not None:
@@ -128,7 +128,7 @@ class Watcher:
                 tasks = [group.create_task(self._supervised(name, source)) for name, source in sources]
                 sdnotify.notify("READY=1")
                 logger.info("watching vms=%d run=%s", len(self.reconciler.observer.vms), self.config.run)
-                self._about = About()
+                self.about = About()
                 self._ask_qmp()
                 await self._stop.wait()
                 sdnotify.notify("STOPPING=1")
@@ -139,8 +139,8 @@ class Watcher:
                 if self.config.on_exit == "unpin":
                     departure.give_all_back(self.reconciler)
                     given = True
-                    self._guests.update(self.reconciler)
-                    for sandbox, said in (await self._guests.taken_back(self.reconciler.touched())).items():
+                    self.guests.update(self.reconciler)
+                    for sandbox, said in (await self.guests.taken_back(self.reconciler.touched())).items():
                         logger.info("sandbox=%s in its guest: %s", sandbox, said)
                 guests.cancel()
         finally:
@@ -184,7 +184,7 @@ class Watcher:
 
     def guest(self, sandbox: SandboxId) -> GuestReport | None:
         """What a sandbox's guest says; None where it is told nothing."""
-        return self._guests.report(sandbox)
+        return self.guests.report(sandbox)
 
     def _reload(self) -> None:
         sdnotify.notify("RELOADING=1")
@@ -378,7 +378,7 @@ class Watcher:
             tally.pin_latency.observe(time.perf_counter() - since)
         if self._births is not None:
             self._births.passed(report, everything=why in ("resync", "request"))
-        self._guests.update(self.reconciler)
+        self.guests.update(self.reconciler)
         failed = report.count(Outcome.REFUSED)
         logger.debug("pass why=%s vms=%d set=%d refused=%d ms=%.1f", why, report.vms,
                      report.count(Outcome.DONE), failed, report.seconds * 1000)
@@ -400,56 +400,20 @@ class Watcher:
 
     # Requests
 
-    async def _on_request(self, raw: bytes, uid: int) -> bytes:
-        """Answer one request of the command line: a JSON object with `op`."""
-        try:
-            request = json.loads(raw)
-            operation = request["op"]
-            if uid not in (0, os.geteuid()) and operation not in ("status", "proof"):
-                raise WatcherError(f"{operation}: not permitted to uid {uid}", "ask root")
-            answer = self._request(str(operation), request)
-            if operation == "unpin":
-                only = request.get("sandbox")
-                wanted = list(self.reconciler.state.sandboxes) if only is None else [SandboxId(str(only))]
-                answer["guests"] = await self._guests.taken_back(wanted)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            answer = {"error": "the request is not understood", "hint": "are vmpin and its watcher the same version?"}
-        except VmpinError as err:
-            answer = {"error": str(err), "hint": err.hint}
-        return json.dumps(answer, separators=(",", ":")).encode() + b"\n"
+    @property
+    def stopping(self) -> bool:
+        """Whether it is about to end."""
+        return self._stop.is_set()
 
-    def _request(self, operation: str, request: dict[str, object]) -> dict[str, object]:
-        name = request.get("sandbox")
-        only = None if name is None else SandboxId(str(name))
-        known = self.reconciler.state.sandboxes
-        if only is not None and only not in known:
-            raise WatcherError(f"no sandbox {only!r} is known", "`vmpin status` lists them")
-        if operation == "status":
-            self.reconciler.look()
-            return snapshot.document(self.reconciler, os.getpid(), only,
-                                     None if self._nri is None else self._nri.data(), request.get("wide") is True,
-                                     self._guests.data, None if self._births is None else self._births.data())
-        if operation == "about" and self._about is not None:
-            return self._about.data(self)
-        if operation == "proof":
-            if self.sampler is None:
-                raise WatcherError("it is not sampled where threads run", "set proof.sample_seconds")
-            since = time.time() - float(str(request["since"]))
-            return snapshot.proved(self.reconciler, self.sampler.since(since), only)
-        if self._stop.is_set() and operation in ("reconcile", "unpin"):
-            raise WatcherError(f"{operation}: the watcher is about to end", "ask again when it has ended")
-        if operation == "plan":
-            return snapshot.planned(self.reconciler.resync(act=False))
-        if operation == "reconcile":
-            self.reconciler.take_back(known if only is None else [only])
-            self._take_spool()
-            report = self.reconciler.resync(full=True)
-            self._guests.look()
-            self._told(report, "request")
-            return snapshot.outcome(report)
-        if operation == "unpin":
-            touched = self.reconciler.touched() if only is None else [only]
-            results = self.reconciler.unpin(touched)
-            self._guests.update(self.reconciler)
-            return snapshot.unpinned(results, self.reconciler.pinner.before.keys() & touched)
-        raise WatcherError(f"unknown request {operation[:40]!r}", "are vmpin and its watcher the same version?")
+    def feeds(self) -> tuple[dict[str, object] | None, dict[str, object] | None]:
+        """What NRI and births have to say of themselves; None for one that is switched off."""
+        return (None if self._nri is None else self._nri.data(),
+                None if self._births is None else self._births.data())
+
+    def look_again(self) -> Report:
+        """Read everything anew, what was found to be nothing to us as well, and make it true."""
+        self._take_spool()
+        report = self.reconciler.resync(full=True)
+        self.guests.look()
+        self._told(report, "request")
+        return report

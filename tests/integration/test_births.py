@@ -27,6 +27,7 @@ from vmpin.errors import SourceError
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.wire.proc_events import Fork
 
+pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
 
 
@@ -41,11 +42,6 @@ def node() -> Iterator[Node]:
     with Node() as made:
         made.configure(node={"shared_pool": two_cpus()[0]}, watch={"resync_seconds": 600})
         yield made
-
-
-@pytest.fixture
-def cpus() -> tuple[str, str]:
-    return two_cpus()
 
 
 def start(node: Node) -> None:

@@ -6,22 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
-from need import need_root, need_tool
 from real_node import Node, by_tid, two_cpus, union, wait
 from real_qemu import Qemu
 
+pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    need_root()
-    need_tool("qemu-system-x86_64")
-    with Node() as made:
-        yield made
 
 
 @pytest.mark.parametrize("by", ["on_exit", "unpin --all"])

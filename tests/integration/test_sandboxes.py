@@ -17,17 +17,13 @@ from pathlib import Path
 
 import pytest
 from need import need_root, need_tool
-from real_node import PATIENCE, Node, by_tid, cri, kept, seen, two_cpus, union, wait
+from real_node import PATIENCE, Node, by_tid, cri, kept, seen, union, wait
 from real_qemu import Qemu, need_kvm
 
 from vmpin import hooks_install
 
+pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-def cpus() -> tuple[str, str]:
-    return two_cpus()
 
 
 @pytest.fixture

@@ -24,13 +24,14 @@ from nri_peer import NriRuntime
 from nri_peer import container as nri_container
 from nri_peer import pod as nri_pod
 from real_guest import GuestContainer, RealGuest, built_agent, image
-from real_node import Node, by_tid, seen, two_cpus, union, wait
+from real_node import Node, by_tid, seen, union, wait
 from real_qemu import Qemu
 
 from vmpin.cpuset import CpuSet
 from vmpin.guestproto import Unpin
 from vmpin.host.procfs import Procfs
 
+pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
 
 
@@ -40,11 +41,6 @@ def node(cpus: tuple[str, str]) -> Iterator[Node]:
     with Node() as made:
         made.configure(node={"shared_pool": cpus[0]})
         yield made
-
-
-@pytest.fixture
-def cpus() -> tuple[str, str]:
-    return two_cpus()
 
 
 def guest(node: Node, sandbox: str) -> dict[str, object]:

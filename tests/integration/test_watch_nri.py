@@ -14,7 +14,7 @@ import pytest
 from cri import CriError
 from cri_node import CriNode
 from real_containerd import VM, Containerd, Pod
-from real_node import COMMAND, seen, two_cpus, union, wait
+from real_node import COMMAND, seen, union, wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.model import ContainerId
@@ -22,15 +22,11 @@ from vmpin.source.nri import Plugin
 from vmpin.source.nri_connect import connect_to
 from vmpin.source.nri_facts import NriEvent, Updated
 
+pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
 
 #: Seconds in which something that must not happen would have.
 MOMENT = 0.5
-
-
-@pytest.fixture
-def cpus() -> tuple[str, str]:
-    return two_cpus()
 
 
 @pytest.fixture

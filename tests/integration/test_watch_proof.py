@@ -11,30 +11,17 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from need import lacking, need_root, need_tool
+from need import lacking
 from real_node import Node, by_tid, seen, two_cpus, union, wait
 from real_qemu import Qemu
 
 from vmpin.host.schedstat import Schedstat
 
+pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    need_root()
-    need_tool("qemu-system-x86_64")
-    with Node() as made:
-        yield made
-
-
-@pytest.fixture
-def cpus() -> tuple[str, str]:
-    return two_cpus()
 
 
 class Busy:

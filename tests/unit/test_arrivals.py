@@ -24,6 +24,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.model import Container, ContainerId, SandboxId, ThreadId, VcpuId
 from vmpin.observe import Vm
 from vmpin.reconciler import Reconciler
+from vmpin.state import DesiredState
 from vmpin.wire.proc_events import KTHREADD, Comm, Event, Exec, Fork
 
 PREFIX = f"u{secrets.token_hex(5)}-"
@@ -447,13 +448,14 @@ def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pas
     vmm = machine.running(crowd)
     tid = by_name(vmm, "call_rcu")
     asked: list[int] = []
-    place_of = machine.reconciler.place_of
+    places = machine.reconciler.places
+    of_vcpu = places.of_vcpu
 
-    def counted(vm: Vm, vcpu: VcpuId) -> CpuSet | None:
+    def counted(vm: Vm, vcpu: VcpuId, state: DesiredState) -> CpuSet | None:
         asked.append(vcpu)
-        return place_of(vm, vcpu)
+        return of_vcpu(vm, vcpu, state)
 
-    monkeypatch.setattr(machine.reconciler, "place_of", counted)
+    monkeypatch.setattr(places, "of_vcpu", counted)
     names = [Comm(time.monotonic_ns(), tid, vmm.pid, f"CPU {number}/KVM") for number in range(2, 500)]
     touched = machine.arrivals.take(names)
     assert asked == [2]

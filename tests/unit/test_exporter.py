@@ -60,7 +60,7 @@ def test_threads_are_counted_by_what_the_kernel_says_of_them(node: Node) -> None
 def test_a_thread_on_the_cpus_of_another_container_is_a_collision(node: Node) -> None:
     assert node.values("vmpin_collisions") == {(): 0}
     other = SandboxId("other")
-    node.reconciler.own = ownership({other: Claims(((WEB, node.second),), ())}, node.reconciler.node)
+    node.reconciler.places.own = ownership({other: Claims(((WEB, node.second),), ())}, node.reconciler.node)
     assert node.values("vmpin_collisions") == {(): 1}
     assert node.values("vmpin_cpus")["exclusive",] == 1
 

@@ -35,13 +35,13 @@ FLOORS = {
     "hooks_install": 2, "pyz": 2, "host": 2, "vmm": 2, "runtime": 2, "source": 2, "values": 2, "channel": 2,
     "guest": 2, "prooffile": 2, "keeper": 2,
     # what makes the machine what it should be
-    "observe": 3, "apply": 3, "pinner": 3, "reconciler": 3, "snapshot": 3, "oneshot": 3,
+    "census": 3, "observe": 3, "places": 3, "apply": 3, "pinner": 3, "reconciler": 3, "snapshot": 3, "oneshot": 3,
     "agreement": 3, "repair": 3, "arrivals": 3, "birthbook": 3, "departure": 3,
     "circumstances": 3, "drifts": 3, "sampler": 3, "headcount": 3,
     "about": 3, "checkup": 3, "gather": 3,
     # what people and systemd start
-    "watcher": 4, "settling": 4, "feeds": 4, "births": 4, "guests": 4, "vmguest": 4, "exporter": 4, "metrics": 4,
-    "demo": 4, "cli": 4,
+    "watcher": 4, "answers": 4, "settling": 4, "feeds": 4, "births": 4, "guests": 4, "vmguest": 4, "exporter": 4,
+    "metrics": 4, "demo": 4, "cli": 4,
 }
 #: The packages of adapters, and which others each may know.
 ADAPTERS = {"host": set[str](), "vmm": {"host"}, "runtime": {"host"}}

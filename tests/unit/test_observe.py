@@ -13,10 +13,11 @@ import pytest
 from need import need_root, need_tool
 from trees import make_tree
 
+from vmpin.census import ROUNDS, YOUNG_PASSES
 from vmpin.events import Claim
 from vmpin.host.procfs import Procfs
 from vmpin.model import SandboxId, ThreadId, ThreadRole
-from vmpin.observe import ROUNDS, YOUNG_PASSES, Observer
+from vmpin.observe import Observer
 
 STAT = ("({name}) S {parent} 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
         "0 0 0 0 0 0")
@@ -83,7 +84,7 @@ def test_a_helper_in_a_container_is_nobodys(tmp_path: Path, argv: tuple[str, ...
     nested(tmp_path, 4000, inside)
     observer = Observer(Procfs(tmp_path))
     observer.scan({})
-    assert observer.helped() == ({"a"} if not inside else set())
+    assert observer.census.helped() == ({"a"} if not inside else set())
     assert (observer.look(4000) is None) is bool(inside)
 
 
@@ -196,7 +197,7 @@ def test_firecrackers_sandbox_is_the_one_of_the_shim_whose_id_was_cut(tmp_path: 
     assert set(observer.vms) == {whole}
     shutil.rmtree(tmp_path / "4000")
     observer.scan({}, full=True)
-    assert (set(observer.vms), observer.helped()) == ({whole}, set())
+    assert (set(observer.vms), observer.census.helped()) == ({whole}, set())
 
 
 def test_a_vcpu_that_is_plugged_again_is_told_though_it_was_seen_before_it_was_in_kvm_run(tmp_path: Path) -> None:

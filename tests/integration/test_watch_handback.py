@@ -1,0 +1,144 @@
+"""Commands beside the watcher and without it, and masks given back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from real_node import COMMAND, PATIENCE, Node, by_tid, cri, union
+from real_qemu import Qemu
+
+pytest_plugins = ["given"]
+pytestmark = pytest.mark.root
+
+
+def test_unpin_gives_back_the_very_masks_from_before(node: Node, cpus: tuple[str, str]) -> None:
+    first, second = cpus
+    node.configure(node={"shared_pool": first})
+    with Qemu(node.id("a"), vcpus=2, maxcpus=4, iothreads=["io1"]) as vm:
+        (iothread,) = vm.iothreads()
+        os.sched_setaffinity(iothread, {int(second)})
+        before = by_tid(vm.pid)
+        assert len(set(before.values())) == 2
+        node.start()
+        node.container(vm.sandbox, "web", second)
+        node.container(vm.sandbox, "logs", first)
+        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, union(cpus))
+        new = vm.add_vcpu()
+        node.wait_for_vcpus(vm.pid, {0: first, 1: second, new: first}, union(cpus))
+        assert node.stop() == 0
+        node.start()
+        done = node.data("unpin", vm.sandbox)
+        assert {entry["outcome"] for entry in done["operations"]} == {"done"}
+        after = by_tid(vm.pid)
+        assert {tid: after[tid] for tid in before} == before
+        assert {after[tid] for tid in after.keys() - before.keys()} == {before[vm.pid]}
+        node.resyncs()
+        assert by_tid(vm.pid) == after, "it was taken back"
+        status = node.sandbox(vm.sandbox)
+        assert (status["verdict"], status["mask"]) == ("off", None)
+        assert status["reasons"] == ["unpinned by hand: `vmpin reconcile` takes it back"]
+        assert node.cli("verify").returncode == 0
+        node.kill()
+        node.start()
+        node.resyncs()
+        assert by_tid(vm.pid) == after, "a restart forgot that it was unpinned"
+        assert node.cli("reconcile", vm.sandbox).returncode == 0
+        # Taken back as if for the first time: of equals, the highest vCPU gets the exclusive CPU.
+        node.wait_for_vcpus(vm.pid, {0: first, 1: first, new: second}, union(cpus))
+        assert node.stop() == 0
+        assert node.cli("unpin").returncode == 0
+        assert by_tid(vm.pid) == after, "without a watcher"
+        assert not (node.run / "vmpin.sock").exists()
+
+
+def test_reconcile_without_a_watcher_changes_nothing_twice(node: Node, cpus: tuple[str, str]) -> None:
+    first, second = cpus
+    node.configure(node={"shared_pool": first})
+    with Qemu(node.id("a"), vcpus=2) as vm:
+        for name, where in (("web", second), ("logs", first)):
+            state = node.state(vm.sandbox, name, node.bundle(name, where), vm.pid)
+            assert node.call_hook("createRuntime", state).wait(PATIENCE) == 0
+        planned = [operation["what"] for operation in node.data("plan")["operations"]]
+        assert [line for line in planned if "set vcpu 1 " in line and f"to CPUs {second}, was " in line] != []
+        done = node.data("reconcile")
+        assert done["vms"] == 1
+        assert {entry["outcome"] for entry in done["operations"]} == {"done"}
+        assert sorted(entry["what"] for entry in done["operations"]) == sorted(planned)
+        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, union(cpus))
+        assert node.data("reconcile")["operations"] == []
+        assert node.cli("reconcile").stdout == "1 VM sandboxes, nothing to change\n"
+        assert node.cli("plan").stdout == "nothing to do: every thread is in its place\n"
+        assert node.cli("verify").returncode == 0
+        assert os.listdir(node.run / "spool") == []
+
+
+def test_commands_that_act_stay_away_from_a_watcher_that_does_not_answer(node: Node) -> None:
+    node.start()
+    assert node.watcher is not None
+    node.watcher.send_signal(signal.SIGSTOP)
+    try:
+        def seconds() -> float:
+            start = time.monotonic()
+            done = node.cli("reconcile")
+            assert done.returncode == 1
+            assert "the watcher does not answer within 10 s" in done.stderr
+            return time.monotonic() - start
+
+        assert any(seconds() < 15 for _ in range(3))  # a busy machine takes its time to start the command, too
+    finally:
+        node.watcher.send_signal(signal.SIGCONT)
+    (node.run / "vmpin.sock").unlink()
+    done = node.cli("reconcile")
+    assert done.returncode == 1
+    assert "another vmpin" in done.stderr
+
+
+def test_the_watcher_is_told_of_by_sd_notify(node: Node, tmp_path: Path) -> None:
+    """READY when it watches, STOPPING when it ends, as Type=notify wants."""
+    path = node.top / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(path))
+        listener.settimeout(PATIENCE)
+
+        def hears(word: bytes) -> bool:
+            """Among others, such as what systemctl shows as the status: as many as there are."""
+            deadline = time.monotonic() + PATIENCE
+            while word not in listener.recv(1000):
+                assert time.monotonic() < deadline, word
+            return True
+
+        watcher = subprocess.Popen([*COMMAND, "--config", str(node.config), "watch"], stderr=subprocess.DEVNULL,
+                                   env={**node.environment, "NOTIFY_SOCKET": str(path)})
+        try:
+            assert hears(b"READY=1")
+            watcher.send_signal(signal.SIGHUP)
+            assert hears(b"RELOADING=1")
+            assert hears(b"READY=1")
+            watcher.terminate()
+            assert hears(b"STOPPING=1")
+            assert watcher.wait(PATIENCE) == 0
+        finally:
+            watcher.kill()
+            watcher.wait()
+
+
+def test_containers_of_a_pod_are_told_by_crios_annotations_too(node: Node, cpus: tuple[str, str]) -> None:
+    node.configure(node={"shared_pool": cpus[0]})
+    with Qemu(node.id("a")) as vm:
+        node.start()
+        bundle = node.bundle("web", cpus[1])
+        state = node.state(vm.sandbox, "web", bundle, vm.pid)
+        state["annotations"] = {"io.kubernetes.cri-o.ContainerType": "container",
+                                "io.kubernetes.cri-o.SandboxID": vm.sandbox}
+        assert node.hook("createRuntime", state) == b"ok\n"
+        node.wait_for_all(vm.pid, cpus[1])
+        shutil.rmtree(bundle)
+        node.wait_for_all(vm.pid, cpus[0])
+        assert cri("a", "b")["io.kubernetes.cri.sandbox-id"] == "a"

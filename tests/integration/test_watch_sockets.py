@@ -1,0 +1,203 @@
+"""The watcher's sockets: who may ask what, and peers that send garbage, nothing, or do not read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from need import need_tool
+from real_node import PATIENCE, Node, talk, union, wait
+from real_qemu import Qemu
+
+pytest_plugins = ["given"]
+pytestmark = pytest.mark.root
+
+#: Some user who is not root, in a group that is given nothing.
+NOBODY = 65534
+
+
+def ask_as(uid: int, gid: int, path: Path, request: bytes) -> str:
+    """What somebody else gets from a socket, or the name of the error."""
+    script = ("import socket, sys\ns = socket.socket(socket.AF_UNIX)\n"
+              "try:\n s.connect(sys.argv[1]); s.sendall(sys.stdin.buffer.read()); s.shutdown(1)\n"
+              " print(s.makefile().read())\nexcept OSError as e: print(type(e).__name__)")
+    done = subprocess.run([need_tool("/usr/bin/python3"), "-I", "-c", script, path], input=request, timeout=30,
+                          capture_output=True, user=uid, group=gid, extra_groups=[], check=True, cwd="/")
+    return done.stdout.decode()
+
+
+def test_the_sockets_are_roots_alone(node: Node) -> None:
+    node.start()
+    for name in ("hook.sock", "vmpin.sock"):
+        info = (node.run / name).stat()
+        assert (stat.S_IMODE(info.st_mode), info.st_uid) == (0o600, 0)
+        assert ask_as(NOBODY, NOBODY, node.run / name, b'{"op": "status"}\n') == "PermissionError\n"
+    assert stat.S_IMODE((node.run / "spool").stat().st_mode) == 0o700
+    state = node.state(node.id("a"), "web", node.bundle("web", "0"))
+    assert node.hook("createRuntime", state) == b"ok\n"
+    wait((node.run / "state.json").exists, "nothing was kept")
+    assert stat.S_IMODE((node.run / "state.json").stat().st_mode) == 0o600
+    # Should the mode be loosened by another hand, the peer's uid still tells.
+    (node.run / "hook.sock").chmod(0o666)
+    (node.run / "vmpin.sock").chmod(0o666)
+    assert ask_as(NOBODY, NOBODY, node.run / "hook.sock",
+                  node.message("createRuntime", state)) == "refused: not root\n\n"
+    assert "not permitted to uid" in ask_as(NOBODY, NOBODY, node.run / "vmpin.sock", b'{"op": "unpin"}\n')
+    assert "a hook message from uid=65534 was refused" in node.log()
+
+
+def test_status_may_be_opened_to_a_group(node: Node) -> None:
+    import grp
+
+    group = grp.getgrnam("daemon")
+    node.configure(watch={"status_group": "daemon"})
+    node.start()
+    info = (node.run / "vmpin.sock").stat()
+    assert (stat.S_IMODE(info.st_mode), info.st_gid) == (0o660, group.gr_gid)
+    assert stat.S_IMODE((node.run / "hook.sock").stat().st_mode) == 0o600
+    path = node.run / "vmpin.sock"
+    assert json.loads(ask_as(NOBODY, group.gr_gid, path, b'{"op": "status"}\n'))["version"] == 1
+    proof = b'{"op": "proof", "since": 60}\n'
+    wait(lambda: json.loads(ask_as(NOBODY, group.gr_gid, path, proof)).get("version") == 1, "it tells no proof")
+    for operation in ("plan", "reconcile", "unpin"):
+        told = json.loads(ask_as(NOBODY, group.gr_gid, path, b'{"op": "%s"}\n' % operation.encode()))
+        assert told == {"error": f"{operation}: not permitted to uid {NOBODY}", "hint": "ask root"}
+    assert ask_as(NOBODY, NOBODY, path, b'{"op": "status"}\n') == "PermissionError\n"
+    assert ask_as(NOBODY, group.gr_gid, node.run / "hook.sock", b"") == "PermissionError\n"
+
+
+def test_the_group_changes_at_sighup(node: Node) -> None:
+    import grp
+
+    node.start()
+    assert node.watcher is not None
+    path = node.run / "vmpin.sock"
+    wrong = "the configuration stays as it was: watch.status_group: no group 'no-such-group'"
+    for group, mode, told in (("daemon", 0o660, "configuration loaded again"), ("no-such-group", 0o660, wrong)):
+        node.configure(watch={"status_group": group})
+        node.watcher.send_signal(signal.SIGHUP)
+        node.wait_for_log(told)
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+        assert path.stat().st_gid == grp.getgrnam("daemon").gr_gid
+    node.configure(watch={"status_group": ""})
+    node.watcher.send_signal(signal.SIGHUP)
+    wait(lambda: stat.S_IMODE(path.stat().st_mode) == 0o600, "the socket stays open to the group")
+
+
+def test_an_unknown_group_is_refused_by_name(node: Node) -> None:
+    node.configure(watch={"status_group": "no-such-group"})
+    done = node.cli("watch")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "watch.status_group: no group 'no-such-group'" in done.stderr
+
+
+def test_garbage_costs_nobody_but_its_sender(node: Node, cpus: tuple[str, str]) -> None:
+    node.configure(node={"shared_pool": cpus[0]})
+    with Qemu(node.id("a")) as vm:
+        node.start()
+        good = node.state(vm.sandbox, "web", node.bundle("web", cpus[1]))
+        evil = node.message("createRuntime", {**good, "id": "../../etc"})
+        for raw, answer in (
+                (b"", b""), (b"garbage", b"refused: "), (b"\x00\xff\n{}", b"refused: "),
+                (node.message("createRuntime", b""), b"refused: "),
+                (node.message("createRuntime", b"not json"), b"refused: "),
+                (node.message("createRuntime", b"[" * 100_000), b"refused: "),
+                (node.message("createRuntime", b"[1]"), b"refused: "), (evil, b"refused: "),
+                (node.message("createRuntime", {**good, "bundle": "/a/../../etc"}), b"refused: "),
+                (node.message("createRuntime", {**good, "bundle": "relative"}), b"refused: "),
+                (node.message("poweroff", good), b"refused: "),
+                (b"vmpin-hook/1 stage=poststop time=-1\n{}", b"refused: ")):
+            assert node.send(raw).startswith(answer), raw[:60]
+        assert node.send(node.message("createRuntime", b'{"id": "' + b"x" * (10 << 20) + b'"}')) in (
+            b"", b"refused: more than 4198400 bytes\n")
+        # Odd, but containers: their cpuset is not known.
+        for number, cpuset in enumerate(("garbage", "", "7-3", "4096", "99999999", "\x1b[31m", "x," * 10000)):
+            name = f"odd{number}"
+            assert node.hook("createRuntime", node.state(vm.sandbox, name, node.bundle(name, cpuset))) == b"ok\n"
+        gone = node.state(vm.sandbox, "nowhere", node.top / "no-such-bundle")
+        assert node.hook("createRuntime", gone) == b"ok\n"
+        fifo = node.bundle("fifo", None)
+        (fifo / "config.json").unlink()
+        os.mkfifo(fifo / "config.json")
+        assert node.hook("createRuntime", node.state(vm.sandbox, "fifo", fifo)) == b"ok\n"
+        socket_path = node.run / "vmpin.sock"
+        for request in (b"\n", b"garbage\n", b"{}\n", b"[]\n", b'{"op": 1}\n', b'{"op": "status", "sandbox": []}\n',
+                        b"[" * 60_000 + b"\n", b'{"op": "explode"}\n', b"\xff\xfe\n"):
+            assert "error" in json.loads(talk(socket_path, request)), request[:40]
+        assert talk(socket_path, b"x" * 200_000) in (b"", b"refused: more than 65536 bytes\n")
+        node.wait_for_all(vm.pid, cpus[0])
+        assert node.hook("createRuntime", good) == b"ok\n"
+        node.wait_for_vcpus(vm.pid, {0: cpus[1]}, union(cpus))
+        assert not node.ended()
+    log = node.log()
+    assert "Traceback" not in log
+    assert "\x1b" not in log
+    assert "config.json: linux.resources.cpu.cpus: invalid CPU list 'garbage'" in log
+    assert max(map(len, log.splitlines())) < 1000
+
+
+def test_slow_peers_hold_nobody_up(node: Node, cpus: tuple[str, str]) -> None:
+    node.configure(node={"shared_pool": cpus[0]})
+
+    def seconds(vm: Qemu) -> float:
+        """That others wait beside forty slow ones."""
+        with contextlib.ExitStack() as stack:
+            slow = []
+            for number in range(40):
+                peer = stack.enter_context(socket.socket(socket.AF_UNIX))
+                peer.connect(str(node.run / ("hook.sock" if number % 2 else "vmpin.sock")))
+                peer.sendall(b'{"op": "st' if number % 3 else b"vmpin-hook/1 sta")
+                slow.append(peer)
+            start = time.monotonic()
+            node.container(vm.sandbox, "web", cpus[1])
+            node.wait_for_all(vm.pid, cpus[1])
+            assert json.loads(talk(node.run / "vmpin.sock", b'{"op": "status"}\n'))["version"] == 1
+            took = time.monotonic() - start
+            for peer in slow:
+                peer.settimeout(PATIENCE)
+                assert peer.recv(100) == b"", "it was not hung up on"
+        node.gone(vm.sandbox, "web")
+        node.wait_for_all(vm.pid, cpus[0])
+        return took
+
+    with Qemu(node.id("a")) as vm:
+        node.start()
+        node.wait_for_all(vm.pid, cpus[0])
+        # A machine that is busy may hold them up: once is enough, as who waits for the slow ones always does.
+        assert any(seconds(vm) < 1.5 for _ in range(4))
+
+
+def test_a_client_that_goes_away_before_its_answer_does_no_harm(node: Node, cpus: tuple[str, str]) -> None:
+    """Writing to it is a SIGPIPE, or EPIPE where that is ignored."""
+    node.configure(node={"shared_pool": cpus[0]})
+    with Qemu(node.id("a")) as vm:
+        node.start()
+        assert node.watcher is not None
+        good = node.message("createRuntime", node.state(vm.sandbox, "web", node.bundle("web", cpus[1])))
+        node.watcher.send_signal(signal.SIGSTOP)
+        for path, raw in ((node.run / "vmpin.sock", b'{"op": "status"}\n'), (node.run / "hook.sock", good)) * 5:
+            with socket.socket(socket.AF_UNIX) as hasty:
+                hasty.connect(str(path))
+                hasty.sendall(raw)
+        node.watcher.send_signal(signal.SIGCONT)
+        node.wait_for_all(vm.pid, cpus[1])
+        node.resyncs()
+        assert not node.ended()
+        assert "Traceback" not in node.log()
+
+
+def test_a_peer_that_does_not_read_holds_nobody_up(node: Node) -> None:
+    node.start()
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        mute.connect(str(node.run / "vmpin.sock"))
+        mute.sendall(b'{"op": "status"}\n')
+        assert json.loads(talk(node.run / "vmpin.sock", b'{"op": "status"}\n'))["version"] == 1

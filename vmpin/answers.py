@@ -1,0 +1,101 @@
+"""What the command line asks of a running watcher, and what it is told: one JSON object each.
+
+What stays out: the socket (source/sockets), the documents themselves (snapshot, about).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Protocol
+
+from vmpin import about, snapshot
+from vmpin.about import About
+from vmpin.errors import VmpinError, WatcherError
+from vmpin.guests import Guests
+from vmpin.model import SandboxId
+from vmpin.reconciler import Report
+from vmpin.sampler import Sampler
+
+_OTHER_VERSION = "are vmpin and its watcher the same version?"
+
+
+class Asked(about.Watched, Protocol):
+    """What is asked of a watcher."""
+
+    guests: Guests
+    #: None as long as no samples are taken.
+    sampler: Sampler | None
+    #: None until it is ready.
+    about: About | None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it is about to end."""
+        ...
+
+    def feeds(self) -> tuple[dict[str, object] | None, dict[str, object] | None]:
+        """What NRI and births have to say of themselves; None for one that is switched off."""
+        ...
+
+    def look_again(self) -> Report:
+        """Read everything anew, what was found to be nothing to us as well, and make it true."""
+        ...
+
+
+class Answers:
+    """Each operation is one of the command line's."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+
+    async def answer(self, raw: bytes, uid: int) -> bytes:
+        """Answer one request: a JSON object with `op`, and with `sandbox` where it is about a single one."""
+        try:
+            request = json.loads(raw)
+            operation = request["op"]
+            if uid not in (0, os.geteuid()) and operation not in ("status", "proof"):
+                raise WatcherError(f"{operation}: not permitted to uid {uid}", "ask root")
+            name = request.get("sandbox")
+            only = None if name is None else SandboxId(str(name))
+            answer = self._answer(str(operation), request, only)
+            if operation == "unpin":
+                wanted = list(self._asked.reconciler.state.sandboxes) if only is None else [only]
+                answer["guests"] = await self._asked.guests.taken_back(wanted)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            answer = {"error": "the request is not understood", "hint": _OTHER_VERSION}
+        except VmpinError as err:
+            answer = {"error": str(err), "hint": err.hint}
+        return json.dumps(answer, separators=(",", ":")).encode() + b"\n"
+
+    def _answer(self, operation: str, request: dict[str, object], only: SandboxId | None) -> dict[str, object]:
+        asked, reconciler = self._asked, self._asked.reconciler
+        known = reconciler.state.sandboxes
+        if only is not None and only not in known:
+            raise WatcherError(f"no sandbox {only!r} is known", "`vmpin status` lists them")
+        if operation == "status":
+            reconciler.look()
+            nri, births = asked.feeds()
+            return snapshot.document(reconciler, os.getpid(), only, nri, request.get("wide") is True,
+                                     asked.guests.data, births)
+        if operation == "about" and asked.about is not None:
+            return asked.about.data(asked)
+        if operation == "proof":
+            if asked.sampler is None:
+                raise WatcherError("it is not sampled where threads run", "set proof.sample_seconds")
+            since = time.time() - float(str(request["since"]))
+            return snapshot.proved(reconciler, asked.sampler.since(since), only)
+        if asked.stopping and operation in ("reconcile", "unpin"):
+            raise WatcherError(f"{operation}: the watcher is about to end", "ask again when it has ended")
+        if operation == "plan":
+            return snapshot.planned(reconciler.resync(act=False))
+        if operation == "reconcile":
+            reconciler.take_back(known if only is None else [only])
+            return snapshot.outcome(asked.look_again())
+        if operation == "unpin":
+            touched = reconciler.touched() if only is None else [only]
+            results = reconciler.unpin(touched)
+            asked.guests.update(reconciler)
+            return snapshot.unpinned(results, reconciler.pinner.before.keys() & touched)
+        raise WatcherError(f"unknown request {operation[:40]!r}", _OTHER_VERSION)

@@ -1,0 +1,152 @@
+"""Who runs: the VMMs, helper processes and kernel threads that are something to a sandbox, among all of the node.
+
+Kept from pass to pass, so that a pass in which nobody came or went lists /proc and reads little more. What a process
+is, is decided from its command line; one of a container is never believed. What stays out: which sandbox's VM a VMM
+is, and its threads (observe).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from vmpin.host.procfs import Procfs
+from vmpin.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
+from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, kernel_thread_owner
+from vmpin.vmm.threads import is_dragonball
+
+#: A process that is something to a sandbox: its main thread, what it is, its command line.
+Found = tuple[ThreadId, VmmProcess | HelperProcess, list[str]]
+
+#: A process that is nothing to us is looked at again (it may exec a VMM) in the passes right after it came, then
+#: in one of this many, its turn given by its pid.
+ROUNDS = 16
+YOUNG_PASSES = 3
+#: Of a sandbox's id Kata's Go shim gives Firecracker so many characters.
+CUT = 32
+
+
+class Census:
+    """The processes below `proc`."""
+
+    def __init__(self, proc: Procfs) -> None:
+        self.proc = proc
+        #: How often everything was looked over.
+        self.round = 0
+        self.vmms: dict[int, tuple[ThreadId, VmmProcess, list[str]]] = {}
+        self.helpers: dict[int, tuple[ThreadId, HelperProcess, list[str]]] = {}
+        #: The kernel's threads that work for a process, which comes first.
+        self.kernel: dict[int, tuple[int, VmThread]] = {}
+        #: Every pid met, with the round since when.
+        self._seen: dict[str, int] = {}
+
+    def scan(self, claimed: Iterable[int], full: bool) -> None:
+        """Look for processes that came or went.
+
+        :param claimed: pids of which somebody says that they are VMMs: they may have become that long after they came.
+        :param full: look at every process again.
+        """
+        self.round += 1
+        pids = self.proc.pids()
+        here = set(pids)
+        for gone in self._seen.keys() - here:
+            del self._seen[gone]
+            self._drop(int(gone))
+        turn = self.round % ROUNDS
+        for pid in pids:
+            since = self._seen.setdefault(pid, self.round)
+            if full or self.round - since < YOUNG_PASSES or int(pid) % ROUNDS == turn:
+                self._look(pid)
+        for number in claimed:
+            if number not in self.vmms and (pid := str(number)) in here:
+                self._look(pid)
+
+    def look(self, pid: int) -> Found | None:
+        """Look at one process that has just executed a program, or come. :returns: who it is, and what to whom."""
+        self._look(str(pid))
+        found = self.vmms.get(pid) or self.helpers.get(pid)
+        if found is not None or pid in self.kernel:
+            self._seen.setdefault(str(pid), self.round)
+        return found
+
+    def lost(self, pid: int) -> None:
+        """A VMM has ended; whoever has its pid is looked at anew."""
+        self.vmms.pop(pid, None)
+        self._seen.pop(str(pid), None)
+
+    def runs(self, main: ThreadId) -> bool:
+        """Whether a process, by its main thread, has not ended, waited for or not."""
+        stat = self.proc.thread_stat(main.tid, main.tid)
+        return stat is not None and stat.starttime == main.starttime and stat.state not in "ZX"
+
+    def helped(self) -> set[SandboxId]:
+        """The sandboxes that have helpers."""
+        return {found.sandbox for _, found, _ in self.helpers.values() if found.sandbox is not None}
+
+    def shims(self) -> set[SandboxId]:
+        """The sandboxes that have a VM runtime's shim: VMs, whether one was found or not."""
+        return {found.sandbox for _, found, _ in self.helpers.values()
+                if found.role is ThreadRole.SHIM and found.sandbox is not None}
+
+    def _drop(self, pid: int) -> None:
+        self.vmms.pop(pid, None)
+        self.helpers.pop(pid, None)
+        self.kernel.pop(pid, None)
+
+    def _look(self, pid: str) -> None:
+        """Read what a process is; it may be another than last time."""
+        argv = self.proc.cmdline(pid)
+        number = int(pid)
+        if not argv:  # a kernel thread, or a zombie
+            stat = self.proc.stat(pid)
+            owner = kernel_thread_owner(stat.comm) if stat is not None and stat.kernel_thread else None
+            if stat is None or owner is None:
+                self._drop(number)
+                return
+            self.vmms.pop(number, None)
+            self.helpers.pop(number, None)
+            role, owner_pid = owner
+            self.kernel[number] = (owner_pid, VmThread(ThreadId(number, stat.starttime), role, stat.comm, number))
+            return
+        found = classify(argv)
+        if found is None:
+            self._drop(number)
+            return
+        self.kernel.pop(number, None)  # whose number it was before
+        stat = self.proc.thread_stat(pid, pid)
+        if stat is None:
+            return
+        identity = ThreadId(number, stat.starttime)
+        if self.proc.nested(pid) and not self._own_sandbox(found, stat.ppid, argv):
+            # A QEMU that is a container's process is in its container's cpuset, and the runtime's business: Kata's
+            # VMMs and their helpers are processes of the host.
+            self._drop(number)
+        elif isinstance(found, VmmProcess):
+            self.helpers.pop(number, None)
+            self.vmms[number] = (identity, self._whole(identity, found), argv)
+        elif found.role is ThreadRole.SHIM and self._runs_dragonball(pid):
+            self.helpers.pop(number, None)
+            self.vmms[number] = (identity, VmmProcess(VmmType.DRAGONBALL, found.sandbox, tuple(argv)), argv)
+        else:
+            self.vmms.pop(number, None)
+            self.helpers[number] = (identity, found, argv)
+
+    def _own_sandbox(self, found: VmmProcess | HelperProcess, parent: int, argv: list[str]) -> bool:
+        """virtiofsd's --sandbox=namespace: what serves is a child, in a pid namespace that it was given. A container's
+        first process has its runtime above it, and all others have one of the container's."""
+        return (isinstance(found, HelperProcess) and found.role is ThreadRole.VIRTIOFSD
+                and self.proc.cmdline(parent) == argv and not self.proc.nested(parent))
+
+    def _whole(self, identity: ThreadId, vmm: VmmProcess) -> VmmProcess:
+        """With the sandbox's whole id where Kata has cut it: as its shim has it, or had when it was there."""
+        if vmm.type is not VmmType.FIRECRACKER or vmm.sandbox is None or len(vmm.sandbox) != CUT:
+            return vmm
+        known = self.vmms.get(identity.tid)
+        names = {known[1].sandbox} if known is not None and known[0] == identity else set()
+        whole = [name for name in self.helped() | names if name is not None and name.startswith(vmm.sandbox)]
+        return replace(vmm, sandbox=max(whole, key=len)) if whole else vmm
+
+    def _runs_dragonball(self, pid: str) -> bool:
+        """Dragonball is a library: its VM lives in the shim's own process."""
+        stats = (self.proc.thread_stat(pid, tid) for tid in self.proc.tids(pid))
+        return is_dragonball(stat.comm for stat in stats if stat is not None)

@@ -1,0 +1,128 @@
+"""Where the threads of each sandbox belong: kept, and worked out again for those alone that something changed for.
+
+What stays out: the rules (ownership, placement), and what runs (observe).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+
+from vmpin import birth
+from vmpin.allocation import CpuManagerState, judged, unseen
+from vmpin.config import Config
+from vmpin.cpuset import CpuSet, union
+from vmpin.model import SandboxId, Vcpu, VcpuId
+from vmpin.observe import Vm
+from vmpin.ownership import Claims, Node, Ownership, claims, ownership, with_unseen
+from vmpin.placement import Placement, Previous, Request, place
+from vmpin.policy import Policy
+from vmpin.state import DesiredState, SandboxState
+from vmpin.topology import Topology
+
+
+class Places:
+    """Who owns which CPUs, and the placements that follow from it.
+
+    :param previous: the placements that were made before, as a state file has them.
+    """
+
+    def __init__(self, config: Config, topology: Topology, kubelet: CpuManagerState | None,
+                 previous: Mapping[SandboxId, Previous]) -> None:
+        self.config = config
+        self.kubelet = kubelet
+        self.node = self._node(topology)
+        self.own: Ownership = ownership({}, self.node)
+        self.placements: dict[SandboxId, Placement] = {}
+        #: What the next placement keeps to where it can.
+        self.previous: dict[SandboxId, Previous] = dict(previous)
+        #: Whether `previous` is another than when this was last set to False.
+        self.learned = False
+        #: The sandboxes that something changed for.
+        self.dirty: set[SandboxId] = set()
+        self._claims: dict[SandboxId, Claims] = {}
+        #: Who owns what has to be worked out again, whatever became of the sandboxes.
+        self._node_changed = True
+
+    def renew(self, config: Config, topology: Topology, kubelet: CpuManagerState | None,
+              sandboxes: Iterable[SandboxId]) -> None:
+        """The node is another."""
+        self.config, self.kubelet = config, kubelet
+        self.node = self._node(topology)
+        self._node_changed = True
+        self.dirty.update(sandboxes)
+
+    def _node(self, topology: Topology) -> Node:
+        """The kubelet's default set is the shared pool where its static policy rules."""
+        told = self.kubelet is not None and self.kubelet.static and self.kubelet.default
+        return Node(topology, told or self.config.shared_pool, self.config.housekeeping)
+
+    def place(self, state: DesiredState, vms: Mapping[SandboxId, Vm]) -> set[SandboxId]:
+        """Place again what is dirty. :returns: the sandboxes whose placement is another than before."""
+        dirty, self.dirty = self.dirty, set()
+        if not dirty and not self._node_changed:
+            return set()
+        self._node_changed = owned = False
+        for sandbox in dirty:
+            known = state.sandboxes.get(sandbox)
+            new = claims(judged(known, self.kubelet), self.node) if known is not None else None
+            old = self._claims.get(sandbox)
+            if new is None:
+                self._claims.pop(sandbox, None)
+            else:
+                self._claims[sandbox] = new
+            owned = owned or (old and old.exclusive) != (new and new.exclusive)
+        before = self.own
+        self.own = ownership(with_unseen(self._claims, unseen(state, self.kubelet), self.node.online), self.node)
+        if owned or (self.own.pool, self.own.exclusive) != (before.pool, before.exclusive):
+            dirty.update(self._concerned(before, vms.keys()))
+        changed = set()
+        for sandbox in dirty:
+            vm, known = vms.get(sandbox), state.sandboxes.get(sandbox)
+            if vm is None or known is None or known.held:
+                self.placements.pop(sandbox, None)
+                continue
+            placement = self._of(vm, known, vm.vcpus)
+            if placement != self.placements.get(sandbox):
+                self.placements[sandbox] = placement
+                previous = placement.previous()
+                if previous != self.previous.get(sandbox):
+                    self.previous[sandbox] = previous
+                    self.learned = True
+                changed.add(sandbox)
+        return changed
+
+    def at_exec(self, sandbox: SandboxId, state: DesiredState) -> Placement | None:
+        """Where the processes of a sandbox go that has just begun; None when they are to be left alone."""
+        return self.placements.get(sandbox) or birth.at_exec(
+            sandbox, state.sandboxes.get(sandbox), self.node, self.own, self.config.policy, self.kubelet,
+            self.previous.get(sandbox))
+
+    def of_vcpu(self, vm: Vm, vcpu: VcpuId, state: DesiredState) -> CpuSet | None:
+        """Where a vCPU goes that a VM has just got, ahead of the pass that will say so."""
+        placement, known = self.placements.get(vm.sandbox), state.sandboxes.get(vm.sandbox)
+        if placement is None or known is None:
+            return None
+        if vcpu not in placement.by_vcpu:
+            placement = self._of(vm, known, vm.guest_vcpus(sorted({*vm.learned.values(), vcpu})))
+        return placement.by_vcpu.get(vcpu)
+
+    def _of(self, vm: Vm, known: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
+        return place(Request(vm.sandbox, vcpus, judged(known, self.kubelet), vm.known), self.node, self.own,
+                     self.config.policy, self.previous.get(vm.sandbox))
+
+    def _concerned(self, before: Ownership, vms: Set[SandboxId]) -> Iterable[SandboxId]:
+        """The sandboxes whose placement may be another now that CPUs have another owner: one container's exclusive
+        CPUs are no reason to place hundreds of sandboxes again."""
+        named = union([self.node.housekeeping, self.own.pool, *_lists(self.config.policy)])
+        moved = before.exclusive ^ self.own.exclusive
+        if self.own.pool != before.pool or not moved.isdisjoint(named):
+            return vms
+        bits = moved.bits
+        # One with something to complain of may have been driven off the very CPUs that are free now.
+        return ({sandbox for sandbox, known in self.placements.items() if known.reasons or known.mask.bits & bits}
+                | (vms - self.placements.keys()))
+
+
+def _lists(policy: Policy) -> Iterable[CpuSet]:
+    """The CPU lists a policy names."""
+    return [rule for rule in vars(policy).values() if isinstance(rule, CpuSet)]
