@@ -42,6 +42,8 @@ class Touched:
     """What is left to do: passes over sandboxes, and over those again later whose threads cannot all be told yet."""
 
     settle: set[SandboxId] = field(default_factory=set)
+    #: Passes that can wait a moment: what they are to do has been done ahead of them.
+    done: set[SandboxId] = field(default_factory=set)
     begun: set[SandboxId] = field(default_factory=set)
     unnamed: set[SandboxId] = field(default_factory=set)
     #: New threads of the kernel, which have no name yet.
@@ -66,6 +68,8 @@ class Arrivals:
         self.reconciler = reconciler
         self.book = BirthBook(reconciler)
         self._helpers: dict[int, _Helper] = {}
+        #: New threads that may be the kernel's own in a VMM (vhost), until one names itself.
+        self._nameless: dict[int, Vm] = {}
 
     def take(self, events: Iterable[Event]) -> Touched:
         """Do at once what can be done."""
@@ -87,6 +91,11 @@ class Arrivals:
                     self._named(event, *known, touched)
                 elif event.process in early and is_dragonball([event.name]):
                     self._dragonball(event.process, touched)
+        for tid, vm in self._nameless.items():
+            stat = self.reconciler.proc.thread_stat(vm.vmm.pid, tid)
+            if stat is not None and stat.flags & PF_USER_WORKER:
+                touched.settle.add(vm.sandbox)  # the kernel has named it, and tells nobody
+        self._nameless.clear()
         return touched
 
     def passed(self, report: Report, everything: bool = False) -> None:
@@ -183,9 +192,7 @@ class Arrivals:
         if vm.found_by != "names":
             touched.unnamed.add(vm.sandbox)
         elif _kernels_own_elsewhere(placement):
-            stat = self.reconciler.proc.thread_stat(process.pid, event.child)
-            if stat is not None and stat.flags & PF_USER_WORKER:
-                touched.settle.add(vm.sandbox)  # vhost: the kernel has named it, and tells nobody
+            self._nameless[event.child] = vm
 
     def _born_early(self, event: Fork, helper: _Helper, touched: Touched) -> None:
         """Of a process whose VM has not come."""
@@ -252,6 +259,7 @@ class Arrivals:
     def _named(self, event: Comm, vm: Vm, process: Process, touched: Touched) -> None:
         """A thread has its name: if that says something, which vCPU it is, is for the pass to believe."""
         touched.ours = True
+        self._nameless.pop(event.thread, None)
         if process is not vm.vmm:
             return
         names = read_names(vm.type, process.pid, {event.thread: Stat(event.name, "", 0, 0, 0, 0)})
@@ -260,24 +268,33 @@ class Arrivals:
             return
         again = event.thread in process.young  # then the pass will do: a thread may rename itself all the time
         process.young.add(event.thread)
-        touched.settle.add(vm.sandbox)
         if vm.found_by == "names" and not again:  # as it was of the others: the pass is not waited for
             for vcpu in names.vcpus.values():
-                self._place_vcpu(event.thread, vm, vcpu)
+                if self._place_vcpu(event.thread, vm, vcpu):
+                    touched.done.add(vm.sandbox)
+                    return
+        touched.settle.add(vm.sandbox)
 
-    def _place_vcpu(self, tid: int, vm: Vm, vcpu: VcpuId) -> None:
+    def _place_vcpu(self, tid: int, vm: Vm, vcpu: VcpuId) -> bool:
+        """:returns: whether it is in its place."""
         known = self.reconciler
         wanted, mask = known.places.of_vcpu(vm, vcpu, known.state), affinity.get(tid)
-        if wanted is None or mask is None or mask == wanted.frozen() or not self._lives(vm.vmm.id):
-            return
+        if wanted is None or mask is None or not self._lives(vm.vmm.id):
+            return False
+        if mask == wanted.frozen():
+            return True
         stat = known.proc.thread_stat(vm.vmm.pid, tid)
         if stat is None:
-            return
+            return False
         thread = VmThread(ThreadId(tid, stat.starttime), ThreadRole.VCPU, stat.comm, vm.vmm.pid, vcpu)
         if not self._believable(vm, thread.id, vcpu):
-            return
+            return False
         result = known.pinner.place_now(vm.sandbox, thread, wanted, CpuSet(mask))
         known.tally.pins[thread.role, result.outcome.value] += 1
+        if result.got is None or result.outcome is Outcome.REFUSED:
+            return False
+        self.book.moved(tid, result.got)
+        return True
 
     def _believable(self, vm: Vm, thread: ThreadId, vcpu: VcpuId) -> bool:
         """Whether a pass may believe a name: it does not of a thread that is another vCPU, nor if another thread is

@@ -109,6 +109,15 @@ class BirthBook:
             self.settled(next(iter(self._newborn)))
         self._newborn[tid] = _Newborn(sandbox, born, placed)
 
+    def moved(self, tid: int, cpus: CpuSet) -> None:
+        """One that is awaited has the place of what its name says it is."""
+        newborn = self._newborn.get(tid)
+        if newborn is not None:
+            now = time.monotonic_ns()
+            if newborn.placed.loose:
+                self.leaked(newborn.sandbox, (now - newborn.born) / 1e9)
+            self._newborn[tid] = newborn._replace(placed=Placed(now, cpus, False))
+
     def settled(self, tid: int) -> None:
         """What it does is known, or nobody will know."""
         newborn = self._newborn.pop(tid, None)
@@ -124,7 +133,7 @@ class BirthBook:
             vm = known.observer.vms.get(newborn.sandbox)
             thread = None if vm is None else vm.vmm.threads.get(tid)
             if thread is not None and thread.role is not ThreadRole.EMULATOR:
-                self._told(newborn, thread, now)
+                self._told(newborn, thread)
             # One whose mask is never what it is to be (its cgroup trims it) is waited for no longer than the others.
             if vm is None or (now - newborn.born) / 1e9 > (_NAMED if vm.found_by == "names" else _TOLD):
                 self.settled(tid)
@@ -134,7 +143,7 @@ class BirthBook:
             self._looked = time.clock_gettime(time.CLOCK_BOOTTIME)
             self._masks = {sandbox: placement.mask for sandbox, placement in known.placements.items()}
 
-    def _told(self, newborn: _Newborn, thread: VmThread, now: int) -> None:
+    def _told(self, newborn: _Newborn, thread: VmThread) -> None:
         """A thread turned out to be one of the special ones."""
         tid, placement = thread.id.tid, self._reconciler.placements.get(newborn.sandbox)
         wanted = None if placement is None else placement.cpus_for(thread.role, thread.vcpu)
@@ -142,9 +151,7 @@ class BirthBook:
             mask = affinity.get(tid)
             if mask is not None and CpuSet(mask) != wanted:
                 return  # the pass after the next, maybe
-            self._newborn[tid] = newborn._replace(placed=newborn.placed._replace(at=now))
-            if newborn.placed.loose:
-                self.leaked(newborn.sandbox, (now - newborn.born) / 1e9)
+            self.moved(tid, wanted)
         self.settled(tid)
 
     def _found(self, result: Result) -> None:

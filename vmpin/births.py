@@ -15,6 +15,7 @@ from vmpin.arrivals import Arrivals, Touched
 from vmpin.errors import SourceError
 from vmpin.health import Heard
 from vmpin.host.proc_connector import ProcConnector
+from vmpin.model import SandboxId
 from vmpin.reconciler import Reconciler, Report
 from vmpin.wire.proc_events import Ack, Comm, Exec, Exit, Fork
 
@@ -26,6 +27,9 @@ CALM = 0.002
 #: A new kernel thread has its name after microseconds; nobody tells when.
 _NAMED = 0.01
 _KINDS: dict[type, str] = {Fork: "fork", Exec: "exec", Comm: "comm", Exit: "exit", Ack: "ack"}
+#: So much later (seconds) a pass says what has been done ahead of it: a VM names its vCPUs one after the other, and
+#: none of them is to wait for the pass over the one before.
+_DONE = 0.002
 #: Events taken in one go: other work of the loop waits for them.
 _BATCH = 512
 #: Events lost again and again in a storm: everything is read again, but not without a pause (seconds).
@@ -55,6 +59,7 @@ class BirthFeed:
         self._resync: asyncio.TimerHandle | None = None
         self._last = 0.0
         self._kernel: set[int] = set()
+        self._done: set[SandboxId] = set()
 
     async def run(self) -> None:
         """Until cancelled, or nothing can be read any more."""
@@ -146,6 +151,7 @@ class BirthFeed:
         try:
             touched = self._arrivals.take(events)
             self._kernel_threads(touched.kernel)
+            self._pass_later(touched.done - touched.settle)
             if touched.ours:
                 self._touched(touched, since)
                 ours = True
@@ -170,6 +176,22 @@ class BirthFeed:
             asyncio.get_running_loop().call_later(_NAMED, self._name)
         self._kernel |= pids
 
+    def _pass_later(self, sandboxes: set[SandboxId]) -> None:
+        if sandboxes and not self._done:
+            asyncio.get_running_loop().call_later(_DONE, self._pass)
+        self._done |= sandboxes
+
+    def _pass(self) -> None:
+        done, self._done = self._done, set()
+        self._settle(lambda: done)
+
+    def _settle(self, found: Callable[[], set[SandboxId]]) -> None:
+        try:
+            if settle := found():
+                self._touched(Touched(settle=settle, ours=True), time.perf_counter())
+        except Exception as err:
+            self._unusable(err)
+
     def _resync_soon(self, why: str) -> None:
         """At once, and in a storm with a pause."""
         if self._resync is None:
@@ -183,12 +205,7 @@ class BirthFeed:
 
     def _name(self) -> None:
         pids, self._kernel = self._kernel, set()
-        try:
-            settle = self._arrivals.name(pids)
-            if settle:
-                self._touched(Touched(settle=settle, ours=True), time.perf_counter())
-        except Exception as err:
-            self._unusable(err)
+        self._settle(lambda: self._arrivals.name(pids))
 
 
 def _let_go(coming: Future[ProcConnector]) -> None:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from vmpin.census import ROUNDS, Census, Found
 from vmpin.events import Claim
@@ -19,7 +20,7 @@ from vmpin.host.procfs import Procfs, Stat
 from vmpin.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
 from vmpin.vmm import threads as vmm_threads
 from vmpin.vmm.processes import VmmProcess
-from vmpin.vmm.qemu_cmdline import guest_vcpus
+from vmpin.vmm.qemu_cmdline import GuestTopology
 from vmpin.vmm.qmp import QmpAnswer
 
 logger = logging.getLogger(__name__)
@@ -79,8 +80,12 @@ class Vm:
     def guest_vcpus(self, ids: Sequence[VcpuId]) -> tuple[Vcpu, ...]:
         """vCPUs as the guest sees them."""
         if self.type is VmmType.QEMU:
-            return guest_vcpus(self.vmm.argv, ids)
+            return self._topology.vcpus(ids)
         return tuple(Vcpu(number) for number in ids)
+
+    @cached_property
+    def _topology(self) -> GuestTopology:
+        return GuestTopology(self.vmm.argv)
 
     def main_of(self, thread: VmThread) -> ThreadId:
         """The main thread of a thread's process: itself for a kernel thread."""

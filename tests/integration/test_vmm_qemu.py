@@ -21,7 +21,7 @@ from real_qemu import Qemu, need_kvm
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
 from vmpin.model import ThreadRole, Vcpu, VcpuId, VmmType
 from vmpin.vmm.processes import VmmProcess, classify
-from vmpin.vmm.qemu_cmdline import guest_vcpus, iothread_ids, qmp_sockets
+from vmpin.vmm.qemu_cmdline import GuestTopology, iothread_ids, qmp_sockets
 from vmpin.vmm.qmp import query
 from vmpin.vmm.threads import Identified, identify, wants_qmp
 
@@ -88,7 +88,7 @@ def test_hotplugged_vcpus_leave_holes() -> None:
         found = look(vm)
         assert (found.found_by, found.complete, found.vcpus) == ("names", True, vm.vcpus())
         assert sorted(found.vcpus.values()) == [0, 1, 7]
-        assert guest_vcpus(vm.argv, found.vcpus.values()) == tuple(map(Vcpu, map(VcpuId, (0, 1, 7))))
+        assert GuestTopology(vm.argv).vcpus(found.vcpus.values()) == tuple(map(Vcpu, map(VcpuId, (0, 1, 7))))
 
 
 def test_long_iothread_names_are_told_by_their_order() -> None:

@@ -128,14 +128,20 @@ def _is_x86(argv: Sequence[str]) -> bool:
         not program.startswith("qemu-system-") and platform.machine() == "x86_64")
 
 
-def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
-    """The given vCPUs with the guest's core (where a core has siblings) and node (where -numa lists CPUs)."""
-    threads = parse_smp(argv).threads
-    nodes = _nodes(argv)
-    return tuple(
-        Vcpu(each, each // threads if threads > 1 else None,
-             next((node for node, cpus in nodes.items() if each in cpus), None))
-        for each in sorted(ids))
+class GuestTopology:
+    """Where the guest's vCPUs are, as the command line has it; read once, as that stays as it is."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._threads = parse_smp(argv).threads
+        self._nodes = _nodes(argv)
+
+    def vcpus(self, ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
+        """The given vCPUs with the guest's core (where a core has siblings) and node (where -numa lists CPUs)."""
+        threads, nodes = self._threads, self._nodes
+        return tuple(
+            Vcpu(each, each // threads if threads > 1 else None,
+                 next((node for node, cpus in nodes.items() if each in cpus), None))
+            for each in sorted(ids))
 
 
 def iothread_ids(argv: Sequence[str]) -> tuple[str, ...]:
