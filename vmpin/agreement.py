@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from vmpin.allocation import CpuManagerState, disagreements
 from vmpin.cpuset import CpuSet
 from vmpin.model import ContainerId, SandboxId
-from vmpin.state import DesiredState
+from vmpin.state import DesiredState, SandboxState
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,9 @@ class Agreement:
         self._found: dict[tuple[SandboxId, ContainerId], tuple[str, float]] = {}
         #: Those that last longer than a resync.
         self.lasting: dict[tuple[SandboxId, ContainerId], str] = {}
+        #: What was compared, and of each sandbox as it was then what came of it: hundreds stay as they are.
+        self._against: tuple[object, ...] = ()
+        self._compared: dict[SandboxId, tuple[SandboxState, Mapping[ContainerId, str]]] = {}
 
     def hear(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
         """What PodResources says from now on."""
@@ -35,8 +38,8 @@ class Agreement:
         now = time.monotonic() if now is None else now
         before, self._found = self._found, {}
         lasted, self.lasting = self.lasting, {}
-        for sandbox in state.sandboxes.values():
-            for container, text in disagreements(sandbox, kubelet, self.resources, online).items():
+        for sandbox, disagreed in self._compare(state, kubelet, online):
+            for container, text in disagreed.items():
                 key = sandbox.id, container
                 old = before.get(key)
                 since = old[1] if old is not None and old[0] == text else now
@@ -46,3 +49,15 @@ class Agreement:
                     if lasted.get(key) != text:
                         logger.warning("sandbox=%s container=%s: the sources disagree on its CPUs: %s", sandbox.id,
                                        container, text)
+
+    def _compare(self, state: DesiredState, kubelet: CpuManagerState | None,
+                 online: CpuSet) -> Iterator[tuple[SandboxState, Mapping[ContainerId, str]]]:
+        against = (kubelet, self.resources, online)
+        before = self._compared if against == self._against else {}
+        self._against, self._compared = against, {}
+        for sandbox in state.sandboxes.values():
+            known = before.get(sandbox.id)
+            if known is None or known[0] is not sandbox:
+                known = sandbox, disagreements(sandbox, kubelet, self.resources, online)
+            self._compared[sandbox.id] = known
+            yield known

@@ -140,6 +140,20 @@ def test_only_a_disagreement_that_lasts_is_told_and_told_once(caplog: pytest.Log
     assert len(caplog.messages) == 1
 
 
+def test_a_sandbox_that_stayed_as_it_was_is_compared_again_when_a_witness_says_something_else() -> None:
+    agreement, state = Agreement(), state_of(pod(container(nri="2-3", cgroup="2-3")))
+    agreement.look(state, None, ONLINE, 0, 100.0)
+    assert agreement.lasting == {}
+    given_out = kubelet({(UID, "app"): "4-5"})
+    agreement.look(state, given_out, ONLINE, 0, 110.0)
+    assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 2-3, kubelet 4-5"}
+    agreement.hear({("ns", "web", "app"): CpuSet.parse("6")})
+    agreement.look(state, given_out, ONLINE, 0, 120.0)
+    assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 2-3, kubelet 4-5, podresources 6"}
+    agreement.look(state, given_out, EMPTY, 0, 130.0)  # none of all these CPUs is online
+    assert agreement.lasting == {}
+
+
 LASTING = [(POD, APP)]
 
 
