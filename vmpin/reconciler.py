@@ -88,9 +88,9 @@ class Reconciler:
         kept = self._keeper.load(set_aside=acts)
         self.state: DesiredState = kept.state
         self.checkpoint = KubeletState(config.path("kubelet"), logger.warning)
-        self.kubelet: CpuManagerState | None = self.checkpoint.read() if config.kubelet else None
         self.agreement = Agreement()
-        self.places = Places(config, self.sysfs.topology(), self.kubelet, kept.previous)
+        self.places = Places(config, self.sysfs.topology(), self.checkpoint.read() if config.kubelet else None,
+                             kept.previous)
         self.places.dirty.update(self.state.sandboxes)
         #: Those of `places`.
         self.placements = self.places.placements
@@ -113,6 +113,11 @@ class Reconciler:
     def node(self) -> Node:
         """The CPUs there are, and whose they are by configuration."""
         return self.places.node
+
+    @property
+    def kubelet(self) -> CpuManagerState | None:
+        """The kubelet's checkpoint; None where it is not read, or cannot be."""
+        return self.places.kubelet
 
     @property
     def unsaved(self) -> bool:
@@ -200,8 +205,7 @@ class Reconciler:
         self.observer.only = config.only
         self.pinner.drifts.fights.rules = config.fight_rules
         self.sources.kata.listen_to(config.exclusive_annotation)
-        self.kubelet = self.checkpoint.read() if config.kubelet else None
-        self._renew(self.node.topology)
+        self._renew(self.node.topology, self.checkpoint.read() if config.kubelet else None)
 
     # Passes
 
@@ -265,8 +269,7 @@ class Reconciler:
             return
         found = self.checkpoint.read()
         if found != self.kubelet:
-            self.kubelet = found
-            self._renew(self.node.topology)
+            self._renew(self.node.topology, found)
 
     def _read_node(self) -> None:
         self._read_kubelet()
@@ -278,10 +281,10 @@ class Reconciler:
             logger.error("%s: the topology known before is used", err)
             return
         logger.info("online CPUs changed from %s to %s", self.node.online, topology.online)
-        self._renew(topology)
+        self._renew(topology, self.kubelet)
 
-    def _renew(self, topology: Topology) -> None:
-        self.places.renew(self.config, topology, self.kubelet, self.state.sandboxes)
+    def _renew(self, topology: Topology, kubelet: CpuManagerState | None) -> None:
+        self.places.renew(self.config, topology, kubelet, self.state.sandboxes)
 
     def _tidy(self) -> None:
         """Forget what is over: VMs' masks, sandboxes nobody knows, containers stopped long ago."""
