@@ -44,6 +44,8 @@ class Touched:
     settle: set[SandboxId] = field(default_factory=set)
     #: Passes that can wait a moment: what they are to do has been done ahead of them.
     done: set[SandboxId] = field(default_factory=set)
+    #: New threads that may be the kernel's own in a VMM (vhost): all but those that named themselves meanwhile.
+    nameless: dict[int, Vm] = field(default_factory=dict)
     begun: set[SandboxId] = field(default_factory=set)
     unnamed: set[SandboxId] = field(default_factory=set)
     #: New threads of the kernel, which have no name yet.
@@ -68,8 +70,8 @@ class Arrivals:
         self.reconciler = reconciler
         self.book = BirthBook(reconciler)
         self._helpers: dict[int, _Helper] = {}
-        #: New threads that may be the kernel's own in a VMM (vhost), until one names itself.
-        self._nameless: dict[int, Vm] = {}
+        #: The vCPU that each VM got last ahead of the pass that is to say so.
+        self._ahead: dict[SandboxId, VcpuId] = {}
 
     def take(self, events: Iterable[Event]) -> Touched:
         """Do at once what can be done."""
@@ -91,18 +93,19 @@ class Arrivals:
                     self._named(event, *known, touched)
                 elif event.process in early and is_dragonball([event.name]):
                     self._dragonball(event.process, touched)
-        for tid, vm in self._nameless.items():
+        for tid, vm in touched.nameless.items():
             stat = self.reconciler.proc.thread_stat(vm.vmm.pid, tid)
             if stat is not None and stat.flags & PF_USER_WORKER:
                 touched.settle.add(vm.sandbox)  # the kernel has named it, and tells nobody
-        self._nameless.clear()
         return touched
 
     def passed(self, report: Report, everything: bool = False) -> None:
         """After a pass, over everything or over some sandboxes."""
         self.book.passed(report.results, everything)
+        observer = self.reconciler.observer
+        if everything and self._ahead:
+            self._ahead = {sandbox: vcpu for sandbox, vcpu in self._ahead.items() if sandbox in observer.vms}
         if everything and self._helpers:
-            observer = self.reconciler.observer
             helped = observer.census.helped()
             self._helpers = {pid: helper for pid, helper in self._helpers.items()
                              if pid not in observer.followed and helper.sandbox in helped}
@@ -192,7 +195,7 @@ class Arrivals:
         if vm.found_by != "names":
             touched.unnamed.add(vm.sandbox)
         elif _kernels_own_elsewhere(placement):
-            self._nameless[event.child] = vm
+            touched.nameless[event.child] = vm
 
     def _born_early(self, event: Fork, helper: _Helper, touched: Touched) -> None:
         """Of a process whose VM has not come."""
@@ -259,7 +262,7 @@ class Arrivals:
     def _named(self, event: Comm, vm: Vm, process: Process, touched: Touched) -> None:
         """A thread has its name: if that says something, which vCPU it is, is for the pass to believe."""
         touched.ours = True
-        self._nameless.pop(event.thread, None)
+        touched.nameless.pop(event.thread, None)
         if process is not vm.vmm:
             return
         names = read_names(vm.type, process.pid, {event.thread: Stat(event.name, "", 0, 0, 0, 0)})
@@ -276,13 +279,18 @@ class Arrivals:
         touched.settle.add(vm.sandbox)
 
     def _place_vcpu(self, tid: int, vm: Vm, vcpu: VcpuId) -> bool:
-        """:returns: whether it is in its place."""
+        """:returns: whether it is in its place, and nothing follows from it for the VM's other threads."""
         known = self.reconciler
-        wanted, mask = known.places.of_vcpu(vm, vcpu, known.state), affinity.get(tid)
-        if wanted is None or mask is None or not self._lives(vm.vmm.id):
+        now, then = known.placements.get(vm.sandbox), known.places.with_vcpu(vm, vcpu, known.state)
+        wanted, mask = None if then is None else then.by_vcpu.get(vcpu), affinity.get(tid)
+        if now is None or then is None or wanted is None or mask is None or not self._lives(vm.vmm.id):
             return False
+        # Of two that come before the pass neither's place takes the other's into account.
+        alone = then is now or (vm.known and then.but(vcpu) == now.but(vcpu)
+                                and self._ahead.get(vm.sandbox, vcpu) in {vcpu, *now.by_vcpu})
+        self._ahead[vm.sandbox] = vcpu
         if mask == wanted.frozen():
-            return True
+            return alone
         stat = known.proc.thread_stat(vm.vmm.pid, tid)
         if stat is None:
             return False
@@ -294,7 +302,7 @@ class Arrivals:
         if result.got is None or result.outcome is Outcome.REFUSED:
             return False
         self.book.moved(tid, result.got)
-        return True
+        return alone
 
     def _believable(self, vm: Vm, thread: ThreadId, vcpu: VcpuId) -> bool:
         """Whether a pass may believe a name: it does not of a thread that is another vCPU, nor if another thread is

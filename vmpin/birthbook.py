@@ -110,7 +110,7 @@ class BirthBook:
         self._newborn[tid] = _Newborn(sandbox, born, placed)
 
     def moved(self, tid: int, cpus: CpuSet) -> None:
-        """One that is awaited has the place of what its name says it is."""
+        """One that is awaited has the place of what it turned out to be."""
         newborn = self._newborn.get(tid)
         if newborn is not None:
             now = time.monotonic_ns()

@@ -150,8 +150,8 @@ class BirthFeed:
         ours = False
         try:
             touched = self._arrivals.take(events)
-            self._kernel_threads(touched.kernel)
-            self._pass_later(touched.done - touched.settle)
+            self._kernel_threads(touched.kernel, since)
+            self._pass_later(touched.done - touched.settle, since)
             if touched.ours:
                 self._touched(touched, since)
                 ours = True
@@ -171,24 +171,26 @@ class BirthFeed:
             self._resync_soon(f"events of the kernel could not be used: {err!r}")
         logger.debug("births", exc_info=True)
 
-    def _kernel_threads(self, pids: set[int]) -> None:
+    def _kernel_threads(self, pids: set[int], since: float) -> None:
         if pids and not self._kernel:
-            asyncio.get_running_loop().call_later(_NAMED, self._name)
+            asyncio.get_running_loop().call_later(_NAMED, self._name, since)
         self._kernel |= pids
 
-    def _pass_later(self, sandboxes: set[SandboxId]) -> None:
+    def _pass_later(self, sandboxes: set[SandboxId], since: float) -> None:
         if sandboxes and not self._done:
-            asyncio.get_running_loop().call_later(_DONE, self._pass)
+            asyncio.get_running_loop().call_later(_DONE, self._pass, since)
         self._done |= sandboxes
 
-    def _pass(self) -> None:
+    def _pass(self, since: float) -> None:
         done, self._done = self._done, set()
-        self._settle(lambda: done)
+        self._settle(lambda: done, since)
 
-    def _settle(self, found: Callable[[], set[SandboxId]]) -> None:
+    def _settle(self, found: Callable[[], set[SandboxId]], since: float) -> None:
+        if self._connector is None:
+            return  # it has stopped: what is left is a resync's, or nobody's
         try:
             if settle := found():
-                self._touched(Touched(settle=settle, ours=True), time.perf_counter())
+                self._touched(Touched(settle=settle, ours=True), since)
         except Exception as err:
             self._unusable(err)
 
@@ -203,9 +205,9 @@ class BirthFeed:
         self._resync, self._last = None, time.monotonic()
         self._lost()
 
-    def _name(self) -> None:
+    def _name(self, since: float) -> None:
         pids, self._kernel = self._kernel, set()
-        self._settle(lambda: self._arrivals.name(pids))
+        self._settle(lambda: self._arrivals.name(pids), since)
 
 
 def _let_go(coming: Future[ProcConnector]) -> None:

@@ -62,6 +62,10 @@ class Placement:
             return None if vcpu is None else self.by_vcpu.get(vcpu)
         return self.others[role]
 
+    def but(self, vcpu: VcpuId) -> tuple[object, ...]:
+        """Where all threads but this vCPU go, to compare."""
+        return self.others, {place.id: place.cpus for place in self.vcpus if place.id != vcpu}
+
     def previous(self) -> Previous:
         return Previous(self.mask, {place.id: (place.cpus, place.container) for place in self.vcpus})
 

@@ -5,7 +5,7 @@ What stays out: the rules (ownership, placement), and what runs (observe).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from vmpin import birth
 from vmpin.allocation import CpuManagerState, judged, unseen
@@ -56,8 +56,10 @@ class Places:
         told = self.kubelet is not None and self.kubelet.static and self.kubelet.default
         return Node(topology, told or self.config.shared_pool, self.config.housekeeping)
 
-    def place(self, state: DesiredState, vms: Mapping[SandboxId, Vm]) -> set[SandboxId]:
-        """Place again what is dirty. :returns: the sandboxes whose placement is another than before."""
+    def place(self, state: DesiredState, vms: Mapping[SandboxId, Vm],
+              moved: Callable[[SandboxId], None]) -> set[SandboxId]:
+        """Place again what is dirty. :param moved: told at once of each sandbox whose placement is another than
+        before: should the next one fail, it is to be carried out all the same. :returns: all of those."""
         dirty, self.dirty = self.dirty, set()
         if not dirty and not self._node_changed:
             return set()
@@ -88,6 +90,7 @@ class Places:
                 if previous != self.previous.get(sandbox):
                     self.previous[sandbox] = previous
                     self.learned = True
+                moved(sandbox)
                 changed.add(sandbox)
         return changed
 
@@ -97,14 +100,12 @@ class Places:
             sandbox, state.sandboxes.get(sandbox), self.node, self.own, self.config.policy, self.kubelet,
             self.previous.get(sandbox))
 
-    def of_vcpu(self, vm: Vm, vcpu: VcpuId, state: DesiredState) -> CpuSet | None:
-        """Where a vCPU goes that a VM has just got, ahead of the pass that will say so."""
+    def with_vcpu(self, vm: Vm, vcpu: VcpuId, state: DesiredState) -> Placement | None:
+        """As a VM will be placed that has just got a vCPU, ahead of the pass that will say so."""
         placement, known = self.placements.get(vm.sandbox), state.sandboxes.get(vm.sandbox)
-        if placement is None or known is None:
-            return None
-        if vcpu not in placement.by_vcpu:
-            placement = self._of(vm, known, vm.guest_vcpus(sorted({*vm.learned.values(), vcpu})))
-        return placement.by_vcpu.get(vcpu)
+        if placement is None or known is None or vcpu in placement.by_vcpu:
+            return placement
+        return self._of(vm, known, vm.guest_vcpus(sorted({*vm.learned.values(), vcpu})))
 
     def _of(self, vm: Vm, known: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
         return place(Request(vm.sandbox, vcpus, judged(known, self.kubelet), vm.known), self.node, self.own,

@@ -376,10 +376,7 @@ class Reconciler:
 
     def _place(self) -> set[SandboxId]:
         """Place again what is to be. :returns: the sandboxes whose placement is another than before."""
-        changed = self.places.place(self.state, self.observer.vms)
-        for sandbox in changed:
-            self.pinner.look_again(sandbox)
-        return changed
+        return self.places.place(self.state, self.observer.vms, self.pinner.look_again)
 
     # Giving back
 

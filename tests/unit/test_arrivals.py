@@ -23,6 +23,7 @@ from vmpin.events import ContainerSeen, Held, SandboxSeen, Source
 from vmpin.host.procfs import Procfs
 from vmpin.model import Container, ContainerId, SandboxId, ThreadId, VcpuId
 from vmpin.observe import Vm
+from vmpin.placement import Placement
 from vmpin.reconciler import Reconciler
 from vmpin.state import DesiredState
 from vmpin.wire.proc_events import KTHREADD, Comm, Event, Exec, Fork
@@ -429,6 +430,40 @@ def test_a_new_vcpu_is_placed_by_its_name_before_the_pass(machine: Machine, crow
     assert mask(tid) == machine.both
 
 
+def named(vmm: subprocess.Popen[bytes], thread: str, name: str) -> Comm:
+    return Comm(time.monotonic_ns(), by_name(vmm, thread), vmm.pid, name)
+
+
+def test_of_two_vcpus_that_come_before_the_pass_the_second_does_not_wait(machine: Machine, crowd: Path) -> None:
+    """Neither's place takes the other into account."""
+    vmm = machine.running(crowd, vcpus=1)
+    first = machine.arrivals.take([named(vmm, "call_rcu", "CPU 5/KVM")])
+    second = machine.arrivals.take([named(vmm, "IO mon_iothread", "CPU 6/KVM")])
+    assert (first.settle, first.done, second.settle) == (set(), {sandbox("a")}, {sandbox("a")})
+
+
+def test_while_not_all_vcpus_are_known_none_of_them_waits_for_the_pass(machine: Machine, crowd: Path) -> None:
+    """The last one's name is what the whole VM is placed by."""
+    vmm = machine.running(crowd)
+    machine.reconciler.observer.vms[sandbox("a")].known = False
+    touched = machine.arrivals.take([named(vmm, "call_rcu", "CPU 2/KVM")])
+    assert (touched.settle, touched.done) == ({sandbox("a")}, set())
+
+
+def test_a_vcpu_for_which_another_has_to_move_does_not_wait_for_the_pass(machine: Machine, crowd: Path) -> None:
+    """One vCPU for two exclusive CPUs may use both; of two each has its own."""
+    machine.tell("a", machine.both)
+    vmm = machine.running(crowd, vcpus=1)
+    machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("a-c"), cpuset=machine.both,
+                                                                     exclusive=True),
+                                             Source.BUNDLE, time.time_ns(), bundle=str(machine.path))])
+    machine.reconciler.settle([sandbox("a")])
+    placement = machine.reconciler.placements[sandbox("a")]
+    assert placement.by_vcpu == {0: machine.both}
+    touched = machine.arrivals.take([named(vmm, "call_rcu", "CPU 1/KVM")])
+    assert (touched.settle, touched.done) == ({sandbox("a")}, set())
+
+
 def test_whom_vmpin_itself_has_moved_did_not_drift(machine: Machine, crowd: Path) -> None:
     vmm = pinned(machine, crowd)
     tid = by_name(vmm, "call_rcu")
@@ -452,13 +487,13 @@ def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pas
     tid = by_name(vmm, "call_rcu")
     asked: list[int] = []
     places = machine.reconciler.places
-    of_vcpu = places.of_vcpu
+    with_vcpu = places.with_vcpu
 
-    def counted(vm: Vm, vcpu: VcpuId, state: DesiredState) -> CpuSet | None:
+    def counted(vm: Vm, vcpu: VcpuId, state: DesiredState) -> Placement | None:
         asked.append(vcpu)
-        return of_vcpu(vm, vcpu, state)
+        return with_vcpu(vm, vcpu, state)
 
-    monkeypatch.setattr(places, "of_vcpu", counted)
+    monkeypatch.setattr(places, "with_vcpu", counted)
     names = [Comm(time.monotonic_ns(), tid, vmm.pid, f"CPU {number}/KVM") for number in range(2, 500)]
     touched = machine.arrivals.take(names)
     assert asked == [2]

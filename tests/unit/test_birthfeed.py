@@ -21,6 +21,7 @@ from vmpin.arrivals import Touched
 from vmpin.births import BirthFeed
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs
+from vmpin.model import SandboxId
 from vmpin.reconciler import Reconciler
 from vmpin.wire.proc_events import Event
 
@@ -37,12 +38,14 @@ class Heard:
         paths = {f"paths.{key}": str(path / key) for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
         self.reconciler = Reconciler(config.load(None, {}, {**paths, "watch.only": f"{PREFIX}*"}))
         self.touched: list[Touched] = []
+        self.since: list[float] = []
         self.lost = 0
         self.wrong = False
         self.feed = BirthFeed(self.reconciler, self._take, self._lose)
 
     def _take(self, touched: Touched, since: float) -> None:
         assert 0 <= time.perf_counter() - since < 60
+        self.since.append(since)
         if self.wrong:
             raise OSError(24, "Too many open files")
         self.touched.append(touched)
@@ -160,8 +163,28 @@ def test_kernel_threads_that_cannot_be_looked_at_are_looked_for(heard: Heard,
     async def scenario() -> None:
         async with running(heard):
             monkeypatch.setattr(Procfs, "stat", out_of_descriptors)
-            heard.feed._kernel_threads({os.getpid()})
+            heard.feed._kernel_threads({os.getpid()}, 0.0)
             await until(lambda: heard.lost == 2)
+
+    asyncio.run(scenario())
+
+
+def test_what_was_done_ahead_is_looked_at_in_one_pass_a_moment_later(heard: Heard) -> None:
+    one, two = SandboxId(f"{PREFIX}a"), SandboxId(f"{PREFIX}b")
+
+    async def scenario() -> None:
+        async with running(heard):
+            since = time.perf_counter()
+            heard.feed._pass_later({one}, since)
+            heard.feed._pass_later({two, one}, since + 10)
+            assert heard.touched == []
+            await until(lambda: heard.touched)
+            assert ([touched.settle for touched in heard.touched], heard.since) == ([{one, two}], [since])
+            heard.feed._pass_later({two}, since)
+            await until(lambda: len(heard.touched) == 2)
+            heard.feed._pass_later({one}, since)
+        await asyncio.sleep(0.05)  # it has stopped
+        assert [touched.settle for touched in heard.touched] == [{one, two}, {two}]
 
     asyncio.run(scenario())
 
