@@ -1,0 +1,198 @@
+"""Processes and threads that are real, and the kernel's events of them, made by hand."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from need import lacking, need_tool
+
+from vmpin import config
+from vmpin.arrivals import Arrivals, Touched
+from vmpin.birth import Account
+from vmpin.cpuset import CpuSet
+from vmpin.events import ContainerSeen, SandboxSeen, Source
+from vmpin.host.procfs import Procfs
+from vmpin.model import Container, ContainerId, SandboxId
+from vmpin.reconciler import Reconciler
+from vmpin.wire.proc_events import Event, Exec
+
+PREFIX = f"u{secrets.token_hex(5)}-"
+SHIM = "containerd-shim-kata-v2"
+
+
+def sandbox(name: str) -> SandboxId:
+    return SandboxId(PREFIX + name)
+
+
+class Machine:
+    """Processes of the test's own, and a reconciler that looks at nothing else. Two CPUs: the pool's and another."""
+
+    def __init__(self, path: Path) -> None:
+        usable = sorted(os.sched_getaffinity(0))
+        if len(usable) < 2:
+            lacking("needs two CPUs")
+        self.pool, self.other = CpuSet(usable[:1]), CpuSet(usable[1:2])
+        self.both = self.pool | self.other
+        self.path = path
+        self.children: list[subprocess.Popen[bytes]] = []
+        self.settings: dict[str, str] = {}
+        self.reconciler = self.fresh()
+        self.arrivals = Arrivals(self.reconciler)
+
+    def fresh(self) -> Reconciler:
+        (self.path / "run").mkdir(exist_ok=True)
+        paths = {f"paths.{key}": str(self.path / key) for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
+        return Reconciler(config.load(None, {}, {**paths, "watch.only": f"{PREFIX}*",
+                                                 "node.shared_pool": str(self.pool), **self.settings}))
+
+    def configure(self, **policy: str) -> None:
+        self.settings |= {f"policy.{key}": value for key, value in policy.items()}
+        self.reconciler = self.fresh()
+        self.arrivals = Arrivals(self.reconciler)
+
+    def process(self, name: str, *args: str, script: str = "read line") -> subprocess.Popen[bytes]:
+        """A shell under another program's name; ends with its standard input."""
+        made = subprocess.Popen([name, "-c", script, *args], executable="/bin/sh", stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, preexec_fn=self._free)
+        self.children.append(made)
+        until(lambda: Procfs().cmdline(made.pid))  # exec(2) closes Popen's pipe first
+        return made
+
+    def vmm(self, name: str, **more: str) -> subprocess.Popen[bytes]:
+        return self.process("qemu-system-x86_64", "-name", f"sandbox-{sandbox(name)},debug-threads=on", **more)
+
+    def shim(self, name: str, **more: str) -> subprocess.Popen[bytes]:
+        return self.process(SHIM, "-id", sandbox(name), **more)
+
+    def crowd(self, binary: Path, name: str, *args: str) -> subprocess.Popen[bytes]:
+        """Of many threads, under any name; all are there."""
+        made = subprocess.Popen([name, *args], executable=binary, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                preexec_fn=self._free)
+        self.children.append(made)
+        assert made.stdout is not None
+        assert made.stdout.read(1) == b"."
+        return made
+
+    def running(self, binary: Path, vcpus: int = 2) -> subprocess.Popen[bytes]:
+        """A VM that was there before, in its place."""
+        vmm = self.crowd(binary, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp",
+                         str(vcpus))
+        self.reconciler.resync(full=True)
+        self.reconciler.resync()
+        self.arrivals = Arrivals(self.reconciler)
+        self.reconciler.tally.pins.clear()
+        return vmm
+
+    def child(self, parent: subprocess.Popen[bytes]) -> int:
+        """What a shell starts that waits for a line, and says the number of."""
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        parent.stdin.write(b"go\n")
+        parent.stdin.flush()
+        pid = int(parent.stdout.readline())
+        until(lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"qemu"))
+        return pid
+
+    def _free(self) -> None:
+        os.sched_setaffinity(0, self.both.frozen())
+
+    def executed(self, *processes: subprocess.Popen[bytes] | int) -> Touched:
+        return self.take(*(Exec(time.monotonic_ns(), each if isinstance(each, int) else each.pid)
+                           for each in processes))
+
+    def take(self, *events: Event) -> Touched:
+        touched = self.arrivals.take(events)
+        if settle := touched.settle | touched.done:
+            self.arrivals.passed(self.reconciler.settle(settle, scan=False))
+        return touched
+
+    def resync(self) -> None:
+        self.arrivals.passed(self.reconciler.resync(full=True), everything=True)
+
+    def account(self, name: str) -> Account:
+        return self.reconciler.births[sandbox(name)]
+
+    def tell(self, name: str, cpus: CpuSet) -> None:
+        """A hook's word on a container, before there is a VM."""
+        container = Container(ContainerId(f"{name}-c"), cpuset=cpus)
+        self.reconciler.reduce([SandboxSeen(sandbox(name), "oci"),
+                                ContainerSeen(sandbox(name), container, Source.BUNDLE, time.time_ns(),
+                                              bundle=str(self.path))])
+        self.arrivals.passed(self.reconciler.settle([sandbox(name)]))
+
+
+def mask(process: subprocess.Popen[bytes] | int) -> CpuSet:
+    return CpuSet(os.sched_getaffinity(process if isinstance(process, int) else process.pid))
+
+
+@contextmanager
+def machines(path: Path) -> Iterator[Machine]:
+    made = Machine(path)
+    try:
+        yield made
+    finally:
+        for child in made.children:
+            child.kill()
+            child.communicate()
+
+
+def built_crowd(path: Path) -> Path:
+    """A program of many threads: the benchmarks' stand-in for a QEMU."""
+    made = path / "crowd"
+    source = Path(__file__).parent / "bench" / "manythreads.c"
+    subprocess.run([need_tool("gcc", "cc"), "-O1", "-pthread", "-o", made, source], check=True)
+    return made
+
+
+def start_time(pid: int) -> int:
+    stat = Procfs().thread_stat(pid, pid)
+    assert stat is not None
+    return stat.starttime
+
+
+def tids(process: subprocess.Popen[bytes]) -> list[int]:
+    return [int(name) for name in os.listdir(f"/proc/{process.pid}/task")]
+
+
+def by_name(process: subprocess.Popen[bytes], name: str) -> int:
+    stats = {tid: Procfs().thread_stat(process.pid, tid) for tid in tids(process)}
+    (found,) = [tid for tid, stat in stats.items() if stat is not None and stat.comm == name]
+    return found
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+class Thread:
+    """A thread of this process, which stays until told to end."""
+
+    def __init__(self) -> None:
+        self._end = threading.Event()
+        self._there = threading.Event()
+        self.tid = 0
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        self.tid = threading.get_native_id()
+        self._there.set()
+        self._end.wait(60)
+
+    def __enter__(self) -> Thread:
+        self._thread.start()
+        self._there.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()

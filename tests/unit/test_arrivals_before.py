@@ -1,0 +1,169 @@
+"""What was there before, or came unheard: masks are kept, and who ran outside is counted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from newcomers import (
+    Machine,
+    built_crowd,
+    by_name,
+    machines,
+    mask,
+    sandbox,
+    start_time,
+    tids,
+)
+
+from vmpin.apply import Outcome
+from vmpin.arrivals import Arrivals
+from vmpin.model import ThreadId
+from vmpin.wire.proc_events import Exec, Fork
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with machines(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built_crowd(tmp_path_factory.mktemp("crowd"))
+
+
+# What was there before
+
+
+def test_what_it_had_before_outlives_a_kill_right_after_its_mask_was_set(machine: Machine) -> None:
+    vmm = machine.vmm("a")
+    machine.arrivals.take([Exec(time.monotonic_ns(), vmm.pid)])
+    assert mask(vmm) == machine.pool
+    assert not machine.reconciler.config.state_file.exists()
+    second = machine.fresh()
+    second.resync(full=True)
+    assert mask(vmm) == machine.pool
+    results = second.unpin([sandbox("a")])
+    assert [result.outcome for result in results] == [Outcome.DONE]
+    assert machine.both <= mask(vmm)
+
+
+def test_the_notes_are_gone_when_the_state_file_has_them(machine: Machine) -> None:
+    vmm = machine.vmm("a")
+    machine.arrivals.take([Exec(time.monotonic_ns(), vmm.pid)])
+    assert machine.reconciler.config.notes_file.exists()
+    assert machine.reconciler.unsaved
+    assert machine.reconciler.save()
+    assert not machine.reconciler.config.notes_file.exists()
+    assert machine.fresh().pinner.before[sandbox("a")].processes.keys() == {ThreadId(vmm.pid, start_time(vmm.pid))}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_vmm_that_was_born_of_a_placed_shim_had_what_that_had(machine: Machine, apart: bool) -> None:
+    where = machine.other if apart else machine.pool
+    if apart:
+        machine.configure(shim=str(machine.other))
+    (machine.path / "qemu-system-x86_64").symlink_to("/bin/sh")
+    shim = machine.shim("a", script=f"read line; PATH={machine.path} qemu-system-x86_64 -c 'kill -STOP $$; :' "
+                                    f"-name sandbox-{sandbox('a')} >/dev/null & echo $!; wait")
+    machine.executed(shim)
+    assert mask(shim) == where
+    vmm = machine.child(shim)
+    try:
+        assert mask(vmm) == where  # inherited
+        machine.executed(vmm)
+        assert (mask(vmm), mask(shim)) == (machine.pool, where)
+        account = machine.account("a")
+        assert (account.told, account.inside) == (2, 1)
+        machine.resync()
+        machine.reconciler.unpin([sandbox("a")])
+        assert (mask(vmm), mask(shim)) == (machine.both, machine.both)
+    finally:
+        os.kill(vmm, signal.SIGKILL)
+
+
+def test_a_shim_without_a_vm_gets_back_what_it_had(machine: Machine) -> None:
+    shim = machine.shim("a")
+    machine.executed(shim)
+    machine.resync()
+    assert mask(shim) == machine.pool
+    assert machine.reconciler.touched() == [sandbox("a")]
+    machine.reconciler.unpin(machine.reconciler.touched())
+    assert mask(shim) == machine.both
+    assert machine.reconciler.touched() == []
+
+
+def test_a_shim_that_has_ended_is_forgotten(machine: Machine) -> None:
+    shim = machine.shim("a")
+    machine.executed(shim)
+    shim.kill()
+    shim.wait()
+    machine.resync()
+    assert (machine.reconciler.births, machine.reconciler.touched()) == ({}, [])
+
+
+# Without events
+
+
+def test_a_vm_that_was_found_late_could_run_outside_until_then(machine: Machine, crowd: Path) -> None:
+    machine.resync()
+    time.sleep(0.03)
+    began = time.monotonic_ns()
+    vmm = machine.crowd(crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp", "2")
+    time.sleep(0.1)
+    machine.resync()
+    assert {mask(tid) for tid in tids(vmm)} == {machine.pool}
+    account = machine.account("a")
+    assert (account.told, account.outside) == (0, len(tids(vmm)))
+    assert 0.09 < account.outside_max < 10
+    # The word of their births comes after that pass, as they lay in the buffer.
+    workers = [tid for tid in tids(vmm) if tid != vmm.pid]
+    machine.arrivals.take([Fork(began, vmm.pid, vmm.pid, tid, vmm.pid) for tid in workers])
+    assert (account.told, account.inside, account.outside) == (len(workers), 0, len(tids(vmm)))
+    machine.arrivals.take([Exec(began, vmm.pid)])
+    assert (account.told, account.inside, account.outside) == (len(tids(vmm)), 0, len(tids(vmm)))
+    assert machine.reconciler.tally.births.total == account.placed == len(tids(vmm))
+    machine.tell("a", machine.other)  # its masks change, and nothing is outside
+    machine.resync()
+    assert machine.account("a").outside == len(tids(vmm))
+
+
+def test_who_is_found_late_within_its_cpus_was_never_outside(machine: Machine, crowd: Path) -> None:
+    machine.configure(emulator=str(machine.other))
+    machine.resync()
+    time.sleep(0.03)
+    vmm = machine.crowd(crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp", "2")
+    for tid in tids(vmm):
+        os.sched_setaffinity(tid, machine.pool.frozen())
+    machine.arrivals.passed(machine.reconciler.resync(full=True))  # the emulator threads are put elsewhere
+    assert mask(vmm) == machine.other
+    assert mask(by_name(vmm, "CPU 1/KVM")) == machine.pool
+    machine.tell("a", machine.other)  # and now the others, too
+    assert {mask(tid) for tid in tids(vmm)} == {machine.other}
+    assert machine.reconciler.births == {}
+
+
+def test_who_was_told_of_and_is_moved_by_another_hand_is_not_called_newborn(machine: Machine, crowd: Path) -> None:
+    machine.resync()
+    time.sleep(0.03)
+    vmm = machine.crowd(crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp", "2")
+    machine.executed(vmm)
+    before = machine.account("a").outside
+    tid = by_name(vmm, "call_rcu")
+    os.sched_setaffinity(tid, machine.both.frozen())
+    machine.resync()
+    assert mask(tid) == machine.pool
+    assert machine.account("a").outside == before
+
+
+def test_who_was_there_before_is_not_called_newborn(machine: Machine, crowd: Path) -> None:
+    machine.crowd(crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp", "2")
+    time.sleep(0.03)
+    arrivals = Arrivals(machine.reconciler)
+    arrivals.passed(machine.reconciler.resync(full=True), everything=True)
+    assert machine.reconciler.births == {}

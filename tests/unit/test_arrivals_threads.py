@@ -1,0 +1,269 @@
+"""Threads that are born and named: each in its place, ahead of the pass where it can be told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from newcomers import (
+    Machine,
+    Thread,
+    built_crowd,
+    by_name,
+    machines,
+    mask,
+    sandbox,
+    until,
+)
+
+from vmpin.arrivals import Touched
+from vmpin.events import ContainerSeen, Source
+from vmpin.model import Container, ContainerId, ThreadId, VcpuId
+from vmpin.observe import Vm
+from vmpin.placement import Placement
+from vmpin.state import DesiredState
+from vmpin.wire.proc_events import KTHREADD, Comm, Fork
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with machines(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built_crowd(tmp_path_factory.mktemp("crowd"))
+
+
+def test_a_thread_that_was_born_outside_is_put_with_the_others(machine: Machine, crowd: Path) -> None:
+    vmm = machine.running(crowd)
+    tid = by_name(vmm, "call_rcu")
+    os.sched_setaffinity(tid, machine.both.frozen())
+    born = time.monotonic_ns() - 3_000_000
+    touched = machine.arrivals.take([Fork(born, vmm.pid, vmm.pid, tid, vmm.pid)])
+    assert mask(tid) == machine.pool
+    assert (touched.ours, touched.settle) == (True, set())
+    account = machine.account("a")
+    assert account.outside == 1
+    assert 0.003 <= account.outside_max < 10
+
+
+def test_a_thread_that_was_born_in_its_place_costs_nothing(machine: Machine, crowd: Path) -> None:
+    vmm = machine.running(crowd)
+    tid = by_name(vmm, "call_rcu")
+    machine.arrivals.take([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
+    account = machine.account("a")
+    assert (account.told, account.inside, account.outside, account.outside_sum) == (1, 1, 0, 0.0)
+    assert machine.reconciler.tally.pins.total() == 0
+
+
+def test_a_vcpus_name_puts_it_where_vcpus_go(machine: Machine, crowd: Path) -> None:
+    machine.configure(emulator=str(machine.other))
+    vmm = machine.running(crowd)
+    tid = by_name(vmm, "CPU 1/KVM")
+    assert (mask(vmm), mask(tid)) == (machine.other, machine.pool)
+    os.sched_setaffinity(tid, machine.other.frozen())  # as it would have been born
+    born = time.monotonic_ns()
+    touched = machine.arrivals.take([Fork(born, vmm.pid, vmm.pid, tid, vmm.pid),
+                                     Comm(born + 1, tid, vmm.pid, "CPU 1/KVM")])
+    assert mask(tid) == machine.pool
+    assert (touched.settle, touched.done) == (set(), {sandbox("a")})  # the pass can wait
+    assert machine.account("a").placed == 0  # not before it bears that out
+    until_then = (time.monotonic_ns() - born) / 1e9
+    time.sleep(0.02)
+    machine.arrivals.passed(machine.reconciler.settle(touched.done, scan=False))
+    assert machine.account("a").placed == 1
+    assert machine.account("a").placed_max <= until_then
+    assert machine.reconciler.tally.births.total == 1
+
+
+def test_a_new_vcpu_is_placed_by_its_name_before_the_pass(machine: Machine, crowd: Path) -> None:
+    """Beside one that has the exclusive CPU: where the others float."""
+    machine.tell("a", machine.other)
+    vmm = machine.running(crowd, vcpus=1)
+    assert mask(by_name(vmm, "CPU 0/KVM")) == machine.other
+    machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("more"), cpuset=machine.pool),
+                                             Source.BUNDLE, time.time_ns(), bundle=str(machine.path))])
+    machine.reconciler.settle([sandbox("a")])
+    assert mask(vmm) == machine.both
+    tid = by_name(vmm, "call_rcu")
+    machine.arrivals.take([Comm(time.monotonic_ns(), tid, vmm.pid, "CPU 5/KVM")])
+    assert mask(tid) == machine.pool
+    machine.reconciler.settle([sandbox("a")])  # the thread's real name is another
+    assert mask(tid) == machine.both
+
+
+def named(vmm: subprocess.Popen[bytes], thread: str, name: str) -> Comm:
+    return Comm(time.monotonic_ns(), by_name(vmm, thread), vmm.pid, name)
+
+
+def test_of_two_vcpus_that_come_before_the_pass_the_second_does_not_wait(machine: Machine, crowd: Path) -> None:
+    """Neither's place takes the other into account."""
+    vmm = machine.running(crowd, vcpus=1)
+    first = machine.arrivals.take([named(vmm, "call_rcu", "CPU 5/KVM")])
+    second = machine.arrivals.take([named(vmm, "IO mon_iothread", "CPU 6/KVM")])
+    assert (first.settle, first.done, second.settle) == (set(), {sandbox("a")}, {sandbox("a")})
+
+
+def test_while_not_all_vcpus_are_known_none_of_them_waits_for_the_pass(machine: Machine, crowd: Path) -> None:
+    """The last one's name is what the whole VM is placed by."""
+    vmm = machine.running(crowd)
+    machine.reconciler.observer.vms[sandbox("a")].known = False
+    touched = machine.arrivals.take([named(vmm, "call_rcu", "CPU 2/KVM")])
+    assert (touched.settle, touched.done) == ({sandbox("a")}, set())
+
+
+def test_a_vcpu_for_which_another_has_to_move_does_not_wait_for_the_pass(machine: Machine, crowd: Path) -> None:
+    """One vCPU for two exclusive CPUs may use both; of two each has its own."""
+    machine.tell("a", machine.both)
+    vmm = machine.running(crowd, vcpus=1)
+    machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("a-c"), cpuset=machine.both,
+                                                                     exclusive=True),
+                                             Source.BUNDLE, time.time_ns(), bundle=str(machine.path))])
+    machine.reconciler.settle([sandbox("a")])
+    placement = machine.reconciler.placements[sandbox("a")]
+    assert placement.by_vcpu == {0: machine.both}
+    touched = machine.arrivals.take([named(vmm, "call_rcu", "CPU 1/KVM")])
+    assert (touched.settle, touched.done) == ({sandbox("a")}, set())
+
+
+def test_whom_vmpin_itself_has_moved_did_not_drift(machine: Machine, crowd: Path) -> None:
+    vmm = pinned(machine, crowd)
+    tid = by_name(vmm, "call_rcu")
+    for _ in range(5):
+        machine.arrivals.take([Comm(time.monotonic_ns(), tid, vmm.pid, "CPU 5/KVM")])
+        assert mask(tid) == machine.pool
+        for _ in range(2):  # by then it bears its old name
+            machine.reconciler.settle([sandbox("a")])
+        assert mask(tid) == machine.both
+    assert machine.reconciler.tally.drift == {}
+    assert machine.reconciler.tally.fights == 0
+    os.sched_setaffinity(tid, machine.other.frozen())  # as another hand does
+    machine.reconciler.settle([sandbox("a")])
+    assert machine.reconciler.tally.drift == {"other": 1}
+
+
+def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pass(
+        machine: Machine, crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs in a VMM may be anything: it is not to keep the watcher from the others."""
+    vmm = machine.running(crowd)
+    tid = by_name(vmm, "call_rcu")
+    asked: list[int] = []
+    places = machine.reconciler.places
+    with_vcpu = places.with_vcpu
+
+    def counted(vm: Vm, vcpu: VcpuId, state: DesiredState) -> Placement | None:
+        asked.append(vcpu)
+        return with_vcpu(vm, vcpu, state)
+
+    monkeypatch.setattr(places, "with_vcpu", counted)
+    names = [Comm(time.monotonic_ns(), tid, vmm.pid, f"CPU {number}/KVM") for number in range(2, 500)]
+    touched = machine.arrivals.take(names)
+    assert asked == [2]
+    machine.reconciler.settle(touched.settle, scan=False)  # reads the name as it is, and nobody is a newcomer then
+    machine.reconciler.settle(touched.settle, scan=False)
+    machine.arrivals.take(names)
+    assert asked == [2, 2]
+
+
+def pinned(machine: Machine, crowd: Path) -> subprocess.Popen[bytes]:
+    """The pool is vCPU 0's, vCPU 1 has the exclusive CPU, and all other threads may be on both."""
+    machine.tell("a", machine.other)
+    vmm = machine.running(crowd)
+    machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("more"), cpuset=machine.pool),
+                                             Source.BUNDLE, time.time_ns(), bundle=str(machine.path))])
+    machine.reconciler.settle([sandbox("a")])
+    assert [mask(by_name(vmm, f"CPU {vcpu}/KVM")) for vcpu in (0, 1)] == [machine.pool, machine.other]
+    assert mask(by_name(vmm, "call_rcu")) == machine.both
+    return vmm
+
+
+@pytest.mark.parametrize(("thread", "name"), [
+    ("call_rcu", "CPU 0/KVM"), ("call_rcu", "CPU 1/KVM"), ("CPU 1/KVM", "CPU 0/KVM"), ("CPU 1/KVM", "CPU 5/KVM")])
+def test_a_name_that_no_pass_would_believe_moves_nothing(machine: Machine, crowd: Path, thread: str,
+                                                         name: str) -> None:
+    """Of another vCPU that is there, or by one: what one hand does the other would undo, and call a fight."""
+    vmm = pinned(machine, crowd)
+    tid = by_name(vmm, thread)
+    before = mask(tid)
+    machine.arrivals.take([Comm(time.monotonic_ns(), tid, vmm.pid, name)])
+    assert mask(tid) == before
+
+
+def test_a_vcpu_that_was_unplugged_does_not_keep_its_number(machine: Machine, crowd: Path) -> None:
+    vmm = pinned(machine, crowd)
+    learned = machine.reconciler.observer.vms[sandbox("a")].learned
+    (old,) = (thread for thread, vcpu in learned.items() if vcpu == 1)
+    learned[ThreadId(old.tid, old.starttime - 1)] = learned.pop(old)  # so that one has ended
+    tid = by_name(vmm, "call_rcu")
+    machine.arrivals.take([Comm(time.monotonic_ns(), tid, vmm.pid, "CPU 1/KVM")])
+    assert mask(tid) == machine.other
+
+
+def test_a_name_that_says_nothing_makes_no_pass(machine: Machine, crowd: Path) -> None:
+    vmm = machine.running(crowd)
+    tid = by_name(vmm, "call_rcu")
+    touched = machine.arrivals.take([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid),
+                                     Comm(time.monotonic_ns(), tid, vmm.pid, "worker")])
+    assert (touched.settle, touched.unnamed) == (set(), set())
+    assert machine.account("a").placed == 1
+
+
+def test_a_thread_without_a_name_is_looked_for_again(machine: Machine, crowd: Path) -> None:
+    vmm = machine.running(crowd)
+    machine.reconciler.observer.vms[sandbox("a")].found_by = "kvm_run"
+    touched = machine.arrivals.take([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, by_name(vmm, "call_rcu"), vmm.pid)])
+    assert touched.unnamed == {sandbox("a")}
+    assert machine.account("a").placed == 0
+
+
+def test_a_thread_that_has_ended_is_counted_and_no_more(machine: Machine, crowd: Path) -> None:
+    vmm = machine.running(crowd)
+    with Thread() as thread:
+        gone = thread.tid
+    until(lambda: not Path(f"/proc/self/task/{gone}").exists())
+    machine.take(Fork(time.monotonic_ns(), vmm.pid, vmm.pid, gone, vmm.pid))
+    account = machine.account("a")
+    assert (account.told, account.ended, account.placed) == (1, 1, 0)
+
+
+def test_a_thread_of_whoever_has_a_dead_vmms_number_is_left_alone(machine: Machine, crowd: Path) -> None:
+    vmm = machine.running(crowd)
+    process = machine.reconciler.observer.vms[sandbox("a")].vmm
+    process.id = ThreadId(vmm.pid, process.id.starttime - 1)  # so this one has its number
+    tids_ = [by_name(vmm, "call_rcu"), by_name(vmm, "CPU 1/KVM")]
+    for tid in tids_:
+        os.sched_setaffinity(tid, machine.both.frozen())
+    machine.arrivals.take([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tids_[0], vmm.pid),
+                           Comm(time.monotonic_ns(), tids_[1], vmm.pid, "CPU 1/KVM")])
+    assert [mask(tid) for tid in tids_] == [machine.both, machine.both]
+
+
+def test_a_number_that_is_no_thread_of_the_process_is_left_alone(machine: Machine, crowd: Path) -> None:
+    vmm = machine.running(crowd)
+    with Thread() as thread:
+        free = mask(thread.tid)
+        machine.arrivals.take([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, thread.tid, vmm.pid),
+                               Comm(time.monotonic_ns(), thread.tid, vmm.pid, "CPU 1/KVM")])
+        assert mask(thread.tid) == free
+
+
+def test_threads_of_processes_that_are_nothing_to_us_are_left_alone(machine: Machine) -> None:
+    with Thread() as thread:
+        free = mask(thread.tid)
+        touched = machine.take(Fork(time.monotonic_ns(), 1, 1, thread.tid, os.getpid()),
+                               Comm(time.monotonic_ns(), thread.tid, os.getpid(), "CPU 0/KVM"),
+                               Fork(time.monotonic_ns(), 1, 1, 77, 77))
+        assert mask(thread.tid) == free
+    assert touched == Touched()
+
+
+def test_new_kernel_threads_are_looked_at_when_they_have_names(machine: Machine) -> None:
+    touched = machine.take(Fork(time.monotonic_ns(), KTHREADD, KTHREADD, 77, 77))
+    assert (touched.kernel, touched.ours) == ({77}, False)
+    assert machine.arrivals.name([77, 2, os.getpid(), 1 << 22]) == set()
