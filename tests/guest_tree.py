@@ -193,3 +193,11 @@ def v1_cgroup(*names: str) -> Iterator[list[Path]]:
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(0.01)
+
+
+def plain(tmp_path: Path, **containers: Worker) -> Path:
+    """A cgroup of version 2 without the cpuset controller."""
+    root = write(tmp_path / "cgroup", {"cgroup.controllers": "memory"})
+    for name, each in containers.items():
+        fill(root / name, each)
+    return root

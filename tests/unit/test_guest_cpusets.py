@@ -1,0 +1,270 @@
+"""The guest's agent and cpusets: in made-up trees, and in real cgroups."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from guest_tree import (
+    Worker,
+    agent,
+    fill,
+    mask,
+    put,
+    states,
+    v1_cgroup,
+    worker,
+    write,
+)
+from need import lacking, need_root
+
+from vmpin.cpuset import CpuSet
+from vmpin.guestproto import (
+    Applied,
+    Unpin,
+)
+from vmpin_agent import apply, cpusets, files, threads
+from vmpin_agent.cgroups import Cgroups
+
+ID = "0123456789abcdef" * 4
+
+
+@pytest.fixture(autouse=True)
+def two_cpus() -> None:
+    if not {0, 1} <= os.sched_getaffinity(0):
+        lacking("needs CPUs 0 and 1")
+
+
+@pytest.fixture
+def both() -> Iterator[tuple[Worker, Worker]]:
+    with worker() as one, worker() as two:
+        yield one, two
+
+
+def v2(tmp_path: Path, each: Worker, effective: str, cpus: str = "") -> Path:
+    root = write(tmp_path / "cgroup", {"cgroup.controllers": "cpuset memory", "cgroup.subtree_control": "cpuset"})
+    fill(root / "a", each)
+    return write(root / "a", {"cpuset.cpus": cpus, "cpuset.cpus.effective": effective})
+
+
+def test_on_v2_the_containers_cpuset_is_written(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+    one, _ = both
+    place = v2(tmp_path, one, "0-1")
+    made = agent(tmp_path)
+    applied = put(made, {"a": "0-1"})
+    assert (place / "cpuset.cpus").read_text() == "0-1\n"
+    assert applied.containers["a"].cgroup == "/a"
+    assert states(applied) == {"a": "applied"}
+    made.answer(Unpin())
+    assert (place / "cpuset.cpus").read_text().startswith("\n")
+
+
+def test_what_others_write_to_a_cpuset_meanwhile_is_no_wish_of_the_threads(
+        tmp_path: Path, both: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kata's agent, between the agent's look at the cpuset and at the threads."""
+    one, _ = both
+    place = v2(tmp_path, one, "0-1")
+
+    def late(tid: int) -> CpuSet | None:
+        write(place, {"cpuset.cpus.effective": "0"})
+        os.sched_setaffinity(tid, {0})
+        return threads.mask(tid)
+
+    monkeypatch.setattr(apply, "mask", late)
+    assert states(put(agent(tmp_path), {"a": "0"})) == {"a": "applied"}
+    assert json.loads((tmp_path / "run/agent.json").read_text())["threads"] == []
+
+
+def test_where_a_cpuset_is_narrower_above_threads_are_pinned_as_far_as_that_goes(
+        tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+    one, _ = both
+    v2(tmp_path, one, "0")
+    applied = put(agent(tmp_path), {"a": "0-1"}).containers["a"]
+    assert (applied.state, applied.error) == ("error", "the cgroups above leave it 0")
+
+
+def test_a_cgroup_file_that_refuses_leaves_the_masks(tmp_path: Path, both: tuple[Worker, Worker],
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = both
+    v2(tmp_path, one, "0-1")
+
+    def refuse(path: str, text: str) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(files, "write", refuse)
+    applied = put(agent(tmp_path), {"a": "1"}).containers["a"]
+    assert (applied.state, applied.cgroup) == ("applied", None)
+    assert "cpuset.cpus does not take '1': Device or resource busy" in applied.error
+    assert one.masks() == {"1"}
+
+
+def test_the_controller_is_enabled_down_the_path_and_disabled_again(
+        tmp_path: Path, both: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the kernel answers it: a cgroup's files are there once its parent passes the controller on."""
+    one, _ = both
+    root = write(tmp_path / "cgroup", {"cgroup.controllers": "cpuset", "cgroup.subtree_control": "memory",
+                                       "pods/cgroup.subtree_control": ""})
+    fill(root / "pods/a", one)
+    done = []
+
+    def kernel(path: str, text: str) -> None:
+        done.append((path.removeprefix(f"{root}"), text))
+        if path.endswith("cpuset.cpus"):
+            write(Path(path).parent, {"cpuset.cpus": text, "cpuset.cpus.effective": text or "0-1"})
+        elif path == f"{root}/pods/cgroup.subtree_control" and text == "+cpuset":
+            write(root / "pods/a", {"cpuset.cpus": "", "cpuset.cpus.effective": "0-1"})
+
+    monkeypatch.setattr(files, "write", kernel)
+    made = agent(tmp_path)
+    assert put(made, {"a": "0"}).containers["a"].cgroup == "/pods/a"
+    assert done == [("/cgroup.subtree_control", "+cpuset"), ("/pods/cgroup.subtree_control", "+cpuset"),
+                    ("/pods/a/cpuset.cpus", "0")]
+    done.clear()
+    agent(tmp_path).answer(Unpin())
+    assert done == [("/pods/a/cpuset.cpus", ""), ("/pods/cgroup.subtree_control", "-cpuset"),
+                    ("/cgroup.subtree_control", "-cpuset")]
+
+
+@pytest.fixture
+def real_v1() -> None:
+    need_root()
+    if not os.path.exists("/sys/fs/cgroup/cpuset/cpuset.cpus"):
+        pytest.skip("needs cpuset cgroups of version 1")
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("real_v1")
+def test_on_v1_new_processes_are_born_inside(tmp_path: Path) -> None:
+    with v1_cgroup(ID) as (_, place), worker(place) as one:
+        one.threads(3)
+        made = agent(tmp_path, "/sys/fs/cgroup")
+        applied = put(made, {ID: "1"}, 1)
+        assert states(applied) == {ID: "applied"}
+        assert str(applied.containers[ID].cgroup).endswith(ID)
+        assert (applied.containers[ID].processes, applied.containers[ID].threads) == (1, 4)
+        one.child()
+        assert one.masks() == {"1"}
+        put(made, {ID: "0"}, 2)
+        assert one.masks() == {"0"}
+        assert made.answer(Unpin()) == Applied(None, 2, {})
+        assert one.masks() == {"0-1"}
+        assert (place / "cpuset.cpus").read_text() == "0-1\n"
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("real_v1")
+def test_on_v1_a_narrower_cgroup_within_stays_so(tmp_path: Path) -> None:
+    with v1_cgroup(ID, "own") as (_, place, inner), worker(inner) as one:
+        (inner / "cpuset.cpus").write_text("1")
+        same = place / "same"
+        same.mkdir()
+        for name, text in ("cpuset.cpus", "0-1"), ("cpuset.mems", "0"):
+            (same / name).write_text(text)
+        made = agent(tmp_path, "/sys/fs/cgroup")
+
+        def have() -> list[str]:
+            return [(each / "cpuset.cpus").read_text().strip() for each in (place, inner, same)]
+
+        put(made, {ID: "0"}, 1)
+        assert have() == ["0", "0", "0"]
+        assert one.masks() == {"0"}
+        put(made, {ID: "0-1"}, 2)
+        assert have() == ["0-1", "1", "0-1"]
+        assert one.masks() == {"1"}
+        put(agent(tmp_path, "/sys/fs/cgroup"), {ID: "0"}, 1)
+        later = place / "later"  # a runtime gives it its parent's CPUs, which are few for now
+        later.mkdir()
+        for name in "cpuset.cpus", "cpuset.mems":
+            (later / name).write_text("0")
+        put(agent(tmp_path, "/sys/fs/cgroup"), {ID: "0"}, 2)
+        agent(tmp_path, "/sys/fs/cgroup").answer(Unpin())
+        assert have() == ["0-1", "1", "0-1"]
+        assert (later / "cpuset.cpus").read_text().strip() == "0-1"
+        assert one.masks() == {"1"}
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("real_v1")
+def test_on_v1_the_cgroups_above_are_widened_and_get_memory_nodes(tmp_path: Path) -> None:
+    with v1_cgroup("pods") as (top, pods):
+        (pods / "cpuset.cpus").write_text("0")
+        place = pods / ID
+        place.mkdir()  # with neither CPUs nor memory nodes
+        made = agent(tmp_path, "/sys/fs/cgroup")
+        assert states(put(made, {ID: "1"})) == {ID: "applied"}
+        assert [(each / "cpuset.cpus").read_text().strip() for each in (top, pods, place)] == ["0-1", "0-1", "1"]
+        with worker(place) as one:
+            assert one.masks() == {"1"}
+            made.answer(Unpin())
+            assert (place / "cpuset.cpus").read_text().strip() == "1"  # with a process it cannot be empty again
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("real_v1")
+def test_in_a_cpuset_a_threads_own_mask_is_never_widened(tmp_path: Path) -> None:
+    with v1_cgroup(ID) as (_, place), worker(place) as one:
+        own = one.narrow(1)
+        made = agent(tmp_path, "/sys/fs/cgroup")
+        for generation, (cpus, wanted) in enumerate([("0-1", "1"), ("0", "0"), ("0-1", "1"), ("1", "1")]):
+            put(made, {ID: cpus}, generation)
+            assert (mask(one.pid), mask(own)) == (cpus, wanted)
+        made.answer(Unpin())
+        assert (mask(one.pid), mask(own)) == ("0-1", "1")
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("real_v1")
+def test_a_cgroup_that_is_made_anew_under_its_name_is_another(tmp_path: Path) -> None:
+    with v1_cgroup(ID) as (top, place):
+        made = agent(tmp_path, "/sys/fs/cgroup")
+        put(made, {ID: "0"})
+        place.rmdir()
+        place.mkdir()
+        for file in "cpuset.cpus", "cpuset.mems":
+            (place / file).write_text((top / file).read_text())
+        made.look(False)
+        assert (place / "cpuset.cpus").read_text().strip() == "0"
+        made.answer(Unpin())
+        assert (place / "cpuset.cpus").read_text().strip() == "0-1"
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("real_v1")
+def test_cgroups_that_came_and_went_are_forgotten(tmp_path: Path) -> None:
+    with v1_cgroup(ID) as (_, place):
+        made = agent(tmp_path, "/sys/fs/cgroup")
+        for number in range(20):
+            inner = place / f"run-{number}"
+            inner.mkdir()
+            for file in "cpuset.cpus", "cpuset.mems":
+                (inner / file).write_text((place / file).read_text())
+            put(made, {ID: "1"}, number)
+            assert str(inner) in made._memory.cgroups
+            inner.rmdir()
+        put(made, {ID: "1"}, 20)
+        assert made._memory.cgroups.keys() == {str(place)}
+        assert json.loads((tmp_path / "run/agent.json").read_text())["cgroups"].keys() == {str(place)}
+        made.answer(Unpin())
+        assert (place / "cpuset.cpus").read_text() == "0-1\n"
+
+
+def test_an_error_is_no_longer_than_the_host_shows(tmp_path: Path, both: tuple[Worker, Worker],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    v2(tmp_path, both[0], "0-1")
+
+    def refuse(path: str, text: str) -> None:
+        raise OSError(errno.EBUSY, "busy" * 300)
+
+    monkeypatch.setattr(files, "write", refuse)
+    assert len(put(agent(tmp_path), {"a": "1"}).containers["a"].error) == 400
+
+
+def test_what_a_cgroup_leaves_its_threads_is_its_nearest_ancestors(tmp_path: Path) -> None:
+    write(tmp_path, {"cgroup.controllers": "cpuset", "a/cpuset.cpus.effective": "0-2", "a/b/c/cgroup.procs": ""})
+    (hierarchy,) = Cgroups(str(tmp_path)).hierarchies
+    assert cpusets.effective(hierarchy, f"{tmp_path}/a/b/c") == CpuSet([0, 1, 2])
+    assert cpusets.effective(hierarchy, f"{tmp_path}/x") is None

@@ -1,0 +1,239 @@
+"""The guest's agent where there is no cpuset: the masks of threads, on processes of the test's own."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from guest_tree import (
+    Worker,
+    agent,
+    cpu_files,
+    cpuinfo,
+    fill,
+    made_up_proc,
+    mask,
+    plain,
+    put,
+    states,
+    worker,
+    write,
+)
+from need import lacking
+
+from vmpin.cpuset import CpuSet
+from vmpin.guestproto import (
+    Applied,
+    Event,
+    NeedMap,
+    Unpin,
+)
+
+
+@pytest.fixture(autouse=True)
+def two_cpus() -> None:
+    if not {0, 1} <= os.sched_getaffinity(0):
+        lacking("needs CPUs 0 and 1")
+
+
+@pytest.fixture
+def both() -> Iterator[tuple[Worker, Worker]]:
+    with worker() as one, worker() as two:
+        yield one, two
+
+
+# Threads, where there is no cpuset
+
+
+def test_every_thread_is_pinned_and_the_ones_born_later_too(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+    one, two = both
+    one.threads(5)
+    root = plain(tmp_path, a=one, b=two)
+    made = agent(tmp_path)
+    applied = put(made, {"a": "0", "b": "1"})
+    assert states(applied) == {"a": "applied", "b": "applied"}
+    assert (one.masks(), two.masks()) == ({"0"}, {"1"})
+    told = applied.containers["a"]
+    assert (told.processes, told.threads, told.cgroup, str(told.effective)) == (1, 6, None, "0")
+    os.sched_setaffinity(two.pid, {0, 1})
+    two.threads(2)
+    fill(root / "b", two)
+    assert made.look(False) == []  # nothing new to be told: it is put right
+    assert two.masks() == {"1"}
+
+
+def test_containers_change_places_and_get_back_what_they_had(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+    one, two = both
+    plain(tmp_path, a=one, b=two)
+    made = agent(tmp_path)
+    put(made, {"a": "0", "b": "1"}, 1)
+    put(made, {"a": "1", "b": "0"}, 2)
+    assert (one.masks(), two.masks()) == ({"1"}, {"0"})
+    put(made, {"b": "0"}, 3)
+    assert (one.masks(), two.masks()) == ({"0-1"}, {"0"})
+    assert made.answer(Unpin(4)) == Applied(4, 3, {})
+    assert two.masks() == {"0-1"}
+    assert json.loads((tmp_path / "run/agent.json").read_text())["threads"] == []
+
+
+def test_a_threads_own_mask_is_never_widened(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+    one, _ = both
+    plain(tmp_path, a=one)
+    own = one.narrow(1)
+    fill(tmp_path / "cgroup/a", one)
+    made = agent(tmp_path)
+    put(made, {"a": "0-1"}, 1)
+    assert (mask(one.pid), mask(own)) == ("0-1", "1")
+    put(made, {"a": "0"}, 2)
+    assert (mask(one.pid), mask(own)) == ("0", "0")
+    put(made, {"a": "0-1"}, 3)
+    assert (mask(one.pid), mask(own)) == ("0-1", "1")
+    os.sched_setaffinity(own, {0})  # it changes its mind
+    made.look(False)
+    assert mask(own) == "0"
+    made.answer(Unpin())
+    assert (mask(one.pid), mask(own)) == ("0-1", "0")
+
+
+def test_who_was_born_since_the_last_look_is_let_go_too(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+    """It begins with the mask of who made it, and what it had before is not known."""
+    one, two = both
+    root = plain(tmp_path, a=one)
+
+    def show() -> None:
+        fill(root / "a", one, every=True)
+        made_up_proc(tmp_path, one, two)
+
+    show()
+    made = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
+    put(made, {"a": "1"}, 1, system="0")
+    for each in one, two:
+        each.threads(3)
+        each.child()
+    show()
+    assert (one.masks(), two.masks()) == ({"1"}, {"0"})
+    put(made, {}, 2)
+    assert (one.masks(), two.masks()) == ({"0-1"}, {"0-1"})
+    put(made, {"a": "1"}, 3, system="0")
+    for each in one, two:
+        each.child()
+    show()
+    made.answer(Unpin())
+    assert (one.masks(), two.masks()) == ({"0-1"}, {"0-1"})
+
+
+def test_an_agent_that_was_killed_knows_its_own_work(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+    one, _ = both
+    plain(tmp_path, a=one)
+    put(agent(tmp_path), {"a": "0"}, 1)
+    again = agent(tmp_path)
+    assert again.greeting() == [NeedMap()]
+    put(again, {"a": "0-1"}, 1)
+    assert one.masks() == {"0-1"}
+    put(again, {"a": "1"}, 2)
+    agent(tmp_path).answer(Unpin())
+    assert one.masks() == {"0-1"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": 1}', "[" * 100000, "null",
+                                  '{"boot":"","cgroups":{"a":[1]},"threads":[],"enabled":[],"system":[]}'])
+def test_a_spoilt_memory_is_no_memory(tmp_path: Path, text: str, both: tuple[Worker, Worker]) -> None:
+    plain(tmp_path, a=both[0])
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/agent.json").write_text(text)
+    assert states(put(agent(tmp_path), {"a": "0"})) == {"a": "applied"}
+
+
+def test_a_container_that_is_not_there_is_said_and_the_others_applied(tmp_path: Path,
+                                                                     both: tuple[Worker, Worker]) -> None:
+    one, two = both
+    plain(tmp_path, a=one, b=two)
+    write(tmp_path, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 1})})
+    for tid in one.tids():
+        (tmp_path / f"proc/{tid}").symlink_to(f"/proc/{tid}")
+    applied = put(agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys"), {"a": "0", "gone": "1", "b": "4096"})
+    assert states(applied) == {"a": "applied", "gone": "unknown", "b": "error"}
+    assert applied.containers["b"].error == "there is no vCPU 4096 in the guest"
+    assert applied.containers["b"].threads == 1
+    assert one.masks() == {"0"}
+    assert two.masks() == {"0-1"}
+
+
+def test_a_container_that_ends_in_the_middle_is_no_error(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+    one, _ = both
+    root = plain(tmp_path, a=one)
+    made = agent(tmp_path)
+    one.stop()
+    assert states(put(made, {"a": "0"})) == {"a": "applied"}
+    for name in "cgroup.procs", "cgroup.threads":
+        (root / "a" / name).unlink()
+    (root / "a").rmdir()
+    (told,) = made.look(False)
+    assert isinstance(told, Applied)
+    assert states(told) == {"a": "unknown"}
+
+
+def test_a_vcpu_is_used_once_it_is_online(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+    """Also when one goes: never an empty mask."""
+    one, _ = both
+    plain(tmp_path, a=one)
+    write(tmp_path, {**cpu_files("0", "0-1"), "proc/cpuinfo": cpuinfo({0: 0}), "proc/loadavg": "0 0 0 1/9 17\n"})
+    for tid in one.tids():
+        (tmp_path / f"proc/{tid}").symlink_to(f"/proc/{tid}")
+    made = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
+    applied = put(made, {"a": "7"}, 1)
+    assert applied.containers["a"].state == "pending"
+    assert "vCPU 7 is not online" in applied.containers["a"].error
+    assert one.masks() == {"0-1"}
+    write(tmp_path, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 7})})
+    told = made.look(True)
+    assert told[0] == Event("cpus", CpuSet([0, 1]))
+    assert isinstance(told[-1], Applied)
+    assert states(told[-1]) == {"a": "applied"}
+    assert one.masks() == {"1"}
+    write(tmp_path, {**cpu_files("0", "0-1"), "proc/cpuinfo": cpuinfo({0: 0})})
+    (told_last,) = (each for each in made.look(False) if isinstance(each, Applied))
+    assert told_last.containers["a"].state == "pending"
+    assert one.masks() == {"1"}
+
+
+# The guest's own processes
+
+
+def test_the_guests_own_processes_go_on_the_spare_vcpus(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+    inside, other = both
+    other.threads(2)
+    own = other.narrow(1)
+    plain(tmp_path, a=inside)
+    write(tmp_path, {"proc/2/stat": f"2 (kthreadd) S 0 0 0 0 -1 {0x00200000} {'0 ' * 12}1 0\n", "proc/cpuinfo": ""})
+    write(tmp_path, cpu_files("0-1"))
+    for tid in [*inside.tids(), *other.tids()]:
+        (tmp_path / f"proc/{tid}").symlink_to(f"/proc/{tid}")
+    made = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
+    applied = put(made, {"a": "1"}, 1, system="0")
+    assert inside.masks() == {"1"}
+    assert other.masks() == {"0"}
+    assert applied.system is not None
+    assert applied.system.state == "applied"
+    # A container's process that the guest's own have just made has their mask, and no wish of its own.
+    os.sched_setaffinity(inside.pid, {0})
+    put(made, {"a": "0-1"}, 2, system="0")
+    assert inside.masks() == {"0-1"}
+    put(made, {"a": "0-1"}, 3)
+    assert mask(other.pid) == "0-1"
+    assert mask(own) == "1"
+
+
+def test_without_cgroups_nobodys_processes_are_taken_for_the_guests_own(tmp_path: Path,
+                                                                        both: tuple[Worker, Worker]) -> None:
+    write(tmp_path, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 1})})
+    for tid in both[0].tids():
+        (tmp_path / f"proc/{tid}").symlink_to(f"/proc/{tid}")
+    applied = put(agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys"), {"a": "1"}, system="0")
+    assert states(applied) == {"a": "unknown"}
+    assert applied.system is not None
+    assert applied.system.state == "error"
+    assert both[0].masks() == {"0-1"}
