@@ -9,239 +9,31 @@ judged (status and verify) and the hook's installer.
 from __future__ import annotations
 
 import contextlib
-import enum
 import io
 import json
-import os
 import random
-import shutil
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from real_node import cri, talk
+from real_node import talk
 
 from lab.node_tests.conftest import StartsVms
-from lab.node_tests.machines import PATIENCE, RUN, Kata, NestedVm, Vmpin, Watcher
+from lab.node_tests.machines import PATIENCE, RUN, Kata, Vmpin, Watcher
+from lab.node_tests.mixed_model import OWNABLE, POOL, Container, Kind, Pod
+from lab.node_tests.mixed_runtime import Runtime, masks_of
 from vmpin import hooks_install
 from vmpin.cli.main import main as vmpin_command
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.hooks_install import HookOptions
 
-POOL = CpuSet.parse("0-1")
-OWNABLE = CpuSet.parse("2-7")
-NODE = POOL | OWNABLE
 RESYNC = 1.0
 #: Within which everything has to be in place after a step: a resync, and what emulation and a busy build machine take.
 SETTLED = RESYNC + PATIENCE
 MOST_VMS = 4
 MOST_RUNC_PODS = 3
 MOST_CONTAINERS = 4  # in a pod
-#: All of the story's containers live below it.
-CGROUP = Path("/sys/fs/cgroup/mixed")
-
-
-# The model
-
-
-class Kind(enum.StrEnum):
-    RUNC = "runc pod"
-    #: A VM whose containers a hook tells of: real ones on the host, annotated with the sandbox's id.
-    HOOK = "VM by hook"
-    #: A VM whose containers stand in persist.json.
-    KATA = "VM by Kata"
-
-
-@dataclass
-class Container:
-    """`cpus` is empty for one that nobody gave any. `ended`: its process is gone, it is not yet removed."""
-
-    name: str
-    runtime: str
-    cpus: CpuSet
-    ended: bool = False
-
-    @property
-    def exclusive(self) -> CpuSet:
-        return self.cpus if self.cpus.isdisjoint(POOL) else EMPTY
-
-    def __str__(self) -> str:
-        return f"{self.name}({self.cpus or 'none'}{' ended' if self.ended else ''})"
-
-
-@dataclass
-class Pod:
-    name: str
-    kind: Kind
-    sandbox: str
-    containers: dict[str, Container] = field(default_factory=dict)
-    vm: NestedVm | None = None
-    #: Its VMM was killed.
-    dead: bool = False
-    #: QEMU's own word: thread ids of the vCPUs.
-    vcpus: frozenset[int] = frozenset()
-
-    @property
-    def runs_vm(self) -> bool:
-        return self.vm is not None and not self.dead
-
-    def live(self) -> list[Container]:
-        return [container for container in self.containers.values() if not container.ended]
-
-    def exclusive(self) -> CpuSet:
-        """E"""
-        return union(container.exclusive for container in self.live())
-
-    def mask(self) -> CpuSet:
-        """S: the OR of the containers' CPUs; the pool for one without, and where there is none."""
-        return union(container.cpus or POOL for container in self.live()) or POOL
-
-    def vcpu_masks(self) -> list[list[CpuSet]]:
-        """The masks that the vCPUs may have together, in any order: several where the rules leave a choice."""
-        mask, owned, count = self.mask(), self.exclusive(), len(self.vcpus)
-        groups = [container.exclusive for container in self.live() if container.exclusive]
-        for_shared = int(any(not container.exclusive for container in self.live()))
-        if not owned:
-            return [[mask] * count]
-        if count >= len(owned):
-            return [[CpuSet([cpu]) for cpu in owned] + [(mask - owned) or mask] * (count - len(owned))]
-        if count < len(groups) + for_shared:
-            return [[mask] * count]
-        return [[each for group, size in zip(groups, sizes, strict=True) for each in [group] * size]
-                + [mask - owned] * for_shared
-                for sizes in _splits(count - for_shared, len(groups))]
-
-    def one_to_one(self) -> bool:
-        return bool(self.exclusive()) and len(self.vcpus) >= len(self.exclusive())
-
-    def __str__(self) -> str:
-        state = "dead" if self.dead else f"{len(self.vcpus)} vCPUs" if self.vm is not None else ""
-        return f"{self.name}[{self.kind}{', ' * bool(state)}{state}: {' '.join(map(str, self.containers.values()))}]"
-
-
-def _splits(count: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """`count` as the sum of so many numbers, each at least one."""
-    if parts == 1:
-        yield (count,)
-        return
-    for first in range(1, count - parts + 2):
-        for rest in _splits(count - first, parts - 1):
-            yield (first, *rest)
-
-
-# What the kernel says
-
-
-def allowed(task: Path) -> tuple[str, CpuSet] | None:
-    """A thread's name and mask as /proc has them; None when it is gone."""
-    try:
-        lines = (task / "status").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    found = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    return found["Name"], CpuSet.parse(found["Cpus_allowed_list"])
-
-
-def masks_of(pids: list[int]) -> dict[int, dict[int, tuple[str, CpuSet]]]:
-    """By process: name and mask of each of its threads and of the kernel threads that work for it."""
-    tasks = {pid: list(Path(f"/proc/{pid}/task").iterdir()) for pid in pids}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                comm = Path(entry.path, "comm").read_text().strip()
-                for pid in pids:
-                    if int(entry.name) != pid and comm.endswith((f"-{pid}", f"/{pid}")):
-                        tasks[pid].append(Path(entry.path))
-    return {pid: {int(task.name): found for task in mine if (found := allowed(task)) is not None}
-            for pid, mine in tasks.items()}
-
-
-class Runtime:
-    """runc or crun, with real containers of busybox that have vmpin's real hook in their config.json."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.hooks = directory / "hooks.d"
-        hooks_install.install(self.hooks, HookOptions())
-        self.rootfs = directory / "rootfs"
-        for name in ("bin", "dev", "proc", "sys"):
-            (self.rootfs / name).mkdir(parents=True)
-        shutil.copy(shutil.which("busybox") or "/bin/busybox", self.rootfs / "bin/busybox")
-        CGROUP.mkdir()
-        #: What it has made and not removed, with its runtime.
-        self.made: dict[str, str] = {}
-
-    def close(self) -> None:
-        for name in list(self.made):
-            with contextlib.suppress(AssertionError):
-                self.remove(name)
-        CGROUP.rmdir()
-
-    def run(self, runtime: str, name: str, sandbox: str, cpus: CpuSet, stages: tuple[str, ...]) -> None:
-        bundle = self.directory / name
-        bundle.mkdir()
-        spec = {
-            "ociVersion": "1.0.2",
-            "process": {"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["/bin/busybox", "sleep", "1000000"],
-                        "env": ["PATH=/bin"], "noNewPrivileges": True},
-            "root": {"path": str(self.rootfs), "readonly": True},
-            "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
-            "annotations": cri(sandbox, name),
-            "linux": {"cgroupsPath": f"/{CGROUP.name}/{name}",
-                      "resources": {"cpu": {"cpus": str(cpus)}} if cpus else {},
-                      "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")]}}
-        (bundle / "config.json").write_text(json.dumps(hooks_install.snippet_base_spec(
-            spec, hooks_install.script_path(self.hooks), HookOptions(stages=stages))))
-        self.made[name] = runtime
-        self._call(name, "run", "--detach", "--bundle", str(bundle))
-
-    def update(self, name: str, cpus: CpuSet) -> None:
-        self._call(name, "update", "--cpuset-cpus", str(cpus))
-
-    def remove(self, name: str) -> None:
-        self._call(name, "delete", "--force")
-        del self.made[name]
-        shutil.rmtree(self.directory / name)
-
-    def end(self, name: str) -> None:
-        """Its process is killed behind the runtime's back."""
-        for pid in self.pids(name):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    @staticmethod
-    def pids(name: str) -> list[int]:
-        return [int(pid) for pid in (CGROUP / name / "cgroup.procs").read_text().split()]
-
-    def touched(self, name: str, cpus: CpuSet) -> Iterator[str]:
-        """What of a container is not just as the runtime set it."""
-        configured = (CGROUP / name / "cpuset.cpus").read_text().strip()
-        if configured != str(cpus):
-            yield f"the cgroup of {name} has cpuset.cpus {configured!r}, not {str(cpus)!r}"
-        pids = self.pids(name)
-        if not pids:
-            yield f"no process is left of {name}"
-        for pid in pids:
-            found = allowed(Path(f"/proc/{pid}"))
-            if found is None or found[1] != (cpus or NODE):
-                yield f"process {pid} of {name} may run on {found and found[1]}, not on {cpus or NODE}"
-
-    def _call(self, name: str, verb: str, *arguments: str) -> None:
-        """Its output goes to a file, as a pipe would stay open in the container."""
-        runtime = self.made[name]
-        log = self.directory / f"{name}.log"
-        with log.open("wb") as file:
-            done = subprocess.run([runtime, "--root", str(self.directory / runtime), verb, *arguments, name],
-                                  stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=120, check=False)
-        assert done.returncode == 0, f"{runtime} {verb} {name}: {log.read_text()}"
-
-
-# The story
 
 
 class Story:
