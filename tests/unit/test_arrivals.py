@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,7 @@ from newcomers import (
     SHIM,
     Machine,
     Thread,
-    built_crowd,
     by_name,
-    machines,
     mask,
     sandbox,
     tids,
@@ -29,16 +26,7 @@ from vmpin.events import Held, SandboxSeen
 from vmpin.host.procfs import Procfs
 from vmpin.wire.proc_events import Comm, Event, Exec, Fork
 
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    with machines(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_crowd(tmp_path_factory.mktemp("crowd"))
+pytest_plugins = ["given_unit"]
 
 
 # Programs

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from newcomers import (
     Machine,
-    built_crowd,
     by_name,
-    machines,
     mask,
     sandbox,
     start_time,
@@ -25,16 +22,7 @@ from vmpin.arrivals import Arrivals
 from vmpin.model import ThreadId
 from vmpin.wire.proc_events import Exec, Fork
 
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    with machines(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_crowd(tmp_path_factory.mktemp("crowd"))
+pytest_plugins = ["given_unit"]
 
 
 # What was there before

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from newcomers import (
     Machine,
     Thread,
-    built_crowd,
     by_name,
-    machines,
     mask,
     sandbox,
     until,
@@ -28,16 +25,7 @@ from vmpin.placement import Placement
 from vmpin.state import DesiredState
 from vmpin.wire.proc_events import KTHREADD, Comm, Fork
 
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    with machines(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_crowd(tmp_path_factory.mktemp("crowd"))
+pytest_plugins = ["given_unit"]
 
 
 def test_a_thread_that_was_born_outside_is_put_with_the_others(machine: Machine, crowd: Path) -> None:

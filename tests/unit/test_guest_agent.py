@@ -7,7 +7,6 @@ import json
 import os
 import random
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,8 @@ from guest_tree import (
     fill,
     plain,
     put,
-    worker,
     write,
 )
-from need import lacking
 
 from vmpin.cpuset import CpuSet
 from vmpin.guestproto import (
@@ -47,20 +44,11 @@ from vmpin_agent.cgroups import Cgroups
 from vmpin_agent.cpus import Cpus
 from vmpin_agent.link import Closed, Link
 
+pytest_plugins = ["given_unit"]
+pytestmark = pytest.mark.usefixtures("two_cpus")
+
 ID = "0123456789abcdef" * 4
 OTHER = "f" * 64
-
-
-@pytest.fixture(autouse=True)
-def two_cpus() -> None:
-    if not {0, 1} <= os.sched_getaffinity(0):
-        lacking("needs CPUs 0 and 1")
-
-
-@pytest.fixture
-def both() -> Iterator[tuple[Worker, Worker]]:
-    with worker() as one, worker() as two:
-        yield one, two
 
 
 # Which vCPU is which CPU

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from guest_tree import (
     worker,
     write,
 )
-from need import lacking, need_root
+from need import need_root
 
 from vmpin.cpuset import CpuSet
 from vmpin.guestproto import (
@@ -30,19 +29,10 @@ from vmpin.guestproto import (
 from vmpin_agent import apply, cpusets, files, threads
 from vmpin_agent.cgroups import Cgroups
 
+pytest_plugins = ["given_unit"]
+pytestmark = pytest.mark.usefixtures("two_cpus")
+
 ID = "0123456789abcdef" * 4
-
-
-@pytest.fixture(autouse=True)
-def two_cpus() -> None:
-    if not {0, 1} <= os.sched_getaffinity(0):
-        lacking("needs CPUs 0 and 1")
-
-
-@pytest.fixture
-def both() -> Iterator[tuple[Worker, Worker]]:
-    with worker() as one, worker() as two:
-        yield one, two
 
 
 def v2(tmp_path: Path, each: Worker, effective: str, cpus: str = "") -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,8 @@ from guest_tree import (
     plain,
     put,
     states,
-    worker,
     write,
 )
-from need import lacking
 
 from vmpin.cpuset import CpuSet
 from vmpin.guestproto import (
@@ -32,17 +29,8 @@ from vmpin.guestproto import (
     Unpin,
 )
 
-
-@pytest.fixture(autouse=True)
-def two_cpus() -> None:
-    if not {0, 1} <= os.sched_getaffinity(0):
-        lacking("needs CPUs 0 and 1")
-
-
-@pytest.fixture
-def both() -> Iterator[tuple[Worker, Worker]]:
-    with worker() as one, worker() as two:
-        yield one, two
+pytest_plugins = ["given_unit"]
+pytestmark = pytest.mark.usefixtures("two_cpus")
 
 
 # Threads, where there is no cpuset
