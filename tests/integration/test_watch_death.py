@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -57,6 +58,23 @@ def test_no_kill_at_any_moment_loses_what_a_hook_told(node: Node, cpus: tuple[st
         wait(lambda: known() == wanted, lambda: f"{known()} is not {wanted}")
         assert node.cli("unpin").returncode == 0
         assert by_tid(vm.pid) == before
+
+
+def test_a_container_that_ended_unheard_before_a_kill_has_ended(node: Node, cpus: tuple[str, str]) -> None:
+    """Its message is all there is: the state file is written a moment later, and the bundle is gone by then."""
+    node.configure(node={"shared_pool": cpus[0]})
+    with Qemu(node.id("a")) as vm:
+        node.start()
+        node.wait_for_all(vm.pid, cpus[0])
+        bundle = node.bundle("web", cpus[1])
+        assert node.hook("createRuntime", node.state(vm.sandbox, "web", bundle, vm.pid)) == b"ok\n"
+        node.kill()
+        assert len(os.listdir(node.run / "spool")) == 1
+        shutil.rmtree(bundle)
+        node.start()
+        node.resyncs()
+        wait(lambda: node.sandbox(vm.sandbox)["containers"] == [], lambda: node.sandbox(vm.sandbox))
+        node.wait_for_all(vm.pid, cpus[0])
 
 
 def test_a_vmm_that_is_killed_between_two_steps_hurts_nobody(node: Node, cpus: tuple[str, str]) -> None:

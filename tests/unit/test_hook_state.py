@@ -47,6 +47,25 @@ def test_a_bundle_out_of_sight_ends_no_container_whose_process_runs(tmp_path: Pa
     assert seen(os.getpid(), tmp_path / "elsewhere").bundle == ""
 
 
+def test_a_bundle_that_is_gone_from_where_it_was_ends_a_container_without_a_process(tmp_path: Path) -> None:
+    """With Kata the pid is the VMM's, which goes on; so it is for a message without one."""
+    there, out_of_sight = tmp_path / "gone", tmp_path / "elsewhere" / "gone"
+    assert seen(0, there).bundle == str(there)
+    assert seen(0, out_of_sight).bundle == ""
+    vmm = subprocess.Popen(["qemu-system-x86_64", "-c", "read line", "-name", "sandbox-c1"], executable="/bin/sh",
+                           stdin=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 10
+        while PROC.cmdline(vmm.pid)[:1] != ["qemu-system-x86_64"]:  # exec(2) is not done yet
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        assert (seen(vmm.pid, there).bundle, seen(vmm.pid, out_of_sight).bundle) == (str(there), "")
+    finally:
+        vmm.communicate()
+    there.mkdir()  # with nothing in it that can be read
+    assert seen(0, there).bundle == ""
+
+
 def test_a_container_that_ended_while_its_message_was_spooled_is_followed_by_its_bundle(tmp_path: Path) -> None:
     """Which is gone: the next look at it ends the container (tests/unit/test_disk.py)."""
     bundle = str(tmp_path / "gone")

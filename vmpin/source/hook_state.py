@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 from vmpin.errors import SourceError
@@ -59,9 +60,11 @@ def _created(hook: HookState, sandbox: SandboxId, container: ContainerId, proc: 
         except SourceError as err:
             # Not fatal: the container is known of, and its cpuset may come from elsewhere.
             logger.warning("container=%s has no bundle to read: %s", container, err)
-            # It may lie where vmpin cannot look. But when its process is gone, too, it is gone: then the next look at
+            # It may lie where vmpin cannot look. But when its process is gone, too, it is gone; and when there is none
+            # of its own (with Kata the pid is the VMM's), and it is missing where it should be. Then the next look at
             # the bundle ends the container.
-            bundle = hook.bundle if hook.pid and gone(hook.pid, proc, hook.time) else ""
+            over = hook.pid and gone(hook.pid, proc, hook.time)
+            bundle = hook.bundle if over or (init is None and _missing(hook.bundle)) else ""
         else:
             bundle, cpuset, annotations = hook.bundle, config.cpuset, {**config.annotations, **hook.annotations}
             if config.trouble:
@@ -70,3 +73,8 @@ def _created(hook: HookState, sandbox: SandboxId, container: ContainerId, proc: 
     yield SandboxSeen(sandbox, "oci", pod_of(annotations), vmm)
     yield ContainerSeen(sandbox, Container(container, name_of(annotations), cpuset, exclusive, pause=hook.pause),
                         Source.BUNDLE, hook.time, bundle, init)
+
+
+def _missing(bundle: str) -> bool:
+    """Whether a bundle is not there, while what it was in is."""
+    return not os.path.lexists(bundle) and os.path.isdir(os.path.dirname(bundle.rstrip("/")))
