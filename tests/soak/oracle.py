@@ -17,8 +17,6 @@ class Container:
 
     name: str
     cpus: Cpus | None
-    #: Its creation was told by a hook when no watcher was there.
-    spooled: bool = False
 
 
 @dataclass

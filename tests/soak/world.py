@@ -164,7 +164,7 @@ class World(Node):
         told = self.rng.choice(("both", "hook", "nri"))
         if told != "nri":
             bundle = self.bundle(container.name, listed(container.cpus) or None)
-            container.spooled = self._hook("createRuntime", self.state(guest.id, container.name, bundle))
+            self._hook("createRuntime", self.state(guest.id, container.name, bundle))
         with self.runtime.changing():
             guest.told.containers[container.name] = container
             if told != "hook":
@@ -191,8 +191,7 @@ class World(Node):
             self.runtime.tell(STOP, self._pod(guest), self._container(guest, container))
             self.runtime.tell(REMOVE, self._pod(guest), self._container(guest, container))
         bundle = self.top / "bundles" / self.id(container.name)
-        # Of a container that ended before a watcher could see its bundle only the hook's word remains.
-        if (heard or container.spooled) and bundle.exists():
+        if heard and bundle.exists():
             self._hook("poststop", self.state(guest.id, container.name, bundle))
         shutil.rmtree(bundle, ignore_errors=True)
         return True
@@ -224,20 +223,15 @@ class World(Node):
             return frozenset(self.rng.sample(free, self.rng.randint(1, min(2, len(free)))))
         return self.pool if self.rng.random() < 0.8 else None
 
-    def _hook(self, stage: str, state: dict[str, object]) -> bool:
-        """What the hook sends; when nobody listens the real one, which leaves it in the spool.
-
-        :returns: whether it did that.
-        """
+    def _hook(self, stage: str, state: dict[str, object]) -> None:
+        """What the hook sends; when nobody listens the real one, which leaves it in the spool."""
         answer = b""
         if not self.frozen:
             with contextlib.suppress(OSError):
                 answer = talk(self.run / "hook.sock", self.message(stage, state))
-        if answer == b"ok\n":
-            return False
-        self.made["spooled"] += 1
-        assert self.call_hook(stage, state).wait(20) == 0, "the hook failed a container"
-        return True
+        if answer != b"ok\n":
+            self.made["spooled"] += 1
+            assert self.call_hook(stage, state).wait(20) == 0, "the hook failed a container"
 
 
 def listed(cpus: Cpus | None) -> str:
