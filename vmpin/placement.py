@@ -66,8 +66,10 @@ class Placement:
         """Where all threads but this vCPU go, to compare."""
         return self.others, {place.id: place.cpus for place in self.vcpus if place.id != vcpu}
 
-    def previous(self) -> Previous:
-        return Previous(self.mask, {place.id: (place.cpus, place.container) for place in self.vcpus})
+    def previous(self, untold: Previous | None = None) -> Previous:
+        """What the next placement keeps to. :param untold: while some vCPU cannot be told, what was kept of it."""
+        kept = {} if untold is None else untold.vcpus
+        return Previous(self.mask, {**kept, **{place.id: (place.cpus, place.container) for place in self.vcpus}})
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def place(request: Request, node: Node, own: Ownership, policy: Policy, previous
     ground = _Ground(allowed, claim.cpus, foreign, node, own)
     places, shortage = _vcpus(request, claim, ground, policy, before, reasons)
     containers, unserved = _containers(request, claim, places, policy)
+    unserved = unserved if request.known else ""  # who is told next may be for them
     if unserved:
         reasons.append(unserved)
     others: dict[ThreadRole, CpuSet | None] = {}
@@ -178,10 +181,12 @@ def _vcpus(request: Request, claim: Claims, ground: _Ground, policy: Policy, bef
         return tuple(VcpuPlace(vcpu.id, None) for vcpu in vcpus), False
     everywhere = tuple(VcpuPlace(vcpu.id, ground.allowed) for vcpu in vcpus)
     if not request.known:
-        reasons.append("the vCPUs cannot be told from the VM's other threads: all are kept on the sandbox mask")
-        return everywhere, True
+        reasons.append("the vCPUs cannot all be told from the VM's other threads: each without a place is kept on the "
+                       "sandbox mask")
     if policy.vcpus is Vcpus.UNION or not ground.exclusive:
-        return everywhere, False
+        return everywhere, not request.known
+    if not request.known:
+        return _as_before(vcpus, claim, ground, policy, before, reasons), True
     if len(vcpus) >= len(ground.exclusive):
         return _one_to_one(vcpus, claim, ground, policy, before, reasons), False
     if not vcpus:
@@ -203,6 +208,25 @@ def _floating(ground: _Ground, policy: Policy, reasons: list[str]) -> CpuSet:
             return (ground.housekeeping - ground.exclusive) or ground.housekeeping
         reasons.append("spare_vcpus: housekeeping: no housekeeping CPU can be used; the sandbox mask is used")
     return ground.allowed
+
+
+def _as_before(vcpus: Sequence[Vcpu], claim: Claims, ground: _Ground, policy: Policy, before: Previous,
+               reasons: list[str]) -> tuple[VcpuPlace, ...]:
+    """While some vCPU cannot be told: who has a place that is still right stays there. One that is plugged in is
+    nobody's until it has run, and that may move no other."""
+    floating = _floating(ground, policy, reasons)
+    places: dict[VcpuId, VcpuPlace] = {}
+    lone: set[CpuSet] = set()
+    for vcpu in vcpus:
+        cpus, container = before.vcpus.get(vcpu.id, (None, None))
+        if cpus and container is not None and cpus <= ground.allowed and cpus not in lone:
+            owner = next((name for name, own in claim.exclusive if cpus <= own), None)
+            if owner is not None:
+                places[vcpu.id] = VcpuPlace(vcpu.id, cpus, owner)
+                lone |= {cpus} if len(cpus) == 1 else set()
+        elif cpus == floating:
+            places[vcpu.id] = VcpuPlace(vcpu.id, floating)
+    return tuple(places.get(vcpu.id) or VcpuPlace(vcpu.id, ground.allowed) for vcpu in vcpus)
 
 
 def _one_to_one(vcpus: Sequence[Vcpu], claim: Claims, ground: _Ground, policy: Policy, before: Previous,

@@ -410,12 +410,38 @@ def test_vcpus_that_cannot_be_told_apart_degrade_and_every_thread_is_on_the_mask
                     virtiofsd=CpuSet.parse("9"))
     found = decide([MAIN, SIDE], vcpus(0), node(housekeeping="7"), policy, known=False)
     assert found.verdict is Verdict.DEGRADED
-    assert found.reasons == ("the vCPUs cannot be told from the VM's other threads: all are kept on the sandbox mask",)
+    assert found.reasons == ("the vCPUs cannot all be told from the VM's other threads: each without a place is kept "
+                             "on the sandbox mask",)
     for role in (ThreadRole.IOTHREAD, ThreadRole.VHOST, ThreadRole.EMULATOR, ThreadRole.KVM):
         assert str(found.cpus_for(role, None)) == "0-1,4-5"  # any of them may be a vCPU
     assert str(found.cpus_for(ThreadRole.VIRTIOFSD, None)) == "9"
     assert shown(found) == {0: "0-1,4-5"}
     assert guests(found) == {"main": [0], "side": [0]}
+
+
+def test_while_a_vcpu_cannot_be_told_those_with_a_place_keep_it() -> None:
+    """0, 1 and 7 are placed when 6 is plugged in, which nobody can tell before it has run."""
+    first = decide([MAIN, SIDE], vcpus(0, 1, 7), node())
+    assert shown(first) == {0: "0-1", 1: "4", 7: "5"}
+    found = decide([MAIN, SIDE], vcpus(0, 1, 7), node(), previous=first.previous(), known=False)
+    assert found.verdict is Verdict.DEGRADED
+    assert shown(found) == shown(first)
+    assert guests(found) == guests(first)
+    # The rest of the VM's threads may be the vCPU.
+    assert str(found.cpus_for(ThreadRole.EMULATOR, None)) == "0-1,4-5"
+    then = decide([MAIN, SIDE], vcpus(0, 1, 6, 7), node(), previous=found.previous(first.previous()))
+    assert shown(then) == {0: "0-1", 1: "4", 6: "0-1", 7: "5"}
+
+
+def test_while_a_vcpu_cannot_be_told_no_place_is_kept_that_is_not_right_any_more() -> None:
+    before = Previous(CpuSet.parse("0-5"), {
+        VcpuId(0): (CpuSet.parse("2"), ContainerId("main")),    # was main's, and is another's by now
+        VcpuId(1): (CpuSet.parse("5"), ContainerId("main")),
+        VcpuId(2): (CpuSet.parse("5"), ContainerId("main")),    # that is 1's
+        VcpuId(3): (EMPTY, ContainerId("main")),
+        VcpuId(4): (CpuSet.parse("4"), None)})                  # floated there, when it was the pool
+    found = decide([MAIN, SIDE], vcpus(0, 1, 2, 3, 4), node(), previous=before, known=False)
+    assert shown(found) == {0: "0-1,4-5", 1: "5", 2: "0-1,4-5", 3: "0-1,4-5", 4: "0-1,4-5"}
 
 
 def test_off_is_off_for_vcpus_that_cannot_be_told_apart_too() -> None:

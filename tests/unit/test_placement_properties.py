@@ -226,7 +226,7 @@ def test_shared_work_stays_off_the_exclusive_cpus_while_there_are_others(data: s
     for request, placement in zip(world.requests, world.place(Policy(), data.draw(befores(world))), strict=True):
         exclusive = own.claims[request.id].cpus
         left = placement.mask - exclusive - own.foreign(request.id)
-        apart = any(vcpu.container is not None for vcpu in placement.vcpus)
+        apart = request.known and any(vcpu.container is not None for vcpu in placement.vcpus)
         for vcpu in placement.vcpus:
             if apart and left and vcpu.container is None:
                 assert vcpu.cpus == left
@@ -318,6 +318,38 @@ def test_one_container_or_vcpu_more_or_less_leaves_every_valid_pair(data: st.Dat
                 continue
             if new.sandbox != request.id or (enough and vcpu.cpus is not None and vcpu.cpus <= exclusive):
                 assert kept[vcpu.id] == vcpu.cpus
+
+
+@given(st.data(), kubelet_worlds(), st.sampled_from(Spare))
+def test_a_vcpu_that_cannot_be_told_for_a_while_moves_no_other(
+        data: st.DataObject, world: World, spare: Spare) -> None:
+    """One that was just plugged in, or all of a watcher's that has just begun: who is told stays where it was, and
+    what the others had is theirs when they are told again."""
+    policy = Policy(spare_vcpus=spare)
+    first = world.place(policy)
+    told = [data.draw(st.lists(st.sampled_from(each.vcpus), unique=True) if each.vcpus else st.just([]))
+            for each in world.requests]
+    meanwhile = World(world.node, tuple(
+        replace(each, vcpus=tuple(vcpus), known=False) for each, vcpus in zip(world.requests, told, strict=True)))
+    kept: dict[SandboxId, Previous] = {}
+    before = previous_of(first)
+    for old, new in zip(first, meanwhile.place(policy, before), strict=True):
+        assert all(place.cpus == old.by_vcpu[place.id] for place in new.vcpus)
+        assert {place.id: place.container for place in new.vcpus}.items() <= {
+            place.id: place.container for place in old.vcpus}.items()
+        kept[new.sandbox] = new.previous(before[new.sandbox])
+    assert world.place(policy, kept) == first
+
+
+@given(st.data(), worlds, policies)
+def test_no_two_vcpus_have_one_cpu_while_some_cannot_be_told(
+        data: st.DataObject, world: World, policy: Policy) -> None:
+    """Whatever a state file says."""
+    meanwhile = World(world.node, tuple(replace(each, known=False) for each in world.requests))
+    for placement in meanwhile.place(policy, data.draw(befores(world))):
+        alone = [place.cpus for place in placement.vcpus
+                 if place.container is not None and place.cpus is not None and len(place.cpus) == 1]
+        assert len(set(alone)) == len(alone)
 
 
 def moves(old: Previous, new: Mapping[VcpuId, CpuSet | None]) -> int:

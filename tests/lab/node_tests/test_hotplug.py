@@ -90,6 +90,25 @@ def test_plugged_vcpus_are_placed_and_unplugged_ones_leave_their_cpu(nested_vm: 
 
 
 @pytest.mark.usefixtures("pool")
+def test_a_vcpu_that_nobody_can_tell_yet_moves_no_other(nested_vm: StartsVms, kata: Kata, vmpin: Vmpin,
+                                                        watcher: Watcher) -> None:
+    """A vCPU plugged into a paused VM has never been in KVM_RUN, as any has not in its first moments."""
+    vm = nested_vm(vcpus=2, maxcpus=8, debug_threads=False, guest=Guest.SERVES)
+    kata.write(vm, {"pinned": "2-3", "side": "0-1"})
+    with watcher:
+        wait_for(vm, {0: "2", 1: "3"}, "0-3")
+        assert plug(vm) == 7
+        wait_for(vm, {0: "2", 1: "3", 7: "0-1"}, "0-3")
+        vm.qmp("stop")
+        assert plug(vm) == 6
+        until(lambda: vmpin.status(vm)["verdict"] == "degraded", "the watcher to miss a vCPU")
+        wait_for(vm, {0: "2", 1: "3", 6: "0-3", 7: "0-1"}, "0-3")
+        vm.qmp("cont")
+        until(lambda: vmpin.status(vm)["verdict"] == "pinned", "every vCPU to be told")
+        wait_for(vm, {0: "2", 1: "3", 6: "0-1", 7: "0-1"}, "0-3")
+
+
+@pytest.mark.usefixtures("pool")
 def test_unplugged_vcpus_leave_too_few_and_those_left_share(nested_vm: StartsVms, kata: Kata,
                                                            watcher: Watcher) -> None:
     vm = nested_vm(vcpus=1, maxcpus=8, guest=Guest.SERVES)
