@@ -52,6 +52,8 @@ def test_a_bundle_that_is_gone_from_where_it_was_ends_a_container_without_a_proc
     there, out_of_sight = tmp_path / "gone", tmp_path / "elsewhere" / "gone"
     assert seen(0, there).bundle == str(there)
     assert seen(0, out_of_sight).bundle == ""
+    assert seen(0, there / "userdata").bundle == str(there / "userdata")  # CRI-O's, which removes both
+    assert seen(0, out_of_sight / "userdata").bundle == ""
     vmm = subprocess.Popen(["qemu-system-x86_64", "-c", "read line", "-name", "sandbox-c1"], executable="/bin/sh",
                            stdin=subprocess.PIPE)
     try:

@@ -76,5 +76,7 @@ def _created(hook: HookState, sandbox: SandboxId, container: ContainerId, proc: 
 
 
 def _missing(bundle: str) -> bool:
-    """Whether a bundle is not there, while what it was in is."""
-    return not os.path.lexists(bundle) and os.path.isdir(os.path.dirname(bundle.rstrip("/")))
+    """Whether a bundle is not there, while what it was in is. CRI-O and podman have it in .../ID/userdata, and remove
+    ID."""
+    above = os.path.dirname(bundle.rstrip("/").removesuffix("/userdata"))
+    return not os.path.lexists(bundle) and os.path.isdir(above)
