@@ -26,9 +26,10 @@ from vmpin.guest import GuestReport
 from vmpin.health import Heard
 from vmpin.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmmType, VmThread
 from vmpin.observe import Process, Vm
-from vmpin.placement import Placement, VcpuPlace, Verdict
+from vmpin.placement import Placement, Verdict
 from vmpin.reconciler import Reconciler
 from vmpin.state import DesiredState, SandboxState
+from vmpin.vcpuplaces import VcpuPlace
 
 WEB = ContainerId("web")
 

@@ -12,9 +12,10 @@ from vmpin.allocation import CpuManagerState, judged
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.model import SandboxId
 from vmpin.ownership import Node, Ownership
-from vmpin.placement import Placement, Previous, Request, place
+from vmpin.placement import Placement, Request, place
 from vmpin.policy import Policy
 from vmpin.state import SandboxState
+from vmpin.vcpuplaces import Previous
 
 
 def at_exec(sandbox: SandboxId, state: SandboxState | None, node: Node, own: Ownership, policy: Policy,

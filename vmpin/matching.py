@@ -2,7 +2,7 @@
 
 Guest NUMA nodes stay together on one host node and guest SMT siblings on the siblings of one host core, as far as
 the CPUs allow; among equals, ascending id to ascending CPU. Pairs that already hold are the caller's and only
-guide the rest. What stays out: how many vCPUs are pinned, and which (placement).
+guide the rest. What stays out: how many vCPUs are pinned, and which (vcpuplaces).
 """
 
 from __future__ import annotations

@@ -14,10 +14,11 @@ from vmpin.cpuset import CpuSet, union
 from vmpin.model import SandboxId, Vcpu, VcpuId
 from vmpin.observe import Vm
 from vmpin.ownership import Claims, Node, Ownership, claims, ownership, with_unseen
-from vmpin.placement import Placement, Previous, Request, place
+from vmpin.placement import Placement, Request, place
 from vmpin.policy import Policy
 from vmpin.state import DesiredState, SandboxState
 from vmpin.topology import Topology
+from vmpin.vcpuplaces import Previous
 
 
 class Places:

@@ -22,8 +22,8 @@ from vmpin.errors import StateFileError
 from vmpin.events import Source
 from vmpin.host.procfs import read_file
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId
-from vmpin.placement import Previous
 from vmpin.state import DesiredState, Known, SandboxState, Word
+from vmpin.vcpuplaces import Previous
 
 VERSION = 2
 MAX_BYTES = 64 << 20

@@ -1,7 +1,7 @@
 """Topology: which CPUs of the node are siblings, share a cache, or share a memory node; which are on, which isolated.
 
 Plain data with cheap look-ups, the same for a real node (host/sysfs.py) and one described in a scenario. What
-stays out: reading it from anywhere, and which CPU is better for whom (placement.py).
+stays out: reading it from anywhere, and which CPU is better for whom (vcpuplaces).
 """
 
 from __future__ import annotations

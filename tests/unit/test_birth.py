@@ -12,10 +12,10 @@ from vmpin.cpuset import CpuSet
 from vmpin.events import Source
 from vmpin.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole
 from vmpin.ownership import Node, Ownership, claims, ownership
-from vmpin.placement import Previous
 from vmpin.policy import Policy, Where
 from vmpin.state import Known, SandboxState
 from vmpin.topology import Topology
+from vmpin.vcpuplaces import Previous
 
 MINE, OTHER = SandboxId("mine"), SandboxId("other")
 EIGHT = Topology.build(CpuSet.parse("0-7"))

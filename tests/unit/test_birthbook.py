@@ -15,7 +15,8 @@ from vmpin.birthbook import BirthBook, Placed
 from vmpin.cpuset import CpuSet
 from vmpin.model import ThreadRole, VcpuId
 from vmpin.observe import Vm
-from vmpin.placement import Placement, VcpuPlace, Verdict
+from vmpin.placement import Placement, Verdict
+from vmpin.vcpuplaces import VcpuPlace
 
 HOUR = 3600 * 10**9
 

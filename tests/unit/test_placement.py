@@ -10,9 +10,10 @@ import pytest
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
 from vmpin.ownership import Collision, Node, claims, contested, is_exclusive, ownership
-from vmpin.placement import Placement, Previous, Request, Verdict, place, share
+from vmpin.placement import Placement, Request, Verdict, place
 from vmpin.policy import Policy, Spare, Vcpus, Where
 from vmpin.topology import Topology
+from vmpin.vcpuplaces import Previous, share
 
 POD = SandboxId("pod-a")
 EIGHT = Topology.build(CpuSet.parse("0-7"))

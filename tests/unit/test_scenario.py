@@ -13,9 +13,9 @@ from vmpin import scenario
 from vmpin.cpuset import CpuSet
 from vmpin.errors import ConfigError
 from vmpin.model import ContainerId, SandboxId, VcpuId
-from vmpin.placement import Previous
 from vmpin.policy import Policy, Vcpus, Where
 from vmpin.topology import Topology
+from vmpin.vcpuplaces import Previous
 
 EXAMPLE = """
 topology:                 # absent: this machine's

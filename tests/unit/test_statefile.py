@@ -22,9 +22,9 @@ from vmpin.cpuset import CpuSet
 from vmpin.errors import StateFileError
 from vmpin.events import Source
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId
-from vmpin.placement import Previous
 from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.statefile import Kept
+from vmpin.vcpuplaces import Previous
 
 T = TypeVar("T")
 BOOT = "6f8a1c5e-0000-4000-8000-000000000001"
