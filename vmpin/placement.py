@@ -55,10 +55,19 @@ class Placement:
         """Where all threads but this vCPU go, to compare."""
         return self.others, {place.id: place.cpus for place in self.vcpus if place.id != vcpu}
 
-    def previous(self, untold: Previous | None = None) -> Previous:
-        """What the next placement keeps to. :param untold: while some vCPU cannot be told, what was kept of it."""
-        kept = {} if untold is None else untold.vcpus
-        return Previous(self.mask, {**kept, **{place.id: (place.cpus, place.container) for place in self.vcpus}})
+    def previous(self, before: Previous | None = None, known: bool = True) -> Previous:
+        """What the next placement keeps to.
+
+        :param before: what this one kept to.
+        :param known: False while some vCPU cannot be told: what was kept of it is kept on.
+        """
+        had = before or Previous()
+        vcpus = {place.id: (place.cpus, place.container) for place in self.vcpus}
+        pairs = {vcpu: cpus.first for vcpu, (cpus, container) in vcpus.items()
+                 if cpus is not None and len(cpus) == 1 and container is not None}
+        taken = set(pairs.values())
+        older = {vcpu: cpu for vcpu, cpu in had.pairs.items() if vcpu not in pairs and cpu not in taken}
+        return Previous(self.mask, vcpus if known else {**had.vcpus, **vcpus}, {**older, **pairs})
 
 
 @dataclass(frozen=True)

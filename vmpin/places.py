@@ -87,7 +87,7 @@ class Places:
             placement = self._of(vm, known, vm.vcpus)
             if placement != self.placements.get(sandbox):
                 self.placements[sandbox] = placement
-                previous = placement.previous(None if vm.known else self.previous.get(sandbox))
+                previous = placement.previous(self.previous.get(sandbox), vm.known)
                 if previous != self.previous.get(sandbox):
                     self.previous[sandbox] = previous
                     self.learned = True

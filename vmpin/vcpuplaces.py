@@ -33,6 +33,9 @@ class Previous:
 
     mask: CpuSet = EMPTY
     vcpus: Mapping[VcpuId, tuple[CpuSet | None, ContainerId | None]] = field(default_factory=dict)
+    #: The CPU that each vCPU last had to itself, if no other has had it since: CPUs go off and come back, and the
+    #: kubelet's checkpoint does.
+    pairs: Mapping[VcpuId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,21 +106,19 @@ def _floating(ground: Ground, policy: Policy, reasons: list[str]) -> CpuSet:
 
 def _as_before(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Policy, before: Previous,
                reasons: list[str]) -> tuple[VcpuPlace, ...]:
-    """While some vCPU cannot be told: who has a place that is still right stays there. One that is plugged in is
-    nobody's until it has run, and that may move no other."""
-    floating = _floating(ground, policy, reasons)
-    places: dict[VcpuId, VcpuPlace] = {}
+    """While some vCPU cannot be told: who has CPUs of a container's own stays there, and nobody else is told to go
+    there. One that is plugged in is nobody's until it has run, and that may move no other."""
     lone: set[CpuSet] = set()
-    for vcpu in vcpus:
-        cpus, container = before.vcpus.get(vcpu.id, (None, None))
+    kept: dict[VcpuId, VcpuPlace] = {}
+    for vcpu, (cpus, container) in sorted(before.vcpus.items()):
         if cpus and container is not None and cpus <= ground.allowed and cpus not in lone:
             owner = next((name for name, own in claim.exclusive if cpus <= own), None)
             if owner is not None:
-                places[vcpu.id] = VcpuPlace(vcpu.id, cpus, owner)
+                kept[vcpu] = VcpuPlace(vcpu, cpus, owner)
                 lone |= {cpus} if len(cpus) == 1 else set()
-        elif cpus == floating:
-            places[vcpu.id] = VcpuPlace(vcpu.id, floating)
-    return tuple(places.get(vcpu.id) or VcpuPlace(vcpu.id, ground.allowed) for vcpu in vcpus)
+    # Where the VM had been placed, the others told floated or will most likely.
+    rest = _floating(ground, policy, reasons) if kept else ground.allowed
+    return tuple(kept.get(vcpu.id) or VcpuPlace(vcpu.id, rest) for vcpu in vcpus)
 
 
 def _one_to_one(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Policy, before: Previous,
@@ -126,20 +127,28 @@ def _one_to_one(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Po
     the boot vCPU carries the guest's own housekeeping and interrupts."""
     guest = {vcpu.id: vcpu for vcpu in vcpus}
     pairs: dict[VcpuId, int] = {}
+    had = {vcpu.id: before.vcpus.get(vcpu.id, (None, None)) for vcpu in vcpus}
+    last = {vcpu.id: before.pairs.get(vcpu.id, -1) for vcpu in vcpus}
     # One that had the CPU to itself comes before one that floated on a mask of this one CPU.
-    for vcpu in sorted(vcpus, key=lambda vcpu: (before.vcpus.get(vcpu.id, (None, None))[1] is None, -vcpu.id)):
-        cpus, _ = before.vcpus.get(vcpu.id, (None, None))
+    for number in sorted(had, key=lambda number: (had[number][1] is None, last[number] not in (had[number][0] or ()),
+                                                  -number)):
+        cpus, _ = had[number]
         if cpus is not None and len(cpus) == 1 and cpus <= ground.exclusive and cpus.first not in pairs.values():
-            pairs[vcpu.id] = cpus.first
+            pairs[number] = cpus.first
     spare = len(vcpus) - len(ground.exclusive)
     floating = _floating(ground, policy, reasons) if spare else EMPTY
     wanted = [cpu for cpu in ground.exclusive if cpu not in pairs.values()]
     # Of the unpaired, those that have to move anyway are pinned first: each that floats and may go on floating
-    # where it did is a vCPU that does not move.
-    unpaired = sorted((vcpu for vcpu in vcpus if vcpu.id not in pairs),
-                      key=lambda vcpu: (spare > 0 and before.vcpus.get(vcpu.id, (None, None))[0] == floating,
-                                        -vcpu.id))
-    pairs |= match(unpaired[: len(wanted)], wanted, pairs, guest, ground.node.topology)
+    # where it did is a vCPU that does not move. Then those that had a CPU that is there again, and get that.
+    unpaired = sorted(had.keys() - pairs.keys(), key=lambda number: (spare > 0 and had[number][0] == floating,
+                                                                     last[number] not in wanted, -number))
+    chosen = unpaired[: len(wanted)]
+    for number in chosen:
+        if last[number] in wanted:
+            wanted.remove(last[number])
+            pairs[number] = last[number]
+    pairs |= match([guest[number] for number in chosen if number not in pairs], wanted, pairs, guest,
+                   ground.node.topology)
     owner = {cpu: container for container, cpus in reversed(claim.exclusive) for cpu in cpus}
     return tuple(
         VcpuPlace(vcpu.id, CpuSet((pairs[vcpu.id],)), owner[pairs[vcpu.id]], pinned=True) if vcpu.id in pairs

@@ -430,7 +430,7 @@ def test_while_a_vcpu_cannot_be_told_those_with_a_place_keep_it() -> None:
     assert guests(found) == guests(first)
     # The rest of the VM's threads may be the vCPU.
     assert str(found.cpus_for(ThreadRole.EMULATOR, None)) == "0-1,4-5"
-    then = decide([MAIN, SIDE], vcpus(0, 1, 6, 7), node(), previous=found.previous(first.previous()))
+    then = decide([MAIN, SIDE], vcpus(0, 1, 6, 7), node(), previous=found.previous(first.previous(), known=False))
     assert shown(then) == {0: "0-1", 1: "4", 6: "0-1", 7: "5"}
 
 
@@ -442,7 +442,38 @@ def test_while_a_vcpu_cannot_be_told_no_place_is_kept_that_is_not_right_any_more
         VcpuId(3): (EMPTY, ContainerId("main")),
         VcpuId(4): (CpuSet.parse("4"), None)})                  # floated there, when it was the pool
     found = decide([MAIN, SIDE], vcpus(0, 1, 2, 3, 4), node(), previous=before, known=False)
-    assert shown(found) == {0: "0-1,4-5", 1: "5", 2: "0-1,4-5", 3: "0-1,4-5", 4: "0-1,4-5"}
+    assert shown(found) == {0: "0-1", 1: "5", 2: "0-1", 3: "0-1", 4: "0-1"}
+    # Nobody has a place of its own: it may be theirs.
+    before = Previous(before.mask, {VcpuId(4): before.vcpus[VcpuId(4)]})
+    assert shown(decide([MAIN, SIDE], vcpus(4), node(), previous=before, known=False)) == {4: "0-1,4-5"}
+
+
+def test_a_vcpu_gets_the_cpu_back_that_it_had_to_itself() -> None:
+    """The others could float on where they are just as well."""
+    all_four = vcpus(0, 1, 6, 7)
+    before = decide([MAIN, SIDE], vcpus(0, 1), node()).previous()
+    before = decide([MAIN, SIDE], all_four, node(), previous=before).previous(before)
+    assert before.pairs == {0: 4, 1: 5}
+    for meanwhile in (
+        decide([MAIN, SIDE], all_four, node("0-3,6-15"), previous=before),                   # both CPUs are off
+        decide([MAIN, SIDE], all_four, node("0-3,5-15"), previous=before),                   # one of them
+        decide([box("main", "4-5"), SIDE], all_four, node(), previous=before),               # no checkpoint
+        decide([MAIN, SIDE], all_four, node(), Policy(vcpus=Vcpus.UNION), before),
+    ):
+        again = decide([MAIN, SIDE], all_four, node(), previous=meanwhile.previous(before))
+        assert shown(again) == {0: "4", 1: "5", 6: "0-1", 7: "0-1"}
+
+
+def test_a_cpu_that_another_vcpu_had_since_is_nobodys_to_come_back_to() -> None:
+    before = Previous(CpuSet.parse("4-5"), {}, {VcpuId(0): 4, VcpuId(1): 5})
+    placed = decide([MAIN], vcpus(6, 7), node(), previous=before)
+    assert shown(placed) == {6: "4", 7: "5"}
+    assert placed.previous(before).pairs == {6: 4, 7: 5}
+
+
+def test_whatever_is_said_of_earlier_cpus_no_two_vcpus_get_one() -> None:
+    before = Previous(EMPTY, {}, {VcpuId(0): 4, VcpuId(1): 4, VcpuId(2): 15, VcpuId(9): 5})
+    assert shown(decide([MAIN, SIDE], vcpus(0, 1, 2), node(), previous=before)) == {0: "5", 1: "4", 2: "0-1"}
 
 
 def test_off_is_off_for_vcpus_that_cannot_be_told_apart_too() -> None:

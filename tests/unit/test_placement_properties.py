@@ -142,7 +142,9 @@ def befores(draw: st.DrawFn, world: World) -> Before:
     lone = st.integers(0, MOST + 1).map(lambda cpu: CpuSet([cpu]))
     names = st.none() | st.sampled_from([ContainerId(f"c{number}") for number in range(4)])
     pair = st.tuples(lone | any_cpus | st.none(), names)
-    return {each.id: Previous(draw(any_cpus), draw(st.dictionaries(st.integers(0, 12).map(VcpuId), pair, max_size=8)))
+    ids = st.integers(0, 12).map(VcpuId)
+    return {each.id: Previous(draw(any_cpus), draw(st.dictionaries(ids, pair, max_size=8)),
+                              draw(st.dictionaries(ids, st.integers(0, MOST + 1), max_size=8)))
             for each in world.requests if draw(st.booleans())}
 
 
@@ -269,7 +271,8 @@ def test_the_same_node_gives_the_same_placement_in_whatever_order_the_vcpus_come
     before = data.draw(befores(world))
     shuffled = World(world.node, tuple(
         replace(each, vcpus=tuple(data.draw(st.permutations(each.vcpus)))) for each in world.requests))
-    backwards = {key: Previous(value.mask, dict(reversed(list(value.vcpus.items())))) for key, value in before.items()}
+    backwards = {key: Previous(value.mask, dict(reversed(list(value.vcpus.items()))),
+                               dict(reversed(list(value.pairs.items())))) for key, value in before.items()}
     first = world.place(policy, before)
     assert world.place(policy, before) == first
     assert shuffled.place(policy, before) == first
@@ -338,8 +341,35 @@ def test_a_vcpu_that_cannot_be_told_for_a_while_moves_no_other(
         assert all(place.cpus == old.by_vcpu[place.id] for place in new.vcpus)
         assert {place.id: place.container for place in new.vcpus}.items() <= {
             place.id: place.container for place in old.vcpus}.items()
-        kept[new.sandbox] = new.previous(before[new.sandbox])
+        kept[new.sandbox] = new.previous(before[new.sandbox], known=False)
     assert world.place(policy, kept) == first
+
+
+@given(st.data(), kubelet_worlds(), st.sampled_from(Spare))
+def test_what_passes_leaves_every_one_to_one_pair(data: st.DataObject, world: World, spare: Spare) -> None:
+    """Some CPUs go off and come back, or the word of who is exclusive does, or the policy."""
+    policy = Policy(spare_vcpus=spare)
+    # The vCPUs that float are the highest: those that no rule but stability keeps from being pinned.
+    earlier = World(world.node, tuple(
+        replace(each, vcpus=each.vcpus[:len(world.own.claims[each.id].cpus)]) for each in world.requests))
+    before = previous_of(earlier.place(policy))
+    first = world.place(policy, before)
+    before = {each.sandbox: each.previous(before[each.sandbox]) for each in first}
+    what = data.draw(st.sampled_from(["CPUs", "checkpoint", "policy"]))
+    meanwhile, for_now, node = world, policy, world.node
+    if what == "CPUs":
+        left = CpuSet(data.draw(st.sets(st.sampled_from(list(node.online)), min_size=1)))
+        meanwhile = replace(world, node=replace(node, topology=replace(node.topology, online=left)))
+    elif what == "checkpoint":
+        meanwhile = World(replace(node, shared_pool=None), tuple(
+            replace(each, containers=tuple(replace(one, exclusive=None) for one in each.containers))
+            for each in world.requests))
+    else:
+        for_now = Policy(vcpus=data.draw(st.sampled_from([Vcpus.UNION, Vcpus.OFF])))
+    kept = {each.sandbox: each.previous(before[each.sandbox]) for each in meanwhile.place(for_now, before)}
+    for old, new in zip(first, world.place(policy, kept), strict=True):
+        assert {place.id: place.cpus for place in old.vcpus if place.pinned} == {
+            place.id: place.cpus for place in new.vcpus if place.pinned}
 
 
 @given(st.data(), worlds, policies)
