@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, NewType
 
 from vmpin.cpuset import CpuSet
@@ -90,6 +91,17 @@ class Vcpu:
     id: VcpuId
     core: int | None = None
     node: int | None = None
+
+
+@dataclass(frozen=True)
+class VcpuThreads:
+    """What was found out of a VMM whose threads bear no names: which of them is which vCPU, and which vCPUs have had
+    a thread that has ended (unplugged). `found_by` is the last strategy that told one."""
+
+    vmm: ThreadId
+    threads: Mapping[ThreadId, VcpuId] = field(default_factory=dict)
+    gone: frozenset[VcpuId] = frozenset()
+    found_by: str = "none"
 
 
 class ContainerState(enum.StrEnum):

@@ -17,7 +17,7 @@ from functools import cached_property
 from vmpin.census import ROUNDS, Census, Found
 from vmpin.events import Claim
 from vmpin.host.procfs import Procfs, Stat
-from vmpin.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
+from vmpin.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuThreads, VmmType, VmThread
 from vmpin.vmm import threads as vmm_threads
 from vmpin.vmm.processes import VmmProcess
 from vmpin.vmm.qemu_cmdline import GuestTopology
@@ -43,6 +43,11 @@ class Process:
     #: Threads met in the last pass: their names may not have been set yet (a clone has its creator's name).
     young: set[int] = field(default_factory=set)
 
+    def has(self, thread: ThreadId) -> bool:
+        """Whether it is among the threads last read."""
+        stat = self.stats.get(thread.tid)
+        return stat is not None and stat.starttime == thread.starttime
+
 
 @dataclass
 class Vm:
@@ -59,6 +64,8 @@ class Vm:
     known: bool = False
     vcpus: tuple[Vcpu, ...] = ()
     learned: dict[ThreadId, VcpuId] = field(default_factory=dict)
+    #: vCPUs whose thread has ended.
+    gone: set[VcpuId] = field(default_factory=set)
     iothreads: set[ThreadId] = field(default_factory=set)
     qmp: QmpAnswer | None = None
     #: The thread set for which QMP was asked; it is asked once for each.
@@ -67,6 +74,8 @@ class Vm:
     wants_qmp: bool | None = None
     #: How often its vCPUs were looked for since its threads last changed.
     tries: int = 0
+    #: Its threads have changed since they were last told apart.
+    stale: bool = True
 
     def processes(self) -> Iterator[Process]:
         yield self.vmm
@@ -96,13 +105,21 @@ class Vm:
 
 
 class Observer:
-    """Follows the processes below `proc`; of the sandboxes, those whose ids the pattern `only` matches."""
+    """Follows the processes below `proc`; of the sandboxes, those whose ids the pattern `only` matches.
 
-    def __init__(self, proc: Procfs, sys_root: str = "/sys", only: str = "*") -> None:
+    :param vcpus: what was found out of VMMs before, as a state file has it.
+    """
+
+    def __init__(self, proc: Procfs, sys_root: str = "/sys", only: str = "*",
+                 vcpus: Mapping[SandboxId, VcpuThreads] | None = None) -> None:
         self.proc = proc
         self.sys_root = sys_root
         self.only = only
         self.vms: dict[SandboxId, Vm] = {}
+        #: What is to outlive this process: a vCPU that is busy for ever shows nothing to the next one.
+        self.vcpus: dict[SandboxId, VcpuThreads] = dict(vcpus or {})
+        #: Whether `vcpus` is another than when this was last set to False.
+        self.learned = False
         self.census = Census(proc)
         self._doubles: set[tuple[SandboxId, int]] = set()
         self._followed: dict[int, tuple[Vm, Process]] | None = None
@@ -169,6 +186,9 @@ class Observer:
             vm = self.vms.get(sandbox)
             if vm is None or vm.vmm.id != identity:
                 vm = Vm(sandbox, vmm.type, Process(pid, identity, ThreadRole.EMULATOR, argv))
+                had = self.vcpus.get(sandbox)
+                if had is not None and had.vmm == identity:
+                    vm.learned, vm.gone, vm.found_by = dict(had.threads), set(had.gone), had.found_by
                 self.vms[sandbox] = vm
                 changed.add(sandbox)
         changed |= self._assign_helpers()
@@ -205,13 +225,15 @@ class Observer:
                 self._lost(vm)
                 return None
             changed = changed or own is not False
+            vm.stale = vm.stale or changed  # at once: to read the next one may fail
         # Sampling system calls costs milliseconds: a VM that does not tell is asked again ever more seldom. And where
         # no name tells, all may seem to be known while a vCPU that was just plugged has not been in KVM_RUN yet, if
         # one of its number was unplugged before.
         tries = TRIES if not vm.known else AGAIN if vm.found_by in ("kvm_run", "debugfs") else 0
-        if changed or vm.qmp is not None or (tries and (vm.tries < tries or turn)):
+        if vm.stale or vm.qmp is not None or (tries and (vm.tries < tries or turn)):
             vm.tries = 0 if changed else vm.tries + 1
             changed = self._identify(vm) or changed
+            vm.stale = False
         return changed
 
     def _lost(self, vm: Vm) -> None:
@@ -258,15 +280,17 @@ class Observer:
     def _identify(self, vm: Vm) -> bool:
         """Tell which thread is which; True when the answer is another than before."""
         process = vm.vmm
+        vm.gone.update(vcpu for thread, vcpu in vm.learned.items() if not process.has(thread))
         found = vmm_threads.identify(
             process.pid, vm.type, process.argv, process.stats.items(), self.proc, learned=vm.learned,
-            iothreads=vm.iothreads, qmp=vm.qmp, debugfs=f"{self.sys_root}/kernel/debug")
+            gone=vm.gone, iothreads=vm.iothreads, qmp=vm.qmp, debugfs=f"{self.sys_root}/kernel/debug")
         vm.qmp = None  # it spoke of the threads as they were; what was learned of it is kept
         threads = {}
         for tid, stat in process.stats.items():
             role, vcpu = found.roles[tid]
             threads[tid] = VmThread(ThreadId(tid, stat.starttime), role, stat.comm, process.pid, vcpu)
         vm.learned = {thread.id: thread.vcpu for thread in threads.values() if thread.vcpu is not None}
+        vm.gone.difference_update(vm.learned.values())
         vm.iothreads = {thread.id for thread in threads.values() if thread.role is ThreadRole.IOTHREAD}
         ids = sorted(vm.learned.values())
         known = found.complete
@@ -275,7 +299,15 @@ class Observer:
         process.threads, vm.known, vm.vcpus, vm.wants_qmp = threads, known, vcpus, None
         if found.found_by != "learned":
             vm.found_by = found.found_by
+        if vm.found_by not in ("names", "none"):
+            self._keep(vm)
         return changed
+
+    def _keep(self, vm: Vm) -> None:
+        told = VcpuThreads(vm.vmm.id, vm.learned, frozenset(vm.gone), vm.found_by)
+        if self.vcpus.get(vm.sandbox) != told:
+            self.vcpus[vm.sandbox] = told
+            self.learned = True
 
     def wanting_qmp(self) -> list[Vm]:
         """VMs whose threads only QMP can tell apart and that were not asked yet as they are."""

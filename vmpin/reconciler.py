@@ -79,7 +79,6 @@ class Reconciler:
         self.proc = Procfs(config.path("proc"))
         self.sysfs = Sysfs(config.path("sys"))
         self.cgroups = Cgroups(config.path("cgroup"), self.proc)
-        self.observer = Observer(self.proc, str(config.path("sys")), config.only)
         self.sources = DiskSources(self.proc, self.cgroups,
                                    KataState(config.path("kata_go"), config.path("kata_rs"), logger.warning))
         self.sources.kata.listen_to(config.exclusive_annotation)
@@ -87,6 +86,7 @@ class Reconciler:
         self._keeper = Keeper(config.state_file, config.notes_file, self.boot_id)
         kept = self._keeper.load(set_aside=acts)
         self.state: DesiredState = kept.state
+        self.observer = Observer(self.proc, str(config.path("sys")), config.only, kept.vcpus)
         self.checkpoint = KubeletState(config.path("kubelet"), logger.warning)
         self.agreement = Agreement()
         self.places = Places(config, self.sysfs.topology(), self.checkpoint.read() if config.kubelet else None,
@@ -122,7 +122,7 @@ class Reconciler:
     @property
     def unsaved(self) -> bool:
         """Whether the state file is behind."""
-        return self._changed or self.pinner.learned or self.places.learned
+        return self._changed or self.pinner.learned or self.places.learned or self.observer.learned
 
     @property
     def saved(self) -> bool:
@@ -298,11 +298,11 @@ class Reconciler:
         helped = self.observer.census.helped()
         for sandbox in self.births.keys() - vms.keys() - helped:
             del self.births[sandbox]
-        previous = self.places.previous
-        for kept in (previous, self.pinner.before):
+        before = self.pinner.before
+        for kept in (self.places.previous, self.observer.vcpus, before):
             for sandbox in kept.keys() - vms.keys() - self.state.sandboxes.keys() - helped:
-                had = self.pinner.before.get(sandbox)
-                if kept is previous or had is None or not any(map(self.observer.census.runs, had.processes)):
+                had = before.get(sandbox)
+                if kept is not before or had is None or not any(map(self.observer.census.runs, had.processes)):
                     del kept[sandbox]  # else it is nobody's now (watch.only), and is to be given back all the same
                     self._changed = True
         horizon = time.time_ns() - 600 * 10**9
@@ -425,9 +425,9 @@ class Reconciler:
         if self._left:
             state = DesiredState({name: replace(known, held=False) if name in self._left else known
                                   for name, known in state.sandboxes.items()})
-        if not self._keeper.save(Kept(state, self.places.previous, self.pinner.before)):
+        if not self._keeper.save(Kept(state, self.places.previous, self.pinner.before, self.observer.vcpus)):
             return False
-        self._changed = self.pinner.learned = self.places.learned = False
+        self._changed = self.pinner.learned = self.places.learned = self.observer.learned = False
         return True
 
     def keep_mask(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> None:

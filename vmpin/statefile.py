@@ -1,12 +1,13 @@
 """The state file: what cannot be read back from the machine, checksummed and replaced as a whole.
 
-Carries the containers that only hooks told of, the masks from before vmpin, the previous one-to-one pairs, and which
-sandboxes the operator took out of vmpin's hands. It lies in /run and speaks of one boot. A bad one is set aside and
-everything is rebuilt from what runs. What stays out: when it is written.
+Carries the containers that only hooks told of, the masks from before vmpin, the previous one-to-one pairs, which
+nameless thread is which vCPU, and which sandboxes the operator took out of vmpin's hands. It lies in /run and speaks
+of one boot. A bad one is set aside and everything is rebuilt from what runs. What stays out: when it is written.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import zlib
@@ -21,7 +22,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.errors import StateFileError
 from vmpin.events import Source
 from vmpin.host.procfs import read_file
-from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId
+from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
 from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.vcpuplaces import Previous
 
@@ -36,10 +37,11 @@ class Kept:
     state: DesiredState = field(default_factory=DesiredState)
     previous: Mapping[SandboxId, Previous] = field(default_factory=dict)
     before: Mapping[SandboxId, Before] = field(default_factory=dict)
+    vcpus: Mapping[SandboxId, VcpuThreads] = field(default_factory=dict)
 
 
 #: What was written of a sandbox, and the text it became.
-Written = dict[SandboxId, tuple[SandboxState | None, Previous | None, Before | None, str]]
+Written = dict[SandboxId, tuple[tuple[SandboxState | None, Previous | None, Before | None, VcpuThreads | None], str]]
 
 
 def save(path: Path, boot_id: str, kept: Kept, written: Written | None = None) -> None:
@@ -94,7 +96,7 @@ def with_notes(path: Path, boot_id: str, kept: Kept) -> Kept:
                 before[sandbox] = Before({**known.processes, main: ProcessMasks(cpus)})
         except (ValueError, TypeError, RecursionError):
             continue
-    return kept if before == kept.before else Kept(kept.state, kept.previous, before)
+    return kept if before == kept.before else dataclasses.replace(kept, before=before)
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -167,17 +169,19 @@ def _cpus(text: str | None) -> CpuSet | None:
 
 def _text_of(boot_id: str, kept: Kept, written: Written) -> str:
     """What json.dumps would make of all of it: the checksum is of that."""
-    names = dict.fromkeys([*kept.state.sandboxes, *kept.previous, *kept.before])
+    names = dict.fromkeys([*kept.state.sandboxes, *kept.previous, *kept.before, *kept.vcpus])
     for gone in written.keys() - names.keys():
         del written[gone]
     texts = []
     for name in names:
-        state, previous, before = kept.state.sandboxes.get(name), kept.previous.get(name), kept.before.get(name)
+        parts = (kept.state.sandboxes.get(name), kept.previous.get(name), kept.before.get(name),
+                 kept.vcpus.get(name))
         known = written.get(name)
-        if known is None or known[0] is not state or known[1] is not previous or known[2] is not before:
-            packed = {**_pack_state(state), **_pack_previous(previous), **_pack_before(before)}
-            known = written[name] = state, previous, before, f"{json.dumps(name)}:{_dumps(packed)}"
-        texts.append(known[3])
+        if known is None or any(one is not other for one, other in zip(known[0], parts, strict=True)):
+            state, previous, before, vcpus = parts
+            packed = {**_pack_state(state), **_pack_previous(previous), **_pack_before(before), **_pack_vcpus(vcpus)}
+            known = written[name] = parts, f"{json.dumps(name)}:{_dumps(packed)}"
+        texts.append(known[1])
     return f'{{"version":{VERSION},"boot_id":{json.dumps(boot_id)},"sandboxes":{{{",".join(texts)}}}}}'
 
 
@@ -207,7 +211,8 @@ def _pack_previous(previous: Previous | None) -> dict[str, object]:
     if previous is None:
         return {}
     return {"mask": str(previous.mask),
-            "vcpus": [[vcpu, _text(cpus), container] for vcpu, (cpus, container) in previous.vcpus.items()]}
+            "vcpus": [[vcpu, _text(cpus), container] for vcpu, (cpus, container) in previous.vcpus.items()],
+            "pairs": list(previous.pairs.items())}
 
 
 def _pack_before(before: Before | None) -> dict[str, object]:
@@ -219,8 +224,15 @@ def _pack_before(before: Before | None) -> dict[str, object]:
         for main, masks in before.processes.items()]}
 
 
+def _pack_vcpus(vcpus: VcpuThreads | None) -> dict[str, object]:
+    if vcpus is None:
+        return {}
+    return {"threads": [_pack_thread(vcpus.vmm), vcpus.found_by, sorted(vcpus.gone),
+                        [[thread.tid, thread.starttime, vcpu] for thread, vcpu in vcpus.threads.items()]]}
+
+
 def _unpack(body: dict[str, Any]) -> Kept:
-    states, previous, before = {}, {}, {}
+    states, previous, before, vcpus = {}, {}, {}, {}
     for name, entry in body["sandboxes"].items():
         sandbox = SandboxId(name)
         if "state" in entry:
@@ -228,13 +240,19 @@ def _unpack(body: dict[str, Any]) -> Kept:
         if "mask" in entry:
             previous[sandbox] = Previous(_cpus(entry["mask"]) or EMPTY, {
                 VcpuId(vcpu): (_cpus(cpus), None if container is None else ContainerId(container))
-                for vcpu, cpus, container in entry["vcpus"]})
+                for vcpu, cpus, container in entry["vcpus"]},
+                {VcpuId(vcpu): cpu for vcpu, cpu in entry.get("pairs", ())})
         if "before" in entry:
             before[sandbox] = Before({
                 ThreadId(tid, start): ProcessMasks(CpuSet.parse(main), {
                     ThreadId(other, since): CpuSet.parse(cpus) for other, since, cpus in others})
                 for tid, start, main, others in entry["before"]})
-    return Kept(DesiredState(states), previous, before)
+        if "threads" in entry:
+            vmm, found_by, gone, threads = entry["threads"]
+            vcpus[sandbox] = VcpuThreads(ThreadId(*vmm), {ThreadId(tid, start): VcpuId(vcpu)
+                                                          for tid, start, vcpu in threads},
+                                         frozenset(VcpuId(vcpu) for vcpu in gone), found_by)
+    return Kept(DesiredState(states), previous, before, vcpus)
 
 
 def _unpack_state(sandbox: SandboxId, entry: dict[str, Any]) -> SandboxState:

@@ -198,31 +198,3 @@ def test_firecrackers_sandbox_is_the_one_of_the_shim_whose_id_was_cut(tmp_path: 
     shutil.rmtree(tmp_path / "4000")
     observer.scan({}, full=True)
     assert (set(observer.vms), observer.census.helped()) == ({whole}, set())
-
-
-def test_a_vcpu_that_is_plugged_again_is_told_though_it_was_seen_before_it_was_in_kvm_run(tmp_path: Path) -> None:
-    """Of its number there is one that was unplugged, so that nobody seems to be missing."""
-    proc, sys = tmp_path / "proc", tmp_path / "sys"
-    process(proc, 4000, "qemu-system-x86", "qemu-system-x86_64", "-name", "sandbox-a", "-smp", "1,maxcpus=2")
-
-    def thread(tid: int, call: str) -> None:
-        stat = STAT.format(name="qemu-system-x86", start=tid, parent=1)
-        make_tree(proc, f"4000/task/{tid}/stat = {tid} {stat}\n4000/task/{tid}/syscall = {call}\n")
-
-    (proc / "4000/fd").mkdir()
-    for number in (0, 1):
-        (proc / f"4000/fd/{10 + number}").symlink_to(f"anon_inode:kvm-vcpu:{number}")
-        make_tree(sys, f"kernel/debug/kvm/4000-9/vcpu{number}/pid = {4001 + number}\n")
-    thread(4001, "16 0xa 0xae80 0x0")
-    observer = Observer(Procfs(proc), str(sys))
-    observer.scan({})
-    vm = observer.vms[SandboxId("a")]
-    observer.refresh(vm)
-    assert (vm.known, {thread.tid: vcpu for thread, vcpu in vm.learned.items()}) == (True, {4001: 0})
-
-    thread(4003, "202 0x0 0x0")
-    observer.refresh(vm)
-    assert (vm.known, len(vm.learned)) == (True, 1)
-    thread(4003, "16 0xb 0xae80 0x0")
-    assert observer.refresh(vm)
-    assert {thread.tid: vcpu for thread, vcpu in vm.learned.items()} == {4001: 0, 4003: 1}

@@ -21,7 +21,7 @@ from vmpin.before import Before, ProcessMasks
 from vmpin.cpuset import CpuSet
 from vmpin.errors import StateFileError
 from vmpin.events import Source
-from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId
+from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
 from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.statefile import Kept
 from vmpin.vcpuplaces import Previous
@@ -56,9 +56,13 @@ def states(draw: st.DrawFn, name: SandboxId) -> SandboxState:
 
 
 previous = st.builds(Previous, cpus, st.dictionaries(
-    st.integers(0, 4096).map(VcpuId), st.tuples(st.none() | cpus, st.none() | ids.map(ContainerId)), max_size=4))
+    st.integers(0, 4096).map(VcpuId), st.tuples(st.none() | cpus, st.none() | ids.map(ContainerId)), max_size=4),
+    st.dictionaries(st.integers(0, 4096).map(VcpuId), st.integers(0, 300), max_size=4))
 befores = st.builds(Before, st.dictionaries(
     threads, st.builds(ProcessMasks, cpus, st.dictionaries(threads, cpus, max_size=3)), max_size=3))
+
+vcpus = st.builds(VcpuThreads, threads, st.dictionaries(threads, st.integers(0, 4096).map(VcpuId), max_size=3),
+                  st.frozensets(st.integers(0, 4096).map(VcpuId), max_size=3), st.sampled_from(["kvm_run", "qmp"]))
 
 
 @st.composite
@@ -66,7 +70,8 @@ def kept(draw: st.DrawFn) -> Kept:
     sandboxes = [SandboxId(each) for each in draw(st.lists(ids, unique=True, max_size=3))]
     return Kept(DesiredState({each: draw(states(each)) for each in sandboxes if draw(st.booleans())}),
                 {each: draw(previous) for each in sandboxes if draw(st.booleans())},
-                {each: draw(befores) for each in sandboxes if draw(st.booleans())})
+                {each: draw(befores) for each in sandboxes if draw(st.booleans())},
+                {each: draw(vcpus) for each in sandboxes if draw(st.booleans())})
 
 
 SAMPLE = Kept(

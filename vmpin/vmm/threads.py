@@ -56,16 +56,17 @@ class Identified:
 
 
 def identify(pid: int, vmm: VmmType, argv: Sequence[str], threads: Iterable[tuple[int, Stat]], procfs: Procfs, *,
-             learned: Mapping[ThreadId, VcpuId] | None = None, iothreads: Collection[ThreadId] = (),
-             qmp: QmpAnswer | None = None, debugfs: str = "/sys/kernel/debug",
+             learned: Mapping[ThreadId, VcpuId] | None = None, gone: Collection[VcpuId] = (),
+             iothreads: Collection[ThreadId] = (), qmp: QmpAnswer | None = None, debugfs: str = "/sys/kernel/debug",
              sleep: Callable[[float], None] = time.sleep) -> Identified:
     """Tell the threads of one VMM process apart.
 
     :param learned: vCPUs told earlier; only threads that still are the same (start time) count.
+    :param gone: vCPUs told earlier whose thread has ended.
     :param iothreads: the iothreads told earlier, likewise.
     :param qmp: QEMU's answer if it was just asked, not an old one: that is what the other two are for.
     """
-    vm = _Vm(pid, vmm, argv, dict(threads), procfs, debugfs, sleep, qmp)
+    vm = _Vm(pid, vmm, argv, dict(threads), procfs, debugfs, sleep, qmp, gone)
     found_by = "none"
     if learned and vm.believe({thread.tid: vcpu for thread, vcpu in learned.items() if vm.same(thread)}):
         found_by = "learned"
@@ -107,7 +108,8 @@ class _Vm:
     """One process while it is looked at: what is given, and what is believed so far."""
 
     def __init__(self, pid: int, vmm: VmmType, argv: Sequence[str], stats: dict[int, Stat], procfs: Procfs,
-                 debugfs: str, sleep: Callable[[float], None], qmp: QmpAnswer | None) -> None:
+                 debugfs: str, sleep: Callable[[float], None], qmp: QmpAnswer | None,
+                 ended: Collection[VcpuId]) -> None:
         self.pid, self.argv, self.stats, self.procfs = pid, argv, stats, procfs
         self.debugfs, self.sleep, self.qmp = debugfs, sleep, qmp
         self.qemu = vmm is VmmType.QEMU
@@ -118,8 +120,9 @@ class _Vm:
         self.iothreads = {tid for tid in qmp.iothreads if self.possible(tid)} if qmp else set[int]()
         #: On a CPU when kvm_run looked.
         self.running: list[int] = []
-        #: vCPUs without a thread any more: unplugged.
-        self.gone: set[VcpuId] = set()
+        #: vCPUs without a thread any more: unplugged. Those told to have `ended` may have another since, so they are
+        #: among them when nobody was found in KVM_RUN who is one.
+        self.ended, self.gone = ended, set[VcpuId]()
         self._fds: dict[int, int] | None = None
 
     def same(self, thread: ThreadId) -> bool:
@@ -194,13 +197,14 @@ def _kvm_run(vm: _Vm) -> Mapping[int, VcpuId] | None:
     if not vm.fds():
         return None
     found, vm.running = kvm.in_kvm_run(vm.procfs, vm.pid, vm.suspects(), vm.fds())
+    vm.gone.update(vm.ended)
     return vm.by_index(found)
 
 
 def _debugfs(vm: _Vm) -> Mapping[int, VcpuId] | None:
     found = vm.by_index(kvm.from_debugfs(vm.debugfs, vm.pid))
-    vm.gone = {vcpu for tid, vcpu in found.items()
-               if tid not in vm.stats and vm.procfs.thread_stat(vm.pid, tid) is None}
+    vm.gone.update(vcpu for tid, vcpu in found.items()
+                   if tid not in vm.stats and vm.procfs.thread_stat(vm.pid, tid) is None)
     return found
 
 

@@ -1,0 +1,154 @@
+"""Which thread is which vCPU of QEMUs whose threads bear no names, from pass to pass and over a restart, on trees of
+/proc and debugfs."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+from trees import make_tree
+
+from vmpin.host.procfs import Procfs
+from vmpin.model import SandboxId, ThreadId, VcpuThreads
+from vmpin.observe import Observer, Vm
+
+STAT = ("({name}) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
+        "0 0 0 0 0 0")
+POD = SandboxId("a")
+
+
+class Nameless:
+    """A QEMU with descriptors for some vCPUs, and threads that are where they are put."""
+
+    def __init__(self, root: Path, vcpus: int, smp: str, debugfs: bool = False) -> None:
+        self.proc, self.sys = root / "proc", root / "sys"
+        stat = f"4000 {STAT.format(name='qemu-system-x86', start=100)}"
+        make_tree(self.proc, f"4000/stat = {stat}\n4000/task/4000/stat = {stat}\n"
+                             "4000/task/4000/syscall = 271 0x0 0x0\n")
+        (self.proc / "4000/cmdline").write_text(f"qemu-system-x86_64\0-name\0sandbox-{POD}\0-smp\0{smp}\0")
+        (self.proc / "4000/fd").mkdir()
+        for number in range(vcpus):
+            (self.proc / f"4000/fd/{10 + number}").symlink_to(f"anon_inode:kvm-vcpu:{number}")
+            if debugfs:
+                make_tree(self.sys, f"kernel/debug/kvm/4000-9/vcpu{number}/pid = {4001 + number}\n")
+
+    def thread(self, tid: int, call: str, name: str = "qemu-system-x86") -> None:
+        stat = STAT.format(name=name, start=tid)
+        make_tree(self.proc, f"4000/task/{tid}/stat = {tid} {stat}\n4000/task/{tid}/syscall = {call}\n")
+
+    def vcpu(self, number: int) -> None:
+        """Its thread waits in KVM_RUN."""
+        self.thread(4001 + number, f"16 {10 + number:#x} 0xae80 0x0")
+
+    def ends(self, tid: int) -> None:
+        shutil.rmtree(self.proc / f"4000/task/{tid}")
+
+    def observer(self, *before: Observer) -> Observer:
+        """One that begins, with what those before left."""
+        observer = Observer(Procfs(self.proc), str(self.sys), vcpus={k: v for each in before
+                                                                     for k, v in each.vcpus.items()})
+        observer.scan({}, full=True)
+        observer.refresh(observer.vms[POD])
+        return observer
+
+
+def told(vm: Vm) -> dict[int, int]:
+    return {thread.tid: vcpu for thread, vcpu in vm.learned.items()}
+
+
+def test_a_vcpu_that_is_plugged_again_is_told_though_it_was_seen_before_it_was_in_kvm_run(tmp_path: Path) -> None:
+    """Of its number there is one that was unplugged, so that nobody seems to be missing."""
+    qemu = Nameless(tmp_path, 2, "1,maxcpus=2", debugfs=True)
+    qemu.vcpu(0)
+    observer = qemu.observer()
+    vm = observer.vms[POD]
+    assert (vm.known, told(vm)) == (True, {4001: 0})
+    qemu.thread(4003, "202 0x0 0x0")
+    observer.refresh(vm)
+    assert (vm.known, len(vm.learned)) == (True, 1)
+    qemu.thread(4003, "16 0xb 0xae80 0x0")
+    assert observer.refresh(vm)
+    assert told(vm) == {4001: 0, 4003: 1}
+
+
+def test_a_vcpu_that_has_become_busy_for_ever_is_known_to_the_next_watcher(tmp_path: Path) -> None:
+    """It shows nothing any more, and there is no debugfs."""
+    qemu = Nameless(tmp_path, 2, "2")
+    qemu.vcpu(0)
+    qemu.vcpu(1)
+    first = qemu.observer()
+    qemu.thread(4002, "running")
+    assert not qemu.observer().vms[POD].known
+    vm = qemu.observer(first).vms[POD]
+    assert (vm.known, vm.found_by, told(vm)) == (True, "kvm_run", {4001: 0, 4002: 1})
+
+
+@pytest.mark.parametrize("what", ["VMM", "thread"])
+def test_what_was_found_out_of_another_is_not_believed(tmp_path: Path, what: str) -> None:
+    qemu = Nameless(tmp_path, 2, "2")
+    qemu.vcpu(0)
+    qemu.thread(4002, "running")
+    first = qemu.observer()
+    first.vcpus[POD] = VcpuThreads(ThreadId(4000, 99 if what == "VMM" else 100),
+                                   {ThreadId(4002, 4002 if what == "VMM" else 4001): first.vms[POD].vcpus[0].id})
+    vm = qemu.observer(first).vms[POD]
+    assert (vm.known, told(vm)) == (False, {4001: 0})
+
+
+def test_an_unplugged_vcpu_is_not_missed_though_qemu_keeps_its_descriptor(tmp_path: Path) -> None:
+    """And no debugfs says that its thread has ended; nor, to the next watcher, that it ever was."""
+    qemu = Nameless(tmp_path, 2, "1,maxcpus=2")
+    qemu.vcpu(0)
+    qemu.vcpu(1)
+    qemu.thread(4009, "7 0x0 0x0")  # somebody who might be it
+    first = qemu.observer()
+    vm = first.vms[POD]
+    assert told(vm) == {4001: 0, 4002: 1}
+    qemu.ends(4002)
+    assert first.refresh(vm)
+    assert (vm.known, told(vm)) == (True, {4001: 0})
+    assert qemu.observer(first).vms[POD].known
+    assert not qemu.observer().vms[POD].known
+    # Plugged in again, and unplugged while nobody looked.
+    qemu.thread(4010, "16 0xb 0xae80 0x0")
+    assert first.refresh(vm)
+    assert told(vm) == {4001: 0, 4010: 1}
+    qemu.ends(4010)
+    vm = qemu.observer(first).vms[POD]
+    assert (vm.known, told(vm)) == (True, {4001: 0})
+
+
+def test_names_are_not_kept_as_they_can_be_read_again(tmp_path: Path) -> None:
+    qemu = Nameless(tmp_path, 1, "1")
+    qemu.thread(4001, "running", "CPU 0/KVM")
+    observer = qemu.observer()
+    assert (told(observer.vms[POD]), observer.vcpus, observer.learned) == ({4001: 0}, {}, False)
+
+
+def test_a_look_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The VMM's threads were read; then descriptors were short, for the shim's."""
+    qemu = Nameless(tmp_path, 2, "1,maxcpus=2")
+    qemu.thread(4001, "running", "CPU 0/KVM")
+    shim = f"4100 {STAT.format(name='shim', start=101)}"
+    make_tree(qemu.proc, f"4100/stat = {shim}\n4100/task/4100/stat = {shim}\n")
+    (qemu.proc / "4100/cmdline").write_text(f"containerd-shim-kata-v2\0-id\0{POD}\0")
+    observer = qemu.observer()
+    vm = observer.vms[POD]
+    observer.refresh(vm)
+    assert [helper.pid for helper in vm.helpers] == [4100]
+    qemu.thread(4002, "running", "CPU 1/KVM")
+    listed = Procfs.tids
+
+    def short(proc: Procfs, pid: int) -> list[str]:
+        if pid == 4100:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return listed(proc, pid)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Procfs, "tids", short)
+        with pytest.raises(OSError, match="Too many open files"):
+            observer.refresh(vm)
+    assert observer.refresh(vm)
+    assert told(vm) == {4001: 0, 4002: 1}
