@@ -18,6 +18,8 @@ else prints or exits.
 
 from __future__ import annotations
 
+import errno
+
 from vmpin.cpuset import CpuSet
 
 
@@ -87,3 +89,8 @@ class NotPermitted(AffinityError):
 
     def __init__(self, tid: int, cpus: CpuSet) -> None:
         super().__init__(tid, cpus, "not permitted", "run vmpin as root or with CAP_SYS_NICE")
+
+
+def passing(err: OSError) -> bool:
+    """Whether it is for want of descriptors or memory: it says nothing of the file, and may go by itself."""
+    return err.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)

@@ -75,20 +75,22 @@ def leave(config: Config, tell: Callable[[Reconciler], Told]) -> tuple[Reconcile
 def take(reconciler: Reconciler, spool: Spool, but: set[str], tidy: bool = True) -> list[str]:
     """Take the spooled messages in, without those named in `but`. :returns: their names."""
     waiting = spool.waiting(but, tidy)
-    for _, raw in waiting:
-        hear(reconciler, raw)
     if waiting:
         logger.info("took messages=%d from the spool", len(waiting))
-    return [name for name, _ in waiting]
+    return [name for name, raw in waiting if hear(reconciler, raw) is not None]
 
 
-def hear(reconciler: Reconciler, raw: bytes) -> set[SandboxId]:
-    """Take one message in. :returns: the sandboxes it is about, none when it says nothing that can be used."""
+def hear(reconciler: Reconciler, raw: bytes) -> set[SandboxId] | None:
+    """Take one message in. :returns: the sandboxes it is about, none when it says nothing that can be used; None when
+    that cannot be looked up just now, and it is to be heard again."""
     try:
         return reconciler.hook(parse_message(raw))
     except SourceError as err:
         logger.warning("a hook's message says nothing: %s", err)
-    return set()
+        return set()
+    except OSError as err:
+        logger.error("what a hook's message speaks of cannot be looked up, it is heard again later: %s", err)
+        return None
 
 
 def _passes(reconciler: Reconciler, act: bool) -> Report:

@@ -230,9 +230,11 @@ class Watcher:
         return b"ok\n"
 
     def _take(self, raw: bytes, name: str | None, since: float) -> None:
+        sandboxes = hear(self.reconciler, raw)
+        if sandboxes is None:
+            return  # the next resync takes it from the spool
         if name is not None:
             self._kept.append(name)
-        sandboxes = hear(self.reconciler, raw)
         self._told(self.reconciler.settle(sandboxes), "hook", since)
         self._settling.soon(sandboxes)
         self._save.set()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vmpin.events import ContainerSeen
 from vmpin.host.procfs import Procfs
-from vmpin.runtime.oci import HookMessage
+from vmpin.runtime.oci import HookMessage, bundle_gone
 from vmpin.source.hook_state import events_of
 from vmpin.state import DesiredState
 
@@ -73,3 +73,10 @@ def test_a_container_that_ended_while_its_message_was_spooled_is_followed_by_its
     bundle = str(tmp_path / "gone")
     assert seen(ended(), tmp_path / "gone").bundle == bundle
     assert seen(os.getpid(), tmp_path / "gone", age=10 * 365 * 86400).bundle == bundle
+
+
+def test_a_bundle_that_cannot_be_looked_at_is_not_taken_for_gone(tmp_path: Path) -> None:
+    """As where one may not search the directory."""
+    there = tmp_path / ("x" * 300)
+    assert seen(0, there).bundle == ""
+    assert (bundle_gone(str(there)), bundle_gone(str(tmp_path / "gone"))) == (False, True)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.errors import SourceError
+from vmpin.errors import SourceError, passing
 from vmpin.model import ContainerId, Pod, SandboxId, valid_id
 
 #: The hook sends no more, and a real state has a few kB of annotations.
@@ -162,8 +162,22 @@ def _open_regular(path: str, flags: int) -> int:
     return fd
 
 
+def bundle_gone(bundle: str) -> bool:
+    """Whether there is no such bundle. Where one may not look, or cannot just now, nobody knows: False."""
+    try:
+        os.stat(bundle)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def read_bundle(bundle: str) -> BundleConfig:
-    """Read `bundle`/config.json. :raises SourceError: when it is gone or cannot be believed.
+    """Read `bundle`/config.json.
+
+    :raises SourceError: when it is gone or cannot be believed.
+    :raises OSError: when it cannot be read just now (`passing`).
 
     The path comes from a hook: only a regular file is read (no FIFO that blocks, no device), and a bounded one.
     """
@@ -174,6 +188,8 @@ def read_bundle(bundle: str) -> BundleConfig:
         with open(path, "rb", buffering=0, opener=_open_regular) as file:
             raw = file.read(min(os.fstat(file.fileno()).st_size, MAX_BUNDLE) + 1)
     except OSError as err:
+        if passing(err):
+            raise
         raise SourceError(path, err.strerror or str(err)) from err
     if len(raw) > MAX_BUNDLE:
         raise SourceError(path, f"is larger than {MAX_BUNDLE >> 20} MiB")

@@ -4,7 +4,6 @@ still exists. Read as a whole at every resync; what it finds becomes events like
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.model import ContainerState, SandboxId, ThreadId
 from vmpin.runtime.kata import KataSandbox, KataState
+from vmpin.runtime.oci import bundle_gone
 from vmpin.state import DesiredState, Known, SandboxState
 
 #: How long a sandbox without VM and containers is remembered: a hook's late word on it must find its end.
@@ -103,7 +103,7 @@ class DiskSources:
         if known.told_by(Source.NRI) and not known.bundle:
             # A container in a VM. Without the runtime nobody says that it has ended, but its VM has.
             return not self.nri and sandbox.id not in with_vm and known.time < now - FORGET_AFTER_NS
-        return bool(known.bundle) and not os.path.exists(known.bundle)
+        return bool(known.bundle) and bundle_gone(known.bundle)
 
     def cgroup(self, sandbox: SandboxId, known: Known, init: ThreadId) -> Iterator[Event]:
         """What the cgroup of a container's first process says of its CPUs."""

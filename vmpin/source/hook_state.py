@@ -13,6 +13,7 @@ from vmpin.model import Container, ContainerId, SandboxId
 from vmpin.runtime.oci import (
     HookMessage,
     HookState,
+    bundle_gone,
     declared_exclusive,
     name_of,
     parse_state,
@@ -26,7 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 def events_of(message: HookMessage, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> list[Event]:
-    """What a hook's message says. :raises SourceError: when it cannot be used."""
+    """What a hook's message says.
+
+    :raises SourceError: when it cannot be used.
+    :raises OSError: when what it speaks of cannot be looked up just now.
+    """
     hook = parse_state(message)
     sandbox, container = _whose(hook, state)
     if hook.stopped:
@@ -78,5 +83,4 @@ def _created(hook: HookState, sandbox: SandboxId, container: ContainerId, proc: 
 def _missing(bundle: str) -> bool:
     """Whether a bundle is not there, while what it was in is. CRI-O and podman have it in .../ID/userdata, and remove
     ID."""
-    above = os.path.dirname(bundle.rstrip("/").removesuffix("/userdata"))
-    return not os.path.lexists(bundle) and os.path.isdir(above)
+    return bundle_gone(bundle) and os.path.isdir(os.path.dirname(bundle.rstrip("/").removesuffix("/userdata")))

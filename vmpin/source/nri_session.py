@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.errors import WireError
 from vmpin.model import ContainerId, SandboxId, valid_id
 from vmpin.runtime.oci import plain
@@ -245,9 +245,9 @@ class Session:
                 continue
             try:
                 cpus = CpuSet.parse(container.linux.resources.cpu.cpus)
-            except CpuSetError as err:
+            except CpuSetError as err:  # it is there all the same, with the CPUs it was known to have
                 self._drop(f"container {container.id}: {err}", "cpus")
-                continue
+                cpus = EMPTY
             yield NriContainer(ContainerId(container.id), SandboxId(sandbox), plain(container.name, 253),
                                container.state, cpus or None, dict(container.annotations), _pid(container.pid),
                                plain(container.linux.cgroups_path, 4096))

@@ -13,6 +13,7 @@ import stat
 import time
 from pathlib import Path
 
+from vmpin.errors import passing
 from vmpin.runtime.oci import MAX_STATE
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,8 @@ class Spool:
         try:
             fd = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as err:
-            self._drop(name, err.strerror or str(err), tidy)
+            if not passing(err):
+                self._drop(name, err.strerror or str(err), tidy)
             return None
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_BYTES:  # open() takes no directory
