@@ -2,7 +2,7 @@
  *
  * Has its main thread and CPU 0/KVM. For each line `CPU [NAME]` on standard input a thread is made, which names itself
  * NAME if there is one, and sleeps until it may run on that CPU alone, which its maker looks for: it may have to wait
- * for that CPU. How long that took, from just before it was made, is printed in nanoseconds; -1 after a second. Dies
+ * for that CPU. How long that took, from just before it was made, is printed in nanoseconds; -1 after LONGEST. Dies
  * with its parent.
  */
 #define _GNU_SOURCE
@@ -18,6 +18,8 @@
 #include <unistd.h>
 
 #define SECOND 1000000000L
+/* Far beyond any that is placed, also on a machine that stands still for a while. */
+#define LONGEST (30 * SECOND)
 
 static atomic_int newborn;
 static char name[16];
@@ -50,7 +52,7 @@ static long placed(int tid, int cpu, long begun)
 
 	CPU_ZERO(&wanted);
 	CPU_SET(cpu, &wanted);
-	for (; now() < begun + SECOND; nanosleep(&pause, NULL))
+	for (; now() < begun + LONGEST; nanosleep(&pause, NULL))
 		if (!sched_getaffinity(tid, sizeof mask, &mask) && CPU_EQUAL(&wanted, &mask))
 			return now() - begun;
 	return -1;

@@ -72,7 +72,7 @@ class Newborn:
         self._process.stdin.flush()
         waited = int(self._said())
         if waited < 0:
-            raise CannotMeasure(f"a thread {name or 'without name'} was not placed on CPU {cpu} within a second")
+            raise CannotMeasure(f"a thread {name or 'without name'} was not placed on CPU {cpu} within 30 s")
         return waited / 1000
 
     def born_outside(self) -> float:

@@ -68,6 +68,8 @@ def _files(*names: str) -> list[str]:
 #: A real containerd, and guests that boot Linux: on one kernel, and in a boot of their own, for they take as long as
 #: all the others.
 _LONG = _files("nri", "guest", "guest_chain")
+#: Seconds for a boot: some take four minutes on two idle cores.
+_TIMEOUT = 2400
 #: Both kernels with everything; the older cgroups with what concerns them; few CPUs with all that can be run on them.
 #: The node, what is put behind its name, and what pytest is told in it.
 RUNS: tuple[tuple[Variant, str, Sequence[str]], ...] = (
@@ -88,7 +90,7 @@ def test_all_pass_in_the_node(variant: Variant, what: str, arguments: Sequence[s
     with capfd.disabled():  # it takes minutes: show how far it is
         print()
         with lab_run("--kernel", variant.kernel, "--cgroup", variant.cgroup, "--topology", variant.topology,
-                     "--results", str(results), "--", *arguments) as process:
+                     "--timeout", str(_TIMEOUT), "--results", str(results), "--", *arguments) as process:
             code = process.wait()
     assert code in (0, 1), f"the lab itself failed; see above and {results}/console.log"
     found = cases(results / "junit.xml")

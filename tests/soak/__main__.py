@@ -27,6 +27,8 @@ _ALONE = "VMPIN_SOAK_ALONE"
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m soak", description="Let random things happen to a watcher.")
     parser.add_argument("--seconds", type=float, default=600.0, help="for how long (600)")
+    parser.add_argument("--longest", type=float, default=0.0,
+                        help="for how long when otherwise too little would have happened (not longer)")
     parser.add_argument("--seed", type=int, default=None, help="of the story (a new one each time)")
     parser.add_argument("--log", type=Path, help="a line for each step, with the watcher's own log at the end")
     parser.add_argument("-o", dest="out", type=Path, help="where the counts are written, as JSON")
@@ -48,7 +50,7 @@ def main() -> int:
         story = Story(world, rng, lambda line: lines.append(f"{time.monotonic() - began:8.3f} {line}"))
         try:
             world.start()
-            story.tell(began + args.seconds)
+            story.tell(began + args.seconds, began + max(args.seconds, args.longest))
             if not story.checks.found:
                 story.end()
         except Exception:
@@ -78,7 +80,8 @@ def report(story: Story, seed: int, seconds: float, failed: str) -> dict[str, ob
         "pins": checks.total("vmpin_pins_total"), "repairs": checks.total("vmpin_drift_total"),
         "births": checks.total("vmpin_birth_latency_seconds_count"), "syncs": story.world.runtime.syncs,
         "checks": sum(checks.done.values()), "checks_by_kind": dict(checks.done),
-        "violations": len(checks.found), "found": checks.found, "failed": failed}
+        "violations": len(checks.found), "found": checks.found, "failed": failed,
+        "lacking": story.lacking()}
 
 
 def show(found: dict[str, object]) -> None:

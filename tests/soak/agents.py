@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from pathlib import Path
 
 from guest_peer import Agent
@@ -13,6 +14,9 @@ from guest_peer import Agent
 from vmpin import guestproto
 
 PORT = 10789
+#: Seconds in which the watcher surely looks again for an agent that it has lost. After some more it does so every five
+#: minutes only, or when it is asked to (guest/attempts.py).
+SOON = 5.0
 #: What a peer that goes away shows as.
 ENDED = (OSError, EOFError, IndexError, ValueError, guestproto.ProtocolError)
 
@@ -28,6 +32,8 @@ class Guest:
         self.listener.setblocking(False)
         self.agent: Agent | None = Agent()
         self.task: asyncio.Task[None] | None = None
+        #: When the watcher lost the agent, by time.monotonic().
+        self.lost = time.monotonic()
 
     async def serve(self) -> None:
         loop, talks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
@@ -59,7 +65,13 @@ class Guest:
             return
         if self.agent.writer is not None:
             self.agent.writer.transport.abort()
+            self.lost = time.monotonic()
         self.agent = None
+
+    @property
+    def given_up(self) -> bool:
+        """The agent is there, and so late that the watcher may not look for it by itself."""
+        return self.agent is not None and self.agent.writer is None and time.monotonic() - self.lost > SOON
 
     def told(self) -> guestproto.Map | None:
         """The map that the agent has, None while it has none."""

@@ -17,6 +17,8 @@ from soak.world import Guest
 MOST, MOST_REAL = 10, 2
 #: Steps between two rests.
 STEPS = (8, 30)
+#: What must have happened so often at least: else a story shows little.
+LEAST = {"rests": 3, "steps": 10, "faults": 10, "kinds of faults": 8, "repairs": 1, "watchers seen at two rests": 1}
 
 
 class Step(NamedTuple):
@@ -45,8 +47,16 @@ class Story:
     def __post_init__(self) -> None:
         self.checks = Checks(self.world)
 
-    def tell(self, until: float) -> None:
-        """Until then (time.monotonic()), and to the rest after it."""
+    def lacking(self) -> list[str]:
+        """What happened less often than LEAST."""
+        counts = {"rests": self.rests, "steps": self.steps.total(), "faults": self.faults.total(),
+                  "kinds of faults": len(self.faults), "repairs": self.checks.total("vmpin_drift_total"),
+                  "watchers seen at two rests": self.checks.done["leaks"]}
+        return [f"{name}: {counts[name]} of {least}" for name, least in LEAST.items() if counts[name] < least]
+
+    def tell(self, until: float, longest: float) -> None:
+        """Until then (time.monotonic()), and to the rest after it; where too little has happened by then, as on a slow
+        machine, until `longest`."""
         weights = [step.weight for step in STEPS_THERE_ARE]
         while True:
             for _ in range(self.rng.randint(*STEPS)):
@@ -58,7 +68,7 @@ class Story:
                 self.world.runtime.check()
                 time.sleep(self.rng.choice((0, 0, 0.005, 0.03, 0.2)))
             self.come_to_rest()
-            if self.checks.found or time.monotonic() >= until:
+            if self.checks.found or time.monotonic() >= (longest if self.lacking() else until):
                 return
 
     def come_to_rest(self) -> None:

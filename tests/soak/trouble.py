@@ -117,6 +117,9 @@ class TroubledWorld(World):
 
     def calm(self) -> None:
         """End everything that is wrong, so that all comes right."""
+        for guest in self.running():
+            if guest.inside is not None and guest.inside.agent is None:
+                self.agents.turn(guest.inside)
         for storm in self.storms:
             storm.wait()
         self.storms.clear()
@@ -127,7 +130,9 @@ class TroubledWorld(World):
             self.runtime.start()
         for guest in [guest for guest in self.guests.values() if guest.machine is None]:
             self.remove(guest)
-        for guest in self.running():
-            if guest.inside is not None and guest.inside.agent is None:
-                self.agents.turn(guest.inside)
         self.start_watcher()
+        for guest in self.running():
+            # By name: otherwise all that are unpinned would be taken back. One that is not known yet is refused, and
+            # its agent looked for soon when it is.
+            if guest.inside is not None and guest.inside.given_up and not guest.told.held:
+                self.cli("reconcile", guest.id)

@@ -20,6 +20,8 @@ from vmpin.hooks_install import HookOptions
 
 #: All of the story's containers live below it.
 CGROUP = Path("/sys/fs/cgroup/mixed")
+#: For the hook: 200 ms are little for a busy watcher of an emulated node. Where none listens it does not wait.
+_DEADLINE_MS = 10_000
 
 
 def allowed(task: Path) -> tuple[str, CpuSet] | None:
@@ -52,7 +54,7 @@ class Runtime:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.hooks = directory / "hooks.d"
-        hooks_install.install(self.hooks, HookOptions())
+        hooks_install.install(self.hooks, HookOptions(deadline_ms=_DEADLINE_MS))
         self.rootfs = directory / "rootfs"
         for name in ("bin", "dev", "proc", "sys"):
             (self.rootfs / name).mkdir(parents=True)
@@ -81,7 +83,7 @@ class Runtime:
                       "resources": {"cpu": {"cpus": str(cpus)}} if cpus else {},
                       "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")]}}
         (bundle / "config.json").write_text(json.dumps(hooks_install.snippet_base_spec(
-            spec, hooks_install.script_path(self.hooks), HookOptions(stages=stages))))
+            spec, hooks_install.script_path(self.hooks), HookOptions(stages=stages, deadline_ms=_DEADLINE_MS))))
         self.made[name] = runtime
         self._call(name, "run", "--detach", "--bundle", str(bundle))
 

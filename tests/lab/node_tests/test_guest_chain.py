@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from agent_client import AgentClient
 from cri_node import CriNode
 from real_containerd import VM, Containerd, Pod
 from real_guest import GuestContainer, RealGuest, built_agent, image
@@ -76,6 +77,9 @@ def guest(containerd: Containerd, tmp_path: Path) -> Iterator[PodGuest]:
     with image() as built, (made := PodGuest(built, containerd, agent)):
         print(f"booted in {made.boot_seconds:.0f} s")
         made.start_agent("--serial", "")
+        # It takes long to start in there, and the watcher looks for one that is late every five minutes only.
+        with AgentClient.vsock(CID, patience=SLOW) as host:
+            host.inventory()
         yield made
 
 
@@ -162,7 +166,7 @@ def test_from_the_cri_to_the_guests_threads(node: CriNode, guest: PodGuest) -> N
 
     # Fewer: a vCPU goes back to the others. Some 30 ms on a real machine; here each instruction of the guest is
     # emulated, and the emulator's, too.
-    told, pinned, applied = [], [], []
+    told, pinned, applied, trips = [], [], [], []
     for cpus, vcpus, wanted in (("5", {2: "0-1", 3: "5"}, "3"), ("4-5", {2: "4", 3: "5"}, "2-3"),
                                 ("7", {2: "0-1", 3: "7"}, "3")):
         began = time.monotonic()
@@ -171,10 +175,14 @@ def test_from_the_cri_to_the_guests_threads(node: CriNode, guest: PodGuest) -> N
         until(lambda vcpus=vcpus: on_host(guest, vcpus), str(vcpus), SLOW, every=0.002)  # type: ignore[misc]
         pinned.append(time.monotonic() - began - told[-1])
         applied.append(wait_for(node, guest, vcpus, (in_main, wanted)))
+        began = time.monotonic()
+        in_main.masks()
+        trips.append(time.monotonic() - began)
     for what, took in (("the CRI's call", told), ("from its end to the masks of the vCPUs", pinned),
-                       ("from there to the masks in the guest", applied)):
+                       ("from there to the masks in the guest", applied), ("a look at those", trips)):
         print(f"{what}: {', '.join(f'{each * 1000:.0f}' for each in took)} ms")
-    assert statistics.median(applied) < 5
+    # A look waits for the guest as well, and tells how slow that is.
+    assert statistics.median(applied) < max(5, 20 * statistics.median(trips))
     wait_for(node, guest, {0: "0-1", 1: "0-1"}, (in_side, "0-2"))
     check(guest, {3: 7}, "0-1,7")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,6 +107,29 @@ def test_a_vcpu_that_nobody_can_tell_yet_moves_no_other(nested_vm: StartsVms, ka
         vm.qmp("cont")
         until(lambda: vmpin.status(vm)["verdict"] == "pinned", "every vCPU to be told")
         wait_for(vm, {0: "2", 1: "3", 6: "0-1", 7: "0-1"}, "0-3")
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_busy_vcpu_stays_on_its_cpu_when_the_watcher_begins_anew(nested_vm: StartsVms, kata: Kata, vmpin: Vmpin,
+                                                                   watcher: Watcher, tmp_path: Path) -> None:
+    """vCPU 0 never waits, and nothing tells the second watcher which thread it is: KVM's debugfs is out of its sight,
+    as on a node without it."""
+    vm = nested_vm(vcpus=2, debug_threads=False, guest=Guest.SERVES)
+    kata.write(vm, {"pinned": "2-3"})
+    with watcher:
+        wait_for(vm, {0: "2", 1: "3"}, "2-3")
+    (tmp_path / "sys/kernel").mkdir(parents=True)
+    for path in [*Path("/sys").iterdir(), *Path("/sys/kernel").iterdir()]:
+        if path.name not in ("kernel", "debug"):
+            (tmp_path / str(path)[1:]).symlink_to(path)
+    vmpin.configure(paths__sys=str(tmp_path / "sys"))
+    with watcher:
+        vmpin("reconcile")
+        assert places(vm) == {0: "2", 1: "3"}
+        assert vmpin.status(vm)["verdict"] == "pinned"
+    (vmpin.config().state_file).unlink()
+    with watcher:  # so there is nothing that tells, indeed
+        until(lambda: vmpin.status(vm)["verdict"] == "degraded", "a vCPU to be missed")
 
 
 @pytest.mark.usefixtures("pool")
