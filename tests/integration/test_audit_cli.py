@@ -80,13 +80,14 @@ def test_who_ran_there_is_found_with_its_seconds(lab: Lab) -> None:
     with process(lab.second, busy=True) as there, process(lab.first, busy=True) as elsewhere:
         for _ in range(5):
             found = lab.audit("--seconds", "0.6")
-            if found["seconds"] < 1.1:  # a busy machine may have taken longer for the last sample
+            one = finding(found, there)
+            # A busy machine may have taken longer for the last sample, or for reading it once its time was taken.
+            if found["seconds"] < 1.1 and one["seconds"] <= found["seconds"] + 0.05:
                 break
     assert list(found) == KEYS
     assert (found["alone"], found["exclusive"], found["version"]) == (False, lab.second, 1)
     assert found["samples"] >= 2
     assert found["seconds"] == pytest.approx(0.6, abs=0.5)
-    one = finding(found, there)
     assert list(one) == FINDING
     assert (one["class"], one["comm"], one["may"], one["sandbox"]) == ("host", "audited", lab.second, None)
     assert 0 < one["seconds"] <= found["seconds"] + 0.05
