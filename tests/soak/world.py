@@ -8,6 +8,7 @@ mind what is to follow from it (`oracle.Sandbox`). What stays out: what goes wro
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 import subprocess
