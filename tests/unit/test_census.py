@@ -76,21 +76,26 @@ def test_what_runs_is_booked_to_its_cpu_and_what_sleeps_is_not() -> None:
     cpu = min(os.sched_getaffinity(0))
     with running(_SPIN % cpu) as busy, running(_SLEEP % cpu) as idle:
         asleep(idle.pid)
-        census = Census()
-        census.watch(1.0)
+        for _ in range(3):
+            census = Census()
+            began = time.monotonic()
+            census.watch(1.0)
+            took = time.monotonic() - began
+            if census.samples >= 3:  # there is no time for so many if the machine stops for most of the second
+                break
         spinning, sleeping = of(census, busy.pid), of(census, idle.pid)
     (task,) = spinning.tasks
     assert task.cpus == CpuSet([cpu])
     assert set(task.ran) == {cpu}
     # Others may want the CPU too, and the kernel's count lags by a tick.
-    assert 0 < task.ran[cpu] / 1e9 <= census.seconds + 0.05
+    assert 0 < task.ran[cpu] / 1e9 <= took + 0.05
     assert sleeping.tasks[0].ran == {}
     assert sleeping.tasks[0].alive
-    assert 1.0 <= census.seconds < 5
+    assert 1.0 <= census.seconds <= took
     assert census.samples >= 3
     assert census.longest <= census.seconds
     assert census.busy is not None
-    assert 0 < census.busy[cpu] / 1e9 <= census.seconds + 0.1
+    assert 0 < census.busy[cpu] / 1e9 <= took + 0.1
 
 
 def test_a_thread_that_moves_is_booked_to_each_cpu() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from strayed import Spinners, spinners
@@ -146,22 +147,25 @@ def test_a_thread_that_is_left_alone_follows_a_new_decision(node: Spinners) -> N
 
 
 def test_after_its_rest_a_thread_is_tried_again_and_the_fight_goes_on_quietly(
-        node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
+        node: Spinners, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    for module in ("drifts", "pinner"):
+        monkeypatch.setattr(f"vmpin.{module}.time", SimpleNamespace(monotonic=lambda: now))
     vm = node.vm()
     drifts = node.reconciler.pinner.drifts
     drifts.fights.rules = FightRules(rest=1.0)
     assert node.repair(vm) == 0
     assert fight(node, vm, 4) == 3
     assert node.repair(vm) == 0
-    time.sleep(1.1)
+    now += 1.1
     assert node.repair(vm) == 1  # nothing else happened: its time has come
     assert node.repair(vm) == 0
     assert fight(node, vm, 2) == 0
     assert mask(vm) == node.there
     assert [record.levelno for record in log(caplog, "fight")] == [logging.ERROR, logging.INFO]
-    time.sleep(1.1)
+    now += 1.1
     assert node.repair(vm) == 0  # it rests twice as long now
-    time.sleep(1.1)
+    now += 1.1
     assert node.repair(vm) == 1
     assert drifts.fought == 1
 

@@ -10,13 +10,14 @@ import re
 import signal
 import socket
 import stat
-import statistics
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 
 import pytest
 from need import need_root, need_tool
@@ -27,9 +28,14 @@ HOOK = resources.path("hooks/vmpin-hook")
 STAGES = ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"]
 #: Not UTF-8, with a NUL, newlines and no newline at the end: the hook must not care.
 STATE = b'{"id":"c1","annotations":{"a":"\xff\xfe\x00"}}\n\r\n x'
+#: Of a hook that is to come to it, in seconds and as an option; the others have as long as a busy machine may take.
 DEADLINE = 0.15
+SHORT = "--deadline", "150"
 #: For the interpreter's start on a busy machine; the hook's own overrun is below a millisecond.
 SLACK = 2.0
+KEPT = "vmpin-hook: no answer within 150 ms, kept in the spool\n"
+UNREAD = "vmpin-hook: standard input was not closed in time\n"
+HANGS = "vmpin-hook: the spool or standard error hangs\n"
 
 
 class Watcher:
@@ -92,12 +98,11 @@ class Place:
         return self.top / "vmpin" / "spool"
 
     def argv(self, *args: str) -> list[str]:
-        milliseconds = str(int(DEADLINE * 1000))
-        return [str(HOOK), "--socket", str(self.socket), "--spool", str(self.spool), "--deadline", milliseconds, *args]
+        return [str(HOOK), "--socket", str(self.socket), "--spool", str(self.spool), "--deadline", "20000", *args]
 
     def run(self, *args: str, state: bytes = STATE, wrap: tuple[str, ...] = ()) -> Ran:
         start = time.monotonic()
-        done = subprocess.run([*wrap, *self.argv(*args)], input=state, capture_output=True, timeout=20, env={})
+        done = subprocess.run([*wrap, *self.argv(*args)], input=state, capture_output=True, timeout=60, env={})
         return Ran(done.returncode, done.stdout.decode(), done.stderr.decode(), time.monotonic() - start)
 
     def kept(self) -> list[bytes]:
@@ -200,30 +205,43 @@ def test_any_other_answer_is_no_answer(place: Place, answer: bytes) -> None:
     one(place.kept())
 
 
+def in_time(attempt: Callable[[], bool]) -> None:
+    """At its deadline the hook has GRACE, 20 ms, for the spool and its last words, and a busy machine may take them.
+    So each attempt has to end well, and one of them undisturbed."""
+    assert any(attempt() for _ in range(10))
+
+
+def kept_at_the_deadline(place: Place, state: bytes = STATE) -> None:
+    file = place.top / "state"  # all there at once, so that none of the deadline is spent on it
+    file.write_bytes(state)
+
+    def attempt() -> bool:
+        ran = place.run(*SHORT, "poststart", state=b"", wrap=("sh", "-c", f'exec "$@" <{file}', "sh"))
+        assert (ran.code, ran.seconds >= DEADLINE) == (0, True)
+        assert re.fullmatch(f"({KEPT}|{UNREAD})?({HANGS})?", ran.err)
+        if (kept := place.kept()) or KEPT in ran.err:
+            one(kept, state=state)
+            next(place.spool.iterdir()).unlink()
+        return ran.err == KEPT and ran.seconds < DEADLINE + SLACK
+
+    in_time(attempt)
+
+
 def test_a_mute_watcher_costs_the_deadline_and_no_more(place: Place) -> None:
     with Watcher(place.socket, None):
-        ran = place.run("poststart")
-    assert ran.code == 0
-    assert ran.err == "vmpin-hook: no answer within 150 ms, kept in the spool\n"
-    assert DEADLINE <= ran.seconds < DEADLINE + SLACK
-    one(place.kept())
+        kept_at_the_deadline(place)
 
 
 def test_a_watcher_that_answers_too_late_is_mute(place: Place) -> None:
     with Watcher(place.socket, delay=DEADLINE + SLACK):
-        ran = place.run("poststart")
-    assert (ran.code, ran.seconds < DEADLINE + SLACK) == (0, True)
-    one(place.kept())
+        kept_at_the_deadline(place)
 
 
 def test_a_watcher_that_does_not_even_read_is_mute(place: Place) -> None:
-    state = os.urandom(3 << 20)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(place.socket))
         listener.listen()
-        ran = place.run("poststart", state=state)
-    assert (ran.code, ran.seconds < DEADLINE + SLACK) == (0, True)
-    one(place.kept(), state=state)
+        kept_at_the_deadline(place, os.urandom(3 << 20))
 
 
 def test_a_backlog_that_is_full_is_a_mute_watcher(place: Place) -> None:
@@ -231,9 +249,7 @@ def test_a_backlog_that_is_full_is_a_mute_watcher(place: Place) -> None:
         listener.bind(str(place.socket))
         listener.listen(0)
         waiting.connect(str(place.socket))
-        ran = place.run("poststart")
-    assert (ran.code, ran.seconds < DEADLINE + SLACK) == (0, True)
-    one(place.kept())
+        kept_at_the_deadline(place)
 
 
 @contextlib.contextmanager
@@ -249,36 +265,37 @@ def never_ending(data: bytes) -> Iterator[int]:
 
 
 def test_a_state_that_never_ends_is_neither_sent_nor_kept(place: Place) -> None:
-    start = time.monotonic()
+    def attempt() -> bool:
+        start = time.monotonic()
+        done = subprocess.run(place.argv(*SHORT, "poststart"), stdin=stdin, stderr=subprocess.PIPE, timeout=60, env={})
+        assert (done.returncode, place.kept()) == (0, [])
+        return done.stderr == UNREAD.encode() and time.monotonic() - start < DEADLINE + SLACK
+
     with Watcher(place.socket) as watcher, never_ending(STATE) as stdin:
-        done = subprocess.run(place.argv("poststart"), stdin=stdin, stderr=subprocess.PIPE, timeout=20, env={})
-    assert (done.returncode, done.stderr) == (0, b"vmpin-hook: standard input was not closed in time\n")
-    assert time.monotonic() - start < DEADLINE + SLACK
-    assert (watcher.messages, place.kept()) == ([], [])
+        in_time(attempt)
+    assert watcher.messages == []
 
 
 def test_a_runtime_that_blocks_signals_does_not_stop_the_deadline(place: Place) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     try:
         with Watcher(place.socket, None):
-            ran = place.run("poststart")
+            kept_at_the_deadline(place)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert (ran.code, ran.seconds < DEADLINE + SLACK) == (0, True)
-    one(place.kept())
 
 
 def test_the_largest_state_arrives_whole(place: Place) -> None:
     state = os.urandom(4 << 20)
     with Watcher(place.socket) as watcher:
-        assert place.run("--deadline", "5000", "poststart", state=state).code == 0
+        assert place.run("poststart", state=state).code == 0
     one(watcher.messages, state=state)
 
 
 @pytest.mark.parametrize("size", [0, (4 << 20) + 1, 10_000_000])
 def test_no_state_and_a_huge_one_are_one_line_and_not_sent(place: Place, size: int) -> None:
     with Watcher(place.socket) as watcher:
-        ran = place.run("--deadline", "5000", "poststart", state=b"x" * size)
+        ran = place.run("poststart", state=b"x" * size)
     assert ran.code == 0
     assert re.fullmatch(rf"vmpin-hook: .* is {size} bytes long, not 1 to 4194304: not sent\n", ran.err)
     assert (watcher.messages, place.kept()) == ([], [])
@@ -318,7 +335,7 @@ def test_a_standard_error_nobody_reads_any_more_harms_nothing(place: Place) -> N
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(place.argv("poststart"), input=STATE, stderr=writing, timeout=20, env={})
+        done = subprocess.run(place.argv("poststart"), input=STATE, stderr=writing, timeout=60, env={})
     finally:
         os.close(writing)
     assert done.returncode == 0
@@ -326,16 +343,25 @@ def test_a_standard_error_nobody_reads_any_more_harms_nothing(place: Place) -> N
 
 
 def test_a_standard_error_that_is_full_costs_the_deadline_and_no_more(place: Place) -> None:
+    def attempt() -> bool:
+        stdin.seek(0)
+        start = time.monotonic()
+        done = subprocess.run(place.argv(*SHORT, "poststart"), stdin=stdin, stderr=writing, timeout=60, env={})
+        assert done.returncode == 0
+        if kept := place.kept():
+            one(kept)
+            next(place.spool.iterdir()).unlink()
+        return bool(kept) and time.monotonic() - start < DEADLINE + SLACK
+
     reading, writing = os.pipe()
     try:
         os.write(writing, b"x" * fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ))
-        start = time.monotonic()
-        done = subprocess.run(place.argv("poststart"), input=STATE, stderr=writing, timeout=20, env={})
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(STATE)
+            in_time(attempt)
     finally:
         os.close(reading)
         os.close(writing)
-    assert (done.returncode, time.monotonic() - start < DEADLINE + SLACK) == (0, True)
-    one(place.kept())
 
 
 @pytest.mark.parametrize("args", [(), ("bogus",), ("poststart", "poststop"), ("poststart", "--socket"),
@@ -357,8 +383,7 @@ def test_help_is_short_and_names_every_option(place: Place) -> None:
 
 def test_an_interrupt_does_not_fail_the_container(place: Place) -> None:
     with Watcher(place.socket, None) as watcher:
-        process = subprocess.Popen(place.argv("--deadline", "5000", "poststart"), stdin=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, env={})
+        process = subprocess.Popen(place.argv("poststart"), stdin=subprocess.PIPE, stderr=subprocess.PIPE, env={})
         assert process.stdin is not None
         process.stdin.write(STATE)
         process.stdin.close()
@@ -366,7 +391,7 @@ def test_an_interrupt_does_not_fail_the_container(place: Place) -> None:
         while not watcher.messages:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, b"vmpin-hook: KeyboardInterrupt: \n")
 
 
@@ -378,21 +403,25 @@ def test_the_hook_is_written_for_python_3_9() -> None:
 def test_the_hook_imports_nothing_that_has_to_be_read_from_disk(place: Place) -> None:
     with Watcher(place.socket):
         done = subprocess.run(["/usr/bin/python3", "-X", "importtime", "-IS", *place.argv("poststart")],
-                              input=STATE, stderr=subprocess.PIPE, timeout=20, env={}, check=True)
+                              input=STATE, stderr=subprocess.PIPE, timeout=60, env={}, check=True)
     bare = subprocess.run(["/usr/bin/python3", "-X", "importtime", "-ISc", "pass"],
-                          stderr=subprocess.PIPE, timeout=20, env={}, check=True)
+                          stderr=subprocess.PIPE, timeout=60, env={}, check=True)
     names = [{line.split("|")[-1].strip() for line in each.stderr.decode().splitlines()} for each in (done, bare)]
     assert names[0] - names[1] <= {"_socket"}
 
 
 def test_the_hook_takes_no_more_than_one_and_a_half_times_an_empty_python(place: Place) -> None:
-    def seconds(argv: list[str]) -> float:
-        start = time.perf_counter()
+    def seconds(argv: list[str]) -> tuple[float, float]:
+        """Of CPU, and in all."""
+        start, before = time.perf_counter(), getrusage(RUSAGE_CHILDREN)
         subprocess.run(argv, input=STATE, env={}, check=True)  # with a timeout it would poll, in steps of milliseconds
-        return time.perf_counter() - start
+        took, after = time.perf_counter() - start, getrusage(RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, took
 
     with Watcher(place.socket) as watcher:
-        pairs = [(seconds(place.argv("--deadline", "5000", "poststart")),
-                  seconds(["/usr/bin/python3", "-I", "-S", "-c", "pass"])) for _ in range(41)]
+        pairs = [(seconds(place.argv("poststart")), seconds(["/usr/bin/python3", "-I", "-S", "-c", "pass"]))
+                 for _ in range(41)]
     assert len(watcher.messages) == 41
-    assert statistics.median(hook / bare for hook, bare in pairs) < 1.5
+    assert sum(hook[0] for hook, _ in pairs) < 1.5 * sum(bare[0] for _, bare in pairs)
+    # Nor does it wait without need. On a busy machine each of its turns with the watcher may cost a slice of others'.
+    assert min(hook[1] / bare[1] for hook, bare in pairs) < 1.5

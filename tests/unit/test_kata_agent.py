@@ -45,10 +45,16 @@ def run(what: Coroutine[Any, Any, None]) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vmpin.guest.attempts.LAST", 0.3)
-    monkeypatch.setattr("vmpin.guest.kata_agent.DEADLINE", 0.5)
+    monkeypatch.setattr("vmpin.guest.kata_agent.DEADLINE", 20.0)
     monkeypatch.setattr("vmpin.guest.kata_session.AGAIN", 0.1)
     monkeypatch.setattr("vmpin.guest.kata_session.RESEND", 0.3)
     monkeypatch.setattr("vmpin.guest.kata_session.SOON", 0.05)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
+    """For those to whom an answer does not come."""
+    monkeypatch.setattr("vmpin.guest.kata_agent.DEADLINE", 0.5)
 
 
 @asynccontextmanager
@@ -114,6 +120,7 @@ GARBAGE = {
 }
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("what", GARBAGE)
 def test_garbage_is_a_wire_error(what: str) -> None:
     async def test() -> None:
@@ -125,6 +132,7 @@ def test_garbage_is_a_wire_error(what: str) -> None:
     run(test())
 
 
+@pytest.mark.usefixtures("impatient")
 def test_slow_and_dead() -> None:
     async def test() -> None:
         server = Server()
@@ -396,6 +404,7 @@ def test_what_a_process_before_this_one_gave_is_taken_back_and_what_has_gone_is_
     run(test())
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_dead_slow_or_mad_agent_is_told_of_with_backoff_and_found_again(tmp_path: Path) -> None:
     async def test() -> None:
         server = Server()
