@@ -81,6 +81,7 @@ class Arrivals:
             if isinstance(event, Fork):
                 if event.child != event.process:
                     if (known := observer.followed.get(event.process)) is not None:
+                        known[1].grown = True
                         self._born(event, *known, touched)
                     elif event.process in early:
                         self._born_early(event, early[event.process], touched)

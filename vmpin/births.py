@@ -108,8 +108,13 @@ class BirthFeed:
         """Wants to be told of every pass."""
         self._arrivals.passed(report, everything)
 
+    @property
+    def telling(self) -> bool:
+        """Whether every birth is told of. Those that were lost are made good by `lost`."""
+        return self._connector is not None
+
     def heard(self) -> Heard:
-        return Heard("births", self._connector is not None, False, self._state)
+        return Heard("births", self.telling, False, self._state)
 
     def data(self) -> dict[str, object]:
         """For the status."""

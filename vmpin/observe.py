@@ -42,6 +42,8 @@ class Process:
     threads: dict[int, VmThread] = field(default_factory=dict)
     #: Threads met in the last pass: their names may not have been set yet (a clone has its creator's name).
     young: set[int] = field(default_factory=set)
+    #: A thread was born, or may have been, since `tasks` was listed.
+    grown: bool = True
 
     def has(self, thread: ThreadId) -> bool:
         """Whether it is among the threads last read."""
@@ -120,6 +122,8 @@ class Observer:
         self.vcpus: dict[SandboxId, VcpuThreads] = dict(vcpus or {})
         #: Whether `vcpus` is another than when this was last set to False.
         self.learned = False
+        #: Whether of each thread that is born somebody sets `grown`: as many threads as there were are the same then.
+        self.told = False
         self.census = Census(proc)
         self._doubles: set[tuple[SandboxId, int]] = set()
         self._followed: dict[int, tuple[Vm, Process]] | None = None
@@ -131,6 +135,9 @@ class Observer:
         :returns: the sandboxes whose VM came, went or became another.
         """
         self.census.scan([claim.pid for claim in claims.values()], full)
+        if full:
+            for _, process in self.followed.values():
+                process.grown = True
         return self.assign(claims)
 
     def look(self, pid: int) -> Found | None:
@@ -243,8 +250,12 @@ class Observer:
         self._followed = None
 
     def _refresh(self, process: Process, reread: bool) -> bool | None:
+        same = not process.young and not reread
+        if same and self.told and not process.grown and self.proc.thread_count(process.pid) == len(process.tasks):
+            return False
+        process.grown = False  # from here on
         tasks = self.proc.tids(process.pid)
-        if tasks == process.tasks and not process.young and not reread:
+        if same and tasks == process.tasks:
             return False
         if not tasks:
             process.stats.clear()

@@ -301,6 +301,7 @@ class Watcher:
             self._resync.clear()
             self._take_spool()
             full, self._full = self._full, False
+            self.reconciler.observer.told = self._births is not None and self._births.telling
             self._told(self.reconciler.resync(full=full), "resync")
             self.resynced = time.monotonic()
             if self.reconciler.unsaved:

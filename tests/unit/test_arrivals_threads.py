@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -255,3 +256,62 @@ def test_new_kernel_threads_are_looked_at_when_they_have_names(machine: Machine)
     touched = machine.take(Fork(time.monotonic_ns(), KTHREADD, KTHREADD, 77, 77))
     assert (touched.kernel, touched.ours) == ({77}, False)
     assert machine.arrivals.name([77, 2, os.getpid(), 1 << 22]) == set()
+
+
+#: Ends a thread at each line, and makes another in its place.
+CHANGES = """
+import sys, threading
+while True:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    print(thread.native_id, flush=True)
+    if not sys.stdin.readline():
+        break
+    over.set()
+    thread.join()
+over.set()
+"""
+
+
+def test_as_many_threads_as_before_are_the_same_while_births_are_told(machine: Machine) -> None:
+    """Or else they are listed: a thread that came as another went would not be seen."""
+    vmm = subprocess.Popen(["qemu-system-x86_64", "-c", CHANGES, "-name", f"sandbox-{sandbox('a')}"],
+                           executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    machine.children.append(vmm)
+    assert vmm.stdin is not None
+    assert vmm.stdout is not None
+    observer, proc = machine.reconciler.observer, machine.reconciler.proc
+    first = int(vmm.stdout.readline())
+    machine.tell("a", machine.pool)
+    machine.reconciler.resync(full=True)
+    vm = observer.vms[sandbox("a")]
+
+    def seen() -> set[int]:
+        observer.census.round = vmm.pid + 1  # not its turn to be listed in any case
+        for _ in range(3):  # whose names are new is looked at again
+            observer.refresh(vm)
+        return {int(tid) for tid in vm.vmm.tasks}
+
+    def another() -> int:
+        assert vmm.stdin is not None
+        assert vmm.stdout is not None
+        vmm.stdin.write(b"\n")
+        vmm.stdin.flush()
+        tid = int(vmm.stdout.readline())
+        until(lambda: proc.thread_count(vmm.pid) == 2)
+        return tid
+
+    assert seen() == {vmm.pid, first}
+    second = another()
+    assert seen() == {vmm.pid, second}  # nobody tells
+    observer.told = True
+    third = another()
+    assert seen() == {vmm.pid, second}
+    machine.arrivals.take([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, third, vmm.pid)])
+    assert seen() == {vmm.pid, third}
+    fourth = another()
+    observer.scan({}, full=True)  # events were lost
+    assert seen() == {vmm.pid, fourth}
+    vmm.communicate()
+    assert proc.thread_count(vmm.pid) == -1
