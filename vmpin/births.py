@@ -74,6 +74,7 @@ class BirthFeed:
             await self._broken
         finally:
             self._connector = None
+            self._reconciler.observer.told = False
             self._state = "no more told"
             loop.remove_reader(connector.fd)
             connector.close()

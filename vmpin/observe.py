@@ -134,10 +134,10 @@ class Observer:
         :param full: look at every process again.
         :returns: the sandboxes whose VM came, went or became another.
         """
-        self.census.scan([claim.pid for claim in claims.values()], full)
         if full:
             for _, process in self.followed.values():
                 process.grown = True
+        self.census.scan([claim.pid for claim in claims.values()], full)
         return self.assign(claims)
 
     def look(self, pid: int) -> Found | None:
@@ -147,6 +147,7 @@ class Observer:
         found = self.census.look(pid)
         if vm is not None and process is vm.vmm and (found is None or found[2] != process.argv):
             del self.vms[vm.sandbox]  # another program, if it has the same number and start time
+            self.vcpus.pop(vm.sandbox, None)
             self._followed = None
         return found
 
@@ -253,9 +254,9 @@ class Observer:
         same = not process.young and not reread
         if same and self.told and not process.grown and self.proc.thread_count(process.pid) == len(process.tasks):
             return False
-        process.grown = False  # from here on
         tasks = self.proc.tids(process.pid)
         if same and tasks == process.tasks:
+            process.grown = False
             return False
         if not tasks:
             process.stats.clear()
@@ -282,7 +283,7 @@ class Observer:
             process.threads.clear()
             return None
         changed = stats != process.stats
-        process.tasks, process.stats, process.young = tasks, stats, young
+        process.tasks, process.stats, process.young, process.grown = tasks, stats, young, False
         if changed and process.role is not ThreadRole.EMULATOR:
             process.threads = {tid: VmThread(ThreadId(tid, stat.starttime), process.role, stat.comm, process.pid)
                                for tid, stat in stats.items()}

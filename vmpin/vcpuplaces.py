@@ -75,8 +75,7 @@ def vcpu_places(given: Sequence[Vcpu], known: bool, claim: Claims, ground: Groun
         return tuple(VcpuPlace(vcpu.id, None) for vcpu in vcpus), False
     everywhere = tuple(VcpuPlace(vcpu.id, ground.allowed) for vcpu in vcpus)
     if not known:
-        reasons.append("the vCPUs cannot all be told from the VM's other threads: each without a place is kept on the "
-                       "sandbox mask")
+        reasons.append("the vCPUs cannot all be told from the VM's other threads, which are kept on the sandbox mask")
     if policy.vcpus is Vcpus.UNION or not ground.exclusive:
         return everywhere, not known
     if not known:
@@ -106,8 +105,8 @@ def _floating(ground: Ground, policy: Policy, reasons: list[str]) -> CpuSet:
 
 def _as_before(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Policy, before: Previous,
                reasons: list[str]) -> tuple[VcpuPlace, ...]:
-    """While some vCPU cannot be told: who has CPUs of a container's own stays there, and nobody else is told to go
-    there. One that is plugged in is nobody's until it has run, and that may move no other."""
+    """While some vCPU cannot be told: who has CPUs of a container's own stays there, and nobody else goes there. One
+    that is plugged in is nobody's until it has run, and that may move no other."""
     lone: set[CpuSet] = set()
     kept: dict[VcpuId, VcpuPlace] = {}
     for vcpu, (cpus, container) in sorted(before.vcpus.items()):
@@ -116,8 +115,10 @@ def _as_before(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Pol
             if owner is not None:
                 kept[vcpu] = VcpuPlace(vcpu, cpus, owner)
                 lone |= {cpus} if len(cpus) == 1 else set()
-    # Where the VM had been placed, the others told floated or will most likely.
-    rest = _floating(ground, policy, reasons) if kept else ground.allowed
+    # Where each container has vCPUs of its own, the others float; else they may be all that it has.
+    apart = bool(kept) and {name for name, own in claim.exclusive if own & ground.allowed} <= {
+        place.container for place in kept.values()}
+    rest = _floating(ground, policy, reasons) if apart else ground.allowed
     return tuple(kept.get(vcpu.id) or VcpuPlace(vcpu.id, rest) for vcpu in vcpus)
 
 

@@ -226,18 +226,24 @@ class Watcher:
             return f"refused: {err}\n".encode("utf-8", "replace")
         since = time.perf_counter()
         name = self.spool.keep(raw, message.time)
+        if name is None and not self._take(raw, None, since):
+            return b"not now: it can neither be kept nor looked into\n"  # then the hook keeps it
+        if name is None:
+            return b"ok\n"
         asyncio.get_running_loop().call_soon(self._take, raw, name, since)
         return b"ok\n"
 
-    def _take(self, raw: bytes, name: str | None, since: float) -> None:
+    def _take(self, raw: bytes, name: str | None, since: float) -> bool:
+        """:returns: whether it was heard; else the next resync takes it from the spool, if it is there."""
         sandboxes = hear(self.reconciler, raw)
         if sandboxes is None:
-            return  # the next resync takes it from the spool
+            return False
         if name is not None:
             self._kept.append(name)
         self._told(self.reconciler.settle(sandboxes), "hook", since)
         self._settling.soon(sandboxes)
         self._save.set()
+        return True
 
     def _take_spool(self) -> None:
         names = take(self.reconciler, self.spool, set(self._kept))
@@ -300,9 +306,9 @@ class Watcher:
                     await self._resync.wait()
             self._resync.clear()
             self._take_spool()
-            full, self._full = self._full, False
             self.reconciler.observer.told = self._births is not None and self._births.telling
-            self._told(self.reconciler.resync(full=full), "resync")
+            self._told(self.reconciler.resync(full=self._full), "resync")
+            self._full = False  # now: what was asked for is not lost with a pass that fails
             self.resynced = time.monotonic()
             if self.reconciler.unsaved:
                 self._save.set()

@@ -72,6 +72,19 @@ def test_from_the_spool(place: Place, raw: bytes, short: list[str], file: str) -
     assert cpus(reconciler) == "1"
 
 
+def test_what_can_neither_be_kept_nor_looked_into_is_left_to_the_hook(place: Place, raw: bytes,
+                                                                      short: list[str]) -> None:
+    """Which keeps what was not answered with ok."""
+    reconciler, spool = place
+    watcher = Watcher(reconciler.config, lambda: reconciler.config, reconciler, spool, [])
+    short += [".tmp", "config.json"]
+    assert asyncio.run(watcher._on_hook(raw, 0)) != b"ok\n"
+    assert (os.listdir(spool.path), short) == ([], [])
+    short.append(".tmp")
+    assert asyncio.run(watcher._on_hook(raw, 0)) == b"ok\n"  # heard all the same
+    assert cpus(reconciler) == "1"
+
+
 def test_from_the_socket(place: Place, raw: bytes, short: list[str]) -> None:
     """It is in the spool before it is answered."""
     reconciler, spool = place

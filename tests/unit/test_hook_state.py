@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import time
 from pathlib import Path
+
+import pytest
 
 from vmpin.events import ContainerSeen
 from vmpin.host.procfs import Procfs
@@ -75,8 +78,19 @@ def test_a_container_that_ended_while_its_message_was_spooled_is_followed_by_its
     assert seen(os.getpid(), tmp_path / "gone", age=10 * 365 * 86400).bundle == bundle
 
 
-def test_a_bundle_that_cannot_be_looked_at_is_not_taken_for_gone(tmp_path: Path) -> None:
-    """As where one may not search the directory."""
-    there = tmp_path / ("x" * 300)
-    assert seen(0, there).bundle == ""
-    assert (bundle_gone(str(there)), bundle_gone(str(tmp_path / "gone"))) == (False, True)
+@pytest.mark.parametrize(("why", "gone"), [
+    (errno.ENOENT, True), (errno.ENOTDIR, True), (errno.ENAMETOOLONG, True), (errno.EACCES, False),
+    (errno.EMFILE, False), (errno.EIO, False)])
+def test_a_bundle_that_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch, why: int,
+                                                                 gone: bool) -> None:
+    def refused(path: str) -> None:
+        raise OSError(why, os.strerror(why), path)
+
+    monkeypatch.setattr("os.stat", refused)
+    assert bundle_gone("/bundle") is gone
+
+
+def test_a_bundle_whose_path_is_none_is_gone(tmp_path: Path) -> None:
+    assert bundle_gone(str(tmp_path / ("x" * 300)))
+    assert bundle_gone("/a\0b")
+    assert not bundle_gone(str(tmp_path))

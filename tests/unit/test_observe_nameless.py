@@ -120,6 +120,41 @@ def test_an_unplugged_vcpu_is_not_missed_though_qemu_keeps_its_descriptor(tmp_pa
     assert (vm.known, told(vm)) == (True, {4001: 0})
 
 
+def test_a_vcpu_that_is_plugged_again_and_busy_is_told_by_debugfs(tmp_path: Path) -> None:
+    """That its thread before has ended is not the last word."""
+    qemu = Nameless(tmp_path, 2, "1,maxcpus=2", debugfs=True)
+    qemu.vcpu(0)
+    qemu.vcpu(1)
+    observer = qemu.observer()
+    vm = observer.vms[POD]
+    qemu.ends(4002)
+    observer.refresh(vm)
+    assert vm.gone == {1}
+    make_tree(qemu.sys, "kernel/debug/kvm/4000-9/vcpu1/pid = 4010\n")
+    qemu.thread(4010, "running")
+    observer.refresh(vm)
+    assert (vm.known, told(vm), vm.gone) == (True, {4001: 0, 4010: 1}, set())
+
+
+def test_of_a_process_that_executed_another_vmm_nothing_is_believed(tmp_path: Path) -> None:
+    """It has the same number and start time; its vCPUs are not those that ended."""
+    qemu = Nameless(tmp_path, 2, "2")
+    qemu.vcpu(0)
+    qemu.vcpu(1)
+    observer = qemu.observer()
+    qemu.ends(4001)
+    qemu.ends(4002)
+    with (qemu.proc / "4000/cmdline").open("a") as file:
+        file.write("-incoming\0defer\0")
+    qemu.thread(4005, "16 0xa 0xae80 0x0")
+    qemu.thread(4006, "running")
+    observer.look(4000)
+    observer.assign({})
+    vm = observer.vms[POD]
+    observer.refresh(vm)
+    assert (vm.known, told(vm), vm.gone) == (False, {4005: 0}, set())
+
+
 def test_names_are_not_kept_as_they_can_be_read_again(tmp_path: Path) -> None:
     qemu = Nameless(tmp_path, 1, "1")
     qemu.thread(4001, "running", "CPU 0/KVM")
@@ -152,3 +187,29 @@ def test_a_look_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path, mo
             observer.refresh(vm)
     assert observer.refresh(vm)
     assert told(vm) == {4001: 0, 4002: 1}
+
+
+def test_a_birth_that_was_told_is_looked_for_until_it_was_seen(tmp_path: Path,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where births are told, nobody lists the threads of a process that has as many as before."""
+    qemu = Nameless(tmp_path, 2, "1,maxcpus=2")
+    qemu.thread(4001, "running", "CPU 0/KVM")
+    observer = qemu.observer()
+    vm, observer.told = observer.vms[POD], True
+    observer.refresh(vm)
+    observer.census.round = vm.vmm.pid + 1  # not its turn to be listed in any case
+    monkeypatch.setattr(Procfs, "thread_count", lambda proc, pid: len(vm.vmm.tasks))
+    qemu.ends(4001)
+    qemu.thread(4002, "running", "CPU 0/KVM")
+    assert not observer.refresh(vm)
+    vm.vmm.grown = True
+    with monkeypatch.context() as patch:
+        patch.setattr(Procfs, "tids", _short)
+        with pytest.raises(OSError, match="Too many open files"):
+            observer.refresh(vm)
+    assert observer.refresh(vm)
+    assert told(vm) == {4002: 0}
+
+
+def _short(proc: Procfs, pid: int) -> list[str]:
+    raise OSError(errno.EMFILE, "Too many open files")

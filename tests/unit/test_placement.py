@@ -411,8 +411,8 @@ def test_vcpus_that_cannot_be_told_apart_degrade_and_every_thread_is_on_the_mask
                     virtiofsd=CpuSet.parse("9"))
     found = decide([MAIN, SIDE], vcpus(0), node(housekeeping="7"), policy, known=False)
     assert found.verdict is Verdict.DEGRADED
-    assert found.reasons == ("the vCPUs cannot all be told from the VM's other threads: each without a place is kept "
-                             "on the sandbox mask",)
+    assert found.reasons == ("the vCPUs cannot all be told from the VM's other threads, which are kept on the sandbox "
+                             "mask",)
     for role in (ThreadRole.IOTHREAD, ThreadRole.VHOST, ThreadRole.EMULATOR, ThreadRole.KVM):
         assert str(found.cpus_for(role, None)) == "0-1,4-5"  # any of them may be a vCPU
     assert str(found.cpus_for(ThreadRole.VIRTIOFSD, None)) == "9"
@@ -446,6 +446,15 @@ def test_while_a_vcpu_cannot_be_told_no_place_is_kept_that_is_not_right_any_more
     # Nobody has a place of its own: it may be theirs.
     before = Previous(before.mask, {VcpuId(4): before.vcpus[VcpuId(4)]})
     assert shown(decide([MAIN, SIDE], vcpus(4), node(), previous=before, known=False)) == {4: "0-1,4-5"}
+
+
+def test_while_a_vcpu_cannot_be_told_a_container_without_one_is_not_shut_out() -> None:
+    """The new one's CPUs are left to the vCPUs that have no place."""
+    first = decide([MAIN, SIDE], vcpus(0, 1, 2), node())
+    assert shown(first) == {0: "0-1", 1: "4", 2: "5"}
+    found = decide([MAIN, SIDE, own_cpus("new", "6-7")], vcpus(0, 1, 2), node(), previous=first.previous(),
+                   known=False)
+    assert shown(found) == {0: "0-1,4-7", 1: "4", 2: "5"}
 
 
 def test_a_vcpu_gets_the_cpu_back_that_it_had_to_itself() -> None:

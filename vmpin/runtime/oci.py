@@ -166,10 +166,10 @@ def bundle_gone(bundle: str) -> bool:
     """Whether there is no such bundle. Where one may not look, or cannot just now, nobody knows: False."""
     try:
         os.stat(bundle)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return True
-    except OSError:
-        return False
+    except ValueError:
+        return True  # no path at all
+    except OSError as err:
+        return err.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
     return False
 
 

@@ -102,7 +102,7 @@ class Counters:
     events: int = 0
     #: Connections given up as what came was no NRI.
     refused: int = 0
-    #: Pods and containers left out: without a usable id, or with a CPU list that is none.
+    #: Pods and containers left out, without a usable id; and CPU lists that are none.
     dropped: int = 0
     #: Calls and events that are none of ours.
     unknown: int = 0

@@ -245,8 +245,8 @@ class Session:
                 continue
             try:
                 cpus = CpuSet.parse(container.linux.resources.cpu.cpus)
-            except CpuSetError as err:  # it is there all the same, with the CPUs it was known to have
-                self._drop(f"container {container.id}: {err}", "cpus")
+            except CpuSetError as err:  # the container is there all the same, and nobody has said another thing
+                self._drop(f"the CPUs of container {container.id}: {err}", "cpus")
                 cpus = EMPTY
             yield NriContainer(ContainerId(container.id), SandboxId(sandbox), plain(container.name, 253),
                                container.state, cpus or None, dict(container.annotations), _pid(container.pid),

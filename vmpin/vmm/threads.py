@@ -121,7 +121,7 @@ class _Vm:
         #: On a CPU when kvm_run looked.
         self.running: list[int] = []
         #: vCPUs without a thread any more: unplugged. Those told to have `ended` may have another since, so they are
-        #: among them when nobody was found in KVM_RUN who is one.
+        #: among them when nobody was found who is one.
         self.ended, self.gone = ended, set[VcpuId]()
         self._fds: dict[int, int] | None = None
 
@@ -197,7 +197,6 @@ def _kvm_run(vm: _Vm) -> Mapping[int, VcpuId] | None:
     if not vm.fds():
         return None
     found, vm.running = kvm.in_kvm_run(vm.procfs, vm.pid, vm.suspects(), vm.fds())
-    vm.gone.update(vm.ended)
     return vm.by_index(found)
 
 
@@ -213,6 +212,10 @@ def _kvm_run_again(vm: _Vm) -> Mapping[int, VcpuId] | None:
     return vm.by_index(kvm.in_kvm_run_later(vm.procfs, vm.pid, waiting, vm.fds(), vm.sleep))
 
 
+def _ended(vm: _Vm) -> None:
+    vm.gone.update(vm.ended)
+
+
 def _qmp(vm: _Vm) -> Mapping[int, VcpuId] | None:
     return None if vm.qmp is None else vm.qmp.vcpus
 
@@ -222,5 +225,6 @@ _STRATEGIES: tuple[tuple[str, Callable[[_Vm], Mapping[int, VcpuId] | None]], ...
     ("kvm_run", _kvm_run),
     ("debugfs", _debugfs),
     ("kvm_run", _kvm_run_again),
+    ("ended", _ended),
     ("qmp", _qmp),
 )
