@@ -147,7 +147,7 @@ class Observer:
         found = self.census.look(pid)
         if vm is not None and process is vm.vmm and (found is None or found[2] != process.argv):
             del self.vms[vm.sandbox]  # another program, if it has the same number and start time
-            self.vcpus.pop(vm.sandbox, None)
+            self.learned = self.vcpus.pop(vm.sandbox, None) is not None or self.learned
             self._followed = None
         return found
 
