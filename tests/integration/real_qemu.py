@@ -31,7 +31,8 @@ from typing import Any
 
 import pytest
 from need import need_tool
-from qemu.qmp import QMPClient, QMPError
+from qemu.qmp import ConnectError, QMPClient, QMPError
+from qemu.qmp.qmp_client import NegotiationError
 
 from vmpin.host.procfs import Procfs, Stat
 
@@ -172,7 +173,14 @@ async def _execute(path: str, command: str, arguments: dict[str, Any] | None) ->
     client = QMPClient()
     client.logger.setLevel("CRITICAL")
     async with asyncio.timeout(_START):
-        await client.connect(path)
+        while True:
+            try:
+                await client.connect(path)
+                break
+            except ConnectError as err:
+                # The library takes an event that comes just before the answer to qmp_capabilities for that answer.
+                if not isinstance(err.__cause__, NegotiationError):
+                    raise
         try:
             return await client.execute(command, arguments)
         finally:
