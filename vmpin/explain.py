@@ -116,7 +116,8 @@ def _article(role: str) -> str:
 def _why(thread: Mapping[str, Any], sandbox: Mapping[str, Any], policy: Mapping[str, str]) -> str:
     if thread["role"] != "vcpu":
         key = {"iothread": "iothreads", "kvm": "emulator"}.get(thread["role"], thread["role"])
-        what = {"sandbox": "the sandbox mask", "shared": "the sandbox's shared CPUs, else the shared pool",
+        what = {"apart": "the sandbox's CPUs that are not exclusive, else the sandbox mask",
+                "sandbox": "the sandbox mask", "shared": "the sandbox's shared CPUs, else the shared pool",
                 "housekeeping": "the housekeeping CPUs"}.get(policy[key], "the CPUs that were named")
         return f"policy {key}: {policy[key]} puts it on {what}"
     backed = [container for container in sandbox["containers"] if container["exclusive"] and container["vcpus"]

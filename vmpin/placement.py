@@ -177,6 +177,8 @@ def _other(role: ThreadRole, ground: Ground, policy: Policy, known: bool, reason
         return ground.allowed  # any of these threads may be a vCPU
     if rule is Where.OFF:
         return None
+    if rule is Where.APART:
+        return ground.shared_part or ground.allowed
     if rule is Where.SANDBOX:
         return ground.allowed
     if rule is Where.SHARED:

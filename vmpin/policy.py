@@ -32,6 +32,8 @@ class Spare(enum.StrEnum):
 class Where(enum.StrEnum):
     """Where the threads of a role go."""
 
+    #: The sandbox's CPUs that are not exclusive, so that exclusive ones are left to their vCPUs; else its mask.
+    APART = "apart"
     SANDBOX = "sandbox"
     SHARED = "shared"
     HOUSEKEEPING = "housekeeping"
@@ -44,11 +46,11 @@ class Policy:
 
     vcpus: Vcpus = Vcpus.AUTO
     spare_vcpus: Spare = Spare.SANDBOX
-    iothreads: Where | CpuSet = Where.SANDBOX
-    vhost: Where | CpuSet = Where.SANDBOX
-    emulator: Where | CpuSet = Where.SANDBOX
-    virtiofsd: Where | CpuSet = Where.SANDBOX
-    shim: Where | CpuSet = Where.SANDBOX
+    iothreads: Where | CpuSet = Where.APART
+    vhost: Where | CpuSet = Where.APART
+    emulator: Where | CpuSet = Where.APART
+    virtiofsd: Where | CpuSet = Where.APART
+    shim: Where | CpuSet = Where.APART
 
     def rule(self, role: ThreadRole) -> Where | CpuSet:
         """The rule of a role that is not the vCPUs'."""

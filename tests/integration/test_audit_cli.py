@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from need import need_root, need_tool
-from real_node import COMMAND, PATIENCE, Node, by_tid, two_cpus, union, wait
+from real_node import COMMAND, PATIENCE, Node, by_tid, two_cpus, wait
 from real_qemu import Qemu
 
 pytestmark = pytest.mark.root
@@ -49,7 +49,7 @@ def lab() -> Iterator[Lab]:
         node.start()
         node.container(vm.sandbox, "web", second)
         node.container(vm.sandbox, "logs", first)
-        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, union((first, second)))
+        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
         yield Lab(node, vm, first, second)
 
 
@@ -137,7 +137,7 @@ def test_the_owner_is_at_home_and_another_vm_is_not(lab: Lab) -> None:
         finally:
             lab.node.configure(watch={"resync_seconds": 0.2})
             lab.node.start()
-    lab.node.wait_for_vcpus(lab.vm.pid, {0: lab.first, 1: lab.second}, union((lab.first, lab.second)))
+    lab.node.wait_for_vcpus(lab.vm.pid, {0: lab.first, 1: lab.second}, lab.first)
 
 
 def test_a_process_in_a_containers_cgroup_is_a_containers(lab: Lab) -> None:

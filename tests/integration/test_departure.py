@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from real_node import Node, by_tid, two_cpus, union, wait
+from real_node import Node, by_tid, two_cpus, wait
 from real_qemu import Qemu
 
 pytest_plugins = ["given"]
@@ -26,7 +26,7 @@ def test_every_mask_is_given_back_and_nothing_is_left(node: Node, by: str) -> No
         node.start()
         node.container(vm.sandbox, "web", second)
         node.container(vm.sandbox, "logs", first)
-        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, union((first, second)))
+        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
         if by == "on_exit":
             node.kill()  # one that is killed leaves them, and the next one gives them back
             node.start()
@@ -46,7 +46,7 @@ def test_every_mask_is_given_back_and_nothing_is_left(node: Node, by: str) -> No
         node.start()
         node.container(vm.sandbox, "web", second)
         node.container(vm.sandbox, "logs", first)
-        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, union((first, second)))
+        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
         assert node.stop() == 0
         node.cli("unpin", "--all")
         assert by_tid(vm.pid) == before
@@ -80,7 +80,7 @@ def test_who_is_killed_while_it_gives_masks_back_does_the_rest_when_it_is_called
         node.start()
         node.container(vm.sandbox, "web", second)
         node.container(vm.sandbox, "logs", first)
-        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, union((first, second)))
+        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
         wait(lambda: (node.run / "metrics.sock").exists(), "no metrics")
         node.kill()
         # What a kill in the middle of a write leaves, and a file that was no state.
@@ -93,7 +93,7 @@ def test_who_is_killed_while_it_gives_masks_back_does_the_rest_when_it_is_called
         assert (node.run / "metrics.sock").exists()
         if by:  # which comes meanwhile: nothing was unpinned by hand, so it is to look after them
             node.start()
-            node.wait_for_vcpus(vm.pid, {0: first, 1: second}, union((first, second)))
+            node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
             assert node.stop() == 0
         assert node.data("unpin", "--all")["gone"]
         assert by_tid(vm.pid) == before

@@ -51,7 +51,7 @@ def test_the_checkpoint_decides_and_podresources_may_disagree(node: Node) -> Non
             node.start()
             tell(node, vm, "web", second)
             tell(node, vm, "logs", first)
-            node.wait_for_vcpus(vm.pid, {0: first, 1: second}, both)
+            node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
             (web, logs) = node.sandbox(vm.sandbox)["containers"]
             assert (web["exclusive_by"], web["kubelet"], logs["exclusive_by"]) == ("kubelet", second, None)
             wait(lambda: node.status()["sources"]["kubelet"]["pod_resources"], "PodResources to be asked")

@@ -65,7 +65,7 @@ def test_a_vm_pod_is_followed_from_its_creation_to_its_end(suite: str, cpus: tup
         main.start()
         node.wait_for_all(vm.pid, second)
         side = vm.container("side", cpus=first)
-        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, both)
+        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
         status = node.sandbox(vm.id)
         assert (status["verdict"], status["handler"]) == ("pinned", VM)
         assert status["pod"] == {"namespace": "tests", "name": "vm", "uid": "uid-7"}
@@ -76,7 +76,7 @@ def test_a_vm_pod_is_followed_from_its_creation_to_its_end(suite: str, cpus: tup
         main.update(cpus=first)
         node.wait_for_all(vm.pid, first)
         main.update(cpus=second)
-        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, both)
+        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
         main.update(cpu_shares=100)  # the CPUs stay
         stays(vm, first, second, both)
         side.remove()
@@ -152,7 +152,7 @@ def test_what_ran_before_the_watcher_is_learnt_by_synchronizing(node: CriNode, c
     gone = vm.container("gone", cpus=first)
     gone.remove()
     node.connect()
-    node.wait_for_vcpus(vm.pid, {0: first, 1: second}, union(cpus))
+    node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
     names = {each["name"] for each in node.sandbox(vm.id)["containers"]}
     assert {"main", "side"} <= names <= {"main", "side", "later"}
     main.update(cpus=first)
@@ -167,7 +167,7 @@ def test_what_happens_while_no_watcher_runs_is_caught_up_with(node: CriNode, cpu
     node.connect()
     vm, other = node.containerd.pod("vm", VM, vcpus=2), node.containerd.pod("other", VM)
     main, side = vm.container("main", cpus=second), vm.container("side", cpus=first)
-    node.wait_for_vcpus(vm.pid, {0: first, 1: second}, union(cpus))
+    node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
     node.stop(number) if number == signal.SIGTERM else node.kill()
     main.update(cpus=first)
     side.remove()
@@ -355,7 +355,7 @@ def test_the_checkpoint_tells_the_pool_and_whose_cpus_are_exclusive(node: CriNod
     # The kubelet writes its file at once, and updates the containers at its next reconciliation.
     node.checkpoint(first, {"uid-1": {"main": second}})
     main.update(cpus=second)
-    node.wait_for_vcpus(vm.pid, {0: first, 1: second}, both)
+    node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
     status = node.status()
     assert status["node"]["shared_pool"] == first
     assert [(each["name"], each["exclusive_by"]) for each in status["sandboxes"][0]["containers"]
@@ -413,7 +413,7 @@ def test_a_checkpoint_that_is_none_leaves_the_last_one_and_is_told(node: CriNode
     vm = node.containerd.pod("vm", VM, vcpus=2, uid="uid-1")
     vm.container("main", cpus=second)
     vm.container("side", cpus=first)
-    node.wait_for_vcpus(vm.pid, {0: first, 1: second}, union(cpus))
+    node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
     node.place_checkpoint(text)
     node.wait_for_log("cpu_manager_state")
     assert seen(vm.pid).vcpus == {0: first, 1: second}

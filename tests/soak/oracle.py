@@ -61,7 +61,8 @@ def wrong(sandbox: Sandbox, vcpus: Mapping[int, Cpus], others: Mapping[int, Cpus
         return [f"{who} has {_text(has)}, and had everything before vmpin"
                 for who, has in _all(vcpus, others) if has != everything]
     whole, own = mask(sandbox, pool), exclusive(sandbox, pool)
-    found = [f"thread {tid} has {_text(has)} and not {_text(whole)}" for tid, has in others.items() if has != whole]
+    apart = (whole - own) or whole  # exclusive CPUs are left to the vCPUs
+    found = [f"thread {tid} has {_text(has)} and not {_text(apart)}" for tid, has in others.items() if has != apart]
     if not own:
         return found + [f"vCPU {vcpu} has {_text(has)} and not {_text(whole)}"
                         for vcpu, has in vcpus.items() if has != whole]

@@ -73,6 +73,7 @@ def test_a_vcpus_name_puts_it_where_vcpus_go(machine: Machine, crowd: Path) -> N
 
 def test_a_new_vcpu_is_placed_by_its_name_before_the_pass(machine: Machine, crowd: Path) -> None:
     """Beside one that has the exclusive CPU: where the others float."""
+    machine.configure(emulator="sandbox")
     machine.tell("a", machine.other)
     vmm = machine.running(crowd, vcpus=1)
     assert mask(by_name(vmm, "CPU 0/KVM")) == machine.other
@@ -162,6 +163,7 @@ def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pas
 
 def pinned(machine: Machine, crowd: Path) -> subprocess.Popen[bytes]:
     """The pool is vCPU 0's, vCPU 1 has the exclusive CPU, and all other threads may be on both."""
+    machine.configure(emulator="sandbox", iothreads="sandbox", vhost="sandbox")
     machine.tell("a", machine.other)
     vmm = machine.running(crowd)
     machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("more"), cpuset=machine.pool),

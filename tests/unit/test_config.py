@@ -152,7 +152,7 @@ def test_what_is_no_key_is_refused_by_name_and_file(tmp_path: Path, text: str, s
     ("node.housekeeping", "[0, 1]", "is no CPU list"), ("node.housekeeping", "1.5", "is no CPU list"),
     ("policy.vcpus", "shared", "is none of auto, union, off"), ("policy.vcpus", "", "is none of auto, union, off"),
     ("policy.spare_vcpus", "off", "is none of sandbox, shared, housekeeping"),
-    ("policy.vhost", "somewhere", "or a CPU list"), ("policy.vhost", "true", "is none of sandbox,"),
+    ("policy.vhost", "somewhere", "or a CPU list"), ("policy.vhost", "true", "is none of apart, sandbox,"),
     ("policy.vhost", "1-x", "or a CPU list"), ("policy.exclusive_annotation", "two words", "is no word"),
     ("metrics.address", "here", "ends in no port of TCP's"), ("metrics.address", '"9750"', "has no IP address"),
     ("metrics.address", "127.0.0.1", "ends in no port"), ("metrics.address", "127.0.0.1:0", "ends in no port"),

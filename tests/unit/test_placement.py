@@ -369,6 +369,7 @@ def test_two_containers_that_own_the_same_cpu_both_get_its_vcpu() -> None:
 # --- other threads ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("rule", "on", "expect", "reason"), [
+    (Where.APART, node(pool="0-1"), "0-1", ""),
     (Where.SANDBOX, node(pool="0-1"), "0-1,4-5", ""),
     (Where.SHARED, node(pool="0-1"), "0-1", ""),
     (Where.HOUSEKEEPING, node(pool="0-1", housekeeping="7,13"), "7", ""),  # 13 is another's
@@ -390,7 +391,19 @@ def test_other_threads_go_where_their_policy_says(
     assert found.reasons == ((text,) if reason else ())
     assert found.verdict is Verdict.PINNED
     others = {each: str(where) for each, where in found.others.items() if each.policy != role.policy}
-    assert set(others.values()) == {"0-1,4-5"}
+    assert set(others.values()) == {"0-1"}
+
+
+def test_other_threads_of_a_sandbox_with_exclusive_cpus_only_are_on_those() -> None:
+    found = decide([MAIN], vcpus(0, 1), node(pool="0-1"))
+    assert {str(cpus) for cpus in found.others.values()} == {"4-5"}
+    assert found.verdict is Verdict.PINNED
+    assert found.reasons == ()
+
+
+def test_other_threads_of_a_sandbox_without_exclusive_cpus_are_on_its_mask() -> None:
+    found = decide([SIDE], vcpus(0, 1), node(pool="0-3"))
+    assert {str(cpus) for cpus in found.others.values()} == {str(found.mask)}
 
 
 def test_shared_threads_of_a_sandbox_without_shared_cpus_go_to_the_pool() -> None:

@@ -180,6 +180,18 @@ def test_by_default_no_thread_is_outside_the_sandbox_mask(data: st.DataObject, w
             assert cpus <= placement.mask
 
 
+@given(st.data(), worlds)
+def test_by_default_no_other_thread_is_on_an_exclusive_cpu_while_the_sandbox_has_others(
+        data: st.DataObject, world: World) -> None:
+    """Of a VM whose vCPUs are all known: else any thread may be one."""
+    own = world.own
+    for request, placement in zip(world.requests, world.place(Policy(), data.draw(befores(world))), strict=True):
+        left = placement.mask - own.claims[request.id].cpus - own.foreign(request.id)
+        event("there are others" if left else "there are no others")
+        if left and request.known:
+            assert set(placement.others.values()) == {left}
+
+
 @given(worlds)
 def test_the_mask_is_no_wider_than_what_the_containers_and_the_pool_give(world: World) -> None:
     own = world.own

@@ -312,7 +312,7 @@ BOX = ("sandboxes", 0, "containers", 0)
     (("policy", "vcpus"), "0-3", "policy", "vcpus: '0-3' is none of auto, union, off"),
     (("policy", "spare_vcpus"), "off", "policy", "spare_vcpus: 'off' is none of sandbox, shared, housekeeping"),
     (("policy", "iothreads"), "", "policy",
-     "iothreads: '' is none of sandbox, shared, housekeeping, off or a CPU list"),
+     "iothreads: '' is none of apart, sandbox, shared, housekeeping, off or a CPU list"),
     (("policy", "iothreads"), True, "policy", "iothreads: True is none of"),
     (("policy", "emulator"), ["sandbox"], "policy", "emulator: ['sandbox'] is none of"),
     (("policy",), "auto", "policy", "'auto' is no mapping"),

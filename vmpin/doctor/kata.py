@@ -14,7 +14,7 @@ SHOWN = ("enable_vcpus_pinning", "sandbox_cgroup_only", "static_sandbox_resource
          "guest_hook_path", "enable_debug", "enable_template", "vm_cache_number")
 _LOOK = "run this as root; correct the file that is named"
 #: Policies that keep a thread within its sandbox's CPUs, which no cgroup forbids.
-_INSIDE = ("sandbox", "off")
+_INSIDE = ("apart", "sandbox", "off")
 
 
 def kata(facts: Facts) -> Verdict:
@@ -148,8 +148,8 @@ def cgroup(facts: Facts) -> Verdict:
     else:
         return ok("threads that are to leave their sandbox's CPUs are in a cgroup of their own", *evidence)
     return warn(f"{why}: its cpuset keeps {', '.join(outside)} on the sandbox's CPUs, whatever the policy",
-                "leave those policies at sandbox, or have sandbox_cgroup_only = false on cgroup v1; `vmpin status` "
-                "shows what each thread really got", *evidence)
+                "leave those policies at their defaults, or have sandbox_cgroup_only = false on cgroup v1; `vmpin "
+                "status` shows what each thread really got", *evidence)
 
 
 def guest(facts: Facts) -> Verdict:

@@ -438,11 +438,12 @@ class Story:
         others = union(container.exclusive for other in self.pods.values() if other is not pod
                        for container in other.live())
         mask = pod.mask()
+        apart = (mask - pod.exclusive()) or mask
         for tid, (name, cpus) in threads.items():
             if not cpus.isdisjoint(others):
                 yield f"{pod.name}: thread {tid} {name} may run on {cpus & others}, which another container owns"
-            if tid not in pod.vcpus and cpus != mask:
-                yield f"{pod.name}: thread {tid} {name} may run on {cpus}, not on {mask}"
+            if tid not in pod.vcpus and cpus != apart:
+                yield f"{pod.name}: thread {tid} {name} may run on {cpus}, not on {apart}"
         have = sorted(str(cpus) for tid, (_, cpus) in threads.items() if tid in pod.vcpus)
         want = [sorted(map(str, choice)) for choice in pod.vcpu_masks()]
         if have not in want:

@@ -144,6 +144,7 @@ def test_watchers_killed_at_random_moments_leave_nothing_that_the_last_does_not_
     """Containers come and go meanwhile. At any time a thread has the mask it began with or one of those that the
     rules give for what some container had; in the end all have theirs, and `unpin` still knows the first ones."""
     moments = random.Random(SEED)
+    vmpin.configure(policy__emulator="sandbox", policy__iothreads="sandbox", policy__vhost="sandbox")
     vm = nested_vm(vcpus=3, vhost_net=1, iothreads=["io1"], guest=Guest.IDLE)
     vm.wait_idle()
     ways = {"2-3": {"0-1", "2", "3", "0-3"}, "4-5": {"0-1", "4", "5", "0-1,4-5"}}
