@@ -98,4 +98,7 @@ class Answers:
             results = reconciler.unpin(touched)
             asked.guests.update(reconciler)
             return snapshot.unpinned(results, reconciler.pinner.before.keys() & touched)
+        if operation == "unpinning":
+            touched = reconciler.touched() if only is None else [only]
+            return snapshot.unpinning(reconciler, touched, asked.guests.told(touched))
         raise WatcherError(f"unknown request {operation[:40]!r}", _OTHER_VERSION)

@@ -114,6 +114,12 @@ SETTINGS = (
 
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 
+#: Variables that set no key: VMPIN_DEBUG shows the traceback of an error of the operating system (cli/main), the
+#: others are the tests' own (docs/testing.md).
+_NO_KEYS = ("VMPIN_DEBUG", "VMPIN_LAB_", "VMPIN_MIXED_", "VMPIN_FUZZ_", "VMPIN_SOAK_")
+#: A pod has variables for each Service of its namespace: of vmpin-metrics VMPIN_METRICS_SERVICE_HOST and others.
+_SERVICE = "_SERVICE_HOST"
+
 
 @dataclass(frozen=True)
 class Config:
@@ -281,9 +287,8 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
     path = file or DEFAULT_FILE
     if file is not None or _is_there(path):
         given |= {key: (value, str(path)) for key, value in _read(path).items()}
-    for setting in SETTINGS:
-        if setting.variable in environment:
-            given[setting.key] = (environment[setting.variable], f"environment {setting.variable}")
+    for setting, text in _from(environment).items():
+        given[setting.key] = (text, f"environment {setting.variable}")
     for key, text in flags.items():
         if key not in _BY_KEY:
             raise ConfigError(f"--set {key}={text}: unknown key {key!r}", _hint(key))
@@ -298,6 +303,22 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
     policy = Policy.of({key.partition(".")[2]: value for key, value in parsed.items()
                         if key.startswith("policy.") and key not in no_rules})
     return Config(parsed, {key: origin for key, (_, origin) in given.items()}, policy)
+
+
+def _from(environment: Mapping[str, str]) -> dict[Setting, str]:
+    """What the environment sets. :raises ConfigError: for a variable that is named like vmpin's and sets no key."""
+    services = [name.removesuffix(_SERVICE) for name in environment if name.endswith(_SERVICE)]
+    others = (*_NO_KEYS, *(f"{name}{part}" for name in services for part in ("_SERVICE_", "_PORT")))
+    known = {setting.variable: setting for setting in SETTINGS}
+    found = {}
+    for name, text in environment.items():
+        if not name.startswith("VMPIN_") or name.startswith(others):
+            continue
+        if name not in known:
+            raise ConfigError(f"environment {name}: sets no key that is known", _near(
+                name.removeprefix("VMPIN_"), [each.removeprefix("VMPIN_") for each in known], "VMPIN_"))
+        found[known[name]] = text
+    return found
 
 
 def _is_there(path: Path) -> bool:
@@ -331,7 +352,11 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _hint(key: str) -> str:
+    return _near(key, [*_BY_KEY, *{name.partition(".")[0] for name in _BY_KEY}])
+
+
+def _near(name: str, known: list[str], prefix: str = "") -> str:
     import difflib
 
-    near = difflib.get_close_matches(key, [*_BY_KEY, *{name.partition(".")[0] for name in _BY_KEY}], 1)
-    return f"did you mean {near[0]!r}? " if near else "`vmpin config` lists every key"
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {prefix + near[0]!r}? " if near else "`vmpin config` lists every key"

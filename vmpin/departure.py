@@ -1,6 +1,7 @@
 """Leaving a node as if vmpin had never been there: the masks from before, and nothing left in the run directory.
 
-What stays out: who else has to be told (guests), and the hooks (hooks_install).
+What stays out: what guests are told (guests), sandboxes that are excluded while the watcher runs (exclusion), and the
+hooks (hooks_install).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import contextlib
 import logging
 import os
 import shutil
+from collections.abc import Iterable
+from pathlib import Path
 
 from vmpin import statefile
 from vmpin.apply import Result
@@ -35,8 +38,7 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
         logger.error("sandboxes=%d have threads that kept their masks; what those had before is still in %s",
                      len(reconciler.pinner.before), config.state_file)
         return False
-    for path in (config.state_file, config.notes_file, config.proof_file, config.hook_socket, config.control_socket,
-                 *statefile.beside(config.state_file), *statefile.beside(config.proof_file)):
+    for path in _files(config):
         path.unlink(missing_ok=True)
     if config.metrics is not None and config.metrics.path is not None:
         sockets.remove_left(config.metrics.path)
@@ -45,3 +47,15 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
     with contextlib.suppress(OSError):  # systemd's, a mount, or with a file of somebody else's in it
         os.rmdir(config.run)
     return True
+
+
+def left(config: Config) -> list[Path]:
+    """What `forget` would remove that is there."""
+    metrics = [] if config.metrics is None or config.metrics.path is None else [config.metrics.path]
+    return [path for path in (*_files(config), *metrics, config.spool, config.lock_file, config.run)
+            if os.path.lexists(path)]
+
+
+def _files(config: Config) -> Iterable[Path]:
+    return (config.state_file, config.notes_file, config.proof_file, config.hook_socket, config.control_socket,
+            *statefile.beside(config.state_file), *statefile.beside(config.proof_file))

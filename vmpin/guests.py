@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class Guests:
         """Tell the guests what is another than at the last call; takes a microsecond for each where nothing is."""
         vms = reconciler.observer.vms
         for sandbox in self._guests.keys() - vms.keys():
-            self._end(sandbox)
+            excluded = not fnmatchcase(sandbox, reconciler.config.only)  # else its VMM has ended
+            self._end(sandbox, goodbye=self._guests[sandbox].vm if excluded else None)
         for sandbox in self._odd.keys() - vms.keys():
             del self._odd[sandbox]
         for vm in vms.values():
@@ -153,6 +155,10 @@ class Guests:
             return None
         found = guest.report()
         return found.data(), {container: found.of(container).data() for container in guest.placed}
+
+    def told(self, sandboxes: Iterable[SandboxId]) -> list[SandboxId]:
+        """Those of these sandboxes whose guests are told anything."""
+        return [sandbox for sandbox in sandboxes if sandbox in self._guests]
 
     async def taken_back(self, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
         """What becomes, within a few seconds, of what is being taken back in the guests of these sandboxes. One that

@@ -56,6 +56,14 @@ def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[Reconc
         return reconciler, Report(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
 
 
+def look_over(config: Config) -> Reconciler:
+    """Everything that is there now, without a plan for it: what `unpin` and `leave` begin with. Nothing is changed."""
+    reconciler = Reconciler(config, acts=False)
+    take(reconciler, Spool(config.spool), set(), tidy=False)
+    reconciler.resync(act=False, full=True)
+    return reconciler
+
+
 def leave(config: Config, tell: Callable[[Reconciler], Told]) -> tuple[Reconciler, list[Result], Told]:
     """Give everything back, and remove what is kept. Ended at any moment and called again, it does what is left.
 

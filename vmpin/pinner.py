@@ -250,6 +250,20 @@ class Pinner:
             del self.before[sandbox]
         return results
 
+    def giving_back(self, sandbox: SandboxId, threads: Iterable[tuple[VmThread, ThreadId]],
+                    topology: Topology) -> tuple[SetAffinity, ...]:
+        """What `give_back` would set for these threads, without what they have already.
+
+        :param threads: as in `give_back`, those there are now.
+        """
+        before = self.before.get(sandbox)
+        if before is None:
+            return ()
+        listed = list(threads)
+        listed += self._astray(before, {main for _, main in listed})
+        return ordered(operation for operation in _restoring(sandbox, before, listed, topology)
+                       if operation.cpus & topology.online != operation.was)
+
     def _astray(self, before: Before, mains: set[ThreadId]) -> Iterable[tuple[VmThread, ThreadId]]:
         """The threads of processes whose masks were set and that are not the sandbox's any more, for all that is
         known: another `watch.only`, a claim that could not be read, another program."""

@@ -27,6 +27,7 @@ from vmpin.drift import Change, Explained
 from vmpin.drifts import Drifts
 from vmpin.errors import SourceError
 from vmpin.events import Event, Held, SandboxSeen
+from vmpin.exclusion import Exclusion
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
@@ -106,6 +107,7 @@ class Reconciler:
         self.births: dict[SandboxId, Account] = {}
         #: What is held because this process leaves.
         self._left: set[SandboxId] = set()
+        self._exclusion = Exclusion()
         #: What went wrong with a VM, so that it is told once.
         self._odd: dict[SandboxId, str] = {}
 
@@ -221,6 +223,8 @@ class Reconciler:
         self._scan(full)
         self.reduce(self.sources.events(self.state, set(self.observer.vms)))
         self._tidy()
+        if act:
+            self._exclusion.give_back(self)
         found = self._pass(list(self.observer.vms), act)
         if act:
             self.circumstances.settled(self.node.topology.known, self.observer.vms.values())
@@ -392,13 +396,24 @@ class Reconciler:
             if leaving and known is not None and not known.held:
                 self._left.add(sandbox)
             self.reduce([Held(sandbox, True)])
-            self.placements.pop(sandbox, None)
-            results += self._safely(sandbox, self._give_back) or ()
-            self.pinner.forget(sandbox)
-            self.places.previous.pop(sandbox, None)
-            self._changed = True
+            results += self.give_back(sandbox)
         self.save()
         return results
+
+    def give_back(self, sandbox: SandboxId) -> list[Result]:
+        """Give a sandbox's threads the masks they had before vmpin. A sandbox that is followed and not held is placed
+        again in the next pass."""
+        self.placements.pop(sandbox, None)
+        results = self._safely(sandbox, self._give_back) or []
+        self.pinner.forget(sandbox)
+        self.places.previous.pop(sandbox, None)
+        self._changed = True
+        return results
+
+    def giving_back(self, sandbox: SandboxId) -> tuple[SetAffinity, ...]:
+        """What `give_back` would set now that is another mask."""
+        return self._safely(sandbox, lambda each: self.pinner.giving_back(
+            each, self._owned(each), self.node.topology)) or ()
 
     def _give_back(self, sandbox: SandboxId) -> list[Result]:
         return self.pinner.give_back(sandbox, partial(self._owned, sandbox), self.node.topology)

@@ -189,6 +189,20 @@ def unpinned(results: list[Result], kept: Iterable[SandboxId]) -> dict[str, obje
     return {"operations": [_result(result) for result in results], "kept": sorted(kept)}
 
 
+def unpinning(reconciler: Reconciler, sandboxes: Iterable[SandboxId],
+              guests: Iterable[SandboxId]) -> dict[str, object]:
+    """What `vmpin unpin` would change, as its --dry-run prints it.
+
+    :param guests: sandboxes whose guests would be asked to take back what they were told.
+    """
+    wanted, vms = list(sandboxes), reconciler.vm_sandboxes()
+    held = [sandbox for sandbox in wanted if sandbox in vms
+            and (known := reconciler.state.sandboxes.get(sandbox)) is not None and not known.held]
+    return {"dry_run": True, "operations": [_operation(operation) for sandbox in wanted
+                                            for operation in reconciler.giving_back(sandbox)],
+            "held": sorted(held), "guests": sorted(guests)}
+
+
 def _result(result: Result) -> dict[str, object]:
     return {**_operation(result.operation), "outcome": result.outcome.value,
             "got": None if result.got is None else str(result.got), "why": result.why}

@@ -39,6 +39,7 @@ class Guest:
         """:param agent_url: how Kata reaches its agent, where it keeps that.
         :param rivals: who else says that a CID is theirs: a command line is anybody's to write."""
         self.via = via
+        self.vm = vm
         self.vmm = vm.vmm.id
         self.port = config.guest_port
         self.config = config

@@ -14,11 +14,10 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vmpin import departure, log, sdnotify
+from vmpin import departure, log, reload, sdnotify
 from vmpin.about import About
 from vmpin.answers import Answers
 from vmpin.apply import Outcome
@@ -49,8 +48,6 @@ logger = logging.getLogger(__name__)
 #: Messages may come in bursts; the state file is written once for all that came within this time (seconds).
 SAVE_AFTER = 0.2
 MAX_REQUEST = 65536
-#: What a running watcher does not take from a configuration that is loaded again, beside the paths.
-FIXED = ("watch.nri", "watch.kubelet", "watch.births", "metrics.address")
 
 
 class Watcher:
@@ -155,7 +152,7 @@ class Watcher:
                 except Exception as err:  # whatever it is, the rest of the leaving goes on
                     logger.error("the last sample failed: %r", err)
         if not given:
-            logger.info("stopped; threads keep their masks (`vmpin unpin` gives them back)")
+            logger.info("stopped; threads keep their masks (`vmpin unpin --every` gives them back)")
             return
         departure.give_all_back(self.reconciler)
         if departure.forget(self.config, self.reconciler):
@@ -189,7 +186,9 @@ class Watcher:
     def _reload(self) -> None:
         sdnotify.notify("RELOADING=1")
         try:
-            config = self._with_fixed(self.reload())
+            loaded = self.reload()
+            reload.refuse_empty(self.config, loaded)
+            config = reload.with_fixed(self.config, loaded)
             if config.status_group != self.config.status_group:
                 open_to(self.config.control_socket, config.status_group)
                 if self.config.metrics is not None and self.config.metrics.path is not None:
@@ -197,19 +196,19 @@ class Watcher:
         except (ConfigError, OSError) as err:
             logger.error("the configuration stays as it was: %s", err)
         else:
+            if later := reload.changes(config, loaded):
+                logger.warning("changed paths, %s are used after a restart only: %s", " and ".join(reload.FIXED),
+                               "; ".join(later))
+            changed = "; ".join(reload.changes(self.config, config)) or "nothing changed"
             self.config = config
-            log.set_level(config.log_level)
+            if quiet := not logger.isEnabledFor(logging.INFO):
+                log.set_level(config.log_level)
+            logger.info("configuration loaded again: %s", changed)
+            if not quiet:
+                log.set_level(config.log_level)
             self.reconciler.reconfigure(config)
             self._resync.set()
-            logger.info("configuration loaded again")
         sdnotify.notify("READY=1")
-
-    def _with_fixed(self, config: Config) -> Config:
-        """What is bound, open or written to stays where it is."""
-        fixed = {key: value for key, value in self.config.values.items() if key.startswith("paths.") or key in FIXED}
-        if any(config.values[key] != value for key, value in fixed.items()):
-            logger.warning("changed paths, %s are used after a restart only", " and ".join(FIXED))
-        return replace(config, values={**config.values, **fixed})
 
     # Hooks
 

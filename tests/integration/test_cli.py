@@ -205,6 +205,7 @@ def test_the_configuration_says_where_each_value_came_from(tmp_path: Path) -> No
     refused(run("config", "--set", "nonsense"), "--set nonsense: is no KEY=VALUE")
     refused(run("config", "--set", "a.b=1"), "unknown key 'a.b'")
     refused(run("config", env={"VMPIN_POLICY_VCPUS": "x"}), "VMPIN_POLICY_VCPUS", "'x'")
+    refused(run("config", env={"VMPIN_POLICY_VPCUS": "auto"}), "VMPIN_POLICY_VPCUS", "'VMPIN_POLICY_VCPUS'")
 
 
 def test_an_output_that_nobody_reads_is_no_error() -> None:
@@ -379,7 +380,7 @@ def test_explain_says_why_in_sentences(lab: Lab) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("args", [("status",), ("status", "-o", "wide"), ("status", "-o", "yaml"),
                                   ("status", "-o", "json"), ("explain", "SANDBOX"), ("verify",), ("status", "SANDBOX"),
-                                  ("unpin",), ("reconcile",), ("plan",)])
+                                  ("unpin", "--every"), ("reconcile",), ("plan",)])
 def test_names_that_steer_a_terminal_are_printed_harmless(lab: Lab, args: tuple[str, ...]) -> None:
     args = tuple(lab.vm.sandbox if word == "SANDBOX" else word for word in args)
     done = lab.node.cli(*args)
@@ -492,5 +493,5 @@ def test_an_empty_node_says_so(lab: Lab) -> None:
         assert "no VM sandbox runs on this node" in empty.cli("status").stdout
         assert empty.cli("verify").stdout == "all 0 threads of 0 VM sandboxes are where they should be\n"
         assert empty.cli("plan").stdout == "nothing to do: every thread is in its place\n"
-        assert empty.cli("unpin").stdout == "nothing to give back\n"
+        assert empty.cli("unpin", "--every").stdout == "nothing to give back\n"
         refused(empty.cli("explain", "x"), "no VM sandbox 'x' is on this node")

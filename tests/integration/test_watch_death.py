@@ -65,7 +65,7 @@ def test_no_kill_at_any_moment_loses_what_a_hook_told(node: Node, cpus: tuple[st
 
         wanted = {name: first if name == "logs" else second for name in alive}
         wait(lambda: known() == wanted, lambda: f"{known()} is not {wanted}")
-        assert node.cli("unpin").returncode == 0
+        assert node.cli("unpin", "--every").returncode == 0
         assert by_tid(vm.pid) == before
 
 

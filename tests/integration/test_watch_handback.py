@@ -53,7 +53,7 @@ def test_unpin_gives_back_the_very_masks_from_before(node: Node, cpus: tuple[str
         # Taken back as if for the first time: of equals, the highest vCPU gets the exclusive CPU.
         node.wait_for_vcpus(vm.pid, {0: first, 1: first, new: second}, first)
         assert node.stop() == 0
-        assert node.cli("unpin").returncode == 0
+        assert node.cli("unpin", "--every").returncode == 0
         assert by_tid(vm.pid) == after, "without a watcher"
         assert not (node.run / "vmpin.sock").exists()
 

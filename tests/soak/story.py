@@ -82,7 +82,7 @@ class Story:
     def end(self) -> None:
         """Give everything back; what then is left of vmpin are a few files, and after `unpin --all` none."""
         self.log("unpin")
-        assert self.world.cli("unpin").returncode == 0
+        assert self.world.cli("unpin", "--every").returncode == 0
         for guest in self.world.guests.values():
             guest.told.held = True
         self.checks.given_back()

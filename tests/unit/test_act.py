@@ -1,12 +1,22 @@
-"""What `vmpin unpin` says of the guests, and its exit code."""
+"""What `vmpin unpin` prints, its exit code, and what it refuses."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from newcomers import Machine, mask, sandbox
 
-from vmpin.cli.act import _told
+from vmpin import oneshot
+from vmpin.cli.act import _given_back, _told
+from vmpin.cli.main import main
+from vmpin.lock import Lock
+
+pytest_plugins = ["given_unit"]
 
 
 @pytest.mark.parametrize(("word", "code"), [
@@ -27,3 +37,77 @@ def test_a_sandbox_that_does_not_have_all_its_masks_is_exit_code_1(output: str,
     told = capsys.readouterr().out
     assert "pod-a" in told
     assert "nothing to give back" not in told
+
+
+def operation(what: str, **more: str) -> dict[str, object]:
+    return {"what": what, "was": "0", "got": "0-1", "outcome": "done", "why": "", **more}
+
+
+def test_only_what_changed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"operations": [operation("one"), operation("two", got="0"), operation("three", outcome="gone"),
+                            operation("four", got="0", outcome="refused", why="no"),
+                            operation("five", outcome="trimmed", got="1")], "guests": {}, "kept": []}
+    assert _given_back(argparse.Namespace(output="text"), found) == 1
+    assert capsys.readouterr().out == "one\nfour: no\nfive: the cpuset cgroup leaves 1\n"
+    found["operations"] = [operation("two", got="0")]
+    assert _given_back(argparse.Namespace(output="text"), found) == 0
+    assert capsys.readouterr().out == "nothing to give back: 1 threads have the masks from before already\n"
+    assert _given_back(argparse.Namespace(output="json"), found) == 0
+    assert json.loads(capsys.readouterr().out) == found
+
+
+@pytest.mark.parametrize(("words", "said", "hint"), [
+    ([], "no SANDBOX is given", "--every"), (["--dry-run"], "no SANDBOX is given", "--all"),
+    (["x", "--every"], "--every goes without a SANDBOX", "vmpin unpin SANDBOX"),
+    (["x", "--all"], "--all goes without a SANDBOX", "vmpin unpin SANDBOX"),
+    (["--every", "--all"], "--all and --every do not go together", "leaving the node")])
+def test_what_is_not_clear_is_refused_before_anything_is_looked_at(words: list[str], said: str, hint: str,
+                                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--set", "paths.run=/no/such/directory", "unpin", *words]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert hint in printed.err
+    assert printed.out == ""
+
+
+def arguments(machine: Machine) -> list[str]:
+    values = machine.reconciler.config.data()
+    return [word for key, entry in values.items() if entry["from"] == "flag"
+            for word in ("--set", f"{key}={entry['value']}")]
+
+
+@pytest.mark.parametrize("which", ["one", "--every", "--all"])
+def test_a_dry_run_says_what_the_real_one_does_and_changes_nothing(machine: Machine, which: str) -> None:
+    vmm, other = machine.vmm("a"), machine.vmm("b")
+    machine.resync()
+    assert machine.reconciler.save()
+    words = [*arguments(machine), "unpin", sandbox("a") if which == "one" else which]
+    files = {path: path.read_bytes() for path in machine.reconciler.config.run.iterdir() if path.is_file()}
+
+    def run(*more: str) -> list[str]:
+        ran = subprocess.run([sys.executable, "-m", "vmpin.cli.main", *words, *more], capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.splitlines()
+
+    with Lock(machine.reconciler.config.lock_file) if which != "one" else Lock(machine.path / "another"):
+        planned = run("--dry-run")  # a watcher that runs has the lock
+    assert (mask(vmm), mask(other)) == (machine.pool, machine.pool)
+    assert planned[-1] == "nothing was changed: this was a dry run"
+    assert {path: path.read_bytes() for path in files} == files
+    as_data = json.loads("".join(run("--dry-run", "-o", "json")))
+    assert as_data["held"] == ([] if which == "--all" else [sandbox("a"), sandbox("b")][:1 + (which == "--every")])
+    done = run()
+    assert [line for line in planned if ": set " in line] == [line for line in done if ": set " in line]
+    assert [entry["what"] for entry in as_data["operations"]] == [line for line in done if ": set " in line]
+    assert mask(vmm) == machine.both
+    assert mask(other) == (machine.pool if which == "one" else machine.both)
+    removed = {line.removeprefix("remove ") for line in planned if line.startswith("remove ")}
+    if which == "--all":
+        assert str(machine.reconciler.config.run) in removed
+        assert not any(map(Path.exists, map(Path, removed)))
+    else:
+        assert removed == set()
+        assert run()[0] == "nothing to give back"
+        known = oneshot.look_over(machine.reconciler.config)
+        assert known.state.sandboxes[sandbox("a")].held
+        assert known.state.sandboxes[sandbox("b")].held is (which == "--every")

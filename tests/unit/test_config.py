@@ -194,6 +194,35 @@ def test_a_bad_value_names_the_variable_or_the_flag_it_came_from() -> None:
         config.load(None, {"VMPIN_NODE_HOUSEKEEPING": "x"}, {})
 
 
+@pytest.mark.parametrize(("name", "hint"), [
+    ("VMPIN_LOG_LEVLE", "did you mean 'VMPIN_LOG_LEVEL'?"), ("VMPIN_CONFIG", "`vmpin config` lists every key"),
+    ("VMPIN_", ""), ("VMPIN_DRIFT_ONFIGHT", "VMPIN_DRIFT_ON_FIGHT")])
+def test_a_variable_that_sets_no_key_is_refused(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.load(None, {"PATH": "/bin", name: "x"}, {})
+    assert str(caught.value) == f"environment {name}: sets no key that is known"
+    assert hint in caught.value.hint
+
+
+def test_variables_that_are_not_vmpins_are_let_be() -> None:
+    others = {"VMPIN": "x", "MY_VMPIN_LOG": "x", "vmpin_x": "x", "VMPIN_DEBUG": "1", "VMPIN_LAB_CACHE": "/x",
+              "VMPIN_MIXED_SEED": "1", "VMPIN_SOAK_ALONE": "1", "VMPIN_FUZZ_SEED": "1"}
+    assert config.load(None, others, {}).values == config.load(None, {}, {}).values
+
+
+@pytest.mark.parametrize("service", ["VMPIN", "VMPIN_METRICS", "VMPIN_GUEST"])
+def test_what_kubernetes_says_of_a_service_is_no_key(service: str) -> None:
+    """A Service of the pod's namespace: vmpin-guest would even set guest.port."""
+    given = {f"{service}_SERVICE_HOST": "10.0.0.1", f"{service}_SERVICE_PORT": "9750",
+             f"{service}_SERVICE_PORT_METRICS": "9750", f"{service}_PORT": "tcp://10.0.0.1:9750",
+             f"{service}_PORT_9750_TCP": "tcp://10.0.0.1:9750", f"{service}_PORT_9750_TCP_ADDR": "10.0.0.1"}
+    found = config.load(None, given | {"VMPIN_LOG_LEVEL": "debug"}, {})
+    assert {key for key, origin in found.origin.items() if origin != "default"} == {"log.level"}
+    del given[f"{service}_SERVICE_HOST"]
+    with pytest.raises(ConfigError, match=f"environment {service}_"):
+        config.load(None, given, {})
+
+
 def test_a_value_is_judged_only_where_it_counts(tmp_path: Path) -> None:
     path = write(tmp_path, "log: {level: loud}")
     assert config.load(path, {"VMPIN_LOG_LEVEL": "error"}, {}).log_level == "error"

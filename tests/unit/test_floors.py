@@ -31,12 +31,13 @@ FLOORS = {
     "wire": 1, "allocation": 1, "guestmap": 1, "tally": 1, "birth": 1, "drift": 1, "proof": 1, "health": 1,
     "picture": 1, "doctor": 1, "redact": 1,
     # adapters: each has its root path or socket as a parameter
-    "resources": 2, "yamlfile": 2, "config": 2, "scenario": 2, "statefile": 2, "lock": 2, "log": 2, "sdnotify": 2,
-    "hooks_install": 2, "pyz": 2, "host": 2, "vmm": 2, "runtime": 2, "source": 2, "values": 2, "channel": 2,
-    "guest": 2, "prooffile": 2, "keeper": 2,
+    "resources": 2, "yamlfile": 2, "config": 2, "reload": 2, "scenario": 2, "statefile": 2, "lock": 2, "log": 2,
+    "sdnotify": 2, "hooks_install": 2, "pyz": 2, "host": 2, "vmm": 2, "runtime": 2, "source": 2, "values": 2,
+    "channel": 2, "guest": 2, "prooffile": 2, "keeper": 2,
     # what makes the machine what it should be
     "census": 3, "observe": 3, "places": 3, "apply": 3, "pinner": 3, "reconciler": 3, "snapshot": 3, "oneshot": 3,
     "agreement": 3, "repair": 3, "arrivals": 3, "birthbook": 3, "departure": 3,
+    "exclusion": 3,
     "circumstances": 3, "drifts": 3, "sampler": 3, "headcount": 3,
     "about": 3, "checkup": 3, "gather": 3,
     # what people and systemd start

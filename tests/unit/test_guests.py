@@ -239,6 +239,23 @@ def test_switched_off_while_it_runs_everything_is_taken_back(tmp_path: Path) -> 
     run(test())
 
 
+@pytest.mark.parametrize("excluded", [True, False])
+def test_the_guest_of_a_sandbox_that_is_excluded_takes_everything_back(tmp_path: Path, excluded: bool) -> None:
+    """Which one that has ended need not."""
+    async def test() -> None:
+        async with running(Machine(tmp_path)) as node:
+            await until(lambda: node.states().get("web") == "applied")
+            if excluded:
+                node.reconciler.config = node.config(watch_only="another*")
+            node.reconciler.observer.vms.clear()
+            node.update()
+            assert node.guests.report(POD) is None
+            leaving = list(node.guests._leaving.values())
+            await asyncio.wait(leaving)
+            assert isinstance(node.agent.requests[-1], guestproto.Unpin) is excluded
+    run(test())
+
+
 @pytest.mark.parametrize("pause", [0.0, 0.3])
 def test_another_way_begins_when_the_one_before_has_taken_everything_back(pause: float, tmp_path: Path) -> None:
     async def test() -> None:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from vmpin.model import SandboxId
     from vmpin.reconciler import Reconciler
 
+_EXITS = """\
+exit codes: 0 done, 1 not everything could be done, or the watcher cannot be asked, 2 the command cannot be used
+"""
+
 _RECONCILE = """\
 One full pass: read everything again and put every thread in its place. Through the watcher when one runs, else
 without one. Sandboxes that `vmpin unpin` let go are taken back (all of them, or the one named).
@@ -33,21 +37,36 @@ without one. Sandboxes that `vmpin unpin` let go are taken back (all of them, or
 _UNPIN = """\
 Give threads the masks they had before vmpin first touched them, and leave their sandbox alone until
 `vmpin reconcile`. Threads born since get what they would have inherited. Guests that answer take back what they were
-told, too.
+told, too. Printed is what changes: a thread whose mask from before is the one it has is left out.
+
+One sandbox, or with --every all that are there now: through the watcher, which goes on and places sandboxes that come
+later; without one, directly. --all is for leaving the node.
+"""
+
+_UNPIN_EXAMPLES = """\
+examples:
+  vmpin unpin 5f2c --dry-run    what it would change for one sandbox
+  vmpin unpin 5f2c              do it; `vmpin reconcile 5f2c` takes it back
+  vmpin unpin --every           the same for each sandbox of the node
+  vmpin unpin --all             after systemctl disable --now vmpin: vmpin leaves the node
 """
 
 
 def add_parser(verbs: Verbs) -> None:
-    for name, summary, about, run in (
-            ("reconcile", "put every thread in its place, now", _RECONCILE, reconcile),
-            ("unpin", "give threads the masks from before vmpin", _UNPIN, unpin)):
-        parser = verb(verbs, name, summary, about=about)
-        parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one (default: all)")
-        if name == "unpin":
-            parser.add_argument("--all", action="store_true", help="leave the node for good: all masks, and nothing "
-                                "is left in the run directory; takes a watcher that was ended")
-        output_flag(parser, ("text", "json"))
-        parser.set_defaults(run=run)
+    parser = verb(verbs, "reconcile", "put every thread in its place, now", about=_RECONCILE, epilog=_EXITS)
+    parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one (default: all)")
+    output_flag(parser, ("text", "json"))
+    parser.set_defaults(run=reconcile)
+    parser = verb(verbs, "unpin", "give threads the masks from before vmpin", about=_UNPIN,
+                  epilog=f"{_UNPIN_EXAMPLES}\n{_EXITS}")
+    parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="this one; the first digits of its id will do")
+    parser.add_argument("--every", action="store_true", help="every sandbox that is there now; the watcher goes on "
+                        "and leaves them alone")
+    parser.add_argument("--all", action="store_true", help="leave the node for good: all masks, and nothing is left "
+                        "in the run directory; takes a watcher that was ended")
+    parser.add_argument("--dry-run", action="store_true", help="print what would change, and change nothing")
+    output_flag(parser, ("text", "json"))
+    parser.set_defaults(run=unpin)
 
 
 def reconcile(args: argparse.Namespace) -> int:
@@ -66,33 +85,65 @@ def reconcile(args: argparse.Namespace) -> int:
 
 def unpin(args: argparse.Namespace) -> int:
     config = load_config(args)
+    _refuse_unclear(args)
     if args.all:
         return _leave(args, config)
     args.sandbox = _whole(config, args.sandbox)
-    found = ask(config, {"op": "unpin", "sandbox": args.sandbox})
+    found = ask(config, {"op": "unpinning" if args.dry_run else "unpin", "sandbox": args.sandbox})
     if found is None:
-        from vmpin import oneshot, snapshot
-        from vmpin.model import SandboxId
+        found = _unpinned_alone(args, config)
+    return _planned(args, found) if args.dry_run else _given_back(args, found)
 
-        quiet_log(config)
-        only = None if args.sandbox is None else [SandboxId(args.sandbox)]
-        reconciler, report = oneshot.unpin(config, only)
-        wanted = only or reconciler.touched()
-        found = snapshot.unpinned(list(report.results), reconciler.pinner.before.keys() & wanted) | {
-            "guests": _in_guests(reconciler, only or list(reconciler.state.sandboxes))}
-    return _told(args, found, "nothing to give back")
+
+def _refuse_unclear(args: argparse.Namespace) -> None:
+    """:raises UsageError: unless exactly one of SANDBOX, --every and --all is given."""
+    if args.sandbox is not None and (args.all or args.every):
+        raise UsageError(f"{'--all' if args.all else '--every'} goes without a SANDBOX",
+                         "`vmpin unpin SANDBOX` is for one")
+    if args.all and args.every:
+        raise UsageError("--all and --every do not go together", "--every leaves the sandboxes alone until `vmpin "
+                         "reconcile`, --all is for leaving the node")
+    if args.sandbox is None and not args.all and not args.every:
+        raise UsageError("unpin: no SANDBOX is given", "`vmpin status` lists them; --every is for each of them, --all "
+                         "for leaving the node, --dry-run shows what would change")
+
+
+def _unpinned_alone(args: argparse.Namespace, config: Config) -> Document:
+    """Where no watcher runs."""
+    from vmpin import oneshot, snapshot
+    from vmpin.model import SandboxId
+
+    quiet_log(config)
+    only = None if args.sandbox is None else [SandboxId(args.sandbox)]
+    if args.dry_run:
+        known = oneshot.look_over(config)
+        wanted = only or known.touched()
+        return snapshot.unpinning(known, wanted, _with_guests(known, wanted))
+    reconciler, report = oneshot.unpin(config, only)
+    wanted = only or reconciler.touched()
+    return snapshot.unpinned(list(report.results), reconciler.pinner.before.keys() & wanted) | {
+        "guests": _in_guests(reconciler, only or list(reconciler.state.sandboxes))}
 
 
 def _leave(args: argparse.Namespace, config: Config) -> int:
-    if args.sandbox is not None:
-        raise UsageError("--all goes without a SANDBOX", "`vmpin unpin SANDBOX` is for one")
-    from vmpin import oneshot, snapshot
+    from vmpin import departure, oneshot, snapshot
 
     quiet_log(config)
+    if args.dry_run:
+        known = oneshot.look_over(config)
+        wanted = known.touched()
+        return _planned(args, snapshot.unpinning(known, wanted, _with_guests(known, wanted))
+                        | {"held": [], "files": [str(path) for path in departure.left(config)]})
     reconciler, results, guests = oneshot.leave(config, lambda known: _in_guests(known, known.touched()))
     found = snapshot.unpinned(results, reconciler.pinner.before) | {
         "guests": guests, "gone": not reconciler.pinner.before}
-    return _told(args, found, "nothing to give back")
+    return _given_back(args, found)
+
+
+def _with_guests(reconciler: Reconciler, sandboxes: Sequence[SandboxId]) -> list[SandboxId]:
+    """Those whose guests may have been told something by a watcher."""
+    return [sandbox for sandbox in sandboxes if sandbox in reconciler.observer.vms and reconciler.config.guest_via(
+        "" if (known := reconciler.state.sandboxes.get(sandbox)) is None else known.handler) != "off"]
 
 
 def _in_guests(reconciler: Reconciler, sandboxes: Sequence[SandboxId]) -> dict[SandboxId, str]:
@@ -112,6 +163,35 @@ def _whole(config: Config, sandbox: str | None) -> str | None:
         return None
     found: str = status_document(config, sandbox)["sandboxes"][0]["id"]
     return found
+
+
+def _planned(args: argparse.Namespace, found: Document) -> int:
+    """Print what --dry-run found."""
+    if args.output == "json":
+        print_data(found, "json")
+        return 0
+    for operation in found["operations"]:
+        print(shown(operation["what"]))
+    for sandbox in found["guests"]:
+        print(shown(f"sandbox {sandbox}: ask its guest to take back what it was told"))
+    for sandbox in found["held"]:
+        print(shown(f"sandbox {sandbox}: leave it alone until `vmpin reconcile`"))
+    for path in found.get("files", ()):
+        print(shown(f"remove {path}"))
+    print("nothing was changed: this was a dry run")
+    return 0
+
+
+def _given_back(args: argparse.Namespace, found: Document) -> int:
+    """Print what `unpin` changed: not what was set to the mask that the thread had."""
+    if args.output == "json":
+        return _told(args, found, "")
+    operations = found["operations"]
+    changed = [operation for operation in operations if operation["outcome"] == "refused"
+               or (operation["outcome"] != "gone" and operation["got"] != operation["was"])]
+    same = len(operations) - len(changed)
+    return _told(args, {**found, "operations": changed}, "nothing to give back" + (
+        f": {same} threads have the masks from before already" if same else ""))
 
 
 def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:

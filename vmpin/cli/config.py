@@ -8,7 +8,8 @@ from vmpin.cli.common import Verbs, load_config, output_flag, print_data, table,
 
 _ABOUT = """\
 Print every key with its value and where that came from. Values are taken from, the later the stronger: the defaults,
-the file (/etc/vmpin/vmpin.yaml or --config FILE), the environment (VMPIN_POLICY_VCPUS=union), --set KEY=VALUE.
+the file (/etc/vmpin/vmpin.yaml or --config FILE), the environment (VMPIN_POLICY_VCPUS=union), --set KEY=VALUE. A key
+that is not known is refused, and so is a variable named VMPIN_… that sets none.
 """
 
 

@@ -40,7 +40,7 @@ in service:
   vmpin audit                exit code 1 when anything else runs on exclusive CPUs, or may
   vmpin doctor               exit code 1 when something on this node hinders vmpin; says what to do
   vmpin gather               what a bug report needs, in one file
-  vmpin unpin                give every thread the mask it had before vmpin
+  vmpin unpin SANDBOX        give its threads the masks they had before vmpin (--every: each sandbox's)
 
 exit codes: 0 as asked, 1 something is not as it should be, 2 the command or a file cannot be used
 """

@@ -11,10 +11,10 @@ _ABOUT = """\
 Keep every thread of every VM sandbox in its place, until SIGTERM. Hears the container runtime as its NRI plugin (when
 paths.nri is there, or --nri is given), the OCI hooks on RUN/hook.sock and the other commands on RUN/vmpin.sock (RUN:
 paths.run, /run/vmpin), follows the kubelet's checkpoint, and reads everything again every watch.resync_seconds.
-SIGHUP loads the configuration again. Needs root, or CAP_SYS_NICE, CAP_SYS_PTRACE and the run directory; CAP_NET_ADMIN
-to hear from the kernel of VMs and threads as they are born (watch.births). Ending it
-leaves the masks as they are, and `vmpin unpin` gives them back; with watch.on_exit: unpin it does that itself, and
-leaves nothing behind. (-o json: one JSON object a log line.)
+SIGHUP loads the configuration again and logs each change; a file that set keys and sets none now is refused. Needs
+root, or CAP_SYS_NICE, CAP_SYS_PTRACE and the run directory; CAP_NET_ADMIN for the kernel's events of VMs and threads
+as they are born (watch.births). Ending it leaves the masks as they are, and `vmpin unpin --every` gives them back;
+with watch.on_exit: unpin it does that itself, and leaves nothing behind. (-o json: one JSON object a log line.)
 """
 
 

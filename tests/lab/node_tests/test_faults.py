@@ -184,7 +184,7 @@ def test_watchers_killed_at_random_moments_leave_nothing_that_the_last_does_not_
         until(lambda: sorted(str(mask(tid)) for tid in vm.vcpus()) == ["0-1", "4", "5"]
               and shown(vm) == ways["4-5"], lambda: f"its places: {vm.masks()}")
         assert vmpin.json("verify")["ok"] is True
-        vmpin("unpin")
+        vmpin("unpin", "--every")
         assert shown(vm) == {"0-7"}
         assert "Traceback" not in watcher.log.read_text()
 

@@ -1,0 +1,89 @@
+"""`watch.only` is narrowed: what it excludes has its masks from before, and what it leaves stays."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from newcomers import PREFIX, Machine, by_name, mask, sandbox
+
+from vmpin import config
+from vmpin.config import Config
+from vmpin.reconciler import Reconciler
+
+pytest_plugins = ["given_unit"]
+
+
+def narrowed(machine: Machine, only: str) -> Config:
+    paths = {key: str(value) for key, value in machine.reconciler.config.values.items() if key.startswith("paths.")}
+    return config.load(None, {}, {**paths, "node.shared_pool": str(machine.pool), "watch.only": only})
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_masks_from_before_come_back_with_the_next_pass(machine: Machine, restarted: bool,
+                                                        caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    vmm, shim, other = machine.vmm("a"), machine.shim("a"), machine.vmm("b")
+    machine.resync()
+    assert mask(vmm) == mask(shim) == mask(other) == machine.pool
+    machine.reconciler.save()
+    only = narrowed(machine, f"{PREFIX}b*")
+    known = Reconciler(only) if restarted else machine.reconciler
+    known.reconfigure(only)
+    known.resync(full=restarted)
+    assert (mask(vmm), mask(shim), mask(other)) == (machine.both, machine.both, machine.pool)
+    assert [f"sandbox={sandbox('a')}" in record.message for record in caplog.records
+            if "excluded" in record.message] == [True]
+    assert sandbox("a") not in known.pinner.before
+    assert sandbox("a") not in known.placements
+    known.save()
+    # A mask that is set by hand from now on is nothing to vmpin.
+    os.sched_setaffinity(vmm.pid, machine.other.frozen())
+    known.resync(full=True)
+    assert mask(vmm) == machine.other
+    assert sandbox("a") not in Reconciler(only).pinner.before
+
+
+def test_every_thread_comes_back_and_one_that_is_included_again_is_placed(machine: Machine, crowd: Path) -> None:
+    vmm = machine.running(crowd)
+    before = {tid: mask(tid) for tid in (vmm.pid, by_name(vmm, "CPU 0/KVM"))}
+    assert set(before.values()) == {machine.pool}
+    known = machine.reconciler
+    all_of_them = known.config
+    known.reconfigure(narrowed(machine, "nothing-is-called-so"))
+    known.resync()
+    assert {tid: mask(tid) for tid in before} == dict.fromkeys(before, machine.both)
+    assert known.observer.vms == {}
+    known.reconfigure(all_of_them)
+    known.resync()
+    assert {tid: mask(tid) for tid in before} == before
+    assert known.pinner.before.keys() == {sandbox("a")}
+
+
+def test_a_look_that_changes_nothing_gives_nothing_back(machine: Machine) -> None:
+    vmm = machine.vmm("a")
+    machine.resync()
+    machine.reconciler.save()
+    known = Reconciler(narrowed(machine, "nothing-is-called-so"), acts=False)
+    known.resync(act=False, full=True)
+    assert mask(vmm) == machine.pool
+    assert known.pinner.before.keys() == {sandbox("a")}
+
+
+def test_what_is_not_given_back_is_tried_again_and_logged_once(machine: Machine, monkeypatch: pytest.MonkeyPatch,
+                                                               caplog: pytest.LogCaptureFixture) -> None:
+    vmm = machine.vmm("a")
+    machine.resync()
+    known = machine.reconciler
+    known.reconfigure(narrowed(machine, "nothing-is-called-so"))
+    with monkeypatch.context() as broken:
+        broken.setattr(known.observer, "helpers", lambda sandbox: 1 / 0)  # whatever goes wrong with one sandbox
+        for _ in range(3):
+            known.resync()
+        assert mask(vmm) == machine.pool
+        assert known.pinner.before.keys() == {sandbox("a")}
+    known.resync()
+    assert mask(vmm) == machine.both
+    assert sum("not all of its threads" in record.message for record in caplog.records) == 1

@@ -1,0 +1,43 @@
+"""Gives back the masks of sandboxes that `watch.only` excludes and that vmpin placed before it did.
+
+What stays out: leaving a node (departure), and what guests are told (guests).
+"""
+
+from __future__ import annotations
+
+import logging
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from vmpin.apply import Outcome
+from vmpin.model import SandboxId
+
+if TYPE_CHECKING:
+    from vmpin.reconciler import Reconciler
+
+logger = logging.getLogger(__name__)
+
+
+class Exclusion:
+    """Called by the reconciler in each resync that acts."""
+
+    def __init__(self) -> None:
+        #: Sandboxes that still have masks of vmpin's, so that each is logged once.
+        self._refused: set[SandboxId] = set()
+
+    def give_back(self, reconciler: Reconciler) -> None:
+        """Set the masks from before, and forget them. What the kernel refuses is tried again at the next call."""
+        only = reconciler.observer.only
+        excluded = [sandbox for sandbox in reconciler.pinner.before if not fnmatchcase(sandbox, only)]
+        self._refused &= set(excluded)
+        for sandbox in excluded:
+            results = reconciler.give_back(sandbox)
+            if sandbox not in reconciler.pinner.before:
+                logger.info("excluded sandbox=%s only=%s: its threads have their masks from before, changed=%d",
+                            sandbox, only, sum(result.got != result.operation.was for result in results
+                                               if result.outcome is not Outcome.GONE))
+            elif sandbox not in self._refused:
+                self._refused.add(sandbox)
+                why = next((result.why for result in results if result.outcome is Outcome.REFUSED), "not all were met")
+                logger.error("excluded sandbox=%s only=%s: not all of its threads have their masks from before: %s",
+                             sandbox, only, why)
