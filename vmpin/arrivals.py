@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 #: How often a process that has just begun is asked for more threads, and how many processes that it forked are looked
 #: at, theirs among them. Who makes more is no VMM.
 _LOOKS, _CHILDREN = 4, 8
+#: Of how many processes it is kept when they were looked at.
+_REMEMBERED = 4096
 
 
 @dataclass
@@ -72,10 +74,14 @@ class Arrivals:
         self._helpers: dict[int, _Helper] = {}
         #: The vCPU that each VM got last ahead of the pass that is to say so.
         self._ahead: dict[SandboxId, VcpuId] = {}
+        #: When processes that executed something were last looked at (ns, as events have it).
+        self._looked: dict[int, int] = {}
 
     def take(self, events: Iterable[Event]) -> Touched:
         """Do at once what can be done."""
         touched = Touched()
+        if len(self._looked) > _REMEMBERED:
+            self._looked.clear()
         early, observer = self._helpers, self.reconciler.observer
         for event in events:
             if isinstance(event, Fork):
@@ -88,7 +94,11 @@ class Arrivals:
                 elif event.parent_process == KTHREADD:
                     touched.kernel.add(event.child)
             elif isinstance(event, Exec):
-                self._executed(event, touched)
+                # What executes again and again is looked at once for all that came before: the event comes when the
+                # program is there (fs/exec.c: exec_binprm).
+                if event.time > self._looked.get(event.process, 0):
+                    self._looked[event.process] = time.monotonic_ns()
+                    self._executed(event, touched)
             elif isinstance(event, Comm):
                 if (known := observer.followed.get(event.process)) is not None:
                     self._named(event, *known, touched)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from vmpin.arrivals import Arrivals, Touched
@@ -17,7 +18,7 @@ from vmpin.health import Heard
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.model import SandboxId
 from vmpin.reconciler import Reconciler, Report
-from vmpin.wire.proc_events import Ack, Comm, Exec, Exit, Fork
+from vmpin.wire.proc_events import Ack, Comm, Event, Exec, Exit, Fork
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,11 @@ _KINDS: dict[type, str] = {Fork: "fork", Exec: "exec", Comm: "comm", Exit: "exit
 #: So much later (seconds) a pass says what has been done ahead of it: a VM names its vCPUs one after the other, and
 #: none of them is to wait for the pass over the one before.
 _DONE = 0.002
-#: Events taken in one go: other work of the loop waits for them.
+#: Events read in one go.
 _BATCH = 512
+#: Seconds for which other work of the loop (a hook's message, a question of the command line) waits for events: those
+#: that are left then are taken after it.
+BUDGET = 0.002
 #: Events lost again and again in a storm: everything is read again, but not without a pause (seconds).
 _PAUSE = 1.0
 #: Where the kernel does not tell it is asked again after so many seconds: it may have had no memory for it.
@@ -43,14 +47,19 @@ class BirthFeed:
 
     :param touched: called in the loop with what is left to do, and when it came in (time.perf_counter()).
     :param lost: called in the loop when events were lost, or may have been: everything is to be read again.
+    :param clock: what the time for a batch of events is measured by.
     """
 
     def __init__(self, reconciler: Reconciler, touched: Callable[[Touched, float], None],
-                 lost: Callable[[], None]) -> None:
+                 lost: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> None:
         self._reconciler = reconciler
         self._touched = touched
         self._lost = lost
+        self._clock = clock
         self._arrivals = Arrivals(reconciler)
+        #: Events that were read and not taken yet, and whether there may be more of them to be read.
+        self._waiting: deque[Event] = deque()
+        self._more = False
         self._connector: ProcConnector | None = None
         #: Ends `run` when nothing can be read any more.
         self._broken: asyncio.Future[None]
@@ -74,6 +83,7 @@ class BirthFeed:
             await self._broken
         finally:
             self._connector = None
+            self._waiting.clear()
             self._reconciler.observer.told = False
             self._state = "no more told"
             loop.remove_reader(connector.fd)
@@ -127,49 +137,66 @@ class BirthFeed:
         since = time.perf_counter()
         count, ours = self._take(since)
         calm, self._dull = since - self._dull < CALM, 0.0 if ours else since
-        if calm and count and not ours and self._connector is not None:
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(self._connector.fd)
-            loop.call_later(CALM, self._look, self._connector)
+        if self._connector is not None and (self._waiting or (calm and count and not ours)):
+            asyncio.get_running_loop().remove_reader(self._connector.fd)
+            self._look_later(self._connector)
 
     def _look(self, connector: ProcConnector) -> None:
-        """In a storm of what is nobody's."""
+        """In a storm: of what is nobody's, or of more than there was time for."""
         if connector is not self._connector:
             return
-        loop = asyncio.get_running_loop()
         count, ours = self._take(time.perf_counter())
-        if count and not ours:
-            loop.call_later(CALM if count < _BATCH else 0, self._look, connector)
+        if self._waiting or (count and not ours):
+            self._look_later(connector)
         else:
-            loop.add_reader(connector.fd, self._read)
+            asyncio.get_running_loop().add_reader(connector.fd, self._read)
+
+    def _look_later(self, connector: ProcConnector) -> None:
+        loop = asyncio.get_running_loop()
+        if self._waiting or self._more:
+            loop.call_soon(self._look, connector)  # after all that is due now
+        else:
+            loop.call_later(CALM, self._look, connector)
 
     def _take(self, since: float) -> tuple[int, bool]:
-        """:returns: how many events came, and whether any was of a process that is followed."""
+        """:returns: how many events were taken, and whether any was of a process that is followed."""
         if self._connector is None:
             return 0, False
+        tally, lost = self._reconciler.tally, False
+        if not self._waiting:
+            try:
+                events, lost = self._connector.read(_BATCH)
+            except OSError as err:
+                if not self._broken.done():
+                    self._broken.set_exception(err)
+                return 0, True
+            self._waiting.extend(events)
+            self._more = len(events) == _BATCH
+            for event in events:
+                tally.proc_events[_KINDS[type(event)]] += 1
+        before, ours = len(self._waiting), False
         try:
-            events, lost = self._connector.read(_BATCH)
-        except OSError as err:
-            if not self._broken.done():
-                self._broken.set_exception(err)
-            return 0, True
-        ours = False
-        try:
-            touched = self._arrivals.take(events)
+            touched = self._arrivals.take(self._in_time())
             self._kernel_threads(touched.kernel, since)
             self._pass_later(touched.done - touched.settle, since)
             if touched.ours:
                 self._touched(touched, since)
                 ours = True
         except Exception as err:
+            self._waiting.clear()  # they are made good by looking, too
             self._unusable(err)
-        tally = self._reconciler.tally
-        for event in events:
-            tally.proc_events[_KINDS[type(event)]] += 1
         if lost:
             tally.overruns += 1
             self._resync_soon("events of the kernel were lost")
-        return len(events), ours
+        return before - len(self._waiting), ours
+
+    def _in_time(self) -> Iterator[Event]:
+        """Events, as long as there is time for them: one at least."""
+        end = self._clock() + BUDGET
+        while self._waiting:
+            yield self._waiting.popleft()
+            if self._clock() >= end:
+                return
 
     def _unusable(self, err: Exception) -> None:
         """Out of descriptors, as it may be: what was not done then is found by looking."""

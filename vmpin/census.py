@@ -1,7 +1,8 @@
 """Who runs: the VMMs, helper processes and kernel threads that are something to a sandbox, among all of the node.
 
 Kept from pass to pass, so that a pass in which nobody came or went lists /proc and reads little more. What a process
-is, is decided from its command line; one of a container is never believed. What stays out: which sandbox's VM a VMM
+is, is decided from its command line; one of a container is never believed, and not even read beyond its beginning: its
+author makes it as long as he likes, as often as he likes. What stays out: which sandbox's VM a VMM
 is, and its threads (observe).
 """
 
@@ -12,7 +13,7 @@ from dataclasses import replace
 
 from vmpin.host.procfs import Procfs
 from vmpin.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
-from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, kernel_thread_owner
+from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, kernel_thread_owner, may_be, may_be_virtiofsd
 from vmpin.vmm.threads import is_dragonball
 
 #: A process that is something to a sandbox: its main thread, what it is, its command line.
@@ -63,6 +64,10 @@ class Census:
 
     def look(self, pid: int) -> Found | None:
         """Look at one process that has just executed a program, or come. :returns: who it is, and what to whom."""
+        # Most are of containers, or have ended: those cost one system call. virtiofsd's child executes nothing.
+        if pid not in self.helpers and self.proc.nested(pid) is not False:
+            self._drop(pid)
+            return None
         self._look(str(pid))
         found = self.vmms.get(pid) or self.helpers.get(pid)
         if found is not None or pid in self.kernel:
@@ -95,9 +100,9 @@ class Census:
 
     def _look(self, pid: str) -> None:
         """Read what a process is; it may be another than last time."""
-        argv = self.proc.cmdline(pid)
+        beginning = self.proc.beginning(pid)
         number = int(pid)
-        if not argv:  # a kernel thread, or a zombie
+        if not beginning:  # a kernel thread, or a zombie
             stat = self.proc.stat(pid)
             owner = kernel_thread_owner(stat.comm) if stat is not None and stat.kernel_thread else None
             if stat is None or owner is None:
@@ -108,20 +113,22 @@ class Census:
             role, owner_pid = owner
             self.kernel[number] = (owner_pid, VmThread(ThreadId(number, stat.starttime), role, stat.comm, number))
             return
+        stat = self.proc.thread_stat(pid, pid) if may_be(beginning) else None
+        if stat is None:
+            self._drop(number)
+            return
+        nested = self.proc.nested(pid)
+        if nested and not self._own_sandbox(stat.ppid, beginning):
+            self._drop(number)
+            return
+        argv = self.proc.cmdline(pid, beginning)
         found = classify(argv)
-        if found is None:
+        if found is None or (nested and not (isinstance(found, HelperProcess) and found.role is ThreadRole.VIRTIOFSD)):
             self._drop(number)
             return
         self.kernel.pop(number, None)  # whose number it was before
-        stat = self.proc.thread_stat(pid, pid)
-        if stat is None:
-            return
         identity = ThreadId(number, stat.starttime)
-        if self.proc.nested(pid) and not self._own_sandbox(found, stat.ppid, argv):
-            # A QEMU that is a container's process is in its container's cpuset, and the runtime's business: Kata's
-            # VMMs and their helpers are processes of the host.
-            self._drop(number)
-        elif isinstance(found, VmmProcess):
+        if isinstance(found, VmmProcess):
             self.helpers.pop(number, None)
             self.vmms[number] = (identity, self._whole(identity, found), argv)
         elif found.role is ThreadRole.SHIM and self._runs_dragonball(pid):
@@ -131,11 +138,14 @@ class Census:
             self.vmms.pop(number, None)
             self.helpers[number] = (identity, found, argv)
 
-    def _own_sandbox(self, found: VmmProcess | HelperProcess, parent: int, argv: list[str]) -> bool:
-        """virtiofsd's --sandbox=namespace: what serves is a child, in a pid namespace that it was given. A container's
-        first process has its runtime above it, and all others have one of the container's."""
-        return (isinstance(found, HelperProcess) and found.role is ThreadRole.VIRTIOFSD
-                and self.proc.cmdline(parent) == argv and not self.proc.nested(parent))
+    def _own_sandbox(self, parent: int, beginning: bytes) -> bool:
+        """Whether a process in a pid namespace of its own may be a sandbox's all the same. A QEMU that is a
+        container's process is in its container's cpuset, and the runtime's business: Kata's VMMs and their helpers are
+        processes of the host. But with virtiofsd's --sandbox=namespace what serves is a child, in a pid namespace that
+        it was given. A container's first process has its runtime above it, and all others have one of the
+        container's."""
+        return (may_be_virtiofsd(beginning) and self.proc.nested(parent) is False
+                and self.proc.beginning(parent) == beginning)
 
     def _whole(self, identity: ThreadId, vmm: VmmProcess) -> VmmProcess:
         """With the sandbox's whole id where Kata has cut it: as its shim has it, or had when it was there."""

@@ -100,7 +100,7 @@ def to_placed(made: Node, machines: Sequence[Machine], build: Path, blocks: int)
     pool, other = cpus()
     with Newborn(made, compiled("newborn", build, "-pthread")) as vm:
         for _ in range(blocks):
-            with _watching(made):
+            with watching(made):
                 vm.born_outside()
                 vm.vcpu()
                 for _ in range(_BLOCK):
@@ -146,48 +146,62 @@ def storm(made: Node, machines: Sequence[Machine], build: Path, seconds: int) ->
             births.append(vm.born_outside())
             time.sleep(0.02)
 
-        with _watching(made) as watcher:
+        with watching(made) as watcher:
             vm.born_outside()
-            forks, executed = (_storm(program, kind, seconds, watcher.pid, meanwhile) for kind in ("fork", "exec"))
+            forks, executed = (storm_of([str(program), str(_RATE // 2), str(seconds), kind], 2, watcher.pid, meanwhile)
+                               for kind in ("fork", "exec"))
             status = ask(made.config(), {"op": "status"})
             if status is None:
                 raise CannotMeasure("the watcher does not answer")
             told = status["sources"]["births"]
         with _listening(0, 0) as listener:
-            least = _storm(program, "exec", seconds, listener, lambda: time.sleep(0.02))
-    return Figure("fork_storm", executed.percent, "% of a CPU", least.percent, 25, "value", {
-        "processes_a_second": round(executed.rate), "forks": round(forks.percent, 3), "forks_a_second":
+            least = storm_of([str(program), str(_RATE // 2), str(seconds), "exec"], 2, listener)
+    return Figure("fork_storm", executed.at(_RATE), "% of a CPU", least.at(_RATE), 25, "value", {
+        "processes_a_second": round(executed.rate), "forks": round(forks.at(_RATE), 3), "forks_a_second":
         round(forks.rate), "seconds": seconds, "births": len(births), "birth_us": round(median(births), 1),
         "birth_p99_us": round(_p99(births), 1), "overruns": told["overruns"], "events": told["events"]})
 
 
-class _Storm(NamedTuple):
-    """Processes a second, and what a listener used of a CPU (%), had it been 5,000."""
+class Storm(NamedTuple):
+    """Processes (or executions) a second, and what a listener used of a CPU meanwhile (%)."""
 
     rate: float
     percent: float
 
+    def at(self, rate: int) -> float:
+        """What it had used with so many a second (%)."""
+        return self.percent * rate / self.rate
 
-def _storm(program: Path, kind: str, seconds: int, listener: int, meanwhile: Callable[[], None]) -> _Storm:
-    argv = [str(program), str(_RATE // 2), str(seconds), kind]
-    makers = [subprocess.Popen(argv, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-              for _ in range(2)]
+
+def storm_of(argv: Sequence[str], makers: int, listener: int, meanwhile: Callable[[], None] | None = None) -> Storm:
+    """So many processes of `argv`, each of which says at its end how many it made and how many nanoseconds that took.
+
+    :param meanwhile: done again and again until they end.
+    """
+    started = [subprocess.Popen(argv, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+               for _ in range(makers)]
     try:
         used = cpu_seconds(listener)
-        while makers[0].poll() is None:
-            meanwhile()
+        while started[0].poll() is None:
+            (meanwhile or _a_moment)()
         used = cpu_seconds(listener) - used
-        said = [maker.communicate(timeout=_PATIENCE)[0].split() for maker in makers]
+        said = [maker.communicate(timeout=_PATIENCE)[0].split() for maker in started]
     finally:
-        for maker in makers:
+        for maker in started:
             maker.kill()
             maker.communicate()
+    if not all(len(each) == 2 for each in said):
+        raise CannotMeasure(f"{argv[0]} did not say what it made")
     count, spent = sum(int(each[0]) for each in said), max(int(each[1]) for each in said) / 1e9
-    return _Storm(count / spent, 100 * _RATE * used / count)
+    return Storm(count / spent, 100 * used / spent)
+
+
+def _a_moment() -> None:
+    time.sleep(0.02)
 
 
 @contextlib.contextmanager
-def _watching(made: Node) -> Iterator[Watcher]:
+def watching(made: Node) -> Iterator[Watcher]:
     """A watcher that is told of births, and is done with what was there before."""
     made.forget()
     with Watcher(made, *Newborn.flags) as watcher:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import drifting
 import guest_agent
+import hostile
 import newborns
 import nri
 import passes
@@ -95,6 +96,8 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("birth_to_placed", "birth_p99"): lambda bench: newborns.to_placed(
         bench.made, bench.many(), bench.build, 1 if bench.quick else 4),
     ("fork_storm",): lambda bench: [newborns.storm(bench.made, bench.many(), bench.build, 1 if bench.quick else 5)],
+    ("exec_storm_hostile",): lambda bench: [hostile.exec_storm(
+        bench.made, bench.many(), bench.build, 1 if bench.quick else 5, 1 if bench.quick else 3)],
     ("discover_300",): _cold,
     ("nri_update_cost",): _update_cost,
     ("guest_apply",): _guest_apply,
@@ -108,7 +111,7 @@ def line(figure: Figure) -> str:
     limit = {"value": f"at most {figure.limit:g} {figure.unit}", "ratio": f"at most {figure.limit:g} times the floor",
              "difference": f"at most {figure.limit:g} {figure.unit} beyond the floor"}[figure.limit_on]
     ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f}"
-    return (f"{figure.name:16} {figure.value:9.3f} {figure.floor:9.3f} {ratio:>7}  {figure.unit:11} "
+    return (f"{figure.name:18} {figure.value:9.3f} {figure.floor:9.3f} {ratio:>7}  {figure.unit:11} "
             f"{'ok' if figure.ok else 'BEYOND':7} {limit}")
 
 
@@ -155,7 +158,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     args.out.write_text(json.dumps({"benchmarks": [figure.data() for figure in figures]}, indent=2) + "\n")
-    print(f"{'':16} {'value':>9} {'floor':>9} {'ratio':>7}")
+    print(f"{'':18} {'value':>9} {'floor':>9} {'ratio':>7}")
     for figure in figures:
         print(line(figure))
     return 1 if failed else 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import secrets
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs
 from vmpin.model import SandboxId
 from vmpin.reconciler import Reconciler
-from vmpin.wire.proc_events import Event
+from vmpin.wire.proc_events import Event, Exec
 
 pytestmark = pytest.mark.root
 
@@ -41,7 +42,14 @@ class Heard:
         self.since: list[float] = []
         self.lost = 0
         self.wrong = False
-        self.feed = BirthFeed(self.reconciler, self._take, self._lose)
+        #: Seconds that pass with each look at the clock.
+        self.step = 0.0
+        self._now = 0.0
+        self.feed = BirthFeed(self.reconciler, self._take, self._lose, self._clock)
+
+    def _clock(self) -> float:
+        self._now += self.step
+        return self._now
 
     def _take(self, touched: Touched, since: float) -> None:
         assert 0 <= time.perf_counter() - since < 60
@@ -137,6 +145,43 @@ def test_in_a_storm_of_others_the_loop_wakes_seldom_and_misses_nothing(heard: He
                 storm.wait()
 
     asyncio.run(scenario())
+
+
+def test_events_that_take_their_time_leave_turns_to_the_loops_other_work(heard: Heard,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two pieces of what was read at once everything else that is due has its turn."""
+    happened: list[str] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with running(heard):
+            took = heard.feed._arrivals.take
+
+            def taking(events: Iterable[Event]) -> Touched:
+                taken = list(events)
+                happened.append(f"took {len(taken)}")
+                return took(taken)
+
+            monkeypatch.setattr(heard.feed._arrivals, "take", taking)
+            heard.step = births.BUDGET  # so long each of them takes
+            heard.feed._waiting.extend(Exec(time.monotonic_ns(), os.getpid()) for _ in range(50))
+            heard.feed._look_later(heard.feed._connector)  # type: ignore[arg-type]
+            loop.remove_reader(heard.feed._connector.fd)  # type: ignore[union-attr]
+
+            def other() -> None:
+                happened.append("other")
+                if heard.feed._waiting:
+                    loop.call_soon(other)
+
+            loop.call_soon(other)
+            await until(lambda: not heard.feed._waiting)
+            with vmm("a"):
+                await until(lambda: heard.touched)
+
+    asyncio.run(scenario())
+    begun = happened[:happened.index("other") + 100]
+    assert [one for one in happened if one != "other"][:50] == ["took 1"] * 50
+    assert all("took 1" not in pair or "other" in pair for pair in itertools.pairwise(begun[:98]))
 
 
 def test_what_goes_wrong_with_an_event_is_made_good_by_looking(heard: Heard,

@@ -221,7 +221,7 @@ class Census:
         if path is None and before is not None:
             return before  # it has just ended
         cgroup = "" if path is None or self.cgroups.is_top(path) else str(path)
-        return cgroup, self.proc.nested(pid) if before is None else before[1]
+        return cgroup, bool(self.proc.nested(pid)) if before is None else before[1]
 
     def _cpus(self, mask: frozenset[int]) -> CpuSet:
         """One object for equal masks: a machine has few different ones."""

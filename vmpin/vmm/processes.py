@@ -57,6 +57,18 @@ class HelperProcess:
     sandbox: SandboxId | None
 
 
+def may_be(beginning: bytes) -> bool:
+    """Whether a command line that begins so (/proc/PID/cmdline, with all of its first argument) may be one that
+    `classify` knows. What it costs does not depend on how long that is."""
+    return _BEGINS.match(_program(beginning)) is not None
+
+
+def may_be_virtiofsd(beginning: bytes) -> bool:
+    """The same for a virtiofsd, started by the dynamic loader or not."""
+    program = _program(beginning)
+    return (_VIRTIOFSD.fullmatch(program) or _LOADER.fullmatch(program)) is not None
+
+
 def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
     """What runs with this command line. It is the process's own claim: anyone can write such an argv."""
     if not argv or not _BEGINS.match(_basename(argv[0])):
@@ -114,6 +126,10 @@ def _last(argv: Sequence[str], option: str) -> str:
 
 def _sandbox(text: str) -> SandboxId | None:
     return SandboxId(text) if valid_id(text) else None
+
+
+def _program(beginning: bytes) -> str:
+    return _basename(beginning.partition(b"\0")[0].decode("utf-8", "replace"))
 
 
 def _basename(path: str) -> str:
