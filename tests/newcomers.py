@@ -31,6 +31,11 @@ def sandbox(name: str) -> SandboxId:
     return SandboxId(PREFIX + name)
 
 
+def shared_dir(name: str) -> str:
+    """The argument by which a virtiofsd names its sandbox."""
+    return f"--shared-dir=/run/kata-containers/shared/sandboxes/{sandbox(name)}/shared"
+
+
 class Machine:
     """Processes of the test's own, and a reconciler that looks at nothing else. Two CPUs: the pool's and another."""
 
@@ -70,6 +75,9 @@ class Machine:
 
     def shim(self, name: str, **more: str) -> subprocess.Popen[bytes]:
         return self.process(SHIM, "-id", sandbox(name), **more)
+
+    def virtiofsd(self, name: str, **more: str) -> subprocess.Popen[bytes]:
+        return self.process("virtiofsd", shared_dir(name), **more)
 
     def crowd(self, binary: Path, name: str, *args: str) -> subprocess.Popen[bytes]:
         """Of many threads, under any name; all are there."""

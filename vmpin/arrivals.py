@@ -1,9 +1,15 @@
 """What the kernel tells of new programs and threads, made true at once: ahead of the next pass over their VM.
 
-A process that is to be a sandbox's VMM, virtiofsd or shim is put where the sandbox belongs while it has one thread, so
-that all others are born there; a thread of a process that is followed is looked at by itself. What cannot be told of
-a single thread (which vCPU it is) is the pass's, for which the sandbox is named. What stays out: hearing it (births),
-and who may run where.
+A process that is to be a sandbox's VMM or virtiofsd is put where the sandbox belongs while it has one thread, so that
+all others are born there; a thread of a process that is followed is looked at by itself. What cannot be told of a
+single thread (which vCPU it is) is the pass's, for which the sandbox is named.
+
+Kata's shim keeps its mask until its VMM runs: it sizes the VM by that mask. The Go shim refuses the annotations
+default_vcpus and default_maxvcpus when they exceed runtime.NumCPU(), which Go reads when the process starts
+(src/runtime/pkg/oci/utils.go, addHypervisorCPUOverrides); runtime-rs cuts every VM's maximum to num_cpus::get(), which
+reads the calling thread's mask while the configuration is loaded (src/libs/kata-types/src/config/hypervisor/mod.rs,
+CpuInfo::adjust_config). Both are done before the VMM is executed, or Dragonball's first vCPU thread is made; the pass
+over the new VM then places the shim. What stays out: hearing it (births), and who may run where.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ from vmpin.observe import Process, Vm
 from vmpin.placement import Placement
 from vmpin.reconciler import Reconciler, Report
 from vmpin.vmm.names import read_names
-from vmpin.vmm.processes import VmmProcess, kernel_thread_owner
+from vmpin.vmm.processes import VmmProcess, is_shim, kernel_thread_owner
 from vmpin.vmm.threads import is_dragonball
 from vmpin.wire.proc_events import KTHREADD, Comm, Event, Exec, Fork
 
@@ -102,7 +108,7 @@ class Arrivals:
             elif isinstance(event, Comm):
                 if (known := observer.followed.get(event.process)) is not None:
                     self._named(event, *known, touched)
-                elif event.process in early and is_dragonball([event.name]):
+                elif is_dragonball([event.name]) and event.process in observer.census.helpers:
                     self._dragonball(event.process, touched)
         for tid, vm in touched.nameless.items():
             stat = self.reconciler.proc.thread_stat(vm.vmm.pid, tid)
@@ -134,12 +140,14 @@ class Arrivals:
                 touched.settle |= {known[0].sandbox, *self.reconciler.meet()}
             return
         main, what, argv = found
-        if (what.sandbox is not None and fnmatchcase(what.sandbox, observer.only)
+        if (what.sandbox is not None and fnmatchcase(what.sandbox, observer.only) and not is_shim(what)
                 and not (isinstance(what, VmmProcess) and self._has_another(what.sandbox, pid))):
             touched.ours = True
             role = ThreadRole.EMULATOR if isinstance(what, VmmProcess) else what.role
             name = argv[0].rpartition("/")[2][:15]
             self._place_process(what.sandbox, VmThread(main, role, name, pid), event.time)
+        elif is_shim(what):
+            logger.debug("begins sandbox=%s role=shim pid=%d mask=kept", what.sandbox, pid)
         changed = self.reconciler.meet()
         followed = observer.followed.get(pid)
         if followed is not None:

@@ -15,7 +15,8 @@ from vmpin.apply import Outcome, Result
 from vmpin.birth import Account
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.host import affinity
-from vmpin.model import SandboxId, ThreadRole, VmThread
+from vmpin.model import SandboxId, ThreadRole, VmmType, VmThread
+from vmpin.observe import Vm
 from vmpin.reconciler import Reconciler
 
 #: A thread whose name comes has it within a millisecond; one that bears none may be told by a later pass, of which the
@@ -48,6 +49,19 @@ class _Newborn(NamedTuple):
     #: CLOCK_MONOTONIC, ns.
     born: int
     placed: Placed
+
+
+def left_alone(vm: Vm | None, thread: VmThread) -> bool:
+    """Whether a thread was born in a shim whose VMM did not run yet: the shim keeps its mask then (arrivals), so a
+    thread outside the sandbox's CPUs is no leak. Dragonball's VMM is the shim, and runs from its first vCPU on."""
+    if vm is None:
+        return False
+    if thread.role is ThreadRole.SHIM:
+        return thread.id.starttime <= vm.vmm.id.starttime
+    if vm.type is not VmmType.DRAGONBALL or thread.role is ThreadRole.VCPU:
+        return False
+    vcpus = [each.id.starttime for each in vm.vmm.threads.values() if each.role is ThreadRole.VCPU]
+    return bool(vcpus) and thread.id.starttime <= min(vcpus)
 
 
 class BirthBook:
@@ -160,6 +174,8 @@ class BirthBook:
         sandbox, born = operation.sandbox, operation.thread.id.starttime * _TICK
         placement = self._reconciler.placements.get(sandbox)
         if placement is None or result.got is None or result.outcome is Outcome.REFUSED:
+            return
+        if left_alone(self._reconciler.observer.vms.get(sandbox), operation.thread):
             return
         tid, mine = operation.thread.id.tid, self._masks.get(sandbox, EMPTY) | placement.mask
         unheard = tid not in self._heard

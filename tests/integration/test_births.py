@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kata_shim
 import pytest
+from kata_shim import Shim
 from need import lacking, need_root, need_tool
 from real_node import Node, by_tid, seen, talk, two_cpus, wait
 from real_qemu import Qemu, need_kvm
@@ -203,45 +205,64 @@ def test_a_vm_that_leaves_its_starter_is_born_in_its_place_and_gets_back_what_th
 
 
 @contextlib.contextmanager
-def shim(sandbox: str, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A shell under the shim's name, which starts something when it is told to."""
-    script = 'read line; shift; "$@" & echo $!; wait'
-    made = subprocess.Popen(["containerd-shim-kata-v2", "-c", script, "-id", sandbox, *command],
-                            executable="/bin/sh", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        yield made
-    finally:
-        made.kill()
-        made.communicate()
+def virtiofsd(node: Node, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    argv = ["virtiofsd", "-c", "read line", "--shared-dir", f"/run/kata-containers/shared/sandboxes/{node.id(name)}/"]
+    with subprocess.Popen(argv, executable="/bin/sh", stdin=subprocess.PIPE) as daemon:
+        yield daemon
 
 
-def test_a_shim_is_placed_before_it_starts_a_vm_which_is_born_there(node: Node, cpus: tuple[str, str]) -> None:
+def placed_by_now(node: Node, name: str, cpu: str) -> None:
+    """The kernel reports one event after the other: when this virtiofsd has its mask, what was executed before it has
+    been looked at."""
+    with virtiofsd(node, name) as daemon:
+        wait(lambda: os.sched_getaffinity(daemon.pid) == {int(cpu)}, "virtiofsd is not placed")
+
+
+@pytest.mark.parametrize("action", ["", "start"])
+def test_a_shim_counts_every_cpu_until_its_vmm_runs(
+        node: Node, cpus: tuple[str, str], tmp_path: Path, action: str) -> None:
+    """Kata sizes a VM by its shim's mask; so neither an event, a pass nor a watcher that starts later narrows it."""
+    program, free = kata_shim.built(tmp_path), os.sched_getaffinity(0)
     start(node)
-    free = frozenset(os.sched_getaffinity(0))
-    with shim(node.id("a"), *qemu(node.id("a"))) as parent, Midwife() as midwife:
-        wait(lambda: os.sched_getaffinity(parent.pid) == {int(cpus[0])}, "the shim is not placed")
+    with Shim(program, node.id("a"), free, action) as shim:
+        placed_by_now(node, "b", cpus[0])
+        assert node.cli("reconcile").returncode == 0
+        assert shim.counts() == {len(free)}
+        node.kill()
+        start(node)
+        placed_by_now(node, "c", cpus[0])
+        assert node.cli("reconcile").returncode == 0
+        assert shim.counts() == {len(free)}
         assert node.status()["sandboxes"] == []
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        parent.stdin.write(b"go\n")
-        parent.stdin.flush()
-        vmm = int(parent.stdout.readline())
+        vmm = shim.vmm(qemu(node.id("a")))
         try:
-            born = wait(lambda: (found := birth(node, node.id("a"))) and found["told"] >= 5 and found, "no births")
-            # Whatever the watcher does meanwhile: they inherit the shim's mask. (Who looks here hears of it later.)
-            wait(lambda: midwife.masks(vmm), "no births heard of beside the watcher")
-            assert set(midwife.masks(vmm)) == {CpuSet.parse(cpus[0])}
-            assert born["outside"] == 1  # the shim, until its exec was told
+            node.wait_for_all(vmm, cpus[0])
+            node.wait_for_all(shim.pid, cpus[0])
             assert node.cli("unpin", node.id("a")).returncode == 0
-            assert {*by_tid(vmm).values(), *by_tid(parent.pid).values()} == {free}
+            assert {*by_tid(vmm).values(), *by_tid(shim.pid).values()} == {frozenset(free)}
         finally:
             os.kill(vmm, signal.SIGKILL)
 
 
+def test_a_shim_that_becomes_the_vmm_is_placed_at_its_first_vcpu(
+        node: Node, cpus: tuple[str, str], tmp_path: Path) -> None:
+    program, free = kata_shim.built(tmp_path), os.sched_getaffinity(0)
+    start(node)
+    with Shim(program, node.id("a"), free) as shim:
+        placed_by_now(node, "b", cpus[0])
+        assert shim.counts() == {len(free)}
+        for number in range(2):
+            shim.ask("vcpu", str(number))
+        node.wait_for_all(shim.pid, cpus[0])
+        found = node.sandbox(node.id("a"))
+        assert found["vmm"] == {"type": "dragonball", "pid": shim.pid}
+        node.container(node.id("a"), "web", cpus[1])
+        node.wait_for_all(shim.pid, cpus[1])
+
+
 def test_a_virtiofsd_is_placed_before_the_vm_is_there(node: Node, cpus: tuple[str, str]) -> None:
     start(node)
-    argv = ["virtiofsd", "-c", "read line", "--shared-dir", f"/run/kata-containers/shared/sandboxes/{node.id('a')}/"]
-    with subprocess.Popen(argv, executable="/bin/sh", stdin=subprocess.PIPE) as daemon:
+    with virtiofsd(node, "a") as daemon:
         wait(lambda: os.sched_getaffinity(daemon.pid) == {int(cpus[0])}, "virtiofsd is not placed")
         node.container(node.id("a"), "web", cpus[1])
         with Qemu(node.id("a"), vcpus=2):

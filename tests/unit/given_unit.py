@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import kata_shim
 import pytest
 from guest_tree import Worker, worker
 from need import lacking
@@ -21,6 +22,11 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built_crowd(tmp_path_factory.mktemp("crowd"))
+
+
+@pytest.fixture(scope="module")
+def shim_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return kata_shim.built(tmp_path_factory.mktemp("shim"))
 
 
 @pytest.fixture

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from kata_shim import Shim
 from need import need_root, need_tool
 from newcomers import (
     PREFIX,
@@ -17,13 +19,16 @@ from newcomers import (
     by_name,
     mask,
     sandbox,
+    shared_dir,
     tids,
     until,
 )
 
+from vmpin.arrivals import Arrivals
 from vmpin.cpuset import CpuSet
 from vmpin.events import Held, SandboxSeen
 from vmpin.host.procfs import Procfs
+from vmpin.model import VmmType
 from vmpin.wire.proc_events import Comm, Event, Exec, Fork
 
 pytest_plugins = ["given_unit"]
@@ -50,9 +55,9 @@ def test_a_vmm_whose_containers_are_known_goes_to_their_cpus(machine: Machine) -
     assert mask(vmm) == machine.other
 
 
-@pytest.mark.parametrize("name", ["qemu", "shim"])
+@pytest.mark.parametrize("name", ["qemu", "virtiofsd"])
 def test_it_is_placed_before_any_pass(machine: Machine, name: str) -> None:
-    made = machine.vmm("a") if name == "qemu" else machine.shim("a")
+    made = machine.vmm("a") if name == "qemu" else machine.virtiofsd("a")
     machine.arrivals.take([Exec(time.monotonic_ns(), made.pid)])
     assert mask(made) == machine.pool
 
@@ -109,34 +114,26 @@ def test_a_container_that_executes_such_a_program_is_left_alone(machine: Machine
     assert machine.reconciler.touched() == []
 
 
-def test_threads_of_a_shim_that_was_given_back_are_left_alone(machine: Machine, crowd: Path) -> None:
+def test_threads_of_a_helper_that_was_given_back_are_left_alone(machine: Machine, crowd: Path) -> None:
     machine.reconciler.reduce([SandboxSeen(sandbox("a"), "oci")])
-    shim = machine.crowd(crowd, SHIM, "-id", sandbox("a"))
-    machine.executed(shim)
+    helper = machine.crowd(crowd, "virtiofsd", shared_dir("a"))
+    machine.executed(helper)
     machine.reconciler.unpin([sandbox("a")])
-    tid = next(tid for tid in tids(shim) if tid != shim.pid)
+    tid = next(tid for tid in tids(helper) if tid != helper.pid)
     assert mask(tid) == machine.both
-    machine.take(Fork(time.monotonic_ns(), shim.pid, shim.pid, tid, shim.pid))
+    machine.take(Fork(time.monotonic_ns(), helper.pid, helper.pid, tid, helper.pid))
     assert mask(tid) == machine.both
     machine.reconciler.take_back([sandbox("a")])
-    machine.take(Fork(time.monotonic_ns(), shim.pid, shim.pid, tid, shim.pid))
+    machine.take(Fork(time.monotonic_ns(), helper.pid, helper.pid, tid, helper.pid))
     assert mask(tid) == machine.pool
 
 
-@pytest.mark.parametrize(("rule", "expected"), [("off", "both"), ("sandbox", "pool"), ("other", "other")])
-def test_a_shim_goes_by_its_policy(machine: Machine, rule: str, expected: str) -> None:
-    machine.configure(shim=str(machine.other) if rule == "other" else rule)
-    shim = machine.shim("a")
-    machine.executed(shim)
-    assert mask(shim) == getattr(machine, expected)
-
-
 def test_threads_that_were_made_before_it_was_looked_at_are_placed_with_it(machine: Machine, crowd: Path) -> None:
-    shim = machine.crowd(crowd, SHIM, "-id", sandbox("a"))
-    machine.arrivals.take([Exec(time.monotonic_ns(), shim.pid)])
-    assert {mask(tid) for tid in tids(shim)} == {machine.pool}
+    helper = machine.crowd(crowd, "virtiofsd", shared_dir("a"))
+    machine.arrivals.take([Exec(time.monotonic_ns(), helper.pid)])
+    assert {mask(tid) for tid in tids(helper)} == {machine.pool}
     account = machine.account("a")
-    assert (account.told, account.outside) == (len(tids(shim)), len(tids(shim)))
+    assert (account.told, account.outside) == (len(tids(helper)), len(tids(helper)))
 
 
 def test_of_processes_that_were_forked_before_it_was_looked_at_a_few_are_placed_with_it(machine: Machine) -> None:
@@ -194,6 +191,103 @@ def test_a_helper_belongs_to_the_vm_that_comes_later(machine: Machine) -> None:
     vm = machine.reconciler.observer.vms[sandbox("a")]
     assert [process.pid for process in vm.helpers] == [shim.pid]
     assert (mask(shim), mask(vmm)) == (machine.other, machine.other)
+
+
+# Kata's shim: it sizes the VM by its own mask
+
+
+def test_a_shim_keeps_its_mask_until_its_vmm_runs(machine: Machine, crowd: Path) -> None:
+    """Events, passes and another watcher's first look find the shim; none of them sets a mask."""
+    machine.tell("a", machine.other)
+    shim = machine.crowd(crowd, SHIM, "-namespace", "k8s.io", "-id", sandbox("a"))
+    tid = next(tid for tid in tids(shim) if tid != shim.pid)
+    touched = machine.executed(shim)
+    machine.take(Fork(time.monotonic_ns(), shim.pid, shim.pid, tid, shim.pid))
+    machine.resync()
+    machine.fresh().resync(full=True)
+    machine.executed(shim)
+    assert {mask(each) for each in tids(shim)} == {machine.both}
+    assert (touched.settle, machine.reconciler.births, machine.reconciler.touched()) == (set(), {}, [sandbox("a")])
+    vmm = machine.vmm("a")
+    machine.executed(vmm)
+    assert {mask(vmm), *(mask(each) for each in tids(shim))} == {machine.other}
+    assert machine.account("a").outside == 1, "the VMM's main thread alone: a shim that waits for its VMM is no leak"
+    machine.reconciler.unpin([sandbox("a")])
+    assert {mask(vmm), *(mask(each) for each in tids(shim))} == {machine.both}
+
+
+def test_a_shim_of_a_vm_that_was_found_by_a_pass_is_no_leak(machine: Machine) -> None:
+    machine.resync()
+    shim = machine.shim("a")
+    time.sleep(0.03)  # a clock tick or more between the start times
+    vmm = machine.vmm("a")
+    machine.resync()
+    assert (mask(shim), mask(vmm)) == (machine.pool, machine.pool)
+    assert machine.account("a").outside == 1
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("off", "both"), ("sandbox", "pool"), ("other", "other")])
+def test_a_shim_goes_by_its_policy_once_its_vmm_runs(machine: Machine, rule: str, expected: str) -> None:
+    machine.configure(shim=str(machine.other) if rule == "other" else rule)
+    shim = machine.shim("a")
+    machine.executed(shim)
+    assert mask(shim) == machine.both
+    machine.executed(machine.vmm("a"))
+    assert mask(shim) == getattr(machine, expected)
+
+
+@pytest.mark.parametrize("action", ["", "start"])
+def test_a_shim_counts_every_cpu_until_its_vmm_runs(
+        machine: Machine, shim_program: Path, crowd: Path, action: str) -> None:
+    """At its start, when it checks annotations, and when it loads its configuration; its VMM is placed at its exec."""
+    machine.tell("a", machine.other)
+    with Shim(shim_program, sandbox("a"), machine.both.frozen(), action) as shim:
+        machine.executed(shim.pid)
+        machine.resync()
+        assert shim.counts() == {2}
+        vmm_program = machine.path / "qemu-system-x86_64"
+        vmm_program.symlink_to(crowd)
+        vmm = shim.vmm([str(vmm_program), "-name", f"sandbox-{sandbox('a')}"])
+        try:
+            until(lambda: Procfs().cmdline(vmm)[-1:] == [f"sandbox-{sandbox('a')}"])
+            assert mask(vmm) == machine.both
+            machine.arrivals.take([Exec(time.monotonic_ns(), vmm)])
+            assert mask(vmm) == machine.other, "ahead of any pass"
+            machine.executed(vmm)
+            assert mask(shim.pid) == machine.other
+        finally:
+            os.kill(vmm, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_shim_that_becomes_the_vmm_is_placed_at_its_first_vcpu(
+        machine: Machine, shim_program: Path, again: bool) -> None:
+    """Dragonball: a library in the shim's own process. A watcher that came later must know the shim, too."""
+    with Shim(shim_program, sandbox("a"), machine.both.frozen()) as shim:
+        machine.executed(shim.pid)
+        if again:
+            machine.reconciler = machine.fresh()
+            machine.arrivals = Arrivals(machine.reconciler)
+            machine.resync()
+        assert shim.counts() == {2}
+        tid = shim.ask("vcpu", "0")
+        touched = machine.take(Comm(time.monotonic_ns(), tid, shim.pid, "db_vcpu0"))
+        assert touched.begun == {sandbox("a")}
+        assert machine.reconciler.observer.vms[sandbox("a")].type is VmmType.DRAGONBALL
+        assert {mask(int(each)) for each in os.listdir(f"/proc/{shim.pid}/task")} == {machine.pool}
+
+
+@pytest.mark.parametrize("action", ["start", "delete"])
+def test_the_runtimes_calls_of_the_shims_program_are_no_sandboxes(machine: Machine, action: str) -> None:
+    """One for each container, with the container's id."""
+    machine.executed(machine.vmm("a"))
+    called = [machine.process(SHIM, "-namespace", "k8s.io", "-id", sandbox(name), action) for name in ("a", "c1")]
+    touched = machine.executed(*called)
+    machine.resync()
+    assert {mask(each) for each in called} == {machine.both}
+    assert (touched.ours, touched.settle) == (False, set())
+    assert machine.reconciler.vm_sandboxes() == set(machine.reconciler.births) == {sandbox("a")}
+    assert not {each.pid for each in called} & machine.reconciler.observer.census.helpers.keys()
 
 
 # Any order

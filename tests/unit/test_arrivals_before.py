@@ -52,45 +52,46 @@ def test_the_notes_are_gone_when_the_state_file_has_them(machine: Machine) -> No
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_a_vmm_that_was_born_of_a_placed_shim_had_what_that_had(machine: Machine, apart: bool) -> None:
+def test_a_vmm_that_was_born_of_a_placed_process_had_what_that_had(machine: Machine, apart: bool) -> None:
     where = machine.other if apart else machine.pool
     if apart:
-        machine.configure(shim=str(machine.other))
+        machine.configure(virtiofsd=str(machine.other))
     (machine.path / "qemu-system-x86_64").symlink_to("/bin/sh")
-    shim = machine.shim("a", script=f"read line; PATH={machine.path} qemu-system-x86_64 -c 'kill -STOP $$; :' "
-                                    f"-name sandbox-{sandbox('a')} >/dev/null & echo $!; wait")
-    machine.executed(shim)
-    assert mask(shim) == where
-    vmm = machine.child(shim)
+    parent = machine.virtiofsd("a", script=f"read line; PATH={machine.path} qemu-system-x86_64 -c 'kill -STOP $$; :' "
+                                           f"-name sandbox-{sandbox('a')} >/dev/null & echo $!; wait")
+    machine.executed(parent)
+    assert mask(parent) == where
+    vmm = machine.child(parent)
     try:
         assert mask(vmm) == where  # inherited
         machine.executed(vmm)
-        assert (mask(vmm), mask(shim)) == (machine.pool, where)
+        assert (mask(vmm), mask(parent)) == (machine.pool, where)
         account = machine.account("a")
         assert (account.told, account.inside) == (2, 1)
         machine.resync()
         machine.reconciler.unpin([sandbox("a")])
-        assert (mask(vmm), mask(shim)) == (machine.both, machine.both)
+        assert (mask(vmm), mask(parent)) == (machine.both, machine.both)
     finally:
         os.kill(vmm, signal.SIGKILL)
 
 
-def test_a_shim_without_a_vm_gets_back_what_it_had(machine: Machine) -> None:
-    shim = machine.shim("a")
-    machine.executed(shim)
+def test_a_helper_without_a_vm_gets_back_what_it_had(machine: Machine) -> None:
+    helper = machine.virtiofsd("a")
+    machine.executed(helper)
     machine.resync()
-    assert mask(shim) == machine.pool
+    assert mask(helper) == machine.pool
     assert machine.reconciler.touched() == [sandbox("a")]
     machine.reconciler.unpin(machine.reconciler.touched())
-    assert mask(shim) == machine.both
+    assert mask(helper) == machine.both
     assert machine.reconciler.touched() == []
 
 
-def test_a_shim_that_has_ended_is_forgotten(machine: Machine) -> None:
-    shim = machine.shim("a")
-    machine.executed(shim)
-    shim.kill()
-    shim.wait()
+@pytest.mark.parametrize("name", ["virtiofsd", "shim"])
+def test_a_helper_that_has_ended_is_forgotten(machine: Machine, name: str) -> None:
+    helper = machine.virtiofsd("a") if name == "virtiofsd" else machine.shim("a")
+    machine.executed(helper)
+    helper.kill()
+    helper.wait()
     machine.resync()
     assert (machine.reconciler.births, machine.reconciler.touched()) == ({}, [])
 

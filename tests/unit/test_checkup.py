@@ -19,6 +19,7 @@ from vmpin import statefile
 from vmpin.checkup.node import look
 from vmpin.checkup.own import lock_holder, run_directory, unit
 from vmpin.config import Config
+from vmpin.cpuset import CpuSet
 from vmpin.doctor.checks import examine
 from vmpin.doctor.facts import Facts, ProcConnector, Rights, Watcher
 from vmpin.host.connector_check import available
@@ -38,6 +39,7 @@ NODE = f"""
     proc/cmdline = BOOT_IMAGE=/x isolcpus=2-3
     proc/20/cmdline = /usr/bin/kubelet\\0--config=/etc/kubelet.yaml\\0
     proc/21/cmdline = /usr/bin/containerd\\0
+    proc/21/status = Name: containerd\\nCpus_allowed: f\\nCpus_allowed_list: 0-3
     proc/22/cmdline = /usr/bin/python3\\0/usr/sbin/tuned\\0
     sys/devices/system/cpu/online = 0-3
     sys/devices/system/cpu/present = 0-3
@@ -81,7 +83,7 @@ def test_a_made_up_node_is_looked_at_as_a_whole(tmp_path: Path) -> None:
     assert facts.kata[0].dropins == (f"/{SHARE}/config.d/50.toml",)
     assert [sandbox.pins_vcpus for sandbox in facts.kata_sandboxes] == [True]
     assert (facts.rights.pid, facts.rights.uid) == (77, 0)
-    assert facts.engines[0].pid == 21
+    assert (facts.engines[0].pid, facts.engines[0].cpus) == (21, CpuSet.parse("0-3"))
 
 
 def test_a_node_of_which_nothing_can_be_read_is_looked_at_all_the_same(tmp_path: Path) -> None:

@@ -65,6 +65,9 @@ HELPERS = [
     ("/opt/kata/bin/containerd-shim-kata-qemu-v2 -id a1 -debug", ThreadRole.SHIM, "a1"),
     ("containerd-shim-kata-v2 -namespace k8s.io -id ../a1", ThreadRole.SHIM, None),
     ("containerd-shim-kata-v2 --version", ThreadRole.SHIM, None),
+    ("containerd-shim-kata-v2 -debug -id start", ThreadRole.SHIM, "start"),
+    ("containerd-shim-kata-v2 -id a1 other start", ThreadRole.SHIM, "a1"),
+    ("containerd-shim-kata-v2 -id", ThreadRole.SHIM, None),
 ]
 
 
@@ -78,6 +81,9 @@ def test_helper_and_its_sandbox_are_read_from_the_command_line(
     "", "/usr/bin/containerd-shim-runc-v2 -id a1", "vi /run/vc/vm/a1/qmp.sock", "qemu-img create x",
     "firecracker-containerd --config x", "firecracker-ctr", "grep qemu-system-x86_64", "sh -c qemu-system-x86_64",
     "/lib64/ld-linux-x86-64.so.2 --library-path", "/lib64/ld-linux-x86-64.so.2 /bin/true", "virtiofsdump",
+    f"/bin/containerd-shim-kata-v2 -namespace k8s.io -address /run/c.sock -publish-binary /bin/c -id {SID} start",
+    f"containerd-shim-kata-v2 --namespace=k8s.io --id={SID} -debug -bundle /run/b delete",
+    "containerd-shim-kata-v2 -debug=true -id a1 -- start",
 ])
 def test_other_processes_are_nothing(line: str) -> None:
     assert classify(line.split()) is None

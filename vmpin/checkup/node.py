@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import stat
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vmpin.checkup.own import run_directory
 from vmpin.config import Config
+from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.doctor.facts import Checkpoint, Cpus, Facts, KataSandbox, ProcConnector, Rights, Watcher
 from vmpin.errors import SourceError
 from vmpin.host import daemons
@@ -17,7 +19,7 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.connector_check import available
 from vmpin.host.files import Files
 from vmpin.host.kernel import kernel
-from vmpin.host.procfs import Procfs
+from vmpin.host.procfs import Procfs, read_file
 from vmpin.host.rights import rights
 from vmpin.host.sysfs import Sysfs
 from vmpin.runtime.engines import engines
@@ -41,7 +43,7 @@ def look(config: Config, root: Path, watcher: Watcher, status: Mapping[str, Any]
     """
     files, proc = Files(root), Procfs(config.path("proc"))
     programs = daemons.programs(proc)
-    found = engines(files, programs)
+    found = tuple(replace(engine, cpus=_mask(proc, engine.pid)) for engine in engines(files, programs))
     own = rights(proc, None, "this command")
     running = watcher.state == "running" and watcher.pid is not None
     return Facts(
@@ -54,6 +56,18 @@ def look(config: Config, root: Path, watcher: Watcher, status: Mapping[str, Any]
         tuned=daemons.tuned(files), irqbalance=daemons.irqbalance(files), connector=_connector(watcher, own),
         watcher=watcher, run=run_directory(config, proc), status=status, status_trouble=status_trouble,
         settings={key: "" if entry["value"] is None else str(entry["value"]) for key, entry in config.data().items()})
+
+
+def _mask(proc: Procfs, pid: int | None) -> CpuSet | None:
+    """The mask of a process's main thread, by its status file; None where that cannot be read."""
+    raw = b"" if pid is None else read_file(f"{proc.root}/{pid}/status", 65536) or b""
+    for line in raw.splitlines():
+        if line.startswith(b"Cpus_allowed_list:"):
+            try:
+                return CpuSet.parse(line.partition(b":")[2].decode("ascii", "replace").strip())
+            except CpuSetError:
+                return None
+    return None
 
 
 def _sees(proc: Procfs, own: Rights) -> bool:

@@ -111,7 +111,8 @@ class Handler:
 @dataclass(frozen=True)
 class Engine:
     """A container runtime that runs, or whose configuration was found. `nri` is None where it does not say (then it is
-    the version's default); `hooks_dirs` are the directories that it reads hooks from."""
+    the version's default); `hooks_dirs` are the directories that it reads hooks from. `cpus` is the mask of its main
+    thread, None where it does not run: the shims that it starts inherit it."""
 
     name: str
     pid: int | None = None
@@ -122,6 +123,7 @@ class Engine:
     handlers: tuple[Handler, ...] = ()
     hooks_dirs: tuple[str, ...] = ()
     trouble: tuple[str, ...] = ()
+    cpus: CpuSet | None = None
 
 
 @dataclass(frozen=True)

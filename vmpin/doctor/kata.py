@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from vmpin.doctor.facts import Facts, Handler, KataConfig
+from vmpin.doctor.facts import Engine, Facts, Handler, KataConfig
 from vmpin.doctor.finding import Verdict, bad, denied, ok, several, unknown, warn
 
 _PINNING = "io.katacontainers.config.runtime.enable_vcpus_pinning"
@@ -106,6 +106,15 @@ def vcpus(facts: Facts) -> Verdict:
         return unknown("no configuration of Kata's is found")
     evidence = [line for config in facts.kata for line in _words(config)
                 if any(key in line for key in ("static_sandbox", "default_vcpus", "default_maxvcpus"))]
+    narrow = [engine for engine in facts.engines if _narrow(engine, facts)]
+    evidence += [f"{engine.name} pid {engine.pid} may use CPUs {engine.cpus}, and so may each shim that it starts"
+                 for engine in facts.engines if engine.cpus is not None and _starts_kata(engine)]
+    if narrow:
+        return warn(f"{narrow[0].name} may use {len(narrow[0].cpus or ())} of {len(facts.cpus.online)} CPUs, and "
+                    "Kata's shims size VMs by the mask that they inherit from it: pods that ask for more vCPUs fail "
+                    "(Go), or get no more (runtime-rs)",
+                    f"give {narrow[0].name}'s service every CPU (no CPUAffinity= in its unit, no AllowedCPUs= in its "
+                    "slice): vmpin places a shim once its VMM runs", *evidence)
     static = _where(facts, "static_sandbox_resource_mgmt")
     by_crio = [handler.name for engine in facts.engines if engine.name == "crio" for handler in engine.handlers
                if handler.kata and any(handler.name in config.read_by and any(
@@ -128,6 +137,14 @@ def vcpus(facts: Facts) -> Verdict:
     if static:
         evidence.append("sized at start: CPUs that a pod gets later (in-place resize) find no vCPU")
     return ok("VMs can have as many vCPUs as their containers have CPUs", *evidence)
+
+
+def _starts_kata(engine: Engine) -> bool:
+    return any(handler.kata for handler in engine.handlers)
+
+
+def _narrow(engine: Engine, facts: Facts) -> bool:
+    return engine.cpus is not None and _starts_kata(engine) and not facts.cpus.online <= engine.cpus
 
 
 def cgroup(facts: Facts) -> Verdict:

@@ -22,6 +22,10 @@ _VMM = (
 )
 _VIRTIOFSD = re.compile(r"virtiofsd(?:[-_.].*)?")
 _SHIM = re.compile(r"containerd-shim-kata-(?:.+-)?v2")
+#: The actions of a shim's program that end at once, and its flags that take no value (containerd,
+#: core/runtime/v2/shim/shim.go).
+_SHIM_ACTIONS = frozenset(("start", "delete"))
+_SHIM_SWITCHES = frozenset(("debug", "v", "version", "info", "h", "help"))
 #: What all of these begin with: most programs are none of them.
 _BEGINS = re.compile(r"qemu-|kvm|cloud-h|firecracker|stratovirt|virtiofsd|containerd-shim-kata|ld-linux")
 _LOADER = re.compile(r"ld-linux[-.].*")
@@ -80,11 +84,19 @@ def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
     if _VIRTIOFSD.fullmatch(program):
         return HelperProcess(ThreadRole.VIRTIOFSD, _by_pattern(argv, _SHARED_DIR) or _by_pattern(argv, _RUN_DIR))
     if _SHIM.fullmatch(program):
+        # containerd and CRI-O run the shim's program with the action start or delete for each sandbox *and* each
+        # container, then with the container's id. Those processes end at once; the shim itself has no action.
+        if _shim_action(argv) in _SHIM_ACTIONS:
+            return None
         return HelperProcess(ThreadRole.SHIM, _sandbox(_last(argv, "id")))
     for pattern, vmm in _VMM:
         if pattern.fullmatch(program):
             return VmmProcess(vmm, _vmm_sandbox(vmm, argv), tuple(argv))
     return None
+
+
+def is_shim(found: VmmProcess | HelperProcess) -> bool:
+    return isinstance(found, HelperProcess) and found.role is ThreadRole.SHIM
 
 
 def kernel_thread_owner(comm: str) -> tuple[ThreadRole, int] | None:
@@ -109,6 +121,20 @@ def _vmm_sandbox(vmm: VmmType, argv: Sequence[str]) -> SandboxId | None:
     if vmm is VmmType.FIRECRACKER and (id_ := _sandbox(_last(argv, "id"))):
         return id_
     return _by_pattern(argv, _RUN_DIR)
+
+
+def _shim_action(argv: Sequence[str]) -> str:
+    """The first word that is neither a flag nor a flag's value, as Go's package flag parses it; "" for none."""
+    at = 1
+    while at < len(argv):
+        flag, at = argv[at], at + 1
+        if flag == "--":
+            break
+        if not flag.startswith("-") or flag == "-":
+            return flag
+        if "=" not in flag and flag.lstrip("-") not in _SHIM_SWITCHES:
+            at += 1
+    return argv[at] if at < len(argv) else ""
 
 
 def _by_pattern(argv: Iterable[str], pattern: re.Pattern[str]) -> SandboxId | None:
