@@ -77,6 +77,14 @@ class ContainerStopped:
 
 
 @dataclass(frozen=True)
+class ContainerElsewhere:
+    """The runtime has this container in another sandbox: here it was never one."""
+
+    sandbox: SandboxId
+    container: ContainerId
+
+
+@dataclass(frozen=True)
 class SandboxGone:
     sandbox: SandboxId
 
@@ -89,7 +97,7 @@ class Held:
     held: bool
 
 
-Event = SandboxSeen | ContainerSeen | CpusetSeen | ContainerStopped | SandboxGone | Held
+Event = SandboxSeen | ContainerSeen | CpusetSeen | ContainerStopped | ContainerElsewhere | SandboxGone | Held
 
 
 @dataclass(frozen=True)

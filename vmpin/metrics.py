@@ -139,6 +139,10 @@ def _counts(facts: Facts) -> Iterator[Metric]:
                    {(kind,): tally.proc_events[kind] for kind in ("fork", "exec", "comm", "exit")})
     yield _counter("vmpin_proc_overruns_total", "Times that the proc connector's buffer overflowed and everything was "
                    "read again.", (), {(): tally.overruns})
+    yield _counter("vmpin_hook_messages_total", "Messages of the OCI hook, by what became of them.", ("result",),
+                   {(result,): tally.hooks[result] for result in ("taken", "refused")})
+    yield _counter("vmpin_disputed_annotations_total", "Annotations of a pod's author that contradicted the runtime "
+                   "and were not believed.", (), {(): tally.disputed})
     yield _counter("vmpin_passes_total", "Passes, by what they were made for.", ("why",),
                    {(why,): number for why, number in tally.passes.items()})
     yield _histogram("vmpin_pass_duration_seconds", "How long the passes took.", tally.pass_seconds)

@@ -92,13 +92,16 @@ def hear(reconciler: Reconciler, raw: bytes) -> set[SandboxId] | None:
     """Take one message in. :returns: the sandboxes it is about, none when it says nothing that can be used; None when
     that cannot be looked up just now, and it is to be heard again."""
     try:
-        return reconciler.hook(parse_message(raw))
+        sandboxes = reconciler.hook(parse_message(raw))
     except SourceError as err:
+        reconciler.tally.hooks["refused"] += 1
         logger.warning("a hook's message says nothing: %s", err)
         return set()
     except OSError as err:
         logger.error("what a hook's message speaks of cannot be looked up, it is heard again later: %s", err)
         return None
+    reconciler.tally.hooks["taken"] += 1
+    return sandboxes
 
 
 def _passes(reconciler: Reconciler, act: bool) -> Report:

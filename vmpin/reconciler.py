@@ -26,7 +26,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.drift import Change, Explained
 from vmpin.drifts import Drifts
 from vmpin.errors import SourceError
-from vmpin.events import Event, Held, SandboxSeen
+from vmpin.events import ContainerElsewhere, Event, Held, SandboxSeen
 from vmpin.exclusion import Exclusion
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
@@ -144,7 +144,7 @@ class Reconciler:
 
     def hook(self, message: HookMessage) -> set[SandboxId]:
         """Take a hook's message in. :returns: the sandboxes it is about. :raises SourceError:"""
-        events = events_of(message, self.state, self.proc, self.config.exclusive_annotation)
+        events = events_of(message, self.state, self.proc, self.config.exclusive_annotation, self.tally)
         self.reduce(events)
         return {event.sandbox for event in events}
 
@@ -158,6 +158,11 @@ class Reconciler:
                 logger.error("what the runtime told cannot be looked up: %s", err)
                 self.sources.nri_lost += 1
                 continue
+            for event in found:
+                if isinstance(event, ContainerElsewhere):
+                    self.tally.disputed += 1
+                    logger.warning("sandbox=%s had container=%s by an annotation; the runtime has it in another",
+                                   event.sandbox, event.container)
             self.reduce(found)
             touched.update(event.sandbox for event in found)
         return touched

@@ -52,7 +52,9 @@ def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | 
         "node": node_data(reconciler.node, reconciler.places.own,
                           sorted(collisions, key=lambda collision: (collision.cpu, collision.sandboxes)),
                           _owners(reconciler), _disagreements(reconciler)),
-        "sources": {"nri": nri, "kubelet": _kubelet(reconciler), "births": births},
+        "sources": {"nri": nri, "kubelet": _kubelet(reconciler), "births": births,
+                    "hooks": {**{result: reconciler.tally.hooks[result] for result in ("taken", "refused")},
+                              "disputed": reconciler.tally.disputed}},
         "sandboxes": sandboxes,
     }
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.events import (
+    ContainerElsewhere,
     ContainerSeen,
     ContainerStopped,
     CpusetSeen,
@@ -64,6 +65,8 @@ class SandboxState:
     held: bool = False
     vmm: ThreadId | None = None
     handler: str = ""
+    #: Whether `pod` is the runtime's own word (NRI): annotations do not change it then.
+    pod_by_nri: bool = False
 
     def live(self) -> tuple[Container, ...]:
         """The containers, stopped ones left out, in the order they came."""
@@ -103,11 +106,14 @@ def _reduce(old: SandboxState, event: Event) -> SandboxState:
     match event:
         case SandboxSeen():
             runtime = event.runtime if _RANK.get(event.runtime, 0) > _RANK.get(old.runtime, 0) else old.runtime
-            pod, vmm, handler = event.pod or old.pod, event.vmm or old.vmm, event.handler or old.handler
+            vmm, handler = event.vmm or old.vmm, event.handler or old.handler
+            by_nri = event.runtime == "nri" and event.pod is not None
+            pod = old.pod if old.pod_by_nri and not by_nri else event.pod or old.pod
+            by_nri = by_nri or old.pod_by_nri
             # Compared by parts: every resync says everything again, and making a copy costs ten times as much.
-            if (runtime, pod, vmm, handler) == (old.runtime, old.pod, old.vmm, old.handler):
+            if (runtime, pod, vmm, handler, by_nri) == (old.runtime, old.pod, old.vmm, old.handler, old.pod_by_nri):
                 return old
-            return replace(old, runtime=runtime, pod=pod, vmm=vmm, handler=handler)
+            return replace(old, runtime=runtime, pod=pod, vmm=vmm, handler=handler, pod_by_nri=by_nri)
         case ContainerSeen():
             return _seen(old, event)
         case CpusetSeen():
@@ -127,6 +133,11 @@ def _reduce(old: SandboxState, event: Event) -> SandboxState:
                 return old
             stopped = replace(known.container, state=ContainerState.STOPPED)
             return _with(old, replace(known, container=stopped, time=event.time, init=None))
+        case ContainerElsewhere():
+            if event.container not in old.containers:
+                return old
+            return replace(old, containers={key: known for key, known in old.containers.items()
+                                            if key != event.container})
         case Held():
             return old if old.held == event.held else replace(old, held=event.held)
         case _:
@@ -153,7 +164,9 @@ def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
     # What was said of its former life is nothing to a container that was started again.
     earlier = {} if before.state is ContainerState.STOPPED else known.words
     words = _said(earlier, event.source, now.cpuset, event.time)
-    name, pause = now.name or before.name, now.pause or before.pause
+    # The runtime's own name of it (NRI) is not changed by an annotation.
+    ruled = before.name and known.told_by(Source.NRI) and event.source is not Source.NRI
+    name, pause = before.name if ruled else now.name or before.name, now.pause or before.pause
     exclusive = before.exclusive if now.exclusive is None else now.exclusive
     bundle, init = event.bundle or known.bundle, event.init or known.init
     if (words is known.words and (name, pause, exclusive, now.state, bundle, init)

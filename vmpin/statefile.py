@@ -193,7 +193,8 @@ def _pack_state(state: SandboxState | None) -> dict[str, object]:
     if state is None:
         return {}
     pod = state.pod and [state.pod.namespace, state.pod.name, state.pod.uid]
-    return {"state": {"runtime": state.runtime, "handler": state.handler, "pod": pod, "held": state.held,
+    return {"state": {"runtime": state.runtime, "handler": state.handler, "pod": pod,
+                      "pod_by_nri": state.pod_by_nri, "held": state.held,
                       "vmm": _pack_thread(state.vmm), "containers": [
         {"id": known.container.id, "name": known.container.name,
          "words": [[int(source), str(word.cpuset), word.time] for source, word in known.words.items()],
@@ -265,4 +266,4 @@ def _unpack_state(sandbox: SandboxId, entry: dict[str, Any]) -> SandboxState:
         containers[container.id] = Known(container, source, item["time"], item["bundle"],
                                          item["init"] and ThreadId(*item["init"]), words)
     return SandboxState(sandbox, entry["runtime"], entry["pod"] and Pod(*entry["pod"]), containers, entry["held"],
-                        entry["vmm"] and ThreadId(*entry["vmm"]), entry["handler"])
+                        entry["vmm"] and ThreadId(*entry["vmm"]), entry["handler"], entry.get("pod_by_nri") is True)

@@ -71,6 +71,10 @@ class Tally:
         self.proc_events: Counter[str] = Counter()
         #: How often the proc connector's buffer overflowed, so that everything was read again.
         self.overruns = 0
+        #: Hooks' messages, by what became of them: taken, refused.
+        self.hooks: Counter[str] = Counter()
+        #: Annotations of a pod's author that contradicted the runtime and were not believed.
+        self.disputed = 0
         #: Passes, by what they were made for: hook, nri, files, resync, settle, qmp, request, birth.
         self.passes: Counter[str] = Counter()
         #: How long the passes took.

@@ -222,6 +222,7 @@ class Watcher:
             parse_state(message)
         except SourceError as err:
             logger.warning("refused: %s", err)
+            self.reconciler.tally.hooks["refused"] += 1
             return f"refused: {err}\n".encode("utf-8", "replace")
         since = time.perf_counter()
         name = self.spool.keep(raw, message.time)

@@ -263,7 +263,7 @@ def test_the_status_as_json(lab: Lab) -> None:
     (owner,) = found["node"]["owners"]
     assert owner == {"sandbox": lab.vm.sandbox, "container": lab.node.id("web"), "cpus": lab.second, "kind": "vm",
                      "pod": found["sandboxes"][0]["pod"], "init": None, "cgroup": None}
-    assert set(found["sources"]) == {"nri", "kubelet", "births"}
+    assert set(found["sources"]) == {"nri", "kubelet", "births", "hooks"}
     (sandbox,) = found["sandboxes"]
     assert set(sandbox) == {"id", "runtime", "handler", "vmm", "cgroup", "pod", "mask", "verdict", "reasons",
                             "found_by", "containers", "threads", "guest", "birth", "drift", "proof"}

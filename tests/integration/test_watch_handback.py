@@ -133,7 +133,7 @@ def test_containers_of_a_pod_are_told_by_crios_annotations_too(node: Node, cpus:
     node.configure(node={"shared_pool": cpus[0]})
     with Qemu(node.id("a")) as vm:
         node.start()
-        bundle = node.bundle("web", cpus[1])
+        bundle = node.bundle("web/userdata", cpus[1])
         state = node.state(vm.sandbox, "web", bundle, vm.pid)
         state["annotations"] = {"io.kubernetes.cri-o.ContainerType": "container",
                                 "io.kubernetes.cri-o.SandboxID": vm.sandbox}

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId
+from vmpin.runtime.dialect import KATA_BUNDLE
 from vmpin.runtime.kata import KataSandbox, KataState, parse_go, parse_rs
 
 SID = SandboxId("5a" * 32)
@@ -118,9 +119,12 @@ def test_katas_own_pinning_is_told(disk: Disk) -> None:
 
 @pytest.mark.parametrize(("annotations", "alone", "pause"), [
     ({"io.kubernetes.cri.container-type": "sandbox"}, True, True),
-    ({"io.kubernetes.cri-o.ContainerType": "sandbox"}, True, True),
+    ({"io.kubernetes.cri-o.ContainerType": "sandbox", KATA_BUNDLE: "/o/ID/userdata"}, True, True),
+    # Under CRI-O the author's annotations come last there, and no pod is without a pause container.
+    ({"io.kubernetes.cri-o.ContainerType": "container", KATA_BUNDLE: "/o/ID/userdata"}, True, True),
+    ({"io.kubernetes.cri.container-type": "container"}, False, True),
     ({"io.katacontainers.pkg.oci.container_type": "pod_sandbox"}, True, True),
-    ({"io.kubernetes.cri.container-type": "container"}, False, False),
+    ({"io.kubernetes.cri.container-type": "container"}, True, False),
     # Nobody says what it is: with the sandbox's id, and others beside it, it is the sandbox's own.
     ({}, False, True),
     (None, False, True),

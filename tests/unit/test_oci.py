@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
 from vmpin.model import Pod
+from vmpin.runtime.dialect import CONTAINERD, CRIO, Dialect, name_of, pod_of
 from vmpin.runtime.oci import (
     MAX_BUNDLE,
     MAX_STATE,
@@ -21,10 +22,8 @@ from vmpin.runtime.oci import (
     HookMessage,
     HookState,
     clean_path,
-    name_of,
     parse_message,
     parse_state,
-    pod_of,
     read_bundle,
 )
 
@@ -33,11 +32,11 @@ CRI = {"io.kubernetes.cri.sandbox-id": SID, "io.kubernetes.cri.sandbox-name": "w
        "io.kubernetes.cri.sandbox-namespace": "shop", "io.kubernetes.cri.sandbox-uid": "uid-1"}
 CRI_CONTAINER = {**CRI, "io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.container-name": "app"}
 CRI_SANDBOX = {**CRI, "io.kubernetes.cri.container-type": "sandbox"}
-CRIO = {"io.kubernetes.cri-o.SandboxID": SID, "io.kubernetes.pod.name": "web-0", "io.kubernetes.pod.namespace": "shop",
-        "io.kubernetes.pod.uid": "uid-1"}
-CRIO_CONTAINER = {**CRIO, "io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.ContainerID": CID,
+CRIO_POD = {"io.kubernetes.cri-o.SandboxID": SID, "io.kubernetes.pod.name": "web-0",
+            "io.kubernetes.pod.namespace": "shop", "io.kubernetes.pod.uid": "uid-1"}
+CRIO_CONTAINER = {**CRIO_POD, "io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.ContainerID": CID,
                   "io.kubernetes.container.name": "app"}
-CRIO_SANDBOX = {**CRIO, "io.kubernetes.cri-o.ContainerType": "sandbox", "io.kubernetes.cri-o.ContainerID": SID}
+CRIO_SANDBOX = {**CRIO_POD, "io.kubernetes.cri-o.ContainerType": "sandbox", "io.kubernetes.cri-o.ContainerID": SID}
 TASKS = "/run/containerd/io.containerd.runtime.v2.task/k8s.io"
 OVERLAY = "/run/containers/storage/overlay-containers"
 
@@ -198,11 +197,11 @@ def test_annotations_that_are_no_words_are_passed_over() -> None:
     ({"id": "c", "bundle": ["/b"]}, "is no plain absolute path"),
     ({"id": "c", "bundle": 7}, "is no plain absolute path"),
     ({"id": "c", "annotations": {"io.kubernetes.cri.sandbox-id": "../x"}}, "sandbox id '../x' of c is none"),
-    ({"id": "c", "annotations": {"io.kubernetes.cri-o.SandboxID": "a\nb"}}, r"sandbox id 'a\nb' of c is none"),
+    ({"id": "c", "bundle": "/b/c/userdata", "annotations": {"io.kubernetes.cri-o.SandboxID": "a\nb"}},
+     r"sandbox id 'a\nb' of c is none"),
     ({"id": SID, "annotations": CRI_CONTAINER}, "which container of sandbox"),
     ({"id": SID, "bundle": "/", "annotations": CRI_CONTAINER}, "which container of sandbox"),
-    ({"id": SID, "annotations": {**CRIO_CONTAINER, "io.kubernetes.cri-o.ContainerID": "/"}},
-     "which container of sandbox"),
+    ({"id": SID, "bundle": "/userdata", "annotations": CRIO_CONTAINER}, "which container of sandbox"),
 ])
 def test_what_is_no_state_is_refused_in_one_line(state: object, why: str) -> None:
     with pytest.raises(SourceError) as caught:
@@ -238,19 +237,22 @@ def test_any_bytes_are_understood_or_refused(raw: bytes) -> None:
 
 # --- names -----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("annotations", "pod", "name"), [
-    (CRI_CONTAINER, Pod("shop", "web-0", "uid-1"), "app"),
-    (CRIO_CONTAINER, Pod("shop", "web-0", "uid-1"), "app"),
-    ({}, None, ""),
-    ({"io.kubernetes.cri.sandbox-name": "web-0"}, None, ""),
-    ({"io.kubernetes.pod.name": "n\x1b[2J\nfake\ud800", "io.kubernetes.pod.namespace": "x" * 999,
+@pytest.mark.parametrize(("dialect", "annotations", "pod", "name"), [
+    (CONTAINERD, CRI_CONTAINER, Pod("shop", "web-0", "uid-1"), "app"),
+    (CRIO, CRIO_CONTAINER, Pod("shop", "web-0", "uid-1"), "app"),
+    (CONTAINERD, CRIO_CONTAINER, None, ""),
+    (CRIO, CRI_CONTAINER, None, ""),
+    (CRIO, {**CRI_CONTAINER, **CRIO_CONTAINER, "io.kubernetes.pod.uid": ""}, Pod("shop", "web-0", ""), "app"),
+    (CRIO, {}, None, ""),
+    (CONTAINERD, {"io.kubernetes.cri.sandbox-name": "web-0"}, None, ""),
+    (CRIO, {"io.kubernetes.pod.name": "n\x1b[2J\nfake\ud800", "io.kubernetes.pod.namespace": "x" * 999,
       "io.kubernetes.container.name": "a\tb\u202ec"}, Pod("x" * 253, "n[2Jfake", ""), "abc"),
 ])
 def test_pod_and_container_are_named_as_their_runtime_names_them(
-        annotations: dict[str, str], pod: Pod | None, name: str) -> None:
-    """Fit for a log line and a terminal: anyone may have written them."""
-    assert pod_of(annotations) == pod
-    assert name_of(annotations) == name
+        dialect: Dialect, annotations: dict[str, str], pod: Pod | None, name: str) -> None:
+    """Fit for a log line and a terminal: anyone may have written them. No family stands in for the other."""
+    assert pod_of(annotations, dialect) == pod
+    assert name_of(annotations, dialect) == name
 
 
 # --- bundles ---------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def states(draw: st.DrawFn, name: SandboxId) -> SandboxState:
                   for each in draw(st.lists(ids, unique=True, max_size=3))}
     return SandboxState(name, draw(st.sampled_from(["oci", "vmm", "kata-go"])),
                         draw(st.none() | st.builds(Pod, names, names, names)), containers, draw(st.booleans()),
-                        draw(st.none() | threads), draw(names))
+                        draw(st.none() | threads), draw(names), draw(st.booleans()))
 
 
 previous = st.builds(Previous, cpus, st.dictionaries(

@@ -17,7 +17,7 @@ from vmpin.channel import Channel, Stream
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError, WireError
 from vmpin.model import ContainerId
-from vmpin.runtime.oci import plain
+from vmpin.runtime.dialect import plain
 from vmpin.wire import ttrpc
 
 if TYPE_CHECKING:

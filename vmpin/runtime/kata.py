@@ -19,7 +19,7 @@ from pathlib import Path
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.errors import SourceError
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, valid_id
-from vmpin.runtime.oci import declared_exclusive, name_of, pod_of
+from vmpin.runtime.dialect import CRIO, KATA_BUNDLE, declared_exclusive, dialect_of, name_of, pod_of
 
 MAX_BYTES = 8 << 20
 #: Nanoseconds in which a file may be rewritten and look the same.
@@ -202,20 +202,23 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
             continue
         given = _dig(config, "Annotations")
         annotations = {str(key): str(value) for key, value in given.items()} if isinstance(given, dict) else {}
-        pod = pod or pod_of(annotations)
-        kind = _dig(annotations, "io.kubernetes.cri.container-type") or _dig(
-            annotations, "io.kubernetes.cri-o.ContainerType") or _dig(
-            annotations, "io.katacontainers.pkg.oci.container_type")
+        dialect = dialect_of(annotations.get(KATA_BUNDLE, ""))
+        kind = annotations.get(dialect.kind) or annotations.get("io.katacontainers.pkg.oci.container_type")
+        # The sandbox's own container has the sandbox's id; CRI-O starts none alone.
+        pause = cid == sid and (kind in ("sandbox", "pod_sandbox", "podsandbox") or dialect is CRIO
+                                or len(configs if isinstance(configs, list) else []) > 1)
+        if not (pause and dialect is CRIO):  # in the config of that one the author's annotations come last
+            pod = pod or pod_of(annotations, dialect)
         cpus = _dig(config, "Resources", "cpu", "cpus")
         try:
             cpuset = CpuSet.parse(cpus) if isinstance(cpus, str) else None
         except CpuSetError:
             cpuset = None
-        # The sandbox's own container has the sandbox's id.
-        pause = kind in ("sandbox", "pod_sandbox", "podsandbox") or (kind is None and cid == sid and len(
-            configs if isinstance(configs, list) else []) > 1)
-        containers.append(Container(ContainerId(cid), name_of(annotations), cpuset or None,
-                                    declared_exclusive(annotations, exclusive_annotation), pause=pause))
+        container = Container(ContainerId(cid), cpuset=cpuset or None, pause=pause)
+        if not pause:
+            container = replace(container, name=name_of(annotations, dialect),
+                                exclusive=declared_exclusive(annotations, exclusive_annotation))
+        containers.append(container)
     return KataSandbox(sid, "kata-go", _pid(_dig(state, "HypervisorState", "Pid")),
                        _pid(_dig(state, "HypervisorState", "VirtiofsDaemonPid")), tuple(containers), pod,
                        str(_dig(state, "HypervisorState", "UUID") or ""), written,

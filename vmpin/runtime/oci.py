@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.errors import SourceError, passing
-from vmpin.model import ContainerId, Pod, SandboxId, valid_id
+from vmpin.model import ContainerId, SandboxId, valid_id
+from vmpin.runtime.dialect import CRIO, Dialect, bundle_id, dialect_of, foreign, other, plain
 
 #: The hook sends no more, and a real state has a few kB of annotations.
 MAX_STATE = 4 << 20
@@ -24,6 +25,8 @@ MAX_STATE = 4 << 20
 MAX_BUNDLE = 4 << 20
 
 HEADER = b"vmpin-hook/1 "
+#: What the annotations call a pause container (dockershim: podsandbox).
+_PAUSE = ("sandbox", "podsandbox")
 STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 
 
@@ -49,6 +52,10 @@ class HookState:
     annotations: Mapping[str, str]
     #: The sandbox's own (pause) container.
     pause: bool
+    #: The family of annotations that the runtime writes.
+    dialect: Dialect
+    #: Keys of the other family that contradict it: the pod's author wrote them, and they count for nothing.
+    foreign: tuple[str, ...] = ()
 
     @property
     def stopped(self) -> bool:
@@ -92,19 +99,41 @@ def parse_state(message: HookMessage) -> HookState:
     if isinstance(pid, bool) or not isinstance(pid, int) or not 0 < pid < 1 << 22:
         pid = 0  # crun gives 0 and runc none at poststop
     annotations = _strings(state.get("annotations"))
-    kind = annotations.get("io.kubernetes.cri.container-type") or annotations.get("io.kubernetes.cri-o.ContainerType")
-    sandbox = annotations.get("io.kubernetes.cri.sandbox-id") or annotations.get("io.kubernetes.cri-o.SandboxID")
-    if sandbox is not None and not valid_id(sandbox):
-        raise SourceError(where, f"sandbox id {sandbox[:80]!r} of {given} is none")
+    dialect = dialect_of(str(bundle))
+    container, sandbox, pause = _identity(where, given, str(bundle), annotations, dialect)
+    return HookState(message.stage, message.time, ContainerId(container), SandboxId(sandbox), pid, str(bundle),
+                     annotations, pause, dialect, tuple(foreign(annotations, dialect)))
+
+
+def _identity(where: str, given: str, bundle: str, annotations: Mapping[str, str],
+              dialect: Dialect) -> tuple[str, str, bool]:
+    """Container, sandbox, and whether it is the pause container. The state's id and the bundle's path come first: only
+    the runtime writes them. :raises SourceError: where an annotation contradicts them, or the families each other."""
+    kind, named = annotations.get(dialect.kind), annotations.get(dialect.sandbox)
+    theirs = annotations.get(other(dialect).sandbox)
+    if named is not None and not valid_id(named):
+        raise SourceError(where, f"sandbox id {named[:80]!r} of {given} is none")
+    if named is not None and theirs not in (None, named):
+        raise SourceError(where, f"the annotations of {given} name two sandboxes: {dialect.sandbox} {named}, and "
+                                 f"{other(dialect).sandbox} {plain(str(theirs), 80)}")
     container = given
-    if kind == "container" and sandbox == given:
-        # Kata's Go runtime gives the sandbox's id to every container's poststart and poststop. CRI-O's bundle is
-        # .../overlay-containers/ID/userdata, so there the annotation tells.
-        container = annotations.get("io.kubernetes.cri-o.ContainerID") or os.path.basename(str(bundle).rstrip("/"))
-        if not valid_id(container):
-            raise SourceError(where, f"which container of sandbox {given} it is cannot be told")
-    return HookState(message.stage, message.time, ContainerId(container), SandboxId(sandbox or given), pid,
-                     str(bundle), annotations, pause=kind in ("sandbox", "podsandbox"))
+    # Kata's Go runtime gives the sandbox's id to every container's poststart and poststop.
+    if dialect is CRIO:
+        container = bundle_id(bundle)
+        of_sandbox = container != given
+    else:
+        of_sandbox = kind == "container" and named == given
+        if of_sandbox:
+            container = bundle_id(bundle)
+    if not valid_id(container):
+        raise SourceError(where, f"which container of sandbox {given} it is cannot be told")
+    own = of_sandbox or kind in _PAUSE
+    if own and named not in (None, given):
+        raise SourceError(where, f"{given} is a sandbox by its state, and its annotation {dialect.sandbox} names "
+                                 f"another: {named}")
+    # A pod's container has an id of its own. In the config of CRI-O's pause container even `kind` is the author's.
+    pause = not of_sandbox and (kind in _PAUSE or (dialect is CRIO and named == given))
+    return container, given if own else named or given, pause
 
 
 def clean_path(path: object) -> bool:
@@ -118,30 +147,6 @@ def _strings(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
         return {}
     return {key: item for key, item in value.items() if isinstance(key, str) and isinstance(item, str)}
-
-
-def pod_of(annotations: Mapping[str, str]) -> Pod | None:
-    """The pod, as containerd or CRI-O name it."""
-    namespace, name, uid = (
-        annotations.get(f"io.kubernetes.cri.sandbox-{key}") or annotations.get(f"io.kubernetes.pod.{key}") or ""
-        for key in ("namespace", "name", "uid"))
-    return Pod(plain(namespace, 253), plain(name, 253), plain(uid, 64)) if namespace and name else None
-
-
-def declared_exclusive(annotations: Mapping[str, str], key: str) -> bool | None:
-    """What a container's annotation `key` says of its CPUs; None when it says nothing, or nobody listens ("")."""
-    return {"true": True, "false": False}.get(annotations.get(key, "")) if key else None
-
-
-def name_of(annotations: Mapping[str, str]) -> str:
-    """The container's name in its pod, "" when nobody says."""
-    return plain(annotations.get("io.kubernetes.cri.container-name")
-                  or annotations.get("io.kubernetes.container.name") or "", 253)
-
-
-def plain(text: str, length: int) -> str:
-    """`text` fit for a log line and a terminal."""
-    return "".join(char for char in text[:length] if char.isprintable())
 
 
 @dataclass(frozen=True)

@@ -5,58 +5,81 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 from vmpin.errors import SourceError
 from vmpin.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
 from vmpin.host.procfs import Procfs
-from vmpin.model import Container, ContainerId, SandboxId
-from vmpin.runtime.oci import (
-    HookMessage,
-    HookState,
-    bundle_gone,
-    declared_exclusive,
-    name_of,
-    parse_state,
-    pod_of,
-    read_bundle,
-)
+from vmpin.model import Container, ContainerId, ContainerState, SandboxId
+from vmpin.runtime.dialect import CRIO, bundle_id, declared_exclusive, name_of, pod_of
+from vmpin.runtime.oci import HookMessage, HookState, bundle_gone, parse_state, read_bundle
 from vmpin.source.pids import behind, gone
 from vmpin.state import DesiredState
+from vmpin.tally import Tally
 
 logger = logging.getLogger(__name__)
 
 
-def events_of(message: HookMessage, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> list[Event]:
-    """What a hook's message says.
+class _Home(NamedTuple):
+    """Where a state's container belongs. `dispute` says which annotation was not believed, "" for none."""
 
+    sandbox: SandboxId
+    container: ContainerId
+    pause: bool
+    dispute: str = ""
+
+
+def events_of(message: HookMessage, state: DesiredState, proc: Procfs, exclusive_annotation: str,
+              tally: Tally | None = None) -> list[Event]:
+    """What a hook's message says. None of its events concerns another sandbox than the container's own, whatever the
+    pod's author wrote into annotations.
+
+    :param tally: counts the states with annotations that were not believed.
     :raises SourceError: when it cannot be used.
     :raises OSError: when what it speaks of cannot be looked up just now.
     """
     hook = parse_state(message)
-    sandbox, container = _whose(hook, state)
+    home = _home(hook, state)
+    dispute = home.dispute or (f"{', '.join(hook.foreign)}: not {hook.dialect.runtime}'s own" if hook.foreign else "")
+    if dispute:
+        logger.warning("container=%s sandbox=%s has annotations of its author's that are not believed: %s",
+                       home.container, home.sandbox, dispute)
+        if tally is not None:
+            tally.disputed += 1
     if hook.stopped:
-        return [ContainerStopped(sandbox, container, hook.time)]
-    return list(_created(hook, sandbox, container, proc, exclusive_annotation))
+        return [ContainerStopped(home.sandbox, home.container, hook.time)]
+    return list(_created(hook, home, proc, exclusive_annotation))
 
 
-def _whose(hook: HookState, state: DesiredState) -> tuple[SandboxId, ContainerId]:
-    """The sandbox and container meant. Kata's Go runtime gives the sandbox's id at poststart and poststop; where no
-    annotation tells, the bundle's directory is named after the container."""
-    base = ContainerId(hook.bundle.rstrip("/").rpartition("/")[2])
-    known = state.sandboxes.get(hook.sandbox)
-    alone = str(hook.container) == str(hook.sandbox)
+def _home(hook: HookState, state: DesiredState) -> _Home:
+    """The sandbox and container meant: as NRI or Kata's state has them, else as the state says.
+
+    Kata's Go runtime gives the sandbox's id at poststart and poststop; where no annotation names the kind, the
+    directory of the bundle is named after the container.
+    """
+    sandbox, container = hook.sandbox, hook.container
+    known = state.sandboxes.get(sandbox)
+    alone = str(container) == str(sandbox)
+    base = ContainerId(bundle_id(hook.bundle))
     if known is not None and alone and base in known.containers:
-        return hook.sandbox, base
-    if known is None and alone:
-        # No annotation named a sandbox; it may have been heard of earlier.
-        for sandbox in state.sandboxes.values():
-            if hook.container in sandbox.containers:
-                return sandbox.id, hook.container
-    return hook.sandbox, hook.container
+        container = base
+    elif known is None and alone:
+        # No annotation named a sandbox; an earlier state or another source may have.
+        sandbox = next((each.id for each in state.sandboxes.values() if container in each.containers), sandbox)
+    for other in state.sandboxes.values():
+        there = other.containers.get(container)
+        if (there is not None and other.id != sandbox and there.container.state is not ContainerState.STOPPED
+                and (there.told_by(Source.NRI) or there.told_by(Source.KATA))):
+            return _Home(other.id, container, there.container.pause, f"sandbox {sandbox}")
+    itself = SandboxId(container)
+    if itself != sandbox and itself in state.sandboxes and state.sandboxes[itself].runtime != "oci":
+        return _Home(itself, container, True, f"sandbox {sandbox}, of a container that is a sandbox's own")
+    return _Home(sandbox, container, hook.pause)
 
 
-def _created(hook: HookState, sandbox: SandboxId, container: ContainerId, proc: Procfs,
-             exclusive_annotation: str) -> Iterator[Event]:
+def _created(hook: HookState, home: _Home, proc: Procfs, exclusive_annotation: str) -> Iterator[Event]:
+    sandbox, container = home.sandbox, home.container
     vmm, init = behind(hook.pid, proc, hook.time)
     cpuset, annotations, bundle = None, hook.annotations, ""
     if hook.bundle:
@@ -74,10 +97,14 @@ def _created(hook: HookState, sandbox: SandboxId, container: ContainerId, proc: 
             bundle, cpuset, annotations = hook.bundle, config.cpuset, {**config.annotations, **hook.annotations}
             if config.trouble:
                 logger.warning("container=%s: %s: taken as a container without a cpuset", container, config.trouble)
-    exclusive = declared_exclusive(annotations, exclusive_annotation)
-    yield SandboxSeen(sandbox, "oci", pod_of(annotations), vmm)
-    yield ContainerSeen(sandbox, Container(container, name_of(annotations), cpuset, exclusive, pause=hook.pause),
-                        Source.BUNDLE, hook.time, bundle, init)
+    # In the config of CRI-O's pause container the author's annotations come last.
+    pod = None if home.dispute or (home.pause and hook.dialect is CRIO) else pod_of(annotations, hook.dialect)
+    yield SandboxSeen(sandbox, "oci", pod, vmm)
+    made = Container(container, cpuset=cpuset, pause=home.pause)
+    if not home.pause:  # that one has no name, and owns nothing
+        made = replace(made, name=name_of(annotations, hook.dialect),
+                       exclusive=declared_exclusive(annotations, exclusive_annotation))
+    yield ContainerSeen(sandbox, made, Source.BUNDLE, hook.time, bundle, init)
 
 
 def _missing(bundle: str) -> bool:

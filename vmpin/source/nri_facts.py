@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from vmpin.cpuset import CpuSet
-from vmpin.events import ContainerSeen, ContainerStopped, Event, SandboxGone, SandboxSeen, Source
+from vmpin.events import ContainerElsewhere, ContainerSeen, ContainerStopped, Event, SandboxGone, SandboxSeen, Source
 from vmpin.host.procfs import Procfs
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
-from vmpin.runtime.oci import declared_exclusive
+from vmpin.runtime.dialect import declared_exclusive
 from vmpin.source.pids import behind
 from vmpin.state import DesiredState, Known, SandboxState
 
@@ -149,12 +149,26 @@ class _Facts:
         if event.kind == "update" and (container.state == STOPPED or (
                 known is not None and known.container.state is ContainerState.STOPPED)):
             return  # it ended while it was updated; no container of a pod is started twice
+        yield from self._elsewhere({container.id: container.pod})
         if event.pod is not None:
             yield self.sandbox(event.pod)
         begun = event.kind == "start" or container.state != CREATED
         yield self._container(container, ContainerState.RUNNING if begun else ContainerState.CREATED, event.time_ns)
 
+    def _elsewhere(self, pods: Mapping[ContainerId, SandboxId]) -> Iterator[Event]:
+        """What was taken for a container of another sandbox, by an annotation of its author's.
+
+        :param pods: the pod that each container is in.
+        """
+        for sandbox in self._state.sandboxes.values():
+            for container in sandbox.containers:
+                if pods.get(container, sandbox.id) != sandbox.id:
+                    yield ContainerElsewhere(sandbox.id, container)
+
     def synced(self, event: Synced) -> Iterator[Event]:
+        # A pod's pause container has the pod's id.
+        yield from self._elsewhere({ContainerId(pod.id): pod.id for pod in event.pods}
+                                   | {container.id: container.pod for container in event.containers})
         for pod in event.pods:
             yield self.sandbox(pod)
         for container in event.containers:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.errors import WireError
 from vmpin.model import ContainerId, SandboxId, valid_id
-from vmpin.runtime.oci import plain
+from vmpin.runtime.dialect import plain
 from vmpin.source.nri_facts import (
     ContainerEvent,
     Counters,

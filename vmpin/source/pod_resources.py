@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.errors import SourceError
-from vmpin.runtime.oci import plain
+from vmpin.runtime.dialect import plain
 
 if TYPE_CHECKING:
     from vmpin.wire.protos import Messages

@@ -1,0 +1,88 @@
+"""The annotations by which a runtime names a container's sandbox, pod and kind: containerd's keys, or CRI-O's.
+
+A pod's author can write any annotation, so the family is chosen by what only the runtime writes: the bundle's path.
+CRI-O's (and podman's) is …/ID/userdata (storage's overlay-containers), containerd's …/NAMESPACE/ID. Under each of them
+the keys of its own family are written after the author's, so those stand (containerd: internal/cri/annotations; CRI-O:
+server/container_create.go, and the kubelet's labels last), and keys of the other family are the author's. Only in the
+config of CRI-O's pause container do the author's annotations come last (server/sandbox_run_linux.go).
+
+What stays out: reading a hook's state (oci) and Kata's files (kata).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from vmpin.model import Pod
+
+#: Kata's Go runtime sets this one itself, after the author's (src/runtime/pkg/oci/utils.go: ContainerConfig).
+KATA_BUNDLE = "io.katacontainers.pkg.oci.bundle_path"
+_USERDATA = "/userdata"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The keys of one family; `runtime` names it in log lines."""
+
+    runtime: str
+    kind: str
+    sandbox: str
+    namespace: str
+    pod: str
+    uid: str
+    container: str
+
+    def keys(self) -> tuple[str, ...]:
+        return self.kind, self.sandbox, self.namespace, self.pod, self.uid, self.container
+
+
+CONTAINERD = Dialect("containerd", "io.kubernetes.cri.container-type", "io.kubernetes.cri.sandbox-id",
+                     "io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name",
+                     "io.kubernetes.cri.sandbox-uid", "io.kubernetes.cri.container-name")
+CRIO = Dialect("CRI-O", "io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri-o.SandboxID",
+               "io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.pod.uid",
+               "io.kubernetes.container.name")
+
+
+def dialect_of(bundle: str) -> Dialect:
+    """The family that counts for a container with this bundle path."""
+    return CRIO if bundle.rstrip("/").endswith(_USERDATA) else CONTAINERD
+
+
+def bundle_id(bundle: str) -> str:
+    """The container's id as the bundle's path has it: the directory's name, under CRI-O that of the one above."""
+    return bundle.rstrip("/").removesuffix(_USERDATA).rpartition("/")[2]
+
+
+def other(dialect: Dialect) -> Dialect:
+    return CONTAINERD if dialect is CRIO else CRIO
+
+
+def foreign(annotations: Mapping[str, str], dialect: Dialect) -> Iterator[str]:
+    """The keys of the other family that say something else than the family that counts."""
+    for own, theirs in zip(dialect.keys(), other(dialect).keys(), strict=True):
+        if annotations.get(theirs) not in (None, annotations.get(own)):
+            yield theirs
+
+
+def pod_of(annotations: Mapping[str, str], dialect: Dialect) -> Pod | None:
+    """The pod, as the runtime names it; None when it does not."""
+    namespace, name, uid = (annotations.get(key, "") for key in (dialect.namespace, dialect.pod, dialect.uid))
+    return Pod(plain(namespace, 253), plain(name, 253), plain(uid, 64)) if namespace and name else None
+
+
+def name_of(annotations: Mapping[str, str], dialect: Dialect) -> str:
+    """The container's name in its pod, "" where the runtime gives none."""
+    return plain(annotations.get(dialect.container, ""), 253)
+
+
+def declared_exclusive(annotations: Mapping[str, str], key: str) -> bool | None:
+    """What a container's annotation `key` says of its CPUs; None when it says nothing, or no key is configured (""):
+    the pod's author writes it (docs/sources.md says what it gains)."""
+    return {"true": True, "false": False}.get(annotations.get(key, "")) if key else None
+
+
+def plain(text: str, length: int) -> str:
+    """`text` fit for a log line and a terminal."""
+    return "".join(char for char in text[:length] if char.isprintable())
