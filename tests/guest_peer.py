@@ -15,7 +15,7 @@ from vmpin.channel import Stream, open_unix
 from vmpin.cpuset import CpuSet
 
 #: Longer than anything takes on a machine that is busy; nothing waits for it otherwise (seconds).
-PATIENCE = 20.0
+PATIENCE = 120.0
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

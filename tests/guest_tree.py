@@ -180,7 +180,7 @@ def v1_cgroup(*names: str) -> Iterator[list[Path]]:
     try:
         yield made
     finally:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         for path, _, _ in sorted(os.walk(made[0]), key=lambda each: -len(each[0])):
             while True:
                 try:

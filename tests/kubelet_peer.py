@@ -61,5 +61,5 @@ class Kubelet:
         self.calls["List"] = answer
 
     def stop(self) -> None:
-        self._server.stop(0).wait(30)
+        self._server.stop(0).wait(120)
         self._pool.shutdown()

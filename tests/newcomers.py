@@ -176,7 +176,7 @@ def by_name(process: subprocess.Popen[bytes], name: str) -> int:
 
 
 def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -194,11 +194,11 @@ class Thread:
     def _run(self) -> None:
         self.tid = threading.get_native_id()
         self._there.set()
-        self._end.wait(60)
+        self._end.wait(120)
 
     def __enter__(self) -> Thread:
         self._thread.start()
-        self._there.wait(10)
+        self._there.wait(120)
         return self
 
     def __exit__(self, *_: object) -> None:

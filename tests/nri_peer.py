@@ -12,7 +12,7 @@ from vmpin.wire import mux, ttrpc
 from vmpin.wire.nri_messages import MESSAGES, PLUGIN_SERVICE
 
 #: Longer than any answer takes on a machine that is busy; nothing waits for it otherwise.
-PATIENCE = 20.0
+PATIENCE = 120.0
 
 
 def pod(id_: str = "pod1", **fields: Any) -> Any:

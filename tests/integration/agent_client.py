@@ -35,7 +35,7 @@ from vmpin.guestproto import (
 )
 
 #: Emulated guests on a busy machine: Python takes a second to start in one.
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class AgentClient:

@@ -16,7 +16,7 @@ from vmpin.wire.protos import Messages
 
 _SERVICE = "/runtime.v1.RuntimeService/"
 #: Seconds for a call, the runtime's being away for a moment included.
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 _NODE = 2  # NamespaceMode
 #: Field numbers of cri-api, pkg/apis/runtime/v1/api.proto.
 _MESSAGES = Messages("runtime.v1", """

@@ -39,7 +39,7 @@ class CriNode(Node):
     def cli(self, *args: str, **more: Any) -> subprocess.CompletedProcess[str]:
         with self.containerd.enclosure.inside():
             return subprocess.run([*self.wrap, *COMMAND, "--config", str(self.config), *args], env=self.environment,
-                                  stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, **more)
+                                  stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, **more)
 
     def status(self) -> Any:
         """By the watcher's own answer: for the command a Python has to start, which takes seconds in the node."""

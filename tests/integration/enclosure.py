@@ -76,7 +76,7 @@ class Enclosure:
             process.wait()  # a namespace is not gone before its last zombie
         if self._process is not None:
             try:
-                self._process.communicate(timeout=60)
+                self._process.communicate(timeout=120)
             finally:
                 self._process.kill()
                 self._process, self._init = None, 0

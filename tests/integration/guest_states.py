@@ -16,6 +16,6 @@ def states(node: Node, sandbox: str) -> dict[str, str]:
             for each in node.sandbox(sandbox)["containers"]}
 
 
-def wait_for_states(node: Node, sandbox: str, wanted: dict[str, str], seconds: float = 20.0) -> None:
+def wait_for_states(node: Node, sandbox: str, wanted: dict[str, str], seconds: float = 120.0) -> None:
     wait(lambda: states(node, sandbox) == wanted,
          lambda: f"wanted {wanted}; have {states(node, sandbox)}, {guest(node, sandbox)}\n{node.log()}", seconds)

@@ -41,7 +41,7 @@ from vmpin.host.sysfs import Sysfs
 
 #: Seconds for anything to come true. It is there after milliseconds, or a resync; a loaded machine takes longer, and
 #: the lab's emulated node much longer.
-PATIENCE = 60.0 if "VMPIN_LAB_NODE" in os.environ else 20.0
+PATIENCE = 120.0
 COMMAND = [sys.executable, "-m", "vmpin.cli.main"]
 #: crun 1.8 refuses hybrid cgroups; in a mount namespace of its own it does not see the v2 part.
 _WITHOUT_HYBRID = 'if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi; exec "$@"'
@@ -218,7 +218,7 @@ class Node:
 
     def cli(self, *args: str, **more: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*COMMAND, "--config", str(self.config), *args], env=self.environment,
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, **more)
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, **more)
 
     def data(self, *args: str, code: int = 0) -> Any:
         """A command's JSON."""
@@ -390,7 +390,7 @@ class Bundle:
         wrap = [need_tool("unshare"), "-m", "--propagation", "private", "sh", "-c", _WITHOUT_HYBRID, "sh"]
         with log.open("wb") as file:
             done = subprocess.run([*wrap, *self._runtime, *args], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-                                  timeout=60)
+                                  timeout=120)
         assert done.returncode == 0, f"{self._runtime[0]} {args[0]}: {log.read_text()}"
         return log.read_text()
 

@@ -189,7 +189,7 @@ def test_a_vm_that_leaves_its_starter_is_born_in_its_place_and_gets_back_what_th
         sandbox, file = node.id(name), tmp_path / name
         argv = [*qemu(sandbox), "-daemonize", "-pidfile", str(file)]
         with Midwife() as midwife:
-            subprocess.run(argv, check=True, timeout=60)
+            subprocess.run(argv, check=True, timeout=120)
             pid = int(file.read_text())
             try:
                 wait(lambda: (found := node.sandbox(sandbox)) and found["vmm"] == {"type": "qemu", "pid": pid},

@@ -29,7 +29,7 @@ def run(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedPr
     """A command that needs no watcher."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("VMPIN_")}
     return subprocess.run([*COMMAND, *args], env={**clean, **(env or {})}, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=120)
 
 
 def refused(done: subprocess.CompletedProcess[str], *parts: str, code: int = 2) -> None:
@@ -211,7 +211,7 @@ def test_the_configuration_says_where_each_value_came_from(tmp_path: Path) -> No
 def test_an_output_that_nobody_reads_is_no_error() -> None:
     for args in ("config", "plan --help", "status --help"):
         done = subprocess.run(["sh", "-c", f'"$@" {args} | head -0', "sh", *COMMAND], capture_output=True, text=True,
-                              timeout=60)
+                              timeout=120)
         assert done.stderr == ""
         assert done.stdout == ""
 
@@ -414,7 +414,7 @@ def on_a_terminal(node: Node, *args: str, size: tuple[int, int] = (50, 160)) -> 
             pass  # EIO: the other side has closed
         finally:
             os.close(master)
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     return b"".join(parts).decode()
 
 
@@ -442,7 +442,7 @@ def test_a_person_sees_a_coloured_table_and_a_pipe_plain_text(lab: Lab) -> None:
 def test_a_reader_that_goes_away_is_no_error(lab: Lab, args: str) -> None:
     command = [*COMMAND, "--config", str(lab.node.config)]
     done = subprocess.run(["sh", "-c", f'"$@" {args} | head -0', "sh", *command], capture_output=True, text=True,
-                          timeout=60, env=lab.node.environment)
+                          timeout=120, env=lab.node.environment)
     assert (done.stdout, done.stderr) == ("", "")
 
 
@@ -457,7 +457,7 @@ def test_watching_the_status_shows_it_again_and_again(lab: Lab) -> None:
         process.send_signal(signal.SIGINT)
         process.stdout.read()
         assert "Traceback" not in process.stderr.read()
-        assert process.wait(60) == 130
+        assert process.wait(120) == 130
     assert sum(line.startswith("watcher pid ") for line in lines) >= 3
 
 

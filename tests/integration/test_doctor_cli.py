@@ -192,7 +192,7 @@ def test_what_the_capabilities_do_not_allow_is_said() -> None:
         done = subprocess.run(
             [need_tool("setpriv"), "--bounding-set=-sys_nice,-sys_ptrace", "--inh-caps=-all", *COMMAND, "--config",
              str(node.config), "doctor", "privileges", "-o", "json"], env=node.environment, capture_output=True,
-            text=True, timeout=60)
+            text=True, timeout=120)
     (found,) = json.loads(done.stdout)["findings"]
     assert (done.returncode, found["level"]) == (1, "bad")
     assert "this command cannot set masks" in found["what"]
@@ -210,7 +210,7 @@ def test_a_real_containerd_is_found_with_its_configuration_and_its_nri() -> None
                 process = containerd.enclosure.popen(
                     [*COMMAND, "--config", str(node.config), "doctor", "nri", "-o", "json"], env=node.environment,
                     stdout=out)
-                process.wait(60)
+                process.wait(120)
             (found,) = json.loads((node.top / "out").read_text())["findings"]
             assert isinstance(found, dict)
             return found
@@ -231,7 +231,7 @@ def test_a_pid_namespace_of_its_own_is_bad() -> None:
     with Node() as node, Enclosure() as enclosure, (node.top / "out").open("wb") as out:
         process = enclosure.popen([*COMMAND, "--config", str(node.config), "doctor", "namespaces", "-o", "json"],
                                   env=node.environment, stdout=out)
-        assert process.wait(60) == 1
+        assert process.wait(120) == 1
         (found,) = json.loads((node.top / "out").read_text())["findings"]
     assert found["level"] == "bad"
     assert "pid namespace" in found["what"]
@@ -302,7 +302,7 @@ def test_a_report_never_writes_over_a_file_nor_leaves_half_a_one(lab: Lab, tmp_p
     assert lab.node.cli("gather", "--out", str(tmp_path / "no" / "x")).returncode == 2
     full = tmp_path / "full.tar.gz"
     done = subprocess.run([*COMMAND, "--config", str(lab.node.config), "gather", "--out", str(full)],
-                          env=lab.node.environment, capture_output=True, text=True, timeout=60,
+                          env=lab.node.environment, capture_output=True, text=True, timeout=120,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)))
     assert done.returncode == 1
     assert done.stderr.startswith("vmpin: ")
@@ -312,7 +312,7 @@ def test_a_report_never_writes_over_a_file_nor_leaves_half_a_one(lab: Lab, tmp_p
 @pytest.mark.root
 def test_a_report_can_go_to_standard_output_or_nowhere(lab: Lab, tmp_path: Path) -> None:
     done = subprocess.run([*COMMAND, "--config", str(lab.node.config), "gather", "--out", "-"], cwd=tmp_path,
-                          env=lab.node.environment, capture_output=True, timeout=60)
+                          env=lab.node.environment, capture_output=True, timeout=120)
     assert done.returncode == 0
     assert "README.txt" in unpacked(done.stdout)
     dry = lab.node.cli("gather", "--dry-run", cwd=tmp_path)

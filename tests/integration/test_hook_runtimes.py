@@ -153,7 +153,7 @@ class Runtime:
         bundle = self.machine.rootfs.parent
         config = bundle / "config.json"
         config.unlink(missing_ok=True)
-        subprocess.run([self.argv[0], "spec"], cwd=bundle, check=True, capture_output=True, timeout=20)
+        subprocess.run([self.argv[0], "spec"], cwd=bundle, check=True, capture_output=True, timeout=120)
         spec = json.loads(config.read_text())
         spec["process"]["terminal"] = False
         spec["process"]["args"] = ["/bin/busybox", "echo", "alive"]

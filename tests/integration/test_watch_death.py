@@ -242,6 +242,6 @@ def test_a_run_directory_that_is_full_from_the_start_is_one_clear_line(node: Nod
                  'exec "$@"', "sh"]
     node.start(wait_until_ready=False)
     assert node.watcher is not None
-    assert node.watcher.wait(20) == 1
+    assert node.watcher.wait(120) == 1
     assert "No space left on device" in node.log()
     assert "Traceback" not in node.log()

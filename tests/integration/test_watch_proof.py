@@ -134,7 +134,7 @@ def test_two_writers_who_fight_are_noticed_and_one_gives_in(node: Node, cpus: tu
         node.start()
         for each in (vm, other):
             node.wait_for_all(each.pid, cpus[0])
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while "fight sandbox=" not in node.log():
             os.sched_setaffinity(vm.pid, {int(cpus[1])})
             time.sleep(0.02)

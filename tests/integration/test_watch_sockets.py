@@ -29,7 +29,7 @@ def ask_as(uid: int, gid: int, path: Path, request: bytes) -> str:
     script = ("import socket, sys\ns = socket.socket(socket.AF_UNIX)\n"
               "try:\n s.connect(sys.argv[1]); s.sendall(sys.stdin.buffer.read()); s.shutdown(1)\n"
               " print(s.makefile().read())\nexcept OSError as e: print(type(e).__name__)")
-    done = subprocess.run([need_tool("/usr/bin/python3"), "-I", "-c", script, path], input=request, timeout=30,
+    done = subprocess.run([need_tool("/usr/bin/python3"), "-I", "-c", script, path], input=request, timeout=120,
                           capture_output=True, user=uid, group=gid, extra_groups=[], check=True, cwd="/")
     return done.stdout.decode()
 

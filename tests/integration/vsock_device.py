@@ -74,7 +74,7 @@ def vsock_device(cid: int) -> Iterator[VsockDevice]:
                 [binary, "--guest-cid", str(cid), "--socket", device.socket, "--uds-path", device.path],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process:
             try:
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 120
                 while not os.path.exists(device.socket):
                     if process.poll() is not None or time.monotonic() > deadline:
                         raise RuntimeError(f"{_PACKAGE} does not serve: {(where / 'log').read_text()}")

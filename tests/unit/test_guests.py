@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from effort import effort
 from guest_peer import Agent, serving, until
 from kata_peer import Server
 
@@ -129,7 +129,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("vmpin.guest.attempts.LAST", 0.2)
 
 
-def test_vmpins_agent_comes_first_and_is_told_within_100_ms_of_a_change(tmp_path: Path) -> None:
+def test_vmpins_agent_comes_first_and_is_told_of_each_change(tmp_path: Path) -> None:
     async def test() -> None:
         async with running(Machine(tmp_path)) as node:
             await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
@@ -138,16 +138,12 @@ def test_vmpins_agent_comes_first_and_is_told_within_100_ms_of_a_change(tmp_path
             assert {cid: share.hw for cid, share in node.agent.maps[-1].containers.items()} == {
                 "web": (2, 3), "logs": (0, 1)}
             assert node.agent.maps[-1].system == (0, 1)
-            took = []
-            for number in range(20):
-                count, began = len(node.agent.maps), time.perf_counter()
+            for number in range(20):  # how soon is the bench's to say (guest_apply)
+                count = len(node.agent.maps)
                 node.give("2" if number % 2 == 0 else "2-3")
                 assert node.states()["web"] == "pending"
-                while len(node.agent.maps) == count:  # noqa: ASYNC110
-                    await asyncio.sleep(0)
-                took.append(time.perf_counter() - began)
+                await until(lambda: len(node.agent.maps) > count)  # noqa: B023
                 await until(lambda: node.states()["web"] == "applied")
-            assert sorted(took)[10] < 0.1
             count = len(node.agent.maps)
             node.update()
             node.give("2-3")  # the same in other objects
@@ -499,7 +495,7 @@ def test_vcpus_in_the_order_they_came(tmp_path: Path) -> None:
     assert vcpus(node.vm, {VcpuId(number): number for number in range(4)}).plugged == []
 
 
-def test_looking_after_three_hundred_guests_in_which_nothing_changed_takes_less_than_two_ms(tmp_path: Path) -> None:
+def test_looking_after_three_hundred_guests_in_which_nothing_changed_costs_little(tmp_path: Path) -> None:
     async def test() -> None:
         node = Machine(tmp_path)
         vms, states, placements = {}, {}, {}
@@ -511,12 +507,7 @@ def test_looking_after_three_hundred_guests_in_which_nothing_changed_takes_less_
         node.reconciler.observer.vms, node.reconciler.placements = vms, placements
         node.reconciler.state = DesiredState(states)
         node.update()
-        took = []
-        for _ in range(20):
-            began = time.perf_counter()
-            node.update()
-            took.append(time.perf_counter() - began)
-        assert min(took) < 0.002
+        assert effort(node.update, 20) < 0.6
     run(test())
 
 

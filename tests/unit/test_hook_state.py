@@ -60,7 +60,7 @@ def test_a_bundle_that_is_gone_from_where_it_was_ends_a_container_without_a_proc
     vmm = subprocess.Popen(["qemu-system-x86_64", "-c", "read line", "-name", "sandbox-c1"], executable="/bin/sh",
                            stdin=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while PROC.cmdline(vmm.pid)[:1] != ["qemu-system-x86_64"]:  # exec(2) is not done yet
             assert time.monotonic() < deadline
             time.sleep(0.005)

@@ -44,7 +44,7 @@ async def serving(handle: Callable[[str], Awaitable[Reply]] = handler) -> AsyncI
 
 def say(port: int, raw: bytes) -> bytes:
     """Everything that is answered."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         connection.sendall(raw)
         parts = []
         while part := connection.recv(65536):
@@ -58,7 +58,7 @@ def descriptors() -> int:
 
 def test_a_real_client_gets_its_answer() -> None:
     def ask(port: int, method: str, path: str) -> tuple[int, bytes, str | None]:
-        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as client:
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)) as client:
             client.request(method, path)
             answer = client.getresponse()
             return answer.status, answer.read(), answer.getheader("Content-Length")
@@ -104,26 +104,25 @@ def test_the_answer_to_too_much_arrives_all_the_same() -> None:
 
 
 def test_who_says_nothing_is_dropped_and_others_are_answered_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_DEADLINE", 3.0)
-
     async def main() -> None:
         async with serving() as port:
-            for _ in range(3):  # one answer may take as long where the machine stops
+            for deadline in (600.0, 0.2):
+                monkeypatch.setattr(server, "HEAD_DEADLINE", deadline)
                 before = descriptors()
                 mute = [socket.create_connection(("127.0.0.1", port)) for _ in range(server.MAX_CONNECTIONS - 2)]
                 mute[0].sendall(b"GET /metr")
-                began = time.monotonic()
-                assert b"you asked for /x" in await asyncio.to_thread(say, port, b"GET /x HTTP/1.1\r\n\r\n")
-                took = time.monotonic() - began
+                if deadline > 1:
+                    assert b"you asked for /x" in await asyncio.to_thread(say, port, b"GET /x HTTP/1.1\r\n\r\n")
                 for each in mute:
                     each.setblocking(False)
-                    async with asyncio.timeout(20):
-                        assert await asyncio.get_running_loop().sock_recv(each, 100) == b""  # it was hung up on
+                    if deadline > 1:
+                        with pytest.raises(BlockingIOError):  # they are still there
+                            each.recv(100)
+                    else:
+                        async with asyncio.timeout(120):
+                            assert await asyncio.get_running_loop().sock_recv(each, 100) == b""  # it was hung up on
                     each.close()
                 await until(lambda: descriptors() == before)  # noqa: B023
-                if took < 2.9:
-                    break
-            assert took < 2.9
 
     asyncio.run(main())
 
@@ -144,7 +143,7 @@ def test_connections_that_say_nothing_keep_nobody_out(monkeypatch: pytest.Monkey
                     await asyncio.sleep(0.002)
                 assert b"you asked for /x" in await asyncio.to_thread(say, port, b"GET /x HTTP/1.1\r\n\r\n")
             mute[0].setblocking(False)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 assert await loop.sock_recv(mute[0], 100) == b""  # the longest one was hung up on
             for each in mute:
                 each.close()
@@ -180,15 +179,19 @@ def test_connections_that_take_no_answer_keep_nobody_out(monkeypatch: pytest.Mon
 
 def test_who_takes_no_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "DEADLINE", 0.3)
-    monkeypatch.setattr(server, "HEAD_DEADLINE", 0.2)
+    asked = 0
+
+    async def count(path: str) -> Reply:
+        nonlocal asked
+        asked += path == "/big"
+        return await handler(path)
 
     async def main() -> None:
-        async with serving() as port:
+        async with serving(count) as port:
             before = descriptors()
             with socket.create_connection(("127.0.0.1", port)) as mute:
                 mute.sendall(b"GET /big HTTP/1.1\r\n\r\n")
-                await asyncio.sleep(0.1)
-                assert descriptors() == before + 2
+                await until(lambda: asked)
                 await until(lambda: descriptors() == before + 1)
 
     asyncio.run(main())
@@ -263,7 +266,7 @@ def test_a_process_out_of_descriptors_serves_again_when_it_has_some(monkeypatch:
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             late.send(b"GET /x HTTP/1.1\r\n\r\n")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 assert b"you asked for /x" in await asyncio.get_running_loop().sock_recv(late, 65536)
             client.close()
             late.close()

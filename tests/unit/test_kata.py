@@ -222,7 +222,7 @@ def test_a_half_written_file_is_read_again_until_it_is_whole(disk: Disk) -> None
         halfway = threading.Event()
         writer = threading.Thread(target=write, args=(halfway,))
         writer.start()
-        assert halfway.wait(10)
+        assert halfway.wait(120)
         found = shown(disk.only())
         writer.join()
         if not disk.complaints:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
+from effort import effort
 
 from vmpin.cpuset import CpuSet
 from vmpin.events import ContainerSeen, ContainerStopped, Event, SandboxGone, SandboxSeen, Source
@@ -68,7 +69,7 @@ def vmm() -> Iterator[int]:
     """A process with the command line of a sandbox's VMM, which is all that is looked at."""
     argv = ["qemu-system-x86_64", "-c", "import time; time.sleep(600)", "-name", "sandbox-pod1"]
     with subprocess.Popen(argv, executable=sys.executable) as made:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 120
         while PROC.cmdline(made.pid) != argv and time.monotonic() < until:
             time.sleep(0.01)  # it is not yet itself
         yield made.pid
@@ -195,8 +196,5 @@ def test_five_hundred_containers_cost_little() -> None:
         tuple(pod(pids[number % len(pids)], id_=f"p{number}") for number in range(250)),
         tuple(container(f"c{number}", "2-3", pid=pids[number % len(pids)], pod_=f"p{number // 2}")
               for number in range(500)), 7)
-    began = time.perf_counter()
-    first = told(listed)
-    took = time.perf_counter() - began
-    assert len(first) == 750
-    assert took < 1  # 50 ms where nobody else computes
+    assert len(told(listed)) == 750
+    assert effort(lambda: told(listed)) < 200  # 50 ms are ten

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -295,12 +294,10 @@ def test_offline_and_absurd_cpus_are_passed_on_as_they_are(tmp_path: Path) -> No
 
 
 def refused(path: str) -> str:
-    begin = time.monotonic()
     fds = os.listdir("/proc/self/fd")
     with pytest.raises(SourceError) as caught:
         read_bundle(path)
     assert os.listdir("/proc/self/fd") == fds
-    assert time.monotonic() - begin < 5
     assert str(caught.value).isprintable()
     return str(caught.value)
 

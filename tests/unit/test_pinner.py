@@ -40,7 +40,7 @@ class Worker:
 
     def next(self) -> Worker:
         self._again.put(True)
-        return self._born.get(timeout=20)
+        return self._born.get(timeout=120)
 
     def end(self) -> None:
         self._again.put(False)

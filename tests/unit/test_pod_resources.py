@@ -105,7 +105,7 @@ def test_a_slow_kubelet_is_not_waited_for(kubelet: Kubelet) -> None:
     done = threading.Event()
 
     def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
-        done.wait(30)
+        done.wait(120)
         return b""
 
     kubelet.calls["List"] = answer
@@ -148,7 +148,7 @@ def test_who_speaks_something_else_is_refused(tmp_path: Path, said: bytes) -> No
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(os.fspath(path))
         made.listen()
-        made.settimeout(30)
+        made.settimeout(120)
 
         def serve() -> None:
             connection, _ = made.accept()
@@ -179,7 +179,7 @@ def test_nothing_is_left_of_a_call(kubelet: Kubelet) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         list_cpus(kubelet.path, 30)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while len(os.listdir("/proc/self/fd")) > before + 4 and time.monotonic() < end:
         time.sleep(0.01)  # its connections are closed in the background
     assert len(os.listdir("/proc/self/fd")) <= before + 4
@@ -187,4 +187,4 @@ def test_nothing_is_left_of_a_call(kubelet: Kubelet) -> None:
 
 def test_importing_it_loads_neither_grpc_nor_protobuf() -> None:
     code = "import sys, vmpin.source.pod_resources as p; sys.exit('grpc' in sys.modules or 'google' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -39,7 +39,7 @@ def connector() -> Iterator[ProcConnector]:
     made.close()
 
 
-def until(connector: ProcConnector, true: Callable[[list[Event]], bool], seconds: float = 20.0) -> list[Event]:
+def until(connector: ProcConnector, true: Callable[[list[Event]], bool], seconds: float = 120.0) -> list[Event]:
     found: list[Event] = []
     deadline = time.monotonic() + seconds
     while not true(found):
@@ -107,7 +107,7 @@ def test_what_is_lost_is_told(connector: ProcConnector) -> None:
         thread.start()
         thread.join()
     lost = False
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not lost:
         assert time.monotonic() < deadline
         lost = connector.read()[1]
@@ -160,7 +160,7 @@ else:
 
 def tried(*wrap: str, network: str | Path = "/nonexistent") -> str:
     ran = subprocess.run([need_tool(wrap[0]), *wrap[1:], sys.executable, "-c", _TRY, str(network)],
-                         capture_output=True, text=True, timeout=60)
+                         capture_output=True, text=True, timeout=120)
     if "unshare" in ran.stderr:
         lacking(ran.stderr)
     assert ran.returncode == 0, ran.stderr

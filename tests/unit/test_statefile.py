@@ -284,7 +284,7 @@ def test_on_a_full_disk_what_was_kept_stays_and_the_next_is_kept_too(tmp_path: P
     found = subprocess.run(
         [unshare, "--mount", "--propagation", "private", "sh", "-ec", mounted, "sh", tmp_path, sys.executable,
          script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
-        timeout=60, check=False)
+        timeout=120, check=False)
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout == f"{tmp_path}/{said}: No space left on device\n"
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
+from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,12 +77,14 @@ def test_no_command_line_breaks_the_parsers(words: list[str]) -> None:
     cpu_index(argv, [0, 1])
 
 
-def test_a_long_command_line_is_read_in_no_time() -> None:
+def test_a_long_command_line_costs_little() -> None:
     argv = [X86, "-smp", "8192", "-numa", "node" + ",cpus=0-8191" * 2000, "-object", "[" * 60000]
-    begin = time.perf_counter()
-    GuestTopology(argv).vcpus(map(VcpuId, range(100)))
-    iothread_ids(argv)
-    assert time.perf_counter() - begin < 1
+
+    def read() -> None:
+        GuestTopology(argv).vcpus(map(VcpuId, range(100)))
+        iothread_ids(argv)
+
+    assert effort(read) < 200
 
 
 @pytest.mark.parametrize(("text", "ids"), [

@@ -1,0 +1,121 @@
+"""Which nodes the suite boots, and booting them in the background of a session: other tests run meanwhile.
+
+A node takes minutes and about one CPU of the build machine; the unit tests take one CPU, too. So the nodes of a
+session are started when its tests are collected, one after the other by a process of their own, and test_lab.py waits
+for each.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab.node import REPOSITORY
+from lab.variant import Cgroup, Kernel, Topology, Variant
+
+#: Seconds for a boot and its tests, until it is ended: the longest takes some seven minutes on two idle cores.
+TIMEOUT = 2400
+
+
+@dataclass(frozen=True)
+class Boot:
+    """A node, and what is run in it.
+
+    :param what: put behind the node's name.
+    :param arguments: for pytest in the node.
+    :param environment: for the tests in the node.
+    """
+
+    variant: Variant
+    what: str = ""
+    arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.variant}{self.what}"
+
+    @property
+    def results(self) -> Path:
+        return REPOSITORY / "build/lab" / str(self)
+
+    def argv(self) -> list[str]:
+        """Of `lab run`, which ends with the process that starts it."""
+        env = [word for name, value in self.environment.items() for word in ("--env", f"{name}={value}")]
+        return ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, "-m", "lab", "run",
+                "--kernel", self.variant.kernel, "--cgroup", self.variant.cgroup, "--topology", self.variant.topology,
+                "--timeout", str(TIMEOUT), "--results", str(self.results), *env, "--", *self.arguments]
+
+
+def _files(*names: str) -> list[str]:
+    return [f"tests/lab/node_tests/test_{name}.py" for name in names]
+
+
+#: What Linux 6.1 does otherwise than 6.12: vhost workers and KVM's helpers are kernel threads, a cpuset that cuts a
+#: mask makes it forgotten, and the proc connector needs CAP_NET_ADMIN.
+_ONLY_6_1 = ("test_node or test_threads_are_those_of_this_kernel or test_reconcile_puts_every_thread_in_its_place or "
+             "test_observer_has_every_thread_that_works_for_the_vm or test_born or "
+             "test_masks_that_a_cgroup_cut_are_made_whole or test_a_pinned_thread_moved_into_another_cgroup or "
+             "where_the_kernel_forgets")
+
+#: In CI: everything on the newer kernel, with a story that has each kind of step, and what is the older kernel's own.
+IN_CI = (
+    Boot(Variant(Kernel.V6_12), environment={"VMPIN_MIXED_STEPS": "0"}),
+    Boot(Variant(Kernel.V6_1), "-own", ["-k", _ONLY_6_1]),
+)
+#: Before a release, too: the long story on both kernels and the rest on the older one; the older cgroups with what
+#: concerns them; few CPUs with all that can be run on them.
+BEFORE_A_RELEASE = (
+    Boot(Variant(Kernel.V6_12), "-story", _files("mixed")),
+    Boot(Variant(Kernel.V6_1)),
+    Boot(Variant(Kernel.V6_1, Cgroup.V1), "", _files("node", "vms", "changes")),
+    Boot(Variant(Kernel.V6_1, Cgroup.HYBRID, Topology.NOSMT)),
+)
+
+
+class Background:
+    """Nodes that boot one after the other while this process does something else.
+
+    :param directory: an empty one, for what they say.
+    """
+
+    def __init__(self, boots: Sequence[Boot], directory: Path) -> None:
+        self._directory = directory
+        lines = [f"{shlex.join(boot.argv())} >{shlex.quote(str(self._said(boot)))} 2>&1; "
+                 f"echo $? >{shlex.quote(str(self._code(boot)))}.new; "
+                 f"mv {shlex.quote(str(self._code(boot)))}.new {shlex.quote(str(self._code(boot)))}" for boot in boots]
+        self._process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "TERM", "--", "sh", "-c", "\n".join(lines)], stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(REPOSITORY / "tests")}, cwd=REPOSITORY)
+
+    def _said(self, boot: Boot) -> Path:
+        return self._directory / f"{boot}.log"
+
+    def _code(self, boot: Boot) -> Path:
+        return self._directory / f"{boot}.code"
+
+    def wait(self, boot: Boot, show: Callable[[str], object]) -> int:
+        """Until its tests are through, with what is said meanwhile; the exit code of `lab run`, or 2 when the
+        background has ended before it came to that."""
+        shown = 0
+        while True:
+            ended = self._code(boot).exists() or self._process.poll() is not None
+            if self._said(boot).exists():
+                with self._said(boot).open("rb") as file:
+                    file.seek(shown)
+                    part = file.read()
+                shown += len(part)
+                show(part.decode(errors="replace"))
+            if ended:
+                return int(self._code(boot).read_text()) if self._code(boot).exists() else 2
+            time.sleep(0.2)
+
+    def end(self) -> None:
+        """End what still runs: `lab run` ends its node with itself, and itself with its parent."""
+        self._process.terminate()
+        self._process.wait()
