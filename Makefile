@@ -19,7 +19,7 @@ UNPACKED := build/unpacked
 UNPACKED_NEEDS := promtool=prometheus
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-lab lab-shell soak lint bench guest wheel clean
+.PHONY: help venv demo test test-lab test-all lab-shell soak lint bench guest wheel clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,16 +39,21 @@ demo: venv ## pin a real virtual machine, here and now, and show it
 	@needs=$$($(BIN)/vmpin demo --needs) && .ci/install $$needs
 	@$(BIN)/vmpin demo
 
-test: venv ## run all tests but the lab's and the guests'; as root with CI=true, those too; install what they need
+test: venv ## run the tests; with CI=true as root also those with guests and in a node, and install what they need
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS) && \
 			.ci/install --unpack $(UNPACKED) $(UNPACKED_NEEDS); \
 		else .ci/install --dry-run $(TEST_NEEDS); fi
-	$(BIN)/python -m pytest tests $(if $(filter true,$(CI)),,-m 'not lab and not guest')
+	$(BIN)/python -m pytest tests -m '$(if $(filter true,$(CI)),not release,not lab and not guest)'
 
-test-lab: venv ## boot nodes and test in them: ten minutes (root); LAB="--kernel 6.1 -- -k reconcile" for just that
+test-lab: venv ## boot every node and test in it: 20 minutes (root); LAB="--kernel 6.1 -- -k reconcile" for just that
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS); \
 		else .ci/install --dry-run $(TEST_NEEDS) $(LAB_NEEDS); fi
 	$(if $(LAB),PYTHONPATH=tests $(BIN)/python -m lab run $(LAB),$(BIN)/python -m pytest tests/lab -m lab)
+
+test-all: venv ## what CI runs and what it leaves out: every node, long stories (root, 45 minutes; before a release)
+	$(MAKE) test CI=true
+	$(BIN)/python -m pytest tests/lab -m release
+	$(MAKE) soak CI=true
 
 lab-shell: venv ## a shell in a node (root); LAB="--kernel 6.1" for another one
 	@PYTHONPATH=tests $(BIN)/python -m lab shell $(LAB)

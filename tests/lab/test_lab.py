@@ -1,4 +1,4 @@
-"""The node's tests, as seen from the build machine: a boot for each node of RUNS.
+"""The node's tests, as seen from the build machine: a test for each node of boots.py.
 
 A few minutes a boot. Each is one test here; its cases are listed as they pass, and a failure has the texts of all that
 failed. By hand rather `python -m lab run`, which takes other layouts and single tests (docs/testing.md).
@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import pytest
 from need import lacking, need_root, need_tool
 
 from lab import cache, node
+from lab.boots import BEFORE_A_RELEASE, IN_CI, Background, Boot
 from lab.errors import LabError
 from lab.kernel import Built
 from lab.node import REPOSITORY, repository_files
@@ -61,39 +62,18 @@ def lab_run(*arguments: str, mark: str = "", **more: Any) -> Iterator[subprocess
             process.kill()
 
 
-def _files(*names: str) -> list[str]:
-    return [f"tests/lab/node_tests/test_{name}.py" for name in names]
-
-
-#: A real containerd, and guests that boot Linux: on one kernel, and in a boot of their own, for they take as long as
-#: all the others.
-_LONG = _files("nri", "guest", "guest_chain")
-#: Seconds for a boot: some take four minutes on two idle cores.
-_TIMEOUT = 2400
-#: Both kernels with everything; the older cgroups with what concerns them; few CPUs with all that can be run on them.
-#: The node, what is put behind its name, and what pytest is told in it.
-RUNS: tuple[tuple[Variant, str, Sequence[str]], ...] = (
-    (Variant(Kernel.V6_12), "", [f"--ignore={file}" for file in _LONG]),
-    (Variant(Kernel.V6_12), "-guests", _LONG),
-    (Variant(Kernel.V6_1), "", ()),
-    (Variant(Kernel.V6_1, Cgroup.V1), "", _files("node", "vms", "changes")),
-    (Variant(Kernel.V6_1, Cgroup.HYBRID, Topology.NOSMT), "", ()))
-
-
 @pytest.mark.lab
 @pytest.mark.root
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize(("variant", "what", "arguments"), RUNS, ids=[f"{variant}{what}" for variant, what, _ in RUNS])
-def test_all_pass_in_the_node(variant: Variant, what: str, arguments: Sequence[str],
-                              capfd: pytest.CaptureFixture[str]) -> None:
-    results = REPOSITORY / "build/lab" / f"{variant}{what}"
+@pytest.mark.parametrize("boot", [*(pytest.param(boot, id=str(boot)) for boot in IN_CI), *(
+    pytest.param(boot, id=str(boot), marks=pytest.mark.release) for boot in BEFORE_A_RELEASE)])
+def test_all_pass_in_the_node(boot: Boot, nodes: Background, capfd: pytest.CaptureFixture[str]) -> None:
+    """It has been started with the session, or by the time the nodes before it are through."""
     with capfd.disabled():  # it takes minutes: show how far it is
         print()
-        with lab_run("--kernel", variant.kernel, "--cgroup", variant.cgroup, "--topology", variant.topology,
-                     "--timeout", str(_TIMEOUT), "--results", str(results), "--", *arguments) as process:
-            code = process.wait()
-    assert code in (0, 1), f"the lab itself failed; see above and {results}/console.log"
-    found = cases(results / "junit.xml")
+        code = nodes.wait(boot, lambda text: print(text, end="", flush=True))
+    assert code in (0, 1), f"the lab itself failed; see above and {boot.results}/console.log"
+    found = cases(boot.results / "junit.xml")
     failed = [case for case in found if case.outcome == "failed"]
     assert not failed, "\n\n".join(f"{case.name}\n{case.text}" for case in failed)
     assert code == 0
@@ -138,6 +118,39 @@ def processes_with(mark: str) -> list[str]:
             if f"LAB_MARK={mark}".encode() in (path / "environ").read_bytes().split(b"\0"):
                 found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
     return found
+
+
+class ScriptedBoot(Boot):
+    """A boot that is a shell script instead, by its name."""
+
+    def argv(self) -> list[str]:
+        return ["setpriv", "--pdeathsig", "TERM", "--", "sh", "-c", self.arguments[0]]
+
+
+def test_nodes_in_the_background_come_one_after_the_other_and_say_how_they_ended(tmp_path: Path) -> None:
+    boots = [ScriptedBoot(Variant(), "-a", [f"echo first; sleep 0.1; touch {tmp_path}/done; exit 1"]),
+             ScriptedBoot(Variant(), "-b", [f"test -e {tmp_path}/done && echo second"])]
+    background, said = Background(boots, tmp_path), io.StringIO()
+    try:
+        assert [background.wait(boot, said.write) for boot in boots] == [1, 0]
+        assert said.getvalue() == "first\nsecond\n"
+        assert background.wait(Boot(Variant(), "-never begun"), said.write) == 2
+    finally:
+        background.end()
+
+
+def test_nodes_in_the_background_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_MARK", str(tmp_path))
+    boot = ScriptedBoot(Variant(), "", ["echo here; while :; do sleep 1; done"])
+    background = Background([boot], tmp_path)
+    try:
+        while not (log := tmp_path / f"{boot}.log").exists() or "here" not in log.read_text():
+            time.sleep(0.02)
+    finally:
+        background.end()
+    assert background.wait(boot, str) == 2
+    while processes_with(str(tmp_path)):  # until the last of them has ended
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("script", "in_time"), [

@@ -23,7 +23,7 @@ from vmpin import statefile
 from vmpin.model import SandboxId
 
 #: Seconds for everything to come right. A resync is half a second; a loaded machine takes longer.
-PATIENCE = 30.0
+PATIENCE = 120.0
 #: Seconds after which a sandbox that is known to have neither VM nor containers is forgotten (source/disk.py), and
 #: some for a resync.
 FORGOTTEN = 65.0

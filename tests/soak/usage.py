@@ -41,7 +41,7 @@ def _memory(pid: int) -> int:
 
 class _Unix(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=20)
+        super().__init__("localhost", timeout=120)
         self.path = path
 
     def connect(self) -> None:

@@ -234,7 +234,7 @@ class World(Node):
             self.made["spooled"] += 1
             for _ in range(5):  # after its deadline it has 20 ms for the spool, which a busy machine may take from it
                 before = os.listdir(self.run / "spool")
-                assert self.call_hook(stage, state).wait(20) == 0, "the hook failed a container"
+                assert self.call_hook(stage, state).wait(120) == 0, "the hook failed a container"
                 if not self.frozen or os.listdir(self.run / "spool") != before:
                     break
 

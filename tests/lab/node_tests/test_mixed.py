@@ -3,7 +3,8 @@ where its containers' CPUs are, on nobody else's, and the runc containers are as
 
     python -m lab run --timeout 1800 --env VMPIN_MIXED_SEED=7 --env VMPIN_MIXED_STEPS=500 -- -k side_by_side
 
-A seed gives the same steps again; what comes between them (who is slow, what a kill interrupts) is the machine's.
+A seed gives the same steps again; what comes between them (who is slow, what a kill interrupts) is the machine's. With
+VMPIN_MIXED_STEPS=0, as in CI, the story ends when each kind of step has come.
 """
 
 from __future__ import annotations
@@ -35,5 +36,5 @@ def test_runc_pods_and_vms_side_by_side(nested_vm: StartsVms, kata: Kata,
             print(f"VMPIN_MIXED_SEED={SEED}: {steps} steps in {took:.0f} s, {steps / took:.2f}/s; {story.counts}")
             if story.settled:
                 print(f"settled after {statistics.median(story.settled):.1f} s, at most {max(story.settled):.1f} s")
-    if STEPS >= 60:
+    if STEPS >= 60 or STEPS == 0:
         assert all(story.counts.values()), f"a kind of step never came: {story.counts}"
