@@ -51,6 +51,9 @@ SETTINGS = (
     Setting("paths.kata_rs", "/run/kata", values.path, "state of Kata's runtime-rs"),
     Setting("paths.kubelet", "/var/lib/kubelet", values.path, "the kubelet's directory: its CPU manager's checkpoint"),
     Setting("paths.nri", "/var/run/nri/nri.sock", values.path, "socket of the container runtime for NRI plugins"),
+    Setting("paths.cri", "", values.path_or_unset,
+            "socket of the container runtime for CRI calls, used by policy.runc_repair alone; unset: containerd's and "
+            "CRI-O's own, where they exist"),
     Setting("node.shared_pool", None, values.pool,
             "CPU list that all shared containers live on, where the kubelet's static CPU manager does not tell it; "
             "unset: what nobody owns"),
@@ -67,7 +70,7 @@ SETTINGS = (
             "annotation by which a container says whether its CPUs are exclusive (true or false); unset: not heard, "
             "as a pod's author could claim CPUs that way"),
     Setting("policy.runc_repair", False, values.flag,
-            "whether the runtime is asked (NRI) to give a runc container back the CPUs that the kubelet gave it, when "
+            "whether the runtime is asked (CRI) to give a runc container back the CPUs that the kubelet gave it, when "
             "its cgroup has others"),
     Setting("watch.resync_seconds", 10.0, values.seconds, "how often everything is read again and drift repaired"),
     Setting("watch.only", "*", values.word,
@@ -137,6 +140,12 @@ class Config:
     @property
     def run(self) -> Path:
         return self.path("run")
+
+    @property
+    def cri(self) -> Path | None:
+        """The configured CRI socket; None: the runtimes' own places."""
+        found: Path | None = self.values["paths.cri"]
+        return found
 
     @property
     def hook_socket(self) -> Path:

@@ -130,6 +130,9 @@ def _counts(facts: Facts) -> Iterator[Metric]:
                    ("cause",), {(cause.value,): tally.drift[cause.value] for cause in Cause})
     yield _counter("vmpin_fights_total", "Fights with another writer of the same masks that were noticed.", (),
                    {(): tally.fights})
+    yield _counter("vmpin_runc_repairs_total", "CPUs given back to runc containers by the runtime "
+                   "(policy.runc_repair), by what became of it.", ("outcome",),
+                   {(outcome,): tally.repairs[outcome] for outcome in ("done", "failed")})
     yield _histogram("vmpin_birth_latency_seconds", "From a thread's birth until it was placed.", tally.births)
     yield _histogram("vmpin_allowed_outside_seconds", "How long threads were allowed to run outside of their sandbox, "
                      "of those that were.", tally.leaks)

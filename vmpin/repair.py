@@ -1,7 +1,7 @@
-"""The way back for runc containers (`policy.runc_repair`): which of them the runtime is asked to give other CPUs.
+"""The way back for runc containers (`policy.runc_repair`): which of them are to be given other CPUs by the runtime.
 
 Only where a container's cgroup has had other CPUs than it was given for longer than a resync, so that an update under
-way is not mistaken for a drift. What stays out: asking (source/nri).
+way is not mistaken for a drift. What stays out: asking the runtime (runcrepair).
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from vmpin.allocation import CpuManagerState, given
 from vmpin.cpuset import CpuSet
 from vmpin.events import Source
 from vmpin.model import ContainerId, SandboxId
-from vmpin.source.nri_facts import Updated
 from vmpin.state import DesiredState
 
 logger = logging.getLogger(__name__)
 
-#: A container is given its CPUs back so often within so many seconds; then somebody keeps writing, and is left to it.
+#: A container is given its CPUs back so often within so many seconds; then it is left to the other writer.
 TRIES, WITHIN = 3, 600.0
 
 
@@ -27,13 +26,13 @@ class Repairs:
     """What was repaired, so that a fight ends."""
 
     def __init__(self) -> None:
-        #: When (monotonic) each container was repaired, and the ones of which it was said that they are left alone.
+        #: When (monotonic) each container was repaired, and those that are reported as left alone.
         self._times: dict[ContainerId, list[float]] = {}
         self._left: set[ContainerId] = set()
 
     def due(self, state: DesiredState, kubelet: CpuManagerState | None, vms: Container[SandboxId],
             lasting: Iterable[tuple[SandboxId, ContainerId]], now: float | None = None) -> dict[ContainerId, CpuSet]:
-        """The CPUs to ask for, by container.
+        """The CPUs to ask for, by container; `began` counts the tries.
 
         :param vms: the sandboxes that are VMs: their containers' CPUs are not set by a cgroup of the host.
         :param lasting: the containers on which the sources have disagreed for longer than a resync.
@@ -48,21 +47,18 @@ class Repairs:
             wanted = None if sandbox in vms else _wanted(state, kubelet, sandbox, container)
             if wanted is None:
                 continue
-            times = self._times.setdefault(container, [])
-            if len(times) < TRIES:
-                times.append(now)
-                logger.info("container=%s is given its CPUs back: %s", container, wanted)
+            if len(self._times.get(container, ())) < TRIES:
                 found[container] = wanted
             elif container not in self._left:
                 self._left.add(container)
-                logger.warning("container=%s was given its CPUs %s back %d times, and somebody takes them again: it "
-                               "is left alone for some minutes", container, wanted, TRIES)
+                logger.warning("container=%s was given its CPUs %s back %d times, and another writer takes them: "
+                               "left alone for some minutes", container, wanted, TRIES)
         return found
 
-    def heard(self, answer: Updated) -> None:
-        """What became of it."""
-        for container in answer.failed:
-            logger.warning("container=%s: the runtime does not give it its CPUs back", container)
+    def began(self, container: ContainerId, cpus: CpuSet, way: str, now: float | None = None) -> None:
+        """A try, by `way`. :param now: CLOCK_MONOTONIC in seconds."""
+        self._times.setdefault(container, []).append(time.monotonic() if now is None else now)
+        logger.info("container=%s is given its CPUs back by=%s cpus=%s", container, way, cpus)
 
 
 def _wanted(state: DesiredState, kubelet: CpuManagerState | None, sandbox: SandboxId,

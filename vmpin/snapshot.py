@@ -54,7 +54,8 @@ def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | 
                           _owners(reconciler), _disagreements(reconciler)),
         "sources": {"nri": nri, "kubelet": _kubelet(reconciler), "births": births,
                     "hooks": {**{result: reconciler.tally.hooks[result] for result in ("taken", "refused")},
-                              "disputed": reconciler.tally.disputed}},
+                              "disputed": reconciler.tally.disputed},
+                    "repairs": {outcome: reconciler.tally.repairs[outcome] for outcome in ("done", "failed")}},
         "sandboxes": sandboxes,
     }
 

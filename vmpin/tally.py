@@ -59,6 +59,8 @@ class Tally:
         self.pins: Counter[tuple[ThreadRole, str]] = Counter()
         #: Repairs, by the cause as far as it is known (drift).
         self.drift: Counter[str] = Counter()
+        #: CPUs given back to runc containers (policy.runc_repair), by what became of it: done, failed.
+        self.repairs: Counter[str] = Counter()
         #: Fights with another writer that were noticed.
         self.fights = 0
         #: From a thread's birth until it was placed.

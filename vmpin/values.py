@@ -16,6 +16,10 @@ def path(value: object) -> Path:
     return Path(value)
 
 
+def path_or_unset(value: object) -> Path | None:
+    return None if value is None or value == "" else path(value)
+
+
 def cpus(value: object) -> CpuSet:
     if value is None:
         return EMPTY

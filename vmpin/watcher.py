@@ -32,11 +32,11 @@ from vmpin.model import SandboxId
 from vmpin.observe import Vm
 from vmpin.oneshot import ask, hear, take
 from vmpin.reconciler import Reconciler, Report
-from vmpin.repair import Repairs
+from vmpin.runcrepair import RuncRepair
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
 from vmpin.sampler import Sampler
 from vmpin.settling import STEPS, Settling
-from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, PodEvent, Synced, Updated
+from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, PodEvent, Synced
 from vmpin.source.sockets import listen, open_to, serve
 from vmpin.source.spool import Spool
 
@@ -73,7 +73,7 @@ class Watcher:
         self._nri = NriFeed(config, self._on_nri, self._stop.set) if wants_nri(config) else None
         self._files = FileFeed(self._on_files)
         self._births = BirthFeed(reconciler, self._on_births, self._on_lost) if config.births else None
-        self._repairs = Repairs()
+        self._repair = RuncRepair(reconciler, lambda: None if self._nri is None else self._nri.plugin)
         self.guests = Guests(early=config.births and config.guest_via() != "off")
         #: None as long as no samples are taken.
         self.sampler: Sampler | None = None
@@ -130,6 +130,7 @@ class Watcher:
                 await self._stop.wait()
                 sdnotify.notify("STOPPING=1")
                 guests = tasks[[name for name, _ in sources].index("guests")]
+                self._repair.stop()
                 for task in [*tasks, *self._queries]:
                     if task is not guests:
                         task.cancel()
@@ -259,10 +260,9 @@ class Watcher:
                 case Synced():
                     self.reconciler.sources.nri = True
                     self._resync.set()  # what nobody lists any more may have left something behind
+                    self._repair.synchronized(event.updated)
                 case Lost():
                     self.reconciler.sources.nri = False
-                case Updated():
-                    self._repairs.heard(event)
         lost = self.reconciler.sources.nri_lost
         touched = self.reconciler.nri(events)
         if self.reconciler.sources.nri_lost != lost and self._nri is not None and self._nri.plugin is not None:
@@ -314,21 +314,13 @@ class Watcher:
                 self._save.set()
             self._ask_qmp()
             self._files.watch(self._watched())
-            self._repair()
+            self._repair.look()
 
     def _watched(self) -> Iterable[Path]:
         """The kubelet's directory, and the cpusets of the containers and VMs that are followed."""
         if self.config.kubelet:
             yield self.config.path("kubelet")
         yield from self.reconciler.cpuset_files()
-
-    def _repair(self) -> None:
-        if (self.config.runc_repair and self.reconciler.sources.nri and self._nri is not None
-                and self._nri.plugin is not None):
-            known = self.reconciler
-            wanted = self._repairs.due(known.state, known.kubelet, known.vm_sandboxes(), known.agreement.lasting)
-            if wanted:
-                self._nri.plugin.update(wanted)
 
     async def _settles(self) -> None:
         """Look again, ever more seldom, at sandboxes a hook spoke of."""

@@ -13,7 +13,6 @@ from vmpin.events import Source
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.ownership import Node, claims
 from vmpin.repair import TRIES, WITHIN, Repairs
-from vmpin.source.nri_facts import Updated
 from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.topology import Topology
 
@@ -175,10 +174,19 @@ def test_a_runc_container_is_given_back_what_it_was_given(known: Known, given: C
 def test_a_fight_ends(caplog: pytest.LogCaptureFixture) -> None:
     repairs, odd = Repairs(), state_of(pod(container(nri="2-3", cgroup="4")))
     caplog.set_level(logging.WARNING)
-    times = [10.0 * number for number in range(TRIES + 3)]
-    assert [len(repairs.due(odd, None, set(), LASTING, now)) for now in times] == [1] * TRIES + [0] * 3
+
+    def tried(now: float) -> int:
+        found = repairs.due(odd, None, set(), LASTING, now)
+        for container_id, cpus in found.items():
+            repairs.began(container_id, cpus, "CRI", now)
+        return len(found)
+
+    assert [tried(10.0 * number) for number in range(TRIES + 3)] == [1] * TRIES + [0] * 3
     assert len(caplog.messages) == 1
-    assert "somebody takes them again" in caplog.text
-    assert len(repairs.due(odd, None, set(), LASTING, WITHIN + 1)) == 1
-    repairs.heard(Updated((APP,)))
-    assert "does not give it its CPUs back" in caplog.messages[-1]
+    assert "another writer takes them" in caplog.text
+    assert tried(WITHIN + 1) == 1
+
+
+def test_a_repair_that_was_not_begun_does_not_count() -> None:
+    repairs, odd = Repairs(), state_of(pod(container(nri="2-3", cgroup="4")))
+    assert [len(repairs.due(odd, None, set(), LASTING, float(now))) for now in range(TRIES + 3)] == [1] * (TRIES + 3)

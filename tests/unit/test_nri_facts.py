@@ -24,7 +24,6 @@ from vmpin.source.nri_facts import (
     NriPod,
     PodEvent,
     Synced,
-    Updated,
     events_of,
 )
 from vmpin.state import DesiredState, reduce
@@ -149,7 +148,7 @@ def test_a_pod_that_stops_takes_what_the_runtime_told_of_with_it() -> None:
 
 
 def test_what_is_not_facts_is_no_event() -> None:
-    assert told(Lost()) == told(Updated((C1,))) == []
+    assert told(Lost()) == []
 
 
 def test_a_list_tells_all_that_is_there() -> None:

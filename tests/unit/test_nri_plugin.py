@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nri_peer import PATIENCE, NriRuntime, NriRuntimes, container, pod
@@ -24,7 +25,7 @@ from vmpin.errors import ConfigError
 from vmpin.model import ContainerId, SandboxId
 from vmpin.source import nri, nri_queue
 from vmpin.source.nri_connect import connect_to
-from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, NriPod, PodEvent, Synced, Updated
+from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, NriPod, NriUpdate, PodEvent, Synced
 from vmpin.wire import nri_messages
 from vmpin.wire.nri_messages import MESSAGES
 
@@ -483,96 +484,56 @@ def test_a_handler_that_fails_is_logged_once_and_goes_on(
         "nri: a Synced cannot be used", "nri: a PodEvent cannot be used"]
 
 
-def test_an_update_is_asked_for_and_its_outcome_told(runtimes: NriRuntimes, watched: Watched) -> None:
-    runtime = begun(runtimes, watched)
-    watched.plugin.update({ContainerId("c1"): CpuSet.parse("0-1"), ContainerId("c2"): CpuSet.parse("7")})
-    asked = runtime.request("UpdateContainers")
-    assert asked.service == nri_messages.RUNTIME_SERVICE
-    wanted = MESSAGES.decode("UpdateContainersRequest", asked.payload).update
-    assert [(item.container_id, item.linux.resources.cpu.cpus, item.ignore_failure) for item in wanted] == [
-        ("c1", "0-1", False)]
-    runtime.grant(asked)
-    assert watched.fact() == Updated((), (ContainerId("c1"),))
-    # The runtime says of a list that some failed, and not which: so each is asked for alone.
-    asked = runtime.request("UpdateContainers")
-    runtime.grant(asked, code=2, message="NRI update of some containers failed")
-    assert watched.fact() == Updated((ContainerId("c2"),))
-    watched.plugin.update({ContainerId("c3"): CpuSet.parse("1")})
-    asked = runtime.request("UpdateContainers")
-    runtime.grant(asked, MESSAGES["UpdateContainersResponse"](
-        failed=[MESSAGES["ContainerUpdate"](container_id="c3")]).SerializeToString())
-    assert watched.fact() == Updated((ContainerId("c3"),))
-    counters = watched.plugin.counters
-    assert (counters.updates, counters.failed_updates) == (3, 2)
+def updates_of(runtime: NriRuntime, *listed: Any) -> list[tuple[str, str, bool]]:
+    """What the plugin's answer to the last part of a list sets."""
+    runtime.grant(runtime.request("RegisterPlugin"))
+    runtime.configure()
+    sent = runtime.call("Synchronize", MESSAGES["SynchronizeRequest"](pods=[pod()], containers=list(listed)))
+    return [(item.container_id, item.linux.resources.cpu.cpus, item.ignore_failure)
+            for item in MESSAGES.decode("SynchronizeResponse", sent.payload).update]
 
 
-def test_the_last_wish_for_a_container_counts(runtimes: NriRuntimes, watched: Watched) -> None:
-    runtime = begun(runtimes, watched)
-    for cpu in range(50):
-        watched.plugin.update({ContainerId("c1"): CpuSet([cpu])})
-    asked = runtime.request("UpdateContainers")
-    seen = []
-    while True:
-        wanted = MESSAGES.decode("UpdateContainersRequest", asked.payload).update
-        seen.append(wanted[0].linux.resources.cpu.cpus)
-        runtime.grant(asked)
-        assert watched.fact() == Updated((), (ContainerId("c1"),))
-        if seen[-1] == "49":
-            break
-        asked = runtime.request("UpdateContainers")
-    assert len(seen) <= 50
-    assert seen == sorted(seen, key=int)
-
-
-def test_an_update_may_be_asked_for_within_a_handler(runtimes: NriRuntimes) -> None:
-    told: queue.Queue[NriEvent] = queue.Queue()
-
-    def handle(event: NriEvent) -> None:
-        told.put(event)
-        if isinstance(event, ContainerEvent):
-            made.plugin.update({event.container.id: CpuSet([0])})
-
-    made = Watched(runtimes, handle)
-    made.plugin.start()
-    runtime = runtimes.next()
-    runtime.begin()
-    assert runtime.state_change(nri_messages.POST_UPDATE, pod(), container()).code == 0
-    asked = runtime.request("UpdateContainers")
-    # The runtime may well go on with another event before it gets to that.
-    assert runtime.state_change(nri_messages.RUN_POD, pod()).code == 0
-    runtime.grant(asked)
-    kinds = [type(told.get(timeout=PATIENCE)) for _ in range(4)]
-    made.plugin.stop()
-    assert kinds == [Synced, ContainerEvent, PodEvent, Updated]
-
-
-def test_an_update_without_an_answer_fails(runtimes: NriRuntimes, watched: Watched,
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nri, "UPDATE_DEADLINE", 0.1)
-    runtime = begun(runtimes, watched)
-    watched.plugin.update({ContainerId("c1"): CpuSet([0])})
-    asked = runtime.request("UpdateContainers")
-    assert watched.fact() == Updated((ContainerId("c1"),))
-    runtime.grant(asked)  # too late, and of no meaning any more
-    assert runtime.state_change(nri_messages.RUN_POD, pod()).code == 0
-    assert isinstance(watched.fact(), PodEvent)
-    monkeypatch.setattr(nri, "UPDATE_DEADLINE", PATIENCE)
-    watched.plugin.update({ContainerId("c2"): CpuSet([0])})
-    runtime.request("UpdateContainers")
-    runtime.close()
-    assert watched.fact() == Updated((ContainerId("c2"),))
+def test_updates_go_into_the_answer_to_the_list_of_a_new_connection(runtimes: NriRuntimes, watched: Watched) -> None:
+    begun(runtimes, watched)
+    watched.plugin.again({ContainerId("c1"): NriUpdate(CpuSet.parse("0-1"), CpuSet.parse("7")),
+                          ContainerId("c2"): NriUpdate(CpuSet([1]), CpuSet([7])),
+                          ContainerId("c3"): NriUpdate(CpuSet([2])), ContainerId("gone"): NriUpdate(CpuSet([3]))})
     assert watched.fact() == Lost()
+    # c2 has other CPUs by now: an update came in between.
+    assert updates_of(runtimes.next(), container("c1", cpus="7"), container("c2", cpus="6"), container("c3")) == [
+        ("c1", "0-1", True), ("c3", "2", True)]
+    synced = watched.fact()
+    assert isinstance(synced, Synced)
+    assert synced.updated == ("c1", "c3")
 
 
-def test_an_update_without_a_connection_fails(runtimes: NriRuntimes) -> None:
-    runtimes.away = ConnectionRefusedError(111, "Connection refused")
-    made = Watched(runtimes)
-    made.plugin.start()
-    made.plugin.update({ContainerId("c1"): CpuSet([0])})
-    assert made.fact() == Updated((ContainerId("c1"),))
-    made.plugin.stop()
-    made.plugin.stop()
-    made.plugin.update({ContainerId("c1"): CpuSet([0])})  # harmless
+def test_updates_are_given_once_and_with_the_last_part_of_a_list(runtimes: NriRuntimes, watched: Watched) -> None:
+    begun(runtimes, watched)
+    watched.plugin.again({ContainerId("c1"): NriUpdate(CpuSet([1]))})
+    assert watched.fact() == Lost()
+    runtime = runtimes.next()
+    runtime.grant(runtime.request("RegisterPlugin"))
+    runtime.configure()
+    first = runtime.call("Synchronize", MESSAGES["SynchronizeRequest"](containers=[container("c1")], more=True))
+    assert not MESSAGES.decode("SynchronizeResponse", first.payload).update
+    last = runtime.call("Synchronize", MESSAGES["SynchronizeRequest"](pods=[pod()]))
+    assert [item.container_id for item in MESSAGES.decode("SynchronizeResponse", last.payload).update] == ["c1"]
+    assert isinstance(watched.fact(), Synced)
+    watched.plugin.again()
+    assert watched.fact() == Lost()
+    assert updates_of(runtimes.next(), container("c1")) == []
+
+
+def test_nothing_but_its_registration_is_ever_asked_of_the_runtime(runtimes: NriRuntimes, watched: Watched) -> None:
+    """NRI's UpdateContainers hangs runtimes (containerd#13733)."""
+    runtime = begun(runtimes, watched)
+    for event in (nri_messages.RUN_POD, nri_messages.POST_START, nri_messages.POST_UPDATE, nri_messages.STOP):
+        assert runtime.state_change(event, pod(), container()).code == 0
+    watched.plugin.again({ContainerId("c1"): NriUpdate(CpuSet([1]))})
+    second = runtimes.next()
+    assert updates_of(second, container("c1"))
+    assert second.state_change(nri_messages.RUN_POD, pod()).code == 0
+    assert (runtime.asked, second.asked) == ([], [])
 
 
 def test_a_runtime_that_does_not_read_costs_no_memory(runtimes: NriRuntimes, watched: Watched,

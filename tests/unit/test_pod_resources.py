@@ -124,7 +124,7 @@ def test_no_kubelet_is_told_at_once(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(os.fspath(tmp_path / "dead"))
     begin = time.monotonic()
-    assert "nobody answers there" in refusal(tmp_path / "dead")
+    assert "the kubelet does not answer there" in refusal(tmp_path / "dead")
     assert time.monotonic() - begin < 10
 
 
@@ -138,7 +138,7 @@ def test_a_kubelet_that_was_restarted_answers_the_next_call(tmp_path: Path) -> N
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(os.fspath(path))
-        assert "nobody answers" in refusal(path)
+        assert "the kubelet does not answer" in refusal(path)
         path.unlink()
 
 

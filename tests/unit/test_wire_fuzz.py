@@ -31,9 +31,8 @@ def whole() -> list[bytes]:
     """Messages that are right, to be spoilt."""
     messages: list[ttrpc.Request | ttrpc.Response] = [
         ttrpc.Response(1),
-        ttrpc.Response(3, 2, "NRI update of some containers failed"),
-        ttrpc.Response(3, payload=MESSAGES["UpdateContainersResponse"](
-            failed=[MESSAGES["ContainerUpdate"](container_id="c")]).SerializeToString()),
+        ttrpc.Response(1, 2, "plugin name is taken"),
+        ttrpc.Response(3, payload=b"\x0a\x03\x0a\x01c"),
         ttrpc.Request(1, PLUGIN_SERVICE, "Configure", MESSAGES["ConfigureRequest"](
             runtime_name="containerd", runtime_version="v2.1.9").SerializeToString(), 2_000_000_000),
         ttrpc.Request(3, PLUGIN_SERVICE, "Synchronize", MESSAGES["SynchronizeRequest"](

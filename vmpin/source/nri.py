@@ -19,11 +19,10 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
-from vmpin.cpuset import CpuSet
 from vmpin.errors import ConfigError, WireError
 from vmpin.model import ContainerId
 from vmpin.source.nri_connect import explained, inherited
-from vmpin.source.nri_facts import Counters, Lost, NriEvent, Updated
+from vmpin.source.nri_facts import Counters, Lost, NriEvent, NriUpdate
 from vmpin.source.nri_queue import NriQueue
 
 if TYPE_CHECKING:
@@ -37,8 +36,6 @@ LAST_DELAY = 5.0
 #: For `sys.setswitchinterval`, by who runs the process: a thread that computes keeps Python's lock 5 ms from the one
 #: that answers, each time that one comes back from the kernel. With this an answer takes 0.4 ms then (0.2 ms idle).
 SWITCH_INTERVAL = 0.0002
-#: An update that is not answered by then (s) counts as failed; a runtime takes some 10 ms.
-UPDATE_DEADLINE = 5.0
 #: A runtime lists what there is within seconds of the connection; it gives a plugin five to register.
 LIST_DEADLINE = 30.0
 #: Answers the runtime does not read; they are some bytes each.
@@ -76,7 +73,7 @@ class Plugin:
         self._once = once
         self._waiting = NriQueue()
         self._lock = threading.Lock()
-        self._wanted: dict[ContainerId, CpuSet] = {}
+        self._updates: Mapping[ContainerId, NriUpdate] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
         self._again = threading.Event()
@@ -110,21 +107,19 @@ class Plugin:
                 self._wake = -1
         self.ended.set()
 
-    def update(self, updates: Mapping[ContainerId, CpuSet]) -> None:
-        """Ask the runtime to give containers these CPUs. Returns at once, from any thread, a handler too.
+    @property
+    def reconnects(self) -> bool:
+        """Whether another connection can be made (`again`)."""
+        return not self._once
 
-        Each is one call, the last wish for a container counts; what became of it is told by `Updated`, and no other
-        event tells of it. Without a connection all fail.
+    def again(self, updates: Mapping[ContainerId, NriUpdate] | None = None) -> None:
+        """Drop the connection and make another, over which everything is listed anew. From any thread.
+
+        :param updates: CPUs for containers, for the answer to the next list; what it took is in `Synced`.
         """
         with self._lock:
             if self._wake >= 0:
-                self._wanted.update(updates)
-                os.eventfd_write(self._wake, 1)
-
-    def again(self) -> None:
-        """Drop the connection and make another, over which everything is listed anew. From any thread."""
-        with self._lock:
-            if self._wake >= 0:
+                self._updates = {**self._updates, **(updates or {})}
                 self._again.set()
                 os.eventfd_write(self._wake, 1)
 
@@ -140,16 +135,16 @@ class Plugin:
         with self._connect() as connection:
             connection.setblocking(False)
             self.counters.connects += 1
-            session = Session(self.name, self.index, self.counters, self._odd)
+            with self._lock:
+                updates, self._updates = self._updates, {}
+                self._again.clear()
+            session = Session(self.name, self.index, self.counters, self._odd, updates=updates)
             try:
                 return self._serve(connection, session)
             except WireError:
                 self.counters.refused += 1
                 raise
             finally:
-                failed = session.given_up("the connection has ended")
-                if failed is not None:
-                    self._waiting.put(failed)
                 if session.synced:
                     self._waiting.put(Lost())
 
@@ -158,29 +153,17 @@ class Plugin:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(connection, select.POLLIN)
-        deadline = 0.0
         silent = time.monotonic() + LIST_DEADLINE
-        self._again.clear()
         while not self._stopping.is_set() and not (session.closing and not unsent):
-            if session.updating is not None and time.monotonic() > deadline:
-                self._told_on(session.given_up(f"no answer within {UPDATE_DEADLINE:g} s"))
-            if session.synced and session.updating is None:
-                wish = self._next_wish()
-                if wish is not None:
-                    unsent = _send(connection, unsent + session.update(*wish))
-                    deadline = time.monotonic() + UPDATE_DEADLINE
             poll.modify(connection, select.POLLIN | select.POLLOUT if unsent else select.POLLIN)
-            until = deadline if session.updating is not None else None if session.synced or self._once else silent
-            left = None if until is None else max(0.0, until - time.monotonic()) * 1000 + 1
+            left = None if session.synced or self._once else max(0.0, silent - time.monotonic()) * 1000 + 1
             ready = dict(poll.poll(left))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             if self._again.is_set():
                 return "all is asked for again"
-            if not session.synced:
-                self._refuse_wishes()
-                if not self._once and time.monotonic() > silent:
-                    return f"connected, and for {LIST_DEADLINE:g} s nothing was listed: does the runtime hang?"
+            if not session.synced and not self._once and time.monotonic() > silent:
+                return f"connected, and for {LIST_DEADLINE:g} s nothing was listed: does the runtime hang?"
             if connection.fileno() not in ready:
                 continue
             unsent = _send(connection, unsent)
@@ -208,19 +191,6 @@ class Plugin:
         self.counters.overflows += 1
         return False
 
-    def _next_wish(self) -> tuple[ContainerId, CpuSet] | None:
-        with self._lock:
-            for container in self._wanted:
-                return container, self._wanted.pop(container)
-        return None
-
-    def _refuse_wishes(self) -> None:
-        with self._lock:
-            refused, self._wanted = tuple(self._wanted), {}
-        if refused:
-            self.counters.failed_updates += len(refused)
-            self._waiting.put(Updated(refused))
-
     def _keep(self) -> None:
         delay = FIRST_DELAY
         while not self._stopping.is_set():
@@ -244,7 +214,6 @@ class Plugin:
                 delay = FIRST_DELAY
             self._rest(delay * random.uniform(1, 1.25))
             delay = min(2 * delay, LAST_DELAY)
-        self._refuse_wishes()
         self.ended.set()
 
     def _rest(self, seconds: float) -> None:
@@ -254,7 +223,6 @@ class Plugin:
         while not self._stopping.is_set() and (left := until - time.monotonic()) > 0:
             if poll.poll(left * 1000 + 1):
                 os.eventfd_read(self._wake)
-            self._refuse_wishes()
 
     def _up(self, runtime: str) -> None:
         if self._state != (True, runtime):

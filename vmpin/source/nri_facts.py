@@ -52,11 +52,15 @@ class NriContainer(NamedTuple):
 
 
 class Synced(NamedTuple):
-    """All that there is, told when a connection begins. Times are CLOCK_REALTIME ns of the reception."""
+    """All that there is, told when a connection begins. Times are CLOCK_REALTIME ns of the reception.
+
+    `updated` are the containers whose CPUs the answer set.
+    """
 
     pods: tuple[NriPod, ...]
     containers: tuple[NriContainer, ...]
     time_ns: int
+    updated: tuple[ContainerId, ...] = ()
 
 
 class PodEvent(NamedTuple):
@@ -77,18 +81,19 @@ class ContainerEvent(NamedTuple):
     time_ns: int
 
 
-class Updated(NamedTuple):
-    """What became of updates that were asked for (`Plugin.update`)."""
+class NriUpdate(NamedTuple):
+    """CPUs for a container, to be put into the answer to a Synchronize; left out of it when the runtime lists the
+    container with other CPUs than `listed` (None: with any), as its CPUs were changed meanwhile."""
 
-    failed: tuple[ContainerId, ...]
-    done: tuple[ContainerId, ...] = ()
+    cpus: CpuSet
+    listed: CpuSet | None = None
 
 
 class Lost(NamedTuple):
     """The connection has ended: whatever happens now, nobody tells until the next `Synced`."""
 
 
-NriEvent = Synced | PodEvent | ContainerEvent | Updated | Lost
+NriEvent = Synced | PodEvent | ContainerEvent | Lost
 
 
 @dataclass
@@ -108,8 +113,6 @@ class Counters:
     unknown: int = 0
     #: Times that more had come than was taken, so that all was dropped and asked for anew.
     overflows: int = 0
-    updates: int = 0
-    failed_updates: int = 0
     last_error: str = ""
 
 

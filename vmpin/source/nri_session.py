@@ -1,7 +1,7 @@
 """One connection to a container runtime's NRI, from a plugin's registration to its end: bytes in, bytes and facts out.
 
 The runtime waits for each answer and its containers wait with it, so an answer comes before anything is made of what
-was told. It asks nothing of the runtime in answers. What stays out: sockets and threads (nri), and what the facts
+was told. What stays out: sockets and threads (nri), and what the facts
 mean (nri_facts).
 
 Sources: containerd/nri pkg/api/api.proto, pkg/stub, pkg/adaptation.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
@@ -24,9 +24,9 @@ from vmpin.source.nri_facts import (
     NriContainer,
     NriEvent,
     NriPod,
+    NriUpdate,
     PodEvent,
     Synced,
-    Updated,
 )
 from vmpin.wire import mux, nri_messages, ttrpc
 from vmpin.wire.nri_messages import MESSAGES
@@ -60,6 +60,8 @@ _POD: dict[int, Literal["run", "stop", "remove"]] = {
 _CONTAINER: dict[int, Literal["create", "start", "update", "stop", "remove"]] = {
     nri_messages.POST_CREATE: "create", nri_messages.POST_START: "start", nri_messages.POST_UPDATE: "update",
     nri_messages.STOP: "stop", nri_messages.REMOVE: "remove"}
+#: The stream of the one call to the runtime: a client's are odd (containerd/ttrpc PROTOCOL.md).
+_REGISTRATION = 1
 _NOTHING = frozenset((nri_messages.CREATE, nri_messages.START, nri_messages.UPDATE, 12, 13, 14))
 
 
@@ -67,8 +69,12 @@ class Session:
     """A connection's state. Nothing is ever waited for: Configure may come before the reply to RegisterPlugin."""
 
     def __init__(self, name: str, index: str, counters: Counters, told: set[str] | None = None,
-                 clock: Callable[[], int] = time.time_ns) -> None:
-        """:param told: what was logged already, so that a reconnect does not say it again."""
+                 clock: Callable[[], int] = time.time_ns,
+                 updates: Mapping[ContainerId, NriUpdate] | None = None) -> None:
+        """
+        :param told: what was logged already, so that a reconnect does not say it again.
+        :param updates: for the answer to Synchronize.
+        """
         self.name = name
         self.index = index
         self.counters = counters
@@ -80,35 +86,22 @@ class Session:
         self.refusal = ""
         #: Nothing more comes: it was refused, or the runtime goes down.
         self.closing = False
-        #: The container whose update is under way: one at a time, as only so it is known which one failed.
-        self.updating: ContainerId | None = None
         self._told = set() if told is None else told
         self._clock = clock
+        self._updates = updates or {}
         self._demux = mux.Demux()
         self._decoders = {mux.PLUGIN: ttrpc.Decoder(), mux.RUNTIME: ttrpc.Decoder()}
-        self._stream = -1
-        self._update_stream = 0
         self._parts: list[Any] = []
         self._listed = 0
         self._listed_bytes = 0
 
     def register(self) -> bytes:
-        """What to send first."""
-        return self._call("RegisterPlugin", MESSAGES["RegisterPluginRequest"](
-            plugin_name=self.name, plugin_idx=self.index))
-
-    def update(self, container: ContainerId, cpus: CpuSet) -> bytes:
-        """Ask for an update of one container; what becomes of it is an `Updated` that `feed` gives."""
-        wanted = MESSAGES["ContainerUpdate"](container_id=container)
-        wanted.linux.resources.cpu.cpus = str(cpus)
-        asked = self._call("UpdateContainers", MESSAGES["UpdateContainersRequest"](update=[wanted]))
-        self.updating, self._update_stream = container, self._stream
-        self.counters.updates += 1
-        return asked
-
-    def given_up(self, why: str) -> Updated | None:
-        """The update under way will not be answered in time, or at all."""
-        return None if self.updating is None else self._updated(why)
+        """What to send first, and the only call that is ever made of the runtime: NRI's UpdateContainers, beside CRI
+        calls, hangs every containerd with an NRI older than 0.12.1 for good (containerd#13733: two locks, taken in
+        either order)."""
+        asked = MESSAGES["RegisterPluginRequest"](plugin_name=self.name, plugin_idx=self.index)
+        return mux.frames(mux.RUNTIME, ttrpc.encode(ttrpc.Request(
+            _REGISTRATION, nri_messages.RUNTIME_SERVICE, "RegisterPlugin", asked.SerializeToString())))
 
     def feed(self, data: bytes) -> Iterator[bytes | NriEvent]:
         """What to send and what was told, in this order, with what came next.
@@ -124,7 +117,7 @@ class Session:
                 if connection == mux.PLUGIN and isinstance(message, ttrpc.Request):
                     yield from self._asked(message)
                 elif connection == mux.RUNTIME and isinstance(message, ttrpc.Response):
-                    yield from self._answered(message)
+                    self._answered(message)
                 else:
                     self._unknown(f"a {type(message).__name__.lower()} on connection {connection}")
 
@@ -141,11 +134,6 @@ class Session:
                     f"asked for ({EVENTS:#x}), or has failed; see its log")
         return ("the runtime closed the connection at once: it takes no plugins from outside (NRI's "
                 "disable_connections), or none of this name and index; see its log")
-
-    def _call(self, method: str, message: Any) -> bytes:
-        self._stream += 2
-        request = ttrpc.Request(self._stream, nri_messages.RUNTIME_SERVICE, method, message.SerializeToString())
-        return mux.frames(mux.RUNTIME, ttrpc.encode(request))
 
     def _asked(self, request: ttrpc.Request) -> Iterator[bytes | NriEvent]:
         now = self._clock()
@@ -174,23 +162,9 @@ class Session:
             self._unknown(f"method {plain(request.method, 80)}")
             yield _answer(request, code=ttrpc.UNIMPLEMENTED, text=f"no method {plain(request.method, 80)}")
 
-    def _answered(self, response: ttrpc.Response) -> Iterator[NriEvent]:
-        why = f"code {response.code}: {plain(response.message, 300)}" if response.code else ""
-        if response.stream == 1:
-            if why:
-                self.refusal, self.closing = why, True
-        elif response.stream == self._update_stream and self.updating is not None:
-            failed = MESSAGES.decode("UpdateContainersResponse", response.payload).failed
-            yield self._updated(why or ("the runtime says so, and not why" if failed else ""))
-
-    def _updated(self, why: str) -> Updated:
-        container, self.updating = self.updating, None
-        assert container is not None
-        if not why:
-            return Updated((), (container,))
-        self.counters.failed_updates += 1
-        logger.warning("container=%s could not be updated over NRI: %s", container, why)
-        return Updated((container,))
+    def _answered(self, response: ttrpc.Response) -> None:
+        if response.stream == _REGISTRATION and response.code:
+            self.refusal, self.closing = f"code {response.code}: {plain(response.message, 300)}", True
 
     def _synchronize(self, request: ttrpc.Request, now: int) -> Iterator[bytes | NriEvent]:
         part = MESSAGES.decode("SynchronizeRequest", request.payload)
@@ -198,16 +172,30 @@ class Session:
         self._listed_bytes += len(request.payload)
         if self._listed > MAX_LISTED or self._listed_bytes > MAX_LISTED_BYTES:
             raise WireError("NRI Synchronize", f"lists {self._listed} pods and containers, {self._listed_bytes} bytes")
-        # `more` is echoed: a plugin that does not is taken for one that cannot do parts, and dropped.
-        yield _answer(request, MESSAGES["SynchronizeResponse"](more=part.more))
         self._parts.append(part)
+        # Updates count in the answer to the last part only (containerd/nri pkg/adaptation/plugin.go, synchronize).
+        updates = {} if part.more else dict(self._updates_for(
+            item for part in self._parts for item in part.containers))
+        # `more` is echoed: a plugin that does not is taken for one that cannot do parts, and dropped.
+        yield _answer(request, MESSAGES["SynchronizeResponse"](more=part.more, update=updates.values()))
         if not part.more:
             parts, self._parts, self._listed, self._listed_bytes = self._parts, [], 0, 0
             self.synced = True
             self.counters.syncs += 1
             self.counters.events += 1
             yield Synced(tuple(self._pods(pod for part in parts for pod in part.pods)),
-                         tuple(self._containers(item for part in parts for item in part.containers)), now)
+                         tuple(self._containers(item for part in parts for item in part.containers)), now,
+                         tuple(updates))
+
+    def _updates_for(self, listed: Iterable[Any]) -> Iterator[tuple[ContainerId, Any]]:
+        for container in listed:
+            update = self._updates.get(container.id)
+            if update is None or (update.listed is not None and update.listed != _cpus(container)):
+                continue
+            # CRI-O fails the whole Synchronize for one update that fails, unless that may be ignored.
+            made = MESSAGES["ContainerUpdate"](container_id=container.id, ignore_failure=True)
+            made.linux.resources.cpu.cpus = str(update.cpus)
+            yield ContainerId(container.id), made
 
     def _event(self, number: int, told: Any, now: int) -> Iterator[NriEvent]:
         """`told` is any message with a pod and a container."""
@@ -269,6 +257,13 @@ class Session:
 def _answer(request: ttrpc.Request, message: Any = None, code: int = ttrpc.OK, text: str = "") -> bytes:
     payload = b"" if message is None else message.SerializeToString()
     return mux.frames(mux.PLUGIN, ttrpc.encode(ttrpc.Response(request.stream, code, text, payload)))
+
+
+def _cpus(container: Any) -> CpuSet | None:
+    try:
+        return CpuSet.parse(container.linux.resources.cpu.cpus)
+    except CpuSetError:
+        return None
 
 
 def _pid(told: int) -> int:

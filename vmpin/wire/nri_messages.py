@@ -44,8 +44,6 @@ MESSAGES: Final = Messages("nri.pkg.api.v1alpha1", """
     SynchronizeResponse         update=1:ContainerUpdate* more=2:bool
     StateChangeEvent            event=1:int32 pod=2:PodSandbox container=3:Container
     EventRequest                pod=1:PodSandbox container=2:Container
-    UpdateContainersRequest     update=1:ContainerUpdate*
-    UpdateContainersResponse    failed=1:ContainerUpdate*
     PodSandbox                  id=1 name=2 uid=3 namespace=4 labels=5:map annotations=6:map runtime_handler=7 \
                                 linux=8:LinuxPodSandbox pid=9:uint32
     LinuxPodSandbox             cgroup_parent=3

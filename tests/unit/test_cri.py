@@ -1,0 +1,92 @@
+"""The CRI call that gives a container other CPUs, against a gRPC server as a runtime is one."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from cri_peer import CriServer
+
+from vmpin.cpuset import CpuSet
+from vmpin.errors import SourceError
+from vmpin.model import ContainerId
+from vmpin.source import cri
+
+C1, CPUS = ContainerId("c1"), CpuSet.parse("2-3")
+#: Seconds; no test waits for as long.
+PATIENCE = 60.0
+
+Serve = Callable[..., CriServer]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    made: list[CriServer] = []
+
+    def start(name: str = "cri.sock", served: bool = True) -> CriServer:
+        made.append(CriServer(tmp_path / name, served))
+        return made[-1]
+
+    yield start
+    for server in made:
+        server.stop()
+
+
+def test_a_container_is_given_its_cpus_and_nothing_else_changes(serve: Serve) -> None:
+    server = serve()
+    cri.update_cpus([server.path], C1, CPUS, PATIENCE)
+    assert server.updates == [("c1", "2-3")]
+
+
+def test_the_runtime_that_has_the_container_is_found(serve: Serve) -> None:
+    docker, other, right = serve("docker.sock", served=False), serve("other.sock"), serve("right.sock")
+    other.failure = grpc.StatusCode.NOT_FOUND, "an error occurred when try to find container"
+    cri.update_cpus([docker.path, other.path, right.path], C1, CPUS, PATIENCE)
+    assert right.updates == [("c1", "2-3")]
+
+
+def test_what_the_runtime_refuses_has_its_reason(serve: Serve) -> None:
+    server, other = serve(), serve("other.sock")
+    server.failure = grpc.StatusCode.UNKNOWN, "Requested CPUs are not available\x1b"
+    other.failure = grpc.StatusCode.NOT_FOUND, "no such container"
+    with pytest.raises(SourceError, match=r"UpdateContainerResources: unknown.*CPUs are not available") as err:
+        cri.update_cpus([server.path, other.path], C1, CPUS, PATIENCE)
+    assert not cri.is_mute(err.value)
+
+
+def test_a_mute_runtime_is_left_at_the_deadline(serve: Serve) -> None:
+    server = serve()
+    server.mute = True
+    with pytest.raises(SourceError, match="no answer in time") as err:
+        cri.update_cpus([server.path], C1, CPUS, 0.2)
+    assert cri.is_mute(err.value)
+
+
+def test_a_socket_without_a_server_is_no_runtime_that_could_be_asked_again_at_once(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(os.fspath(tmp_path / "dead"))
+    with pytest.raises(SourceError, match="no server answers there") as err:
+        cri.update_cpus([tmp_path / "dead"], C1, CPUS, PATIENCE)
+    assert cri.is_mute(err.value)
+
+
+def test_where_nothing_has_cri_another_way_is_to_be_taken(serve: Serve) -> None:
+    for servers in [], [serve(served=False).path]:
+        with pytest.raises(cri.NoRuntime):
+            cri.update_cpus(servers, C1, CPUS, PATIENCE)
+
+
+def test_the_configured_socket_is_the_only_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "containerd.sock", tmp_path / "crio.sock"
+    monkeypatch.setattr(cri, "DEFAULTS", (first, second))
+    assert cri.sockets(None) == []
+    second.touch()
+    assert cri.sockets(None) == [second]
+    assert cri.sockets(first) == []
+    first.touch()
+    assert cri.sockets(None) == [first, second]
+    assert cri.sockets(second) == [second]

@@ -1,0 +1,159 @@
+"""runc containers are given their CPUs back by the runtime: over CRI, else in the answer to NRI's list."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+import grpc
+import pytest
+from cri_peer import CriServer
+
+from vmpin import config, runcrepair
+from vmpin.cpuset import CpuSet
+from vmpin.events import ContainerSeen, CpusetSeen, SandboxSeen, Source
+from vmpin.model import Container, ContainerId, Pod, SandboxId
+from vmpin.reconciler import Reconciler
+from vmpin.repair import TRIES
+from vmpin.runcrepair import RuncRepair
+from vmpin.source.nri import Plugin
+from vmpin.source.nri_facts import NriUpdate
+
+POD = SandboxId("pod")
+
+
+class FakePlugin:
+    """What a plugin is asked for: its connection is real elsewhere (test_nri_plugin)."""
+
+    def __init__(self) -> None:
+        self.reconnects = True
+        self.asked: list[Mapping[ContainerId, NriUpdate]] = []
+
+    def again(self, updates: Mapping[ContainerId, NriUpdate]) -> None:
+        self.asked.append(updates)
+
+
+class Drifted:
+    """A node on which containers were created with CPUs 2-3, and their cgroups have 4."""
+
+    def __init__(self, path: Path) -> None:
+        (path / "run").mkdir()
+        paths = {f"paths.{key}": str(path / key) for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
+        self.socket = path / "cri.sock"
+        self.reconciler = Reconciler(config.load(None, {}, {
+            **paths, "paths.cri": str(self.socket), "policy.runc_repair": "true", "watch.only": "none"}))
+        self.reconciler.sources.nri = True
+        self.plugin = FakePlugin()
+        self.repair = RuncRepair(self.reconciler, lambda: cast("Plugin", self.plugin))
+
+    def drift(self, *names: str, sandbox: SandboxId = POD, handler: str = "") -> None:
+        self.reconciler.reduce([SandboxSeen(sandbox, "nri", Pod("ns", "web", "uid"), handler=handler)])
+        for name in names:
+            self.reconciler.reduce([
+                ContainerSeen(sandbox, Container(ContainerId(name), name, CpuSet.parse("2-3")), Source.NRI, 1),
+                CpusetSeen(sandbox, ContainerId(name), CpuSet([4]), Source.CGROUP, 2)])
+            self.reconciler.agreement.lasting[sandbox, ContainerId(name)] = "nri 2-3, cgroup 4"
+
+    def look(self, times: int = 1) -> None:
+        """As after resyncs."""
+        async def resyncs() -> None:
+            for _ in range(times):
+                self.repair.look()
+                await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
+
+        asyncio.run(resyncs())
+
+    @property
+    def tally(self) -> dict[str, int]:
+        return dict(self.reconciler.tally.repairs)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Drifted:
+    return Drifted(tmp_path)
+
+
+@pytest.fixture
+def runtime(node: Drifted) -> Iterator[CriServer]:
+    made = CriServer(node.socket)
+    yield made
+    made.stop()
+
+
+def test_the_runtime_is_asked_over_cri(node: Drifted, runtime: CriServer) -> None:
+    node.drift("a", "b")
+    node.look()
+    assert sorted(runtime.updates) == [("a", "2-3"), ("b", "2-3")]
+    assert (node.tally, node.plugin.asked) == ({"done": 2}, [])
+
+
+def test_a_vms_container_is_never_repaired(node: Drifted, runtime: CriServer) -> None:
+    node.drift("a", handler="kata-qemu")
+    node.look()
+    assert (runtime.updates, node.plugin.asked) == ([], [])
+
+
+def test_tries_are_bounded(node: Drifted, runtime: CriServer, caplog: pytest.LogCaptureFixture) -> None:
+    node.drift("a")
+    node.look(TRIES + 3)
+    assert len(runtime.updates) == TRIES
+    assert caplog.text.count("another writer takes them") == 1
+
+
+def test_nothing_waits_for_a_mute_runtime(node: Drifted, runtime: CriServer, monkeypatch: pytest.MonkeyPatch,
+                                          caplog: pytest.LogCaptureFixture) -> None:
+    """The loop turns while the call waits, a second look begins no second call, and the deadline ends it."""
+    monkeypatch.setattr(runcrepair, "DEADLINE", 1.0)
+    runtime.mute = True
+    node.drift("a", "b")
+    turns = 0
+
+    async def watched() -> None:
+        nonlocal turns
+        node.repair.look()
+        await asyncio.to_thread(runtime.called.wait)
+        node.repair.look()
+        (under_way,) = asyncio.all_tasks() - {asyncio.current_task()}
+        while not under_way.done():
+            turns += 1
+            await asyncio.sleep(0)
+
+    asyncio.run(watched())
+    assert turns > 1
+    assert runtime.updates == [("a", "2-3")]  # the other one would wait for nothing, too
+    assert "no answer in time" in caplog.text
+    assert (node.tally, node.plugin.asked) == ({"failed": 1}, [])
+
+
+def test_one_that_is_refused_does_not_keep_the_next_one_back(node: Drifted, runtime: CriServer) -> None:
+    runtime.failure = grpc.StatusCode.UNKNOWN, "no"
+    node.drift("a", "b")
+    node.look()
+    assert len(runtime.updates) == 2
+    assert node.tally == {"failed": 2}
+
+
+@pytest.mark.parametrize("served", [None, False], ids=["no socket", "no CRI"])
+def test_without_cri_the_updates_go_into_the_answer_to_the_list(node: Drifted, served: bool | None) -> None:
+    server = None if served is None else CriServer(node.socket, served)
+    try:
+        node.drift("a")
+        node.look()
+    finally:
+        if server is not None:
+            server.stop()
+    assert node.plugin.asked == [{ContainerId("a"): NriUpdate(CpuSet.parse("2-3"), CpuSet.parse("2-3"))}]
+    node.repair.synchronized([ContainerId("a")])
+    assert node.tally == {"done": 1}
+
+
+def test_a_plugin_that_cannot_connect_again_is_reported_once(node: Drifted, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    node.plugin.reconnects = False
+    node.drift("a")
+    node.look(3)
+    assert node.plugin.asked == []
+    assert caplog.text.count("are not repaired") == 1

@@ -1,0 +1,113 @@
+"""Has the runtime give runc containers back their CPUs (`policy.runc_repair`), outside the event loop.
+
+By the CRI call UpdateContainerResources; where no CRI runtime answers, by NRI: the connection is made anew, and the
+updates go into the answer to the runtime's Synchronize. Never by NRI's UpdateContainers, which hangs runtimes
+(nri_session.Session.register). What stays out: which containers (repair).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from vmpin.cpuset import CpuSet
+from vmpin.errors import SourceError
+from vmpin.events import Source
+from vmpin.model import ContainerId
+from vmpin.reconciler import Reconciler
+from vmpin.repair import Repairs
+from vmpin.source.nri_facts import NriUpdate
+
+if TYPE_CHECKING:
+    from vmpin.source.nri import Plugin
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for the call; a runtime takes some 10 ms.
+DEADLINE = 5.0
+
+
+class RuncRepair:
+    """:param plugin: the NRI plugin, None while there is none."""
+
+    def __init__(self, reconciler: Reconciler, plugin: Callable[[], Plugin | None]) -> None:
+        self._reconciler = reconciler
+        self._plugin = plugin
+        self._repairs = Repairs()
+        self._task: asyncio.Task[None] | None = None
+        self._reported = ""
+
+    def look(self) -> None:
+        """After a resync: begin what is due, unless repairs are still under way. Returns at once."""
+        known = self._reconciler
+        if not (known.config.runc_repair and known.sources.nri) or (self._task is not None and not self._task.done()):
+            return
+        due = self._repairs.due(known.state, known.kubelet, known.vm_sandboxes(), known.agreement.lasting)
+        if due:
+            self._task = asyncio.create_task(self._repair(due))
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _repair(self, due: Mapping[ContainerId, CpuSet]) -> None:
+        from vmpin.source import cri  # protobuf and gRPC, which a node without repairs does not load
+
+        servers = cri.sockets(self._reconciler.config.cri)
+        left = dict(due)
+        while servers and left:
+            container, cpus = next(iter(left.items()))
+            try:
+                await asyncio.to_thread(cri.update_cpus, servers, container, cpus, DEADLINE)
+            except cri.NoRuntime as err:
+                self._report(str(err))
+                break
+            except SourceError as err:
+                del left[container]
+                self._repairs.began(container, cpus, "CRI")
+                self._reconciler.tally.repairs["failed"] += 1
+                logger.warning("container=%s: the runtime does not give it its CPUs back: %s", container, err)
+                if cri.is_mute(err):
+                    return  # the next resync tries the others
+            else:
+                del left[container]
+                self._repairs.began(container, cpus, "CRI")
+                self._reconciler.tally.repairs["done"] += 1
+                self._read_back([container])
+        if left:
+            self._by_nri(left)
+
+    def _by_nri(self, due: Mapping[ContainerId, CpuSet]) -> None:
+        plugin = self._plugin()
+        if plugin is None or not plugin.reconnects:
+            self._report("no CRI socket (paths.cri), and NRI's connection cannot be made anew, as the runtime started "
+                         "this plugin: runc containers are not repaired")
+            return
+        updates = {}
+        for sandbox in self._reconciler.state.sandboxes.values():
+            for container in due.keys() & sandbox.containers.keys():
+                word = sandbox.containers[container].words.get(Source.NRI)
+                if word is not None:
+                    updates[container] = NriUpdate(due[container], word.cpuset)
+                    self._repairs.began(container, due[container], "NRI")
+        plugin.again(updates)
+
+    def synchronized(self, updated: Iterable[ContainerId]) -> None:
+        """The answer to a Synchronize gave these containers their CPUs back. The runtime writes the cgroups after it:
+        the files' own events, or the next resync, read them."""
+        self._reconciler.tally.repairs["done"] += len(list(updated))
+
+    def _read_back(self, containers: Iterable[ContainerId]) -> None:
+        wanted, known = set(containers), self._reconciler
+        for sandbox in known.state.sandboxes.values():
+            for container in wanted & sandbox.containers.keys():
+                found = sandbox.containers[container]
+                if found.init is not None:
+                    known.reduce(known.sources.cgroup(sandbox.id, found, found.init))
+
+    def _report(self, text: str) -> None:
+        if text != self._reported:
+            logger.warning("runc_repair: %s", text)
+        self._reported = text

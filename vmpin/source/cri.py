@@ -1,0 +1,78 @@
+"""The container runtime interface (CRI): the one call that gives a container other CPUs, as the kubelet makes it.
+
+Sources: k8s.io/cri-api pkg/apis/runtime/v1/api.proto. Fields that are left out mean "no change": the kubelet's CPU
+manager sends the cpuset alone, too (pkg/kubelet/cm/cpumanager/cpu_manager.go, updateContainerCPUSet). What stays out:
+which container is given what (repair).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vmpin.cpuset import CpuSet
+from vmpin.errors import SourceError
+from vmpin.model import ContainerId
+from vmpin.source.grpc_call import CallError, call
+
+if TYPE_CHECKING:
+    from vmpin.wire.protos import Messages
+
+#: containerd's default (defaults/defaults_unix.go) and CRI-O's (pkg/config/config_unix.go).
+DEFAULTS = (Path("/run/containerd/containerd.sock"), Path("/run/crio/crio.sock"))
+
+_UPDATE = "/runtime.v1.RuntimeService/UpdateContainerResources"
+_TABLE = """
+LinuxContainerResources cpuset_cpus=6
+UpdateContainerResourcesRequest container_id=1 linux=2:LinuxContainerResources
+"""
+#: The server there is no CRI runtime (Docker's containerd), or does not have this container: another one may.
+_NO_CRI, _NOT_MINE = "UNIMPLEMENTED", ("UNIMPLEMENTED", "NOT_FOUND")
+
+_messages: Messages | None = None
+
+
+class NoRuntime(SourceError):
+    """No CRI runtime answers on any of the sockets."""
+
+
+def is_mute(err: SourceError) -> bool:
+    """Whether the server did not answer, so that another call would wait for nothing, too."""
+    return isinstance(err, CallError) and err.code in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
+
+
+def sockets(configured: Path | None) -> list[Path]:
+    """The sockets on which a runtime may answer: the configured one, else those of the defaults that exist."""
+    return [path for path in ([configured] if configured else DEFAULTS) if path.exists()]
+
+
+def update_cpus(servers: Sequence[Path], container: ContainerId, cpus: CpuSet, timeout: float) -> None:
+    """Have the runtime that has the container give it these CPUs.
+
+    :param timeout: in seconds, for each server.
+    :raises NoRuntime: when there are no servers, or none has CRI.
+    :raises SourceError: when none of the servers did: the error of the last one that has the container, or is mute.
+    """
+    request = _table()["UpdateContainerResourcesRequest"](container_id=container)
+    request.linux.cpuset_cpus = str(cpus)
+    failed: list[CallError] = []
+    for socket in servers:
+        try:
+            call(socket, _UPDATE, request.SerializeToString(), timeout)
+            return
+        except CallError as err:
+            failed.append(err)
+    if all(err.code == _NO_CRI for err in failed):
+        raise NoRuntime(", ".join(map(str, servers)) or "CRI", "no CRI runtime answers there")
+    raise next((err for err in reversed(failed) if err.code not in _NOT_MINE), failed[-1])
+
+
+def _table() -> Messages:
+    """The messages, made once: with the first call, as protobuf is loaded then."""
+    global _messages
+    if _messages is None:
+        from vmpin.wire.protos import Messages
+
+        _messages = Messages("runtime.v1", _TABLE)
+    return _messages
