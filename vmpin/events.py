@@ -47,7 +47,8 @@ class ContainerSeen:
     """A container was created, started or updated.
 
     `time` is CLOCK_REALTIME in ns when it was so. `init` is the container's own first process on the host, which a
-    container in a VM has not.
+    container in a VM has not. `listed`: it comes from a runtime's list, whose CPUs may be old: CRI-O lists those of
+    creation after its own restart, as it keeps updates in memory (internal/lib/container_server.go).
     """
 
     sandbox: SandboxId
@@ -56,6 +57,7 @@ class ContainerSeen:
     time: int
     bundle: str = ""
     init: ThreadId | None = None
+    listed: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 
 from vmpin.allocation import CpuManagerState, given
 from vmpin.cpuset import CpuSet
 from vmpin.events import Source
 from vmpin.model import ContainerId, SandboxId
+from vmpin.source.nri_facts import ContainerEvent, NriEvent, Synced
 from vmpin.state import DesiredState
 
 logger = logging.getLogger(__name__)
 
 #: A container is given its CPUs back so often within so many seconds; then it is left to the other writer.
 TRIES, WITHIN = 3, 600.0
+#: Seconds between two tries: a runtime writes the cgroup some time after the answer that asked for it.
+PAUSE = 5.0
 
 
 class Repairs:
@@ -31,11 +34,13 @@ class Repairs:
         self._left: set[ContainerId] = set()
 
     def due(self, state: DesiredState, kubelet: CpuManagerState | None, vms: Container[SandboxId],
-            lasting: Iterable[tuple[SandboxId, ContainerId]], now: float | None = None) -> dict[ContainerId, CpuSet]:
+            lasting: Iterable[tuple[SandboxId, ContainerId]], announced: Mapping[ContainerId, CpuSet],
+            now: float | None = None) -> dict[ContainerId, CpuSet]:
         """The CPUs to ask for, by container; `began` counts the tries.
 
         :param vms: the sandboxes that are VMs: their containers' CPUs are not set by a cgroup of the host.
         :param lasting: the containers on which the sources have disagreed for longer than a resync.
+        :param announced: what the runtime reported as it happened (`Announced`).
         :param now: CLOCK_MONOTONIC in seconds.
         """
         now = time.monotonic() if now is None else now
@@ -44,11 +49,13 @@ class Repairs:
         self._left &= self._times.keys()
         found: dict[ContainerId, CpuSet] = {}
         for sandbox, container in lasting:
-            wanted = None if sandbox in vms else _wanted(state, kubelet, sandbox, container)
+            wanted = None if sandbox in vms else _wanted(state, kubelet, sandbox, container, announced)
             if wanted is None:
                 continue
-            if len(self._times.get(container, ())) < TRIES:
-                found[container] = wanted
+            times = self._times.get(container, [])
+            if len(times) < TRIES:
+                if not times or now >= times[-1] + PAUSE:
+                    found[container] = wanted
             elif container not in self._left:
                 self._left.add(container)
                 logger.warning("container=%s was given its CPUs %s back %d times, and another writer takes them: "
@@ -61,12 +68,39 @@ class Repairs:
         logger.info("container=%s is given its CPUs back by=%s cpus=%s", container, way, cpus)
 
 
-def _wanted(state: DesiredState, kubelet: CpuManagerState | None, sandbox: SandboxId,
-            container: ContainerId) -> CpuSet | None:
+class Announced:
+    """The CPUs of each container that the runtime reported as it happened: at its creation, its start or an update.
+
+    A runtime's list is none of them: CRI-O's is that of creation after its own restart. And what was reported before a
+    gap in the connection may have been replaced in the gap, unseen. So a gap ends it all, but for a connection that
+    this process has made anew with the same process of the runtime: its list then has what it was updated to.
+    """
+
+    def __init__(self) -> None:
+        self.cpus: dict[ContainerId, CpuSet] = {}
+        self._runtime = 0
+
+    def take(self, event: NriEvent, renewed: bool = False) -> None:
+        """:param renewed: whether this process has made the connection anew, for a `Synced`."""
+        match event:
+            case ContainerEvent(kind="stop" | "remove"):
+                self.cpus.pop(event.container.id, None)
+            case ContainerEvent():
+                if event.container.cpus:
+                    self.cpus[event.container.id] = event.container.cpus
+            case Synced():
+                same = renewed and event.runtime != 0 and event.runtime == self._runtime
+                self._runtime = event.runtime
+                listed = {container.id: container.cpus for container in event.containers} if same else {}
+                self.cpus = {container: cpus for container, cpus in self.cpus.items() if listed.get(container) == cpus}
+
+
+def _wanted(state: DesiredState, kubelet: CpuManagerState | None, sandbox: SandboxId, container: ContainerId,
+            announced: Mapping[ContainerId, CpuSet]) -> CpuSet | None:
     """What a container was given, when its cgroup has something else; the runtime has to know the container."""
     found = state.sandboxes.get(sandbox)
     known = None if found is None else found.containers.get(container)
     if found is None or known is None or not {Source.NRI, Source.CGROUP} <= known.words.keys():
         return None
-    wanted = given(kubelet, found.pod, known.container) or known.words[Source.NRI].cpuset
-    return wanted if known.words[Source.CGROUP].cpuset != wanted else None
+    wanted = given(kubelet, found.pod, known.container) or announced.get(container)
+    return wanted if wanted is not None and known.words[Source.CGROUP].cpuset != wanted else None

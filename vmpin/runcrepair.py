@@ -17,8 +17,8 @@ from vmpin.errors import SourceError
 from vmpin.events import Source
 from vmpin.model import ContainerId
 from vmpin.reconciler import Reconciler
-from vmpin.repair import Repairs
-from vmpin.source.nri_facts import NriUpdate
+from vmpin.repair import Announced, Repairs
+from vmpin.source.nri_facts import NriEvent, NriUpdate, Synced
 
 if TYPE_CHECKING:
     from vmpin.source.nri import Plugin
@@ -36,6 +36,9 @@ class RuncRepair:
         self._reconciler = reconciler
         self._plugin = plugin
         self._repairs = Repairs()
+        self._announced = Announced()
+        #: The connection to NRI is being made anew, for repairs.
+        self._renewing = False
         self._task: asyncio.Task[None] | None = None
         self._reported = ""
 
@@ -44,7 +47,8 @@ class RuncRepair:
         known = self._reconciler
         if not (known.config.runc_repair and known.sources.nri) or (self._task is not None and not self._task.done()):
             return
-        due = self._repairs.due(known.state, known.kubelet, known.vm_sandboxes(), known.agreement.lasting)
+        due = self._repairs.due(known.state, known.kubelet, known.vm_sandboxes(), known.agreement.lasting,
+                                self._announced.cpus)
         if due:
             self._task = asyncio.create_task(self._repair(due))
 
@@ -92,12 +96,17 @@ class RuncRepair:
                 if word is not None:
                     updates[container] = NriUpdate(due[container], word.cpuset)
                     self._repairs.began(container, due[container], "NRI")
+        self._renewing = True
         plugin.again(updates)
 
-    def synchronized(self, updated: Iterable[ContainerId]) -> None:
-        """The answer to a Synchronize gave these containers their CPUs back. The runtime writes the cgroups after it:
-        the files' own events, or the next resync, read them."""
-        self._reconciler.tally.repairs["done"] += len(list(updated))
+    def take(self, events: Iterable[NriEvent]) -> None:
+        """What the runtime reported. CPUs that the answer to a list gave back are written to the cgroups after it: the
+        files' own events, or the next resync, read them."""
+        for event in events:
+            self._announced.take(event, self._renewing)
+            if isinstance(event, Synced):
+                self._renewing = False
+                self._reconciler.tally.repairs["done"] += len(event.updated)
 
     def _read_back(self, containers: Iterable[ContainerId]) -> None:
         wanted, known = set(containers), self._reconciler

@@ -30,11 +30,19 @@ MAX_SANDBOXES = 4096
 MAX_CONTAINERS = 512
 
 
+#: Of CPUs that a container had before, so many are kept.
+MAX_REPLACED = 8
+
+
 class Word(NamedTuple):
-    """What one source says a container's cpuset is, and since when (CLOCK_REALTIME ns)."""
+    """What one source says a container's cpuset is, and since when (CLOCK_REALTIME ns; 0: a list had it first).
+
+    `replaced` are the cpusets that the runtime (NRI) reported before, oldest first.
+    """
 
     cpuset: CpuSet
     time: int
+    replaced: tuple[CpuSet, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,21 +157,21 @@ def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
     if known is None:
         if len(old.containers) >= MAX_CONTAINERS:
             return old
-        words = _said({}, event.source, event.container.cpuset, event.time)
+        words = _said({}, event.source, event.container.cpuset, event.time, event.listed)
         return _with(old, Known(event.container, event.source, event.time, event.bundle, event.init, words))
     if event.time < known.time:
         # A late word of its life; of its CPUs each source's own last word counts: Kata's file is older than the
         # runtime's word on the update that it was written for.
         if known.container.state is ContainerState.STOPPED:
             return old
-        words = _said(known.words, event.source, event.container.cpuset, event.time)
+        words = _said(known.words, event.source, event.container.cpuset, event.time, event.listed)
         return old if words is known.words else _with(old, _decided(known, words))
     if event.time == known.time and known.container.state is ContainerState.STOPPED:
         return old  # an end is not followed by a beginning in the same nanosecond: this one came late
     before, now = known.container, event.container
     # What was said of its former life is nothing to a container that was started again.
     earlier = {} if before.state is ContainerState.STOPPED else known.words
-    words = _said(earlier, event.source, now.cpuset, event.time)
+    words = _said(earlier, event.source, now.cpuset, event.time, event.listed)
     # The runtime's own name of it (NRI) is not changed by an annotation.
     ruled = before.name and known.told_by(Source.NRI) and event.source is not Source.NRI
     name, pause = before.name if ruled else now.name or before.name, now.pause or before.pause
@@ -176,12 +184,23 @@ def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
     return _with(old, _decided(Known(merged, known.source, event.time, bundle, init), words))
 
 
-def _said(words: Mapping[Source, Word], source: Source, cpuset: CpuSet | None, time: int) -> Mapping[Source, Word]:
-    """With one more word; `words` itself when it is none (no cpuset means "no change"), or old or known already."""
+def _said(words: Mapping[Source, Word], source: Source, cpuset: CpuSet | None, time: int,
+          listed: bool = False) -> Mapping[Source, Word]:
+    """With one more word; `words` itself when it is none (no cpuset means "no change"), or old or known already.
+
+    A list's cpuset has been so at some time after the word that it replaces, which is all that is known: it does not
+    count as later than what Kata or the cgroup say since. What an update has replaced already is no news in a list.
+    """
     word = words.get(source)
-    if not cpuset or (word is not None and (word.time > time or word.cpuset == cpuset)):
+    if not cpuset or (word is not None and word.cpuset == cpuset and (listed or word.time)):
         return words
-    said = {**words, source: Word(cpuset, time)}
+    if listed:
+        if word is not None and cpuset in word.replaced:
+            return words
+        time = 0 if word is None else word.time
+    elif word is not None and word.time > time:
+        return words
+    said = {**words, source: Word(cpuset, time, _replaced(word, cpuset) if source is Source.NRI else ())}
     # The runtime has just written the cgroup: what was read there before is over, until it is read again.
     read = said.get(Source.CGROUP)
     if source is Source.NRI and read is not None and read.time <= time and read.cpuset != cpuset:
@@ -189,12 +208,21 @@ def _said(words: Mapping[Source, Word], source: Source, cpuset: CpuSet | None, t
     return said
 
 
+def _replaced(word: Word | None, by: CpuSet) -> tuple[CpuSet, ...]:
+    """The cpusets that `by` replaces. The first one, of creation, is kept whatever comes after it."""
+    if word is None:
+        return ()
+    found = tuple(cpuset for cpuset in dict.fromkeys((*word.replaced, word.cpuset)) if cpuset != by)
+    return found if len(found) <= MAX_REPLACED else (found[0], *found[2:])
+
+
 def decide(words: Mapping[Source, Word]) -> Source | None:
     """Whose word on a container's cpuset counts. None: nobody said anything.
 
     The later of Kata's and the runtime's (NRI): the one is not written by every version at each update, the other does
     not hear of every one. Where Kata has no say the cgroup's comes first: it holds, whoever wrote it. Last what the
-    container was created with, which no update changes.
+    container was created with, which no update changes. A runtime's list has no time of its own (`_said`), so Kata's
+    file wins over it where neither is known to be later.
     """
     if Source.CGROUP in words and Source.KATA not in words:
         return Source.CGROUP

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,11 +197,20 @@ def _pack_state(state: SandboxState | None) -> dict[str, object]:
                       "pod_by_nri": state.pod_by_nri, "held": state.held,
                       "vmm": _pack_thread(state.vmm), "containers": [
         {"id": known.container.id, "name": known.container.name,
-         "words": [[int(source), str(word.cpuset), word.time] for source, word in known.words.items()],
+         "words": [_pack_word(source, word) for source, word in known.words.items()],
          "exclusive": known.container.exclusive, "state": str(known.container.state), "pause": known.container.pause,
          "source": int(known.source), "time": known.time, "bundle": known.bundle,
          "init": _pack_thread(known.init)}
         for known in state.containers.values()]}}
+
+
+def _pack_word(source: Source, word: Word) -> list[object]:
+    packed = [int(source), str(word.cpuset), word.time]
+    return [*packed, [str(cpuset) for cpuset in word.replaced]] if word.replaced else packed
+
+
+def _unpack_word(cpus: str, since: int, replaced: Iterable[str] = ()) -> Word:
+    return Word(CpuSet.parse(cpus), since, tuple(CpuSet.parse(each) for each in replaced))
 
 
 def _pack_thread(thread: ThreadId | None) -> list[int] | None:
@@ -259,7 +268,7 @@ def _unpack(body: dict[str, Any]) -> Kept:
 def _unpack_state(sandbox: SandboxId, entry: dict[str, Any]) -> SandboxState:
     containers = {}
     for item in entry["containers"]:
-        words = {Source(source): Word(CpuSet.parse(cpus), since) for source, cpus, since in item["words"]}
+        words = {Source(source): _unpack_word(*word) for source, *word in item["words"]}
         source = Source(item["source"])
         container = Container(ContainerId(item["id"]), item["name"], words[source].cpuset if words else None,
                               item["exclusive"], ContainerState(item["state"]), item["pause"])

@@ -255,12 +255,12 @@ class Watcher:
     # The container runtime
 
     def _on_nri(self, events: list[NriEvent]) -> None:
+        self._repair.take(events)
         for event in events:
             match event:
                 case Synced():
                     self.reconciler.sources.nri = True
                     self._resync.set()  # what nobody lists any more may have left something behind
-                    self._repair.synchronized(event.updated)
                 case Lost():
                     self.reconciler.sources.nri = False
         lost = self.reconciler.sources.nri_lost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Literal
 
 import pytest
 
@@ -12,7 +13,8 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.events import Source
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.ownership import Node, claims
-from vmpin.repair import TRIES, WITHIN, Repairs
+from vmpin.repair import TRIES, WITHIN, Announced, Repairs
+from vmpin.source.nri_facts import ContainerEvent, NriContainer, NriEvent, Synced
 from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.topology import Topology
 
@@ -154,6 +156,7 @@ def test_a_sandbox_that_stayed_as_it_was_is_compared_again_when_a_witness_says_s
 
 
 LASTING = [(POD, APP)]
+ANNOUNCED = {APP: CpuSet.parse("2-3")}
 
 
 @pytest.mark.parametrize(("known", "given", "vms", "wanted"), [
@@ -167,7 +170,7 @@ LASTING = [(POD, APP)]
 ])
 def test_a_runc_container_is_given_back_what_it_was_given(known: Known, given: CpuManagerState | None,
                                                           vms: set[SandboxId], wanted: str | None) -> None:
-    found = Repairs().due(state_of(pod(known)), given, vms, LASTING, 0.0)
+    found = Repairs().due(state_of(pod(known)), given, vms, LASTING, ANNOUNCED, 0.0)
     assert found == ({} if wanted is None else {APP: CpuSet.parse(wanted)})
 
 
@@ -176,7 +179,7 @@ def test_a_fight_ends(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
 
     def tried(now: float) -> int:
-        found = repairs.due(odd, None, set(), LASTING, now)
+        found = repairs.due(odd, None, set(), LASTING, ANNOUNCED, now)
         for container_id, cpus in found.items():
             repairs.began(container_id, cpus, "CRI", now)
         return len(found)
@@ -189,4 +192,43 @@ def test_a_fight_ends(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_repair_that_was_not_begun_does_not_count() -> None:
     repairs, odd = Repairs(), state_of(pod(container(nri="2-3", cgroup="4")))
-    assert [len(repairs.due(odd, None, set(), LASTING, float(now))) for now in range(TRIES + 3)] == [1] * (TRIES + 3)
+    tries = [repairs.due(odd, None, set(), LASTING, ANNOUNCED, float(now)) for now in range(TRIES + 3)]
+    assert tries == [ANNOUNCED] * (TRIES + 3)
+
+
+def test_nothing_is_repaired_from_a_list_alone() -> None:
+    odd = state_of(pod(container(nri="2-3", cgroup="4")))
+    assert Repairs().due(odd, None, set(), LASTING, {}) == {}
+    assert Repairs().due(odd, kubelet({(UID, "app"): "2-3"}), set(), LASTING, {}) == ANNOUNCED
+
+
+def listed(cpus: str, runtime: int = 7) -> Synced:
+    return Synced((), (NriContainer(APP, POD, "app", 3, CpuSet.parse(cpus), {}, 0, ""),), 0, runtime=runtime)
+
+
+def happened(kind: Literal["create", "start", "update", "stop"], cpus: str = "") -> ContainerEvent:
+    return ContainerEvent(kind, None, listed(cpus).containers[0], 0)
+
+
+@pytest.mark.parametrize(("what", "events", "cpus"), [
+    ("a list alone", [listed("2-3")], None),
+    ("what happened since", [listed("2-3"), happened("update", "4-5")], "4-5"),
+    ("an update of something else", [listed("2-3"), happened("update", "4-5"), happened("update", "")], "4-5"),
+    ("over a gap", [listed("2-3"), happened("update", "4-5"), listed("4-5")], None),
+    ("over a gap that this process made", [listed("2-3"), happened("update", "4-5"), "renewed", listed("4-5")], "4-5"),
+    ("with an update in it", [listed("2-3"), happened("update", "4-5"), "renewed", listed("6-7")], None),
+    ("with a restart of the runtime in it",
+     [listed("2-3"), happened("update", "4-5"), "renewed", listed("4-5", runtime=8)], None),
+    ("where the runtime's process is not known",
+     [listed("2-3", runtime=0), happened("update", "4-5"), "renewed", listed("4-5", runtime=0)], None),
+    ("it ended", [listed("2-3"), happened("create", "4-5"), happened("stop")], None),
+])
+def test_repairs_are_made_from_what_the_runtime_reported_as_it_happened(
+        what: str, events: list[NriEvent | str], cpus: str | None) -> None:
+    announced, renewed = Announced(), False
+    for event in events:
+        if isinstance(event, str):
+            renewed = True
+        else:
+            announced.take(event, renewed)
+    assert announced.cpus == ({} if cpus is None else {APP: CpuSet.parse(cpus)}), what

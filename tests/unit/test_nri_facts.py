@@ -156,10 +156,13 @@ def test_a_list_tells_all_that_is_there() -> None:
         container(C1, "2-3"), container(C2, state=4), container("c3", state=1), container("c4", "5", pod_="pod2")), 7))
     assert events == [
         SandboxSeen(POD, "nri", Pod("default", "web", "u-1"), None, "kata"),
-        ContainerSeen(POD, Container(C1, "name-c1", CpuSet.parse("2-3"), None, ContainerState.RUNNING), Source.NRI, 7),
+        ContainerSeen(POD, Container(C1, "name-c1", CpuSet.parse("2-3"), None, ContainerState.RUNNING), Source.NRI, 7,
+                      listed=True),
         ContainerStopped(POD, C2, 7),
-        ContainerSeen(POD, Container(ContainerId("c3"), "name-c3", None, None, ContainerState.CREATED), Source.NRI, 7),
-        ContainerSeen(SandboxId("pod2"), Container(ContainerId("c4"), "name-c4", CpuSet([5])), Source.NRI, 7)]
+        ContainerSeen(POD, Container(ContainerId("c3"), "name-c3", None, None, ContainerState.CREATED), Source.NRI, 7,
+                      listed=True),
+        ContainerSeen(SandboxId("pod2"), Container(ContainerId("c4"), "name-c4", CpuSet([5])), Source.NRI, 7,
+                      listed=True)]
 
 
 def test_what_a_list_leaves_out_has_ended_while_nobody_listened() -> None:

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from cri_peer import CriServer
 
-from vmpin import config, runcrepair
+from vmpin import config, repair, runcrepair
 from vmpin.cpuset import CpuSet
 from vmpin.events import ContainerSeen, CpusetSeen, SandboxSeen, Source
 from vmpin.model import Container, ContainerId, Pod, SandboxId
@@ -20,7 +20,7 @@ from vmpin.reconciler import Reconciler
 from vmpin.repair import TRIES
 from vmpin.runcrepair import RuncRepair
 from vmpin.source.nri import Plugin
-from vmpin.source.nri_facts import NriUpdate
+from vmpin.source.nri_facts import ContainerEvent, NriContainer, NriUpdate, Synced
 
 POD = SandboxId("pod")
 
@@ -55,6 +55,8 @@ class Drifted:
             self.reconciler.reduce([
                 ContainerSeen(sandbox, Container(ContainerId(name), name, CpuSet.parse("2-3")), Source.NRI, 1),
                 CpusetSeen(sandbox, ContainerId(name), CpuSet([4]), Source.CGROUP, 2)])
+            made = NriContainer(ContainerId(name), sandbox, name, 3, CpuSet.parse("2-3"), {}, 0, "")
+            self.repair.take([ContainerEvent("create", None, made, 1)])
             self.reconciler.agreement.lasting[sandbox, ContainerId(name)] = "nri 2-3, cgroup 4"
 
     def look(self, times: int = 1) -> None:
@@ -96,8 +98,12 @@ def test_a_vms_container_is_never_repaired(node: Drifted, runtime: CriServer) ->
     assert (runtime.updates, node.plugin.asked) == ([], [])
 
 
-def test_tries_are_bounded(node: Drifted, runtime: CriServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_tries_are_bounded(node: Drifted, runtime: CriServer, monkeypatch: pytest.MonkeyPatch,
+                           caplog: pytest.LogCaptureFixture) -> None:
     node.drift("a")
+    node.look(TRIES)
+    assert len(runtime.updates) == 1  # the cgroup may yet be written
+    monkeypatch.setattr(repair, "PAUSE", 0.0)
     node.look(TRIES + 3)
     assert len(runtime.updates) == TRIES
     assert caplog.text.count("another writer takes them") == 1
@@ -146,7 +152,7 @@ def test_without_cri_the_updates_go_into_the_answer_to_the_list(node: Drifted, s
         if server is not None:
             server.stop()
     assert node.plugin.asked == [{ContainerId("a"): NriUpdate(CpuSet.parse("2-3"), CpuSet.parse("2-3"))}]
-    node.repair.synchronized([ContainerId("a")])
+    node.repair.take([Synced((), (), 0, (ContainerId("a"),))])
     assert node.tally == {"done": 1}
 
 

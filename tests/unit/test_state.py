@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from vmpin.cpuset import CpuSet
 from vmpin.events import ContainerSeen, ContainerStopped, CpusetSeen, Event, Held, SandboxGone, SandboxSeen, Source
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
-from vmpin.state import MAX_CONTAINERS, MAX_SANDBOXES, DesiredState, Known, SandboxState, Word, forget_stopped, reduce
+from vmpin.state import (
+    MAX_CONTAINERS,
+    MAX_REPLACED,
+    MAX_SANDBOXES,
+    DesiredState,
+    Known,
+    SandboxState,
+    Word,
+    forget_stopped,
+    reduce,
+)
 
 POD, MAIN = SandboxId("pod-a"), ContainerId("main")
 NOTHING = DesiredState()
@@ -20,10 +30,20 @@ NOTHING = DesiredState()
 
 def seen(cpus: str | None = "2-3", source: Source = Source.BUNDLE, time: int = 10, name: str = "",
          container: str = MAIN, exclusive: bool | None = None, pause: bool = False, bundle: str = "",
-         init: ThreadId | None = None, state: ContainerState = ContainerState.RUNNING) -> ContainerSeen:
+         init: ThreadId | None = None, state: ContainerState = ContainerState.RUNNING,
+         listed: bool = False) -> ContainerSeen:
     cpuset = None if cpus is None else CpuSet.parse(cpus)
     made = Container(ContainerId(container), name, cpuset, exclusive, state, pause)
-    return ContainerSeen(POD, made, source, time, bundle, init)
+    return ContainerSeen(POD, made, source, time, bundle, init, listed)
+
+
+def listed(cpus: str, time: int = 50) -> ContainerSeen:
+    """In a runtime's list."""
+    return seen(cpus, Source.NRI, time, listed=True)
+
+
+def updated(cpus: str, time: int = 40) -> ContainerSeen:
+    return seen(cpus, Source.NRI, time)
 
 
 def cpuset_seen(cpus: str, source: Source, time: int = 30) -> CpusetSeen:
@@ -123,6 +143,42 @@ def test_pod_and_vmm_once_told_stay_until_told_otherwise() -> None:
 ])
 def test_a_cpuset_is_the_last_word_of_who_knows_best(what: str, events: list[Event], expect: str | None) -> None:
     assert cpus_after(*events) == expect, what
+
+
+@pytest.mark.parametrize(("what", "events", "expect"), [
+    ("nothing else is known", [listed("2-3")], "2-3"),
+    ("what is new in it", [updated("2-3"), listed("4-5")], "4-5"),
+    ("what an update has replaced", [updated("2-3", 10), updated("4-5"), listed("2-3")], "4-5"),
+    ("what an update replaced after a list", [listed("2-3", 10), updated("4-5"), listed("2-3")], "4-5"),
+    ("of creation, many updates ago",
+     [updated("2-3", 10), *(updated(str(cpu), 20 + cpu) for cpu in range(4, 40)), listed("2-3", 99)], "39"),
+    ("what has come back since", [updated("2-3", 10), updated("4-5", 20), updated("2-3", 30), listed("2-3")], "2-3"),
+    ("what was updated away and back", [updated("2-3", 10), updated("4-5", 20), updated("2-3", 30), listed("4-5")],
+     "2-3"),
+    ("an update after it", [listed("2-3", 10), updated("4-5")], "4-5"),
+    ("Kata's file", [seen("2-3", Source.KATA, 10), listed("4-5")], "2-3"),
+    ("Kata's file, read later", [listed("4-5"), seen("2-3", Source.KATA, 10)], "2-3"),
+    ("Kata's file that is older than what it replaces",
+     [seen("2-3", Source.KATA, 10), updated("4-5", 20), listed("6-7")], "6-7"),
+    ("Kata's file that is younger than that",
+     [updated("4-5", 20), seen("2-3", Source.KATA, 30), listed("6-7")], "2-3"),
+    ("Kata's file, and the update that it confirms", [seen("2-3", Source.KATA, 10), listed("4-5", 15), updated("4-5")],
+     "4-5"),
+    ("the cgroup", [seen("2-3", Source.NRI, 10), cpuset_seen("4-5", Source.CGROUP), listed("6-7")], "4-5"),
+])
+def test_a_list_counts_for_no_more_than_it_can_know(what: str, events: list[Event], expect: str) -> None:
+    assert cpus_after(*events) == expect, what
+
+
+def test_the_cpus_that_were_replaced_are_kept_within_a_bound() -> None:
+    state = after(updated(str(cpu), cpu) for cpu in range(1, 200))
+    replaced = main(state).words[Source.NRI].replaced
+    assert (len(replaced), str(replaced[0]), str(replaced[-1])) == (MAX_REPLACED, "1", "198")
+
+
+def test_a_list_of_old_cpus_changes_nothing_at_all() -> None:
+    state = after([updated("2-3", 10), updated("4-5", 50)])
+    assert reduce(state, listed("2-3", 50)) is state
 
 
 def test_who_told_the_cpuset_is_kept_with_it() -> None:

@@ -39,7 +39,8 @@ names = st.text(st.characters(), max_size=12)
 
 @st.composite
 def known(draw: st.DrawFn, name: ContainerId) -> Known:
-    said = draw(st.dictionaries(st.sampled_from(Source), st.builds(Word, cpus, numbers), max_size=3))
+    said = draw(st.dictionaries(st.sampled_from(Source), st.builds(
+        Word, cpus, numbers, st.lists(cpus, max_size=3).map(tuple)), max_size=3))
     source = draw(st.sampled_from(list(said) or list(Source)))
     container = Container(name, draw(names), said[source].cpuset if said else None, draw(st.none() | st.booleans()),
                           draw(st.sampled_from(ContainerState)), draw(st.booleans()))

@@ -14,6 +14,7 @@ import random
 import re
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping
@@ -138,7 +139,9 @@ class Plugin:
             with self._lock:
                 updates, self._updates = self._updates, {}
                 self._again.clear()
-            session = Session(self.name, self.index, self.counters, self._odd, updates=updates)
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # struct ucred: pid, uid, gid
+            session = Session(self.name, self.index, self.counters, self._odd, updates=updates,
+                              peer=int.from_bytes(peer[:4], sys.byteorder))
             try:
                 return self._serve(connection, session)
             except WireError:

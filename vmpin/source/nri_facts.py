@@ -54,13 +54,15 @@ class NriContainer(NamedTuple):
 class Synced(NamedTuple):
     """All that there is, told when a connection begins. Times are CLOCK_REALTIME ns of the reception.
 
-    `updated` are the containers whose CPUs the answer set.
+    CPUs may be old (`ContainerSeen.listed`). `updated` are the containers whose CPUs the answer set; `runtime` is the
+    pid of the runtime's process, 0 when not known.
     """
 
     pods: tuple[NriPod, ...]
     containers: tuple[NriContainer, ...]
     time_ns: int
     updated: tuple[ContainerId, ...] = ()
+    runtime: int = 0
 
 
 class PodEvent(NamedTuple):
@@ -179,7 +181,7 @@ class _Facts:
                 yield ContainerStopped(container.pod, container.id, event.time_ns)
             else:
                 now = ContainerState.CREATED if container.state == CREATED else ContainerState.RUNNING
-                yield self._container(container, now, event.time_ns)
+                yield self._container(container, now, event.time_ns, listed=True)
         listed = frozenset(container.id for container in event.containers)
         pods = {pod.id for pod in event.pods} | {container.pod for container in event.containers}
         for sandbox in self._state.sandboxes.values():
@@ -192,12 +194,13 @@ class _Facts:
         vmm, _ = self._behind(pod.pid, pod.id, None)
         return SandboxSeen(pod.id, "nri", Pod(pod.namespace, pod.name, pod.uid), vmm, pod.handler)
 
-    def _container(self, container: NriContainer, now: ContainerState, time_ns: int) -> ContainerSeen:
+    def _container(self, container: NriContainer, now: ContainerState, time_ns: int,
+                   listed: bool = False) -> ContainerSeen:
         known = self._known(container)
         _, init = self._behind(container.pid, container.pod, known.init if known is not None else None)
         exclusive = declared_exclusive(container.annotations, self._exclusive_annotation)
         return ContainerSeen(container.pod, Container(container.id, container.name, container.cpus, exclusive, now),
-                             Source.NRI, time_ns, init=init)
+                             Source.NRI, time_ns, init=init, listed=listed)
 
     def _known(self, container: NriContainer) -> Known | None:
         sandbox = self._state.sandboxes.get(container.pod)

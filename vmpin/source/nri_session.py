@@ -70,10 +70,11 @@ class Session:
 
     def __init__(self, name: str, index: str, counters: Counters, told: set[str] | None = None,
                  clock: Callable[[], int] = time.time_ns,
-                 updates: Mapping[ContainerId, NriUpdate] | None = None) -> None:
+                 updates: Mapping[ContainerId, NriUpdate] | None = None, peer: int = 0) -> None:
         """
         :param told: what was logged already, so that a reconnect does not say it again.
         :param updates: for the answer to Synchronize.
+        :param peer: the pid of the runtime's process, 0 when not known.
         """
         self.name = name
         self.index = index
@@ -89,6 +90,7 @@ class Session:
         self._told = set() if told is None else told
         self._clock = clock
         self._updates = updates or {}
+        self._peer = peer
         self._demux = mux.Demux()
         self._decoders = {mux.PLUGIN: ttrpc.Decoder(), mux.RUNTIME: ttrpc.Decoder()}
         self._parts: list[Any] = []
@@ -185,7 +187,7 @@ class Session:
             self.counters.events += 1
             yield Synced(tuple(self._pods(pod for part in parts for pod in part.pods)),
                          tuple(self._containers(item for part in parts for item in part.containers)), now,
-                         tuple(updates))
+                         tuple(updates), self._peer)
 
     def _updates_for(self, listed: Iterable[Any]) -> Iterator[tuple[ContainerId, Any]]:
         for container in listed:

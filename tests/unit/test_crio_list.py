@@ -1,0 +1,129 @@
+"""CRI-O lists the CPUs of creation after its own restart (1.37, with real pods): what vmpin makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nri_peer import PATIENCE, NriRuntime, NriRuntimes, container, pod
+
+from vmpin import config
+from vmpin.cpuset import CpuSet
+from vmpin.events import CpusetSeen, Source
+from vmpin.model import ContainerId, SandboxId
+from vmpin.reconciler import Reconciler
+from vmpin.runcrepair import RuncRepair
+from vmpin.source.nri import Plugin
+from vmpin.source.nri_facts import Lost, NriEvent
+from vmpin.wire import nri_messages
+
+CREATED, UPDATED = "4-5", "6-7"
+
+
+class Node:
+    """A reconciler that hears a runtime, without a process of its own to look at."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "run").mkdir()
+        self.runtimes = NriRuntimes()
+        self._told: queue.Queue[NriEvent] = queue.Queue()
+        self.plugin = Plugin(self.runtimes.connect, self._told.put)
+        self.begin()
+        self.plugin.start()
+
+    def begin(self) -> None:
+        """The watcher, new or again."""
+        paths = {f"paths.{key}": str(self.path / key) for key in (
+            "run", "kata_go", "kata_rs", "kubelet", "nri", "cri")}
+        self.reconciler = Reconciler(config.load(None, {}, {**paths, "watch.only": "none",
+                                                            "policy.runc_repair": "true"}))
+        self.repair = RuncRepair(self.reconciler, lambda: self.plugin)
+        self.reconciler.sources.nri = True
+
+    def hear(self) -> NriEvent:
+        event = self._told.get(timeout=PATIENCE)
+        self.repair.take([event])
+        self.reconciler.nri([event])
+        return event
+
+    def connected(self, cpus: str | None = None) -> NriRuntime:
+        """The runtime lists the container with these CPUs; None: it is not there yet."""
+        runtime = self.runtimes.next()
+        runtime.begin([pod()], [container(cpus=cpus)] if cpus else [])
+        self.hear()
+        return runtime
+
+    def restarted(self, runtime: NriRuntime, cpus: str) -> NriRuntime:
+        runtime.close()
+        assert self.hear() == Lost()
+        return self.connected(cpus)
+
+    def cpus(self) -> str:
+        return str(self.reconciler.state.sandboxes[SandboxId("pod1")].containers[ContainerId("c1")].container.cpuset)
+
+    def repaired(self) -> list[ContainerId]:
+        """What is asked of the runtime for a disagreement that lasts."""
+        self.reconciler.agreement.lasting[SandboxId("pod1"), ContainerId("c1")] = "the sources disagree"
+
+        async def look() -> None:
+            self.repair.look()
+            await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
+
+        asyncio.run(look())
+        return list(self.plugin._updates)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    yield made
+    made.plugin.stop()
+    made.runtimes.close()
+
+
+def updated(node: Node) -> NriRuntime:
+    """A container that was created with some CPUs, and updated to others."""
+    runtime = node.connected()
+    for event, cpus in (nri_messages.POST_START, CREATED), (nri_messages.POST_UPDATE, UPDATED):
+        assert runtime.state_change(event, pod(), container(cpus=cpus)).code == 0
+        node.hear()
+        assert node.cpus() == cpus
+    return runtime
+
+
+def test_a_list_of_old_cpus_does_not_undo_an_update(node: Node) -> None:
+    node.restarted(updated(node), CREATED)
+    assert node.cpus() == UPDATED
+
+
+def test_nor_does_it_over_a_restart_of_the_watcher(node: Node) -> None:
+    runtime = updated(node)
+    assert node.reconciler.save()
+    node.begin()
+    assert node.cpus() == UPDATED
+    node.restarted(runtime, CREATED)
+    assert node.cpus() == UPDATED
+
+
+def test_an_update_that_was_missed_is_taken_from_the_list(node: Node) -> None:
+    runtime = node.restarted(updated(node), "2-3")
+    assert node.cpus() == "2-3"
+    node.restarted(runtime, CREATED)
+    assert node.cpus() == "2-3"
+
+
+def test_a_runc_container_is_not_given_the_cpus_of_a_list(node: Node) -> None:
+    """With the watcher's own state file lost as well: the cgroup is right, and the list is all that NRI says."""
+    runtime = node.connected(CREATED)
+    node.reconciler.reduce([CpusetSeen(SandboxId("pod1"), ContainerId("c1"), CpuSet.parse(UPDATED), Source.CGROUP,
+                                       1 << 62)])
+    assert node.cpus() == UPDATED
+    assert node.repaired() == []
+    # What the runtime reports as it happens is another matter.
+    assert runtime.state_change(nri_messages.POST_UPDATE, pod(), container(cpus="2-3")).code == 0
+    node.hear()
+    assert node.repaired() == [ContainerId("c1")]
