@@ -6,6 +6,7 @@
     ├── SourceError           a file or message of a source that cannot be believed
     │   └── WireError         bytes that are not the protocol they should be; the connection is of no more use
     ├── WatcherError          the watcher is away, busy, or said no
+    ├── UnseenError           what a command is to judge could not be looked at (exit 3)
     ├── StateFileError        the state file cannot be written
     └── AffinityError         the kernel refused a mask
         ├── ThreadGone        the thread has ended (normal)
@@ -26,6 +27,9 @@ from vmpin.cpuset import CpuSet
 class VmpinError(Exception):
     """The base: `str(error)` says what failed on what, `hint` what to do about it."""
 
+    #: With which the command line ends (docs/exit-codes.md).
+    exit_code = 1
+
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
@@ -34,9 +38,13 @@ class VmpinError(Exception):
 class ConfigError(VmpinError):
     """A value in a file, the environment or a flag; the message names the file, the place and the value."""
 
+    exit_code = 2
+
 
 class UsageError(VmpinError):
     """What was asked for does not exist or does not go together."""
+
+    exit_code = 2
 
 
 class SourceError(VmpinError):
@@ -54,6 +62,12 @@ class WireError(SourceError):
 
 class WatcherError(VmpinError):
     """The watcher cannot be asked."""
+
+
+class UnseenError(VmpinError):
+    """Nothing can be said, good or bad: a watcher that does not answer, or too few rights to look without one."""
+
+    exit_code = 3
 
 
 class StateFileError(VmpinError):

@@ -163,8 +163,8 @@ def test_a_check_that_there_is_none_of_is_refused(lab: Lab) -> None:
 def test_a_watcher_that_is_stopped_or_killed_is_told_apart_from_none() -> None:
     need_root()
     with Node() as node:
-        found = findings(node, *OURS)
-        assert found["watcher"]["level"] == "warn"
+        found = findings(node, *OURS, code=1)
+        assert found["watcher"]["level"] == "bad"
         assert "no watcher runs" in found["watcher"]["what"]
         assert "this command" in found["privileges"]["what"]
         assert (found["resync"]["level"], found["sandboxes"]["level"]) == ("unknown", "ok")
@@ -182,7 +182,7 @@ def test_a_watcher_that_is_stopped_or_killed_is_told_apart_from_none() -> None:
         assert findings(node, "watcher")["watcher"]["level"] == "ok"
         node.kill()
         assert (node.run / "vmpin.sock").exists()
-        assert "no watcher runs" in findings(node, "watcher")["watcher"]["what"]
+        assert "no watcher runs" in findings(node, "watcher", code=1)["watcher"]["what"]
 
 
 @pytest.mark.root

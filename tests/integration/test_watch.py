@@ -218,7 +218,7 @@ def test_sighup_loads_the_configuration_again(node: Node, cpus: tuple[str, str])
         assert node.watcher is not None
         node.configure(policy={"vcpus": "union"})
         node.watcher.send_signal(signal.SIGHUP)
-        node.wait_for_all(vm.pid, union(cpus))
+        node.wait_for_vcpus(vm.pid, {0: union(cpus), 1: union(cpus)})
         node.wait_for_log("configuration loaded again: policy.vcpus: auto -> union")
         good = node.config.read_text()
         node.config.write_text(good.replace("policy:", "polizy:"))
@@ -234,7 +234,7 @@ def test_sighup_loads_the_configuration_again(node: Node, cpus: tuple[str, str])
         node.watcher.send_signal(signal.SIGHUP)
         node.wait_for_log(f"the configuration stays as it was: {node.config}: sets no key any more")
         node.resyncs()
-        node.wait_for_all(vm.pid, union(cpus))
+        node.wait_for_vcpus(vm.pid, {0: union(cpus), 1: union(cpus)})
         node.config.write_text(good)
         assert node.status()["policy"]["vcpus"] == "union"
 

@@ -111,6 +111,12 @@ def configured(its: str, its_from: str, mine: str, mine_from: str) -> Facts:
                                  {"policy.vcpus": {"value": mine, "from": mine_from}}))
 
 
+def running(**sources: bool) -> Facts:
+    """A watcher with these sources, up or down."""
+    told = [{"name": name, "up": up, "needed": name != "births", "why": ""} for name, up in sources.items()]
+    return facts(watcher=Watcher("running", 100, "", {**ABOUT, "sources": told}, "1.2", ABOUT["config"]))
+
+
 def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     """And no check fails for a node of which nothing at all is known."""
     found = {finding.check: finding.verdict.level for finding in examine(facts(kata=(kata(),), engines=(
@@ -220,7 +226,12 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("proc-connector", facts(connector=ProcConnector()), "unknown", "not tried"),
     ("proc-connector", facts(connector=ProcConnector(False), settings={"watch.births": "False"}), "ok", "not asked"),
     # vmpin itself
-    ("watcher", facts(watcher=Watcher()), "warn", "no watcher runs"),
+    ("watcher", facts(watcher=Watcher()), "bad", "no watcher runs"),
+    ("watcher", running(hook=False), "bad", "receives no events"),
+    ("watcher", running(hook=False, births=False, nri=False, resync=True), "bad", "receives no events"),
+    ("watcher", running(hook=False, births=True), "warn", "without hook"),
+    ("watcher", running(hook=True, births=False, nri=False), "warn", "without nri"),
+    ("watcher", running(hook=True, births=True, resync=False), "bad", "passes fail"),
     ("watcher", facts(watcher=Watcher("mute", 100, "does not answer within 10 s")), "bad", "within 10 s"),
     ("watcher", facts(watcher=Watcher("running", 100, "unknown request 'about'")), "unknown", "unknown request"),
     ("watcher", facts(watcher=Watcher("running", 100, "", {**ABOUT, "version": "1.1"}, "1.2")), "warn", "version 1.1"),

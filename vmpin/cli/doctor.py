@@ -39,7 +39,7 @@ _LEVELS = """\
 levels:
   ok       nothing to do
   warn     it works, with less than could be had, or only until something happens
-  bad      threads are not kept where they belong, or will not be
+  bad      threads are not kept where they belong, or will not be: no watcher runs, for one
   unknown  it could not be looked at (not root?), or there is none of it on this node
 """
 
@@ -52,7 +52,8 @@ examples:
   vmpin doctor --root /host           in a pod that has the node's file system at /host
 for a bug report: vmpin gather packs this and what it was judged by
 
-exit codes: 0 nothing is bad, 1 something is, 2 the command cannot be carried out
+exit codes: 0 nothing is bad, 1 something is (as on a node where no watcher runs, or one that does not answer, receives
+no events or makes no passes: nothing keeps threads in their places there), 2 the command cannot be carried out
 """
 
 _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red", "unknown": "dim"}

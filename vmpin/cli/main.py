@@ -1,8 +1,6 @@
 """`vmpin`: the parser, and the one place that turns an error into a message, a hint and an exit code.
 
-Exit codes: 0 as asked; 1 something is not as it should be (verify or audit found something, no watcher can be asked,
-a mask was refused); 2 the command line, configuration or scenario cannot be used. A verb's module is imported when it
-is used.
+Exit codes: docs/exit-codes.md, and each verb's --help. A verb's module is imported when it is used.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from vmpin.errors import ConfigError, UsageError, VmpinError
+from vmpin.errors import VmpinError
 
 #: The verbs by module, in the order in which help shows them.
 VERBS = {
@@ -36,13 +34,14 @@ a first look, on any node:
 in service:
   vmpin install-hook --hooks-dir /etc/containers/oci/hooks.d
   vmpin watch                (config/vmpin.service runs it under systemd)
-  vmpin verify               exit code 1 when a thread is not where it should be
+  vmpin verify               exit code 1 when a thread is not where it should be, or CPUs collide; 3: cannot look
   vmpin audit                exit code 1 when anything else runs on exclusive CPUs, or may
-  vmpin doctor               exit code 1 when something on this node hinders vmpin; says what to do
+  vmpin doctor               exit code 1 when nothing keeps threads in place, or something hinders it; what to do
   vmpin gather               what a bug report needs, in one file
   vmpin unpin SANDBOX        give its threads the masks they had before vmpin (--every: each sandbox's)
 
-exit codes: 0 as asked, 1 something is not as it should be, 2 the command or a file cannot be used
+exit codes: 0 as asked, 1 something is not as it should be, 2 the command or a file cannot be used, 3 (verify) it could
+not be looked at; docs/exit-codes.md has them by command
 """
 
 
@@ -61,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vmpin: {err}", file=sys.stderr)
         if err.hint:
             print(f"  {err.hint}", file=sys.stderr)
-        return 2 if isinstance(err, ConfigError | UsageError) else 1
+        return err.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Sequence
 
 from vmpin.cli.common import (
     VERDICTS,
+    Document,
     Verbs,
     load_config,
     output_flag,
@@ -17,19 +20,31 @@ from vmpin.cli.common import (
     verb,
 )
 from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof, total
+from vmpin.config import Config
+from vmpin.errors import ConfigError, UnseenError, UsageError, VmpinError
 
 _ABOUT = """\
-Compare what the kernel has with what the rules give, thread by thread, now. Exit code 1 when a thread is elsewhere
-(drift) or has less than it should; CPUs on which another's threads may run are listed too.
+Compare what the kernel has with what the rules give, thread by thread, now: through the watcher when one runs, else
+without one. A thread that is elsewhere, or has less than it should, is drift; a CPU that is one container's alone and
+that another's threads may use is a collision (with SANDBOX: those that this sandbox has part in).
 
-With --since 24h also where the threads ran in that time, as the watcher sampled it (proof.sample_seconds): exit code 1
-when more than --tolerate percent of it was elsewhere. CERTAIN is what no sample could have missed; the rest is booked
+With --since 24h also where the threads ran in that time, as the watcher sampled it (proof.sample_seconds), and no more
+than --tolerate percent of it may have been elsewhere. CERTAIN is what no sample could have missed; the rest is booked
 to the CPU that a thread was last seen on. The time begins with the books that were kept last before it.
+"""
+
+_EXITS = """\
+exit codes:
+  0  every thread is where it should be, and no CPU collides; also where no VM sandbox runs, which the answer says
+  1  drift, a collision, or more than --tolerate ran elsewhere
+  2  the command line or a file cannot be used
+  3  it could not be looked at: the watcher does not answer, or without one the rights to look are missing
 """
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "verify", "check that every thread is where it should be (exit 1 on drift)", about=_ABOUT)
+    parser = verb(verbs, "verify", "check that every thread is where it should be (exit 1 on drift or collisions)",
+                  about=_ABOUT, epilog=_EXITS)
     parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one")
     parser.add_argument("--since", metavar="DURATION", help="also where they ran since then: 90s, 30m, 24h, 7d")
     parser.add_argument("--tolerate", metavar="PERCENT", default="0", help="of what they ran, that may have been "
@@ -39,31 +54,79 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    try:
+        return _verify(args)
+    except (ConfigError, UsageError, BrokenPipeError):
+        raise
+    except (VmpinError, OSError) as err:
+        # Elsewhere such an error is exit code 1, which here is an answer.
+        raise UnseenError(str(err), getattr(err, "hint", "")) from err
+
+
+def _verify(args: argparse.Namespace) -> int:
     config, tolerated = load_config(args), percent(args.tolerate)
+    since = None if args.since is None else duration(args.since)
     found = status_document(config, args.sandbox)
+    if found["watcher"] is None:
+        _refuse_blind(config)
     threads = [(sandbox["id"], thread) for sandbox in found["sandboxes"] for thread in sandbox["threads"]]
     drift = [(sandbox, thread) for sandbox, thread in threads if not thread["ok"]]
-    collisions = found["node"]["collisions"]
+    chosen = None if args.sandbox is None else found["sandboxes"][0]["id"]
+    collisions = [collision for collision in found["node"]["collisions"]
+                  if chosen is None or chosen in collision["sandboxes"]]
     past, strayed = None, False
-    if args.since is not None:
-        chosen = None if args.sandbox is None else found["sandboxes"][0]["id"]
-        past = proof(config, chosen, duration(args.since))
+    if since is not None:
+        past = proof(config, chosen, since)
         strayed = elsewhere(past) > tolerated
+    good = not drift and not strayed and not collisions
     if args.output == "json":
-        print_data({"ok": not drift and not strayed, "threads": len(threads), "sandboxes": len(found["sandboxes"]),
+        print_data({"ok": good, "threads": len(threads), "sandboxes": len(found["sandboxes"]),
                     "drift": [{"sandbox": sandbox, **thread} for sandbox, thread in drift],
                     "collisions": collisions,
                     **({} if past is None else {"proof": past | {"total": total(past)}})}, "json")
-        return 1 if drift or strayed else 0
+        return 0 if good else 1
     if drift:
         table(["SANDBOX", "THREAD", "ROLE", "NAME", "WANTED", "ACTUAL"],
               [[short(sandbox), thread["tid"], thread["role"], thread["name"], thread["wanted"],
                 thread["actual"] or "none"] for sandbox, thread in drift], VERDICTS)
         print(f"{len(drift)} of {len(threads)} threads are not where they should be")
     else:
-        print(f"all {len(threads)} threads of {len(found['sandboxes'])} VM sandboxes are where they should be")
+        print(_without_drift(len(found["sandboxes"]), [thread for _, thread in threads]))
     for collision in collisions:
         print(f"COLLISION on CPU {collision['cpu']}: {shown(collision['what'])}")
     if past is not None:
         print_proof(past)
-    return 1 if drift or strayed else 0
+    return 0 if good else 1
+
+
+def _without_drift(sandboxes: int, threads: Sequence[Document]) -> str:
+    """What was compared: a node without VMs has no thread in its place, nor has one whose VMs are left alone."""
+    left = sum(thread["wanted"] is None for thread in threads)
+    if not sandboxes:
+        return "no VM sandbox runs on this node: nothing was compared"
+    if not threads:
+        return f"none of {sandboxes} VM sandboxes has a VMM that runs: nothing was compared"
+    if left == len(threads):
+        return (f"all {left} threads of {sandboxes} VM sandboxes are left alone (unpinned, unmanaged, or off by "
+                "policy): nothing was compared")
+    return (f"all {len(threads)} threads of {sandboxes} VM sandboxes are where they should be"
+            + (f" ({left} of them are left alone)" if left else ""))
+
+
+def _refuse_blind(config: Config) -> None:
+    """Without a watcher, this process looks for itself: what it cannot see would be missing from the answer.
+
+    :raises UnseenError:
+    """
+    from vmpin.host.procfs import Procfs
+
+    hint = "run this as root, or start the watcher"
+    try:
+        if not Procfs(config.path("proc")).cmdline(1):
+            raise UnseenError(f"other programs' processes cannot be seen in {config.path('proc')}", hint)
+    except OSError as err:
+        raise UnseenError(f"other programs' processes cannot be seen: {err}", hint) from err
+    for path, use in ((config.state_file, os.R_OK), (config.path("kata_go"), os.R_OK | os.X_OK),
+                      (config.path("kata_rs"), os.R_OK | os.X_OK)):
+        if os.path.lexists(path) and not os.access(path, use):
+            raise UnseenError(f"no watcher answers, and {path} cannot be read: permission denied", hint)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from vmpin.doctor.facts import Facts
 from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
@@ -14,10 +15,14 @@ _LOG = "look at its log: journalctl -u vmpin"
 _FREE, _INODES = 4 << 20, 1000
 
 
+#: Sources that report new VMs and containers; a watcher always has the last one, switched on or failing.
+_EVENTS = ("births", "nri", "hook")
+
+
 def watcher(facts: Facts) -> Verdict:
     found = facts.watcher
     if found.state == "absent":
-        return warn("no watcher runs: nothing is kept in its place", _START, *([found.why] if found.why else []))
+        return bad("no watcher runs: nothing is kept in its place", _START, *([found.why] if found.why else []))
     if found.state == "hidden":
         return unknown(f"whether a watcher runs cannot be told: {found.why}", remedy="run this as root")
     who = f"pid {found.pid or 'unknown'}" + (f", unit {found.unit}" if found.unit else "")
@@ -29,16 +34,27 @@ def watcher(facts: Facts) -> Verdict:
                        "watcher is of an older version: systemctl restart vmpin")
     its = str(found.about.get("version", ""))
     evidence = [who, f"version {its}, running for {float(found.about.get('uptime', 0)):.0f} s"]
+    sources = {source["name"]: source for source in found.about.get("sources", ())}
+    if "hook" in sources and not any(name in sources and sources[name]["up"] for name in _EVENTS):
+        return bad(f"the watcher receives no events: {', '.join(_EVENTS)} are down or switched off, so new VMs and "
+                   "containers are placed at a resync at best", _LOG, *evidence, *_lines(sources.values()))
+    if "resync" in sources and not sources["resync"]["up"]:
+        return bad("the watcher's passes fail: nothing is kept in its place", _LOG, *evidence,
+                   *_lines(sources.values()))
     if its != found.version:
         return warn(f"the watcher is version {its}, this command {found.version}", "systemctl restart vmpin",
                     *evidence)
-    down = [source for source in found.about.get("sources", ()) if not source["up"]]
-    evidence += [f"source {source['name']}: {'up' if source['up'] else 'down'}"
-                 + (f" ({source['why']})" if source["why"] else "") for source in found.about.get("sources", ())]
+    down = [source for source in sources.values() if not source["up"]]
+    evidence += _lines(sources.values())
     needed = [source["name"] for source in down if source["needed"]]
     if needed:
         return warn(f"the watcher runs, and does without {several(needed)}", _LOG, *evidence)
     return ok(f"the watcher runs ({who})", *evidence)
+
+
+def _lines(sources: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [f"source {source['name']}: {'up' if source['up'] else 'down'}"
+            + (f" ({source['why']})" if source["why"] else "") for source in sources]
 
 
 def configuration(facts: Facts) -> Verdict:

@@ -1,0 +1,144 @@
+"""`vmpin verify`: what each exit code stands for."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from need import need_root
+
+from vmpin.cli import main as command
+
+
+def thread(wanted: str | None = "1", actual: str = "1") -> dict[str, Any]:
+    return {"tid": 7, "role": "vcpu", "name": "CPU 0/KVM", "vcpu": 0, "wanted": wanted, "actual": actual,
+            "ok": wanted in (None, actual)}
+
+
+def sandbox(name: str, *threads: dict[str, Any]) -> dict[str, Any]:
+    return {"id": name, "vmm": None, "threads": list(threads)}
+
+
+def collision(*sandboxes: str) -> dict[str, Any]:
+    return {"cpu": 3, "sandboxes": list(sandboxes), "what": "exclusive to x, but 1 threads of y may run there"}
+
+
+def status(*sandboxes: dict[str, Any], collisions: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    return {"version": 1, "watcher": 5, "node": {"collisions": list(collisions)}, "sandboxes": list(sandboxes)}
+
+
+@contextmanager
+def watcher(run: Path, answer: bytes) -> Iterator[None]:
+    """Answers every request so, on the control socket; b"" hangs up."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(run / "vmpin.sock"))
+        listener.listen()
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def verify(run: Path, *args: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    paths = {f"paths.{name}": str(run / name) for name in ("kata_go", "kata_rs", "kubelet", "nri")}
+    given = {**paths, "paths.run": str(run), "watch.only": "none-of-this-machine's", **{
+        key.replace("__", "."): value for key, value in settings.items()}}
+    words = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    return subprocess.run([sys.executable, "-m", "vmpin.cli.main", *words, "verify", *args], capture_output=True,
+                          text=True)
+
+
+GOOD = "all 2 threads of 1 VM sandboxes are where they should be"
+
+
+@pytest.mark.parametrize(("found", "args", "code", "said"), [
+    (status(sandbox("a", thread(), thread())), [], 0, GOOD),
+    (status(sandbox("a", thread(), thread(None, "0-1"))), [], 0, f"{GOOD} (1 of them are left alone)"),
+    (status(), [], 0, "no VM sandbox runs on this node: nothing was compared"),
+    (status(sandbox("a")), [], 0, "none of 1 VM sandboxes has a VMM that runs: nothing was compared"),
+    (status(sandbox("a", thread(None, "0-1"))), [], 0, "left alone (unpinned, unmanaged, or off by policy)"),
+    (status(sandbox("a", thread(), thread("1", "0-1"))), [], 1, "1 of 2 threads are not where they should be"),
+    (status(sandbox("a", thread(), thread()), collisions=(collision("a", "b"),)), [], 1, "COLLISION on CPU 3: "),
+    (status(sandbox("a", thread(), thread()), collisions=(collision("a", "b"),)), ["a"], 1, "COLLISION on CPU 3: "),
+    (status(sandbox("a", thread(), thread()), collisions=(collision("c", "b"),)), ["a"], 0, GOOD),
+    (status(sandbox("a", thread())), ["b"], 2, "no VM sandbox 'b' is on this node"),
+    (status(sandbox("a", thread())), ["--tolerate", "x"], 2, "--tolerate x: is no percentage"),
+])
+def test_what_was_looked_at(tmp_path: Path, found: dict[str, Any], args: list[str], code: int, said: str) -> None:
+    with watcher(tmp_path, json.dumps(found).encode()):
+        done = verify(tmp_path, *args)
+        assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done
+        if code < 2:
+            done = verify(tmp_path, *args, "-o", "json")
+            assert (done.returncode, json.loads(done.stdout)["ok"]) == (code, code == 0)
+
+
+@pytest.mark.parametrize("args", [[], ["-o", "json"], ["a"], ["--since", "1h"]])
+def test_a_watcher_that_gives_no_answer_is_no_drift(tmp_path: Path, args: list[str]) -> None:
+    with watcher(tmp_path, b""):
+        done = verify(tmp_path, *args)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "hung up without an answer" in done.stderr
+
+
+def test_without_a_watcher_nothing_is_known_of_the_past(tmp_path: Path) -> None:
+    done = verify(tmp_path, "--since", "1h")
+    assert done.returncode == 3
+    assert "no watcher runs" in done.stderr
+
+
+def test_where_other_processes_are_hidden_nothing_is_called_good(tmp_path: Path) -> None:
+    proc = tmp_path / "proc"
+    (proc / "self").mkdir(parents=True)
+    done = verify(tmp_path, paths__proc=str(proc))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert f"other programs' processes cannot be seen in {proc}" in done.stderr
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("closed", ["state.json", "kata_go"])
+def test_what_the_user_may_not_read_is_not_taken_for_nothing(tmp_path: Path, closed: str) -> None:
+    need_root()
+    if closed == "kata_go":
+        (tmp_path / closed).mkdir(mode=0o700)
+    else:
+        (tmp_path / closed).touch(mode=0o600)
+    for path in (tmp_path, *tmp_path.parents[:-2]):
+        path.chmod(0o755)
+    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    words = [word for name in ("kata_go", "kata_rs", "kubelet", "nri")
+             for word in ("--set", f"paths.{name}={tmp_path / name}")]
+    done = subprocess.run([*nobody, sys.executable, "-m", "vmpin.cli.main", "--set", f"paths.run={tmp_path}", *words,
+                           "verify"], capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stdout) == (3, ""), done
+    assert f"{tmp_path / closed} cannot be read: permission denied" in done.stderr
+    assert "root" in done.stderr
+
+
+def test_the_table_of_exit_codes_has_every_command() -> None:
+    text = (Path(__file__).parents[2] / "docs/exit-codes.md").read_text()
+    rows = [line.split(" | ")[0].strip("| ").replace("`", "") for line in text.splitlines() if line.startswith("| `")]
+    assert sorted(name for row in rows for name in row.split(", ")) == sorted(command.VERBS)
+    assert "docs/exit-codes.md" in (Path(__file__).parents[2] / "README.md").read_text()
