@@ -17,8 +17,9 @@ pytest_plugins = ["given_unit"]
 
 
 def narrowed(machine: Machine, only: str) -> Config:
-    paths = {key: str(value) for key, value in machine.reconciler.config.values.items() if key.startswith("paths.")}
-    return config.load(None, {}, {**paths, "node.shared_pool": str(machine.pool), "watch.only": only})
+    had = machine.reconciler.config
+    flags = {key: str(had.values[key]) for key, origin in had.origin.items() if origin == "flag"}
+    return config.load(None, {}, {**flags, "watch.only": only})
 
 
 @pytest.mark.parametrize("restarted", [False, True])
