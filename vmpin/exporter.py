@@ -26,6 +26,7 @@ from vmpin.model import SandboxId
 from vmpin.reconciler import Reconciler
 from vmpin.source import http, sockets
 from vmpin.source.http import Reply
+from vmpin.tally import Histogram
 from vmpin.values import Address
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+#: Seconds from one measurement of the loop's lag to the next.
+LAG_PERIOD = 0.5
 
 #: Seconds for which a scrape's answer is given to whoever asks next.
 FRESH = 1.0
@@ -77,10 +81,12 @@ class Exporter:
         assert address is not None
         await asyncio.to_thread(importlib.import_module, "vmpin.metrics")
         made = _listen(address, self._watched.config.status_group)
+        lag = asyncio.create_task(measure_lag(self._watched.reconciler.tally.loop_lag))
         try:
             logger.info("metrics at %s", address)
             await http.serve(made, self.answer)
         finally:
+            lag.cancel()
             made.close()
             if address.path is not None:
                 address.path.unlink(missing_ok=True)
@@ -133,6 +139,16 @@ class Exporter:
             if report is not None:
                 found.update(report.of(container).state for container in placement.containers)
         return found
+
+
+async def measure_lag(found: Histogram, period: float = LAG_PERIOD) -> None:
+    """Until cancelled: how much later than it was due this task goes on. So much later do a hook and a question get
+    their answer, too."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + period
+        await asyncio.sleep(period)
+        found.observe(loop.time() - due)
 
 
 async def _in_turns(work: Iterator[T]) -> list[T]:

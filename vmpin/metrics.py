@@ -149,6 +149,8 @@ def _counts(facts: Facts) -> Iterator[Metric]:
     yield _counter("vmpin_passes_total", "Passes, by what they were made for.", ("why",),
                    {(why,): number for why, number in tally.passes.items()})
     yield _histogram("vmpin_pass_duration_seconds", "How long the passes took.", tally.pass_seconds)
+    yield _histogram("vmpin_loop_lag_seconds", "How much later than it was due the watcher's event loop did "
+                     "something, measured twice a second.", tally.loop_lag)
     yield _counter("vmpin_source_restarts_total", "Times that a task of the watcher's failed and was started again.",
                    ("source",), {(source,): number for source, number in facts.restarts.items()})
 

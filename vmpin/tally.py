@@ -77,6 +77,8 @@ class Tally:
         self.hooks: Counter[str] = Counter()
         #: Annotations of a pod's author that contradicted the runtime and were not believed.
         self.disputed = 0
+        #: How much later than it was due the watcher's event loop did something, as far as that is measured.
+        self.loop_lag = Histogram()
         #: Passes, by what they were made for: hook, nri, files, resync, settle, qmp, request, birth.
         self.passes: Counter[str] = Counter()
         #: How long the passes took.

@@ -29,6 +29,7 @@ from vmpin.placement import Verdict
 from vmpin.reconciler import Reconciler
 from vmpin.source.http import Reply
 from vmpin.state import DesiredState
+from vmpin.tally import Histogram
 
 #: A pod's name that is no Unicode, and quotes: it comes from whoever calls the hook.
 ODD = 'po"d\n\udcff'
@@ -55,6 +56,29 @@ def test_threads_are_counted_by_what_the_kernel_says_of_them(node: Node) -> None
     os.sched_setaffinity(trimmed.id.tid, node.first | node.second)
     assert node.values("vmpin_threads")["elsewhere", "vcpu"] == 0
     assert node.values("vmpin_sandboxes")["pinned",] == 1
+
+
+def test_how_late_the_loop_is_is_measured() -> None:
+    """By a loop whose clock stands still but for what its tasks say that they took."""
+    now = 100.0
+    found = Histogram()
+
+    async def scenario() -> None:
+        nonlocal now
+        loop = asyncio.get_running_loop()
+        loop.time = lambda: now  # type: ignore[method-assign]
+        measuring = asyncio.create_task(exporter.measure_lag(found, 10.0))
+        for total, late in enumerate((0.0, 3.0, 0.03)):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            now += 10.0 + late  # something holds the loop up
+            while found.total == total:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        measuring.cancel()
+
+    asyncio.run(scenario())
+    assert found.total == 3
+    assert found.sum == pytest.approx(3.03)
 
 
 def test_a_thread_on_the_cpus_of_another_container_is_a_collision(node: Node) -> None:

@@ -9,7 +9,18 @@ from collections import Counter
 from collections.abc import Iterable
 
 from vmpin.audit import VERSION, Finding, Judgement, Kind, Owner, Use, brief, judge, lasting, owners_of, sandboxes_of
-from vmpin.cli.common import Document, Verbs, load_config, output_flag, print_data, shown, status_document, table, verb
+from vmpin.cli.common import (
+    Document,
+    Verbs,
+    direct_flag,
+    load_config,
+    output_flag,
+    print_data,
+    shown,
+    status_document,
+    table,
+    verb,
+)
 from vmpin.cpuset import CpuSet
 from vmpin.errors import ConfigError, UsageError, VmpinError
 from vmpin.host.census import Census
@@ -54,6 +65,7 @@ def add_parser(verbs: Verbs) -> None:
                         help="how long to look at what runs; 0: masks only (default: 5)")
     parser.add_argument("--ignore", nargs="+", action="extend", default=[], choices=[str(kind) for kind in Kind],
                         metavar="CLASS", help=f"leave out findings of a class: {', '.join(Kind)}")
+    direct_flag(parser)
     output_flag(parser, ("table", "json"))
     parser.set_defaults(run=run)
 
@@ -80,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _audit(args: argparse.Namespace) -> int:
     config = load_config(args)
-    before = status_document(config, None)
+    before = status_document(config, None, direct=args.direct)
     census = Census()
     owners = owners_of(before)
     changed = CpuSet()
@@ -88,7 +100,7 @@ def _audit(args: argparse.Namespace) -> int:
     if owners:
         census.watch(args.seconds)
         if args.seconds:
-            after = status_document(config, None)
+            after = status_document(config, None, direct=args.direct)
             owners, changed = lasting(owners, owners_of(after))
             sandboxes |= sandboxes_of(after)
     processes = list(census.processes())

@@ -74,8 +74,18 @@ def new_file(text: str) -> str:
     return text
 
 
-def ask_raw(config: Config, request: Document) -> bytes | None:
-    """The watcher's answer as it came, None when no watcher runs. :raises WatcherError:"""
+def direct_flag(parser: argparse.ArgumentParser) -> None:
+    """For verbs that can do without the watcher's answer."""
+    parser.add_argument("--direct", action="store_true", help="do not ask the watcher: read the node in this process, "
+                        "as when no watcher runs")
+
+
+def ask_raw(config: Config, request: Document, has_direct: bool = False) -> bytes | None:
+    """The watcher's answer as it came, None when no watcher runs.
+
+    :param has_direct: the verb has the flag --direct, which is offered where there is no answer.
+    :raises WatcherError:
+    """
     import socket
 
     path = str(config.control_socket)
@@ -95,35 +105,44 @@ def ask_raw(config: Config, request: Document) -> bytes | None:
                 parts.append(part)
         except TimeoutError:
             raise WatcherError(f"{path}: the watcher does not answer within {DEADLINE:.0f} s",
-                               "look at its log: journalctl -u vmpin") from None
+                               _instead(has_direct)) from None
         except OSError as err:
             raise WatcherError(f"{path}: the watcher hung up: {err.strerror}",
-                               "look at its log: journalctl -u vmpin") from err
+                               _instead(has_direct)) from err
     answer = b"".join(parts)
     if not answer:
-        raise WatcherError(f"{path}: the watcher hung up without an answer", "look at its log: journalctl -u vmpin")
+        raise WatcherError(f"{path}: the watcher hung up without an answer", _instead(has_direct))
     if answer.startswith(b'{"error":'):
         told = json.loads(answer)
         raise UsageError(str(told["error"]), str(told.get("hint", "")))
     return answer
 
 
-def ask(config: Config, request: Document) -> Document | None:
+def _instead(has_direct: bool) -> str:
+    """What to do when there is no answer."""
+    log = "look at its log: journalctl -u vmpin"
+    return f"--direct reads the node without it; {log}" if has_direct else log
+
+
+def ask(config: Config, request: Document, has_direct: bool = False) -> Document | None:
     """The watcher's answer, None when no watcher runs. :raises WatcherError:"""
-    raw = ask_raw(config, request)
+    raw = ask_raw(config, request, has_direct)
     if raw is None:
         return None
     found: Document = json.loads(raw)
     return found
 
 
-def status_document(config: Config, sandbox: str | None, wide: bool = False) -> Document:
+def status_document(config: Config, sandbox: str | None, wide: bool = False,
+                    direct: bool | None = None) -> Document:
     """The status, from the watcher, or without one from a look of our own.
 
     :param wide: with the VMMs' cgroups.
+    :param direct: do not ask the watcher; None for a verb without the flag --direct.
     :raises UsageError: when there is no such sandbox.
     """
-    found = ask(config, {"op": "status", "wide": wide}) or look_for_status(config, wide)
+    found = None if direct else ask(config, {"op": "status", "wide": wide}, has_direct=direct is not None)
+    found = found or look_for_status(config, wide)
     if sandbox is not None:
         chosen = by_prefix(sandbox, [entry["id"] for entry in found["sandboxes"]])
         found["sandboxes"] = [entry for entry in found["sandboxes"] if entry["id"] == chosen]

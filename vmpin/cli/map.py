@@ -7,7 +7,17 @@ import shutil
 import sys
 from pathlib import Path
 
-from vmpin.cli.common import Verbs, load_config, new_file, output_flag, print_styled, shown, status_document, verb
+from vmpin.cli.common import (
+    Verbs,
+    direct_flag,
+    load_config,
+    new_file,
+    output_flag,
+    print_styled,
+    shown,
+    status_document,
+    verb,
+)
 from vmpin.errors import UsageError
 
 _ABOUT = """\
@@ -27,6 +37,7 @@ examples:
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "map", "draw the node's CPUs: whose each is, and who is on it", about=_ABOUT,
                   epilog=_EXAMPLES)
+    direct_flag(parser)
     output_flag(parser, ("text", "svg", "html"))
     parser.add_argument("--file", type=new_file, metavar="FILE", help="write it there instead of printing it")
     parser.set_defaults(run=run)
@@ -37,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from vmpin.picture import picture
 
     config = load_config(args)
-    found = picture(status_document(config, None), Sysfs(config.path("sys")).topology())
+    found = picture(status_document(config, None, direct=args.direct), Sysfs(config.path("sys")).topology())
     if args.output == "text":
         from vmpin.picture.text import lines
 

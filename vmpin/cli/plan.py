@@ -5,7 +5,19 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vmpin.cli.common import Document, Verbs, ask, load_config, output_flag, print_data, quiet_log, shown, table, verb
+from vmpin.cli.common import (
+    Document,
+    Verbs,
+    ask,
+    direct_flag,
+    load_config,
+    output_flag,
+    print_data,
+    quiet_log,
+    shown,
+    table,
+    verb,
+)
 from vmpin.errors import SourceError, UsageError
 from vmpin.topology import Topology
 
@@ -46,6 +58,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--scenario", metavar="FILE", help="place the node described in this YAML file")
     parser.add_argument("--previous", metavar="FILE", help="with --scenario: an earlier output of -o json, to move as "
                         "few vCPUs as possible against it")
+    direct_flag(parser)
     output_flag(parser, ("text", "json"))
     parser.set_defaults(run=run)
 
@@ -56,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.previous is not None:
         raise UsageError("--previous goes with --scenario only", "give both")
     config = load_config(args)
-    found = ask(config, {"op": "plan"})
+    found = None if args.direct else ask(config, {"op": "plan"}, has_direct=True)
     if found is None:
         from vmpin import oneshot, snapshot
 

@@ -11,6 +11,7 @@ from vmpin.cli.common import (
     Document,
     Verbs,
     ask_raw,
+    direct_flag,
     load_config,
     look_for_status,
     output_flag,
@@ -40,6 +41,7 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "status", "show the sandboxes and where their threads may run", epilog=_EXAMPLES)
     parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one")
     output_flag(parser, ("table", "wide", "json", "yaml"))
+    direct_flag(parser)
     parser.add_argument("--watch", action="store_true", help="show it again every --interval seconds")
     parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="for --watch (default: 2)")
     parser.set_defaults(run=run)
@@ -58,13 +60,14 @@ def run(args: argparse.Namespace) -> int:
 def _once(config: Config, args: argparse.Namespace) -> None:
     if args.output == "json" and args.sandbox is None and not sys.stdout.isatty():
         # The watcher's answer is the document: thousands of threads need not be read and written once more.
-        raw = ask_raw(config, {"op": "status"})
+        raw = None if args.direct else ask_raw(config, {"op": "status"}, has_direct=True)
         if raw is None:
             print_data(look_for_status(config), "json")
             return
         sys.stdout.buffer.write(raw)
         return
-    found = status_document(config, args.sandbox, wide=args.output != "table" or args.sandbox is not None)
+    found = status_document(config, args.sandbox, wide=args.output != "table" or args.sandbox is not None,
+                            direct=args.direct)
     if args.watch and sys.stdout.isatty() and args.output in ("table", "wide"):
         print("\x1b[H\x1b[2J", end="")
     if args.output in ("json", "yaml"):

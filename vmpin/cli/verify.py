@@ -10,6 +10,7 @@ from vmpin.cli.common import (
     VERDICTS,
     Document,
     Verbs,
+    direct_flag,
     load_config,
     output_flag,
     print_data,
@@ -49,6 +50,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--since", metavar="DURATION", help="also where they ran since then: 90s, 30m, 24h, 7d")
     parser.add_argument("--tolerate", metavar="PERCENT", default="0", help="of what they ran, that may have been "
                         "elsewhere (default: 0)")
+    direct_flag(parser)
     output_flag(parser, ("text", "json"))
     parser.set_defaults(run=run)
 
@@ -66,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     config, tolerated = load_config(args), percent(args.tolerate)
     since = None if args.since is None else duration(args.since)
-    found = status_document(config, args.sandbox)
+    if args.direct and since is not None:
+        raise UsageError("--direct does not go with --since", "only the watcher knows where threads ran before")
+    found = status_document(config, args.sandbox, direct=args.direct)
     if found["watcher"] is None:
         _refuse_blind(config)
     threads = [(sandbox["id"], thread) for sandbox in found["sandboxes"] for thread in sandbox["threads"]]

@@ -1,0 +1,53 @@
+"""A watcher that does not answer: the commands say so, and those that can do without it offer --direct."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vmpin.cli import common
+from vmpin.cli.main import main
+
+#: Each reads the node in its own process where it is asked to.
+VERBS = (["status"], ["status", "-o", "json"], ["verify"], ["plan"], ["map"], ["audit", "--seconds", "0"])
+
+
+@pytest.fixture
+def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Of a node whose watcher takes connections and answers none."""
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(common, "DEADLINE", 0.05)
+    paths = [f"--set=paths.{key}={tmp_path / key}" for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "run" / "vmpin.sock"))
+        listener.listen(8)
+        yield ["--config", "/dev/null", *paths, "--set=watch.only=nothing-of-this-machine"]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_without_an_answer_it_says_so_and_direct_does_without(flags: list[str], verb: list[str],
+                                                              capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*flags, *verb]) != 0
+    said = capsys.readouterr()
+    assert "the watcher does not answer within" in said.err
+    assert "--direct reads the node without it" in said.err
+    assert main([*flags, *verb, "--direct"]) == 0
+    assert "does not answer" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", [["reconcile"], ["unpin", "--every"], ["unpin", "abc"]], ids=" ".join)
+def test_what_acts_offers_no_way_around_the_watcher(flags: list[str], verb: list[str],
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*flags, *verb]) == 1
+    said = capsys.readouterr().err
+    assert "the watcher does not answer within" in said
+    assert "--direct" not in said
+
+
+def test_what_only_the_watcher_knows_is_not_read_directly(flags: list[str],
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*flags, "verify", "--direct", "--since", "1h"]) == 2
+    assert "--direct does not go with --since" in capsys.readouterr().err
