@@ -37,6 +37,9 @@ class CpuManagerState:
     checksum_ok: bool | None = None
     #: What is odd about it, "" for nothing. It is to be used all the same.
     trouble: str = ""
+    #: By container, when its entry got these CPUs: the CLOCK_REALTIME ns at which the file was written that had them
+    #: first. No part of what is compared: equal contents are no news.
+    since: Mapping[tuple[str, str], int] = field(default_factory=dict, compare=False)
 
     @property
     def static(self) -> bool:
@@ -52,6 +55,12 @@ class CpuManagerState:
         """The CPUs that a container has for itself, None when it has none."""
         return self.entries.get((pod_uid, container)) or self.by_id.get(container_id)
 
+    def dated(self, written: int, before: CpuManagerState | None) -> CpuManagerState:
+        """With `since`, for a file written at `written` (CLOCK_REALTIME ns) that followed `before`."""
+        old, known = ({}, {}) if before is None else (before.entries, before.since)
+        return replace(self, since={key: known.get(key, written) if old.get(key) == cpus else written
+                                    for key, cpus in self.entries.items()})
+
 
 def given(kubelet: CpuManagerState | None, pod: Pod | None, container: Container) -> CpuSet | None:
     """The CPUs that the kubelet gave a container alone, None for none."""
@@ -61,42 +70,66 @@ def given(kubelet: CpuManagerState | None, pod: Pod | None, container: Container
 
 
 def judged(sandbox: SandboxState, kubelet: CpuManagerState | None) -> tuple[Container, ...]:
-    """The live containers of a sandbox, with what the kubelet gave them: those are exclusive, and one whose CPUs
-    nobody else told has the kubelet's. Of one that has more it is what both say; one that has others altogether is
-    left to the rule of the pool."""
+    """The live containers of a sandbox as the kubelet's static checkpoint decides; without one as they are.
+
+    A container that the checkpoint lists owns its CPUs. Where its cpuset is reported later than that entry was
+    written, and has only some of them, it owns those. A container that the checkpoint does not list owns nothing,
+    whatever its cpuset or an annotation says: it shares the pool's part of its cpuset, or the whole pool.
+    """
     live = sandbox.live()
     if kubelet is None or not kubelet.static:
         return live
-    found = []
-    for container in live:
-        cpus = given(kubelet, sandbox.pod, container)
-        has = (container.cpuset or cpus) & cpus if cpus else None
-        found.append(replace(container, exclusive=True, cpuset=has) if has else container)
-    return tuple(found)
+    return tuple(_listed(sandbox, container, kubelet) if given(kubelet, sandbox.pod, container)
+                 else _unlisted(container, kubelet) for container in live)
+
+
+def _listed(sandbox: SandboxState, container: Container, kubelet: CpuManagerState) -> Container:
+    cpus, has = given(kubelet, sandbox.pod, container) or EMPTY, container.cpuset
+    if not has or has >= cpus:
+        return replace(container, exclusive=True, cpuset=cpus)
+    uid = "" if sandbox.pod is None else sandbox.pod.uid
+    known = sandbox.containers[container.id]
+    word = known.words.get(known.source)
+    both = has & cpus
+    if both and word is not None and word.time >= kubelet.since.get((uid, container.name), 0):
+        return replace(container, exclusive=True, cpuset=both)
+    return replace(container, exclusive=True, cpuset=cpus, stale=has)
+
+
+def _unlisted(container: Container, kubelet: CpuManagerState) -> Container:
+    has = container.cpuset
+    if not has or container.pause:
+        return replace(container, exclusive=False) if container.exclusive is not False else container
+    # With every CPU given away (strict-cpu-reservation) the default set is empty.
+    shared = has & kubelet.default if kubelet.default else has - kubelet.exclusive
+    if shared == has:
+        return replace(container, exclusive=False) if container.exclusive is not False else container
+    return replace(container, exclusive=False, cpuset=shared or None, stale=has)
 
 
 def unseen(state: DesiredState, kubelet: CpuManagerState | None) -> dict[tuple[str, str], CpuSet]:
-    """CPUs that the kubelet gave to containers that nobody has them of, by pod uid and container: it is yet to be
-    created, or was and is started again, or is a runc pod's where there is no NRI.
+    """CPUs that the kubelet gave to a container of which no live one is known, by pod uid and container's name: it is
+    yet to be created or to be started again, or is a runc pod's where there is no NRI. The name is "" for CPUs of a
+    pod as a whole that none of its containers is listed with.
 
-    Those that a container of the pod has are none of them: an init container's are handed on. Nor are those of a
-    container whose pod's uid nobody told.
+    CPUs that a live container of the same pod owns are left out: an init container's are handed on.
     """
-    if kubelet is None or not kubelet.static or not kubelet.entries:
+    if kubelet is None or not kubelet.static or not (kubelet.entries or kubelet.pods):
         return {}
+    listed = dict.fromkeys(kubelet.pods, EMPTY)
+    for (uid, _), cpus in kubelet.entries.items():
+        listed[uid] = listed.get(uid, EMPTY) | cpus
     taken: dict[str, CpuSet] = {}
-    nameless = []
     for sandbox in state.sandboxes.values():
         uid = sandbox.pod.uid if sandbox.pod is not None else ""
+        if uid not in listed:
+            continue
         for container in judged(sandbox, kubelet):
-            if not container.cpuset:
-                continue
-            if not uid:
-                nameless.append(container.cpuset)
-            elif container.exclusive:
+            if container.cpuset and container.exclusive:
                 taken[uid] = taken.get(uid, EMPTY) | container.cpuset
     left = {key: cpus - taken.get(key[0], EMPTY) for key, cpus in kubelet.entries.items()}
-    return {key: cpus for key, cpus in left.items() if cpus and not any(has <= cpus for has in nameless)}
+    left |= {(uid, ""): cpus - taken.get(uid, EMPTY) - listed[uid] for uid, cpus in kubelet.pods.items()}
+    return {key: cpus for key, cpus in left.items() if cpus}
 
 
 def disagreements(sandbox: SandboxState, kubelet: CpuManagerState | None, resources: Mapping[tuple[str, str, str],

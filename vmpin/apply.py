@@ -23,6 +23,8 @@ class Outcome(enum.StrEnum):
     #: The thread ended (or its number is another's).
     GONE = "gone"
     REFUSED = "refused"
+    #: Refused or trimmed by a cpuset cgroup that the kubelet has yet to rewrite: tried again, and no fault.
+    WAITING = "waiting"
 
 
 class Result(NamedTuple):

@@ -141,13 +141,13 @@ class Drifts:
 
     def carried_out(self, results: Iterable[Result]) -> None:
         """Operations were carried out, some of which put threads back: why, and where those were."""
-        now, gone, refused = time.monotonic(), Outcome.GONE, Outcome.REFUSED
+        now, gone, refused, waiting = time.monotonic(), Outcome.GONE, Outcome.REFUSED, Outcome.WAITING
         changes: dict[SandboxId, dict[tuple[object, ...], list[ThreadId]]] = {}
         kinds: dict[tuple[object, ...], Change] = {}
         for (sandbox, thread, cpus, found), outcome, got, _, cpu in results:
             known = self._of.get(sandbox)
             shown = None if known is None else known.away.get(thread.id)
-            if shown is None or outcome is gone:
+            if shown is None or outcome is gone or outcome is waiting:
                 continue
             if outcome is refused:
                 got = None

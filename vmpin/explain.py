@@ -61,7 +61,10 @@ def _mask(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[s
         name = _name(container)
         vcpus = "" if container["vcpus"] is None else (
             f"; in the guest it has {_vcpus(container['vcpus'])}{_in_guest(container['guest'])}")
-        if container["cpuset"] is None:
+        if container["stale_cpuset"]:
+            yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, which the kubelet has replaced "
+                   f"since: its CPUs are {_by_now(container, pool)}{vcpus}.")
+        elif container["cpuset"] is None:
             yield f"Container {name} has no cpuset, so it lives on the shared pool ({pool or 'empty'}){vcpus}."
         else:
             kind = f"alone ({_WHY_ALONE[container['exclusive_by']]})" if container["exclusive"] else "with others"
@@ -71,6 +74,12 @@ def _mask(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[s
     if sandbox["mask"] is not None:
         why = "the OR of its containers' CPUs" if counted else "the shared pool, as no container is known"
         yield f"The sandbox mask is {sandbox['mask']}: {why}."
+
+
+def _by_now(container: Mapping[str, Any], pool: str) -> str:
+    if container["exclusive"]:
+        return f"{container['cpuset']}, as the kubelet's checkpoint lists them"
+    return f"{container['cpuset'] or pool or 'none'}, of the shared pool"
 
 
 _WHY_ALONE = {"kubelet": "the kubelet's checkpoint gives them to it", "declared": "it is declared so",

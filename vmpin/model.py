@@ -115,7 +115,8 @@ class Container:
     """A container of a sandbox. `cpuset` is the host's CPUs it was given, None when nobody gave it any.
 
     `exclusive` is what was declared about it; None leaves it to the rule (disjoint from the shared pool).
-    `pause` marks the sandbox's own container, which counts for nothing.
+    `pause` marks the sandbox's own container, which counts for nothing. `stale` is the cpuset that its sources still
+    report while the kubelet's checkpoint has replaced it by `cpuset` (None there: the shared pool); None otherwise.
     """
 
     id: ContainerId
@@ -124,6 +125,7 @@ class Container:
     exclusive: bool | None = None
     state: ContainerState = ContainerState.RUNNING
     pause: bool = False
+    stale: CpuSet | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ threads go (placement).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.model import Container, ContainerId, ContainerState, SandboxId
@@ -36,11 +36,28 @@ class Claims:
     exclusive: tuple[tuple[ContainerId, CpuSet], ...]
     #: The shared containers with their CPUs, None for one that has no cpuset and lives on the shared pool.
     shared: tuple[tuple[ContainerId, CpuSet | None], ...]
+    #: Of containers of either kind whose cpuset the kubelet has yet to rewrite: the one they still have.
+    stale: tuple[tuple[ContainerId, CpuSet], ...] = ()
 
     @property
     def cpus(self) -> CpuSet:
         """E: the CPUs that are exclusively this sandbox's."""
         return union(cpus for _, cpus in self.exclusive)
+
+    @property
+    def groups(self) -> tuple[tuple[tuple[ContainerId, ...], CpuSet], ...]:
+        """The exclusive containers, together where they have CPUs in common (of one pod: the kubelet hands an init
+        container's on to the next, and with pod-level resources lists several with the same), with those CPUs."""
+        found: list[tuple[tuple[ContainerId, ...], CpuSet]] = []
+        for container, cpus in self.exclusive:
+            met = [group for group in found if not group[1].isdisjoint(cpus)]
+            if not met:
+                found.append(((container,), cpus))
+                continue
+            members = tuple(each for others, _ in met for each in others)
+            joined = ((*members, container), union([cpus, *(group for _, group in met)]))
+            found = [joined if group is met[0] else group for group in found if group is met[0] or group not in met]
+        return tuple(found)
 
 
 def counts(container: Container) -> bool:
@@ -49,7 +66,8 @@ def counts(container: Container) -> bool:
 
 
 def is_exclusive(container: Container, pool: CpuSet | None) -> bool:
-    """Declared so, or, where the shared pool is known, with CPUs that are none of the pool's.
+    """Declared so (allocation.judged declares it of all under a static checkpoint), or, where the shared pool is
+    known, with CPUs that are none of the pool's.
 
     Nothing is inferred of a container without CPUs, nor from an empty pool: the kubelet's default set is empty while
     its policy gives no CPU away.
@@ -64,15 +82,18 @@ def is_exclusive(container: Container, pool: CpuSet | None) -> bool:
 def claims(containers: Iterable[Container], node: Node) -> Claims:
     exclusive: list[tuple[ContainerId, CpuSet]] = []
     shared: list[tuple[ContainerId, CpuSet | None]] = []
+    stale = []
     for container in containers:
         if not counts(container):
             continue
+        if container.stale:
+            stale.append((container.id, container.stale & node.online))
         if container.cpuset and is_exclusive(container, node.shared_pool):
             exclusive.append((container.id, container.cpuset & node.online))
         else:
             # An empty cpuset says nothing: such a container runs on the pool like one without.
             shared.append((container.id, container.cpuset & node.online if container.cpuset else None))
-    return Claims(tuple(exclusive), tuple(shared))
+    return Claims(tuple(exclusive), tuple(shared), tuple(stale))
 
 
 @dataclass(frozen=True)
@@ -84,15 +105,20 @@ class Ownership:
     exclusive: CpuSet
     #: P, never holding an exclusive CPU unless it was told so.
     pool: CpuSet
+    #: The pod uid of sandboxes that runtimes reported; claims of pods that only the kubelet reports are by that uid.
+    pods: Mapping[SandboxId, str] = field(default_factory=dict)
 
     def foreign(self, sandbox: SandboxId) -> CpuSet:
-        """CPUs that belong to others only: no thread of `sandbox` may be put there."""
+        """CPUs that belong to other pods only: no thread of `sandbox` may be put there."""
         mine = self.claims.get(sandbox)
-        return self.exclusive if mine is None else self.exclusive - mine.cpus
+        foreign = self.exclusive if mine is None else self.exclusive - mine.cpus
+        rest = self.claims.get(SandboxId(self.pods.get(sandbox, "")))
+        return foreign if rest is None or rest is mine else foreign - rest.cpus
 
     def named(self, cpu: int) -> str:
         """Its owners in words."""
-        return " and ".join(f"{container} of {sandbox}" for sandbox, container in self.owners(cpu))
+        return " and ".join(f"{container} of {sandbox}" if container else f"pod {sandbox}"
+                            for sandbox, container in self.owners(cpu))
 
     def owners(self, cpu: int) -> list[tuple[SandboxId, ContainerId]]:
         return [(sandbox, container) for sandbox, claim in self.claims.items()
@@ -110,11 +136,15 @@ def with_unseen(all_claims: Mapping[SandboxId, Claims], unseen: Mapping[tuple[st
     return {**all_claims, **more} if more else all_claims
 
 
-def ownership(all_claims: Mapping[SandboxId, Claims], node: Node) -> Ownership:
-    """Join the claims of every sandbox. P unknown is the online CPUs minus every exclusive one."""
+def ownership(all_claims: Mapping[SandboxId, Claims], node: Node,
+              pods: Mapping[SandboxId, str] | None = None) -> Ownership:
+    """Join the claims of every sandbox. P unknown is the online CPUs minus every exclusive one.
+
+    :param pods: pod uids by sandbox.
+    """
     exclusive = union(cpus for claim in all_claims.values() for _, cpus in claim.exclusive)
     pool = node.online & node.shared_pool if node.shared_pool is not None else EMPTY
-    return Ownership(all_claims, exclusive, pool or node.online - exclusive)
+    return Ownership(all_claims, exclusive, pool or node.online - exclusive, pods or {})
 
 
 @dataclass(frozen=True)
@@ -127,25 +157,30 @@ class Collision:
 
 
 def contested(own: Ownership) -> list[Collision]:
-    """CPUs that two containers own, and CPUs that one owns and another's cpuset reaches.
+    """CPUs that containers of two pods own, and CPUs that one pod owns and another's cpuset reaches. What containers
+    of one pod have in common is that pod's.
 
     Nothing of this is vmpin's doing: the kubelet (or whoever decides) is at odds with itself, for a moment at
     the least (it narrows running shared containers up to ten seconds after it gave a CPU away).
     """
     found = []
-    overlapping = _overlapping([cpus for claim in own.claims.values() for _, cpus in claim.exclusive])
+    overlapping = _overlapping([claim.cpus for claim in own.claims.values()])
     for cpu in overlapping:
         owners = own.owners(cpu)
         found.append(Collision(cpu, _distinct(sandbox for sandbox, _ in owners), f"exclusive to {own.named(cpu)}"))
     for sandbox, claim in own.claims.items():
         foreign = own.foreign(sandbox)
-        for container, cpus in claim.shared:
-            for cpu in (cpus or EMPTY) & foreign:
-                owners = own.owners(cpu)
-                found.append(Collision(
-                    cpu, _distinct([*(owner for owner, _ in owners), sandbox]),
-                    f"exclusive to {own.named(cpu)}, but in the shared cpuset of {container} of {sandbox}, "
-                    "whose VM is kept off it"))
+        stale = dict(claim.stale)
+        shared = [(container, cpus) for container, cpus in claim.shared if container not in stale]
+        for what, reaching in (("shared cpuset", shared), ("cpuset, which the kubelet has yet to rewrite,",
+                                                           claim.stale)):
+            for container, cpus in reaching:
+                for cpu in (cpus or EMPTY) & foreign:
+                    owners = own.owners(cpu)
+                    found.append(Collision(
+                        cpu, _distinct([*(owner for owner, _ in owners), sandbox]),
+                        f"exclusive to {own.named(cpu)}, but in the {what} of {container} of {sandbox}, "
+                        "whose VM is kept off it"))
     return sorted(found, key=lambda collision: (collision.cpu, collision.sandboxes))
 
 

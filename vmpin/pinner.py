@@ -42,6 +42,8 @@ class Masks:
     expected: list[tuple[int, frozenset[int]]] = field(default_factory=list)
     #: What was refused, by thread, so that it is told once.
     refused: dict[ThreadId, str] = field(default_factory=dict)
+    #: What a cgroup that the kubelet has yet to rewrite keeps threads from, "" for nothing (placement.waiting).
+    waits: str = ""
     #: Not everything is as wanted, or not yet known to be.
     open: bool = True
 
@@ -96,7 +98,10 @@ class Pinner:
             return ()
         observed = list(self._observed(vm, masks, placement))
         self._remember(vm, observed)
-        operations = self.drifts.sort(vm.sandbox, placement, diff(placement, observed), masks.expected)
+        if not placement.waiting:
+            masks.waits = ""
+        operations = self.drifts.sort(vm.sandbox, placement, diff(placement, observed),
+                                      () if masks.waits else masks.expected)
         changing = {operation.thread.id for operation in operations}
         masks.expected = [] if len(changing) == len(observed) else [
             (seen.thread.id.tid, seen.actual.frozen()) for seen in observed
@@ -188,6 +193,7 @@ class Pinner:
         """Set the masks, keep what the kernel made of each, and say once what went wrong."""
         results = carry_out(self.proc, ordered(operations))
         done: dict[SandboxId, int] = {}
+        waiting: set[ThreadId] = set()
         # An enum's member is looked up by a function: thousands of times a pass that is dear.
         gone, refused, trimmed = Outcome.GONE, Outcome.REFUSED, Outcome.TRIMMED
         for operation, outcome, got, why, _ in results:
@@ -196,6 +202,12 @@ class Pinner:
             if outcome is gone:
                 masks.open = True
                 continue
+            if (outcome is refused or outcome is trimmed) and placements[sandbox].waiting:
+                self._waits(sandbox, masks, placements[sandbox].waiting)
+                waiting.add(thread.id)
+                if outcome is refused:
+                    masks.refused.pop(thread.id, None)
+                    continue
             if outcome is refused:
                 masks.open = True  # tried again at every resync
                 if masks.refused.get(thread.id) != why:
@@ -208,18 +220,28 @@ class Pinner:
                 masks.refused.pop(thread.id, None)
             if not got <= cpus:
                 masks.open = True  # another hand has changed it meanwhile: the next pass is to see that
-            elif outcome is trimmed and masks.asked.get(thread.id) != (cpus, got):
+            elif outcome is trimmed and not masks.waits and masks.asked.get(thread.id) != (cpus, got):
                 logger.warning("sandbox=%s: cannot honour %s for %s thread %d: its cpuset cgroup leaves %s",
                                sandbox, cpus, thread.role, thread.id.tid, got)
             masks.asked[thread.id] = (cpus, got)
             masks.expected.append((thread.id.tid, got.frozen()))
             done[sandbox] = done.get(sandbox, 0) + 1
+        if waiting:
+            results = [result._replace(outcome=Outcome.WAITING) if result.operation.thread.id in waiting else result
+                       for result in results]
         self.drifts.carried_out(results)
         for sandbox, count in done.items():
             placement = placements[sandbox]
             logger.info("pinned sandbox=%s threads=%d mask=%s verdict=%s", sandbox, count, placement.mask,
                         placement.verdict)
         return results
+
+    def _waits(self, sandbox: SandboxId, masks: Masks, why: str) -> None:
+        """The kubelet's checkpoint is ahead of the sandbox's cgroup: tried again in each pass, and no fault."""
+        masks.open = True
+        if masks.waits != why:
+            logger.info("sandbox=%s %s", sandbox, why)
+        masks.waits = why
 
     def give_back(self, sandbox: SandboxId, threads: Callable[[], Iterable[tuple[VmThread, ThreadId]]],
                   topology: Topology) -> list[Result]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from vmpin.cpuset import CpuSet, union
 from vmpin.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
-from vmpin.ownership import Claims, Node, Ownership
+from vmpin.ownership import Claims, Node, Ownership, counts
 from vmpin.policy import Policy, Vcpus, Where
 from vmpin.vcpuplaces import Ground, Previous, VcpuPlace, vcpu_places
 
@@ -23,6 +23,8 @@ from vmpin.vcpuplaces import Ground, Previous, VcpuPlace, vcpu_places
 class Verdict(enum.StrEnum):
     PINNED = "pinned"
     FLOATING = "floating"
+    #: As pinned or floating, but a cpuset cgroup that the kubelet has yet to rewrite still keeps threads elsewhere.
+    WAITING = "waiting"
     DEGRADED = "degraded"
     OFF = "off"
 
@@ -40,6 +42,9 @@ class Placement:
     others: Mapping[ThreadRole, CpuSet | None]
     #: Which vCPUs each live container may use in the guest.
     containers: Mapping[ContainerId, tuple[VcpuId, ...]]
+    #: Why its cgroup may refuse a mask for now, "" where it may not: the kubelet decided otherwise since the cgroup
+    #: was written, and rewrites it within its reconcile period (10 s).
+    waiting: str = ""
     by_vcpu: Mapping[VcpuId, CpuSet | None] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -108,7 +113,8 @@ def place(request: Request, node: Node, own: Ownership, policy: Policy, previous
         verdict = Verdict.PINNED
     else:
         verdict = Verdict.FLOATING
-    return Placement(request.id, mask, verdict, tuple(dict.fromkeys(reasons)), places, others, containers)
+    return Placement(request.id, mask, verdict, tuple(dict.fromkeys(reasons)), places, others, containers,
+                     _waiting(request, own, allowed))
 
 
 def _mask(claim: Claims, foreign: CpuSet, node: Node, own: Ownership, before: Previous,
@@ -137,12 +143,26 @@ def _mask(claim: Claims, foreign: CpuSet, node: Node, own: Ownership, before: Pr
     return node.online
 
 
+def _waiting(request: Request, own: Ownership, allowed: CpuSet) -> str:
+    """Which containers' cpusets the kubelet has yet to rewrite, as far as threads need that; "" for none."""
+    counted = [container for container in request.containers if counts(container)]
+    if not any(container.stale for container in counted):
+        return ""
+    has = union(container.stale or container.cpuset or own.pool for container in counted)
+    if allowed <= has:
+        return ""
+    late = [f"{container.name or container.id} from {container.stale} to {container.cpuset or own.pool}"
+            for container in counted if container.stale]
+    return f"waits for the kubelet to rewrite the cpuset of {', '.join(late)}"
+
+
 def _containers(request: Request, claim: Claims, places: Sequence[VcpuPlace],
                 policy: Policy) -> tuple[dict[ContainerId, tuple[VcpuId, ...]], str]:
     """The vCPUs of each live container, and why some container is badly off ("" if none is)."""
     everyone = tuple(place.id for place in places)
     floating = tuple(place.id for place in places if place.container is None)
     exclusive = dict(claim.exclusive)
+    group = {member: cpus for members, cpus in claim.groups for member in members}
     apart = any(place.container is not None for place in places)
     found: dict[ContainerId, tuple[VcpuId, ...]] = {}
     unserved = []
@@ -159,8 +179,9 @@ def _containers(request: Request, claim: Claims, places: Sequence[VcpuPlace],
         if cpus is None:
             mine = floating
         else:
-            mine = tuple(place.id for place in places
-                         if place.container == container.id or (place.pinned and place.cpus and place.cpus <= cpus))
+            # Containers of a pod may have CPUs in common: a vCPU that backs those is all of theirs.
+            mine = tuple(place.id for place in places if place.container is not None and place.cpus
+                         and place.cpus <= (cpus if place.pinned else group[container.id]))
         if not mine:
             unserved.append(str(container.id))
         found[container.id] = mine or everyone

@@ -41,6 +41,8 @@ class Places:
         #: The sandboxes that something changed for.
         self.dirty: set[SandboxId] = set()
         self._claims: dict[SandboxId, Claims] = {}
+        #: The pod uids of those.
+        self._pods: dict[SandboxId, str] = {}
         #: Who owns what has to be worked out again, whatever became of the sandboxes.
         self._node_changed = True
 
@@ -73,9 +75,14 @@ class Places:
                 self._claims.pop(sandbox, None)
             else:
                 self._claims[sandbox] = new
+            if known is not None and known.pod is not None:
+                self._pods[sandbox] = known.pod.uid
+            else:
+                self._pods.pop(sandbox, None)
             owned = owned or (old and old.exclusive) != (new and new.exclusive)
         before = self.own
-        self.own = ownership(with_unseen(self._claims, unseen(state, self.kubelet), self.node.online), self.node)
+        self.own = ownership(with_unseen(self._claims, unseen(state, self.kubelet), self.node.online), self.node,
+                             self._pods)
         if owned or (self.own.pool, self.own.exclusive) != (before.pool, before.exclusive):
             dirty.update(self._concerned(before, vms.keys()))
         changed = set()

@@ -87,7 +87,8 @@ def _container(state: SandboxState, container: Container, node: Node,
     exclusive = not container.pause and is_exclusive(container, node.shared_pool)
     word = known.words.get(known.source)
     return {
-        "id": container.id, "name": container.name, "cpuset": _text(container.cpuset), "exclusive": exclusive,
+        "id": container.id, "name": container.name, "cpuset": _text(container.cpuset),
+        "stale_cpuset": _text(container.stale), "exclusive": exclusive,
         "exclusive_by": None if not exclusive else "kubelet" if cpus is not None else
         "declared" if container.exclusive else "pool",
         "state": str(container.state), "pause": container.pause,
@@ -123,7 +124,10 @@ def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, ob
     reasons = list(placement.reasons)
     verdict = placement.verdict
     wrong = [seen for seen in threads if not seen.ok]
-    if wrong:
+    if wrong and placement.waiting:
+        reasons.append(f"{placement.waiting}: until then {len(wrong)} of {len(threads)} threads stay where they are")
+        verdict = verdict if verdict is Verdict.DEGRADED else Verdict.WAITING
+    elif wrong:
         inside = [seen for seen in wrong if seen.less]
         if inside:
             reasons.append(f"{len(inside)} of {len(threads)} threads have less than was asked: their cpuset cgroup "

@@ -111,12 +111,12 @@ def _as_before(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Pol
     kept: dict[VcpuId, VcpuPlace] = {}
     for vcpu, (cpus, container) in sorted(before.vcpus.items()):
         if cpus and container is not None and cpus <= ground.allowed and cpus not in lone:
-            owner = next((name for name, own in claim.exclusive if cpus <= own), None)
+            owner = next((members[0] for members, own in claim.groups if cpus <= own), None)
             if owner is not None:
                 kept[vcpu] = VcpuPlace(vcpu, cpus, owner)
                 lone |= {cpus} if len(cpus) == 1 else set()
     # Where each container has vCPUs of its own, the others float; else they may be all that it has.
-    apart = bool(kept) and {name for name, own in claim.exclusive if own & ground.allowed} <= {
+    apart = bool(kept) and {members[0] for members, own in claim.groups if own & ground.allowed} <= {
         place.container for place in kept.values()}
     rest = _floating(ground, policy, reasons) if apart else ground.allowed
     return tuple(kept.get(vcpu.id) or VcpuPlace(vcpu.id, rest) for vcpu in vcpus)
@@ -159,7 +159,7 @@ def _one_to_one(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Po
 def _shares(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Policy, before: Previous,
             reasons: list[str]) -> tuple[VcpuPlace, ...]:
     """Fewer vCPUs than exclusive CPUs: each exclusive container floats on its own CPUs with its own vCPUs."""
-    groups = {container: cpus & ground.allowed for container, cpus in claim.exclusive if cpus}
+    groups = {members[0]: cpus & ground.allowed for members, cpus in claim.groups if cpus}
     for_shared = 1 if claim.shared else 0
     count, wants = len(vcpus), len(ground.exclusive)
     if count < len(groups) + for_shared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -46,17 +47,18 @@ def pod(*containers: Known, uid: str = UID) -> SandboxState:
 @pytest.mark.parametrize(("state", "exclusive", "cpus"), [
     (kubelet({(UID, "app"): "2-3"}), True, "2-3"),
     (kubelet({(UID, "app"): "2-5"}), True, "2-3"),      # what it has is what its runtime says
-    (kubelet({(UID, "app"): "4-5"}), None, "2-3"),
-    (kubelet({("other", "app"): "2-3"}), None, "2-3"),
-    (kubelet({(UID, "other"): "2-3"}), None, "2-3"),
+    (kubelet({(UID, "app"): "4-5"}), True, "4-5"),      # its cgroup is yet to be rewritten
+    (kubelet({("other", "app"): "2-3"}), False, None),  # another pod's: it shares the pool
+    (kubelet({("other", "app"): "4-5"}), False, None),  # nobody's: neither
+    (kubelet({(UID, "other"): "2-3"}), False, None),
     (kubelet(by_id={APP: "2-3"}), True, "2-3"),
     (kubelet({(UID, "app"): "2-3"}, policy="none"), None, "2-3"),
     (None, None, "2-3"),
 ])
 def test_a_container_owns_what_the_static_policy_lists_for_it(state: CpuManagerState | None, exclusive: bool | None,
-                                                              cpus: str) -> None:
+                                                              cpus: str | None) -> None:
     (found,) = judged(pod(container(nri="2-3")), state)
-    assert (found.exclusive, str(found.cpuset)) == (exclusive, cpus)
+    assert (found.exclusive, found.cpuset and str(found.cpuset)) == (exclusive, cpus)
 
 
 @pytest.mark.parametrize(("sandbox", "entries", "found"), [
@@ -67,11 +69,10 @@ def test_a_container_owns_what_the_static_policy_lists_for_it(state: CpuManagerS
     (pod(container(state=ContainerState.STOPPED, nri="2-3")), {(UID, "app"): "2-3"}, {(UID, "app"): "2-3"}),
     # An init container's CPUs are handed on.
     (pod(container("init", nri="2-3")), {(UID, "init"): "2-3", (UID, "app"): "2-4"}, {(UID, "app"): "4"}),
-    # It has others altogether: these are still kept for it.
-    (pod(container(nri="2-3")), {(UID, "app"): "4"}, {(UID, "app"): "4"}),
-    # It is the one that is known, without its uid.
-    (pod(container(nri="2-3"), uid=""), {("new", "app"): "2-3"}, {}),
-    (pod(container(nri="2-3"), uid=""), {("new", "app"): "3"}, {("new", "app"): "3"}),
+    # It has others, until its cgroup is rewritten.
+    (pod(container(nri="2-3")), {(UID, "app"): "4"}, {}),
+    # Of which pod this container is nobody knows: it may be a shared one with a cpuset from before.
+    (pod(container(nri="2-3"), uid=""), {("new", "app"): "2-3"}, {("new", "app"): "2-3"}),
 ])
 def test_cpus_that_no_running_container_has_are_owned_all_the_same(
         sandbox: SandboxState, entries: dict[tuple[str, str], str], found: dict[tuple[str, str], str]) -> None:
@@ -92,12 +93,63 @@ def test_a_container_of_which_only_the_kubelet_tells_has_its_cpus() -> None:
 
 
 def test_cpus_in_the_pool_are_owned_all_the_same_when_they_are_listed() -> None:
-    """The kubelet rewrites its default set and its entries at once, and others hear of it later."""
+    """The kubelet writes its default set and its entries at once; other sources follow."""
     node = Node(Topology.build(ONLINE), ONLINE, EMPTY)
     found = claims(judged(pod(container(nri="2-3"), container("side", SIDE, nri="0-7")),
                           kubelet({(UID, "app"): "2-3"})), node)
     assert found.exclusive == ((APP, CpuSet.parse("2-3")),)
-    assert found.shared == ((SIDE, ONLINE),)
+    assert found.shared == ((SIDE, CpuSet.parse("0-1")),)
+    assert found.stale == ((SIDE, ONLINE),)
+
+
+STATIC = kubelet({("other", "db"): "4-7"})
+
+
+@pytest.mark.parametrize(("has", "shared", "stale"), [
+    ("4-7", None, "4-7"),    # wholly on what has become another pod's
+    ("0-7", "0-1", "0-7"),   # not narrowed yet
+    ("0-1", "0-1", None),
+    ("2-3", None, "2-3"),    # the kubelet was restarted with other reservations
+])
+@pytest.mark.parametrize("declared", [None, True, False])
+def test_what_the_static_policy_does_not_list_owns_nothing_and_shares_the_pool(
+        has: str, shared: str | None, stale: str | None, declared: bool | None) -> None:
+    """Whatever cpuset it was last reported with, and whatever an annotation declares."""
+    known = container(nri=has)
+    known = replace(known, container=replace(known.container, exclusive=declared))
+    (found,) = judged(pod(known), STATIC)
+    assert (found.exclusive, found.cpuset, found.stale) == (
+        False, shared and CpuSet.parse(shared), stale and CpuSet.parse(stale))
+    assert not claims((found,), Node(Topology.build(ONLINE), STATIC.default)).exclusive
+
+
+def test_where_every_cpu_of_the_pool_is_given_away_the_rest_is_shared() -> None:
+    """The default set is empty then (strict-cpu-reservation)."""
+    state = CpuManagerState("static", EMPTY, {("other", "db"): CpuSet.parse("4-7")})
+    (found,) = judged(pod(container(nri="0-7")), state)
+    assert (found.exclusive, str(found.cpuset)) == (False, "0-3")
+
+
+@pytest.mark.parametrize(("written", "cpus"), [(9, "2"), (10, "2"), (11, "2-3")])
+def test_of_the_entry_and_a_report_with_less_the_later_one_counts(written: int, cpus: str) -> None:
+    """A report that a state file kept may be older than the checkpoint."""
+    state = kubelet({(UID, "app"): "2-3"}).dated(written, None)
+    (found,) = judged(pod(container(nri="2,4")), state)
+    assert (found.exclusive, str(found.cpuset)) == (True, cpus)
+
+
+def test_an_entry_is_as_old_as_the_file_that_had_these_cpus_first() -> None:
+    first = kubelet({(UID, "app"): "2-3", (UID, "side"): "4"}).dated(10, None)
+    then = kubelet({(UID, "app"): "2-3", (UID, "side"): "5"}).dated(20, first)
+    assert then.since == {(UID, "app"): 10, (UID, "side"): 20}
+
+
+def test_cpus_of_a_pod_that_no_container_is_listed_with_are_the_pods() -> None:
+    """As the kubelet leaves them for a moment when the pod ends (1.36, pod-level resources)."""
+    state = CpuManagerState("static", CpuSet.parse("0-1"), {(UID, "app"): CpuSet.parse("2")},
+                            {UID: CpuSet.parse("2-3"), "gone": CpuSet.parse("4")})
+    assert unseen(state_of(pod(container(nri="2"))), state) == {(UID, ""): CpuSet.parse("3"),
+                                                                ("gone", ""): CpuSet.parse("4")}
 
 
 @pytest.mark.parametrize(("known", "state", "text"), [

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import pytest
 from strayed import Spinners, spinners
 from trees import make_tree
 
+from vmpin.apply import Outcome
 from vmpin.cpuset import CpuSet
 from vmpin.drift import Cause, Change, FightRules, OnFight
 from vmpin.host.cgroup import Cgroups
@@ -78,6 +80,36 @@ def test_what_is_placed_anew_is_no_drift(node: Spinners, caplog: pytest.LogCaptu
     assert mask(vm) == node.here
     assert node.reconciler.tally.drift == {}
     assert log(caplog, "repaired") == []
+
+
+def test_what_a_cgroup_refuses_that_the_kubelet_has_yet_to_rewrite_is_waited_for(
+        node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
+    """The kernel refuses a mask without any CPU that the cgroup has (EINVAL): here one that the machine has not."""
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    absent = CpuSet([Sysfs().topology().known.bits.bit_length()])
+    node.place(vm.sandbox, absent)
+    wanted = node.reconciler.placements[vm.sandbox]
+    node.reconciler.placements[vm.sandbox] = waiting = replace(wanted, waiting="waits for the kubelet to rewrite it")
+    pinner = node.reconciler.pinner
+    for _ in range(5):
+        (result,) = pinner.carry_out(pinner.operations(vm, waiting), node.reconciler.placements)
+        assert (result.outcome, result.got) == (Outcome.WAITING, node.here)
+    node.move(vm, node.here | node.there)  # the cgroup is rewritten, and widens it
+    (result,) = pinner.carry_out(pinner.operations(vm, waiting), node.reconciler.placements)
+    assert result.outcome is Outcome.WAITING
+    assert pinner.refusals(vm.sandbox) == []
+    assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
+    assert len(log(caplog, f"sandbox={vm.sandbox} waits for the kubelet")) == 1
+    assert node.reconciler.tally.drift == {}
+    node.place(vm.sandbox, node.there)
+    assert node.repair(vm) == 1
+    assert mask(vm) == node.there
+    assert node.reconciler.tally.drift == {}
+    # As soon as nothing is waited for, a refusal is an error again.
+    node.place(vm.sandbox, absent)
+    assert node.repair(vm) == 1
+    assert [record.levelno for record in caplog.records if record.levelno > logging.INFO] == [logging.ERROR]
 
 
 def test_a_place_decided_again_hides_no_drift(node: Spinners) -> None:

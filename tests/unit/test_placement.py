@@ -533,9 +533,10 @@ def test_a_cpu_of_two_sandboxes_is_reported_with_both() -> None:
         Collision(5, (SandboxId("pod-0"), SandboxId("pod-1")), "exclusive to a of pod-0 and b of pod-1")]
 
 
-def test_a_cpu_of_two_containers_of_one_sandbox_is_reported() -> None:
-    assert of([own_cpus("a", "4-5"), own_cpus("b", "5")]) == [
-        Collision(5, (SandboxId("pod-0"),), "exclusive to a of pod-0 and b of pod-0")]
+def test_cpus_that_containers_of_one_pod_share_are_that_pods_and_no_collision() -> None:
+    """Kubelet 1.36 with pod-level resources lists several containers with the same CPUs, and every one an init
+    container's with those of the next."""
+    assert of([own_cpus("a", "4-5"), own_cpus("b", "5")], [own_cpus("c", "6")]) == []
 
 
 def test_a_shared_cpuset_that_reaches_anothers_cpus_is_reported() -> None:

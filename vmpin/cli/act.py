@@ -209,7 +209,9 @@ def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:
     for operation in operations:
         outcome = operation["outcome"]
         more = {"done": "", "gone": ": the thread has ended", "refused": f": {operation['why']}",
-                "trimmed": f": the cpuset cgroup leaves {operation['got']}"}[outcome]
+                "trimmed": f": the cpuset cgroup leaves {operation['got']}",
+                "waiting": f": waits for the kubelet to rewrite the cpuset cgroup, which leaves {operation['got']}",
+                }[outcome]
         print(shown(operation["what"] + more))
     for sandbox in kept:
         print(shown(f"sandbox {sandbox}: not all of its threads have their masks from before; try again"))

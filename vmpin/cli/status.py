@@ -33,7 +33,8 @@ examples:
   vmpin status --watch           again and again
 
 WANTED is what the rules give a thread, ACTUAL what the kernel shows when asked just now. Verdicts: pinned (each
-exclusive CPU has its vCPU), floating (no exclusive CPUs), degraded (less than was asked, with the reason), off.
+exclusive CPU has its vCPU), floating (no exclusive CPUs), waiting (a cpuset cgroup that the kubelet has yet to
+rewrite keeps threads elsewhere), degraded (less than was asked, with the reason), off.
 """
 
 

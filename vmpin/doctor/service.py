@@ -182,7 +182,8 @@ def sandboxes(facts: Facts) -> Verdict:
     if not facts.status:
         return unknown(f"no status: {facts.status_trouble}", remedy="run this as root")
     found = facts.sandboxes
-    drift = [(sandbox["id"], thread) for sandbox in found for thread in sandbox["threads"] if not thread["ok"]]
+    drift = [(sandbox["id"], thread) for sandbox in found if sandbox["verdict"] != "waiting"
+             for thread in sandbox["threads"] if not thread["ok"]]
     degraded = [sandbox for sandbox in found if sandbox["verdict"] == "degraded"]
     verdicts = sorted(sandbox["verdict"] for sandbox in found)
     evidence = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
@@ -196,6 +197,9 @@ def sandboxes(facts: Facts) -> Verdict:
     if degraded:
         return warn(f"{len(degraded)} sandboxes have less than was asked: "
                     f"{several(sandbox['id'] for sandbox in degraded)}", "vmpin explain SANDBOX says why", *evidence)
+    waiting = verdicts.count("waiting")
+    if waiting:
+        return ok(f"{len(found)} sandboxes; {waiting} of them wait for the kubelet to rewrite a cpuset", *evidence)
     return ok(f"{len(found)} sandboxes, every thread in its place" if found else "no VM sandbox runs on this node",
               *evidence)
 

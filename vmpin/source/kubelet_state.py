@@ -73,7 +73,7 @@ class KubeletState:
             return self._state
         self._raw, self._usable = raw, False
         try:
-            self._state = parse_checkpoint(raw, str(self.path))
+            self._state = parse_checkpoint(raw, str(self.path)).dated(info.st_mtime_ns, self._state)
         except SourceError as err:
             self._refuse(str(err))
             return self._state

@@ -1,0 +1,232 @@
+"""Who owns what under a kubelet's static checkpoint, whatever the containers' cpusets are at that moment.
+
+Searched for, and along what a real kubelet wrote (tests/data/kubelet-1.36-steps.json).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmpin.allocation import CpuManagerState, judged, unseen
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.events import Source
+from vmpin.model import Container, ContainerId, Pod, SandboxId, Vcpu, VcpuId
+from vmpin.ownership import Node, Ownership, claims, contested, ownership, with_unseen
+from vmpin.placement import Placement, Request, place
+from vmpin.policy import Policy
+from vmpin.state import DesiredState, Known, SandboxState, Word
+from vmpin.topology import Topology
+from vmpin.vcpuplaces import Previous
+
+STEPS = Path(__file__).parents[1] / "data/kubelet-1.36-steps.json"
+ONLINE = CpuSet.parse("0-7")
+
+
+@dataclass
+class World:
+    """A node as places.Places puts it together, without a machine: pods with their vCPUs, and a checkpoint."""
+
+    kubelet: CpuManagerState
+    pods: dict[str, dict[str, Known]] = field(default_factory=dict)
+    vcpus: dict[str, int] = field(default_factory=dict)
+    before: dict[SandboxId, Previous] = field(default_factory=dict)
+
+    def state(self) -> DesiredState:
+        return DesiredState({SandboxId(f"sandbox-{uid}"): SandboxState(
+            SandboxId(f"sandbox-{uid}"), "nri", Pod("ns", uid, uid), {each.container.id: each
+                                                                      for each in containers.values()})
+            for uid, containers in self.pods.items()})
+
+    def node(self) -> Node:
+        return Node(Topology.build(ONLINE), self.kubelet.default or None)
+
+    def own(self) -> Ownership:
+        state = self.state()
+        found = {sandbox.id: claims(judged(sandbox, self.kubelet), self.node())
+                 for sandbox in state.sandboxes.values()}
+        return ownership(with_unseen(found, unseen(state, self.kubelet), ONLINE), self.node(),
+                         {sandbox.id: sandbox.pod.uid for sandbox in state.sandboxes.values() if sandbox.pod})
+
+    def place(self) -> Mapping[str, Placement]:
+        state, own, placements = self.state(), self.own(), {}
+        for uid, count in self.vcpus.items():
+            sandbox = SandboxId(f"sandbox-{uid}")
+            if sandbox not in state.sandboxes:
+                continue
+            request = Request(sandbox, tuple(Vcpu(VcpuId(number)) for number in range(count)),
+                              judged(state.sandboxes[sandbox], self.kubelet))
+            placements[uid] = place(request, self.node(), own, Policy(), self.before.get(sandbox))
+            self.before[sandbox] = placements[uid].previous(self.before.get(sandbox))
+        return placements
+
+    def given(self, uid: str) -> CpuSet:
+        """What the checkpoint lists for a pod."""
+        return union([self.kubelet.pods.get(uid, EMPTY),
+                      *(cpus for (pod, _), cpus in self.kubelet.entries.items() if pod == uid)])
+
+
+def reported(name: str, cpus: CpuSet | None, time: int = 10, exclusive: bool | None = None) -> Known:
+    words = {Source.NRI: Word(cpus, time)} if cpus else {}
+    return Known(Container(ContainerId(name), name, cpus, exclusive), Source.NRI, time, words=words)
+
+
+def check(world: World) -> None:
+    """What holds at every moment."""
+    own, placements = world.own(), world.place()
+    for sandbox in world.state().sandboxes.values():
+        assert sandbox.pod is not None
+        for container, cpus in own.claims[sandbox.id].exclusive:
+            name = sandbox.containers[container].container.name
+            assert (sandbox.pod.uid, name) in world.kubelet.entries
+            assert cpus <= world.kubelet.entries[sandbox.pod.uid, name]
+    for uid, placement in placements.items():
+        others = world.kubelet.exclusive - world.given(uid)
+        mine = world.given(uid) | world.kubelet.default
+        if (mine & ONLINE) - others:
+            for mask in [*(vcpu.cpus for vcpu in placement.vcpus), *placement.others.values()]:
+                assert mask is not None
+                assert mask.isdisjoint(others)
+
+
+cpusets = st.sets(st.integers(0, 7), min_size=1, max_size=5).map(CpuSet)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """A checkpoint that agrees with itself by pod, and containers whose cpusets and annotations say anything."""
+    left = list(draw(st.permutations(range(8))))
+    entries: dict[tuple[str, str], CpuSet] = {}
+    pods: dict[str, CpuSet] = {}
+    reported_: dict[str, dict[str, Known]] = {}
+    for number in range(draw(st.integers(1, 4))):
+        uid = f"uid-{number}"
+        size = draw(st.integers(0, 3))
+        taken, left = left[:size], left[size:]
+        containers = [f"c{number}-{at}" for at in range(draw(st.integers(1, 3)))]
+        for name in containers:
+            # All, some or none of the pod's: pod-level resources, init containers.
+            mine = draw(st.sets(st.sampled_from(taken), max_size=len(taken))) if taken else set()
+            if mine:
+                entries[uid, name] = CpuSet(mine)
+        whole = draw(st.booleans())
+        if taken and whole:
+            pods[uid] = CpuSet(taken)
+        if draw(st.integers(0, 4)):  # else only the kubelet reports it
+            reported_[uid] = {name: reported(name, draw(st.none() | cpusets), draw(st.integers(5, 15)),
+                                             draw(st.sampled_from([None, True, False])))
+                              for name in containers if draw(st.integers(0, 3))}
+    given_out = union([*entries.values(), *pods.values()])
+    pool = ONLINE - given_out - CpuSet(draw(st.sets(st.integers(0, 7), max_size=2)))  # reserved strictly
+    kubelet = CpuManagerState("static", pool, entries, pods, version=3).dated(10, None)
+    return World(kubelet, reported_, {uid: draw(st.integers(1, 6)) for uid in reported_})
+
+
+@given(worlds())
+def test_only_what_is_listed_owns_and_no_vcpu_is_on_another_pods_cpus(world: World) -> None:
+    check(world)
+    check(world)  # nor with what is kept of the placement before
+
+
+@given(worlds())
+def test_within_a_checkpoint_that_agrees_with_itself_no_two_pods_contend_for_a_cpu(world: World) -> None:
+    assert [collision for collision in contested(world.own()) if "cpuset" not in collision.what] == []
+
+
+@given(worlds())
+def test_a_shared_sandbox_has_its_cpuset_within_the_pool_or_the_whole_pool(world: World) -> None:
+    placements = world.place()
+    for uid, placement in placements.items():
+        names = {each.container.name: each.container.cpuset for each in world.pods[uid].values()}
+        if any((uid, name) in world.kubelet.entries for name in names) or not names:
+            continue
+        pool = world.kubelet.default or ONLINE - world.kubelet.exclusive
+        if pool:
+            wanted = union(((cpus or EMPTY) & pool) or pool for cpus in names.values())
+            assert placement.mask == wanted
+
+
+def test_a_sandbox_waits_only_for_cpus_that_its_cpusets_do_not_have() -> None:
+    world = World(CpuManagerState("static", CpuSet.parse("0-1"), {("other", "db"): CpuSet.parse("4-7")}))
+    world.vcpus = {"u": 2}
+    world.pods = {"u": {"main": reported("main", CpuSet.parse("4-7"))}}
+    assert world.place()["u"].waiting == "waits for the kubelet to rewrite the cpuset of main from 4-7 to 0-1"
+    assert str(world.place()["u"].mask) == "0-1"
+    world.pods = {"u": {"main": reported("main", CpuSet.parse("1,4-7"))}}  # what is left of it will do
+    assert (world.place()["u"].waiting, str(world.place()["u"].mask)) == ("", "1")
+    world.pods = {"u": {"main": reported("main", CpuSet.parse("0-1"))}}
+    assert world.place()["u"].waiting == ""
+    # A container that the kubelet gave others (its checkpoint was removed, and it admitted its pods anew).
+    world.kubelet = replace(world.kubelet, entries={("u", "main"): CpuSet.parse("4-5")})
+    found = world.place()["u"]
+    assert found.waiting == "waits for the kubelet to rewrite the cpuset of main from 0-1 to 4-5"
+    assert sorted(str(vcpu.cpus) for vcpu in found.vcpus) == ["4", "5"]
+
+
+# --- what a real kubelet did -----------------------------------------------------------------------------------------
+
+def steps() -> list[tuple[str, World]]:
+    """The world after each recorded step."""
+    recorded = json.loads(STEPS.read_text())
+    containers = recorded["containers"]
+    world = World(CpuManagerState("static", ONLINE))
+    found = []
+    for at, (what, kind, content) in enumerate(recorded["steps"]):
+        if kind == "checkpoint":
+            entries = {(uid, name): CpuSet.parse(cpus) for uid, names in content["entries"].items()
+                       for name, cpus in names.items()}
+            state = CpuManagerState("static", CpuSet.parse(content["default"]), entries,
+                                    {uid: CpuSet.parse(cpus) for uid, cpus in content.get("pods", {}).items()})
+            world.kubelet = state.dated(at, world.kubelet)
+        else:
+            for name, cpus in content.items():
+                about = containers[name]
+                if cpus is None:
+                    world.pods[about["pod"]].pop(name)
+                else:
+                    world.pods.setdefault(about["pod"], {})[name] = replace(
+                        reported(name, CpuSet.parse(cpus), at),
+                        container=Container(ContainerId(name), about["name"], CpuSet.parse(cpus)))
+                if about["vcpus"]:
+                    world.vcpus[about["pod"]] = about["vcpus"]
+        found.append((what, replace(world, pods={uid: dict(known) for uid, known in world.pods.items()},
+                                    before=world.before)))
+    return found
+
+
+@pytest.mark.parametrize(("what", "world"), steps(), ids=[what.split()[0] for what, _ in steps()])
+def test_along_what_a_real_kubelet_wrote(what: str, world: World) -> None:
+    check(world)
+    for collision in contested(world.own()):  # runc containers and VMs that are not narrowed yet, and nothing else
+        assert "cpuset, which the kubelet has yet to rewrite," in collision.what, what
+    for uid in ("a9245742", "608f63d0"):
+        if world.pods.get(uid):
+            assert world.own().claims[SandboxId(f"sandbox-{uid}")].exclusive == ()
+            assert world.place()[uid].mask <= world.kubelet.default
+
+
+def test_containers_of_a_pod_that_have_the_same_cpus_both_get_their_vcpus() -> None:
+    """plr2: web 6, aux and log 4-5, in one VM of four vCPUs."""
+    world = next(world for what, world in steps() if what.startswith("13:49:28"))
+    placement = world.place()["85868e94"]
+    by_id = {vcpu.id: str(vcpu.cpus) for vcpu in placement.vcpus}
+    assert sorted(by_id.values()) == ["4", "4-6", "5", "6"]
+    behind = {container: sorted(by_id[vcpu] for vcpu in vcpus) for container, vcpus in placement.containers.items()}
+    assert behind == {"vm-web": ["6"], "vm-aux": ["4", "5"], "vm-log": ["4", "5"]}
+    assert contested(world.own()) == []
+
+
+def test_with_fewer_vcpus_they_share_a_share() -> None:
+    world = next(world for what, world in steps() if what.startswith("13:49:28"))
+    world.vcpus, world.before = {"85868e94": 2}, {}
+    placement = world.place()["85868e94"]
+    by_id = {vcpu.id: str(vcpu.cpus) for vcpu in placement.vcpus}
+    assert sorted(by_id.values()) == ["4-5", "6"]
+    behind = {container: [by_id[vcpu] for vcpu in vcpus] for container, vcpus in placement.containers.items()}
+    assert behind == {"vm-web": ["6"], "vm-aux": ["4-5"], "vm-log": ["4-5"]}
