@@ -89,7 +89,7 @@ class Answers:
         if asked.stopping and operation in ("reconcile", "unpin"):
             raise WatcherError(f"{operation}: the watcher is about to end", "ask again when it has ended")
         if operation == "plan":
-            return snapshot.planned(reconciler.resync(act=False))
+            return snapshot.planned(reconciler, reconciler.resync(act=False))
         if operation == "reconcile":
             reconciler.take_back(known if only is None else [only])
             return snapshot.outcome(asked.look_again())

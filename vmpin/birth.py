@@ -12,7 +12,7 @@ from vmpin.allocation import CpuManagerState, judged
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.model import SandboxId
 from vmpin.ownership import Node, Ownership
-from vmpin.placement import Placement, Request, place
+from vmpin.placement import Placement, Request, Verdict, place
 from vmpin.policy import Policy
 from vmpin.state import SandboxState
 from vmpin.vcpuplaces import Previous
@@ -21,14 +21,15 @@ from vmpin.vcpuplaces import Previous
 def at_exec(sandbox: SandboxId, state: SandboxState | None, node: Node, own: Ownership, policy: Policy,
             kubelet: CpuManagerState | None = None, previous: Previous | None = None) -> Placement | None:
     """Where the processes of a sandbox go that has no VM yet: its CPUs as far as its containers are known, else the
-    shared pool. None when they are to be left alone.
+    shared pool. None when they are to be left alone: unpinned by hand, or neither is known.
 
     :param state: what the sources told of the sandbox, None for nothing.
     """
     if state is not None and state.held:
         return None
     containers = () if state is None else judged(state, kubelet)
-    return place(Request(sandbox, (), containers, known=False), node, own, policy, previous)
+    placement = place(Request(sandbox, (), containers, known=False), node, own, policy, previous)
+    return None if placement.verdict is Verdict.UNMANAGED else placement
 
 
 def outside(mask: CpuSet, sandbox: CpuSet, wanted: CpuSet | None) -> bool:

@@ -58,7 +58,8 @@ class Headcount:
                 continue
             vm = reconciler.observer.vms.get(sandbox.id)
             threads = [] if vm is None else threads_of(reconciler, vm, masks)
-            verdict, _ = judge(sandbox, reconciler.placements.get(sandbox.id), None if vm is None else {}, threads)
+            verdict, _ = judge(sandbox, reconciler.placements.get(sandbox.id), None if vm is None else {}, threads,
+                               unmanaged=sandbox.id in reconciler.places.unmanaged)
             self.sandboxes[sandbox.id] = SandboxCount(
                 sandbox.pod, verdict, Counter((seen.thread.role, _place(seen)) for seen in threads))
             trespassed += len(trespasses(reconciler.places.own, sandbox.id, threads))

@@ -13,7 +13,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vmpin.cpuset import CpuSet, union
+from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
 from vmpin.ownership import Claims, Node, Ownership, counts
 from vmpin.policy import Policy, Vcpus, Where
@@ -27,6 +27,13 @@ class Verdict(enum.StrEnum):
     WAITING = "waiting"
     DEGRADED = "degraded"
     OFF = "off"
+    #: No container is known, and no shared pool: nothing says where its threads belong, so their masks stay.
+    UNMANAGED = "unmanaged"
+
+
+#: The reason of the verdict `unmanaged`.
+UNMANAGED = ("no container of it is known, and no shared pool (no readable checkpoint of the kubelet's, "
+             "node.shared_pool is not set): its threads keep the masks they have")
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,8 @@ def place(request: Request, node: Node, own: Ownership, policy: Policy, previous
     """Apply the rules to one sandbox, whose claims are part of `own`."""
     before = previous or Previous()
     claim = own.claims.get(request.id) or Claims((), ())
+    if node.shared_pool is None and not claim.exclusive and not claim.shared and not before.mask:
+        return _as_it_is(request)
     reasons: list[str] = []
     foreign = own.foreign(request.id)
     mask = _mask(claim, foreign, node, own, before, reasons)
@@ -117,11 +126,23 @@ def place(request: Request, node: Node, own: Ownership, policy: Policy, previous
                      _waiting(request, own, allowed))
 
 
+def _as_it_is(request: Request) -> Placement:
+    """Every thread is left alone: whatever masks they have may have been set by hand, for a reason."""
+    vcpus = sorted(vcpu.id for vcpu in request.vcpus)
+    return Placement(request.id, EMPTY, Verdict.UNMANAGED, (UNMANAGED,),
+                     tuple(VcpuPlace(vcpu, None) for vcpu in vcpus),
+                     {role: None for role in ThreadRole if role is not ThreadRole.VCPU},
+                     {container.id: tuple(vcpus) for container in request.containers
+                      if container.state is not ContainerState.STOPPED})
+
+
 def _mask(claim: Claims, foreign: CpuSet, node: Node, own: Ownership, before: Previous,
           reasons: list[str]) -> CpuSet:
     """S: the OR of the containers' cpusets. Never empty: an empty mask is no mask to the kernel (EINVAL)."""
-    if not claim.exclusive and not claim.shared:
-        mask = own.pool
+    none = not claim.exclusive and not claim.shared
+    if none:
+        # Without a pool that is known, what it had while its containers were there is all there is to go by.
+        mask = EMPTY if node.shared_pool is None else own.pool
     else:
         mask = claim.cpus | union(own.pool if cpus is None else cpus for _, cpus in claim.shared)
     if mask - foreign:
@@ -130,6 +151,8 @@ def _mask(claim: Claims, foreign: CpuSet, node: Node, own: Ownership, before: Pr
         why = f"its CPUs {mask} are other containers' alone"
     elif claim.exclusive or any(cpus is not None for _, cpus in claim.shared):
         why = "none of the sandbox's CPUs is online"
+    elif none and node.shared_pool is None:
+        why = "no container of it is known any more, and no shared pool"
     else:
         why = "the shared pool has no CPU"
     last = before.mask & node.online

@@ -5,6 +5,7 @@ What stays out: the rules (ownership, placement), and what runs (observe).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 
 from vmpin import birth
@@ -14,11 +15,13 @@ from vmpin.cpuset import CpuSet, union
 from vmpin.model import SandboxId, Vcpu, VcpuId
 from vmpin.observe import Vm
 from vmpin.ownership import Claims, Node, Ownership, claims, ownership, with_unseen
-from vmpin.placement import Placement, Request, place
+from vmpin.placement import UNMANAGED, Placement, Request, Verdict, place
 from vmpin.policy import Policy
 from vmpin.state import DesiredState, SandboxState
 from vmpin.topology import Topology
 from vmpin.vcpuplaces import Previous
+
+logger = logging.getLogger(__name__)
 
 
 class Places:
@@ -38,6 +41,8 @@ class Places:
         self.previous: dict[SandboxId, Previous] = dict(previous)
         #: Whether `previous` is another than when this was last set to False.
         self.learned = False
+        #: The sandboxes whose VMs are left as they are, as nothing says where they belong. They have no placement.
+        self.unmanaged: set[SandboxId] = set()
         #: The sandboxes that something changed for.
         self.dirty: set[SandboxId] = set()
         self._claims: dict[SandboxId, Claims] = {}
@@ -88,10 +93,11 @@ class Places:
         changed = set()
         for sandbox in dirty:
             vm, known = vms.get(sandbox), state.sandboxes.get(sandbox)
-            if vm is None or known is None or known.held:
+            placement = None if vm is None or known is None or known.held else self._of(vm, known, vm.vcpus)
+            self._left_alone(sandbox, placement)
+            if vm is None or placement is None or placement.verdict is Verdict.UNMANAGED:
                 self.placements.pop(sandbox, None)
                 continue
-            placement = self._of(vm, known, vm.vcpus)
             if placement != self.placements.get(sandbox):
                 self.placements[sandbox] = placement
                 previous = placement.previous(self.previous.get(sandbox), vm.known)
@@ -101,6 +107,14 @@ class Places:
                 moved(sandbox)
                 changed.add(sandbox)
         return changed
+
+    def _left_alone(self, sandbox: SandboxId, placement: Placement | None) -> None:
+        """Keep whether a VM is unmanaged, and log it once."""
+        if placement is None or placement.verdict is not Verdict.UNMANAGED:
+            self.unmanaged.discard(sandbox)
+        elif sandbox not in self.unmanaged:
+            self.unmanaged.add(sandbox)
+            logger.info("unmanaged sandbox=%s: %s", sandbox, UNMANAGED)
 
     def at_exec(self, sandbox: SandboxId, state: DesiredState) -> Placement | None:
         """Where the processes of a sandbox go that has just begun; None when they are to be left alone."""

@@ -302,6 +302,7 @@ class Reconciler:
         self.circumstances.keep_only(vms)
         for sandbox in self.placements.keys() - vms.keys():
             del self.placements[sandbox]
+        self.places.unmanaged &= vms.keys()
         for sandbox in self._odd.keys() - vms.keys():
             del self._odd[sandbox]
         helped = self.observer.census.helped()

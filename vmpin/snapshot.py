@@ -145,7 +145,7 @@ def _sandbox(reconciler: Reconciler, sandbox: SandboxState, vm: Vm | None, threa
                         _cgroup(reconciler, vm) if wide and vm is not None else None, guest,
                         None if history is None else history.data(),
                         account.data() if wide and account is not None else None,
-                        None if births is None else births.data())
+                        None if births is None else births.data(), sandbox.id in reconciler.places.unmanaged)
 
 
 def _cgroup(reconciler: Reconciler, vm: Vm) -> dict[str, object] | None:
@@ -179,9 +179,10 @@ def outcome(report: Report) -> dict[str, object]:
             "seconds": round(report.seconds, 6)}
 
 
-def planned(report: Report) -> dict[str, object]:
-    """What a pass would do, as `vmpin plan` tells it."""
-    return {"operations": [_operation(result.operation) for result in report.results]}
+def planned(reconciler: Reconciler, report: Report) -> dict[str, object]:
+    """What a pass would do, and which VMs it leaves as they are, as `vmpin plan` shows it."""
+    return {"operations": [_operation(result.operation) for result in report.results],
+            "unmanaged": sorted(reconciler.places.unmanaged)}
 
 
 def unpinned(results: list[Result], kept: Iterable[SandboxId]) -> dict[str, object]:

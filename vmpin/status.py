@@ -13,7 +13,7 @@ from vmpin.allocation import CpuManagerState, given, judged
 from vmpin.cpuset import CpuSet
 from vmpin.model import Container, ContainerId, Pod, SandboxId, VmThread
 from vmpin.ownership import Collision, Node, Ownership, is_exclusive
-from vmpin.placement import Placement, Verdict
+from vmpin.placement import UNMANAGED, Placement, Verdict
 from vmpin.state import Known, SandboxState
 
 VERSION = 1
@@ -55,16 +55,16 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
                  cgroup: Mapping[str, object] | None = None,
                  guest: tuple[Mapping[str, object], Mapping[ContainerId, Mapping[str, object]]] | None = None,
                  drift: Mapping[str, object] | None = None, proof: Mapping[str, object] | None = None,
-                 birth: Mapping[str, object] | None = None,
+                 birth: Mapping[str, object] | None = None, unmanaged: bool = False,
                  ) -> dict[str, object]:
     """One sandbox. `vmm` is {type, pid}, None when it does not run; `notes` are reasons beside the placement's own;
     `disagreements` say by container what its sources do not agree on; `cgroup` is the VMM's {path, cpus}; `guest`
     is what was heard of its guest, and there of each container (None: the guest is told nothing); `drift` is what was
     put back of its threads, None for nothing, `proof` where they ran, None where that is not asked or known, and
-    `birth` how they were born, None where nobody told."""
+    `birth` how they were born, None where nobody told. `unmanaged`: it is left as it is."""
     odd = disagreements or {}
     told = [f"the sources disagree on the CPUs of container {container}: {text}" for container, text in odd.items()]
-    verdict, reasons = judge(state, placement, vmm, threads, [*notes, *told])
+    verdict, reasons = judge(state, placement, vmm, threads, [*notes, *told], unmanaged)
     containers = []
     for container in judged(state, kubelet):
         vcpus = placement.containers.get(container.id) if placement is not None else None
@@ -115,12 +115,17 @@ def _when(nanoseconds: int) -> str:
 
 
 def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, object] | None,
-          threads: Sequence[Seen], notes: Iterable[str] = ()) -> tuple[Verdict, list[str]]:
-    """What a sandbox is to be called, and why; `notes` are more reasons, and change no verdict."""
+          threads: Sequence[Seen], notes: Iterable[str] = (), unmanaged: bool = False) -> tuple[Verdict, list[str]]:
+    """What a sandbox is to be called, and why; `notes` are more reasons, and change no verdict.
+
+    :param unmanaged: nothing says where its threads belong, so that it has no placement.
+    """
     if vmm is None:
         return Verdict.OFF, ["its VMM does not run"]
     if placement is None:
-        return Verdict.OFF, ["unpinned by hand: `vmpin reconcile` takes it back"] if state.held else ["not yet placed"]
+        if state.held:
+            return Verdict.OFF, ["unpinned by hand: `vmpin reconcile` takes it back"]
+        return (Verdict.UNMANAGED, [UNMANAGED]) if unmanaged else (Verdict.OFF, ["not yet placed"])
     reasons = list(placement.reasons)
     verdict = placement.verdict
     wrong = [seen for seen in threads if not seen.ok]

@@ -93,7 +93,8 @@ def test_two_exclusive_cpus(node: Node, cpus: tuple[str, str], vcpus: int, expec
 
 
 def test_union_puts_every_vcpu_on_the_sandbox_mask(node: Node, cpus: tuple[str, str]) -> None:
-    node.configure(node={"shared_pool": cpus[0]}, policy={"vcpus": "union"})
+    node.configure(node={"shared_pool": cpus[0]},
+                   policy={"vcpus": "union", "iothreads": "sandbox", "emulator": "sandbox"})
     with Qemu(node.id("a"), vcpus=3) as vm:
         node.start()
         node.container(vm.sandbox, "web", cpus[1])
@@ -204,12 +205,51 @@ def test_a_vcpu_plugged_in_later_is_placed(node: Node, cpus: tuple[str, str]) ->
         node.wait_for_vcpus(vm.pid, {0: cpus[0], 1: cpus[1], 7: cpus[0]}, cpus[0])
 
 
+# Nothing says where it belongs
+
+
+def test_masks_set_by_hand_stay_until_a_container_is_known(node: Node, cpus: tuple[str, str]) -> None:
+    second = cpus[1]
+    with Qemu(node.id("a"), vcpus=2, maxcpus=4) as vm:
+        for tid, vcpu in vm.vcpus().items():
+            os.sched_setaffinity(tid, {int(cpus[vcpu])})
+        by_hand = by_tid(vm.pid)
+        node.start()
+        node.wait_for_log("unmanaged sandbox=")
+        new = vm.add_vcpu()
+        assert node.data("reconcile")["operations"] == []
+        assert {tid: mask for tid, mask in by_tid(vm.pid).items() if tid in by_hand} == by_hand
+        (born,) = (tid for tid, vcpu in vm.vcpus().items() if vcpu == new)
+        assert by_tid(vm.pid)[born] == by_hand[vm.pid]
+        status = node.sandbox(vm.sandbox)
+        assert (status["verdict"], status["mask"], status["drift"], status["birth"]) == ("unmanaged", None, None, None)
+        assert "no container of it is known" in " ".join(status["reasons"])
+        assert {thread["wanted"] for thread in status["threads"]} == {None}
+        assert "is left alone" in node.cli("explain", vm.sandbox).stdout
+        verified = node.cli("verify")
+        assert verified.returncode == 0
+        assert "is unmanaged: its threads keep their masks" in verified.stdout
+        assert node.data("verify")["unmanaged"] == [vm.sandbox]
+        assert node.data("plan") == {"operations": [], "unmanaged": [vm.sandbox]}
+        assert node.log().count("unmanaged sandbox=") == 1
+
+        node.container(vm.sandbox, "web", second)
+        node.wait_for_all(vm.pid, second)
+        assert node.sandbox(vm.sandbox)["verdict"] == "floating"
+        node.gone(vm.sandbox, "web")
+        wait(lambda: node.sandbox(vm.sandbox)["verdict"] == "degraded", "it should have lost its container")
+        assert node.data("reconcile")["operations"] == []
+        # What is given back is what it had at the moment when it was managed.
+        assert node.cli("unpin", vm.sandbox).returncode == 0
+        assert {tid: mask for tid, mask in by_tid(vm.pid).items() if tid in by_hand} == by_hand
+
+
 # Configuration
 
 
 def test_sighup_loads_the_configuration_again(node: Node, cpus: tuple[str, str]) -> None:
     first, second = cpus
-    node.configure(node={"shared_pool": first})
+    node.configure(node={"shared_pool": first}, policy={"emulator": "sandbox"})
     with Qemu(node.id("a"), vcpus=2) as vm:
         node.start()
         node.container(vm.sandbox, "web", second)
@@ -248,6 +288,7 @@ def test_a_container_without_a_vm_is_never_touched_and_its_cpus_count(node: Node
     node.configure(policy={"exclusive_annotation": "vmpin/exclusive"})
     with Qemu(node.id("a"), vcpus=2) as vm:
         node.start()
+        node.container(vm.sandbox, "web", None)
         plain = node.real(runtime, node.id("plain"), "plain", cpus[1], {"vmpin/exclusive": "true"})
         plain.run()
         before = by_tid(plain.pid)
@@ -342,6 +383,8 @@ def test_a_vm_that_was_in_a_small_cgroup_before_is_left_as_it_is(node: Node, cpu
     with Qemu(node.id("a")) as vm:
         (node.cpuset_cgroup(cpus[1]) / "cgroup.procs").write_text(str(vm.pid))
         node.start()
+        node.container(vm.sandbox, "web", None)
+        node.wait_for_log("pinned sandbox=")
         node.resyncs()
         status = node.sandbox(vm.sandbox)
         assert status["verdict"] == "degraded"

@@ -78,9 +78,22 @@ def test_what_others_own_is_none_of_its_cpus() -> None:
     other = state("0-3", sandbox=OTHER)
     node = Node(EIGHT, None)
     exclusive = own(other, node=Node(EIGHT, cpus("7")))
-    found = birth.at_exec(MINE, None, node, ownership(exclusive.claims, node), Policy())
+    mine = state(None)
+    there = ownership({**exclusive.claims, **own(mine, node=node).claims}, node)
+    found = birth.at_exec(MINE, mine, node, there, Policy())
     assert found is not None
     assert found.mask == cpus("4-7")
+
+
+@pytest.mark.parametrize("known", [None, state()])
+def test_where_neither_a_container_nor_a_pool_is_known_it_is_left_as_it_is(known: SandboxState | None) -> None:
+    node = Node(EIGHT, None)
+    there = ownership({}, node)
+    assert birth.at_exec(MINE, known, node, there, Policy()) is None
+    # Once it was managed, it stays where it was.
+    found = birth.at_exec(MINE, known, node, there, Policy(), previous=Previous(cpus("2-3")))
+    assert found is not None
+    assert found.mask == cpus("2-3")
 
 
 @given(st.lists(st.none() | st.frozensets(st.integers(0, 7), min_size=1).map(CpuSet), max_size=4),

@@ -266,6 +266,8 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("sandboxes", facts(status=status(sandbox(threads=[{"ok": False}])), watcher=Watcher()), "warn", "would put"),
     ("sandboxes", facts(status=status(sandbox(verdict="degraded", reasons=["too few"]))), "warn", "less than"),
     ("sandboxes", facts(status=status(sandbox(threads=[{"ok": True}]))), "ok", "1 sandboxes"),
+    ("sandboxes", facts(status=status(sandbox(verdict="unmanaged", reasons=["x"], threads=[{"ok": True}]))), "warn",
+     "1 VMs are left as they are"),
     ("collisions", facts(status=status(collisions=[{"cpu": 2, "what": "two"}])), "bad", "1 CPUs"),
     ("collisions", facts(status=status(disagreements=[{"container": "c", "what": "x"}])), "warn", "disagree"),
 ])

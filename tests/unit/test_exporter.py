@@ -49,7 +49,7 @@ def test_threads_are_counted_by_what_the_kernel_says_of_them(node: Node) -> None
     assert counted == {("placed", "vcpu"): 1, ("elsewhere", "vcpu"): 1, ("placed", "emulator"): 1,
                        ("trimmed", "emulator"): 1, ("unasked", "iothread"): 1}
     assert node.values("vmpin_sandboxes") == {
-        ("pinned",): 0, ("floating",): 0, ("waiting",): 0, ("degraded",): 1, ("off",): 0}
+        ("pinned",): 0, ("floating",): 0, ("waiting",): 0, ("degraded",): 1, ("unmanaged",): 0, ("off",): 0}
     astray = next(thread for thread in node.reconciler.observer.vms[node.id].threads() if thread.vcpu == 1)
     os.sched_setaffinity(astray.id.tid, node.first)
     trimmed = next(thread for thread in node.reconciler.observer.vms[node.id].threads()

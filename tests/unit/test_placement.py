@@ -10,7 +10,7 @@ import pytest
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
 from vmpin.ownership import Collision, Node, claims, contested, is_exclusive, ownership
-from vmpin.placement import Placement, Request, Verdict, place
+from vmpin.placement import UNMANAGED, Placement, Request, Verdict, place
 from vmpin.policy import Policy, Spare, Vcpus, Where
 from vmpin.topology import Topology
 from vmpin.vcpuplaces import Previous, share
@@ -98,7 +98,7 @@ def test_created_and_running_containers_count_stopped_and_pause_do_not(
 
 def test_the_cpus_of_a_stopped_container_are_nobodys() -> None:
     stopped = replace(own_cpus("main", "2-3"), state=ContainerState.STOPPED)
-    found = decide([], vcpus(0), node("0-3"), others=[[stopped]])
+    found = decide([box("side", None)], vcpus(0), node("0-3"), others=[[stopped]])
     assert shown(found) == {0: "0-3"}
 
 
@@ -108,7 +108,7 @@ def test_the_cpus_of_a_stopped_container_are_nobodys() -> None:
     # No container yet: P.
     ([], "0-3", [], "0-3"),
     # P unknown: the online CPUs minus every exclusive one, the sandbox's own too.
-    ([], None, [[own_cpus("x", "4-15")]], "0-3"),
+    ([box("side", None)], None, [[own_cpus("x", "4-15")]], "0-3"),
     ([own_cpus("main", "2"), box("side", None)], None, [[own_cpus("x", "4-15")]], "0-3"),
     # A container without a cpuset contributes P, as does one with an empty cpuset.
     ([box("side", None)], "0-3", [], "0-3"),
@@ -141,7 +141,7 @@ def test_the_mask_is_the_or_of_the_cpusets_and_p_for_who_has_none(
     # And there is no other.
     ([box("side", "2-3")], [[own_cpus("x", "0-7")]], "2-3", "0-7",
      "its CPUs 2-3 are other containers' alone, and no CPU is left for it: it may run on every online CPU"),
-    ([], [[own_cpus("x", "0-7")]], "", "0-7",
+    ([box("side", None)], [[own_cpus("x", "0-7")]], "", "0-7",
      "the shared pool has no CPU, and no CPU is left for it: it may run on every online CPU"),
 ])
 def test_a_mask_of_which_nothing_is_left_is_replaced_and_reported(
@@ -153,6 +153,32 @@ def test_a_mask_of_which_nothing_is_left_is_replaced_and_reported(
     foreign = {cpu for theirs in others for each in theirs for cpu in each.cpuset or EMPTY}
     if foreign != set(range(8)):
         assert not foreign & found.vcpus[0].cpus.frozen()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("containers", [
+    [], [box("pause", "0-7", pause=True)], [replace(box("gone", "0-1"), state=ContainerState.STOPPED)]],
+    ids=["none", "the pause container", "a stopped one"])
+def test_a_vm_without_a_container_and_without_a_pool_is_left_as_it_is(containers: list[Container]) -> None:
+    found = decide(containers, vcpus(0, 1), node("0-7"), others=[[own_cpus("x", "4-5")]])
+    assert found.verdict is Verdict.UNMANAGED
+    assert found.reasons == (UNMANAGED,)
+    assert found.mask == EMPTY
+    assert {place.cpus for place in found.vcpus} == set(found.others.values()) == {None}
+    assert found.previous() == Previous(EMPTY, {VcpuId(0): (None, None), VcpuId(1): (None, None)})
+    # Decided anew from that it is the same; with a pool, or a container, it is managed.
+    assert decide(containers, vcpus(0, 1), node("0-7"), previous=found.previous()) == found
+    assert str(decide(containers, vcpus(0, 1), node("0-7", pool="0-3")).mask) == "0-3"
+    assert str(decide([*containers, box("side", "2")], vcpus(0, 1), node("0-7")).mask) == "2"
+
+
+def test_a_vm_that_has_lost_its_containers_and_has_no_pool_keeps_its_mask() -> None:
+    before = decide([own_cpus("main", "4-5"), box("side", "0-1")], vcpus(0, 1, 2), node("0-7")).previous()
+    found = decide([], vcpus(0, 1, 2), node("0-7"), previous=before)
+    assert str(found.mask) == "0-1,4-5"
+    assert found.verdict is Verdict.DEGRADED
+    assert found.reasons == ("no container of it is known any more, and no shared pool: the last valid mask 0-1,4-5 "
+                             "is kept",)
+    assert shown(found) == {0: "0-1,4-5", 1: "0-1,4-5", 2: "0-1,4-5"}
 
 
 # --- how many vCPUs for how many CPUs --------------------------------------------------------------------------------

@@ -162,6 +162,9 @@ def test_no_thread_gets_an_empty_mask_an_offline_cpu_or_anothers_cpu(
     own = world.own
     for placement in world.place(policy, data.draw(befores(world))):
         foreign = own.foreign(placement.sandbox)
+        if placement.verdict is Verdict.UNMANAGED:
+            assert masks(placement) == []
+            continue
         assert placement.mask
         for cpus in [placement.mask, *masks(placement)]:
             assert cpus
@@ -198,7 +201,9 @@ def test_the_mask_is_no_wider_than_what_the_containers_and_the_pool_give(world: 
     for request, placement in zip(world.requests, world.place(), strict=True):
         live = [each for each in request.containers if each.state is not ContainerState.STOPPED and not each.pause]
         asked = union(each.cpuset or own.pool for each in live) if live else own.pool
-        if placement.mask != asked & world.node.online:
+        if not live and world.node.shared_pool is None:
+            assert placement.verdict is Verdict.UNMANAGED
+        elif placement.mask != asked & world.node.online:
             assert placement.verdict is Verdict.DEGRADED
             assert placement.reasons
             assert (asked & world.node.online) <= own.foreign(request.id)
@@ -221,7 +226,7 @@ def test_one_to_one_is_one_to_one_and_every_exclusive_cpu_has_its_vcpu(
             assert [vcpu.id for vcpu in placement.vcpus if vcpu.container is not None] == [vcpu.id for vcpu in pinned]
         else:
             assert not pinned
-            assert placement.verdict is Verdict.DEGRADED
+            assert placement.verdict in (Verdict.DEGRADED, Verdict.UNMANAGED)
 
 
 @given(kubelet_worlds(), policies)
@@ -267,7 +272,8 @@ def test_every_container_has_vcpus_and_exclusive_ones_only_their_own(data: st.Da
 def test_a_degraded_verdict_has_a_reason_and_pinned_means_nothing_is_missing(world: World, policy: Policy) -> None:
     for request, placement in zip(world.requests, world.place(policy), strict=True):
         assert placement.verdict is not Verdict.DEGRADED or placement.reasons
-        assert (placement.verdict is Verdict.OFF) == (policy.vcpus is Vcpus.OFF)
+        if placement.verdict is not Verdict.UNMANAGED:
+            assert (placement.verdict is Verdict.OFF) == (policy.vcpus is Vcpus.OFF)
         if placement.verdict is Verdict.PINNED:
             assert request.known
             assert {cpu for vcpu in placement.vcpus if vcpu.pinned for cpu in vcpu.cpus or EMPTY} == set(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 
 from vmpin import config, places
 from vmpin.cpuset import CpuSet
-from vmpin.model import SandboxId, ThreadId, ThreadRole, VmmType
+from vmpin.events import Source
+from vmpin.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmmType
 from vmpin.observe import Process, Vm
-from vmpin.placement import Placement, Request, place
+from vmpin.placement import UNMANAGED, Placement, Request, place
 from vmpin.places import Places
-from vmpin.state import DesiredState, SandboxState
+from vmpin.state import DesiredState, Known, SandboxState
 from vmpin.topology import Topology
 
 ONE, TWO = SandboxId("one"), SandboxId("two")
@@ -29,7 +31,8 @@ def known(tmp_path: Path) -> Places:
     return made
 
 
-STATE = DesiredState({sandbox: SandboxState(sandbox) for sandbox in (ONE, TWO)})
+SIDE = Known(Container(ContainerId("side")), Source.BUNDLE, 1)
+STATE = DesiredState({sandbox: SandboxState(sandbox, containers={SIDE.container.id: SIDE}) for sandbox in (ONE, TWO)})
 VMS = {ONE: vm(ONE, 10), TWO: vm(TWO, 20)}
 
 
@@ -42,6 +45,32 @@ def test_nobody_is_placed_again_for_whom_nothing_changed(known: Places) -> None:
     known.dirty = {ONE}
     assert known.place(STATE, VMS, moved.append) == set()  # it is where it was
     assert (len(moved), known.learned) == (2, False)
+
+
+def test_a_vm_is_unmanaged_until_a_container_of_it_is_known(known: Places, caplog: pytest.LogCaptureFixture) -> None:
+    moved: list[SandboxId] = []
+    bare = DesiredState({sandbox: SandboxState(sandbox) for sandbox in (ONE, TWO)})
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert known.place(bare, VMS, moved.append) == set()
+            known.dirty = {ONE, TWO}
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        f"unmanaged sandbox={sandbox}: {UNMANAGED}" for sandbox in (ONE, TWO)]
+    assert (known.unmanaged, known.placements, known.previous) == ({ONE, TWO}, {}, {})
+    assert known.at_exec(ONE, bare) is None
+    known.dirty = {ONE}
+    assert known.place(STATE, VMS, moved.append) == {ONE}
+    assert (known.unmanaged, list(known.placements)) == ({TWO}, [ONE])
+    # It has lost its container: the mask stays.
+    known.dirty = {ONE}
+    known.place(bare, VMS, moved.append)
+    assert (known.unmanaged, known.placements[ONE].mask) == ({TWO}, CpuSet(range(4)))
+    # A pool that becomes known takes the other in; what is unpinned by hand is not unmanaged.
+    known.renew(config.load(None, {}, {"paths.run": "/run/x", "node.shared_pool": "0-3"}), known.node.topology, None,
+                [ONE, TWO])
+    known.place(bare, VMS, moved.append)
+    assert not known.unmanaged
+    assert set(known.placements) == {ONE, TWO}
 
 
 def test_who_has_been_placed_is_told_of_though_the_next_one_fails(known: Places,

@@ -13,6 +13,7 @@ from vmpin import scenario
 from vmpin.cpuset import CpuSet
 from vmpin.errors import ConfigError
 from vmpin.model import ContainerId, SandboxId, VcpuId
+from vmpin.placement import UNMANAGED
 from vmpin.policy import Policy, Vcpus, Where
 from vmpin.topology import Topology
 from vmpin.vcpuplaces import Previous
@@ -161,8 +162,8 @@ def test_little_need_be_said(tmp_path: Path) -> None:
         assert load(tmp_path, text, machine).sandboxes == ()
     one = load(tmp_path, "sandboxes: [{id: 7}]", machine)
     assert scenario.run(one).data()["sandboxes"] == [{
-        "id": "7", "mask": "0-3", "verdict": "floating", "reasons": [], "vcpus": [], "iothreads": [], "vhost": "0-3",
-        "emulator": "0-3", "containers": []}]
+        "id": "7", "mask": "", "verdict": "unmanaged", "reasons": [UNMANAGED], "vcpus": [], "iothreads": [],
+        "vhost": None, "emulator": None, "containers": []}]
     assert one.node.topology is machine
     given = load(tmp_path, "topology: {online: 5}", machine)
     assert given.node.topology == Topology.build(CpuSet.parse("5"))

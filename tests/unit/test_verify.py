@@ -23,8 +23,8 @@ def thread(wanted: str | None = "1", actual: str = "1") -> dict[str, Any]:
             "ok": wanted in (None, actual)}
 
 
-def sandbox(name: str, *threads: dict[str, Any]) -> dict[str, Any]:
-    return {"id": name, "vmm": None, "threads": list(threads)}
+def sandbox(name: str, *threads: dict[str, Any], verdict: str = "pinned") -> dict[str, Any]:
+    return {"id": name, "vmm": None, "verdict": verdict, "threads": list(threads)}
 
 
 def collision(*sandboxes: str) -> dict[str, Any]:
@@ -79,6 +79,7 @@ GOOD = "all 2 threads of 1 VM sandboxes are where they should be"
     (status(), [], 0, "no VM sandbox runs on this node: nothing was compared"),
     (status(sandbox("a")), [], 0, "none of 1 VM sandboxes has a VMM that runs: nothing was compared"),
     (status(sandbox("a", thread(None, "0-1"))), [], 0, "left alone (unpinned, unmanaged, or off by policy)"),
+    (status(sandbox("a", thread(None, "0-1"), verdict="unmanaged")), [], 0, "a is unmanaged: its threads keep their"),
     (status(sandbox("a", thread(), thread("1", "0-1"))), [], 1, "1 of 2 threads are not where they should be"),
     (status(sandbox("a", thread(), thread()), collisions=(collision("a", "b"),)), [], 1, "COLLISION on CPU 3: "),
     (status(sandbox("a", thread(), thread()), collisions=(collision("a", "b"),)), ["a"], 1, "COLLISION on CPU 3: "),

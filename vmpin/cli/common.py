@@ -239,5 +239,5 @@ def print_styled(lines: Iterable[Sequence[tuple[str, str]]]) -> None:
         console.print(Text.assemble(*line), soft_wrap=False)
 
 
-VERDICTS = {"pinned": "green", "floating": "cyan", "degraded": "yellow", "waiting": "yellow", "off": "dim",
-            "yes": "green", "no": "red"}
+VERDICTS = {"pinned": "green", "floating": "cyan", "degraded": "yellow", "waiting": "yellow", "unmanaged": "yellow",
+            "off": "dim", "yes": "green", "no": "red"}

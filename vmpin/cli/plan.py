@@ -74,13 +74,16 @@ def run(args: argparse.Namespace) -> int:
         from vmpin import oneshot, snapshot
 
         quiet_log(config)
-        planned: Document = snapshot.planned(oneshot.look(config)[1])
+        planned: Document = snapshot.planned(*oneshot.look(config))
         found = planned
     if args.output == "json":
         print_data(found, "json")
         return 0
     for operation in found["operations"]:
         print(shown(operation["what"]))
+    for sandbox in found.get("unmanaged", ()):
+        print(f"sandbox {shown(sandbox)} is unmanaged: no container of it is known, and no shared pool; its threads "
+              "keep their masks")
     if not found["operations"]:
         print("nothing to do: every thread is in its place")
     return 0
@@ -111,7 +114,7 @@ def _machine() -> Topology | None:
 
 def _print(found: Document) -> None:
     for sandbox in found["sandboxes"]:
-        print(f"sandbox {sandbox['id']}: {sandbox['verdict']}, mask {sandbox['mask']}")
+        print(f"sandbox {sandbox['id']}: {sandbox['verdict']}, mask {sandbox['mask'] or 'none'}")
         for reason in sandbox["reasons"]:
             print(f"  {reason}")
         rows: list[list[object]] = [

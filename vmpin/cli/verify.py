@@ -78,6 +78,7 @@ def _verify(args: argparse.Namespace) -> int:
     chosen = None if args.sandbox is None else found["sandboxes"][0]["id"]
     collisions = [collision for collision in found["node"]["collisions"]
                   if chosen is None or chosen in collision["sandboxes"]]
+    unmanaged = [sandbox["id"] for sandbox in found["sandboxes"] if sandbox["verdict"] == "unmanaged"]
     past, strayed = None, False
     if since is not None:
         past = proof(config, chosen, since)
@@ -86,7 +87,7 @@ def _verify(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_data({"ok": good, "threads": len(threads), "sandboxes": len(found["sandboxes"]),
                     "drift": [{"sandbox": sandbox, **thread} for sandbox, thread in drift],
-                    "collisions": collisions,
+                    "collisions": collisions, "unmanaged": unmanaged,
                     **({} if past is None else {"proof": past | {"total": total(past)}})}, "json")
         return 0 if good else 1
     if drift:
@@ -96,6 +97,8 @@ def _verify(args: argparse.Namespace) -> int:
         print(f"{len(drift)} of {len(threads)} threads are not where they should be")
     else:
         print(_without_drift(len(found["sandboxes"]), [thread for _, thread in threads]))
+    for sandbox in unmanaged:
+        print(f"{short(sandbox)} is unmanaged: its threads keep their masks (vmpin explain {short(sandbox)})")
     for collision in collisions:
         print(f"COLLISION on CPU {collision['cpu']}: {shown(collision['what'])}")
     if past is not None:

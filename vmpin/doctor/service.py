@@ -194,6 +194,12 @@ def sandboxes(facts: Facts) -> Verdict:
     if drift:
         return warn(f"{len(drift)} threads are not where vmpin would put them",
                     "vmpin reconcile, or start the watcher", *evidence)
+    unmanaged = [sandbox["id"] for sandbox in found if sandbox["verdict"] == "unmanaged"]
+    if unmanaged:
+        return warn(f"{len(unmanaged)} VMs are left as they are: neither a container of theirs nor a shared pool is "
+                    f"known: {several(unmanaged)}", "for pods: NRI, the OCI hook or Kata's state has to report their "
+                    "containers (docs/sources.md); node.shared_pool, or the kubelet's static policy, places them "
+                    "until then; for VMs that are no pods: watch.only excludes them", *evidence)
     if degraded:
         return warn(f"{len(degraded)} sandboxes have less than was asked: "
                     f"{several(sandbox['id'] for sandbox in degraded)}", "vmpin explain SANDBOX says why", *evidence)
