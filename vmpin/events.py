@@ -106,10 +106,10 @@ Event = SandboxSeen | ContainerSeen | CpusetSeen | ContainerStopped | ContainerE
 class Claim:
     """Somebody's word that a process is a sandbox's VMM.
 
-    It counts when `identity` (read while the word was fresh) is still that process, or when `words` (the sandbox's id,
-    the VM's UUID) stand on its command line.
+    It counts when `identity` (read while the word was fresh) is still that process, or when its command line names the
+    sandbox by its whole id, or the VM by `uuid` ("" for none): never for a part of either, which anyone's may hold.
     """
 
     pid: int
-    words: tuple[str, ...] = ()
+    uuid: str = ""
     identity: ThreadId | None = None

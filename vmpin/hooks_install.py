@@ -21,6 +21,7 @@ from typing import Any
 
 from vmpin import resources
 from vmpin.errors import UsageError
+from vmpin.host.regular import read_regular
 
 STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 #: Kata's runtime-rs never runs createRuntime for the containers of a pod, its Go shim never createContainer.
@@ -33,6 +34,8 @@ DEFAULT_DEADLINE_MS = 200
 #: interpreter that cannot be started, on a node whose disk hangs.
 DEFAULT_TIMEOUT_S = 30
 
+#: Bytes; a registration has some hundred, the script a few thousand.
+_MOST = 1 << 20
 _MARK = b'"""vmpin-hook: '
 _OLDEST = (3, 9)
 
@@ -287,7 +290,7 @@ def _removals(hooks_dir: Path, script: Path, stages: Sequence[str]) -> list[Oper
 def _is_registration(path: Path, script: Path) -> bool:
     """Whether `path` is a hooks.d file for `script`; one that cannot be read is not."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path, _MOST, follow=True)[0])
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and _points_to(found.get("hook"), script)
@@ -302,8 +305,8 @@ def _points_to(entry: object, script: Path) -> bool:
 
 def _is_script(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
-            return file.readline(512).startswith(b"#!") and file.readline(512).startswith(_MARK)
+        first, _, rest = read_regular(path, _MOST, follow=True)[0].partition(b"\n")
+        return first.startswith(b"#!") and rest.startswith(_MARK)
     except OSError:
         return False
 

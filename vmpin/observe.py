@@ -19,7 +19,7 @@ from vmpin.events import Claim
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuThreads, VmmType, VmThread
 from vmpin.vmm import threads as vmm_threads
-from vmpin.vmm.processes import VmmProcess
+from vmpin.vmm.processes import VmmProcess, named_by_kata
 from vmpin.vmm.qemu_cmdline import GuestTopology
 from vmpin.vmm.qmp import QmpAnswer
 
@@ -170,7 +170,7 @@ class Observer:
         chosen: dict[SandboxId, int] = {}
         for sandbox, claim in claims.items():
             found = vmms.get(claim.pid)
-            if found is not None and _borne_out(sandbox, claim, *found):
+            if found is not None and _borne_out(sandbox, claim, *found[:2]):
                 chosen[sandbox] = claim.pid
         taken = set(chosen.values())
         for pid, (_, vmm, _) in sorted(vmms.items(), key=lambda item: item[1][0].starttime):
@@ -334,13 +334,13 @@ class Observer:
         return wanting
 
 
-def _borne_out(sandbox: SandboxId, claim: Claim, identity: ThreadId, vmm: VmmProcess, argv: list[str]) -> bool:
+def _borne_out(sandbox: SandboxId, claim: Claim, identity: ThreadId, vmm: VmmProcess) -> bool:
     """Whether a process is what somebody said: another may have its pid by now."""
     if vmm.sandbox == sandbox:
         return True
     if claim.identity is not None:
         return claim.identity == identity and vmm.sandbox is None
-    return any(word in argument for word in claim.words if word for argument in argv)
+    return named_by_kata(vmm, sandbox, claim.uuid)
 
 
 def _identified(vm: Vm) -> vmm_threads.Identified:

@@ -11,6 +11,7 @@ import zlib
 from pathlib import Path
 
 from vmpin.errors import StateFileError
+from vmpin.host.regular import read_regular
 from vmpin.proof import Ledger, Mark
 from vmpin.statefile import replace
 
@@ -33,8 +34,7 @@ def load(path: Path, boot_id: str, ledger: Ledger) -> str:
     """Let `ledger` go on where that of the file ended, if it is of this boot. :returns: what was wrong with it, ""
     for nothing."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES)
+        raw, _ = read_regular(path, MAX_BYTES)
     except FileNotFoundError:
         return ""
     except OSError as err:

@@ -23,6 +23,8 @@ from vmpin.vcpuplaces import Previous
 
 #: KVM's own limit is 4096 vCPUs (KVM_MAX_VCPUS); nobody has more iothreads or queues than that either.
 MAX_COUNT = 4096
+#: Bytes: a plan of a full node has some 2 MB.
+MAX_PLAN = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -119,15 +121,13 @@ def load(path: Path, machine: Topology | None = None) -> Scenario:
 
     :raises ConfigError: in one line.
     """
-    return _Reader(path).scenario(yamlfile.load(path), machine)
+    return _Reader(path).scenario(yamlfile.load(path, pipe=True), machine)
 
 
 def load_previous(path: Path) -> dict[SandboxId, Previous]:
     """Read an earlier output of `vmpin plan -o json`. :raises ConfigError: in one line."""
     try:
-        data = json.loads(path.read_bytes())
-    except OSError as err:
-        raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err
+        data = json.loads(yamlfile.read(path, MAX_PLAN, pipe=True))
     except (ValueError, RecursionError) as err:
         raise ConfigError(f"{path}: not JSON: {err}") from err
     yamlfile.check(path, data)

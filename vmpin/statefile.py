@@ -21,7 +21,7 @@ from vmpin.before import Before, ProcessMasks
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.errors import StateFileError
 from vmpin.events import Source
-from vmpin.host.procfs import read_file
+from vmpin.host.regular import open_regular, read_regular
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
 from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.vcpuplaces import Previous
@@ -66,7 +66,7 @@ def note(path: Path, boot_id: str, sandbox: SandboxId, main: ThreadId, mask: Cpu
     text = json.dumps([boot_id, sandbox, main.tid, main.starttime, str(mask)])
     left = f"\n{text}\n".encode()  # a line of its own, whatever a full disk left of the one before
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             while left:  # a disk with little room takes a part, and says nothing
                 left = left[os.write(fd, left):]
@@ -80,7 +80,7 @@ def note(path: Path, boot_id: str, sandbox: SandboxId, main: ThreadId, mask: Cpu
 def with_notes(path: Path, boot_id: str, kept: Kept) -> Kept:
     """With what the notes have that the file has not. A line that is none, as the last may be, is left out."""
     try:
-        raw = read_file(str(path), MAX_BYTES) or b""
+        raw, _ = read_regular(path, MAX_BYTES)
     except OSError:
         return kept
     before = dict(kept.before)
@@ -103,7 +103,9 @@ def replace(path: Path, content: bytes) -> None:
     """Temporary file, fsync, rename. :raises OSError: the old file is then still whole, and nothing is left beside."""
     made = path.with_name(f".{path.name}.new")
     try:
-        fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with suppress(FileNotFoundError):
+            made.unlink()  # left by a kill, or put there
+        fd = open_regular(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with open(fd, "wb") as file:
             file.write(content)
             file.flush()
@@ -127,8 +129,7 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[Kept, str]:
     :param set_aside: whether to rename such a file to `NAME.bad`; only for who holds the lock.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES)
+        raw, _ = read_regular(path, MAX_BYTES)
     except FileNotFoundError:
         return Kept(), ""
     except OSError as err:

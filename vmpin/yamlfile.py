@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import yaml
 
 from vmpin.errors import ConfigError
+from vmpin.host.regular import read_regular
 
 #: A configuration or scenario larger than this was not written by a person.
 MAX_BYTES = 4 << 20
@@ -31,16 +33,28 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load(path: Path) -> object:
+def load(path: Path, pipe: bool = False) -> object:
     """The document, None for an empty file. :raises ConfigError: in one line with file, line and what is wrong."""
+    return parse(path, read(path, MAX_BYTES, pipe))
+
+
+def read(path: Path, most: int, pipe: bool = False) -> bytes:
+    """A file that an operator named, and may well have linked.
+
+    :param pipe: also a pipe, to its end; a watcher that loads its configuration again never waits for one.
+    :raises ConfigError: in one line.
+    """
     try:
+        if not (pipe and path.is_fifo()):
+            return read_regular(path, most, follow=True)[0]
         with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+            raw = file.read(most + 1)
     except OSError as err:
-        raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err
-    if len(raw) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
-    return parse(path, raw)
+        why = f"larger than {most >> 20} MiB" if err.errno == errno.EFBIG else f"cannot be read: {err.strerror}"
+        raise ConfigError(f"{path}: {why}") from err
+    if len(raw) > most:
+        raise ConfigError(f"{path}: larger than {most >> 20} MiB")
+    return raw
 
 
 def parse(path: Path, raw: bytes) -> object:

@@ -254,3 +254,15 @@ def test_the_daemon_of_a_vhost_user_vsock_is_found(tmp_path: Path) -> None:
         daemon.stdin.write(b"\n")
         daemon.stdin.close()
         daemon.wait(120)
+
+
+@pytest.mark.parametrize(("inside", "found"), [("", [HybridVsock("vm4.vsock", 4000, 4000)]), ("\t1", [])])
+def test_a_daemon_in_a_container_is_none_of_the_vms(tmp_path: Path, inside: str, found: list[Channel]) -> None:
+    """Anyone's container may run a vhost-device-vsock with that socket's path on its command line."""
+    argv = ["qemu-system-x86_64", "-chardev", "socket,id=vv,path=/run/vd.sock", "-device",
+            "vhost-user-vsock-pci,chardev=vv"]
+    (tmp_path / "4000").mkdir()
+    (tmp_path / "4000/status").write_text(f"Name:\tvhost-device-vs\nNSpid:\t4000{inside}\n")
+    (tmp_path / "4000/cmdline").write_text("\0".join(
+        ["vhost-device-vsock", "--socket", "/run/vd.sock", "--uds-path", "vm4.vsock"]) + "\0")
+    assert find(VmFacts(POD, VmmType.QEMU, ME, argv), Procfs(tmp_path), tmp_path / "vc", tmp_path / "kata") == found

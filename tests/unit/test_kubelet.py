@@ -18,7 +18,7 @@ from vmpin.allocation import CpuManagerState
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
 from vmpin.runtime import kubelet
-from vmpin.runtime.kubelet import fnv32a, parse_checkpoint
+from vmpin.runtime.kubelet import MAX_ENTRIES, fnv32a, parse_checkpoint
 
 UID = "235148fe-393f-47a8-a17d-bd55bc1a836b"
 #: The checksums are those of the kubelet's own tests (state_checkpoint_test.go) and of nodes in the field.
@@ -312,3 +312,16 @@ def test_distorted_checkpoints_take_no_memory_to_speak_of() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 4 << 20
+
+
+@pytest.mark.parametrize(("shape", "fits", "beyond"), [
+    (lambda many: {"entries": {f"uid{at // 8}": {f"c{each}": "" for each in range(at, min(at + 8, many))}
+                               for at in range(0, many, 8)}}, MAX_ENTRIES, MAX_ENTRIES + 1),
+    (lambda many: {"entries": {f"id{at}": "" for at in range(many)}}, MAX_ENTRIES, MAX_ENTRIES + 1),
+    (lambda many: {"podEntries": {f"uid{at}": {"cpuSet": ""} for at in range(many)}}, MAX_ENTRIES, MAX_ENTRIES + 1)])
+def test_a_checkpoint_with_more_entries_than_cpus_is_refused(shape: Any, fits: int, beyond: int) -> None:
+    """Each pass looks at every entry: what fits into 4 MB could cost it seconds."""
+    head = {"policyName": "static", "defaultCpuSet": "0"}
+    parsed({**head, **shape(fits)})
+    with pytest.raises(SourceError, match="names more than 8192 containers and pods"):
+        parsed({**head, **shape(beyond)})

@@ -158,12 +158,12 @@ def test_what_is_no_regular_file_is_not_read(node: Node, tmp_path: Path) -> None
     node.path.unlink()
     node.path.mkdir()
     assert node.owned() == "2-3"
-    assert "no regular file" in node.warnings[-1]
+    assert "Is a directory" in node.warnings[-1]
     node.path.rmdir()
     os.rename(other, node.path)
     assert node.owned() == "2-3"
     assert node.state.trouble == ""
-    assert node.state.bad == 2
+    assert node.state.bad == 3
 
 
 def test_a_checkpoint_replaced_all_the_time_is_always_read_whole(node: Node) -> None:

@@ -51,6 +51,35 @@ def test_a_qemu_in_a_container_is_no_sandboxs_vmm(tmp_path: Path, spaces: str, v
     assert set(observer.vms) == vms
 
 
+FULL, UUID = "5a" * 32, "0a8b0c0e-1111-4222-8333-444455556666"
+
+
+@pytest.mark.parametrize(("argv", "uuid", "counts"), [
+    (["qemu-system-x86_64", "-name", f"sandbox-{FULL}"], "", True),
+    (["qemu-system-x86_64", "-uuid", UUID], UUID, True),
+    (["qemu-system-x86_64", "-name", "sandbox-factory", "-uuid", UUID.upper()], UUID, True),  # from Kata's factory
+    (["firecracker", "--id", FULL[:32]], "", True),
+    (["cloud-hypervisor", "--api-socket", f"/run/vc/vm/{FULL}/clh-api.sock"], "", True),
+    # Parts of it, and words in other places: a pod's author may write the kernel's command line.
+    (["qemu-system-x86_64", "-append", f"agent.log=debug {FULL}"], "", False),
+    (["qemu-system-x86_64", "-append", f"x={UUID}"], UUID, False),
+    (["qemu-system-x86_64", "-uuid", f"{UUID}0"], UUID, False),
+    (["qemu-system-x86_64", "-uuid", UUID, "-uuid", "other"], UUID, False),
+    (["qemu-system-x86_64", "-name", f"sandbox-{FULL[:32]}"], "", False),
+    (["qemu-system-x86_64", "-name", "sandbox-other", "-append", "a"], "a", False),
+    (["qemu-system-x86_64", "-uuid", "a"], "a", False),
+    (["qemu-system-x86_64"], "", False),
+    (["firecracker", "--id", FULL[:31]], "", False),
+    (["firecracker", "--id", "other", "-uuid", UUID], UUID, False)])
+def test_katas_file_claims_a_vmm_by_its_whole_id_or_uuid(tmp_path: Path, argv: list[str], uuid: str,
+                                                        counts: bool) -> None:
+    """By its pid alone it may be another's that has the number now."""
+    process(tmp_path, 4000, "vmm", *argv)
+    observer = Observer(Procfs(tmp_path))
+    observer.scan({SandboxId(FULL): Claim(4000, uuid)}, full=True)
+    assert (SandboxId(FULL) in observer.vms) is counts
+
+
 def nested(root: Path, pid: int, inside: str = "\t7") -> None:
     (root / str(pid) / "status").write_text(f"Name:\tx\nGroups:\t0 \nNSpid:\t{pid}{inside}\n")
 

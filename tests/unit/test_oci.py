@@ -323,7 +323,7 @@ def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
     assert refused(str(tmp_path)) == f"{path}: is no regular file"
     path.unlink()
     path.mkdir()
-    assert refused(str(tmp_path)) == f"{path}: is no regular file"
+    assert refused(str(tmp_path)) == f"{path}: Is a directory"
     path.rmdir()
     path.symlink_to("/dev/zero")
     assert refused(str(tmp_path)) == f"{path}: Too many levels of symbolic links"

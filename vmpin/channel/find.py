@@ -100,5 +100,6 @@ def _of_daemon(device: str, proc: Procfs) -> Iterable[Channel]:
     """The vhost-device-vsock that serves this device; asked for once a VM, as every process is looked at."""
     for pid in proc.pids():
         uds = daemon_uds(proc.cmdline(pid), device)
-        if uds is not None:
+        # In a pid namespace of its own it is a program in a container, whatever it calls itself.
+        if uds is not None and not proc.nested(pid):
             yield HybridVsock(uds, int(pid), int(pid))

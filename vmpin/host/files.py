@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import stat
 from pathlib import Path
 
 from vmpin.errors import SourceError
+from vmpin.host.regular import read_regular
 
 #: No configuration that people or tools write is larger.
 MAX_BYTES = 1 << 20
@@ -57,23 +57,11 @@ class Files:
     def read(self, path: str | Path, most: int = MAX_BYTES) -> bytes | None:
         """A file's bytes, None when there is none. :raises SourceError: when it cannot be read, or is none."""
         try:
-            fd = os.open(self.host(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+            return read_regular(self.host(path), most)[0]
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as err:
             raise SourceError(str(path), str(getattr(err, "strerror", "") or err)) from err
-        try:
-            info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode):
-                raise SourceError(str(path), "is no regular file")
-            if info.st_size > most:
-                raise SourceError(str(path), f"is {info.st_size} bytes long, at most {most} are read")
-            with open(fd, "rb", closefd=False) as file:
-                return file.read(most)
-        except OSError as err:
-            raise SourceError(str(path), str(err.strerror)) from err
-        finally:
-            os.close(fd)
 
     def text(self, path: str | Path) -> str | None:
         """The same as text. :raises SourceError: also when it is not UTF-8."""

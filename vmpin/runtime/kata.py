@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.errors import SourceError
+from vmpin.errors import SourceError, passing
+from vmpin.host.regular import read_regular
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, valid_id
 from vmpin.runtime.dialect import CRIO, KATA_BUNDLE, declared_exclusive, dialect_of, name_of, pod_of
 
@@ -106,14 +106,11 @@ class KataState:
 
     def _is_stopped(self, path: str) -> bool:
         try:
-            info = os.stat(path)
-            if not stat.S_ISREG(info.st_mode):
-                return False
+            info = os.stat(path, follow_symlinks=False)
             stamp = (info.st_ino, info.st_mtime_ns, info.st_size)
             known = self._stopped.get(path)
             if known is None or known[0] != stamp:
-                with open(path, "rb") as file:
-                    known = (stamp, _object(file.read(MAX_BYTES), path).get("State") == "stopped")
+                known = (stamp, _object(read_regular(path, MAX_BYTES)[0], path).get("State") == "stopped")
                 self._stopped[path] = (_lasting(info), known[1])
         except (OSError, SourceError):
             return False
@@ -122,11 +119,9 @@ class KataState:
     def _read(self, path: str, sid: SandboxId,
               parse: Callable[[SandboxId, bytes, int], KataSandbox]) -> KataSandbox | None:
         try:
-            info = os.stat(path)
+            info = os.stat(path, follow_symlinks=False)
         except OSError:
             return None
-        if not stat.S_ISREG(info.st_mode):
-            return None  # a FIFO would block
         stamp = (info.st_ino, info.st_mtime_ns, info.st_size)
         known = self._parsed.get(path)
         if known is not None and known[0] == stamp:
@@ -134,11 +129,15 @@ class KataState:
         sandbox: KataSandbox | None = None
         for attempt in range(5):
             try:
-                with open(path, "rb") as file:
-                    sandbox = parse(sid, file.read(MAX_BYTES), info.st_mtime_ns)
+                sandbox = parse(sid, read_regular(path, MAX_BYTES)[0], info.st_mtime_ns)
                 break
-            except OSError:
+            except FileNotFoundError:
                 return None
+            except OSError as err:
+                if passing(err):
+                    return known[1] if known else None
+                self.complain(f"{path}: {err.strerror}: it is not read")  # a FIFO, a link, too large
+                break
             except SourceError as err:
                 if attempt == 4:
                     # What was read before it was rewritten is better than nothing.

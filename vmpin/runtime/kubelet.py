@@ -19,6 +19,8 @@ from vmpin.model import valid_id
 NAME = "cpu_manager_state"
 #: A node full of pods has some 40 kB.
 MAX_BYTES = 4 << 20
+#: Containers and pods with CPUs of their own. Linux has 8192 CPUs at most (CONFIG_NR_CPUS), and each of these has one.
+MAX_ENTRIES = 8192
 #: Beyond this the checksum is not looked at: it costs Python some 0.1 µs a byte.
 MAX_CHECKED = 64 << 10
 
@@ -63,13 +65,16 @@ def _contents(found: dict[str, object], where: str) -> CpuManagerState:
     entries: dict[tuple[str, str], CpuSet] = {}
     pods: dict[str, CpuSet] = {}
     by_id: dict[str, CpuSet] = {}
-    for key, value in _mapping(found, "entries", where).items():
+    listed, by_pod = _mapping(found, "entries", where), _mapping(found, "podentries", where)
+    if len(by_pod) + sum(len(value) if isinstance(value, dict) else 1 for value in listed.values()) > MAX_ENTRIES:
+        raise SourceError(where, f"names more than {MAX_ENTRIES} containers and pods")
+    for key, value in listed.items():
         if isinstance(value, dict):
             for name, cpus in value.items():
                 entries[_id(key, where), _id(name, where)] = _cpus(cpus, f"{where}: entry {key}/{name}")
         else:
             by_id[_id(key, where)] = _cpus(value, f"{where}: entry {key}")
-    for key, value in _mapping(found, "podentries", where).items():
+    for key, value in by_pod.items():
         folded = {name.lower(): cpus for name, cpus in value.items()} if isinstance(value, dict) else {}
         pods[_id(key, where)] = _cpus(folded.get("cpuset"), f"{where}: pod entry {key}")
     if by_id and (entries or pods):

@@ -10,12 +10,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.errors import SourceError, passing
+from vmpin.host.regular import read_regular
 from vmpin.model import ContainerId, SandboxId, valid_id
 from vmpin.runtime.dialect import CRIO, Dialect, bundle_id, dialect_of, foreign, other, plain
 
@@ -159,14 +159,6 @@ class BundleConfig:
     trouble: str = ""
 
 
-def _open_regular(path: str, flags: int) -> int:
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "is no regular file")
-    return fd
-
-
 def bundle_gone(bundle: str) -> bool:
     """Whether there is no such bundle. Where one may not look, or cannot just now, nobody knows: False."""
     try:
@@ -190,14 +182,12 @@ def read_bundle(bundle: str) -> BundleConfig:
         raise SourceError(repr(bundle[:120]), "is no plain absolute path")
     path = os.path.join(bundle, "config.json")
     try:
-        with open(path, "rb", buffering=0, opener=_open_regular) as file:
-            raw = file.read(min(os.fstat(file.fileno()).st_size, MAX_BUNDLE) + 1)
+        raw, _ = read_regular(path, MAX_BUNDLE)
     except OSError as err:
         if passing(err):
             raise
-        raise SourceError(path, err.strerror or str(err)) from err
-    if len(raw) > MAX_BUNDLE:
-        raise SourceError(path, f"is larger than {MAX_BUNDLE >> 20} MiB")
+        raise SourceError(path, f"is larger than {MAX_BUNDLE >> 20} MiB" if err.errno == errno.EFBIG
+                          else err.strerror or str(err)) from err
     try:
         config = json.loads(raw)
     except (ValueError, RecursionError) as err:

@@ -72,8 +72,7 @@ class DiskSources:
                  for sandbox in state.sandboxes.values() if sandbox.vmm is not None}
         for kata in self.sandboxes.values():
             if kata.vmm_pid:
-                # Kata gives Firecracker the first 32 digits of the sandbox's id.
-                found[kata.id] = Claim(kata.vmm_pid, (kata.id[:32] if len(kata.id) > 32 else kata.id, kata.uuid))
+                found[kata.id] = Claim(kata.vmm_pid, kata.uuid)
         return found
 
     def _check(self, sandbox: SandboxState, with_vm: set[SandboxId], now: int) -> Iterator[Event]:

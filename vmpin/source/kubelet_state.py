@@ -8,13 +8,13 @@ checkpoint; who waits for a change watches the directory. What stays out: the fo
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from vmpin.allocation import CpuManagerState
 from vmpin.errors import SourceError
+from vmpin.host.regular import open_regular
 from vmpin.runtime.kubelet import MAX_BYTES, NAME, parse_checkpoint
 
 #: Nanoseconds in which a file may be replaced and look the same: the file system's clock ticks every 4 ms, and the
@@ -62,7 +62,7 @@ class KubeletState:
             self._note("")
             return None
         except OSError as err:
-            return self._lost(f"{self.path}: {os.strerror(err.errno or 0)}")
+            return self._lost(f"{self.path}: {err.strerror}")
         except SourceError as err:
             return self._lost(str(err))
         fresh = time.time_ns() - info.st_mtime_ns < FRESH
@@ -106,12 +106,10 @@ def _load(path: Path) -> tuple[bytes, os.stat_result]:
 
     The kubelet never writes into it, but an editor may, or a copy that is put back.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = open_regular(path)
     try:
         info = os.fstat(fd)
         for _ in range(_TRIES):
-            if not stat.S_ISREG(info.st_mode):
-                raise SourceError(str(path), "is no regular file")
             if info.st_size > MAX_BYTES:
                 raise SourceError(str(path), f"is {info.st_size} bytes long, at most {MAX_BYTES} are read")
             raw = os.pread(fd, MAX_BYTES, 0)

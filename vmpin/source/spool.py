@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import time
 from pathlib import Path
 
 from vmpin.errors import passing
+from vmpin.host.regular import read_regular
 from vmpin.runtime.oci import MAX_STATE
 
 logger = logging.getLogger(__name__)
@@ -82,18 +82,11 @@ class Spool:
 
     def _read(self, name: str, tidy: bool) -> bytes | None:
         try:
-            fd = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            return read_regular(self.path / name, _MAX_BYTES)[0]
         except OSError as err:
             if not passing(err):
                 self._drop(name, err.strerror or str(err), tidy)
             return None
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_BYTES:  # open() takes no directory
-            os.close(fd)
-            self._drop(name, "it is no regular file, or too large", tidy)
-            return None
-        with open(fd, "rb") as file:
-            return file.read(_MAX_BYTES)
 
     def _drop(self, name: str, why: str, tidy: bool) -> None:
         if name not in self._dropped:  # a directory stays where it is

@@ -38,6 +38,8 @@ _LOADER_WORDS = frozenset(("--library-path", "--preload", "--audit", "--argv0", 
 _RUN_DIR = re.compile(r"/run/(?:vc/(?:vm|sbs)|kata)/([^/,=]+)/")
 _SHARED_DIR = re.compile(r"/sandboxes/([^/,=]+)(?:[/,]|$)")
 
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
+_FIRECRACKER_ID = 32
 _KERNEL_THREAD = re.compile(r"(vhost-|kvm-pit/|kvm-nx-lpage-recovery-)([1-9][0-9]{0,8})")
 
 
@@ -93,6 +95,17 @@ def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
         if pattern.fullmatch(program):
             return VmmProcess(vmm, _vmm_sandbox(vmm, argv), tuple(argv))
     return None
+
+
+def named_by_kata(vmm: VmmProcess, sandbox: SandboxId, uuid: str) -> bool:
+    """Whether the command line names the sandbox by its whole id, or the VM by its whole UUID, where Kata's Go runtime
+    puts them. Firecracker has the id's first 32 digits for an id (virtcontainers/fc.go), and a QEMU from Kata's
+    factory another sandbox's name, but its own -uuid (govmm/qemu/qemu.go)."""
+    if vmm.sandbox is not None and vmm.sandbox in (
+            sandbox, sandbox[:_FIRECRACKER_ID] if vmm.type is VmmType.FIRECRACKER else sandbox):
+        return True
+    return (vmm.type is VmmType.QEMU and _UUID.fullmatch(uuid) is not None
+            and [each.lower() for each in option_values(vmm.argv, "uuid")] == [uuid.lower()])
 
 
 def is_shim(found: VmmProcess | HelperProcess) -> bool:

@@ -157,7 +157,7 @@ def test_observer_has_every_thread_that_works_for_the_vm(which: str, request: py
                                                         variant: Variant) -> None:
     vm: NestedVm = request.getfixturevalue(which)
     observer = Observer(Procfs(), only=vm.sandbox)
-    observer.scan({SandboxId(vm.sandbox): Claim(vm.pid, (vm.sandbox,))}, full=True)
+    observer.scan({SandboxId(vm.sandbox): Claim(vm.pid)}, full=True)
     found = observer.vms[SandboxId(vm.sandbox)]
     assert observer.refresh(found)
     seen = {thread.id.tid: thread for thread in found.threads()}

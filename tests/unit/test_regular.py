@@ -1,0 +1,240 @@
+"""What lies where a file should be: every reader of files that others may have written refuses it at once.
+
+A FIFO has no writer here, so a reader that waits for one never returns. A link leads to a good file.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vmpin import hooks_install, prooffile, scenario, statefile, yamlfile
+from vmpin.before import Before
+from vmpin.cpuset import CpuSet
+from vmpin.errors import ConfigError, SourceError, StateFileError, UsageError
+from vmpin.host.files import Files
+from vmpin.host.regular import open_regular, read_regular
+from vmpin.model import SandboxId, ThreadId
+from vmpin.proof import Ledger
+from vmpin.runtime.kata import KataState
+from vmpin.runtime.oci import read_bundle
+from vmpin.source.kubelet_state import KubeletState
+from vmpin.source.spool import Spool
+from vmpin.statefile import Kept
+
+BOOT = "boot"
+PERSIST = {"State": "stopped", "Config": {"ContainerConfigs": [{"ID": "c1"}]}}
+CHECKPOINT = {"policyName": "static", "defaultCpuSet": "0-1", "entries": {"uid": {"app": "2"}}}
+
+
+def made(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def linked(path: Path) -> None:
+    """A link to what stood there."""
+    real = path.with_name("elsewhere")
+    if path.exists():
+        path.rename(real)
+    path.symlink_to(real)
+
+
+def device(path: Path) -> None:
+    os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero
+
+
+def put(path: Path, kind: Callable[[Path], None]) -> None:
+    if kind is not linked:
+        path.unlink(missing_ok=True)
+    try:
+        kind(path)
+    except PermissionError:
+        pytest.skip("no right to make devices")
+
+
+KINDS = pytest.mark.parametrize("kind", [fifo, linked, device])
+
+
+@KINDS
+def test_the_helper_refuses_it(tmp_path: Path, kind: Callable[[Path], None]) -> None:
+    path = tmp_path / "file"
+    made(path, b"content")
+    assert read_regular(path, 7)[0] == b"content"
+    with pytest.raises(OSError, match="is larger than 6 bytes") as caught:
+        read_regular(path, 6)
+    assert caught.value.errno == errno.EFBIG
+    put(path, kind)
+    fds = len(os.listdir("/proc/self/fd"))
+    for flags in (os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND):
+        with pytest.raises(OSError) as caught:
+            open_regular(path, flags)
+        assert caught.value.errno in (errno.EINVAL, errno.ELOOP, errno.ENXIO)
+    assert len(os.listdir("/proc/self/fd")) == fds
+    if kind is linked:
+        assert read_regular(path, 7, follow=True)[0] == b"content"
+    with pytest.raises(IsADirectoryError):
+        read_regular(tmp_path, 7)
+
+
+def test_a_link_on_the_way_is_followed(tmp_path: Path) -> None:
+    """/var/run is one on most nodes, and the kubelet's directory on some."""
+    made(tmp_path / "real" / "file", b"content")
+    (tmp_path / "link").symlink_to("real")
+    assert read_regular(tmp_path / "link/file", 100)[0] == b"content"
+
+
+@KINDS
+def test_the_state_file(tmp_path: Path, kind: Callable[[Path], None]) -> None:
+    path = tmp_path / "state.json"
+    kept = Kept(before={SandboxId("a"): Before()})
+    statefile.save(path, BOOT, kept)
+    put(path, kind)
+    found, trouble = statefile.load(path, BOOT)
+    assert found == Kept()
+    assert f"{path}: cannot be read: " in trouble
+    # It is replaced, wherever a link leads; and so is what lies where the new one is written.
+    put(tmp_path / ".state.json.new", kind)
+    statefile.save(path, BOOT, kept)
+    assert path.is_file()
+    assert not path.is_symlink()
+    assert statefile.load(path, BOOT)[1] == ""
+
+
+@KINDS
+def test_the_notes_of_masks(tmp_path: Path, kind: Callable[[Path], None]) -> None:
+    path = tmp_path / "before.notes"
+    statefile.note(path, BOOT, SandboxId("a"), ThreadId(7, 8), CpuSet([1]))
+    assert statefile.with_notes(path, BOOT, Kept()).before
+    put(path, kind)
+    assert statefile.with_notes(path, BOOT, Kept()) == Kept()
+    with pytest.raises(StateFileError):
+        statefile.note(path, BOOT, SandboxId("a"), ThreadId(7, 8), CpuSet([1]))
+
+
+@KINDS
+def test_the_proof(tmp_path: Path, kind: Callable[[Path], None]) -> None:
+    path = tmp_path / "proof"
+    prooffile.save(path, BOOT, Ledger())
+    assert prooffile.load(path, BOOT, Ledger()) == ""
+    put(path, kind)
+    assert f"{path}: cannot be read: " in prooffile.load(path, BOOT, Ledger())
+
+
+@KINDS
+def test_katas_files(tmp_path: Path, kind: Callable[[Path], None]) -> None:
+    complaints: list[str] = []
+    state = KataState(tmp_path / "vc", tmp_path / "kata", complaints.append)
+    sandbox, container = tmp_path / "vc/sbs/pod/persist.json", tmp_path / "vc/sbs/pod/c1/persist.json"
+    rust = tmp_path / "kata/other/state.json"
+    for path in (sandbox, container, rust):
+        made(path, PERSIST)
+    (found, other) = state.sandboxes().values()
+    assert ([each.state.value for each in found.containers or ()], other.runtime) == (["stopped"], "kata-rs")
+    put(container, kind)
+    assert [each.state.value for each in state.sandboxes()[SandboxId("pod")].containers or ()] == ["running"]
+    put(sandbox, kind)
+    put(rust, kind)
+    assert state.sandboxes() == {}
+    assert {line.split(": ")[0] for line in complaints} == {str(sandbox), str(rust)}
+    assert state.listed == {"pod", "other"}
+
+
+@KINDS
+def test_the_kubelets_checkpoint(tmp_path: Path, kind: Callable[[Path], None]) -> None:
+    warnings: list[str] = []
+    (tmp_path / "real").mkdir()
+    (tmp_path / "kubelet").symlink_to("real")
+    path = tmp_path / "kubelet/cpu_manager_state"
+    made(path, CHECKPOINT)
+    state = KubeletState(tmp_path / "kubelet", warnings.append)
+    before = state.read()
+    assert before is not None
+    put(path, kind)
+    assert state.read() is before
+    assert len(warnings) == 1
+
+
+@KINDS
+def test_a_spooled_message(tmp_path: Path, kind: Callable[[Path], None]) -> None:
+    spool = Spool(tmp_path / "spool")
+    spool.prepare()
+    name = spool.keep(b"message", 1)
+    assert name is not None
+    put(spool.path / name, kind)
+    assert spool.waiting(set()) == []
+    assert not (spool.path / name).is_symlink()
+    assert not (spool.path / name).exists()
+
+
+@KINDS
+def test_a_bundle(tmp_path: Path, kind: Callable[[Path], None]) -> None:
+    made(tmp_path / "config.json", {"linux": {}})
+    read_bundle(str(tmp_path))
+    put(tmp_path / "config.json", kind)
+    with pytest.raises(SourceError):
+        read_bundle(str(tmp_path))
+
+
+@KINDS
+def test_another_programs_configuration(tmp_path: Path, kind: Callable[[Path], None]) -> None:
+    made(tmp_path / "config.toml", b"x")
+    put(tmp_path / "config.toml", kind)
+    files = Files(tmp_path)
+    if kind is linked:  # followed as the node would follow it, so it may lead out of the root nowhere
+        (tmp_path / "elsewhere").rename(tmp_path / "there")
+        (tmp_path / "config.toml").unlink()
+        (tmp_path / "config.toml").symlink_to("/there")
+        assert files.read("/config.toml") == b"x"
+        return
+    with pytest.raises(SourceError):
+        files.read("/config.toml")
+
+
+@KINDS
+def test_vmpins_own_configuration(tmp_path: Path, kind: Callable[[Path], None]) -> None:
+    """Read again at SIGHUP, when nothing may wait. A link is an operator's."""
+    path = tmp_path / "vmpin.yaml"
+    made(path, b"policy: {vcpus: auto}")
+    put(path, kind)
+    if kind is linked:
+        assert yamlfile.load(path) == {"policy": {"vcpus": "auto"}}
+        return
+    with pytest.raises(ConfigError, match="cannot be read: is no regular file"):
+        yamlfile.load(path)
+
+
+@KINDS
+def test_a_hooks_registration(tmp_path: Path, kind: Callable[[Path], None]) -> None:
+    """A FIFO there is another's."""
+    hooks_install.install(tmp_path, hooks_install.HookOptions(stages=("poststop",)))
+    path = hooks_install.registration_path(tmp_path, "poststop")
+    if kind is linked:
+        return  # test_hooks_install.py
+    put(path, kind)
+    with pytest.raises(UsageError, match="was not written by vmpin"):
+        hooks_install.plan_install(tmp_path, hooks_install.HookOptions(stages=("poststop",)))
+
+
+def test_a_scenario_may_come_through_a_pipe(tmp_path: Path) -> None:
+    """`vmpin plan --scenario <(…)`: it is the operator's own, and waited for."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    if os.fork() == 0:
+        try:
+            path.write_bytes(b"topology: {online: 0-3}\nsandboxes: []\n")
+        finally:
+            os._exit(0)
+    try:
+        assert scenario.load(path).sandboxes == ()
+    finally:
+        os.wait()

@@ -1,0 +1,53 @@
+"""Opening regular files that another hand may have put there: no FIFO that blocks, no device that acts, no symbolic
+link as the last part of a path, no more bytes than asked for.
+
+The directories on the way may be links: /var/run and the kubelet's directory are on many nodes. What stays out: files
+of the kernel (host/procfs), which are none of these.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+#: Opening a FIFO with these does not wait for its other end, and a link is an error (ELOOP).
+_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o600, *,
+                 follow: bool = False) -> int:
+    """A descriptor of a regular file.
+
+    :param follow: also where the path ends in a symbolic link: what an operator named may be one.
+    :raises OSError: EINVAL for what is no regular file, EISDIR for a directory, ELOOP for a link.
+    """
+    fd = os.open(path, flags | _FLAGS | (0 if follow else os.O_NOFOLLOW), mode)
+    try:
+        kind = os.fstat(fd).st_mode
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not stat.S_ISREG(kind):
+            raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_regular(path: str | os.PathLike[str], most: int, *, follow: bool = False) -> tuple[bytes, os.stat_result]:
+    """A regular file's bytes, and its status when it was opened.
+
+    :raises OSError: as open_regular; EFBIG where it has more than `most` bytes.
+    """
+    fd = open_regular(path, follow=follow)
+    try:
+        info = os.fstat(fd)
+        step, raw = min(info.st_size, most) + 1, b""
+        while len(raw) <= most and (part := os.read(fd, min(step, most + 1 - len(raw)))):  # it may grow meanwhile
+            raw += part
+        if len(raw) > most:
+            raise OSError(errno.EFBIG, f"is larger than {most} bytes", os.fspath(path))
+        return raw, info
+    finally:
+        os.close(fd)
