@@ -78,7 +78,7 @@ class Answers:
             reconciler.look()
             nri, births = asked.feeds()
             return snapshot.document(reconciler, os.getpid(), only, nri, request.get("wide") is True,
-                                     asked.guests.data, births)
+                                     asked.guests.data, births, request.get("pods") is True)
         if operation == "about" and asked.about is not None:
             return asked.about.data(asked)
         if operation == "proof":

@@ -13,6 +13,7 @@ from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.occupants import Process, Task, container_of
+from vmpin.podnames import PodNames
 
 VERSION = 1
 
@@ -23,8 +24,12 @@ class Kind(enum.StrEnum):
     CONTAINER = "container"
     HOST = "host"
     KERNEL = "kernel"
+    #: A pod's pause process, which holds the pod's namespaces and sleeps. One that ran is a container's.
+    PAUSE = "pause"
 
 
+#: What the kubelet's static policy keeps apart. Daemons and kernel threads it does not.
+PODS = frozenset({Kind.VM, Kind.CONTAINER})
 _GRAVITY = {kind: number for number, kind in enumerate(Kind)}
 
 
@@ -58,7 +63,8 @@ class Owner:
 @dataclass(frozen=True)
 class Finding:
     """A process with threads that may run, or ran, on CPUs exclusive to others. `sandbox` or `container` says whose
-    it is, as far as it belongs to one; `threads` are only those concerned, with those CPUs."""
+    it is, as far as it belongs to one, and `words` names its pod (and container), "" where that is not known;
+    `threads` are only those concerned, with those CPUs."""
 
     process: Process
     kind: Kind
@@ -66,6 +72,7 @@ class Finding:
     container: str | None
     threads: tuple[Task, ...]
     owners: tuple[Owner, ...]
+    words: str = ""
 
     @property
     def may(self) -> CpuSet:
@@ -86,7 +93,8 @@ class Finding:
     def data(self) -> dict[str, object]:
         return {
             "pid": self.process.pid, "comm": self.process.comm, "class": str(self.kind), "sandbox": self.sandbox,
-            "container": self.container, "cgroup": self.process.cgroup, "may": str(self.may),
+            "container": self.container, "name": self.words, "cgroup": self.process.cgroup,
+            "may": str(self.may),
             "seconds": _seconds(self.spent), "ran": _ran(self.ran), "owners": [owner.words for owner in self.owners],
             "threads": [{"tid": task.tid, "comm": task.comm, "may": str(task.cpus), "ran": _ran(task.ran)}
                         for task in self.threads]}
@@ -116,7 +124,7 @@ class Use:
 
 @dataclass
 class Judgement:
-    """`contested` are CPUs with more than one owner: there none of them is alone, though each is at home."""
+    """`contested` are CPUs with owners of more than one pod: there none of them is alone, though each is at home."""
 
     exclusive: CpuSet
     contested: CpuSet
@@ -128,6 +136,11 @@ class Judgement:
     @property
     def alone(self) -> bool:
         return not self.findings and not self.contested
+
+    @property
+    def apart(self) -> bool:
+        """Whether no other pod may run, or ran, on a pod's exclusive CPUs; the node's own processes may."""
+        return not self.contested and not any(finding.kind in PODS for finding in self.findings)
 
     @property
     def ran(self) -> list[Finding]:
@@ -184,7 +197,8 @@ def lasting(before: Sequence[Owner], after: Sequence[Owner]) -> tuple[tuple[Owne
 
 
 def judge(owners: Sequence[Owner], sandboxes: Mapping[int, str], processes: Iterable[Process],
-          busy: Mapping[int, int] | None = None, ignore: Collection[Kind] = ()) -> Judgement:
+          busy: Mapping[int, int] | None = None, ignore: Collection[Kind] = (),
+          names: PodNames | None = None) -> Judgement:
     """Who may run, and who did, on CPUs that are exclusive to others.
 
     A kernel thread bound to one CPU (ksoftirqd/3, migration/3, kworker/3:1, an interrupt's thread) is part of that
@@ -192,13 +206,16 @@ def judge(owners: Sequence[Owner], sandboxes: Mapping[int, str], processes: Iter
 
     :param sandboxes: a VM's sandbox by thread id.
     :param busy: nanoseconds each CPU was not idle; None when nothing was measured.
+    :param names: of all pods of the node, as far as they are known.
     """
+    names = names or PodNames()
     processes = list(processes)
     owners = _located(owners, processes)
     exclusive = union(owner.cpus for owner in owners)
     uses = {cpu: Use(cpu, tuple(owner for owner in owners if cpu in owner.cpus),
                      None if busy is None else busy.get(cpu)) for cpu in exclusive}
-    made = Judgement(exclusive, CpuSet(use.cpu for use in uses.values() if len(use.owners) > 1), list(uses.values()))
+    made = Judgement(exclusive, CpuSet(
+        use.cpu for use in uses.values() if len({owner.sandbox for owner in use.owners}) > 1), list(uses.values()))
     for process in processes:
         sandbox = next((sandboxes[task.tid] for task in process.tasks if task.tid in sandboxes), None)
         mine = union(owner.cpus for owner in owners if owner.owns(process, sandbox))
@@ -218,7 +235,7 @@ def judge(owners: Sequence[Owner], sandboxes: Mapping[int, str], processes: Iter
             if concerned is not None and not bound:
                 threads.append(concerned)
         if threads:
-            finding = _finding(process, sandbox, threads, owners)
+            finding = _finding(process, sandbox, threads, owners, names)
             if finding.kind in ignore:
                 made.ignored[finding.kind] = made.ignored.get(finding.kind, 0) + 1
             else:
@@ -234,7 +251,8 @@ def _concerned(task: Task, foreign: CpuSet) -> Task | None:
     return Task(task.tid, task.comm, may, ran, task.alive) if may or ran else None
 
 
-def _finding(process: Process, sandbox: str | None, threads: Sequence[Task], owners: Sequence[Owner]) -> Finding:
+def _finding(process: Process, sandbox: str | None, threads: Sequence[Task], owners: Sequence[Owner],
+             names: PodNames) -> Finding:
     container = None
     if sandbox is not None:
         kind = Kind.VM
@@ -245,9 +263,13 @@ def _finding(process: Process, sandbox: str | None, threads: Sequence[Task], own
         if container is None and process.contained:
             container = process.cgroup.rpartition("/")[2]
         kind = Kind.HOST if container is None else Kind.CONTAINER
+        if (names.pauses_only(container_of(process.cgroup), process.comm, len(process.tasks))
+                and not any(task.ran for task in threads)):
+            kind = Kind.PAUSE
     there = union([*(task.cpus for task in threads), CpuSet(cpu for task in threads for cpu in task.ran)])
     return Finding(process, kind, sandbox, container, tuple(threads),
-                   tuple(owner for owner in owners if not owner.cpus.isdisjoint(there)))
+                   tuple(owner for owner in owners if not owner.cpus.isdisjoint(there)),
+                   names.name(sandbox, container, process.cgroup))
 
 
 def _weight(finding: Finding) -> tuple[int, int, int, int]:
@@ -273,7 +295,9 @@ def _words(entry: Mapping[str, Any], sandbox: Mapping[str, Any] | None) -> str:
     name = next((each["name"] for each in known.get("containers", ()) if each["id"] == entry["container"]), "")
     container = name or entry.get("name") or brief(entry["container"])
     pod = entry.get("pod") or known.get("pod")
-    return f"{pod['namespace']}/{pod['name']}/{container}" if pod else f"{container} of {brief(entry['sandbox'])}"
+    if pod:
+        return f"{pod['namespace']}/{pod['name']}" + (f"/{container}" if container else "")
+    return f"{container} of {brief(entry['sandbox'])}" if container else f"pod {brief(entry['sandbox'])}"
 
 
 def brief(name: str) -> str:

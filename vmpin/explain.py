@@ -67,7 +67,10 @@ def _mask(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[s
         elif container["cpuset"] is None:
             yield f"Container {name} has no cpuset, so it lives on the shared pool ({pool or 'empty'}){vcpus}."
         else:
-            kind = f"alone ({_WHY_ALONE[container['exclusive_by']]})" if container["exclusive"] else "with others"
+            kind = "with others" if not container["exclusive"] else (
+                f"alone ({_WHY_ALONE[container['exclusive_by']]})" if not container["shared_with"] else
+                f"its pod's alone, some of them together with {_names(container['shared_with'], counted)} "
+                f"({_WHY_ALONE[container['exclusive_by']]})")
             yield f"Container {name} has CPUs {container['cpuset']}, {kind}, {_told(container)}{vcpus}."
         if container["disagreement"]:
             yield f"But its sources have disagreed for longer than a resync: {container['disagreement']}."
@@ -98,6 +101,11 @@ def _told(container: Mapping[str, Any]) -> str:
 
 def _name(container: Mapping[str, Any]) -> str:
     return f"{container['name']} ({container['id']})" if container["name"] else str(container["id"])
+
+
+def _names(ids: Iterable[str], containers: Iterable[Mapping[str, Any]]) -> str:
+    known = {container["id"]: _name(container) for container in containers}
+    return ", ".join(known.get(each, each) for each in ids)
 
 
 def _vcpus(text: str) -> str:
@@ -134,6 +142,9 @@ def _why(thread: Mapping[str, Any], sandbox: Mapping[str, Any], policy: Mapping[
     for container in backed:
         if CpuSet.parse(thread["wanted"]) <= CpuSet.parse(container["cpuset"] or ""):
             one = len(CpuSet.parse(thread["wanted"])) == 1
+            if container["shared_with"]:
+                return (f"it backs {'that CPU' if one else 'those CPUs'} of container {_name(container)} and of "
+                        f"others of its pod, whose alone {'it is' if one else 'they are'}")
             return (f"it backs {'that CPU' if one else 'those CPUs'} of container {_name(container)}, whose alone "
                     f"{'it is' if one else 'they are'}")
     if policy["vcpus"] == "union":

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | None = None,
              nri: dict[str, object] | None = None, wide: bool = False,
              guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None,
-             births: dict[str, object] | None = None) -> dict[str, object]:
+             births: dict[str, object] | None = None, pods: bool = False) -> dict[str, object]:
     """Everything status knows. `only` leaves other sandboxes out, but not the collisions with them.
 
     :param nri: how the connection to the runtime is, by the watcher's word.
     :param guest: what the guests say, by the watcher's word.
     :param births: how births are told, by the watcher's word.
     :param wide: also read the VMMs' cgroups, which costs a tenth of a millisecond each.
+    :param pods: also name the pods and containers of the node, runc's too.
     """
     masks: dict[frozenset[int], CpuSet] = {}
     sandboxes = []
@@ -57,6 +58,7 @@ def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | 
                               "disputed": reconciler.tally.disputed},
                     "repairs": {outcome: reconciler.tally.repairs[outcome] for outcome in ("done", "failed")}},
         "sandboxes": sandboxes,
+        **({"pods": _pods(reconciler)} if pods else {}),
     }
 
 
@@ -90,22 +92,31 @@ def _disagreements(reconciler: Reconciler) -> list[dict[str, object]]:
     return found
 
 
+def _pods(reconciler: Reconciler) -> list[dict[str, object]]:
+    return [{"sandbox": sandbox.id, "pod": pod_data(sandbox.pod), "containers": [
+        {"id": container.id, "name": container.name, "pause": container.pause} for container in sandbox.live()]}
+        for sandbox in reconciler.state.sandboxes.values()]
+
+
 def _owners(reconciler: Reconciler) -> dict[tuple[SandboxId, ContainerId], dict[str, object]]:
     """Of every container that owns CPUs: whether it is a VM's, its first process on the host, its cpuset cgroup."""
     found: dict[tuple[SandboxId, ContainerId], dict[str, object]] = {}
     vms = reconciler.vm_sandboxes()
+    by_uid = {known.pod.uid: known.pod for known in reconciler.state.sandboxes.values() if known.pod is not None}
     for sandbox, claim in reconciler.places.own.claims.items():
         state = reconciler.state.sandboxes.get(sandbox)
         for container, _ in claim.exclusive:
-            if state is None:  # of a pod that only the kubelet told of
-                found[sandbox, container] = {"kind": "unseen", "pod": None, "init": None, "cgroup": None}
+            if state is None:  # only the kubelet's checkpoint has it, by its pod's uid
+                found[sandbox, container] = {"kind": "unseen", "pod": pod_data(by_uid.get(sandbox)),
+                                             "name": container, "init": None, "cgroup": None}
                 continue
             known = state.containers.get(container)
             init = None if known is None else known.init
             path = None if init is None else reconciler.cgroups.cpuset_path(init.tid)
             found[sandbox, container] = {
                 "kind": "vm" if sandbox in vms else "runc",
-                "pod": pod_data(state.pod), "init": None if init is None else init.tid,
+                "pod": pod_data(state.pod), "name": "" if known is None else known.container.name,
+                "init": None if init is None else init.tid,
                 "cgroup": None if path is None else str(path)}
     return found
 

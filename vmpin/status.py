@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from vmpin.allocation import CpuManagerState, given, judged
 from vmpin.cpuset import CpuSet
 from vmpin.model import Container, ContainerId, Pod, SandboxId, VmThread
-from vmpin.ownership import Collision, Node, Ownership, is_exclusive
+from vmpin.ownership import Collision, Node, Ownership, counts, is_exclusive
 from vmpin.placement import UNMANAGED, Placement, Verdict
 from vmpin.state import Known, SandboxState
 
@@ -66,10 +66,12 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
     told = [f"the sources disagree on the CPUs of container {container}: {text}" for container, text in odd.items()]
     verdict, reasons = judge(state, placement, vmm, threads, [*notes, *told], unmanaged)
     containers = []
-    for container in judged(state, kubelet):
+    live = judged(state, kubelet)
+    for container in live:
         vcpus = placement.containers.get(container.id) if placement is not None else None
         containers.append({
-            **_container(state, container, node, kubelet), "vcpus": None if vcpus is None else str(CpuSet(vcpus)),
+            **_container(state, container, node, kubelet), "shared_with": _shared_with(container, live, node),
+            "vcpus": None if vcpus is None else str(CpuSet(vcpus)),
             "guest": None if guest is None else guest[1].get(container.id), "disagreement": odd.get(container.id)})
     return {
         "id": state.id, "guest": None if guest is None else guest[0],
@@ -94,6 +96,15 @@ def _container(state: SandboxState, container: Container, node: Node,
         "state": str(container.state), "pause": container.pause,
         "source": "kubelet" if word is None and container.cpuset else known.source.word,
         "since": None if word is None else _when(word.time), "words": _words(known), "kubelet": _text(cpus)}
+
+
+def _shared_with(container: Container, others: Iterable[Container], node: Node) -> list[str]:
+    """The other containers of the pod that have some of its exclusive CPUs, too."""
+    mine = container.cpuset
+    if not mine or not counts(container) or not is_exclusive(container, node.shared_pool):
+        return []
+    return [other.id for other in others if other.id != container.id and counts(other) and other.cpuset
+            and is_exclusive(other, node.shared_pool) and not other.cpuset.isdisjoint(mine)]
 
 
 def _words(known: Known) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from vmpin.audit import Judgement, Kind, Owner, judge, lasting, owners_of, sandboxes_of
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.occupants import Process, Task, container_of
+from vmpin.podnames import PodNames
 
 A, B = "a" * 64, "b" * 64
 MS = 1_000_000
@@ -179,6 +181,69 @@ def test_a_cpu_of_two_owners_leaves_neither_alone() -> None:
     assert (found.findings, found.contested, found.alone) == ([], cpus("3"), False)
 
 
+def test_cpus_that_containers_of_one_pod_share_are_that_pods() -> None:
+    """As kubelet 1.36 lists them with pod-level resources: each process is at home on its own container's."""
+    aux, log = (Owner("pod-c", name, cpus("5-6"), vm=False, cgroup=f"/cg/c/{name}") for name in ("aux", "log"))
+    found = judge([WEB, aux, log], {}, [process(task(70 + at, "5-6", {5: 3}), cgroup=f"/cg/c/{name}")
+                                        for at, name in enumerate(("aux", "log"))])
+    assert (found.contested, found.alone, found.apart) == (EMPTY, True, True)
+    assert [use.owner for use in found.uses if use.cpu == 5] == [6 * MS]
+
+
+# Pods by name
+
+PODS_OF_NODE = PodNames.of([
+    {"sandbox": A, "pod": {"namespace": "shop", "name": "web", "uid": "840d9dad-1111-2222-3333-444444444444"},
+     "containers": [{"id": B, "name": "app", "pause": False}, {"id": "p" * 64, "name": "", "pause": True}]},
+    {"sandbox": "vm-z", "pod": {"namespace": "shop", "name": "db", "uid": "u-2"}, "containers": []},
+    {"sandbox": "bare", "pod": None, "containers": [{"id": "d" * 64, "name": "x", "pause": False}]}])
+BY_UID = "/sys/fs/cgroup/kubepods.slice/kubepods-burstable-pod840d9dad_1111_2222_3333_444444444444.slice"
+
+
+@pytest.mark.parametrize(("found", "name"), [
+    (process(task(9, "2"), cgroup=f"{PODS}/cri-containerd-{B}.scope"), "shop/web/app"),
+    (process(task(9, "2"), cgroup=f"{PODS}/cri-containerd-{A}.scope"), "shop/web"),
+    (process(task(9, "2"), cgroup=f"{BY_UID}/cri-containerd-{'c' * 64}.scope"), "shop/web"),
+    (process(task(9, "2"), cgroup=f"/kubepods/pod840d9dad-1111-2222-3333-444444444444/{'c' * 64}"), "shop/web"),
+    (process(task(9, "2"), cgroup=f"{PODS}/cri-containerd-{'c' * 64}.scope"), ""),
+    (process(task(11, "2")), "shop/db"),
+    (process(task(9, "2")), ""),
+])
+def test_a_finding_names_pod_and_container(found: Process, name: str) -> None:
+    finding = only(judge([WEB], {11: "vm-z"}, [found], names=PODS_OF_NODE))
+    assert finding.words == finding.data()["name"] == name
+
+
+def pause(container: str, ran: Mapping[int, int] | None = None, comm: str = "pause", threads: int = 1) -> Process:
+    cgroup = f"{PODS}/cri-containerd-{container}.scope"
+    return replace(process(*(task(80 + at, "0-7", ran) for at in range(threads)), cgroup=cgroup), comm=comm)
+
+
+@pytest.mark.parametrize(("found", "kind"), [
+    (pause(A), Kind.PAUSE),             # of that sandbox
+    (pause("p" * 64), Kind.PAUSE),
+    (pause("c" * 64), Kind.PAUSE),      # of a pod that no source names
+    (pause(B), Kind.CONTAINER),         # a container's process may call itself so
+    (pause(A, {2: 1}), Kind.CONTAINER),  # one that runs is none
+    (pause(A, comm="sleep"), Kind.CONTAINER),
+    (pause(A, threads=2), Kind.CONTAINER),
+    (replace(process(task(9, "2")), comm="pause"), Kind.HOST),
+])
+def test_a_pause_process_is_a_class_of_its_own_as_long_as_it_sleeps(found: Process, kind: Kind) -> None:
+    finding = only(judge([WEB], {}, [found], names=PODS_OF_NODE))
+    assert finding.kind is kind
+    without = judge([WEB], {}, [found], names=PODS_OF_NODE, ignore=[Kind.PAUSE])
+    assert without.apart == (kind is not Kind.CONTAINER)
+
+
+def test_what_the_kubelet_does_not_keep_apart_leaves_pods_apart() -> None:
+    own = [process(task(10, "0-7", {2: 1}), kernel=True), process(task(20, "3", {3: 5}))]
+    found = judge([WEB], {}, own)
+    assert (found.alone, found.apart, len(found.findings)) == (False, True, 2)
+    assert not judge([WEB], {40: "vm-b"}, [*own, process(task(40, "2"))]).apart
+    assert not judge([WEB], {}, [process(task(30, "2"), cgroup=f"/{A}")]).apart
+
+
 def test_cpus_that_changed_hands_are_left_out() -> None:
     moved = Owner(DB.sandbox, DB.container, cpus("4-5"), vm=False)
     assert lasting([WEB, DB], [WEB, moved]) == ((WEB, Owner(DB.sandbox, DB.container, cpus("4"), vm=False)), cpus("5"))
@@ -220,8 +285,9 @@ def test_the_json_has_stable_keys() -> None:
     data = judge([WEB], {}, [found], {2: 7 * MS}).data()
     assert list(data) == ["alone", "exclusive", "contested", "findings", "cpus", "ignored"]
     assert data["findings"] == [{
-        "pid": 30, "comm": "t30", "class": "host", "sandbox": None, "container": None, "cgroup": "/cg/x",
-        "may": "2-3", "seconds": 0.005, "ran": [{"cpu": 2, "seconds": 0.005}], "owners": ["tests/pod/web"],
+        "pid": 30, "comm": "t30", "class": "host", "sandbox": None, "container": None, "name": "",
+        "cgroup": "/cg/x", "may": "2-3", "seconds": 0.005, "ran": [{"cpu": 2, "seconds": 0.005}],
+        "owners": ["tests/pod/web"],
         "threads": [{"tid": 30, "comm": "t30", "may": "2-3", "ran": [{"cpu": 2, "seconds": 0.005}]},
                     {"tid": 31, "comm": "t31", "may": "3", "ran": []}]}]
     assert data["cpus"] == [

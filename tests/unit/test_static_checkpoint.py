@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,11 +18,13 @@ from hypothesis import strategies as st
 from vmpin.allocation import CpuManagerState, judged, unseen
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.events import Source
-from vmpin.model import Container, ContainerId, Pod, SandboxId, Vcpu, VcpuId
+from vmpin.explain import sentences
+from vmpin.model import Container, ContainerId, Pod, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
 from vmpin.ownership import Node, Ownership, claims, contested, ownership, with_unseen
 from vmpin.placement import Placement, Request, place
 from vmpin.policy import Policy
 from vmpin.state import DesiredState, Known, SandboxState, Word
+from vmpin.status import Seen, node_data, sandbox_data
 from vmpin.topology import Topology
 from vmpin.vcpuplaces import Previous
 
@@ -230,3 +233,38 @@ def test_with_fewer_vcpus_they_share_a_share() -> None:
     assert sorted(by_id.values()) == ["4-5", "6"]
     behind = {container: [by_id[vcpu] for vcpu in vcpus] for container, vcpus in placement.containers.items()}
     assert behind == {"vm-web": ["6"], "vm-aux": ["4-5"], "vm-log": ["4-5"]}
+
+
+# --- what is shown of it ---------------------------------------------------------------------------------------------
+
+def shown(world: World, uid: str, threads: list[Seen]) -> tuple[dict[str, Any], str]:
+    """A sandbox in the status document, and what `vmpin explain` makes of it."""
+    state = world.state().sandboxes[SandboxId(f"sandbox-{uid}")]
+    found: dict[str, Any] = sandbox_data(state, world.node(), world.place().get(uid), {"type": "qemu", "pid": 1},
+                                         "names", threads, kubelet=world.kubelet)
+    node = node_data(world.node(), world.own(), [])
+    text = sentences({"watcher": None, "node": node, "policy": Policy().words()}, found)
+    return found, "\n".join(text)
+
+
+def test_alone_is_said_of_what_is_one_containers_only() -> None:
+    world = next(world for what, world in steps() if what.startswith("13:49:28"))
+    found, text = shown(world, "85868e94", [])
+    with_whom = {container["name"]: container["shared_with"] for container in found["containers"]}
+    assert with_whom == {"web": [], "aux": ["vm-log"], "log": ["vm-aux"]}
+    assert "web (vm-web) has CPUs 6, alone (the kubelet's checkpoint gives them to it)" in text
+    assert "aux (vm-aux) has CPUs 4-5, its pod's alone, some of them together with log (vm-log)" in text
+
+
+def test_a_sandbox_that_waits_is_called_so_while_its_threads_are_elsewhere() -> None:
+    world = World(CpuManagerState("static", CpuSet.parse("0-1"), {("other", "db"): CpuSet.parse("4-7")}),
+                  {"u": {"main": reported("main", CpuSet.parse("4-7"))}}, {"u": 1})
+    thread = VmThread(ThreadId(7, 1), ThreadRole.VCPU, "CPU 0/KVM", 1, VcpuId(0))
+    found, text = shown(world, "u", [Seen(thread, CpuSet.parse("0-1"), CpuSet.parse("4-7"))])
+    assert found["verdict"] == "waiting"
+    assert found["reasons"] == ["waits for the kubelet to rewrite the cpuset of main from 4-7 to 0-1: until then "
+                                "1 of 1 threads stay where they are"]
+    assert (found["containers"][0]["cpuset"], found["containers"][0]["stale_cpuset"]) == (None, "4-7")
+    assert "main (main)'s cpuset is still 4-7, which the kubelet has replaced since: its CPUs are 0-1" in text
+    found, _ = shown(world, "u", [Seen(thread, CpuSet.parse("0-1"), CpuSet.parse("0-1"))])
+    assert (found["verdict"], found["reasons"]) == ("floating", [])

@@ -24,6 +24,7 @@ from vmpin.cli.common import (
 from vmpin.cpuset import CpuSet
 from vmpin.errors import ConfigError, UsageError, VmpinError
 from vmpin.host.census import Census
+from vmpin.podnames import PodNames
 
 #: Rows for a person to read; -o json has all.
 _ROWS = 15
@@ -41,6 +42,7 @@ examples:
   vmpin audit --seconds 60 -o json      a minute, every finding with its threads
   vmpin audit --seconds 0               masks only, at once
   vmpin audit --ignore host kernel      other pods only
+  vmpin audit --strict                  exit code 1 for daemons and kernel threads, too
 
 classes of what is found:
   vm         a thread of another VM sandbox: `vmpin verify` and `vmpin explain` say why it is there
@@ -48,13 +50,17 @@ classes of what is found:
   host       a daemon: CPUAffinity= of systemd keeps it off, for all of them in system.conf
   kernel     a kernel thread that is not bound to one CPU: isolcpus= or taskset keeps it off, and for kworker/u*
              /sys/devices/virtual/workqueue/cpumask. Those bound to their CPU are part of it and no finding
+  pause      a pod's pause process: it sleeps, on whatever CPUs it may; left out but with --strict, and a container's
+             once it ran there
+The kubelet keeps pods apart, and no daemon or kernel thread off a pod's CPUs: so those two are listed, and make exit
+code 1 with --strict only.
 This command is a host process, too, and is found where its shell may run: `taskset -c 0 vmpin audit`.
 
 How busy each owner's CPUs were: BUSY is the kernel's own count; BY OWNER, BY KERNEL (threads bound to that CPU) and
 BY OTHERS (the findings) are what threads ran there; UNSEEN is what is left, interrupts and what came and went between
 two samples.
 
-exit codes: 0 alone, 1 a finding stands, 2 it cannot be told
+exit codes: 0 no other pod may run there or did, 1 one may or did (with --strict: anything), 2 it cannot be told
 """
 
 
@@ -65,6 +71,8 @@ def add_parser(verbs: Verbs) -> None:
                         help="how long to look at what runs; 0: masks only (default: 5)")
     parser.add_argument("--ignore", nargs="+", action="extend", default=[], choices=[str(kind) for kind in Kind],
                         metavar="CLASS", help=f"leave out findings of a class: {', '.join(Kind)}")
+    parser.add_argument("--strict", action="store_true",
+                        help="exit 1 for every finding: daemons, kernel threads and pause processes, too")
     direct_flag(parser)
     output_flag(parser, ("table", "json"))
     parser.set_defaults(run=run)
@@ -92,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _audit(args: argparse.Namespace) -> int:
     config = load_config(args)
-    before = status_document(config, None, direct=args.direct)
+    before = status_document(config, None, direct=args.direct, pods=True)
     census = Census()
     owners = owners_of(before)
     changed = CpuSet()
@@ -100,11 +108,12 @@ def _audit(args: argparse.Namespace) -> int:
     if owners:
         census.watch(args.seconds)
         if args.seconds:
-            after = status_document(config, None, direct=args.direct)
+            after = status_document(config, None, direct=args.direct, pods=True)
             owners, changed = lasting(owners, owners_of(after))
             sandboxes |= sandboxes_of(after)
     processes = list(census.processes())
-    found = judge(owners, sandboxes, processes, census.busy, [Kind(word) for word in args.ignore])
+    ignored = [*(Kind(word) for word in args.ignore), *([] if args.strict else [Kind.PAUSE])]
+    found = judge(owners, sandboxes, processes, census.busy, ignored, PodNames.of(before.get("pods", ())))
     facts = {"seconds": round(census.seconds, 3), "samples": census.samples, "longest_gap": round(census.longest, 3),
              "resolution": "ns" if census.precise else "ticks", "processes": len(processes),
              "threads": sum(len(process.tasks) for process in processes), "changed": str(changed)}
@@ -113,8 +122,8 @@ def _audit(args: argparse.Namespace) -> int:
         print_data({"version": VERSION, **found.data(), "owners": [_owner(owner) for owner in owners], **facts,
                     "limits": limits, "pid": os.getpid()}, "json")
     else:
-        _print(found, census, limits)
-    return 0 if found.alone else 1
+        _print(found, census, limits, args.strict)
+    return 0 if found.alone or (found.apart and not args.strict) else 1
 
 
 def _owner(owner: Owner) -> Document:
@@ -142,8 +151,8 @@ def _limits(census: Census, changed: CpuSet) -> list[str]:
     return found
 
 
-def _print(found: Judgement, census: Census, limits: Iterable[str]) -> None:
-    print(_answer(found, census))
+def _print(found: Judgement, census: Census, limits: Iterable[str], strict: bool) -> None:
+    print(_answer(found, census, strict))
     for use in found.uses:
         if use.cpu in found.contested:
             print(f"CPU {use.cpu} has {len(use.owners)} owners: {shown(_names(use.owners))}")
@@ -154,17 +163,24 @@ def _print(found: Judgement, census: Census, limits: Iterable[str]) -> None:
         print()
         _print_findings(found)
     if found.ignored:
-        print(f"left out as asked: {_counted(found.ignored)} processes")
+        print(f"left out: {_counted(found.ignored)} processes")
     print("".join(f"\n{limit}" for limit in limits), end="\n" if limits else "")
 
 
-def _answer(found: Judgement, census: Census) -> str:
+def _answer(found: Judgement, census: Census, strict: bool) -> str:
     """The one line that is asked for."""
     if not found.exclusive:
         return "no CPU of this node is exclusive to anyone: nothing to audit"
     where = f"exclusive {_cpus(found.exclusive)}"
     within = f"within {census.seconds:.1f} s"
     ran, findings = len(found.ran), len(found.findings)
+    if findings and found.apart and not strict:
+        there = _time(sum(finding.spent for finding in found.findings))
+        counts = Counter(finding.kind for finding in found.findings)
+        did = f"; {_many(ran)} ran there, for {there} in all" if ran else ""
+        when = f"{within} no other pod ran on {where}, and none may" if census.samples > 1 else (
+            f"no other pod may run on {where}")
+        return f"PODS APART: {when}; of the node's own {_counted(counts)} processes may{did}"
     if ran:
         spent = _time(sum(finding.spent for finding in found.ran))
         more = f"; {findings - ran} more may" if findings > ran else ""
@@ -238,7 +254,8 @@ def _name(finding: Finding) -> str:
 
 def _home(finding: Finding) -> str:
     """The pod's or unit's part of where it comes from."""
-    name = finding.sandbox or finding.container or finding.process.cgroup.rpartition("/")[2]
+    name = (finding.words or finding.sandbox or finding.container
+            or finding.process.cgroup.rpartition("/")[2])
     return brief(name) or "-"
 
 

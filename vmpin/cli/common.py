@@ -134,26 +134,28 @@ def ask(config: Config, request: Document, has_direct: bool = False) -> Document
 
 
 def status_document(config: Config, sandbox: str | None, wide: bool = False,
-                    direct: bool | None = None) -> Document:
+                    direct: bool | None = None, pods: bool = False) -> Document:
     """The status, from the watcher, or without one from a look of our own.
 
     :param wide: with the VMMs' cgroups.
     :param direct: do not ask the watcher; None for a verb without the flag --direct.
+    :param pods: with the names of all pods of the node.
     :raises UsageError: when there is no such sandbox.
     """
-    found = None if direct else ask(config, {"op": "status", "wide": wide}, has_direct=direct is not None)
-    found = found or look_for_status(config, wide)
+    found = None if direct else ask(config, {"op": "status", "wide": wide, "pods": pods},
+                                          has_direct=direct is not None)
+    found = found or look_for_status(config, wide, pods)
     if sandbox is not None:
         chosen = by_prefix(sandbox, [entry["id"] for entry in found["sandboxes"]])
         found["sandboxes"] = [entry for entry in found["sandboxes"] if entry["id"] == chosen]
     return found
 
 
-def look_for_status(config: Config, wide: bool = False) -> Document:
+def look_for_status(config: Config, wide: bool = False, pods: bool = False) -> Document:
     from vmpin import oneshot, snapshot
 
     quiet_log(config)
-    return snapshot.document(oneshot.look(config)[0], None, wide=wide)
+    return snapshot.document(oneshot.look(config)[0], None, wide=wide, pods=pods)
 
 
 def by_prefix(text: str, ids: Iterable[str]) -> str:

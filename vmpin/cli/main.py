@@ -35,7 +35,7 @@ in service:
   vmpin install-hook --hooks-dir /etc/containers/oci/hooks.d
   vmpin watch                (config/vmpin.service runs it under systemd)
   vmpin verify               exit code 1 when a thread is not where it should be, or CPUs collide; 3: cannot look
-  vmpin audit                exit code 1 when anything else runs on exclusive CPUs, or may
+  vmpin audit                exit code 1 when another pod runs on exclusive CPUs, or may
   vmpin doctor               exit code 1 when nothing keeps threads in place, or something hinders it; what to do
   vmpin gather               what a bug report needs, in one file
   vmpin unpin SANDBOX        give its threads the masks they had before vmpin (--every: each sandbox's)

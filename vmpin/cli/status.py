@@ -140,7 +140,8 @@ def _print_sandbox(sandbox: Document) -> None:
     if sandbox["containers"]:
         table(["CONTAINER", "NAME", "CPUSET", "EXCLUSIVE", "BY", "VCPUS", "GUEST", "SOURCE", "SINCE", "OTHERS SAY"], [
             [container["id"], container["name"] or "-", container["cpuset"] or "-",
-             "pause" if container["pause"] else "exclusive" if container["exclusive"] else "shared",
+             "pause" if container["pause"] else "shared" if not container["exclusive"] else
+             "in its pod" if container["shared_with"] else "exclusive",
              container["exclusive_by"] or "-",
              "-" if container["vcpus"] is None else container["vcpus"] or "none",
              _guest(container), container["source"],

@@ -185,14 +185,20 @@ def _title(pod: Mapping[str, Any] | None, sandbox: str) -> str:
 def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str, Any]]) -> tuple[Owner, ...]:
     names = {(sandbox["id"], container["id"]): container["name"]
              for sandbox in sandboxes for container in sandbox["containers"]}
+    names |= {(owner["sandbox"], owner["container"]): owner["name"] for owner in owners if owner.get("name")}
     found = [(CpuSet.parse(owner["cpus"]), owner) for owner in owners if owner["cpus"]]
     found.sort(key=lambda item: (item[0].first, item[1]["sandbox"], item[1]["container"]))
+    # Containers of a pod with the same CPUs own them together.
+    together: dict[tuple[str, CpuSet], list[Mapping[str, Any]]] = {}
+    for cpus, owner in found:
+        together.setdefault((owner["sandbox"], cpus), []).append(owner)
     return tuple(
-        Owner(number, owner["sandbox"], owner["container"],
-              f"{_title(owner.get('pod'), owner['sandbox'])} "
-              + _plain(names.get((owner["sandbox"], owner["container"])) or owner["container"][:13]),
-              owner.get("kind", "unseen"), cpus)
-        for number, (cpus, owner) in enumerate(found))
+        Owner(number, sandbox, many[0]["container"],
+              f"{_title(many[0].get('pod'), sandbox)} "
+              + "+".join(_plain(names.get((sandbox, owner["container"])) or owner["container"][:13])
+                         for owner in many).strip(),
+              many[0].get("kind", "unseen"), cpus)
+        for number, ((sandbox, cpus), many) in enumerate(together.items()))
 
 
 def _guests(sandboxes: Sequence[Mapping[str, Any]]) -> tuple[

@@ -1,0 +1,58 @@
+"""Names of pods and containers by what a process shows of them: its container's id, its pod's uid, its sandbox.
+
+Pure, from the part `pods` of a status document. What stays out: the cgroup's own parts (occupants).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: The kubelet's cgroup of a pod: podUID, kubepods-burstable-podUID.slice, the uid with _ for - under systemd.
+_POD = re.compile(r"(?:^|[/-])pod([0-9a-f]{8}[-_][0-9a-f-_]{27}|[0-9a-f]{32})(?=[./:]|$)")
+
+
+@dataclass(frozen=True)
+class PodNames:
+    """`namespace/pod` by sandbox id and by pod uid, `namespace/pod/container` by container id."""
+
+    sandboxes: Mapping[str, str] = field(default_factory=dict)
+    uids: Mapping[str, str] = field(default_factory=dict)
+    containers: Mapping[str, str] = field(default_factory=dict)
+    #: Sandboxes' own containers, which only hold namespaces (pause).
+    pauses: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, pods: Iterable[Mapping[str, Any]]) -> PodNames:
+        """:param pods: of the status document."""
+        sandboxes, uids, containers, pauses = {}, {}, {}, set()
+        for entry in pods:
+            pod = entry["pod"]
+            name = f"{pod['namespace']}/{pod['name']}" if pod else ""
+            pauses.add(entry["sandbox"])
+            if pod:
+                sandboxes[entry["sandbox"]] = uids[pod["uid"]] = name
+            for container in entry["containers"]:
+                if container["pause"]:
+                    pauses.add(container["id"])
+                elif name and container["name"]:
+                    containers[container["id"]] = f"{name}/{container['name']}"
+        return cls(sandboxes, uids, containers, frozenset(pauses))
+
+    def name(self, sandbox: str | None, container: str | None, cgroup: str) -> str:
+        """What a process belongs to, by the most that is known of it; "" for nothing."""
+        if sandbox is not None and sandbox in self.sandboxes:
+            return self.sandboxes[sandbox]
+        if container is not None and (container in self.containers or container in self.sandboxes):
+            return self.containers.get(container) or self.sandboxes[container]
+        found = _POD.search(cgroup)
+        return "" if found is None else self.uids.get(found[1].replace("_", "-"), "")
+
+    def pauses_only(self, container: str | None, comm: str, threads: int) -> bool:
+        """Whether a process is a pod's pause process. By its name alone only where no source names its container: a
+        container's author chooses its processes' names."""
+        if container is None or comm != "pause" or threads != 1:
+            return False
+        return container in self.pauses or container not in self.containers
