@@ -18,6 +18,7 @@ from vmpin.arrivals import Arrivals, Touched
 from vmpin.birth import Account
 from vmpin.cpuset import CpuSet
 from vmpin.events import ContainerSeen, SandboxSeen, Source
+from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.model import Container, ContainerId, SandboxId
 from vmpin.reconciler import Reconciler
@@ -131,7 +132,7 @@ class Machine:
         """A hook's word on a container, before there is a VM."""
         container = Container(ContainerId(f"{name}-c"), cpuset=cpus)
         self.reconciler.reduce([SandboxSeen(sandbox(name), "oci"),
-                                ContainerSeen(sandbox(name), container, Source.BUNDLE, time.time_ns(),
+                                ContainerSeen(sandbox(name), container, Source.BUNDLE, boottime.now(),
                                               bundle=str(self.path))])
         self.arrivals.passed(self.reconciler.settle([sandbox(name)]))
 

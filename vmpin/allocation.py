@@ -37,7 +37,7 @@ class CpuManagerState:
     checksum_ok: bool | None = None
     #: What is odd about it, "" for nothing. It is to be used all the same.
     trouble: str = ""
-    #: By container, when its entry got these CPUs: the CLOCK_REALTIME ns at which the file was written that had them
+    #: By container, when its entry got these CPUs: the CLOCK_BOOTTIME ns at which the file was written that had them
     #: first. No part of what is compared: equal contents are no news.
     since: Mapping[tuple[str, str], int] = field(default_factory=dict, compare=False)
 
@@ -56,7 +56,7 @@ class CpuManagerState:
         return self.entries.get((pod_uid, container)) or self.by_id.get(container_id)
 
     def dated(self, written: int, before: CpuManagerState | None) -> CpuManagerState:
-        """With `since`, for a file written at `written` (CLOCK_REALTIME ns) that followed `before`."""
+        """With `since`, for a file written at `written` (CLOCK_BOOTTIME ns) that followed `before`."""
         old, known = ({}, {}) if before is None else (before.entries, before.since)
         return replace(self, since={key: known.get(key, written) if old.get(key) == cpus else written
                                     for key, cpus in self.entries.items()})

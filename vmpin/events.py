@@ -46,7 +46,7 @@ class SandboxSeen:
 class ContainerSeen:
     """A container was created, started or updated.
 
-    `time` is CLOCK_REALTIME in ns when it was so. `init` is the container's own first process on the host, which a
+    `time` is CLOCK_BOOTTIME in ns when it was so. `init` is the container's own first process on the host, which a
     container in a VM has not. `listed`: it comes from a runtime's list, whose CPUs may be old: CRI-O lists those of
     creation after its own restart, as it keeps updates in memory (internal/lib/container_server.go).
     """
@@ -62,7 +62,7 @@ class ContainerSeen:
 
 @dataclass(frozen=True)
 class CpusetSeen:
-    """A known container's cpuset is this now. `time` is CLOCK_REALTIME in ns of when it was so."""
+    """A known container's cpuset is this now. `time` is CLOCK_BOOTTIME in ns of when it was so."""
 
     sandbox: SandboxId
     container: ContainerId

@@ -28,6 +28,7 @@ from vmpin.drifts import Drifts
 from vmpin.errors import SourceError
 from vmpin.events import ContainerElsewhere, Event, Held, SandboxSeen
 from vmpin.exclusion import Exclusion
+from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
@@ -315,7 +316,7 @@ class Reconciler:
                 if kept is not before or had is None or not any(map(self.observer.census.runs, had.processes)):
                     del kept[sandbox]  # else it is nobody's now (watch.only), and is to be given back all the same
                     self._changed = True
-        horizon = time.time_ns() - 600 * 10**9
+        horizon = boottime.now() - 600 * 10**9
         for sandbox, known in self.state.sandboxes.items():
             shorter = forget_stopped(known, horizon)
             if shorter is not known:

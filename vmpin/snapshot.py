@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vmpin.apply import Result
 from vmpin.cpuset import CpuSet
+from vmpin.host import boottime
 from vmpin.model import ContainerId, SandboxId
 from vmpin.observe import Vm
 from vmpin.ownership import contested
@@ -156,7 +157,8 @@ def _sandbox(reconciler: Reconciler, sandbox: SandboxState, vm: Vm | None, threa
                         _cgroup(reconciler, vm) if wide and vm is not None else None, guest,
                         None if history is None else history.data(),
                         account.data() if wide and account is not None else None,
-                        None if births is None else births.data(), sandbox.id in reconciler.places.unmanaged)
+                        None if births is None else births.data(), sandbox.id in reconciler.places.unmanaged,
+                        boottime.wall_offset())
 
 
 def _cgroup(reconciler: Reconciler, vm: Vm) -> dict[str, object] | None:

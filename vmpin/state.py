@@ -35,7 +35,7 @@ MAX_REPLACED = 8
 
 
 class Word(NamedTuple):
-    """What one source says a container's cpuset is, and since when (CLOCK_REALTIME ns; 0: a list had it first).
+    """What one source says a container's cpuset is, and since when (CLOCK_BOOTTIME ns; 0: a list had it first).
 
     `replaced` are the cpusets that the runtime (NRI) reported before, oldest first.
     """
@@ -52,7 +52,7 @@ class Known:
     container: Container
     #: Whose word its cpuset is; as long as there is none, who told of the container.
     source: Source
-    #: CLOCK_REALTIME ns of the last word on its life; words older than that are ignored.
+    #: CLOCK_BOOTTIME ns of the last word on its life; words older than that are ignored.
     time: int
     bundle: str = ""
     init: ThreadId | None = None
@@ -244,7 +244,7 @@ def _with(old: SandboxState, known: Known) -> SandboxState:
 
 
 def forget_stopped(sandbox: SandboxState, before: int) -> SandboxState:
-    """Without the stopped containers whose end (CLOCK_REALTIME ns) lies before `before`."""
+    """Without the stopped containers whose end (CLOCK_BOOTTIME ns) lies before `before`."""
     kept = {key: known for key, known in sandbox.containers.items()
             if known.container.state is not ContainerState.STOPPED or known.time >= before}
     return sandbox if len(kept) == len(sandbox.containers) else replace(sandbox, containers=kept)

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +21,15 @@ from vmpin.before import Before, ProcessMasks
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.errors import StateFileError
 from vmpin.events import Source
+from vmpin.host import boottime
 from vmpin.host.regular import open_regular, read_regular
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
 from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.vcpuplaces import Previous
 
 VERSION = 2
+#: What times are of; a file that does not name it, of an older vmpin, has those of the wall clock.
+CLOCK = "boottime"
 MAX_BYTES = 64 << 20
 
 
@@ -143,7 +146,9 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[Kept, str]:
             raise ValueError(f"version {body['version']!r} is unknown")
         if body["boot_id"] != boot_id:
             return Kept(), ""
-        return _unpack(body), ""
+        # A time that is yet to come is now, else no report would ever be later.
+        now, ours = boottime.now(), body.get("clock") == CLOCK
+        return _unpack(body, lambda kept: min(now, kept if ours else boottime.of_wall(kept))), ""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         if not set_aside:
             return Kept(), f"{path}: {err}: its content is not used"
@@ -183,7 +188,8 @@ def _text_of(boot_id: str, kept: Kept, written: Written) -> str:
             packed = {**_pack_state(state), **_pack_previous(previous), **_pack_before(before), **_pack_vcpus(vcpus)}
             known = written[name] = parts, f"{json.dumps(name)}:{_dumps(packed)}"
         texts.append(known[1])
-    return f'{{"version":{VERSION},"boot_id":{json.dumps(boot_id)},"sandboxes":{{{",".join(texts)}}}}}'
+    head = f'"version":{VERSION},"boot_id":{json.dumps(boot_id)},"clock":"{CLOCK}"'
+    return f'{{{head},"sandboxes":{{{",".join(texts)}}}}}'
 
 
 def _dumps(data: object) -> str:
@@ -210,8 +216,8 @@ def _pack_word(source: Source, word: Word) -> list[object]:
     return [*packed, [str(cpuset) for cpuset in word.replaced]] if word.replaced else packed
 
 
-def _unpack_word(cpus: str, since: int, replaced: Iterable[str] = ()) -> Word:
-    return Word(CpuSet.parse(cpus), since, tuple(CpuSet.parse(each) for each in replaced))
+def _unpack_word(moment: Callable[[int], int], cpus: str, since: int, replaced: Iterable[str] = ()) -> Word:
+    return Word(CpuSet.parse(cpus), moment(since), tuple(CpuSet.parse(each) for each in replaced))
 
 
 def _pack_thread(thread: ThreadId | None) -> list[int] | None:
@@ -242,12 +248,13 @@ def _pack_vcpus(vcpus: VcpuThreads | None) -> dict[str, object]:
                         [[thread.tid, thread.starttime, vcpu] for thread, vcpu in vcpus.threads.items()]]}
 
 
-def _unpack(body: dict[str, Any]) -> Kept:
+def _unpack(body: dict[str, Any], moment: Callable[[int], int]) -> Kept:
+    """:param moment: what becomes of each time."""
     states, previous, before, vcpus = {}, {}, {}, {}
     for name, entry in body["sandboxes"].items():
         sandbox = SandboxId(name)
         if "state" in entry:
-            states[sandbox] = _unpack_state(sandbox, entry["state"])
+            states[sandbox] = _unpack_state(sandbox, entry["state"], moment)
         if "mask" in entry:
             previous[sandbox] = Previous(_cpus(entry["mask"]) or EMPTY, {
                 VcpuId(vcpu): (_cpus(cpus), None if container is None else ContainerId(container))
@@ -266,14 +273,14 @@ def _unpack(body: dict[str, Any]) -> Kept:
     return Kept(DesiredState(states), previous, before, vcpus)
 
 
-def _unpack_state(sandbox: SandboxId, entry: dict[str, Any]) -> SandboxState:
+def _unpack_state(sandbox: SandboxId, entry: dict[str, Any], moment: Callable[[int], int]) -> SandboxState:
     containers = {}
     for item in entry["containers"]:
-        words = {Source(source): _unpack_word(*word) for source, *word in item["words"]}
+        words = {Source(source): _unpack_word(moment, *word) for source, *word in item["words"]}
         source = Source(item["source"])
         container = Container(ContainerId(item["id"]), item["name"], words[source].cpuset if words else None,
                               item["exclusive"], ContainerState(item["state"]), item["pause"])
-        containers[container.id] = Known(container, source, item["time"], item["bundle"],
+        containers[container.id] = Known(container, source, moment(item["time"]), item["bundle"],
                                          item["init"] and ThreadId(*item["init"]), words)
     return SandboxState(sandbox, entry["runtime"], entry["pod"] and Pod(*entry["pod"]), containers, entry["held"],
                         entry["vmm"] and ThreadId(*entry["vmm"]), entry["handler"], entry.get("pod_by_nri") is True)

@@ -55,13 +55,14 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
                  cgroup: Mapping[str, object] | None = None,
                  guest: tuple[Mapping[str, object], Mapping[ContainerId, Mapping[str, object]]] | None = None,
                  drift: Mapping[str, object] | None = None, proof: Mapping[str, object] | None = None,
-                 birth: Mapping[str, object] | None = None, unmanaged: bool = False,
+                 birth: Mapping[str, object] | None = None, unmanaged: bool = False, wall_offset: int = 0,
                  ) -> dict[str, object]:
     """One sandbox. `vmm` is {type, pid}, None when it does not run; `notes` are reasons beside the placement's own;
     `disagreements` say by container what its sources do not agree on; `cgroup` is the VMM's {path, cpus}; `guest`
     is what was heard of its guest, and there of each container (None: the guest is told nothing); `drift` is what was
     put back of its threads, None for nothing, `proof` where they ran, None where that is not asked or known, and
-    `birth` how they were born, None where nobody told. `unmanaged`: it is left as it is."""
+    `birth` how they were born, None where nobody told. `unmanaged`: it is left as it is. `wall_offset` is what the
+    wall clock is ahead of CLOCK_BOOTTIME (ns)."""
     odd = disagreements or {}
     told = [f"the sources disagree on the CPUs of container {container}: {text}" for container, text in odd.items()]
     verdict, reasons = judge(state, placement, vmm, threads, [*notes, *told], unmanaged)
@@ -70,7 +71,7 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
     for container in live:
         vcpus = placement.containers.get(container.id) if placement is not None else None
         containers.append({
-            **_container(state, container, node, kubelet), "shared_with": _shared_with(container, live, node),
+            **_container(state, container, node, kubelet, wall_offset), "shared_with": _shared_with(container, live, node),
             "vcpus": None if vcpus is None else str(CpuSet(vcpus)),
             "guest": None if guest is None else guest[1].get(container.id), "disagreement": odd.get(container.id)})
     return {
@@ -82,8 +83,8 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
         "found_by": found_by, "containers": containers, "threads": [thread_data(seen) for seen in threads]}
 
 
-def _container(state: SandboxState, container: Container, node: Node,
-               kubelet: CpuManagerState | None) -> dict[str, object]:
+def _container(state: SandboxState, container: Container, node: Node, kubelet: CpuManagerState | None,
+               wall_offset: int) -> dict[str, object]:
     known = state.containers[container.id]
     cpus = given(kubelet, state.pod, container)
     exclusive = not container.pause and is_exclusive(container, node.shared_pool)
@@ -95,7 +96,8 @@ def _container(state: SandboxState, container: Container, node: Node,
         "declared" if container.exclusive else "pool",
         "state": str(container.state), "pause": container.pause,
         "source": "kubelet" if word is None and container.cpuset else known.source.word,
-        "since": None if word is None else _when(word.time), "words": _words(known), "kubelet": _text(cpus)}
+        "since": None if word is None else _when(word.time, wall_offset), "words": _words(known, wall_offset),
+        "kubelet": _text(cpus)}
 
 
 def _shared_with(container: Container, others: Iterable[Container], node: Node) -> list[str]:
@@ -107,8 +109,8 @@ def _shared_with(container: Container, others: Iterable[Container], node: Node) 
             and is_exclusive(other, node.shared_pool) and not other.cpuset.isdisjoint(mine)]
 
 
-def _words(known: Known) -> dict[str, object]:
-    return {source.word: {"cpus": str(word.cpuset), "since": _when(word.time)}
+def _words(known: Known, wall_offset: int) -> dict[str, object]:
+    return {source.word: {"cpus": str(word.cpuset), "since": _when(word.time, wall_offset)}
             for source, word in known.words.items()}
 
 
@@ -116,8 +118,11 @@ def _text(cpus: CpuSet | None) -> str | None:
     return None if cpus is None else str(cpus)
 
 
-def _when(nanoseconds: int) -> str:
-    """CLOCK_REALTIME in ns, as RFC 3339 with milliseconds."""
+def _when(moment: int, wall_offset: int) -> str | None:
+    """The wall clock's time of a moment (ns), as RFC 3339 with milliseconds; None for what has no time (`Word`)."""
+    if not moment:
+        return None
+    nanoseconds = moment + wall_offset
     try:
         seconds = datetime.fromtimestamp(nanoseconds / 1e9, UTC)
     except (OverflowError, ValueError, OSError):

@@ -36,6 +36,7 @@ from vmpin.runcrepair import RuncRepair
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
 from vmpin.sampler import Sampler
 from vmpin.settling import STEPS, Settling
+from vmpin.source.hook_state import moment
 from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, PodEvent, Synced
 from vmpin.source.sockets import listen, open_to, serve
 from vmpin.source.spool import Spool
@@ -226,7 +227,7 @@ class Watcher:
             self.reconciler.tally.hooks["refused"] += 1
             return f"refused: {err}\n".encode("utf-8", "replace")
         since = time.perf_counter()
-        name = self.spool.keep(raw, message.time)
+        name = self.spool.keep(raw, moment(message))
         if name is None and not self._take(raw, None, since):
             return b"not now: it can neither be kept nor looked into\n"  # then the hook keeps it
         if name is None:

@@ -20,6 +20,7 @@ from newcomers import (
 
 from vmpin.arrivals import Touched
 from vmpin.events import ContainerSeen, Source
+from vmpin.host import boottime
 from vmpin.model import Container, ContainerId, ThreadId, VcpuId
 from vmpin.observe import Vm
 from vmpin.placement import Placement
@@ -78,7 +79,7 @@ def test_a_new_vcpu_is_placed_by_its_name_before_the_pass(machine: Machine, crow
     vmm = machine.running(crowd, vcpus=1)
     assert mask(by_name(vmm, "CPU 0/KVM")) == machine.other
     machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("more"), cpuset=machine.pool),
-                                             Source.BUNDLE, time.time_ns(), bundle=str(machine.path))])
+                                             Source.BUNDLE, boottime.now(), bundle=str(machine.path))])
     machine.reconciler.settle([sandbox("a")])
     assert mask(vmm) == machine.both
     tid = by_name(vmm, "call_rcu")
@@ -114,7 +115,7 @@ def test_a_vcpu_for_which_another_has_to_move_does_not_wait_for_the_pass(machine
     vmm = machine.running(crowd, vcpus=1)
     machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("a-c"), cpuset=machine.both,
                                                                      exclusive=True),
-                                             Source.BUNDLE, time.time_ns(), bundle=str(machine.path))])
+                                             Source.BUNDLE, boottime.now(), bundle=str(machine.path))])
     machine.reconciler.settle([sandbox("a")])
     placement = machine.reconciler.placements[sandbox("a")]
     assert placement.by_vcpu == {0: machine.both}
@@ -167,7 +168,7 @@ def pinned(machine: Machine, crowd: Path) -> subprocess.Popen[bytes]:
     machine.tell("a", machine.other)
     vmm = machine.running(crowd)
     machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("more"), cpuset=machine.pool),
-                                             Source.BUNDLE, time.time_ns(), bundle=str(machine.path))])
+                                             Source.BUNDLE, boottime.now(), bundle=str(machine.path))])
     machine.reconciler.settle([sandbox("a")])
     assert [mask(by_name(vmm, f"CPU {vcpu}/KVM")) for vcpu in (0, 1)] == [machine.pool, machine.other]
     assert mask(by_name(vmm, "call_rcu")) == machine.both

@@ -126,7 +126,7 @@ def place(tmp_path: Path) -> Place:
 def one(messages: list[bytes], stage: str = "poststart", state: bytes = STATE) -> None:
     assert len(messages) == 1
     header, _, rest = messages[0].partition(b"\n")
-    assert re.fullmatch(rf"vmpin-hook/1 stage={stage} time=[0-9]{{19}}", header.decode())
+    assert re.fullmatch(rf"vmpin-hook/1 stage={stage} time=[0-9]{{19}} boot=[0-9]+", header.decode())
     assert rest == state
 
 
@@ -139,11 +139,15 @@ def test_the_state_reaches_the_watcher_unchanged(place: Place, stage: str) -> No
 
 
 def test_the_header_has_the_time_of_the_run(place: Place) -> None:
-    before = time.time_ns()
+    clocks = {"time": time.CLOCK_REALTIME, "boot": time.CLOCK_BOOTTIME}
+    before = {name: time.clock_gettime_ns(clock) for name, clock in clocks.items()}
     with Watcher(place.socket) as watcher:
         place.run("poststart")
     header = watcher.messages[0].split(b"\n")[0]
-    assert before <= int(header.rpartition(b"=")[2]) <= time.time_ns()
+    sent = dict(part.split("=") for part in header.decode().split()[2:])
+    assert sent.keys() == clocks.keys()
+    for name, clock in clocks.items():
+        assert before[name] <= int(sent[name]) <= time.clock_gettime_ns(clock)
 
 
 @pytest.mark.parametrize(("flags", "code"), [((), 0), (("--fail-closed",), 1)])
@@ -177,7 +181,7 @@ def test_the_spool_and_what_is_in_it_belong_to_root_alone(place: Place) -> None:
 def test_the_name_in_the_spool_is_the_time_of_the_header(place: Place) -> None:
     place.run("poststart")
     (file,) = place.spool.iterdir()
-    assert f"time={int(file.name[:20])}\n".encode() in file.read_bytes()
+    assert f" boot={int(file.name[:20])}\n".encode() in file.read_bytes()
 
 
 def test_a_spool_without_a_place_for_it_is_one_line_and_no_failure(place: Place) -> None:

@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +23,7 @@ from vmpin.before import Before, ProcessMasks
 from vmpin.cpuset import CpuSet
 from vmpin.errors import StateFileError
 from vmpin.events import Source
+from vmpin.host import boottime
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
 from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.statefile import Kept
@@ -33,6 +36,8 @@ numbers = st.integers(0, 1 << 62)
 cpus = st.frozensets(st.integers(0, 300), max_size=8).map(CpuSet)
 threads = st.builds(ThreadId, st.integers(1, 1 << 22), numbers)
 ids = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.+:@-]{0,20}", fullmatch=True)
+#: CLOCK_BOOTTIME ns: in the first second after boot.
+moments = st.integers(0, 10**9)
 #: Names come from annotations: anything.
 names = st.text(st.characters(), max_size=12)
 
@@ -40,11 +45,11 @@ names = st.text(st.characters(), max_size=12)
 @st.composite
 def known(draw: st.DrawFn, name: ContainerId) -> Known:
     said = draw(st.dictionaries(st.sampled_from(Source), st.builds(
-        Word, cpus, numbers, st.lists(cpus, max_size=3).map(tuple)), max_size=3))
+        Word, cpus, moments, st.lists(cpus, max_size=3).map(tuple)), max_size=3))
     source = draw(st.sampled_from(list(said) or list(Source)))
     container = Container(name, draw(names), said[source].cpuset if said else None, draw(st.none() | st.booleans()),
                           draw(st.sampled_from(ContainerState)), draw(st.booleans()))
-    return Known(container, source, draw(numbers), draw(names), draw(st.none() | threads), said)
+    return Known(container, source, draw(moments), draw(names), draw(st.none() | threads), said)
 
 
 @st.composite
@@ -103,6 +108,44 @@ def test_the_file_is_roots_alone_and_replaced_as_a_whole(tmp_path: Path) -> None
     statefile.save(path, BOOT, Kept())
     assert path.stat().st_ino != first.st_ino
     assert statefile.load(path, BOOT) == (Kept(), "")
+
+
+def told_at(time: int) -> Kept:
+    """A container that was reported then."""
+    word = {Source.NRI: Word(CpuSet([2]), time)}
+    known = Known(Container(ContainerId("main"), "app", CpuSet([2])), Source.NRI, time, words=word)
+    return Kept(DesiredState({SandboxId("pod-a"): SandboxState(SandboxId("pod-a"), containers={
+        ContainerId("main"): known})}))
+
+
+def times(kept: Kept) -> set[int]:
+    known = kept.state.sandboxes[SandboxId("pod-a")].containers[ContainerId("main")]
+    return {known.time, known.words[Source.NRI].time}
+
+
+def test_a_time_that_is_yet_to_come_counts_as_now(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    statefile.save(path, BOOT, told_at(1 << 62))
+    before = boottime.now()
+    (found,) = times(statefile.load(path, BOOT)[0])
+    assert before <= found <= boottime.now()
+
+
+@pytest.mark.parametrize("ahead", [-3600, 3600])
+def test_times_of_the_wall_clock_are_taken_from_an_older_file(tmp_path: Path, ahead: int) -> None:
+    path = tmp_path / "state.json"
+    statefile.save(path, BOOT, told_at(time.time_ns() + ahead * 10**9))
+    body = json.loads(path.read_text())["body"]
+    del body["clock"]
+    path.write_text(json.dumps({"crc32": zlib.crc32(json.dumps(body, separators=(",", ":")).encode()), "body": body}))
+    before = boottime.now()
+    kept, trouble = statefile.load(path, BOOT)
+    (found,) = times(kept)
+    assert trouble == ""
+    if ahead > 0:
+        assert before <= found <= boottime.now()
+    else:
+        assert 0 <= found < before
 
 
 def test_no_file_is_nothing_kept(tmp_path: Path) -> None:

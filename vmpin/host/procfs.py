@@ -62,6 +62,11 @@ def began(starttime: int) -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + starttime / _TICKS_A_SECOND
 
 
+def seconds_since_boot(starttime: int) -> float:
+    """When a process with that start time (clock ticks) began, on CLOCK_BOOTTIME (fs/proc/array.c, do_task_stat)."""
+    return starttime / _TICKS_A_SECOND
+
+
 def read_file(path: str, limit: int = 65536) -> bytes | None:
     """The first `limit` bytes, or None when the file or its process is gone.
 

@@ -32,11 +32,15 @@ STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "pos
 
 @dataclass(frozen=True)
 class HookMessage:
-    """What the hook sent: the stage it was registered for, when (CLOCK_REALTIME ns), the state as it came."""
+    """What the hook sent: the stage it was registered for, when, the state as it came.
+
+    `time` is CLOCK_REALTIME, `boot` CLOCK_BOOTTIME, in ns; an older hook sends no `boot` (None).
+    """
 
     stage: str
     time: int
     state: bytes
+    boot: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,6 @@ class HookState:
     """A state, understood. `pid` is whatever the runtime gave: the container's, the VMM's, a shim's thread, or 0."""
 
     stage: str
-    time: int
     container: ContainerId
     sandbox: SandboxId
     pid: int
@@ -73,9 +76,12 @@ def parse_message(raw: bytes) -> HookMessage:
         raise SourceError("hook message", f"unknown stage {stage[:40]!r}")
     if not (time.isascii() and time.isdigit()) or len(time) > 20:
         raise SourceError("hook message", f"time {time[:40]!r} is no number of nanoseconds")
+    boot = fields.get("boot")
+    if boot is not None and (not (boot.isascii() and boot.isdigit()) or len(boot) > 20):
+        raise SourceError("hook message", f"boot {boot[:40]!r} is no number of nanoseconds")
     if len(state) > MAX_STATE:
         raise SourceError("hook message", f"the state is {len(state)} bytes long, at most {MAX_STATE} are read")
-    return HookMessage(stage, int(time), state)
+    return HookMessage(stage, int(time), state, None if boot is None else int(boot))
 
 
 def parse_state(message: HookMessage) -> HookState:
@@ -101,7 +107,7 @@ def parse_state(message: HookMessage) -> HookState:
     annotations = _strings(state.get("annotations"))
     dialect = dialect_of(str(bundle))
     container, sandbox, pause = _identity(where, given, str(bundle), annotations, dialect)
-    return HookState(message.stage, message.time, ContainerId(container), SandboxId(sandbox), pid, str(bundle),
+    return HookState(message.stage, ContainerId(container), SandboxId(sandbox), pid, str(bundle),
                      annotations, pause, dialect, tuple(foreign(annotations, dialect)))
 
 

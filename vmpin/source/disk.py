@@ -4,7 +4,6 @@ still exists. Read as a whole at every resync; what it finds becomes events like
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from vmpin.events import (
     SandboxSeen,
     Source,
 )
+from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.model import ContainerState, SandboxId, ThreadId
@@ -46,25 +46,40 @@ class DiskSources:
         self.sandboxes: dict[SandboxId, KataSandbox] = {}
         #: What each sandbox's file and state were when events were last made of them.
         self._told: dict[SandboxId, tuple[KataSandbox, SandboxState | None]] = {}
+        #: When each sandbox's file came to say what it says (CLOCK_BOOTTIME ns), and when it was read before that.
+        self._written: dict[SandboxId, tuple[KataSandbox, int]] = {}
+        self._read_before = self._read_last = 0
 
     def read(self) -> None:
         """Read Kata's state again."""
+        self._read_before, self._read_last = self._read_last, boottime.now()
         self.sandboxes = self.kata.sandboxes()
 
     def events(self, state: DesiredState, with_vm: set[SandboxId]) -> list[Event]:
         """What was read, and what is still there of `state`. `with_vm` are the sandboxes whose VM runs."""
-        now = time.time_ns()
+        now = boottime.now()
         events: list[Event] = []
         told, self._told = self._told, {}
         for kata in self.sandboxes.values():
             known = state.sandboxes.get(kata.id)
             before = told.get(kata.id)
             if before is None or before[0] is not kata or before[1] is not known:
-                events += _kata_events(kata, known, now)
+                events += _kata_events(kata, known, self._moment(kata), now)
             self._told[kata.id] = (kata, known)
+        for gone in self._written.keys() - self.sandboxes.keys():
+            del self._written[gone]
         for sandbox in state.sandboxes.values():
             events += self._check(sandbox, with_vm, now)
         return events
+
+    def _moment(self, kata: KataSandbox) -> int:
+        """When a sandbox's file was written, by its time; after it was read last, when it says something new since,
+        wherever the clock was stepped to meanwhile."""
+        known = self._written.get(kata.id)
+        when = known[1] if known is not None and known[0] == kata else boottime.of_wall(
+            kata.written, self._read_before)
+        self._written[kata.id] = kata, when
+        return when
 
     def claims(self, state: DesiredState) -> dict[SandboxId, Claim]:
         """Whose VMM is which process, by the runtimes' and hooks' word."""
@@ -117,7 +132,7 @@ class DiskSources:
             return
         # CPUs that are offline come back; what a cgroup above withholds, it has not.
         withheld = (found.configured & self.online) - found.effective if found.effective else EMPTY
-        yield CpusetSeen(sandbox, known.container.id, found.configured - withheld, Source.CGROUP, time.time_ns())
+        yield CpusetSeen(sandbox, known.container.id, found.configured - withheld, Source.CGROUP, boottime.now())
 
 
 def _cpus_of(cgroup: Path) -> CpuSet | None:
@@ -128,7 +143,8 @@ def _cpus_of(cgroup: Path) -> CpuSet | None:
         return None
 
 
-def _kata_events(kata: KataSandbox, known: SandboxState | None, now: int) -> Iterator[Event]:
+def _kata_events(kata: KataSandbox, known: SandboxState | None, written: int, now: int) -> Iterator[Event]:
+    """:param written: when its file was, in ns of CLOCK_BOOTTIME."""
     yield SandboxSeen(kata.id, kata.runtime, kata.pod)
     if kata.containers is None:
         return
@@ -136,9 +152,9 @@ def _kata_events(kata: KataSandbox, known: SandboxState | None, now: int) -> Ite
     for container in kata.containers:
         listed.add(container.id)
         if container.state is ContainerState.STOPPED:
-            yield ContainerStopped(kata.id, container.id, kata.written)
+            yield ContainerStopped(kata.id, container.id, written)
         else:
-            yield ContainerSeen(kata.id, container, Source.KATA, kata.written)
+            yield ContainerSeen(kata.id, container, Source.KATA, written)
     for other in known.containers.values() if known is not None else ():
         # Kata's list is whole: what is no longer in it has ended, what a hook just told of is yet to come into it.
         if other.told_by(Source.KATA) and other.container.id not in listed:

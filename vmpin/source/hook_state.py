@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from vmpin.errors import SourceError
 from vmpin.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
+from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.runtime.dialect import CRIO, bundle_id, declared_exclusive, name_of, pod_of
@@ -47,9 +48,15 @@ def events_of(message: HookMessage, state: DesiredState, proc: Procfs, exclusive
                        home.container, home.sandbox, dispute)
         if tally is not None:
             tally.disputed += 1
+    when = moment(message)
     if hook.stopped:
-        return [ContainerStopped(home.sandbox, home.container, hook.time)]
-    return list(_created(hook, home, proc, exclusive_annotation))
+        return [ContainerStopped(home.sandbox, home.container, when)]
+    return list(_created(hook, home, when, proc, exclusive_annotation))
+
+
+def moment(message: HookMessage) -> int:
+    """When the hook began, in ns of CLOCK_BOOTTIME, however old the message is; a time that is yet to come is now."""
+    return boottime.of_wall(message.time) if message.boot is None else min(message.boot, boottime.now())
 
 
 def _home(hook: HookState, state: DesiredState) -> _Home:
@@ -78,9 +85,9 @@ def _home(hook: HookState, state: DesiredState) -> _Home:
     return _Home(sandbox, container, hook.pause)
 
 
-def _created(hook: HookState, home: _Home, proc: Procfs, exclusive_annotation: str) -> Iterator[Event]:
+def _created(hook: HookState, home: _Home, when: int, proc: Procfs, exclusive_annotation: str) -> Iterator[Event]:
     sandbox, container = home.sandbox, home.container
-    vmm, init = behind(hook.pid, proc, hook.time)
+    vmm, init = behind(hook.pid, proc, when)
     cpuset, annotations, bundle = None, hook.annotations, ""
     if hook.bundle:
         try:
@@ -91,7 +98,7 @@ def _created(hook: HookState, home: _Home, proc: Procfs, exclusive_annotation: s
             # It may lie where vmpin cannot look. But when its process is gone, too, it is gone; and when there is none
             # of its own (with Kata the pid is the VMM's), and it is missing where it should be. Then the next look at
             # the bundle ends the container.
-            over = hook.pid and gone(hook.pid, proc, hook.time)
+            over = hook.pid and gone(hook.pid, proc, when)
             bundle = hook.bundle if over or (init is None and _missing(hook.bundle)) else ""
         else:
             bundle, cpuset, annotations = hook.bundle, config.cpuset, {**config.annotations, **hook.annotations}
@@ -104,7 +111,7 @@ def _created(hook: HookState, home: _Home, proc: Procfs, exclusive_annotation: s
     if not home.pause:  # that one has no name, and owns nothing
         made = replace(made, name=name_of(annotations, hook.dialect),
                        exclusive=declared_exclusive(annotations, exclusive_annotation))
-    yield ContainerSeen(sandbox, made, Source.BUNDLE, hook.time, bundle, init)
+    yield ContainerSeen(sandbox, made, Source.BUNDLE, when, bundle, init)
 
 
 def _missing(bundle: str) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vmpin.allocation import CpuManagerState
 from vmpin.errors import SourceError
+from vmpin.host import boottime
 from vmpin.host.regular import open_regular
 from vmpin.runtime.kubelet import MAX_BYTES, NAME, parse_checkpoint
 
@@ -41,6 +42,8 @@ class KubeletState:
         self.trouble = ""
         #: Files met that could not be used.
         self.bad = 0
+        #: When it was last looked at (CLOCK_BOOTTIME ns).
+        self._looked = 0
         self._stamp: _Stamp | None = None
         self._raw: bytes | None = None
         self._usable = False
@@ -52,6 +55,7 @@ class KubeletState:
 
         A file that cannot be used leaves what was said before it.
         """
+        before, self._looked = self._looked, boottime.now()
         try:
             if self._stamp is not None and _stamp(os.stat(self.path, follow_symlinks=False)) == self._stamp:
                 return self._state
@@ -73,7 +77,8 @@ class KubeletState:
             return self._state
         self._raw, self._usable = raw, False
         try:
-            self._state = parse_checkpoint(raw, str(self.path)).dated(info.st_mtime_ns, self._state)
+            self._state = parse_checkpoint(raw, str(self.path)).dated(
+                boottime.of_wall(info.st_mtime_ns, before), self._state)
         except SourceError as err:
             self._refuse(str(err))
             return self._state

@@ -52,7 +52,7 @@ class NriContainer(NamedTuple):
 
 
 class Synced(NamedTuple):
-    """All that there is, told when a connection begins. Times are CLOCK_REALTIME ns of the reception.
+    """All that there is, told when a connection begins. Times are CLOCK_BOOTTIME ns of the reception.
 
     CPUs may be old (`ContainerSeen.listed`). `updated` are the containers whose CPUs the answer set; `runtime` is the
     pid of the runtime's process, 0 when not known.

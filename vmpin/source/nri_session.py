@@ -10,12 +10,12 @@ Sources: containerd/nri pkg/api/api.proto, pkg/stub, pkg/adaptation.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.errors import WireError
+from vmpin.host import boottime
 from vmpin.model import ContainerId, SandboxId, valid_id
 from vmpin.runtime.dialect import plain
 from vmpin.source.nri_facts import (
@@ -69,7 +69,7 @@ class Session:
     """A connection's state. Nothing is ever waited for: Configure may come before the reply to RegisterPlugin."""
 
     def __init__(self, name: str, index: str, counters: Counters, told: set[str] | None = None,
-                 clock: Callable[[], int] = time.time_ns,
+                 clock: Callable[[], int] = boottime.now,
                  updates: Mapping[ContainerId, NriUpdate] | None = None, peer: int = 0) -> None:
         """
         :param told: what was logged already, so that a reconnect does not say it again.

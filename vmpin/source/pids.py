@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from vmpin.host.procfs import Procfs, began
+from vmpin.host.procfs import Procfs, seconds_since_boot
 from vmpin.model import ThreadId
 from vmpin.vmm.processes import HelperProcess, VmmProcess, classify
 
-#: Start times count in clock ticks, and the system's clock is put right now and then (seconds).
+#: Start times count in clock ticks, and an older hook gives the wall clock's time (seconds).
 _SLACK = 1.0
 
 
@@ -33,7 +33,7 @@ def behind(pid: int, proc: Procfs, named: int | None = None) -> tuple[ThreadId |
 
 
 def gone(pid: int, proc: Procfs, named: int | None) -> bool:
-    """Whether a process has ended since its pid was named (ns of the system's clock; None: just now). Who was born
-    since is somebody else, with the same pid."""
+    """Whether a process has ended since its pid was named (ns of CLOCK_BOOTTIME; None: just now). One that began since
+    is another one, with the same pid."""
     stat = proc.stat(pid)
-    return stat is None or (named is not None and began(stat.starttime) > named / 1e9 + _SLACK)
+    return stat is None or (named is not None and seconds_since_boot(stat.starttime) > named / 1e9 + _SLACK)

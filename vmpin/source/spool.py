@@ -38,7 +38,11 @@ class Spool:
         os.chmod(self.path, 0o700)
 
     def keep(self, raw: bytes, when: int) -> str | None:
-        """Keep a message. :returns: its name, None when it could not be written (told once)."""
+        """Keep a message.
+
+        :param when: its hook began, in ns of CLOCK_BOOTTIME: as hooks name their files, which are taken in that order.
+        :returns: its name, None when it could not be written (told once).
+        """
         self._mine += 1
         name = f"{when:020d}-{os.getpid()}.{self._mine}.hook"
         made = self.path / f".{name}.tmp"

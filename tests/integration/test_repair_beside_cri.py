@@ -1,0 +1,174 @@
+"""Repairs of runc containers beside CRI updates and creations, with real containerds: none hangs, and nothing but
+registrations is asked of it over NRI. Up to NRI 0.12.0 an unsolicited UpdateContainers hangs it within seconds
+(containerd#13733)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from real_containerd import Container, Containerd, Pod
+from real_node import two_cpus, wait
+
+from vmpin.cpuset import CpuSet
+from vmpin.model import ContainerId
+from vmpin.source import cri
+from vmpin.source.nri import Plugin
+from vmpin.source.nri_connect import connect_to
+from vmpin.source.nri_facts import NriEvent, NriUpdate, Synced
+from vmpin.wire import mux, ttrpc
+
+pytestmark = pytest.mark.root
+
+SECONDS = 60.0
+#: A call that takes longer (s) has hung: they take some 10 ms, a hundred times that on a slow machine.
+PATIENCE = 60.0
+
+
+class Tap:
+    """Between a plugin and the runtime's socket: counts what the plugin asks of the runtime, by method."""
+
+    def __init__(self, connect: Callable[[], socket.socket]) -> None:
+        self.asked: Counter[str] = Counter()
+        self._connect = connect
+        self._ends: list[socket.socket] = []
+        self._pumps: list[threading.Thread] = []
+
+    def connect(self) -> socket.socket:
+        runtime = self._connect()
+        runtime.settimeout(None)
+        plugin, ours = socket.socketpair()
+        self._ends += runtime, ours
+        for source, target, look in (ours, runtime, self._count()), (runtime, ours, lambda data: None):
+            self._pumps.append(threading.Thread(target=self._pump, args=(source, target, look), daemon=True))
+            self._pumps[-1].start()
+        return plugin
+
+    def close(self) -> None:
+        """When the plugin has ended."""
+        for pump in self._pumps:
+            pump.join(PATIENCE)
+        for end in self._ends:
+            end.close()
+
+    @staticmethod
+    def _pump(source: socket.socket, target: socket.socket, look: Callable[[bytes], None]) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                look(data)
+                target.sendall(data)
+        for end in source, target:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _count(self) -> Callable[[bytes], None]:
+        demux, decoder = mux.Demux(), ttrpc.Decoder()
+
+        def look(data: bytes) -> None:
+            for connection, payload in demux.feed(data):
+                if connection == mux.RUNTIME:
+                    for message in decoder.feed(payload):
+                        self.asked[message.method if isinstance(message, ttrpc.Request) else "an answer"] += 1
+        return look
+
+
+class Drive:
+    """One containerd under load: each loop is a thread, and counts what it has done."""
+
+    def __init__(self, containerd: Containerd, cpus: tuple[str, str]) -> None:
+        self.containerd = containerd
+        self.cpus = cpus
+        self.done: Counter[str] = Counter()
+        self.tap = Tap(connect_to(containerd.nri_socket))
+        self._told: queue.Queue[NriEvent] = queue.Queue()
+        self._plugin = Plugin(self.tap.connect, self._told.put)
+
+    def run(self, seconds: float) -> None:
+        pods = [self.containerd.pod(name) for name in ("drifted", "moved", "updated", "created")]
+        drifted, moved, updated = (pod.container("main", cpus=self.cpus[0]) for pod in pods[:3])
+        self._plugin.start()
+        assert isinstance(self._told.get(timeout=PATIENCE), Synced)
+        end = time.monotonic() + seconds
+        loops = [lambda: self._by_cri(drifted), lambda: self._by_nri(moved), lambda: self._update(updated),
+                 lambda: self._create(pods[3])]
+        try:
+            with ThreadPoolExecutor(len(loops)) as pool:
+                for loop in [pool.submit(self._until, end, each) for each in loops]:
+                    loop.result()
+        finally:
+            self._plugin.stop()
+            self.tap.close()
+        for pod in pods:
+            pod.remove()
+
+    def _until(self, end: float, step: Callable[[], Iterator[str]]) -> None:
+        for what in step():
+            self.done[what] += 1
+            if time.monotonic() > end:
+                return
+
+    def _by_cri(self, container: Container) -> Iterator[str]:
+        """Over CRI, as vmpin/runcrepair does it."""
+        own, other = self.cpus
+        while True:
+            (container.cgroup / "cpuset.cpus").write_text(other)
+            cri.update_cpus([self.containerd.top / "cri.sock"], ContainerId(container.id), CpuSet.parse(own), PATIENCE)
+            assert container.cgroup_cpus() == own
+            yield "repaired over CRI"
+
+    def _by_nri(self, container: Container) -> Iterator[str]:
+        """In the answer to the list of a new connection."""
+        own, other = self.cpus
+        identity = ContainerId(container.id)
+        while True:
+            (container.cgroup / "cpuset.cpus").write_text(other)
+            self._plugin.again({identity: NriUpdate(CpuSet.parse(own), CpuSet.parse(own))})
+            while True:
+                event = self._told.get(timeout=PATIENCE)
+                if isinstance(event, Synced):
+                    break
+            assert event.updated == (identity,)
+            wait(lambda: container.cgroup_cpus() == own, lambda: f"not repaired: {container.cgroup_cpus()}")
+            yield "repaired over NRI"
+
+    def _update(self, container: Container) -> Iterator[str]:
+        """As the kubelet's CPU manager does."""
+        for cpus in itertools.cycle(reversed(self.cpus)):
+            container.update(cpus=cpus)
+            assert container.cgroup_cpus() == cpus
+            yield "updated"
+
+    def _create(self, pod: Pod) -> Iterator[str]:
+        for number in itertools.count():
+            pod.container(f"c{number}", cpus=self.cpus[number % 2]).remove()
+            yield "created"
+
+
+def test_no_containerd_hangs_while_runc_containers_are_repaired() -> None:
+    """Both at the same time: one minute of CI instead of two."""
+    with contextlib.ExitStack() as stack:
+        missing, drives = "", []
+        for suite in ("trixie", "sid"):
+            try:
+                drives.append(Drive(stack.enter_context(Containerd(suite, patient=True)), two_cpus()))
+            except pytest.skip.Exception as err:  # sid moves, and is not always to be had
+                missing = str(err)
+        with ThreadPoolExecutor(len(drives)) as pool:
+            for ended in [pool.submit(each.run, SECONDS) for each in drives]:
+                ended.result()
+        for drive in drives:
+            print(drive.containerd.version, dict(drive.done), dict(drive.tap.asked))
+            assert drive.done.keys() == {"repaired over CRI", "repaired over NRI", "updated", "created"}
+            # One for each connection: that of the start, and one for each repair over NRI.
+            assert drive.tap.asked.keys() == {"RegisterPlugin"}
+            assert drive.tap.asked["RegisterPlugin"] > drive.done["repaired over NRI"]
+        if missing:
+            pytest.skip(f"one containerd only: {missing}")

@@ -1,0 +1,241 @@
+"""The wall clock is stepped (the lab does it for real: node_tests/test_clock.py): no report is lost, none comes first
+that came last."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from vmpin import config
+from vmpin.cpuset import CpuSet
+from vmpin.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
+from vmpin.host import boottime
+from vmpin.model import Container, ContainerId, ContainerState, SandboxId
+from vmpin.oneshot import hear, take
+from vmpin.reconciler import Reconciler
+from vmpin.source.nri_facts import ContainerEvent, NriContainer
+from vmpin.source.spool import Spool
+
+POD, MAIN = SandboxId("pod"), ContainerId("main")
+HOUR = 3600 * 10**9
+STEPS = pytest.mark.parametrize("step", [-HOUR, HOUR], ids=["back", "ahead"])
+
+
+class Clock:
+    """The wall clock, which a test steps. Files get its times by `stamp`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead = 0
+        real = time.time_ns
+        monkeypatch.setattr("time.time_ns", lambda: real() + self.ahead)
+
+    def step(self, nanoseconds: int) -> None:
+        self.ahead += nanoseconds
+
+    @staticmethod
+    def stamp(path: Path) -> None:
+        """As a file that is written now."""
+        os.utime(path, ns=(time.time_ns(), time.time_ns()))
+
+
+class Node:
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        (top / "run").mkdir()
+        (top / "bundle").mkdir()
+        self.begin()
+        self.spool = Spool(self.reconciler.config.spool)
+        self.spool.prepare()
+
+    def begin(self) -> None:
+        """The watcher, new or again."""
+        paths = {f"paths.{each}": str(self.top / each) for each in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
+        self.reconciler = Reconciler(config.load(None, {}, {**paths, "watch.only": "none"}))
+
+    def restart(self) -> None:
+        assert self.reconciler.save()
+        self.begin()
+
+    def message(self, stage: str, cpus: str = "2", old: bool = False) -> bytes:
+        """What a hook sends now.
+
+        :param old: by a hook of before it sent CLOCK_BOOTTIME.
+        """
+        (self.top / "bundle/config.json").write_text(json.dumps({"linux": {"resources": {"cpu": {"cpus": cpus}}}}))
+        boot = "" if old else f" boot={boottime.now()}"
+        state = {"id": MAIN, "pid": 0, "bundle": str(self.top / "bundle"), "annotations": {
+            "io.kubernetes.cri.sandbox-id": POD, "io.kubernetes.cri.container-type": "container"}}
+        return f"vmpin-hook/1 stage={stage} time={time.time_ns()}{boot}\n".encode() + json.dumps(state).encode()
+
+    def hook(self, stage: str, cpus: str = "2", old: bool = False) -> None:
+        assert hear(self.reconciler, self.message(stage, cpus, old)) == {POD}
+
+    def keep(self, raw: bytes, when: int) -> None:
+        assert self.spool.keep(raw, when)
+
+    def nri(self, cpus: str) -> None:
+        """An update, as the runtime reports it now."""
+        made = NriContainer(MAIN, POD, "main", 3, CpuSet.parse(cpus), {}, 0, "")
+        self.reconciler.nri([ContainerEvent("update", None, made, boottime.now())])
+
+    def kata(self, cpus: str, *stopped: str) -> Path:
+        """Kata writes its files."""
+        at = self.top / "kata_go/sbs" / POD
+        (at / MAIN).mkdir(parents=True, exist_ok=True)
+        (at / "persist.json").write_text(json.dumps({"Config": {"ContainerConfigs": [
+            {"ID": MAIN, "Annotations": {"io.kubernetes.cri.container-type": "container"},
+             "Resources": {"cpu": {"cpus": cpus}}}]}}))
+        Clock.stamp(at / "persist.json")
+        for name in stopped:
+            (at / name / "persist.json").write_text('{"State": "stopped"}')
+            Clock.stamp(at / name / "persist.json")
+        return at
+
+    def read(self) -> list[Event]:
+        known = self.reconciler
+        known.sources.read()
+        found = known.sources.events(known.state, {POD})
+        known.reduce(found)
+        return found
+
+    def container(self) -> Container:
+        return self.reconciler.state.sandboxes[POD].containers[MAIN].container
+
+    def cpus(self) -> str:
+        return str(self.container().cpuset)
+
+    def lives(self) -> bool:
+        return self.container().state is not ContainerState.STOPPED
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@STEPS
+@pytest.mark.parametrize("restart", [False, True], ids=["goes on", "restart"])
+def test_the_later_report_counts_and_an_end_is_an_end(node: Node, clock: Clock, step: int, restart: bool) -> None:
+    node.nri("2")
+    for number, cpus in enumerate(("3", "4")):
+        clock.step(step)
+        if restart:
+            node.restart()
+        node.nri(cpus)
+        assert node.cpus() == cpus, number
+    clock.step(step)
+    if restart:
+        node.restart()
+    node.hook("poststop")
+    assert not node.lives()
+
+
+@STEPS
+@pytest.mark.parametrize("old", [False, True], ids=["hook", "older hook"])
+def test_hooks_are_heard_on_either_side_of_a_step(node: Node, clock: Clock, step: int, old: bool) -> None:
+    node.hook("createRuntime", "2", old)
+    clock.step(step)
+    node.hook("poststart", "3", old)
+    assert node.cpus() == "3"
+    clock.step(step)
+    node.hook("poststop", old=old)
+    assert not node.lives()
+
+
+@STEPS
+def test_what_lay_in_the_spool_over_a_step_is_older_than_what_was_reported_since(
+        node: Node, clock: Clock, step: int) -> None:
+    created = node.message("createRuntime", "2")
+    when = boottime.now()
+    clock.step(step)
+    node.hook("poststop")
+    node.hook("createRuntime", "3")  # the same container, started again (podman)
+    node.keep(created, when)
+    take(node.reconciler, node.spool, set())
+    assert (node.cpus(), node.lives()) == ("3", True)
+
+
+@STEPS
+def test_what_was_spooled_before_and_after_a_step_is_taken_in_order(node: Node, clock: Clock, step: int) -> None:
+    node.keep(node.message("createRuntime", "2"), boottime.now())
+    clock.step(step)
+    node.keep(node.message("poststop"), boottime.now())
+    take(node.reconciler, node.spool, set())
+    assert not node.lives()
+
+
+@STEPS
+def test_an_end_that_an_older_hook_spooled_over_a_step_is_not_lost(node: Node, clock: Clock, step: int) -> None:
+    """Where the step ahead makes it look older than the beginning, the missing bundle ends the container."""
+    node.hook("createRuntime", old=True)
+    stopped = node.message("poststop", old=True)
+    for path in (node.top / "bundle/config.json", node.top / "bundle"):
+        path.unlink() if path.is_file() else path.rmdir()
+    clock.step(step)
+    node.keep(stopped, boottime.now())
+    take(node.reconciler, node.spool, set())
+    node.read()
+    assert not node.lives()
+
+
+@STEPS
+def test_katas_file_is_as_young_as_its_last_change(node: Node, clock: Clock, step: int) -> None:
+    node.kata("2")
+    node.read()
+    node.nri("3")
+    assert node.cpus() == "3"
+    node.read()
+    assert node.cpus() == "3"  # it is older, and says nothing new
+    node.read()
+    clock.step(step)
+    node.kata("4")
+    node.read()
+    assert node.cpus() == "4"
+    node.nri("5")
+    node.read()
+    assert node.cpus() == "5"
+
+
+@STEPS
+def test_an_end_in_katas_file_is_taken(node: Node, clock: Clock, step: int) -> None:
+    node.kata("2")
+    node.read()
+    node.nri("3")
+    node.read()
+    clock.step(step)
+    node.kata("3", MAIN)
+    node.read()
+    assert not node.lives()
+
+
+def test_a_file_of_the_future_does_not_raise_the_dead(node: Node, clock: Clock) -> None:
+    """Stamped before the clock was put back, it is read again and again, as if it were fresh."""
+    node.kata("2")
+    node.read()
+    clock.step(-HOUR)
+    node.read()
+    node.hook("poststop")
+    assert not node.lives()
+    node.read()
+    node.read()
+    assert not node.lives()
+
+
+def test_reports_with_the_time_of_a_wrong_clock_are_not_ahead_of_later_ones(node: Node) -> None:
+    """A message that a hook sent with a clock that was a year ahead, by an older hook."""
+    state = node.message("createRuntime", "2", old=True).partition(b"\n")[2]
+    assert hear(node.reconciler, b"vmpin-hook/1 stage=createRuntime time=%d\n" % (2 * time.time_ns()) + state)
+    node.reconciler.reduce([SandboxSeen(POD, "nri"), ContainerSeen(
+        POD, Container(MAIN, "main", CpuSet([3])), Source.NRI, boottime.now())])
+    assert node.cpus() == "3"
+    node.reconciler.reduce([ContainerStopped(POD, MAIN, boottime.now())])
+    assert not node.lives()
