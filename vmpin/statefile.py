@@ -147,8 +147,8 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[Kept, str]:
         if body["boot_id"] != boot_id:
             return Kept(), ""
         # A time that is yet to come is now, else no report would ever be later.
-        now, ours = boottime.now(), body.get("clock") == CLOCK
-        return _unpack(body, lambda kept: min(now, kept if ours else boottime.of_wall(kept))), ""
+        now, ahead = boottime.now(), 0 if body.get("clock") == CLOCK else boottime.wall_offset()
+        return _unpack(body, lambda kept: max(0, min(now, kept - ahead))), ""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         if not set_aside:
             return Kept(), f"{path}: {err}: its content is not used"

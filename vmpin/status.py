@@ -71,7 +71,8 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
     for container in live:
         vcpus = placement.containers.get(container.id) if placement is not None else None
         containers.append({
-            **_container(state, container, node, kubelet, wall_offset), "shared_with": _shared_with(container, live, node),
+            **_container(state, container, node, kubelet, wall_offset),
+            "shared_with": _shared_with(container, live, node),
             "vcpus": None if vcpus is None else str(CpuSet(vcpus)),
             "guest": None if guest is None else guest[1].get(container.id), "disagreement": odd.get(container.id)})
     return {
