@@ -52,7 +52,7 @@ test-lab: venv ## boot every node and test in it: 20 minutes (root); LAB="--kern
 
 test-all: venv ## what CI runs and what it leaves out: every node, long stories (root, 45 minutes; before a release)
 	$(MAKE) test CI=true
-	$(BIN)/python -m pytest tests/lab -m release
+	CI=true $(BIN)/python -m pytest tests/lab -m release
 	$(MAKE) soak CI=true
 
 lab-shell: venv ## a shell in a node (root); LAB="--kernel 6.1" for another one

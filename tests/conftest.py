@@ -19,16 +19,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # likewise under nohup, which is to go on meaning that here
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
-#: The unit tests leave half of a machine with two CPUs idle: the nodes of the lab boot beside them, and are waited for
-#: after them (lab/boots.py). Whatever has a watcher comes then, with the machine to itself: it looks at all there is.
-_ORDER = ("unit", "lab")
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The nodes of the lab boot in the background of all that takes no more than one CPU, and are waited for after it
+    (lab/boots.py). What boots guests of its own or measures comes then. One test at a time: watchers look at the whole
+    machine, and a node is another one."""
     top = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:
         directory = item.path.relative_to(top).parts[0]
-        return _ORDER.index(directory) if directory in _ORDER else len(_ORDER)
+        if directory == "integration" and item.get_closest_marker("guest"):
+            return 3
+        return {"unit": 0, "integration": 1, "lab": 2}.get(directory, 4)
 
     items.sort(key=place)

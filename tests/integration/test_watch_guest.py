@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import statistics
 import time
 from collections.abc import Iterator
 
@@ -34,7 +33,7 @@ def node(cpus: tuple[str, str]) -> Iterator[Node]:
 # Without a guest
 
 
-def test_a_change_of_placement_is_pushed_within_100_ms(node: Node, cpus: tuple[str, str]) -> None:
+def test_each_change_of_placement_is_pushed(node: Node, cpus: tuple[str, str]) -> None:
     first, second = cpus
     with GuestVmm(node, "a", {10789: "agent"}) as vm:
         node.start()
@@ -43,29 +42,14 @@ def test_a_change_of_placement_is_pushed_within_100_ms(node: Node, cpus: tuple[s
         wait_for_states(node, vm.sandbox, {"web": "applied", "logs": "applied"})
         (tid,) = [tid for tid, name in seen(vm.pid).names.items() if name == "fc_vcpu 2"]
 
-        def in_time() -> bool:
-            """Twenty changes, of which one is the machine's to lose."""
-            told, pushed = [], []
-            for target in (second, first) * 10:
-                count = len(vm.heard("map"))
-                began = time.monotonic()
-                node.container(vm.sandbox, "web", target)
-                while os.sched_getaffinity(tid) != {int(target)}:
-                    assert time.monotonic() < began + 20
-                    time.sleep(0.0002)
-                pinned = time.monotonic()
-                wait(lambda count=count: len(vm.heard("map")) > count, "no map comes")  # type: ignore[misc]
-                arrived = vm.heard("map")[count]
-                told.append(pinned - began)
-                pushed.append(arrived["time"] - pinned)
-                wanted = ["2", "0-1"] if target == second else ["0-2", "0-2"]
-                assert [arrived["message"]["containers"][node.id(name)]["hw"] for name in ("web", "logs")] == wanted
-            print(f"from the hook's call to the masks: median {statistics.median(told) * 1000:.1f} ms, longest "
-                  f"{max(told) * 1000:.1f}; from there to the map: median {statistics.median(pushed) * 1000:.1f} ms, "
-                  f"longest {max(pushed) * 1000:.1f}")
-            return bool(sorted(pushed)[-2] < 0.1)
-
-        assert any(in_time() for _ in range(3))  # a busy machine may lose some more for a while
+        for target in (second, first) * 5:
+            count = len(vm.heard("map"))
+            node.container(vm.sandbox, "web", target)
+            wait(lambda target=target: os.sched_getaffinity(tid) == {int(target)}, "the host")  # type: ignore[misc]
+            wait(lambda count=count: len(vm.heard("map")) > count, "no map comes")  # type: ignore[misc]
+            arrived = vm.heard("map")[count]
+            wanted = ["2", "0-1"] if target == second else ["0-2", "0-2"]
+            assert [arrived["message"]["containers"][node.id(name)]["hw"] for name in ("web", "logs")] == wanted
         wait_for_states(node, vm.sandbox, {"web": "applied", "logs": "applied"})
         assert len(vm.heard("map")) == guest(node, vm.sandbox)["pushes"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import stat
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -147,8 +147,8 @@ def test_garbage_costs_nobody_but_its_sender(node: Node, cpus: tuple[str, str]) 
 def test_slow_peers_hold_nobody_up(node: Node, cpus: tuple[str, str]) -> None:
     node.configure(node={"shared_pool": cpus[0]})
 
-    def seconds(vm: Qemu) -> float:
-        """That others wait beside forty slow ones."""
+    def served_before_them(vm: Qemu) -> bool:
+        """Others, before all of forty slow ones are hung up on."""
         with contextlib.ExitStack() as stack:
             slow = []
             for number in range(40):
@@ -156,23 +156,25 @@ def test_slow_peers_hold_nobody_up(node: Node, cpus: tuple[str, str]) -> None:
                 peer.connect(str(node.run / ("hook.sock" if number % 2 else "vmpin.sock")))
                 peer.sendall(b'{"op": "st' if number % 3 else b"vmpin-hook/1 sta")
                 slow.append(peer)
-            start = time.monotonic()
             node.container(vm.sandbox, "web", cpus[1])
             node.wait_for_all(vm.pid, cpus[1])
             assert json.loads(talk(node.run / "vmpin.sock", b'{"op": "status"}\n'))["version"] == 1
-            took = time.monotonic() - start
+            there = select.poll()
+            for peer in slow:
+                there.register(peer, select.POLLIN)
+            first = len(there.poll(0)) < len(slow)
             for peer in slow:
                 peer.settimeout(PATIENCE)
                 assert peer.recv(100) == b"", "it was not hung up on"
         node.gone(vm.sandbox, "web")
         node.wait_for_all(vm.pid, cpus[0])
-        return took
+        return first
 
     with Qemu(node.id("a")) as vm:
         node.start()
         node.wait_for_all(vm.pid, cpus[0])
         # A machine that is busy may hold them up: once is enough, as who waits for the slow ones always does.
-        assert any(seconds(vm) < 1.5 for _ in range(4))
+        assert any(served_before_them(vm) for _ in range(20))
 
 
 def test_a_client_that_goes_away_before_its_answer_does_no_harm(node: Node, cpus: tuple[str, str]) -> None:

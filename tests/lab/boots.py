@@ -1,6 +1,6 @@
 """Which nodes the suite boots, and booting them in the background of a session: other tests run meanwhile.
 
-A node takes minutes and about one CPU of the build machine; the unit tests take one CPU, too. So the nodes of a
+A node takes minutes and about one CPU of the build machine; the other tests take one CPU, too. So the nodes of a
 session are started when its tests are collected, one after the other by a process of their own, and test_lab.py waits
 for each.
 """
@@ -65,13 +65,13 @@ _ONLY_6_1 = ("test_node or test_threads_are_those_of_this_kernel or test_reconci
 
 #: In CI: everything on the newer kernel, with a story that has each kind of step, and what is the older kernel's own.
 IN_CI = (
-    Boot(Variant(Kernel.V6_12), environment={"VMPIN_MIXED_STEPS": "0"}),
+    Boot(Variant(Kernel.V6_12), "", ["--ignore", *_files("guest")], {"VMPIN_MIXED_STEPS": "0"}),
     Boot(Variant(Kernel.V6_1), "-own", ["-k", _ONLY_6_1]),
 )
-#: Before a release, too: the long story on both kernels and the rest on the older one; the older cgroups with what
-#: concerns them; few CPUs with all that can be run on them.
+#: Before a release, too: the long story on both kernels and the rest on the older one; a guest that boots Linux
+#: without a real containerd; the older cgroups with what concerns them; few CPUs with all that can be run on them.
 BEFORE_A_RELEASE = (
-    Boot(Variant(Kernel.V6_12), "-story", _files("mixed")),
+    Boot(Variant(Kernel.V6_12), "-story", _files("mixed", "guest")),
     Boot(Variant(Kernel.V6_1)),
     Boot(Variant(Kernel.V6_1, Cgroup.V1), "", _files("node", "vms", "changes")),
     Boot(Variant(Kernel.V6_1, Cgroup.HYBRID, Topology.NOSMT)),

@@ -132,6 +132,14 @@ def test_make_installs_every_tool_that_a_test_needs() -> None:
                 assert not names or names & brought, f"{path.name}:{node.lineno}: {names}"
 
 
+@pytest.mark.parametrize(("target", "ci", "runs"), [
+    ("test", "", ["pytest tests -m 'not lab and not guest'"]), ("test", "true", ["pytest tests -m 'not release'"]),
+    ("test-all", "", ["pytest tests -m 'not release'", "pytest tests/lab -m release", "python -m soak"])])
+def test_what_ci_leaves_out_is_run_before_a_release(target: str, ci: str, runs: list[str]) -> None:
+    said = _run("make", "--dry-run", target, f"CI={ci}", cwd=ROOT).stdout
+    assert [what for what in runs if what in said] == runs
+
+
 @pytest.mark.parametrize("root", [True, False])
 def test_what_is_missing_is_named_with_the_line_to_type(tmp_path: Path, root: bool) -> None:
     """Nothing is installed for who is not root; a tool that is there is not named."""

@@ -44,11 +44,11 @@ def test_a_cpu_that_was_away_between_two_looks_is_the_cause(nested_vm: StartsVms
 def test_a_write_to_the_cgroup_is_the_cause_where_the_kernel_forgets(vm: NestedVm, cgroup: CpusetCgroup, vmpin: Vmpin,
                                                                     watcher: Watcher, variant: Variant) -> None:
     with watcher:
-        wait_for(vm, ["0-1", "3"], "0-1,3")
+        wait_for(vm, ["0-1", "3"], "0-1")
         vmpin("reconcile")  # by its answer the files are watched
         cgroup.set("1-2")
         cgroup.set("0-7")
-        wait_for(vm, ["0-1", "3"], "0-1,3")
+        wait_for(vm, ["0-1", "3"], "0-1")
         # A newer kernel may have put all back before it was looked at.
         assert causes(vm, vmpin) in ([{"cpuset"}] if variant.kernel is Kernel.V6_1 else [{"cpuset"}, set()])
 
@@ -56,10 +56,10 @@ def test_a_write_to_the_cgroup_is_the_cause_where_the_kernel_forgets(vm: NestedV
 def test_a_move_into_another_cgroup_is_the_cause_where_the_kernel_forgets(
         vm: NestedVm, cgroup: CpusetCgroup, vmpin: Vmpin, watcher: Watcher, variant: Variant) -> None:
     with watcher:
-        wait_for(vm, ["0-1", "3"], "0-1,3")
+        wait_for(vm, ["0-1", "3"], "0-1")
         vmpin("reconcile")
         cgroup.__exit__()
         vmpin("reconcile")
-        wait_for(vm, ["0-1", "3"], "0-1,3")
+        wait_for(vm, ["0-1", "3"], "0-1")
         assert causes(vm, vmpin) == ({"cpuset"} if variant.kernel is Kernel.V6_1 else set())
         cgroup.__enter__()  # for its end

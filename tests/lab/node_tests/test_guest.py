@@ -1,5 +1,6 @@
-"""A guest with Linux under KVM: the agent in it is told over a real AF_VSOCK, and with vmpin on the host a container's
-busy threads run on their own CPUs of the node and on no other. What needs no KVM is in tests/integration."""
+"""A guest with Linux under KVM, of Kata's Go runtime: the agent in it gets its map over a real AF_VSOCK; with vmpin
+on the host a container's busy threads run on their own CPUs of the node and on no other. The same from the CRI on, and
+what else there is to an agent under KVM, is in test_guest_chain.py; what needs no KVM in tests/integration."""
 
 from __future__ import annotations
 
@@ -63,30 +64,4 @@ def test_a_busy_container_is_on_its_own_cpus_of_the_node(guest: RealGuest, kata:
         assert {str(mask(tid)) for tid, index in guest.vcpus().items() if index in own} == {"2", "3"}
         host.ask(Unpin())
         wait_for_masks(main, ALL)
-    main.remove()
-
-
-def test_a_process_of_the_guest_is_not_taken_for_the_host(guest: RealGuest) -> None:
-    """AF_VSOCK tells who calls: from within it is not CID 2."""
-    with AgentClient.vsock(CID, patience=SLOW) as host:
-        assert host.inventory().python.startswith("3.11")
-    assert guest.call_agent_from_within() == "refused"
-
-
-def test_the_agent_serves_again_after_kill_9(guest: RealGuest, agent: int) -> None:
-    main = guest.container("main", idle=1)
-    with AgentClient.vsock(CID, patience=SLOW) as host:
-        host.subscribe()
-        host.put({"main": "2"})
-        guest.kill_process(agent)
-        with pytest.raises(EOFError):
-            host.quiet(SLOW)
-    wait_for_masks(main, CpuSet.parse("2"))
-    guest.start_agent("--serial", "")
-    with AgentClient.vsock(CID, patience=SLOW) as host:
-        host.until(lambda answer: isinstance(answer, NeedMap), "that it needs a map")
-        host.subscribe()
-        host.put({"main": "1"})
-        wait_for_masks(main, CpuSet.parse("1"))
-        host.ask(Unpin())
     main.remove()
