@@ -152,3 +152,33 @@ def test_no_file_gets_the_number_of_a_closed_stream_here_or_in_a_program_that_is
     subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", _PARENT, str(out)],
                    env=ENVIRONMENT, timeout=120, check=True)
     assert out.read_text() == "/dev/null /dev/null /dev/null\nTrue"
+
+
+# Streams whose reader goes away
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize(("words", "gone", "codes"), [
+    (["config"], "stdout", {141}), (["config", "-o", "json"], "stdout", {141}),
+    # Python's argparse hides the error of a write from 3.11.4 on, and shows it before.
+    (["--help"], "stdout", {0, 141}), (["verify", "--help"], "stdout", {0, 141}),
+    (["--version"], "stdout", {0, 141}),
+    (["config", "--set", "a.b=1"], "stderr", {2}), (["frobnicate"], "stderr", {2, 141}), (["config"], "stderr", {0}),
+    (["audit", "--seconds", "0"], "stdout", {141})])
+def test_a_reader_that_went_away_is_no_error_of_ours(words: list[str], gone: str, codes: set[int], buffered: bool,
+                                                      tmp_path: Path) -> None:
+    """`vmpin config | head -0`, with everything in the buffer until the end, and with each line written at once."""
+    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    nowhere = [word for name in ("run", "kata_go", "kata_rs", "kubelet", "nri")
+               for word in ("--set", f"paths.{name}={tmp_path / name}")]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.Popen([*COMMAND, *nowhere, *words], env=environment, text=True, stdin=subprocess.DEVNULL,
+                                stdout=writing if gone == "stdout" else subprocess.DEVNULL,
+                                stderr=writing if gone == "stderr" else subprocess.PIPE)
+        said = done.communicate()[1]
+    finally:
+        os.close(writing)
+    assert done.returncode in codes
+    assert not said

@@ -91,7 +91,7 @@ def _duration(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     try:
         return _audit(args)
-    except (ConfigError, UsageError):
+    except (ConfigError, UsageError, BrokenPipeError):
         raise
     except (VmpinError, OSError) as err:
         # Elsewhere such an error is exit code 1, which here is an answer.

@@ -6,11 +6,13 @@ Exit codes: docs/exit-codes.md, and each verb's --help. A verb's module is impor
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from vmpin.errors import VmpinError
 
@@ -20,6 +22,9 @@ VERBS = {
     "doctor": "doctor", "gather": "gather", "plan": "plan", "reconcile": "act", "unpin": "act", "config": "config",
     "install-hook": "install_hook", "guest": "guest", "demo": "demo",
 }
+
+#: The exit code when the reader of the output went away: as a shell has it of a program that SIGPIPE ended.
+GONE = 141
 
 _ABOUT = """\
 Keeps VM sandboxes (Kata Containers) on the CPUs that the kubelet's static CPU manager gave their containers.
@@ -53,27 +58,58 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of pods on a terminal that is not UTF-8
     try:
+        code = _carry_out(arguments)
+    except SystemExit as ending:  # argparse, after --help or of a command that it does not understand
+        if _flushed(sys.stdout) and _flushed(sys.stderr):
+            raise
+        code = ending.code if isinstance(ending.code, int) and ending.code else GONE
+    except BrokenPipeError:
+        code = GONE
+    if not _flushed(sys.stdout):
+        code = code or GONE
+    _flushed(sys.stderr)
+    return code
+
+
+def _carry_out(arguments: Sequence[str]) -> int:
+    """:raises BrokenPipeError: when the reader of the output went away."""
+    try:
         parsed = _parser(arguments).parse_args(arguments)
         code: int = parsed.run(parsed)
         sys.stdout.flush()
     except VmpinError as err:
-        print(f"vmpin: {err}", file=sys.stderr)
-        if err.hint:
-            print(f"  {err.hint}", file=sys.stderr)
+        _complain(f"vmpin: {err}", *([f"  {err.hint}"] if err.hint else []))
         return err.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # A reader that goes away (`vmpin status | head`) ends us quietly, like any other tool. Not by SIGPIPE: that
-        # would end the watcher, too, when a client goes away before its answer.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 141
+        raise
     except OSError as err:
         if os.environ.get("VMPIN_DEBUG"):
             raise
-        print(f"vmpin: {err}", file=sys.stderr)
+        _complain(f"vmpin: {err}")
         return 1
     return code
+
+
+def _complain(*lines: str) -> None:
+    """To standard error; one that nothing reads any more changes no exit code."""
+    with contextlib.suppress(BrokenPipeError):
+        print(*lines, sep="\n", file=sys.stderr, flush=True)
+
+
+def _flushed(stream: TextIO) -> bool:
+    """Write what is left. Where the reader went away (`vmpin status | head`) the stream becomes /dev/null: what is
+    still in its buffer fails again when Python ends, which prints an error and makes the exit code 120.
+
+    Not by SIGPIPE, as other tools do it: that would end the watcher, too, when a client goes away before its answer.
+    """
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return False
+    return True
 
 
 def _open_closed() -> None:
@@ -105,9 +141,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
-        from importlib.metadata import version
+        from importlib import metadata
 
-        print(f"vmpin {version('vmpin')}")
+        try:
+            print(f"vmpin {metadata.version('vmpin')}")
+        except metadata.PackageNotFoundError:
+            print("vmpin, run without having been installed")
         parser.exit()
 
 
