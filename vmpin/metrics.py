@@ -67,6 +67,8 @@ class NodeCollector(Collector):
         if self.facts is None:
             return
         yield _gauge("vmpin_build_info", "The running version, always 1.", ("version",), {(self._version,): 1})
+        yield _gauge("vmpin_node_info", "The node that it runs on, by the kernel's boot id, always 1.", ("boot_id",),
+                     {(self.facts.reconciler.boot_id,): 1})
         yield from _state(self.facts)
         yield from _counts(self.facts)
         yield from _ran(self.facts.reconciler.ledger)
