@@ -33,12 +33,16 @@ class Agreement:
         self.resources = resources
 
     def look(self, state: DesiredState, kubelet: CpuManagerState | None, online: CpuSet, resync_seconds: float,
-             now: float | None = None) -> None:
-        """Compare what is known now. :param now: CLOCK_MONOTONIC in seconds."""
+             now: float | None = None, nri: bool = True) -> None:
+        """Compare what is known now.
+
+        :param now: CLOCK_MONOTONIC in seconds.
+        :param nri: whether the runtime has listed its containers over NRI.
+        """
         now = time.monotonic() if now is None else now
         before, self._found = self._found, {}
         lasted, self.lasting = self.lasting, {}
-        for sandbox, disagreed in self._compare(state, kubelet, online):
+        for sandbox, disagreed in self._compare(state, kubelet, online, nri):
             for container, text in disagreed.items():
                 key = sandbox.id, container
                 old = before.get(key)
@@ -50,14 +54,14 @@ class Agreement:
                         logger.warning("sandbox=%s container=%s: the sources disagree on its CPUs: %s", sandbox.id,
                                        container, text)
 
-    def _compare(self, state: DesiredState, kubelet: CpuManagerState | None,
-                 online: CpuSet) -> Iterator[tuple[SandboxState, Mapping[ContainerId, str]]]:
-        against = (kubelet, self.resources, online)
+    def _compare(self, state: DesiredState, kubelet: CpuManagerState | None, online: CpuSet,
+                 nri: bool) -> Iterator[tuple[SandboxState, Mapping[ContainerId, str]]]:
+        against = (kubelet, self.resources, online, nri)
         before = self._compared if against == self._against else {}
         self._against, self._compared = against, {}
         for sandbox in state.sandboxes.values():
             known = before.get(sandbox.id)
             if known is None or known[0] is not sandbox:
-                known = sandbox, disagreements(sandbox, kubelet, self.resources, online)
+                known = sandbox, disagreements(sandbox, kubelet, self.resources, online, nri)
             self._compared[sandbox.id] = known
             yield known

@@ -40,6 +40,9 @@ class CpuManagerState:
     #: By container, when its entry got these CPUs: the CLOCK_BOOTTIME ns at which the file was written that had them
     #: first. No part of what is compared: equal contents are no news.
     since: Mapping[tuple[str, str], int] = field(default_factory=dict, compare=False)
+    #: When the file was written that had these contents first, as its status says (CLOCK_REALTIME ns); 0 where that is
+    #: not known.
+    written: int = field(default=0, compare=False)
 
     @property
     def static(self) -> bool:
@@ -132,27 +135,43 @@ def unseen(state: DesiredState, kubelet: CpuManagerState | None) -> dict[tuple[s
     return {key: cpus for key, cpus in left.items() if cpus}
 
 
+def second_witness(kubelet: CpuManagerState, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> str:
+    """Whether PodResources lists the exclusive CPUs of a checkpoint that is gone, in words.
+
+    :param resources: exclusive CPUs by namespace, pod and container; None where it does not answer.
+    """
+    if resources is None:
+        return "PodResources does not answer"
+    listed = union(resources.values())
+    found = [f"lists CPUs {listed - kubelet.exclusive}, which it does not have"] * bool(listed - kubelet.exclusive)
+    lacks = union([*kubelet.entries.values(), *kubelet.by_id.values()]) - listed
+    found += [f"does not list its CPUs {lacks}"] * bool(lacks)
+    return f"PodResources {' and '.join(found)}" if found else "PodResources lists the same CPUs"
+
+
 def disagreements(sandbox: SandboxState, kubelet: CpuManagerState | None, resources: Mapping[tuple[str, str, str],
-                  CpuSet] | None, online: CpuSet) -> dict[ContainerId, str]:
+                  CpuSet] | None, online: CpuSet, nri: bool = True) -> dict[ContainerId, str]:
     """The containers on whose CPUs the sources do not agree, with what each says. For a moment that is normal: one
     hears of an update before the other.
 
     :param resources: exclusive CPUs by namespace, pod and container (PodResources); None where nobody was asked.
+    :param nri: False until the runtime has listed its containers: what is known of NRI is older than that then, as
+        after a restart from the state file, and takes no part.
     """
     found = {}
     for known in sandbox.containers.values():
         if known.container in sandbox.live() and not known.container.pause:
-            said = list(_said(sandbox.pod, known, kubelet, resources))
+            said = list(_said(sandbox.pod, known, kubelet, resources, nri))
             if len({cpus & online for _, cpus in said}) > 1:
                 found[known.container.id] = ", ".join(f"{who} {cpus}" for who, cpus in said)
     return found
 
 
 def _said(pod: Pod | None, known: Known, kubelet: CpuManagerState | None,
-          resources: Mapping[tuple[str, str, str], CpuSet] | None) -> Iterator[tuple[str, CpuSet]]:
+          resources: Mapping[tuple[str, str, str], CpuSet] | None, nri: bool) -> Iterator[tuple[str, CpuSet]]:
     """Who says what now. The bundle does not count: it is as old as the container."""
     for source, word in known.words.items():
-        if source is not Source.BUNDLE:
+        if source is not Source.BUNDLE and (nri or source is not Source.NRI):
             yield source.word, word.cpuset
     cpus = given(kubelet, pod, known.container)
     if cpus is not None:

@@ -89,7 +89,8 @@ class Reconciler:
         kept = self._keeper.load(set_aside=acts)
         self.state: DesiredState = kept.state
         self.observer = Observer(self.proc, str(config.path("sys")), config.only, kept.vcpus)
-        self.checkpoint = KubeletState(config.path("kubelet"), logger.warning)
+        self.checkpoint = KubeletState(config.path("kubelet"), logger.warning,
+                                       kept.kubelet if config.kubelet else None)
         self.agreement = Agreement()
         self.places = Places(config, self.sysfs.topology(), self.checkpoint.read() if config.kubelet else None,
                              kept.previous)
@@ -103,7 +104,7 @@ class Reconciler:
         self.pinner = Pinner(self.proc, self.cgroups, kept.before, Drifts(self._explain, config.fight_rules))
         #: The cpuset.cpus of the cgroups that container processes and VMMs are in.
         self._cgroup_of: dict[ThreadId, Path | None] = {}
-        self._changed = False
+        self._changed = self.kubelet != kept.kubelet
         #: How the threads of each sandbox were born, by the word of whoever is told of births.
         self.births: dict[SandboxId, Account] = {}
         #: What is held because this process leaves.
@@ -234,7 +235,8 @@ class Reconciler:
         found = self._pass(list(self.observer.vms), act)
         if act:
             self.circumstances.settled(self.node.topology.known, self.observer.vms.values())
-        self.agreement.look(self.state, self.kubelet, self.node.online, self.config.resync_seconds)
+        self.agreement.look(self.state, self.kubelet, self.node.online, self.config.resync_seconds,
+                            nri=self.sources.nri)
         return Report(found, len(self.observer.vms), time.perf_counter() - started)
 
     def settle(self, sandboxes: Iterable[SandboxId], act: bool = True, scan: bool = True) -> Report:
@@ -279,6 +281,7 @@ class Reconciler:
             return
         found = self.checkpoint.read()
         if found != self.kubelet:
+            self._changed = True
             self._renew(self.node.topology, found)
 
     def _read_node(self) -> None:
@@ -447,7 +450,8 @@ class Reconciler:
         if self._left:
             state = DesiredState({name: replace(known, held=False) if name in self._left else known
                                   for name, known in state.sandboxes.items()})
-        if not self._keeper.save(Kept(state, self.places.previous, self.pinner.before, self.observer.vcpus)):
+        if not self._keeper.save(Kept(state, self.places.previous, self.pinner.before, self.observer.vcpus,
+                                      self.kubelet if self.kubelet is not None and self.kubelet.static else None)):
             return False
         self._changed = self.pinner.learned = self.places.learned = self.observer.learned = False
         return True

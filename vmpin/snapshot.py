@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from vmpin.allocation import second_witness
 from vmpin.apply import Result
 from vmpin.cpuset import CpuSet
 from vmpin.host import boottime
@@ -79,8 +80,11 @@ def _kubelet(reconciler: Reconciler) -> dict[str, object] | None:
     facts = dict.fromkeys(("policy", "shared_pool", "exclusive", "version", "checksum_ok")) if found is None else {
         "policy": found.policy, "shared_pool": str(found.default), "exclusive": str(found.exclusive),
         "version": found.version, "checksum_ok": found.checksum_ok}
+    stale = file.stale and found is not None
     return {**facts, "trouble": file.trouble, "bad": file.bad,
-            "pod_resources": reconciler.agreement.resources is not None}
+            "pod_resources": reconciler.agreement.resources is not None,
+            "stale": stale, "written": when(file.written / 1e9) if file.written else None,
+            "second_witness": second_witness(found, reconciler.agreement.resources) if stale and found else None}
 
 
 def _disagreements(reconciler: Reconciler) -> list[dict[str, object]]:

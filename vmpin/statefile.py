@@ -1,7 +1,8 @@
 """The state file: what cannot be read back from the machine, checksummed and replaced as a whole.
 
 Carries the containers that only hooks told of, the masks from before vmpin, the previous one-to-one pairs, which
-nameless thread is which vCPU, and which sandboxes the operator took out of vmpin's hands. It lies in /run and speaks
+nameless thread is which vCPU, the kubelet's last good checkpoint, and which sandboxes the operator took out of
+vmpin's hands. It lies in /run and speaks
 of one boot. A bad one is set aside and everything is rebuilt from what runs. What stays out: when it is written.
 """
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vmpin.allocation import CpuManagerState
 from vmpin.before import Before, ProcessMasks
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.errors import StateFileError
@@ -41,6 +43,8 @@ class Kept:
     previous: Mapping[SandboxId, Previous] = field(default_factory=dict)
     before: Mapping[SandboxId, Before] = field(default_factory=dict)
     vcpus: Mapping[SandboxId, VcpuThreads] = field(default_factory=dict)
+    #: The kubelet's last good static checkpoint, should its file be gone; None for none (also in files of before).
+    kubelet: CpuManagerState | None = None
 
 
 #: What was written of a sandbox, and the text it became.
@@ -188,7 +192,8 @@ def _text_of(boot_id: str, kept: Kept, written: Written) -> str:
             packed = {**_pack_state(state), **_pack_previous(previous), **_pack_before(before), **_pack_vcpus(vcpus)}
             known = written[name] = parts, f"{json.dumps(name)}:{_dumps(packed)}"
         texts.append(known[1])
-    head = f'"version":{VERSION},"boot_id":{json.dumps(boot_id)},"clock":"{CLOCK}"'
+    kubelet = "" if kept.kubelet is None else f',"kubelet":{_dumps(_pack_kubelet(kept.kubelet))}'
+    head = f'"version":{VERSION},"boot_id":{json.dumps(boot_id)},"clock":"{CLOCK}"{kubelet}'
     return f'{{{head},"sandboxes":{{{",".join(texts)}}}}}'
 
 
@@ -270,7 +275,26 @@ def _unpack(body: dict[str, Any], moment: Callable[[int], int]) -> Kept:
             vcpus[sandbox] = VcpuThreads(ThreadId(*vmm), {ThreadId(tid, start): VcpuId(vcpu)
                                                           for tid, start, vcpu in threads},
                                          frozenset(VcpuId(vcpu) for vcpu in gone), found_by)
-    return Kept(DesiredState(states), previous, before, vcpus)
+    kubelet = body.get("kubelet")
+    return Kept(DesiredState(states), previous, before, vcpus, None if kubelet is None else _unpack_kubelet(kubelet))
+
+
+def _pack_kubelet(kubelet: CpuManagerState) -> dict[str, object]:
+    return {"policy": kubelet.policy, "default": str(kubelet.default), "version": kubelet.version,
+            "written": kubelet.written, "pods": {uid: str(cpus) for uid, cpus in kubelet.pods.items()},
+            "by_id": {container: str(cpus) for container, cpus in kubelet.by_id.items()},
+            "entries": [[*key, str(cpus), kubelet.since.get(key, 0)]
+                        for key, cpus in kubelet.entries.items()]}
+
+
+def _unpack_kubelet(packed: dict[str, Any]) -> CpuManagerState:
+    return CpuManagerState(
+        str(packed["policy"]), CpuSet.parse(packed["default"]),
+        {(str(uid), str(name)): CpuSet.parse(cpus) for uid, name, cpus, _ in packed["entries"]},
+        {uid: CpuSet.parse(cpus) for uid, cpus in packed["pods"].items()},
+        {container: CpuSet.parse(cpus) for container, cpus in packed["by_id"].items()}, int(packed["version"]),
+        since={(str(uid), str(name)): min(int(since), boottime.now()) for uid, name, _, since in packed["entries"]},
+        written=int(packed["written"]))
 
 
 def _unpack_state(sandbox: SandboxId, entry: dict[str, Any], moment: Callable[[int], int]) -> SandboxState:

@@ -104,6 +104,48 @@ def test_cpus_of_pods_that_nobody_else_told_of_are_owned(node: Node) -> None:
         node.wait_for_all(vm.pid, first)
 
 
+def test_a_checkpoint_that_is_removed_is_used_on_over_a_restart_and_until_another_policy(node: Node) -> None:
+    """As a kubelet leaves it that runs on with what it has in memory."""
+    first, second = two_cpus()
+    both = union((first, second))
+    path = checkpoint(node, json.dumps({"policyName": "static", "defaultCpuSet": first,
+                                        "entries": {UID: {"web": second}}, "checksum": 0}))
+    kubelet = Kubelet(node.top / "kubelet/pod-resources/kubelet.sock")
+    try:
+        with Qemu(node.id("a"), vcpus=2) as vm:
+            kubelet.lists(_pod(web=[int(second)]))
+            node.start()
+            tell(node, vm, "web", second)
+            tell(node, vm, "logs", first)
+            node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
+            path.unlink()
+            wait(lambda: node.status()["sources"]["kubelet"]["stale"], node.log)
+            assert str(path) + ": is gone" in node.log()
+            witness = "PodResources lists the same CPUs"
+            wait(lambda: node.status()["sources"]["kubelet"]["second_witness"] == witness, node.log)
+            node.resyncs()
+            node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
+            assert "STALE: the kubelet's checkpoint is gone, and who owns" in node.cli("status").stdout
+            audited = json.loads(node.cli("audit", "--seconds", "0", "-o", "json").stdout)
+            assert any("STALE" in limit for limit in audited["limits"])
+            kubelet.lists(_pod(web=[int(first)]))
+            said = f"PodResources lists CPUs {first}, which it does not have and does not list its CPUs {second}"
+            wait(lambda: node.status()["sources"]["kubelet"]["second_witness"] == said, node.log)
+            node.stop()
+            node.start()
+            node.resyncs()
+            assert node.status()["sources"]["kubelet"]["stale"]
+            node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
+            (owner,) = node.status()["node"]["owners"]
+            assert (owner["cpus"], owner["name"]) == (second, "web")
+            checkpoint(node, json.dumps({"policyName": "none", "defaultCpuSet": "", "checksum": 0}))
+            node.wait_for_all(vm.pid, both)
+            assert node.status()["node"]["owners"] == []
+            assert not node.status()["sources"]["kubelet"]["stale"]
+    finally:
+        kubelet.stop()
+
+
 def _pod(**containers: list[int]) -> object:
     return KUBELET["PodResources"](name="shop", namespace="tests", containers=[
         {"name": name, "cpu_ids": cpus} for name, cpus in containers.items()])

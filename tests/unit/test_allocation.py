@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from vmpin.agreement import Agreement
-from vmpin.allocation import CpuManagerState, disagreements, judged, unseen
+from vmpin.allocation import CpuManagerState, disagreements, judged, second_witness, unseen
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.events import Source
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId
@@ -205,6 +205,30 @@ def test_a_sandbox_that_stayed_as_it_was_is_compared_again_when_a_witness_says_s
     assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 2-3, kubelet 4-5, podresources 6"}
     agreement.look(state, given_out, EMPTY, 0, 130.0)  # none of all these CPUs is online
     assert agreement.lasting == {}
+
+
+def test_what_a_state_file_kept_of_nri_takes_no_part_until_the_runtime_has_listed_its_containers() -> None:
+    """After a restart of the watcher the cgroup is read at once, and NRI's own report comes later."""
+    agreement, state = Agreement(), state_of(pod(container(nri="0-7", cgroup="0,4-7")))
+    for now in (100.0, 110.0, 120.0):
+        agreement.look(state, None, ONLINE, 10, now, nri=False)
+        assert agreement.lasting == {}
+    agreement.look(state, None, ONLINE, 10, 130.0)
+    assert agreement.lasting == {}
+    agreement.look(state, None, ONLINE, 10, 140.0)
+    assert agreement.lasting == {(POD, APP): "nri 0-7, cgroup 0,4-7"}
+
+
+@pytest.mark.parametrize(("resources", "said"), [
+    (None, "PodResources does not answer"),
+    ({("ns", "web", "app"): CpuSet.parse("2-3")}, "PodResources lists the same CPUs"),
+    ({}, "PodResources does not list its CPUs 2-3"),
+    ({("ns", "web", "app"): CpuSet.parse("3-4")},
+     "PodResources lists CPUs 4, which it does not have and does not list its CPUs 2"),
+])
+def test_podresources_are_asked_of_a_checkpoint_that_is_gone(
+        resources: dict[tuple[str, str, str], CpuSet] | None, said: str) -> None:
+    assert second_witness(kubelet({(UID, "app"): "2-3"}), resources) == said
 
 
 LASTING = [(POD, APP)]

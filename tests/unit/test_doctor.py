@@ -158,6 +158,11 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("kubelet", facts(checkpoint=None, kubelet=KubeletConfig(3)), "warn", "no CPU manager"),
     ("kubelet", facts(checkpoint=None, kubelet=KubeletConfig(), settings={"node.shared_pool": "0"}), "ok", "is 0"),
     ("kubelet", facts(checkpoint=Checkpoint("/k", trouble="is empty")), "bad", "is empty"),
+    ("kubelet", facts(checkpoint=STATIC, kubelet=KubeletConfig()), "warn", "no kubelet runs"),
+    ("kubelet", facts(checkpoint=STATIC, kubelet=KubeletConfig(), sees=False), "ok", "static policy"),
+    ("kubelet", facts(checkpoint=None, status={"sources": {"kubelet": {
+        "stale": True, "written": "2026-11-22T13:41:00Z", "second_witness": "PodResources lists the same CPUs"}}}),
+     "warn", "as the last one says, of 2026-11-22T13:41:00Z; PodResources lists the same CPUs"),
     ("kubelet", facts(checkpoint=replace(STATIC, policy="none")), "bad", "policy static, its checkpoint"),
     ("kubelet", facts(checkpoint=replace(STATIC, policy="none"), kubelet=KubeletConfig(3)), "warn", "owns a CPU"),
     ("kubelet", facts(checkpoint=replace(STATIC, policy="none"), kubelet=KubeletConfig(3),

@@ -85,14 +85,59 @@ def test_changes_within_one_tick_of_the_clock_are_not_missed(node: Node) -> None
         assert node.owned() == str(2 + turn % 2)
 
 
-def test_a_removed_checkpoint_owns_nothing_any_more(node: Node) -> None:
+def test_a_removed_checkpoint_of_the_static_policy_is_used_on_until_there_is_another(node: Node) -> None:
+    """The kubelet has it in memory, and writes it again at its next allocation (seen with 1.36)."""
     node.write("2-3")
-    assert node.owned() == "2-3"
+    assert (node.owned(), node.state.stale) == ("2-3", False)
     node.path.unlink()
-    assert node.state.read() is None
-    assert node.state.written == 0
+    for _ in range(3):
+        assert (node.owned(), node.state.stale, node.state.written) == ("2-3", True, AGO)
+    assert node.warnings == [f"{node.path}: is gone: the last one that was read is used until there is another"]
+    assert node.state.trouble == node.warnings[0]
+    node.write("4-5", AGO + 1)
+    assert (node.owned(), node.state.stale, node.state.trouble) == ("4-5", False, "")
+    node.path.unlink()  # once more is news
+    assert (node.owned(), len(node.warnings)) == ("4-5", 2)
+
+
+def test_what_a_removed_checkpoint_said_is_over_when_another_names_another_policy(node: Node) -> None:
     node.write("2-3")
-    assert node.owned() == "2-3"
+    node.owned()
+    node.path.unlink()
+    node.owned()
+    node.write(b'{"policyName":"none","defaultCpuSet":"","checksum":0}')
+    assert (node.owned(), node.state.stale) == ("", False)
+    node.path.unlink()
+    assert (node.state.read(), node.state.written, node.state.stale) == (None, 0, False)
+    assert len(node.warnings) == 1
+
+
+def test_the_last_one_of_an_earlier_run_is_used_where_there_is_none(node: Node) -> None:
+    node.write("2-3")
+    last = node.state.read()
+    node.path.unlink()
+    again = KubeletState(node.root, node.warnings.append, last)
+    assert (again.read(), again.stale, again.written) == (last, True, AGO)
+    node.write("4-5")
+    assert (again.read() or last) != last
+    node.write(b"{")  # nor is it lost to one that cannot be read
+    third = KubeletState(node.root, node.warnings.append, last)
+    assert (third.read(), third.stale) == (last, False)
+    assert third.trouble
+
+
+def test_an_entry_keeps_its_age_while_others_change(node: Node) -> None:
+    node.write("2-3")
+    first = node.state.read()
+    assert first is not None
+    node.write(checkpoint("2-3", defaultCpuSet="0"), AGO + 9)
+    found = node.state.read()
+    assert found is not None
+    assert (found.since, found.written, first.written) == (first.since, AGO + 9, AGO)
+    node.write("4-5", AGO + 10)
+    found = node.state.read()
+    assert found is not None
+    assert found.since["uid", "app"] > first.since["uid", "app"]
 
 
 @pytest.mark.parametrize("bad", [b"", checkpoint("2-3")[:40], b"[]", checkpoint("3-2"), b"x" * (MAX_BYTES + 1)])

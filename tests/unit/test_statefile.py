@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from need import need_root, need_tool
 
 from vmpin import statefile
+from vmpin.allocation import CpuManagerState
 from vmpin.before import Before, ProcessMasks
 from vmpin.cpuset import CpuSet
 from vmpin.errors import StateFileError
@@ -72,12 +73,20 @@ vcpus = st.builds(VcpuThreads, threads, st.dictionaries(threads, st.integers(0, 
 
 
 @st.composite
+def checkpoints(draw: st.DrawFn) -> CpuManagerState:
+    entries = draw(st.dictionaries(st.tuples(ids, ids), cpus, max_size=3))
+    return CpuManagerState("static", draw(cpus), entries, draw(st.dictionaries(ids, cpus, max_size=2)),
+                           draw(st.dictionaries(ids, cpus, max_size=2)), draw(st.integers(1, 4)),
+                           since={key: draw(st.integers(0, 10**9)) for key in entries}, written=draw(numbers))
+
+
+@st.composite
 def kept(draw: st.DrawFn) -> Kept:
     sandboxes = [SandboxId(each) for each in draw(st.lists(ids, unique=True, max_size=3))]
     return Kept(DesiredState({each: draw(states(each)) for each in sandboxes if draw(st.booleans())}),
                 {each: draw(previous) for each in sandboxes if draw(st.booleans())},
                 {each: draw(befores) for each in sandboxes if draw(st.booleans())},
-                {each: draw(vcpus) for each in sandboxes if draw(st.booleans())})
+                {each: draw(vcpus) for each in sandboxes if draw(st.booleans())}, draw(st.none() | checkpoints()))
 
 
 SAMPLE = Kept(

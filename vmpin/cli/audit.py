@@ -17,6 +17,7 @@ from vmpin.cli.common import (
     output_flag,
     print_data,
     shown,
+    stale_checkpoint,
     status_document,
     table,
     verb,
@@ -117,7 +118,8 @@ def _audit(args: argparse.Namespace) -> int:
     facts = {"seconds": round(census.seconds, 3), "samples": census.samples, "longest_gap": round(census.longest, 3),
              "resolution": "ns" if census.precise else "ticks", "processes": len(processes),
              "threads": sum(len(process.tasks) for process in processes), "changed": str(changed)}
-    limits = _limits(census, changed)
+    stale = stale_checkpoint(before)
+    limits = [*([] if stale is None else [f"STALE: {stale}."]), *_limits(census, changed)]
     if args.output == "json":
         print_data({"version": VERSION, **found.data(), "owners": [_owner(owner) for owner in owners], **facts,
                     "limits": limits, "pid": os.getpid()}, "json")

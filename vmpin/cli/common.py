@@ -151,6 +151,15 @@ def status_document(config: Config, sandbox: str | None, wide: bool = False,
     return found
 
 
+def stale_checkpoint(found: Document) -> str | None:
+    """That the kubelet's checkpoint is gone and the last one is used, in words; None where it is there."""
+    kubelet = found["sources"]["kubelet"]
+    if kubelet is None or not kubelet.get("stale"):
+        return None
+    return (f"the kubelet's checkpoint is gone, and who owns a CPU is as the last one says, written "
+            f"{kubelet['written'] or 'at an unknown time'}; {kubelet['second_witness']}")
+
+
 def look_for_status(config: Config, wide: bool = False, pods: bool = False) -> Document:
     from vmpin import oneshot, snapshot
 

@@ -18,6 +18,7 @@ from vmpin.cli.common import (
     print_data,
     short,
     shown,
+    stale_checkpoint,
     status_document,
     table,
     verb,
@@ -86,6 +87,8 @@ def _print(found: Document, wide: bool, one: bool) -> None:
     print(f"{watcher}; CPUs " + ", ".join(f"{name} {cpus or 'none'}" for name, cpus in facts))
     if wide:
         print(_sources(found["sources"]))
+    if (stale := stale_checkpoint(found)) is not None:
+        print(shown(f"STALE: {stale}"))
     if not found["sandboxes"]:
         print("no VM sandbox runs on this node")
     else:

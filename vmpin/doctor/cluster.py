@@ -20,6 +20,12 @@ def kubelet(facts: Facts) -> Verdict:
     evidence = [*_kubelet_words(facts)]
     pool = facts.settings.get("node.shared_pool", "")
     configured = config.text("cpuManagerPolicy")
+    stale = ((facts.status.get("sources") or {}).get("kubelet") or {}) if point is None else {}
+    if stale.get("stale"):
+        return warn("the kubelet's checkpoint is gone: who owns a CPU is as the last one says, of "
+                    f"{stale['written']}; {stale['second_witness']}",
+                    "the kubelet writes it again at its next allocation. If there is to be no static policy any more, "
+                    "start it with another (its checkpoint then says so), or set watch.kubelet: false", *evidence)
     if point is None:
         if configured == "static":
             return bad("the kubelet is to run the static policy, and has no checkpoint",
@@ -50,6 +56,10 @@ def kubelet(facts: Facts) -> Verdict:
                       *evidence)
         return warn(f"policy {point.policy}: no container owns a CPU, so no vCPU gets one of its own", _POOL,
                     *evidence)
+    if config.pid is None and facts.sees:
+        return warn("a checkpoint of the static policy lies there, and no kubelet runs: CPUs "
+                    f"{point.exclusive or 'none'} stay exclusive as it says",
+                    "start the kubelet; where there is to be none, set watch.kubelet: false", *evidence)
     if point.trouble:
         return warn(f"the static policy's checkpoint is odd: {point.trouble}",
                     "CPUs exclusive to two pods are the kubelet's mistake: restart the younger pod", *evidence)

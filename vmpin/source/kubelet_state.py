@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from vmpin.allocation import CpuManagerState
@@ -30,14 +31,21 @@ _Stamp = tuple[int, int, int]
 class KubeletState:
     """The checkpoint in `directory` (/var/lib/kubelet).
 
+    One of the static policy that is removed while the kubelet runs is used on: the kubelet has it in memory, and
+    writes it again at its next allocation. It is over only when a checkpoint names another policy.
+
+    :param last: the last good one of an earlier run in this boot.
+
     `warn` gets a line for each thing that is wrong with it, not again until all was well meanwhile.
     """
 
-    def __init__(self, directory: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, warn: Callable[[str], None], last: CpuManagerState | None = None) -> None:
         self.path = directory / NAME
         self.warn = warn
         #: When the checkpoint last returned was written, CLOCK_REALTIME ns; 0 for none.
-        self.written = 0
+        self.written = 0 if last is None else last.written
+        #: Whether there is no file any more, and the last good one is used.
+        self.stale = False
         #: What is wrong with the file as it is now, "" for nothing.
         self.trouble = ""
         #: Files met that could not be used.
@@ -47,13 +55,13 @@ class KubeletState:
         self._stamp: _Stamp | None = None
         self._raw: bytes | None = None
         self._usable = False
-        self._state: CpuManagerState | None = None
+        self._state: CpuManagerState | None = last
         self._told: set[str] = set()
 
     def read(self) -> CpuManagerState | None:
         """What the checkpoint says, the same object while it does not change; None when there is none.
 
-        A file that cannot be used leaves what was said before it.
+        A file that cannot be used, or a static one that was removed, leaves what was read before it.
         """
         before, self._looked = self._looked, boottime.now()
         try:
@@ -61,14 +69,13 @@ class KubeletState:
                 return self._state
             raw, info = _load(self.path)
         except (FileNotFoundError, NotADirectoryError):
-            # Removed to start afresh, as the kubelet's documentation says to do it: nobody owns anything then.
-            self.written, self._stamp, self._raw, self._state = 0, None, None, None
-            self._note("")
-            return None
+            self._stamp = self._raw = None
+            return self._gone()
         except OSError as err:
             return self._lost(f"{self.path}: {err.strerror}")
         except SourceError as err:
             return self._lost(str(err))
+        self.stale = False
         fresh = time.time_ns() - info.st_mtime_ns < FRESH
         self._stamp = None if fresh else _stamp(info)
         if raw == self._raw:
@@ -77,13 +84,22 @@ class KubeletState:
             return self._state
         self._raw, self._usable = raw, False
         try:
-            self._state = parse_checkpoint(raw, str(self.path)).dated(
+            self._state = replace(parse_checkpoint(raw, str(self.path)), written=info.st_mtime_ns).dated(
                 boottime.of_wall(info.st_mtime_ns, before), self._state)
         except SourceError as err:
             self._refuse(str(err))
             return self._state
         self.written, self._usable = info.st_mtime_ns, True
         self._note(f"{self.path}: {self._state.trouble}" if self._state.trouble else "")
+        return self._state
+
+    def _gone(self) -> CpuManagerState | None:
+        self.stale = self._state is not None and self._state.static
+        if self.stale:
+            self._note(f"{self.path}: is gone: the last one that was read is used until there is another")
+        else:
+            self.written, self._state = 0, None
+            self._note("")
         return self._state
 
     def _lost(self, why: str) -> CpuManagerState | None:
