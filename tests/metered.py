@@ -17,6 +17,7 @@ from pathlib import Path
 
 from need import lacking
 from prometheus_client.parser import text_string_to_metric_families
+from trees import make_tree
 
 from vmpin import config
 from vmpin.cpuset import CpuSet
@@ -24,6 +25,8 @@ from vmpin.events import SandboxSeen
 from vmpin.exporter import Exporter
 from vmpin.guest import GuestReport
 from vmpin.health import Heard
+from vmpin.host.cgroup import Cgroups
+from vmpin.host.procfs import Procfs
 from vmpin.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmmType, VmThread
 from vmpin.observe import Process, Vm
 from vmpin.placement import Placement, Verdict
@@ -63,6 +66,11 @@ class Node:
                  self._thread(ThreadRole.IOTHREAD, self.second)]
         process = Process(os.getpid(), ThreadId(os.getpid(), 1), ThreadRole.EMULATOR, ["qemu"],
                           threads={thread.id.tid: thread for thread in found})
+        # What the smaller of the two emulator threads' cgroup has, it has; the others' has all.
+        self.small = found[2].id.tid
+        for thread in found:
+            self.cgroup(thread.id.tid, self.first if thread.id.tid == self.small else both)
+        self.reconciler.cgroups = Cgroups(self.root / "cgroup", Procfs(self.root / "proc"))
         self.reconciler.observer.vms[self.id] = Vm(self.id, VmmType.QEMU, process, known=True)
         self.reconciler.placements[self.id] = Placement(
             self.id, both, Verdict.PINNED, (), (VcpuPlace(VcpuId(0), self.first), VcpuPlace(VcpuId(1), self.first)),
@@ -82,6 +90,11 @@ class Node:
         assert thread.native_id is not None
         os.sched_setaffinity(thread.native_id, cpus)
         return VmThread(ThreadId(thread.native_id, 1), role, "t", os.getpid(), None if vcpu is None else VcpuId(vcpu))
+
+    def cgroup(self, tid: int, cpus: CpuSet) -> None:
+        """Put a thread into a cpuset cgroup of its own."""
+        make_tree(self.root, f"cgroup/cpuset/{tid}/cpuset.cpus = {cpus}\n"
+                  f"proc/{os.getpid()}/task/{tid}/cgroup = 4:cpuset:/{tid}\ncgroup/cpuset/cpuset.cpus = 0\n")
 
     def pod(self, name: str) -> None:
         state = self.reconciler.state.sandboxes[self.id]

@@ -19,7 +19,7 @@ from vmpin.host import writers
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.model import SandboxId, ThreadId
+from vmpin.model import SandboxId, ThreadId, ThreadRole
 from vmpin.observe import Vm
 from vmpin.proof import Ledger
 from vmpin.tally import Tally
@@ -115,7 +115,8 @@ class Circumstances:
             rivals = (Rival(Cause.KATA, "Kata pins the vCPUs, too (enable_vcpus_pinning)", VCPUS_ONLY), *rivals)
         if not cgroup and vm.sandbox in self._written:
             cgroup = "its cpuset cgroup was written"
-        facts = Facts(self.remembers, replugged, cgroup, rivals)
+        limits = self._limits(vm, {change.role for change in changes if cgroup or change.left is None})
+        facts = Facts(self.remembers, replugged, cgroup, rivals, limits)
         history = self.histories.get(vm.sandbox)
         if history is None:
             history = self.histories[vm.sandbox] = History()
@@ -128,6 +129,20 @@ class Circumstances:
         causes = sorted(found, key=lambda explained: -found[explained])
         history.last, history.why = time.time(), causes[0].evidence
         return causes
+
+    def _limits(self, vm: Vm, roles: set[ThreadRole]) -> dict[ThreadRole, CpuSet]:
+        """What the cpuset cgroups of threads with these roles have; by one thread of each, as Kata and libvirt put
+        threads into cgroups by their roles."""
+        found = {}
+        for role in roles:
+            thread = next((each for each in vm.threads() if each.role is role), None)
+            try:
+                cgroup = None if thread is None else self.cgroups.cpuset_of(thread.pid, thread.id.tid)
+            except OSError:
+                cgroup = None  # out of descriptors, as it may be: then it is not known
+            if cgroup is not None:
+                found[role] = cgroup.effective
+        return found
 
     def _moved(self, vm: Vm) -> str:
         """Whether a VMM is in another cgroup than it was, in words."""

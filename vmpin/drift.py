@@ -7,8 +7,8 @@ mask. What stays out: gathering the facts (circumstances, host/writers), and put
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
@@ -82,6 +82,8 @@ class Facts:
     cgroup: str = ""
     #: The most likely one first.
     rivals: tuple[Rival, ...] = ()
+    #: What the cpuset cgroups of the threads of each role have at this moment, as far as that is known.
+    limits: Mapping[ThreadRole, CpuSet] = field(default_factory=dict)
 
 
 class Explained(NamedTuple):
@@ -93,10 +95,18 @@ def explain(change: Change, facts: Facts) -> Explained:
     """Why a thread had another mask, as far as `facts` tell."""
     if not change.wanted.isdisjoint(facts.replugged):
         return Explained(Cause.HOTPLUG, f"CPUs {change.wanted & facts.replugged} went off or came back")
-    if change.left is None or not change.shown <= change.left:
-        left = "none of them" if change.left is None else str(change.left)
-        return Explained(Cause.CPUSET, facts.cgroup or f"of CPUs {change.wanted} its cpuset cgroup leaves {left}")
-    if facts.cgroup and (not facts.remembers or change.found < change.wanted):
+    limit = facts.limits.get(change.role)
+    if change.left is None:  # refused: for want of a right, too
+        trimmed = limit is not None and change.wanted.isdisjoint(limit)
+    else:
+        trimmed = not change.shown <= change.left
+    if trimmed:
+        return Explained(Cause.CPUSET, facts.cgroup or f"of CPUs {change.wanted} its cpuset cgroup leaves "
+                                                       f"{change.left or 'none of them'}")
+    # What was found has to be what the cgroup makes of the mask. Before Linux 6.2 a write forgets the mask, and all of
+    # the cgroup's CPUs take its place; later it leaves what the cgroup has of it (kernel/cgroup/cpuset.c).
+    if facts.cgroup and limit is not None and change.found == (
+            (change.wanted & limit if facts.remembers else limit) or limit):
         return Explained(Cause.CPUSET, facts.cgroup)
     for rival in facts.rivals:
         if rival.sets(change.role):

@@ -153,7 +153,10 @@ def _why(thread: Mapping[str, Any], sandbox: Mapping[str, Any], policy: Mapping[
 
 
 def _but(thread: Mapping[str, Any]) -> str:
-    return "" if thread["ok"] else f"; but the kernel has it on {thread['actual'] or 'no CPU'}"
+    if thread["ok"]:
+        return ""
+    limit = f", as its cpuset cgroup has {thread['cgroup']} only" if thread.get("cgroup") else ""
+    return f"; but the kernel has it on {thread['actual'] or 'no CPU'}{limit}"
 
 
 def _trouble(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -67,10 +67,11 @@ class Pinner:
             masks = self._masks[sandbox] = Masks()
         return masks
 
-    def refusals(self, sandbox: SandboxId) -> list[str]:
-        """What the kernel refused, for status."""
+    def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
+        """What the kernel refused, for status. :param but: threads of which another reason is given."""
         known = self._masks.get(sandbox)
-        return [*([] if known is None else known.refused.values()), *self.drifts.notes(sandbox)]
+        refused = {} if known is None else known.refused
+        return [*(why for thread, why in refused.items() if thread not in but), *self.drifts.notes(sandbox)]
 
     def look_again(self, sandbox: SandboxId) -> None:
         """Something is another than it was: compare thread by thread in the next pass."""

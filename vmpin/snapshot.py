@@ -6,13 +6,15 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmpin.allocation import second_witness
 from vmpin.apply import Result
 from vmpin.cpuset import CpuSet
 from vmpin.host import boottime
-from vmpin.model import ContainerId, SandboxId
+from vmpin.host.cgroup import Cgroups
+from vmpin.model import ContainerId, SandboxId, VmThread
 from vmpin.observe import Vm
 from vmpin.ownership import contested
 from vmpin.plan import SetAffinity
@@ -130,6 +132,7 @@ def threads_of(reconciler: Reconciler, vm: Vm, masks: dict[frozenset[int], CpuSe
     """A VM's threads with the masks the kernel shows now. `masks` keeps the sets that were met, for the next VM."""
     placement = reconciler.placements.get(vm.sandbox)
     get = os.sched_getaffinity
+    limits: dict[Path, CpuSet] = {}
     threads = []
     for thread in vm.threads():
         try:
@@ -140,14 +143,28 @@ def threads_of(reconciler: Reconciler, vm: Vm, masks: dict[frozenset[int], CpuSe
         if actual is None:
             actual = masks[mask] = CpuSet(mask)
         wanted = None if placement is None else placement.cpus_for(thread.role, thread.vcpu)
-        threads.append(Seen(thread, wanted, actual))
+        limit = None if wanted is None or wanted == actual else _limit(reconciler.cgroups, thread, limits)
+        threads.append(Seen(thread, wanted, actual, limit))
     return threads
+
+
+def _limit(cgroups: Cgroups, thread: VmThread, limits: dict[Path, CpuSet]) -> CpuSet | None:
+    """What the cpuset cgroup of a thread has, None where that is unknown. :param limits: what was read, by cgroup."""
+    path = cgroups.cpuset_path(thread.pid, thread.id.tid)
+    if path is None or path in limits:
+        return None if path is None else limits[path]
+    found = cgroups.cpuset_of(thread.pid, thread.id.tid)
+    if found is None:
+        return None
+    limits[found.path] = found.effective
+    return found.effective
 
 
 def _sandbox(reconciler: Reconciler, sandbox: SandboxState, vm: Vm | None, threads: list[Seen],
              wide: bool, guest: GuestData | None) -> dict[str, object]:
     vmm = None if vm is None else {"type": vm.type.value, "pid": vm.vmm.pid}
-    notes = reconciler.pinner.refusals(sandbox.id)
+    # Why a cgroup refuses is said once for all the threads that it refuses.
+    notes = reconciler.pinner.refusals(sandbox.id, {seen.thread.id for seen in threads if seen.barred})
     kata = reconciler.sources.sandboxes.get(sandbox.id)
     if kata is not None and kata.pins_vcpus:
         notes.append("Kata pins the vCPUs too (enable_vcpus_pinning): two writers of the same masks, turn one off")

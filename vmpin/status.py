@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from vmpin.allocation import CpuManagerState, given, judged
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import CpuSet, union
 from vmpin.model import Container, ContainerId, Pod, SandboxId, VmThread
 from vmpin.ownership import Collision, Node, Ownership, counts, is_exclusive
 from vmpin.placement import UNMANAGED, Placement, Verdict
@@ -20,14 +20,20 @@ VERSION = 1
 
 
 class Seen:
-    """A thread with what was wanted and what the kernel shows (None: it ended while it was asked for)."""
+    """A thread with what was wanted and what the kernel shows (None: it ended while it was asked for).
 
-    __slots__ = ("actual", "thread", "wanted")
+    `limit` is what its cpuset cgroup has, None where that is not known; it is asked for only where the mask is not as
+    wanted.
+    """
 
-    def __init__(self, thread: VmThread, wanted: CpuSet | None, actual: CpuSet | None) -> None:
+    __slots__ = ("actual", "limit", "thread", "wanted")
+
+    def __init__(self, thread: VmThread, wanted: CpuSet | None, actual: CpuSet | None,
+                 limit: CpuSet | None = None) -> None:
         self.thread = thread
         self.wanted = wanted
         self.actual = actual
+        self.limit = limit
 
     @property
     def ok(self) -> bool:
@@ -35,14 +41,27 @@ class Seen:
 
     @property
     def less(self) -> bool:
-        """Whether it has a part of what was asked, as its cpuset cgroup has no more."""
-        return bool(self.actual and self.wanted is not None and self.actual < self.wanted)
+        """Whether its cpuset cgroup has not all that was asked, and it has just the part that is there. A smaller mask
+        than that was set by another hand."""
+        if not self.actual or self.wanted is None or self.limit is None or self.ok:
+            return False
+        return self.actual == self.wanted & self.limit or self.barred
+
+    @property
+    def barred(self) -> bool:
+        """Whether its cpuset cgroup has none of the CPUs that were asked: the kernel refuses the mask (EINVAL), and it
+        keeps whatever it had."""
+        if not self.actual or not self.wanted or not self.limit:
+            return False
+        return self.wanted.isdisjoint(self.limit) and self.actual <= self.limit
 
 
 def thread_data(seen: Seen) -> dict[str, object]:
     thread = seen.thread
     return {"tid": thread.id.tid, "role": thread.role.value, "name": thread.name, "vcpu": thread.vcpu,
-            "wanted": None if seen.wanted is None else str(seen.wanted), "actual": str(seen.actual), "ok": seen.ok}
+            "wanted": None if seen.wanted is None else str(seen.wanted), "actual": str(seen.actual), "ok": seen.ok,
+            # What its cpuset cgroup has, where that is why it is not as wanted.
+            "cgroup": str(seen.limit) if seen.less else None}
 
 
 def pod_data(pod: Pod | None) -> dict[str, str] | None:
@@ -150,15 +169,33 @@ def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, ob
         reasons.append(f"{placement.waiting}: until then {len(wrong)} of {len(threads)} threads stay where they are")
         verdict = verdict if verdict is Verdict.DEGRADED else Verdict.WAITING
     elif wrong:
-        inside = [seen for seen in wrong if seen.less]
-        if inside:
-            reasons.append(f"{len(inside)} of {len(threads)} threads have less than was asked: their cpuset cgroup "
-                           "has no more")
-        if len(wrong) > len(inside):
-            reasons.append(f"{len(wrong) - len(inside)} of {len(threads)} threads are not where they should be")
+        barred = [seen for seen in wrong if seen.barred]
+        less = sum(seen.less for seen in wrong) - len(barred)
+        if barred:
+            reasons.append(_barred(state, len(threads), barred))
+        if less:
+            reasons.append(f"{less} of {len(threads)} threads have less than was asked: their cpuset cgroup has no "
+                           "more")
+        if len(wrong) > less + len(barred):
+            reasons.append(f"{len(wrong) - less - len(barred)} of {len(threads)} threads are not where they should "
+                           "be")
         verdict = Verdict.DEGRADED
     reasons += notes
     return verdict, list(dict.fromkeys(reasons))
+
+
+def _barred(state: SandboxState, threads: int, barred: Sequence[Seen]) -> str:
+    """Why threads cannot leave their cgroup's CPUs, and the way out where it is known."""
+    limit = union(seen.limit for seen in barred if seen.limit is not None)
+    wanted = union(seen.wanted for seen in barred if seen.wanted is not None)
+    why = f"{len(barred)} of {threads} threads belong on {wanted}, and their cpuset cgroup has {limit} only"
+    without = [container.name or container.id for container in state.live()
+               if counts(container) and not container.cpuset]
+    if not without or not any(container.cpuset for container in state.live() if counts(container)):
+        return why
+    # Kata writes the union of its containers' cpusets to the sandbox's cgroup (on cgroup v2 the whole VMM is in it).
+    return (f"{why}: that is the union of its containers' cpusets, and {', '.join(without)} has none; give it a "
+            "cpuset (under the kubelet's static policy shared containers have one)")
 
 
 def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],

@@ -352,7 +352,7 @@ def test_a_cgroup_that_has_less_is_reported_and_not_fought(node: Node, cpus: tup
         assert status["verdict"] == "degraded"
         assert {(thread["wanted"], thread["actual"], thread["ok"]) for thread in status["threads"]
                 if thread["tid"] in by_tid(vm.pid)} == {(first, second, False)}
-        assert any("none of them is online and in the thread's cpuset cgroup" in reason
+        assert any(f"belong on {first}, and their cpuset cgroup has {second} only" in reason
                    for reason in status["reasons"])
         told = node.log().count("cannot set thread")
         node.resyncs()
@@ -379,13 +379,41 @@ def test_a_cgroup_that_has_less_is_reported_and_not_fought(node: Node, cpus: tup
         wait(lambda: node.cli("verify").returncode == 0, "still not verified")
 
 
+def test_a_container_without_a_cpuset_beside_an_exclusive_one_cannot_leave_its_cpus(
+        node: Node, cpus: tuple[str, str]) -> None:
+    """As Kata has it on cgroup v2: the whole VMM is in a cgroup that has the CPUs of containers with a cpuset only."""
+    first, second = cpus
+    node.configure(node={"shared_pool": first})
+    with Qemu(node.id("a"), vcpus=2) as vm:
+        cgroup = node.cpuset_cgroup(second)
+        (cgroup / "cgroup.procs").write_text(str(vm.pid))
+        node.start()
+        node.container(vm.sandbox, "main", second)
+        node.container(vm.sandbox, "side", None)
+
+        def told() -> bool:
+            status = node.sandbox(vm.sandbox)
+            return status["verdict"] == "degraded" and any(
+                f"belong on {first}, and their cpuset cgroup has {second} only: that is the union of its containers' "
+                "cpusets, and " in reason and "give it a cpuset" in reason for reason in status["reasons"])
+
+        wait(told, lambda: node.sandbox(vm.sandbox))
+        verified = node.cli("verify")
+        assert verified.returncode == 1
+        assert "as their cpuset cgroup (CGROUP) has no more" in verified.stdout
+        assert "not where they should be" not in verified.stdout
+        assert f"as its cpuset cgroup has {second} only" in node.cli("explain", vm.sandbox).stdout
+        (cgroup / "cpuset.cpus").write_text(union(cpus))
+        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
+        assert node.sandbox(vm.sandbox)["verdict"] == "pinned"
+
+
 def test_a_vm_that_was_in_a_small_cgroup_before_is_left_as_it_is(node: Node, cpus: tuple[str, str]) -> None:
     with Qemu(node.id("a")) as vm:
         (node.cpuset_cgroup(cpus[1]) / "cgroup.procs").write_text(str(vm.pid))
         node.start()
         node.container(vm.sandbox, "web", None)
-        node.wait_for_log("pinned sandbox=")
-        node.resyncs()
+        wait(lambda: (found := node.sandbox(vm.sandbox)) and found["mask"], "it is not managed")
         status = node.sandbox(vm.sandbox)
         assert status["verdict"] == "degraded"
         assert all(thread["actual"] == cpus[1] for thread in status["threads"] if thread["tid"] in by_tid(vm.pid))

@@ -43,13 +43,23 @@ def moved(role: ThreadRole = ThreadRole.VCPU, wanted: CpuSet = ONE, shown: CpuSe
     (moved(), Facts(replugged=TWO, rivals=(TUNED,)), Cause.TUNED),
     # The cpuset cgroup has less than before, or nothing of it.
     (moved(wanted=ALL, shown=ALL, found=TWO, left=TWO), Facts(rivals=(TUNED,)), Cause.CPUSET),
-    (moved(found=TWO, left=None), Facts(rivals=(TUNED,)), Cause.CPUSET),
+    (moved(found=TWO, left=None), Facts(rivals=(TUNED,), limits={ThreadRole.VCPU: TWO}), Cause.CPUSET),
+    # Refused, and not by the cgroup: for want of a right.
+    (moved(found=TWO, left=None), Facts(rivals=(TUNED,)), Cause.TUNED),
+    (moved(found=TWO, left=None), Facts(rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}), Cause.TUNED),
     # It never had more: that is no news.
     (moved(wanted=ALL, shown=TWO, found=ONE, left=TWO), Facts(rivals=(TUNED,)), Cause.TUNED),
     # Before Linux 6.2 a write forgets the mask; a kernel that remembers it gives it back by itself.
-    (moved(), Facts(remembers=False, cgroup="written", rivals=(TUNED,)), Cause.CPUSET),
-    (moved(), Facts(remembers=True, cgroup="written", rivals=(TUNED,)), Cause.TUNED),
-    (moved(wanted=ALL, shown=ALL, found=TWO, left=ALL), Facts(cgroup="written", rivals=(TUNED,)), Cause.CPUSET),
+    (moved(), Facts(remembers=False, cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}), Cause.CPUSET),
+    (moved(), Facts(remembers=True, cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}), Cause.TUNED),
+    (moved(wanted=ALL, shown=ALL, found=TWO, left=ALL),
+     Facts(cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: TWO}), Cause.CPUSET),
+    # It was written, and has more than the thread was found on: another hand narrowed the mask.
+    (moved(wanted=ALL, shown=ALL, found=TWO, left=ALL),
+     Facts(cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}), Cause.TUNED),
+    (moved(found=TWO), Facts(remembers=False, cgroup="written", limits={ThreadRole.VCPU: ALL}), Cause.OTHER),
+    # It was written, and what it has is not known.
+    (moved(), Facts(remembers=False, cgroup="written"), Cause.OTHER),
     (moved(), Facts(remembers=False, rivals=(TUNED,)), Cause.TUNED),
 ])
 def test_the_cause_is_what_the_facts_allow_to_say(change: Change, facts: Facts, cause: Cause) -> None:
@@ -62,7 +72,8 @@ def test_the_evidence_says_what_was_seen() -> None:
     assert explain(moved(), Facts(replugged=ALL)).evidence == "CPUs 1 went off or came back"
     assert explain(moved(wanted=ALL, shown=ALL, left=TWO), Facts()).evidence == (
         "of CPUs 0-3 its cpuset cgroup leaves 2")
-    assert explain(moved(left=None), Facts()).evidence == "of CPUs 1 its cpuset cgroup leaves none of them"
+    assert explain(moved(left=None), Facts(limits={ThreadRole.VCPU: TWO})).evidence == (
+        "of CPUs 1 its cpuset cgroup leaves none of them")
     assert explain(moved(), Facts(rivals=(TUNED,))).evidence == "tuned runs"
 
 

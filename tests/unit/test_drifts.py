@@ -25,6 +25,7 @@ from vmpin.host.sysfs import Sysfs
 from vmpin.model import ThreadRole, VmThread
 from vmpin.observe import Vm
 from vmpin.placement import Placement
+from vmpin.snapshot import threads_of
 
 
 @pytest.fixture
@@ -283,11 +284,42 @@ def test_each_threads_cause_is_its_own(node: Spinners) -> None:
     assert node.reconciler.circumstances.histories[vm.sandbox].data()["repairs"] == {"kata": 3, "other": 1}
 
 
-def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spinners) -> None:
+def in_cgroups(root: Path, vm: Vm, **cpus: CpuSet) -> Cgroups:
+    """Cpuset cgroups with these CPUs, of which the VMM is in the first."""
+    files = "".join(f"cgroup/cpuset/{name}/cpuset.cpus = {each}\n" for name, each in cpus.items())
+    tree = make_tree(root / "tree", f"{files}cgroup/cpuset/cpuset.cpus = 0\n"
+                     f"proc/{vm.vmm.pid}/task/{vm.vmm.pid}/cgroup = 4:cpuset:/{next(iter(cpus))}\n")
+    return Cgroups(tree / "cgroup", Procfs(tree / "proc"))
+
+
+def test_a_mask_that_another_hand_narrowed_is_put_back_and_no_cgroup_is_blamed(node: Spinners,
+                                                                               tmp_path: Path) -> None:
+    """The cgroup was written, too, and has all the CPUs: so it is not that."""
+    vm = node.vm()
+    both = node.here | node.there
+    node.place(vm.sandbox, both)
+    assert (node.repair(vm), node.repair(vm)) == (1, 0)
+    known = node.reconciler.circumstances
+    known.cgroups = in_cgroups(tmp_path, vm, a=both)
+    for remembers in (True, False):
+        known.remembers = remembers
+        known.written(vm.sandbox)
+        node.move(vm, node.here)
+        (seen,) = threads_of(node.reconciler, vm, {})
+        assert (seen.ok, seen.less) == (False, False)
+        node.reconciler.pinner.look_again(vm.sandbox)
+        assert node.repair(vm) == 1
+        assert mask(vm) == both
+    assert node.reconciler.tally.drift == {"other": 2}
+
+
+def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spinners, tmp_path: Path) -> None:
     vm = node.vm()
     known = node.reconciler.circumstances
-    change = {Change(ThreadRole.EMULATOR, node.here, node.here, node.here | node.there, node.here): 1}
+    everywhere = node.here | node.there
+    change = {Change(ThreadRole.EMULATOR, node.here, node.here, everywhere, node.here): 1}
     known.remembers = False
+    known.cgroups = in_cgroups(tmp_path, vm, a=everywhere)
     known.written(vm.sandbox)
     assert [each.cause for each in known.explain(vm, change)] == [Cause.CPUSET]
     known.settled(node.here | node.there, [vm])
@@ -296,11 +328,8 @@ def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spin
 
 def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_path: Path) -> None:
     vm = node.vm()
-    tree = make_tree(tmp_path / "tree", "cgroup/cpuset/a/cpuset.cpus = 0\ncgroup/cpuset/b/cpuset.cpus = 0\n"
-                     "cgroup/cpuset/cpuset.cpus = 0\n"
-                     f"proc/{vm.vmm.pid}/task/{vm.vmm.pid}/cgroup = 4:cpuset:/a\n")
-    known = node.reconciler.circumstances
-    known.cgroups = Cgroups(tree / "cgroup", Procfs(tree / "proc"))
+    known, tree = node.reconciler.circumstances, tmp_path / "tree"
+    known.cgroups = in_cgroups(tmp_path, vm, a=node.here, b=node.here | node.there)
     known.remembers = False
     change = {Change(ThreadRole.EMULATOR, node.here, node.here, node.here | node.there, node.here): 1}
     known.settled(node.here, [vm])

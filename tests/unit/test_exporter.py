@@ -82,6 +82,13 @@ def test_how_late_the_loop_is_is_measured() -> None:
     assert found.sum == pytest.approx(3.03)
 
 
+def test_a_mask_smaller_than_what_the_cgroup_has_was_narrowed_by_another_hand(node: Node) -> None:
+    assert node.values("vmpin_threads")["trimmed", "emulator"] == 1
+    node.cgroup(node.small, node.first | node.second)
+    assert node.values("vmpin_threads")["trimmed", "emulator"] == 0
+    assert node.values("vmpin_threads")["elsewhere", "emulator"] == 1  # of which the alert VmpinThreadsElsewhere is
+
+
 def test_a_thread_on_the_cpus_of_another_container_is_a_collision(node: Node) -> None:
     assert node.values("vmpin_collisions") == {(): 0}
     other = SandboxId("other")

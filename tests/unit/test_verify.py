@@ -84,6 +84,8 @@ GOOD = "all 2 threads of 1 VM sandboxes are where they should be"
     (status(sandbox("a", thread(None, "0-1"))), [], 0, "left alone (unpinned, unmanaged, or off by policy)"),
     (status(sandbox("a", thread(None, "0-1"), verdict="unmanaged")), [], 0, "a is unmanaged: its threads keep their"),
     (status(sandbox("a", thread(), thread("1", "0-1"))), [], 1, "1 of 2 threads are not where they should be"),
+    (status(sandbox("a", thread(), thread("0-1", "1") | {"cgroup": "1"})), [], 1,
+     "1 of 2 threads have less than was asked, or other CPUs, as their cpuset cgroup (CGROUP) has no more"),
     (status(sandbox("a", thread(), thread()), collisions=(collision("a", "b"),)), [], 1, "COLLISION on CPU 3: "),
     (status(sandbox("a", thread(), thread()), collisions=(collision("a", "b"),)), ["a"], 1, "COLLISION on CPU 3: "),
     (status(sandbox("a", thread(), thread()), collisions=(collision("c", "b"),)), ["a"], 0, GOOD),

@@ -91,10 +91,15 @@ def _verify(args: argparse.Namespace) -> int:
                     **({} if past is None else {"proof": past | {"total": total(past)}})}, "json")
         return 0 if good else 1
     if drift:
-        table(["SANDBOX", "THREAD", "ROLE", "NAME", "WANTED", "ACTUAL"],
+        table(["SANDBOX", "THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "CGROUP"],
               [[short(sandbox), thread["tid"], thread["role"], thread["name"], thread["wanted"],
-                thread["actual"] or "none"] for sandbox, thread in drift], VERDICTS)
-        print(f"{len(drift)} of {len(threads)} threads are not where they should be")
+                thread["actual"] or "none", thread.get("cgroup") or ""] for sandbox, thread in drift], VERDICTS)
+        held = sum(bool(thread.get("cgroup")) for _, thread in drift)
+        if held < len(drift):
+            print(f"{len(drift) - held} of {len(threads)} threads are not where they should be")
+        if held:
+            print(f"{held} of {len(threads)} threads have less than was asked, or other CPUs, as their cpuset cgroup "
+                  "(CGROUP) has no more: vmpin explain SANDBOX")
     else:
         print(_without_drift(len(found["sandboxes"]), [thread for _, thread in threads]))
     for sandbox in unmanaged:

@@ -183,7 +183,7 @@ def sandboxes(facts: Facts) -> Verdict:
         return unknown(f"no status: {facts.status_trouble}", remedy="run this as root")
     found = facts.sandboxes
     drift = [(sandbox["id"], thread) for sandbox in found if sandbox["verdict"] != "waiting"
-             for thread in sandbox["threads"] if not thread["ok"]]
+             for thread in sandbox["threads"] if not thread["ok"] and not thread.get("cgroup")]
     degraded = [sandbox for sandbox in found if sandbox["verdict"] == "degraded"]
     verdicts = sorted(sandbox["verdict"] for sandbox in found)
     evidence = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
