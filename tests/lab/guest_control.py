@@ -65,7 +65,7 @@ def _name_ports() -> None:
     """What udev does elsewhere: /dev/virtio-ports/NAME."""
     names = Path("/dev/virtio-ports")
     names.mkdir()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (names / PORT).is_symlink():
         for port in sorted(Path("/sys/class/virtio-ports").glob("*/name")):
             link = names / port.read_text().strip()
@@ -174,7 +174,7 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 def end_processes(cgroup: str) -> None:
     """Those in it and below it, and what they start meanwhile."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while pids := processes(cgroup):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

@@ -57,7 +57,7 @@ def lab_run(*arguments: str, mark: str = "", **more: Any) -> Iterator[subprocess
     finally:
         process.terminate()
         try:
-            process.wait(30)
+            process.wait(120)
         finally:
             process.kill()
 
@@ -99,10 +99,10 @@ def test_a_node_that_is_ended_leaves_nothing_running(ended_by: signal.Signals | 
             time.sleep(0.05)
         if ended_by is not None:
             process.send_signal(ended_by)
-        assert process.wait(60) == code, (tmp_path / "said").read_text()
+        assert process.wait(120) == code, (tmp_path / "said").read_text()
     assert ("the node was not done after 5 s" in (tmp_path / "said").read_text()) == (ended_by is None)
     assert not (results / "status").exists()
-    deadline = time.monotonic() + 60  # the kernel ends what was just being started
+    deadline = time.monotonic() + 120  # the kernel ends what was just being started
     while (left := processes_with(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == []

@@ -30,7 +30,7 @@ from vmpin.model import ThreadRole
 from vmpin.reconciler import Reconciler
 
 #: Everything here is slow: each instruction is emulated, and the build machine is shared.
-PATIENCE = 60.0
+PATIENCE = 180.0
 #: vmpin's defaults; the node is nobody else's, so they are used as they are.
 RUN = Path("/run/vmpin")
 KATA_GO = Path("/run/vc")
