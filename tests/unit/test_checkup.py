@@ -77,8 +77,9 @@ def test_a_made_up_node_is_looked_at_as_a_whole(tmp_path: Path) -> None:
     config = made_up(tmp_path)
     facts = looked(config, tmp_path / "host")
     levels = {finding.check: str(finding.verdict.level) for finding in examine(facts)}
-    assert {name for name, level in levels.items() if level == "bad"} == {"kubelet", "kata-pinning", "tuned"}
-    assert {name for name, level in levels.items() if level == "warn"} == {"kernel", "nri", "hooks", "watcher"}
+    assert {name for name, level in levels.items() if level == "bad"} == {
+        "kubelet", "kata-pinning", "tuned", "watcher"}
+    assert {name for name, level in levels.items() if level == "warn"} == {"kernel", "nri", "hooks"}
     assert facts.kernel.parameters == ("BOOT_IMAGE=<left out>", "isolcpus=2-3")
     assert facts.kata[0].dropins == (f"/{SHARE}/config.d/50.toml",)
     assert [sandbox.pins_vcpus for sandbox in facts.kata_sandboxes] == [True]
