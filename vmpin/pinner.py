@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 #: How often a sandbox's threads are listed anew while they get their masks back.
 LISTINGS = 100
+#: Of the different masks that were set in a sandbox, so many are in the log.
+SHOWN = 16
 
 
 @dataclass
@@ -193,7 +195,7 @@ class Pinner:
     def carry_out(self, operations: Iterable[SetAffinity], placements: Mapping[SandboxId, Placement]) -> list[Result]:
         """Set the masks, keep what the kernel made of each, and say once what went wrong."""
         results = carry_out(self.proc, ordered(operations))
-        done: dict[SandboxId, int] = {}
+        done: dict[SandboxId, list[CpuSet]] = {}
         waiting: set[ThreadId] = set()
         # An enum's member is looked up by a function: thousands of times a pass that is dear.
         gone, refused, trimmed = Outcome.GONE, Outcome.REFUSED, Outcome.TRIMMED
@@ -226,15 +228,17 @@ class Pinner:
                                sandbox, cpus, thread.role, thread.id.tid, got)
             masks.asked[thread.id] = (cpus, got)
             masks.expected.append((thread.id.tid, got.frozen()))
-            done[sandbox] = done.get(sandbox, 0) + 1
+            if sandbox in done:
+                done[sandbox].append(got)
+            else:
+                done[sandbox] = [got]
         if waiting:
             results = [result._replace(outcome=Outcome.WAITING) if result.operation.thread.id in waiting else result
                        for result in results]
         self.drifts.carried_out(results)
-        for sandbox, count in done.items():
-            placement = placements[sandbox]
-            logger.info("pinned sandbox=%s threads=%d mask=%s verdict=%s", sandbox, count, placement.mask,
-                        placement.verdict)
+        for sandbox, set_ in done.items():
+            logger.info("pinned sandbox=%s threads=%d mask=%s verdict=%s", sandbox, len(set_), _shown(set_),
+                        placements[sandbox].verdict)
         return results
 
     def _waits(self, sandbox: SandboxId, masks: Masks, why: str) -> None:
@@ -296,6 +300,12 @@ class Pinner:
             if leader is not None and leader.starttime == main.starttime:
                 yield from ((VmThread(ThreadId(int(tid), stat.starttime), ThreadRole.EMULATOR, stat.comm, main.tid),
                              main) for tid, stat in stats.items() if stat is not None)
+
+
+def _shown(masks: Iterable[CpuSet]) -> str:
+    """The different masks among these, for a line of the log: `2|3|0-1,4-7`."""
+    different = sorted(set(masks), key=lambda cpus: (len(cpus), cpus.bits))
+    return "|".join(map(str, different[:SHOWN])) + ("|…" if len(different) > SHOWN else "")
 
 
 def _restoring(sandbox: SandboxId, before: Before, threads: Iterable[tuple[VmThread, ThreadId]],

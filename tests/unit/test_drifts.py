@@ -24,6 +24,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.model import ThreadRole, VmThread
 from vmpin.observe import Vm
+from vmpin.pinner import SHOWN, _shown
 from vmpin.placement import Placement
 from vmpin.snapshot import threads_of
 
@@ -67,6 +68,19 @@ def test_a_thread_that_another_hand_moved_is_put_back_counted_and_explained(
     history = node.reconciler.circumstances.histories[vm.sandbox]
     assert (history.repairs, history.why) == ({"other": 1}, "nothing known of sets such masks here")
     assert abs(history.last - time.time()) < 60
+
+
+def test_the_log_has_the_masks_that_were_set(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
+    """And not the sandbox's, which no thread of it may have."""
+    vm = node.vm()
+    node.place(vm.sandbox, node.there)
+    placements = node.reconciler.placements
+    placements[vm.sandbox] = replace(placements[vm.sandbox], mask=node.here | node.there)
+    assert node.repair(vm) == 1
+    (record,) = log(caplog, "pinned")
+    assert record.message == f"pinned sandbox={vm.sandbox} threads=1 mask={node.there} verdict=floating"
+    assert _shown([CpuSet.parse(text) for text in ("0-1,4-7", "3", "2", "3")]) == "2|3|0-1,4-7"
+    assert _shown([CpuSet([cpu]) for cpu in range(20)]).count("|") == SHOWN
 
 
 def test_what_is_placed_anew_is_no_drift(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:

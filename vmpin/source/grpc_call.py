@@ -23,6 +23,8 @@ _MEANINGS = {
     "UNAVAILABLE": "no server answers there",
     "DEADLINE_EXCEEDED": "no answer in time",
 }
+#: The statuses of which gRPC's client gives the details, and not the server.
+_AWAY = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 
 
 class CallError(SourceError):
@@ -68,6 +70,8 @@ def call(socket: Path, method: str, request: bytes, timeout: float,
         failed: Any = err
         code = str(failed.code().name)
         why = {**_MEANINGS, **(meanings or {})}.get(code, code.lower())
-        raise CallError(where, f"{name}: {why} ({plain(failed.details() or '', 200)})", code) from err
+        # Of a server that is away, as in a restart, the details are gRPC's own: sockets and errnos, and long.
+        said = "" if code in _AWAY else f" ({plain(failed.details() or '', 200)})"
+        raise CallError(where, f"{name}: {why}{said}", code) from err
     finally:
         channel.close()
