@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from vmpin import statefile
 from vmpin.apply import Result
 from vmpin.config import Config
 from vmpin.reconciler import Reconciler
-from vmpin.source import sockets
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +36,11 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
         logger.error("sandboxes=%d have threads that kept their masks; what those had before is still in %s",
                      len(reconciler.pinner.before), config.state_file)
         return False
+    # Here, as a watcher that starts does not leave: asyncio alone takes as long as everything else that it loads.
+    import shutil
+
+    from vmpin.source import sockets
+
     for path in _files(config):
         path.unlink(missing_ok=True)
     if config.metrics is not None and config.metrics.path is not None:

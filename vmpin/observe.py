@@ -265,19 +265,21 @@ class Observer:
             return None
         stats: dict[int, Stat] = {}
         young = set()
-        for name in tasks:
-            tid = int(name)
-            known = process.stats.get(tid)
-            if known is None or tid in process.young or reread or tid == process.pid:
-                stat = self.proc.thread_stat(process.pid, name)
-                if stat is None:
-                    continue
+        had, tids = process.stats, list(map(int, tasks))
+        again = set(tids) if reread else {process.pid, *process.young, *(tid for tid in tids if tid not in had)}
+        fresh = self.proc.task_stats(process.pid, again)
+        for tid in tids:
+            if tid not in again:
+                stats[tid] = had[tid]
+            elif tid in fresh:
+                known, stat = had.get(tid), fresh[tid]
                 if known is None or (known.comm, known.starttime) != (stat.comm, stat.starttime):
                     young.add(tid)
-                    known = stat
+                    stats[tid] = stat
                 elif stat.state in "ZX" and tid == process.pid:
                     return None  # killed and not yet reaped
-            stats[tid] = known
+                else:
+                    stats[tid] = known
         main = stats.get(process.pid)
         if main is None or main.starttime != process.id.starttime or main.state in "ZX":
             process.threads.clear()

@@ -24,7 +24,8 @@ def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "run" / "vmpin.sock"))
         listener.listen(8)
-        yield ["--config", "/dev/null", *paths, "--set=watch.only=nothing-of-this-machine"]
+        (tmp_path / "vmpin.yaml").touch()
+        yield ["--config", str(tmp_path / "vmpin.yaml"), *paths, "--set=watch.only=nothing-of-this-machine"]
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

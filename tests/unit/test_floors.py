@@ -192,3 +192,19 @@ def test_status_as_json_loads_neither_asyncio_nor_rich_nor_yaml(tmp_path: Path) 
     loaded = {name.partition(".")[0] for name in json.loads(ran.stderr)}
     assert "vmpin" in loaded
     assert not loaded & {"asyncio", "rich", "yaml", "qemu", "logging"}
+
+
+_FIRST_PASS = """\
+import json, sys
+sys.argv = ["vmpin"]
+import vmpin.cli.main, vmpin.cli.watch, vmpin.log, vmpin.oneshot, vmpin.reconciler, vmpin.lock, vmpin.source.spool
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_what_the_first_pass_needs_loads_neither_asyncio_nor_what_leaving_takes() -> None:
+    """A VM's threads wait for it while the watcher starts."""
+    ran = subprocess.run([sys.executable, "-c", _FIRST_PASS], capture_output=True, timeout=120, check=True)
+    loaded = {name.partition(".")[0] for name in json.loads(ran.stdout)}
+    assert "vmpin" in loaded
+    assert not loaded & {"asyncio", "socket", "ssl", "subprocess", "shutil", "rich", "google", "qemu"}

@@ -69,7 +69,7 @@ class Fake:
 @pytest.fixture
 def unnamed(tmp_path: Path) -> Fake:
     """A running QEMU without thread names: main, RCU, the monitors' thread, two vCPUs, KVM's worker."""
-    fake = Fake(tmp_path)
+    fake = Fake(tmp_path, argv=[QEMU, "-smp", "2,maxcpus=8"])
     fake.thread(PID, call=PPOLL)
     fake.thread(RCU)
     fake.thread(IO, call=PPOLL)
@@ -417,3 +417,23 @@ def test_qmp_is_wanted_only_for_what_is_unknown(identified: Identified, argv: li
 def test_a_shim_with_vcpu_threads_is_dragonball() -> None:
     assert is_dragonball(["containerd-shim", "db_vcpu0"])
     assert not is_dragonball(["containerd-shim", "tokio-runtime-w"])
+
+
+def test_where_every_slot_has_its_vcpu_no_descriptor_is_looked_for(tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no other, whatever threads without a name there are."""
+    fake = Fake(tmp_path, argv=[QEMU, "-smp", "2"])
+    for tid, name in ((PID, "qemu"), (RCU, "qemu"), (CPU0, "CPU 0/KVM"), (CPU1, "CPU 1/KVM")):
+        fake.thread(tid, name)
+    looked: list[int] = []
+
+    def descriptors(procfs: Procfs, pid: int) -> dict[int, int]:
+        looked.append(pid)
+        return {}
+
+    monkeypatch.setattr("vmpin.vmm.kvm.vcpu_fds", descriptors)
+    assert fake.identify().complete
+    assert not looked
+    fake.argv = [QEMU, "-smp", "2,maxcpus=3"]
+    assert fake.identify().complete
+    assert looked == [PID]

@@ -30,6 +30,9 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import gc
+
+    # What is loaded, and everything that the first pass makes, is kept: to look through it for garbage is in vain.
+    gc.disable()
     import signal
 
     from vmpin import log, oneshot, sdnotify
@@ -49,8 +52,6 @@ def run(args: argparse.Namespace) -> int:
     with Lock(config.lock_file):
         if made:
             os.chmod(config.run, 0o755)  # whatever the umask; who may use which socket is said by their own modes
-        # Everything that the first pass makes is kept: looking through it for garbage again and again is in vain.
-        gc.disable()
         reconciler, spool = Reconciler(config), Spool(config.spool)
         spool.prepare()
         kept = oneshot.take(reconciler, spool, set())

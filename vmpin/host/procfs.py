@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ _STATUS, _LONGEST_STATUS = 8192, 1 << 20
 #: Kata's are some 10 kB long.
 BEGINNING, _LONGEST_CMDLINE = 4096, 131072
 _RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
+_READ = os.O_RDONLY | os.O_CLOEXEC
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -123,6 +125,36 @@ class Procfs:
     def thread_stat(self, pid: int | str, tid: int | str) -> Stat | None:
         raw = read_file(f"{self.root}/{pid}/task/{tid}/stat", 4096)
         return None if raw is None else parse_stat(raw)
+
+    def task_stats(self, pid: int | str, tids: Collection[int]) -> dict[int, Stat]:
+        """Of some threads of a process, without those that have ended. For many of them in half the time that
+        `thread_stat` takes for each: their paths begin at its task directory."""
+        found: dict[int, Stat] = {}
+        if len(tids) == 1:
+            return {tid: stat for tid in tids if (stat := self.thread_stat(pid, tid)) is not None}
+        try:
+            tasks = os.open(f"{self.root}/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+            return found
+        opened, read, close = os.open, os.read, os.close
+        try:
+            for tid in tids:
+                try:
+                    fd = opened(f"{tid}/stat", _READ, dir_fd=tasks)
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
+                try:
+                    raw = read(fd, 4096)
+                except ProcessLookupError:
+                    continue
+                finally:
+                    close(fd)
+                stat = parse_stat(raw)
+                if stat is not None:
+                    found[tid] = stat
+        finally:
+            close(tasks)
+        return found
 
     def beginning(self, pid: int | str) -> bytes:
         """The first 4096 bytes of the command line as the kernel has them; b"" for kernel threads and what has ended.

@@ -27,7 +27,7 @@ from vmpin.model import ThreadId, ThreadRole, VcpuId, VmmType
 from vmpin.vmm import kvm
 from vmpin.vmm.iothreads import by_order
 from vmpin.vmm.names import IOTHREAD, MONITOR, read_names
-from vmpin.vmm.qemu_cmdline import cpu_index, has_qmp, iothread_ids, parse_smp, qmp_sockets
+from vmpin.vmm.qemu_cmdline import cpu_index, has_qmp, iothread_ids, option_values, parse_smp, qmp_sockets
 from vmpin.vmm.qmp import QmpAnswer
 
 #: include/linux/sched.h; the io_uring workers before Linux 6.4, which have no PF_USER_WORKER.
@@ -100,8 +100,11 @@ def wants_qmp(identified: Identified, argv: Sequence[str]) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _promised(argv: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
-    return parse_smp(argv).cpus, iothread_ids(argv)
+def _promised(argv: tuple[str, ...]) -> tuple[int, tuple[str, ...], frozenset[int]]:
+    """How many vCPUs QEMU started with, its iothreads, and the numbers of all vCPUs that it has room for, where the
+    command line says so."""
+    smp = parse_smp(argv)
+    return smp.cpus, iothread_ids(argv), frozenset(range(smp.maxcpus) if option_values(argv, "smp") else ())
 
 
 class _Vm:
@@ -114,7 +117,8 @@ class _Vm:
         self.debugfs, self.sleep, self.qmp = debugfs, sleep, qmp
         self.qemu = vmm is VmmType.QEMU
         #: vCPUs there must be at least, for no one unplugs those QEMU started with; and the iothreads it was given.
-        self.least, self.declared = _promised(tuple(argv)) if self.qemu else (1, ())
+        #: Where those of all its slots are known there is no other.
+        self.least, self.declared, self.slots = _promised(tuple(argv)) if self.qemu else (1, (), frozenset[int]())
         self.names = read_names(vmm, pid, stats, self.declared)
         self.vcpus: dict[int, VcpuId] = {}
         self.iothreads = {tid for tid in qmp.iothreads if self.possible(tid)} if qmp else set[int]()
@@ -155,6 +159,8 @@ class _Vm:
         if not self.vcpus:
             return False
         if self.qmp is not None and self.qmp.vcpus and self.qmp.vcpus.keys() <= self.vcpus.keys():
+            return True
+        if self.slots and self.slots <= set(self.vcpus.values()):
             return True
         if self.suspects():
             expected = set(self.by_index(self.fds()).values())
