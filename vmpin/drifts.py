@@ -87,6 +87,11 @@ class Drifts:
         self.fights.insist()
         return [sandbox for sandbox, known in self._of.items() if known.left]
 
+    def excuse(self, sandbox: SandboxId) -> None:
+        """What is to be put back of it by now is the runtime's doing."""
+        if (known := self._of.get(sandbox)) is not None:
+            known.away = {}
+
     def sort(self, sandbox: SandboxId, placement: Placement, operations: tuple[SetAffinity, ...],
              expected: Iterable[tuple[int, frozenset[int]]]) -> tuple[SetAffinity, ...]:
         """Tell which operations put threads back. :returns: those that are to be carried out.

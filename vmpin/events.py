@@ -48,7 +48,8 @@ class ContainerSeen:
 
     `time` is CLOCK_BOOTTIME in ns when it was so. `init` is the container's own first process on the host, which a
     container in a VM has not. `listed`: it comes from a runtime's list, whose CPUs may be old: CRI-O lists those of
-    creation after its own restart, as it keeps updates in memory (internal/lib/container_server.go).
+    creation after its own restart, as it keeps updates in memory (internal/lib/container_server.go). `requested`: the
+    runtime has been asked to create it, which may yet fail.
     """
 
     sandbox: SandboxId
@@ -58,6 +59,7 @@ class ContainerSeen:
     bundle: str = ""
     init: ThreadId | None = None
     listed: bool = False
+    requested: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,23 @@ class CpusetSeen:
     cpuset: CpuSet
     source: Source
     time: int
+
+
+@dataclass(frozen=True)
+class CpusetAsked:
+    """The runtime has been asked to give a container this cpuset, which may yet fail."""
+
+    sandbox: SandboxId
+    container: ContainerId
+    cpuset: CpuSet
+
+
+@dataclass(frozen=True)
+class RequestOver:
+    """A request to the runtime has been under way for too long: nothing is believed of it any more."""
+
+    sandbox: SandboxId
+    container: ContainerId
 
 
 @dataclass(frozen=True)
@@ -99,7 +118,8 @@ class Held:
     held: bool
 
 
-Event = SandboxSeen | ContainerSeen | CpusetSeen | ContainerStopped | ContainerElsewhere | SandboxGone | Held
+Event = (SandboxSeen | ContainerSeen | CpusetSeen | CpusetAsked | RequestOver | ContainerStopped | ContainerElsewhere
+         | SandboxGone | Held)
 
 
 @dataclass(frozen=True)

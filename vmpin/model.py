@@ -117,6 +117,8 @@ class Container:
     `exclusive` is what was declared about it; None leaves it to the rule (disjoint from the shared pool).
     `pause` marks the sandbox's own container, which counts for nothing. `stale` is the cpuset that its sources still
     report while the kubelet's checkpoint has replaced it by `cpuset` (None there: the shared pool); None otherwise.
+    `coming`: the runtime is creating it, and Kata may be plugging in vCPUs for it. `asked` is the cpuset that an
+    update under way is to give it, None without one.
     """
 
     id: ContainerId
@@ -126,6 +128,8 @@ class Container:
     state: ContainerState = ContainerState.RUNNING
     pause: bool = False
     stale: CpuSet | None = None
+    coming: bool = False
+    asked: CpuSet | None = None
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,10 @@ class Claims:
     shared: tuple[tuple[ContainerId, CpuSet | None], ...]
     #: Of containers of either kind whose cpuset the kubelet has yet to rewrite: the one they still have.
     stale: tuple[tuple[ContainerId, CpuSet], ...] = ()
+    #: The exclusive containers that the runtime is creating: vCPUs may be plugged in for them.
+    coming: frozenset[ContainerId] = frozenset()
+    #: Whether anything is under way that the runtime was asked for: a container's creation, or an update.
+    pending: bool = False
 
     @property
     def cpus(self) -> CpuSet:
@@ -83,17 +87,24 @@ def claims(containers: Iterable[Container], node: Node) -> Claims:
     exclusive: list[tuple[ContainerId, CpuSet]] = []
     shared: list[tuple[ContainerId, CpuSet | None]] = []
     stale = []
+    coming: set[ContainerId] = set()
+    pending = False
     for container in containers:
         if not counts(container):
             continue
+        pending = pending or container.coming or container.asked is not None
         if container.stale:
             stale.append((container.id, container.stale & node.online))
         if container.cpuset and is_exclusive(container, node.shared_pool):
             exclusive.append((container.id, container.cpuset & node.online))
+            coming |= {container.id} if container.coming else set()
         else:
+            # While an update is under way a shared container may be on its old CPUs and on the new ones. Who owns CPUs
+            # does not change before it has been done.
+            cpus = container.cpuset | container.asked if container.cpuset and container.asked else container.cpuset
             # An empty cpuset says nothing: such a container runs on the pool like one without.
-            shared.append((container.id, container.cpuset & node.online if container.cpuset else None))
-    return Claims(tuple(exclusive), tuple(shared), tuple(stale))
+            shared.append((container.id, cpus & node.online if cpus else None))
+    return Claims(tuple(exclusive), tuple(shared), tuple(stale), frozenset(coming), pending)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ class Masks:
     expected: list[tuple[int, frozenset[int]]] = field(default_factory=list)
     #: What was refused, by thread, so that it is told once.
     refused: dict[ThreadId, str] = field(default_factory=dict)
+    #: What a cgroup refused or trimmed and is yet to be judged, by thread: the mask, and since when (monotonic).
+    doubted: dict[ThreadId, tuple[CpuSet, float]] = field(default_factory=dict)
     #: What a cgroup that the kubelet has yet to rewrite keeps threads from, "" for nothing (placement.waiting).
     waits: str = ""
     #: Not everything is as wanted, or not yet known to be.
@@ -59,6 +61,9 @@ class Pinner:
         self.cgroups = cgroups
         self.before = dict(before)
         self.drifts = drifts or Drifts()
+        #: For so long (s) a cgroup may refuse or trim a mask before that counts. A runtime that deletes a container
+        #: whose process has ended writes the sandbox's cgroup before it reports the end.
+        self.grace = 0.0
         #: Masks from before were learned that are not in the state file yet.
         self.learned = False
         self._masks: dict[SandboxId, Masks] = {}
@@ -74,6 +79,11 @@ class Pinner:
         known = self._masks.get(sandbox)
         refused = {} if known is None else known.refused
         return [*(why for thread, why in refused.items() if thread not in but), *self.drifts.notes(sandbox)]
+
+    def doubts(self, sandbox: SandboxId) -> bool:
+        """Whether a cgroup refused or trimmed masks of late: the sources may say otherwise by now."""
+        known, early = self._masks.get(sandbox), time.monotonic() - self.grace
+        return known is not None and any(since > early for _, since in known.doubted.values())
 
     def look_again(self, sandbox: SandboxId) -> None:
         """Something is another than it was: compare thread by thread in the next pass."""
@@ -103,14 +113,16 @@ class Pinner:
         self._remember(vm, observed)
         if not placement.waiting:
             masks.waits = ""
+        if placement.pending:
+            self.drifts.excuse(vm.sandbox)
         operations = self.drifts.sort(vm.sandbox, placement, diff(placement, observed),
-                                      () if masks.waits else masks.expected)
+                                      () if masks.waits or placement.pending else masks.expected)
         changing = {operation.thread.id for operation in operations}
         masks.expected = [] if len(changing) == len(observed) else [
             (seen.thread.id.tid, seen.actual.frozen()) for seen in observed
             if seen.thread.id not in changing and placement.cpus_for(seen.thread.role, seen.thread.vcpu) is not None]
         alive = {seen.thread.id for seen in observed}
-        for table in (masks.asked, masks.refused):
+        for table in (masks.asked, masks.refused, masks.doubted):
             for thread in table.keys() - alive:
                 del table[thread]
         masks.open = False
@@ -211,6 +223,13 @@ class Pinner:
                 if outcome is refused:
                     masks.refused.pop(thread.id, None)
                     continue
+            if outcome is refused or outcome is trimmed:
+                if self._too_early(masks, thread.id, cpus):
+                    masks.open = True
+                    waiting.add(thread.id)
+                    continue
+            elif masks.doubted:
+                masks.doubted.pop(thread.id, None)
             if outcome is refused:
                 masks.open = True  # tried again at every resync
                 if masks.refused.get(thread.id) != why:
@@ -226,6 +245,8 @@ class Pinner:
             elif outcome is trimmed and not masks.waits and masks.asked.get(thread.id) != (cpus, got):
                 logger.warning("sandbox=%s: cannot honour %s for %s thread %d: its cpuset cgroup leaves %s",
                                sandbox, cpus, thread.role, thread.id.tid, got)
+            if outcome is trimmed:
+                masks.doubted.pop(thread.id, None)
             masks.asked[thread.id] = (cpus, got)
             masks.expected.append((thread.id.tid, got.frozen()))
             if sandbox in done:
@@ -240,6 +261,15 @@ class Pinner:
             logger.info("pinned sandbox=%s threads=%d mask=%s verdict=%s", sandbox, len(set_), _shown(set_),
                         placements[sandbox].verdict)
         return results
+
+    def _too_early(self, masks: Masks, thread: ThreadId, cpus: CpuSet) -> bool:
+        """Whether what a cgroup made of a mask is to be looked at again before it counts."""
+        if not self.grace:
+            return False
+        now = time.monotonic()
+        wanted, since = masks.doubted.get(thread, (cpus, now))
+        masks.doubted[thread] = cpus, since if wanted == cpus else now
+        return now - masks.doubted[thread][1] < self.grace
 
     def _waits(self, sandbox: SandboxId, masks: Masks, why: str) -> None:
         """The kubelet's checkpoint is ahead of the sandbox's cgroup: tried again in each pass, and no fault."""

@@ -23,7 +23,8 @@ from vmpin.vcpuplaces import Ground, Previous, VcpuPlace, vcpu_places
 class Verdict(enum.StrEnum):
     PINNED = "pinned"
     FLOATING = "floating"
-    #: As pinned or floating, but a cpuset cgroup that the kubelet has yet to rewrite still keeps threads elsewhere.
+    #: As pinned or floating, but a cpuset cgroup that the kubelet has yet to rewrite still keeps threads elsewhere, or
+    #: the runtime is creating a container that vCPUs may come with.
     WAITING = "waiting"
     DEGRADED = "degraded"
     OFF = "off"
@@ -50,8 +51,11 @@ class Placement:
     #: Which vCPUs each live container may use in the guest.
     containers: Mapping[ContainerId, tuple[VcpuId, ...]]
     #: Why its cgroup may refuse a mask for now, "" where it may not: the kubelet decided otherwise since the cgroup
-    #: was written, and rewrites it within its reconcile period (10 s).
+    #: was written, and rewrites it within its reconcile period (10 s); or the runtime has been asked for something, on
+    #: the way to which Kata rewrites it.
     waiting: str = ""
+    #: Whether the runtime has been asked for something: whatever becomes of masks meanwhile is its doing.
+    pending: bool = False
     by_vcpu: Mapping[VcpuId, CpuSet | None] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -118,12 +122,16 @@ def place(request: Request, node: Node, own: Ownership, policy: Policy, previous
         verdict = Verdict.OFF
     elif shortage or unserved or lost:
         verdict = Verdict.DEGRADED
+    elif policy.vcpus is Vcpus.AUTO and claim.coming and sum(each.pinned for each in places) < len(claim.cpus):
+        verdict = Verdict.WAITING
+        reasons.append(f"{len(places)} vCPUs for {len(claim.cpus)} exclusive CPUs, while a container is created that "
+                       "more may come with")
     elif claim.cpus and policy.vcpus is Vcpus.AUTO:
         verdict = Verdict.PINNED
     else:
         verdict = Verdict.FLOATING
     return Placement(request.id, mask, verdict, tuple(dict.fromkeys(reasons)), places, others, containers,
-                     _waiting(request, own, allowed))
+                     _waiting(request, own, allowed), claim.pending)
 
 
 def _as_it_is(request: Request) -> Placement:
@@ -167,8 +175,14 @@ def _mask(claim: Claims, foreign: CpuSet, node: Node, own: Ownership, before: Pr
 
 
 def _waiting(request: Request, own: Ownership, allowed: CpuSet) -> str:
-    """Which containers' cpusets the kubelet has yet to rewrite, as far as threads need that; "" for none."""
+    """Which containers' cpusets the kubelet has yet to rewrite, as far as threads need that, or what the runtime has
+    been asked for; "" for nothing."""
     counted = [container for container in request.containers if counts(container)]
+    asked = [f"create {container.name or container.id}" if container.coming else
+             f"give {container.name or container.id} the CPUs {container.asked}"
+             for container in counted if container.coming or container.asked is not None]
+    if asked:
+        return f"waits for the runtime to {', '.join(asked)}"
     if not any(container.stale for container in counted):
         return ""
     has = union(container.stale or container.cpuset or own.pool for container in counted)
@@ -205,7 +219,7 @@ def _containers(request: Request, claim: Claims, places: Sequence[VcpuPlace],
             # Containers of a pod may have CPUs in common: a vCPU that backs those is all of theirs.
             mine = tuple(place.id for place in places if place.container is not None and place.cpus
                          and place.cpus <= (cpus if place.pinned else group[container.id]))
-        if not mine:
+        if not mine and container.id not in claim.coming:
             unserved.append(str(container.id))
         found[container.id] = mine or everyone
     if not unserved:

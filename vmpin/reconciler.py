@@ -40,6 +40,7 @@ from vmpin.pinner import Pinner
 from vmpin.places import Places
 from vmpin.plan import SetAffinity, ordered
 from vmpin.proof import Ledger
+from vmpin.requests import Requests
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import HookMessage
 from vmpin.source import nri_facts
@@ -55,6 +56,9 @@ from vmpin.topology import Topology
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+#: While the runtime reports what happens (NRI): for so long (s) a cgroup may refuse or trim masks before that counts.
+GRACE = 2.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class Reconciler:
         self.checkpoint = KubeletState(config.path("kubelet"), logger.warning,
                                        kept.kubelet if config.kubelet else None)
         self.agreement = Agreement()
+        self._requests = Requests()
         self.places = Places(config, self.sysfs.topology(), self.checkpoint.read() if config.kubelet else None,
                              kept.previous)
         self.places.dirty.update(self.state.sandboxes)
@@ -184,6 +189,12 @@ class Reconciler:
         self._cgroup_of = found
         return {path for path in found.values() if path is not None}
 
+    def moves(self, sandboxes: Iterable[SandboxId]) -> None:
+        """The runtime is at work on sandboxes: their VMMs may be in other cgroups now, or soon."""
+        for sandbox in sandboxes:
+            if (vm := self.observer.vms.get(sandbox)) is not None:
+                self._cgroup_of.pop(vm.vmm.id, None)
+
     def written(self, files: Collection[Path]) -> set[SandboxId]:
         """Read again what some of the `cpuset_files` say. :returns: the sandboxes whose they are."""
         touched: set[SandboxId] = set()
@@ -229,6 +240,7 @@ class Reconciler:
         self.sources.read()
         self._scan(full)
         self.reduce(self.sources.events(self.state, set(self.observer.vms)))
+        self.reduce(self._requests.over(self.state, time.monotonic()))
         self._tidy()
         if act:
             self._exclusion.give_back(self)
@@ -247,6 +259,9 @@ class Reconciler:
         started = time.perf_counter()
         wanted = set(sandboxes)
         self._read_kubelet()
+        if any(map(self.pinner.doubts, wanted)):
+            self.sources.read()
+            self.reduce(self.sources.events(self.state, set(self.observer.vms)))
         if scan and any(sandbox not in self.observer.vms for sandbox in wanted):
             self._scan(full=False)
         found = self._pass([sandbox for sandbox in self.observer.vms if sandbox in wanted], act)
@@ -327,6 +342,7 @@ class Reconciler:
                 self._changed = True
 
     def _pass(self, sandboxes: list[SandboxId], act: bool) -> tuple[Result, ...]:
+        self.pinner.grace = GRACE if self.sources.nri else 0.0
         vms = [vm for sandbox in sandboxes if (vm := self._safely(sandbox, self._refresh)) is not None]
         seen = {vm.sandbox for vm in vms}
         for sandbox in self._place():

@@ -85,7 +85,7 @@ class Announced:
         match event:
             case ContainerEvent(kind="stop" | "remove"):
                 self.cpus.pop(event.container.id, None)
-            case ContainerEvent():
+            case ContainerEvent(kind="create" | "start" | "update"):
                 if event.container.cpus:
                     self.cpus[event.container.id] = event.container.cpus
             case Synced():
@@ -100,7 +100,7 @@ def _wanted(state: DesiredState, kubelet: CpuManagerState | None, sandbox: Sandb
     """What a container was given, when its cgroup has something else; the runtime has to know the container."""
     found = state.sandboxes.get(sandbox)
     known = None if found is None else found.containers.get(container)
-    if found is None or known is None or not {Source.NRI, Source.CGROUP} <= known.words.keys():
+    if found is None or known is None or known.pending or not {Source.NRI, Source.CGROUP} <= known.words.keys():
         return None
     wanted = given(kubelet, found.pod, known.container) or announced.get(container)
     return wanted if wanted is not None and known.words[Source.CGROUP].cpuset != wanted else None

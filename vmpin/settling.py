@@ -34,6 +34,10 @@ class Settling:
             self._next[sandbox] = 0, due
             self._changed.set()
 
+    def unless_due(self, sandboxes: Iterable[SandboxId]) -> None:
+        """From the start, but for those that are to be looked at again anyway."""
+        self.soon([sandbox for sandbox in sandboxes if sandbox not in self._next])
+
     def more(self, sandboxes: Iterable[SandboxId]) -> None:
         """A thread came that bears no name. Such can come all the time: not ever from the start again."""
         now = time.monotonic()

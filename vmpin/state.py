@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.events import (
     ContainerElsewhere,
     ContainerSeen,
     ContainerStopped,
+    CpusetAsked,
     CpusetSeen,
     Event,
     Held,
+    RequestOver,
     SandboxGone,
     SandboxSeen,
     Source,
@@ -58,6 +60,13 @@ class Known:
     init: ThreadId | None = None
     #: What each source says, those without a cpuset left out.
     words: Mapping[Source, Word] = field(default_factory=dict)
+    #: Its creation was asked for, and nothing has said yet that it was created.
+    requested: bool = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether a request of the runtime's is under way for it."""
+        return self.requested or self.container.coming or self.container.asked is not None
 
     def told_by(self, source: Source) -> bool:
         """Whether a source told of it, with a cpuset or without."""
@@ -129,7 +138,11 @@ def _reduce(old: SandboxState, event: Event) -> SandboxState:
             if known is None:
                 return old
             words = _said(known.words, event.source, event.cpuset, event.time)
-            return old if words is known.words else _with(old, _decided(known, words))
+            return old if words is known.words else _with(old, _decided(_without_asked(known), words))
+        case CpusetAsked():
+            return _asked(old, event)
+        case RequestOver():
+            return _over(old, event)
         case ContainerStopped():
             known = old.containers.get(event.container)
             if known is None:
@@ -139,8 +152,8 @@ def _reduce(old: SandboxState, event: Event) -> SandboxState:
                 known = Known(Container(event.container), Source.BUNDLE, event.time)
             elif known.container.state is ContainerState.STOPPED or event.time < known.time:
                 return old
-            stopped = replace(known.container, state=ContainerState.STOPPED)
-            return _with(old, replace(known, container=stopped, time=event.time, init=None))
+            stopped = replace(known.container, state=ContainerState.STOPPED, coming=False, asked=None)
+            return _with(old, replace(known, container=stopped, time=event.time, init=None, requested=False))
         case ContainerElsewhere():
             if event.container not in old.containers:
                 return old
@@ -158,7 +171,8 @@ def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
         if len(old.containers) >= MAX_CONTAINERS:
             return old
         words = _said({}, event.source, event.container.cpuset, event.time, event.listed)
-        return _with(old, Known(event.container, event.source, event.time, event.bundle, event.init, words))
+        return _with(old, Known(event.container, event.source, event.time, event.bundle, event.init, words,
+                                event.requested))
     if event.time < known.time:
         # A late word of its life; of its CPUs each source's own last word counts: Kata's file is older than the
         # runtime's word on the update that it was written for.
@@ -177,11 +191,46 @@ def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
     name, pause = before.name if ruled else now.name or before.name, now.pause or before.pause
     exclusive = before.exclusive if now.exclusive is None else now.exclusive
     bundle, init = event.bundle or known.bundle, event.init or known.init
-    if (words is known.words and (name, pause, exclusive, now.state, bundle, init)
-            == (before.name, before.pause, before.exclusive, before.state, known.bundle, known.init)):
+    # A request ends with the runtime's next report of the container. Kata's file says of an update that it was done,
+    # and of a creation only that it has begun.
+    if event.source is Source.NRI:
+        coming, asked = now.coming, now.asked
+    else:
+        coming = before.coming and now.state is ContainerState.CREATED
+        asked = before.asked if words is known.words else None
+    if (words is known.words and event.requested == known.requested
+            and (name, pause, exclusive, now.state, bundle, init, coming, asked)
+            == (before.name, before.pause, before.exclusive, before.state, known.bundle, known.init, before.coming,
+                before.asked)):
         return old
-    merged = replace(now, name=name, cpuset=before.cpuset, exclusive=exclusive, pause=pause)
-    return _with(old, _decided(Known(merged, known.source, event.time, bundle, init), words))
+    merged = replace(now, name=name, cpuset=before.cpuset, exclusive=exclusive, pause=pause, coming=coming,
+                     asked=asked)
+    return _with(old, _decided(Known(merged, known.source, event.time, bundle, init, words, event.requested), words))
+
+
+def _asked(old: SandboxState, event: CpusetAsked) -> SandboxState:
+    known = old.containers.get(event.container)
+    if (known is None or known.container.state is ContainerState.STOPPED
+            or event.cpuset in (known.container.asked or known.container.cpuset, EMPTY)):
+        return old
+    return _with(old, replace(known, container=replace(known.container, asked=event.cpuset)))
+
+
+def _over(old: SandboxState, event: RequestOver) -> SandboxState:
+    """A creation of which nothing more was reported has failed; one that was done, and an update, are as they were."""
+    known = old.containers.get(event.container)
+    if known is None or not known.pending:
+        return old
+    state = ContainerState.STOPPED if known.requested else known.container.state
+    container = replace(known.container, state=state, coming=False, asked=None)
+    return _with(old, replace(known, container=container, requested=False))
+
+
+def _without_asked(known: Known) -> Known:
+    """Its cpuset is another: an update that was under way has been done."""
+    if known.container.asked is None:
+        return known
+    return replace(known, container=replace(known.container, asked=None))
 
 
 def _said(words: Mapping[Source, Word], source: Source, cpuset: CpuSet | None, time: int,

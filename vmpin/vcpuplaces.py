@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.matching import match
 from vmpin.model import ContainerId, Vcpu, VcpuId
 from vmpin.ownership import Claims, Node, Ownership
@@ -80,6 +80,11 @@ def vcpu_places(given: Sequence[Vcpu], known: bool, claim: Claims, ground: Groun
         return everywhere, not known
     if not known:
         return _as_before(vcpus, claim, ground, policy, before, reasons), True
+    settled = union(cpus for container, cpus in claim.exclusive if container not in claim.coming)
+    if claim.coming and len(settled) <= len(vcpus) <= len(ground.exclusive):
+        # Kata plugs in one vCPU after the other for a container that is created. Each gets a CPU of the container's as
+        # it comes, and the vCPUs from before keep their places: in the end the boot vCPU is spare again.
+        return _one_to_one(vcpus, claim, ground, policy, before, reasons, ground.exclusive - settled), False
     if len(vcpus) >= len(ground.exclusive):
         return _one_to_one(vcpus, claim, ground, policy, before, reasons), False
     if not vcpus:
@@ -123,9 +128,12 @@ def _as_before(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Pol
 
 
 def _one_to_one(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Policy, before: Previous,
-                reasons: list[str]) -> tuple[VcpuPlace, ...]:
+                reasons: list[str], for_new: CpuSet = EMPTY) -> tuple[VcpuPlace, ...]:
     """e vCPUs on e exclusive CPUs. Pairs that are still valid stay; of the others the highest ids are pinned, as
-    the boot vCPU carries the guest's own housekeeping and interrupts."""
+    the boot vCPU carries the guest's own housekeeping and interrupts.
+
+    :param for_new: exclusive CPUs that only vCPUs get that had no place before; there may be fewer of those.
+    """
     guest = {vcpu.id: vcpu for vcpu in vcpus}
     pairs: dict[VcpuId, int] = {}
     had = {vcpu.id: before.vcpus.get(vcpu.id, (None, None)) for vcpu in vcpus}
@@ -133,12 +141,14 @@ def _one_to_one(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Po
     # One that had the CPU to itself comes before one that floated on a mask of this one CPU.
     for number in sorted(had, key=lambda number: (had[number][1] is None, last[number] not in (had[number][0] or ()),
                                                   -number)):
-        cpus, _ = had[number]
+        cpus, container = had[number]
+        if container is None and claim.coming:
+            continue  # it floats on the one CPU of the container that is created, whose vCPU comes just now
         if cpus is not None and len(cpus) == 1 and cpus <= ground.exclusive and cpus.first not in pairs.values():
             pairs[number] = cpus.first
-    spare = len(vcpus) - len(ground.exclusive)
+    spare = len(vcpus) - len(ground.exclusive - for_new)
     floating = _floating(ground, policy, reasons) if spare else EMPTY
-    wanted = [cpu for cpu in ground.exclusive if cpu not in pairs.values()]
+    wanted = [cpu for cpu in ground.exclusive - for_new if cpu not in pairs.values()]
     # Of the unpaired, those that have to move anyway are pinned first: each that floats and may go on floating
     # where it did is a vCPU that does not move. Then those that had a CPU that is there again, and get that.
     unpaired = sorted(had.keys() - pairs.keys(), key=lambda number: (spare > 0 and had[number][0] == floating,
@@ -150,6 +160,10 @@ def _one_to_one(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Po
             pairs[number] = last[number]
     pairs |= match([guest[number] for number in chosen if number not in pairs], wanted, pairs, guest,
                    ground.node.topology)
+    if for_new:
+        new = [guest[number] for number in sorted(had.keys() - pairs.keys() - before.vcpus.keys(), reverse=True)]
+        free = [cpu for cpu in for_new if cpu not in pairs.values()]
+        pairs |= match(new[:len(free)], free, pairs, guest, ground.node.topology)
     owner = {cpu: container for container, cpus in reversed(claim.exclusive) for cpu in cpus}
     return tuple(
         VcpuPlace(vcpu.id, CpuSet((pairs[vcpu.id],)), owner[pairs[vcpu.id]], pinned=True) if vcpu.id in pairs

@@ -273,9 +273,16 @@ class Watcher:
         # Only a beginning brings threads that are not there yet; an update is set at once, and that is all.
         begun = {event.pod.id if isinstance(event, PodEvent) else event.container.pod for event in events
                  if isinstance(event, PodEvent | ContainerEvent) and event.kind in ("run", "start")}
+        # A VM gets vCPUs and another cgroup cpuset before a container of it is started.
+        grows = {event.container.pod for event in events
+                 if isinstance(event, ContainerEvent) and event.kind in ("creating", "create", "updating")}
+        grows &= self.reconciler.observer.vms.keys()
         since = None if self._nri is None else self._nri.since
         self._told(self.reconciler.settle(touched, scan=bool(begun)), "nri", since)
-        self._settling.soon(begun)
+        if grows:
+            self.reconciler.moves(grows)
+            self._files.watch(self._watched())
+        self._settling.soon(begun | grows)
         self._save.set()
 
     def _on_files(self, written: set[Path]) -> None:
@@ -381,6 +388,8 @@ class Watcher:
         if self._births is not None:
             self._births.passed(report, everything=why in ("resync", "request"))
         self.guests.update(self.reconciler)
+        self._settling.unless_due({result.operation.sandbox for result in report.results
+                                   if result.outcome is Outcome.WAITING})
         failed = report.count(Outcome.REFUSED)
         logger.debug("pass why=%s vms=%d set=%d refused=%d ms=%.1f", why, report.vms,
                      report.count(Outcome.DONE), failed, report.seconds * 1000)

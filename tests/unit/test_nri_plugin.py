@@ -79,7 +79,7 @@ def test_a_plugin_registers_and_takes_the_events_that_every_version_knows(
     assert (asked.service, asked.stream) == (nri_messages.RUNTIME_SERVICE, 1)
     assert (told.plugin_name, told.plugin_idx) == ("vmpin", "90")
     runtime.grant(asked)
-    assert runtime.configure() == 0x747
+    assert runtime.configure() == 0x7FF
     assert not runtime.synchronize([pod("pod1", runtime_handler="kata", pid=77, annotations={"a": "b"})], [
         container("c1", cpus="2-3,7", pid=78), container("c2")])
     synced = watched.fact()
@@ -95,7 +95,7 @@ def test_a_plugin_registers_and_takes_the_events_that_every_version_knows(
 def test_configure_may_come_before_the_registration_is_granted(runtimes: NriRuntimes, watched: Watched) -> None:
     runtime = runtimes.next()
     asked = runtime.request("RegisterPlugin")
-    assert runtime.configure() == 0x747
+    assert runtime.configure() == 0x7FF
     assert not runtime.synchronize()
     runtime.grant(asked)
     assert isinstance(watched.fact(), Synced)
@@ -116,17 +116,18 @@ def test_a_list_in_parts_is_one_list(runtimes: NriRuntimes, watched: Watched) ->
     assert [item.id for item in synced.containers] == ["a", "b"]
 
 
-def test_what_has_happened_is_told_and_what_is_asked_for_is_not(runtimes: NriRuntimes, watched: Watched) -> None:
+def test_what_has_happened_and_what_is_asked_for_is_told(runtimes: NriRuntimes, watched: Watched) -> None:
     runtime = begun(runtimes, watched)
     for event in range(1, 12):
         pods_own = event in (nri_messages.RUN_POD, nri_messages.STOP_POD, nri_messages.REMOVE_POD)
         reply = runtime.state_change(event, pod(), None if pods_own else container(cpus=str(event)))
         assert (reply.code, reply.payload) == (0, b"")
-    told = [watched.fact() for _ in range(8)]
+    told = [watched.fact() for _ in range(11)]
     assert [(type(item), item.kind) for item in told if isinstance(item, PodEvent | ContainerEvent)] == [
-        (PodEvent, "run"), (PodEvent, "stop"), (PodEvent, "remove"), (ContainerEvent, "create"),
-        (ContainerEvent, "start"), (ContainerEvent, "update"), (ContainerEvent, "stop"), (ContainerEvent, "remove")]
-    updated = told[5]
+        (PodEvent, "run"), (PodEvent, "stop"), (PodEvent, "remove"), (ContainerEvent, "creating"),
+        (ContainerEvent, "create"), (ContainerEvent, "starting"), (ContainerEvent, "start"),
+        (ContainerEvent, "updating"), (ContainerEvent, "update"), (ContainerEvent, "stop"), (ContainerEvent, "remove")]
+    updated = told[8]
     assert isinstance(updated, ContainerEvent)
     assert updated.container.cpus == CpuSet([nri_messages.POST_UPDATE])
     assert updated.pod is not None
@@ -137,7 +138,7 @@ def test_what_has_happened_is_told_and_what_is_asked_for_is_not(runtimes: NriRun
 def test_a_call_for_each_event_is_taken_as_well(runtimes: NriRuntimes, watched: Watched) -> None:
     """NRI 0.12 tries these first; StopContainer has been one from the start."""
     runtime = begun(runtimes, watched)
-    for method, kind in (("RunPodSandbox", "run"), ("PostStartContainer", "start"), ("UpdateContainer", None),
+    for method, kind in (("RunPodSandbox", "run"), ("PostStartContainer", "start"), ("UpdateContainer", "updating"),
                          ("PostUpdateContainer", "update"), ("StopContainer", "stop"), ("RemoveContainer", "remove"),
                          ("ValidateContainerAdjustment", None), ("PostUpdatePodSandbox", None)):
         reply = runtime.call(method, MESSAGES["EventRequest"](
@@ -149,6 +150,20 @@ def test_a_call_for_each_event_is_taken_as_well(runtimes: NriRuntimes, watched: 
             assert fact.kind == kind
     assert watched.facts.empty()
     assert watched.plugin.counters.unknown == 0
+
+
+@pytest.mark.parametrize(("cpus", "asked"), [("4-5", CpuSet((4, 5))), ("", None), ("5-4", None)])
+def test_an_update_that_is_asked_for_has_the_new_cpus_beside_the_old_ones(
+        runtimes: NriRuntimes, watched: Watched, cpus: str, asked: CpuSet | None) -> None:
+    runtime = begun(runtimes, watched)
+    request = MESSAGES["UpdateContainerRequest"](pod=pod(), container=container(cpus="2-3"))
+    request.linux_resources.cpu.cpus = cpus
+    reply = runtime.call("UpdateContainer", request)
+    assert (reply.code, reply.payload) == (0, b"")
+    fact = watched.fact()
+    assert isinstance(fact, ContainerEvent)
+    assert (fact.kind, fact.container.cpus, fact.asked) == ("updating", CpuSet((2, 3)), asked)
+    assert watched.plugin.counters.dropped == (cpus == "5-4")
 
 
 def test_what_is_unknown_is_answered_and_counted(runtimes: NriRuntimes, watched: Watched) -> None:
@@ -294,7 +309,7 @@ def test_a_runtime_that_closes_at_once_is_one_line_and_not_one_a_second(
     runtime.close()
     up, text = watched.state()
     assert not up
-    assert "events asked for (0x747)" in text
+    assert "events asked for (0x7ff)" in text
     begun(runtimes, watched)
     assert watched.state() == (True, "containerd v2.1.9")
     lines = [record.getMessage() for record in caplog.records if "nri=down" in record.getMessage()]

@@ -210,7 +210,7 @@ def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:
         outcome = operation["outcome"]
         more = {"done": "", "gone": ": the thread has ended", "refused": f": {operation['why']}",
                 "trimmed": f": the cpuset cgroup leaves {operation['got']}",
-                "waiting": f": waits for the kubelet to rewrite the cpuset cgroup, which leaves {operation['got']}",
+                "waiting": f": waits for the cpuset cgroup to be rewritten, which leaves {operation['got']}",
                 }[outcome]
         print(shown(operation["what"] + more))
     for sandbox in kept:

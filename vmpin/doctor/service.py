@@ -205,7 +205,8 @@ def sandboxes(facts: Facts) -> Verdict:
                     f"{several(sandbox['id'] for sandbox in degraded)}", "vmpin explain SANDBOX says why", *evidence)
     waiting = verdicts.count("waiting")
     if waiting:
-        return ok(f"{len(found)} sandboxes; {waiting} of them wait for the kubelet to rewrite a cpuset", *evidence)
+        return ok(f"{len(found)} sandboxes; {waiting} of them wait for the kubelet or the runtime to rewrite a cpuset",
+                  *evidence)
     return ok(f"{len(found)} sandboxes, every thread in its place" if found else "no VM sandbox runs on this node",
               *evidence)
 

@@ -6,11 +6,20 @@ What stays out: the messages it came in (nri_session) and the connection (nri).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from vmpin.cpuset import CpuSet
-from vmpin.events import ContainerElsewhere, ContainerSeen, ContainerStopped, Event, SandboxGone, SandboxSeen, Source
+from vmpin.events import (
+    ContainerElsewhere,
+    ContainerSeen,
+    ContainerStopped,
+    CpusetAsked,
+    Event,
+    SandboxGone,
+    SandboxSeen,
+    Source,
+)
 from vmpin.host.procfs import Procfs
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 from vmpin.runtime.dialect import declared_exclusive
@@ -74,13 +83,19 @@ class PodEvent(NamedTuple):
     time_ns: int
 
 
-class ContainerEvent(NamedTuple):
-    """Something became of a container; `update` when it has been done, not when it is asked for."""
+#: "creating", "starting" and "updating": asked for, and it may yet fail; "create", "start" and "update": done.
+Kind = Literal["creating", "create", "starting", "start", "updating", "update", "stop", "remove"]
 
-    kind: Literal["create", "start", "update", "stop", "remove"]
+
+class ContainerEvent(NamedTuple):
+    """Something became of a container, or is to become of it. `asked` is the cpuset that an update is to give it:
+    until it has been done `container` has the one from before."""
+
+    kind: Kind
     pod: NriPod | None
     container: NriContainer
     time_ns: int
+    asked: CpuSet | None = None
 
 
 class NriUpdate(NamedTuple):
@@ -151,14 +166,21 @@ class _Facts:
 
     def changed(self, event: ContainerEvent) -> Iterator[Event]:
         container, known = event.container, self._known(event.container)
-        if event.kind == "update" and (container.state == STOPPED or (
+        if event.kind in ("updating", "update") and (container.state == STOPPED or (
                 known is not None and known.container.state is ContainerState.STOPPED)):
             return  # it ended while it was updated; no container of a pod is started twice
         yield from self._elsewhere({container.id: container.pod})
         if event.pod is not None:
             yield self.sandbox(event.pod)
-        begun = event.kind == "start" or container.state != CREATED
-        yield self._container(container, ContainerState.RUNNING if begun else ContainerState.CREATED, event.time_ns)
+        if event.kind == "updating":
+            if event.asked:
+                yield CpusetAsked(container.pod, container.id, event.asked)
+            return
+        begun = event.kind == "start" or (event.kind == "update" and container.state != CREATED)
+        seen = self._container(container, ContainerState.RUNNING if begun else ContainerState.CREATED, event.time_ns)
+        # containerd has Kata plug in the vCPUs between "create" and "starting", CRI-O between "creating" and "create".
+        coming = event.kind in ("creating", "create")
+        yield replace(seen, container=replace(seen.container, coming=coming), requested=event.kind == "creating")
 
     def _elsewhere(self, pods: Mapping[ContainerId, SandboxId]) -> Iterator[Event]:
         """What was taken for a container of another sandbox, by an annotation of its author's.

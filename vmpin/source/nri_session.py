@@ -21,6 +21,7 @@ from vmpin.runtime.dialect import plain
 from vmpin.source.nri_facts import (
     ContainerEvent,
     Counters,
+    Kind,
     NriContainer,
     NriEvent,
     NriPod,
@@ -34,9 +35,12 @@ from vmpin.wire.nri_messages import MESSAGES
 logger = logging.getLogger(__name__)
 
 #: Valid for every version of NRI: one bit too many, and the runtime closes the connection without a word (0.9 and
-#: older know no bit above 0x400). None is among them whose answer could change anything but StopContainer.
+#: older know no bit above 0x400). What a container is to have is asked for before the runtime acts (CREATE, UPDATE):
+#: Kata plugs in vCPUs and writes the sandbox's cgroup long before the event that says so. The answers to those, and to
+#: STOP, could change something; an empty one changes nothing.
 EVENTS = nri_messages.mask(
-    nri_messages.RUN_POD, nri_messages.STOP_POD, nri_messages.REMOVE_POD, nri_messages.POST_START,
+    nri_messages.RUN_POD, nri_messages.STOP_POD, nri_messages.REMOVE_POD, nri_messages.CREATE,
+    nri_messages.POST_CREATE, nri_messages.START, nri_messages.POST_START, nri_messages.UPDATE,
     nri_messages.POST_UPDATE, nri_messages.STOP, nri_messages.REMOVE)
 
 #: A node has some hundred containers of some kB each; what is far beyond that is no list of containers.
@@ -56,13 +60,13 @@ _CALLS = {
 }
 _POD: dict[int, Literal["run", "stop", "remove"]] = {
     nri_messages.RUN_POD: "run", nri_messages.STOP_POD: "stop", nri_messages.REMOVE_POD: "remove"}
-#: A request (CREATE, START, UPDATE) has not happened yet, and may never.
-_CONTAINER: dict[int, Literal["create", "start", "update", "stop", "remove"]] = {
-    nri_messages.POST_CREATE: "create", nri_messages.POST_START: "start", nri_messages.POST_UPDATE: "update",
+_CONTAINER: dict[int, Kind] = {
+    nri_messages.CREATE: "creating", nri_messages.POST_CREATE: "create", nri_messages.START: "starting",
+    nri_messages.POST_START: "start", nri_messages.UPDATE: "updating", nri_messages.POST_UPDATE: "update",
     nri_messages.STOP: "stop", nri_messages.REMOVE: "remove"}
 #: The stream of the one call to the runtime: a client's are odd (containerd/ttrpc PROTOCOL.md).
 _REGISTRATION = 1
-_NOTHING = frozenset((nri_messages.CREATE, nri_messages.START, nri_messages.UPDATE, 12, 13, 14))
+_NOTHING = frozenset((12, 13, 14))
 
 
 class Session:
@@ -156,6 +160,10 @@ class Session:
             yield _answer(request)
             told = MESSAGES.decode("StateChangeEvent", request.payload)
             yield from self._event(told.event, told, now)
+        elif request.method == "UpdateContainer":
+            yield _answer(request)
+            told = MESSAGES.decode("UpdateContainerRequest", request.payload)
+            yield from self._event(nri_messages.UPDATE, told, now, told.linux_resources.cpu.cpus)
         elif request.method in _CALLS:
             yield _answer(request)
             yield from self._event(_CALLS[request.method], MESSAGES.decode("EventRequest", request.payload), now)
@@ -199,8 +207,11 @@ class Session:
             made.linux.resources.cpu.cpus = str(update.cpus)
             yield ContainerId(container.id), made
 
-    def _event(self, number: int, told: Any, now: int) -> Iterator[NriEvent]:
-        """`told` is any message with a pod and a container."""
+    def _event(self, number: int, told: Any, now: int, asked: str = "") -> Iterator[NriEvent]:
+        """
+        :param told: any message with a pod and a container.
+        :param asked: the CPU list that an update is to give the container, "" for none.
+        """
         pod = next(self._pods([told.pod]), None) if told.HasField("pod") else None
         if number in _POD:
             if pod is not None:
@@ -214,7 +225,8 @@ class Session:
                 return
             for container in self._containers([told.container], pod):
                 self.counters.events += 1
-                yield ContainerEvent(_CONTAINER[number], pod, container, now)
+                yield ContainerEvent(_CONTAINER[number], pod, container, now,
+                                     self._cpu_list(asked, container.id) or None)
         elif number not in _NOTHING:
             self._unknown(f"event {number}")
 
@@ -233,14 +245,18 @@ class Session:
             if not valid_id(container.id) or not valid_id(sandbox):
                 self._drop(f"a container has the id {container.id[:80]!r}, and its pod {sandbox[:80]!r}")
                 continue
-            try:
-                cpus = CpuSet.parse(container.linux.resources.cpu.cpus)
-            except CpuSetError as err:  # the container is there all the same, and nobody has said another thing
-                self._drop(f"the CPUs of container {container.id}: {err}", "cpus")
-                cpus = EMPTY
+            cpus = self._cpu_list(container.linux.resources.cpu.cpus, container.id)
             yield NriContainer(ContainerId(container.id), SandboxId(sandbox), plain(container.name, 253),
                                container.state, cpus or None, dict(container.annotations), _pid(container.pid),
                                plain(container.linux.cgroups_path, 4096))
+
+    def _cpu_list(self, text: str, container: str) -> CpuSet:
+        """Empty for what is no CPU list: the container is there all the same, with the CPUs reported before."""
+        try:
+            return CpuSet.parse(text)
+        except CpuSetError as err:
+            self._drop(f"the CPUs of container {container}: {err}", "cpus")
+            return EMPTY
 
     def _drop(self, what: str, kind: str = "id") -> None:
         self.counters.dropped += 1

@@ -25,8 +25,8 @@ UNKNOWN, CREATED, PAUSED, RUNNING, STOPPED = 0, 1, 2, 3, 4
 def mask(*events: int) -> int:
     """The bits a plugin asks for `events` with, in its reply to Configure.
 
-    >>> hex(mask(RUN_POD, STOP_POD, REMOVE_POD, POST_START, POST_UPDATE, STOP, REMOVE))
-    '0x747'
+    >>> hex(mask(RUN_POD, STOP_POD, REMOVE_POD, POST_START))
+    '0x47'
     """
     bits = 0
     for event in events:
@@ -44,6 +44,7 @@ MESSAGES: Final = Messages("nri.pkg.api.v1alpha1", """
     SynchronizeResponse         update=1:ContainerUpdate* more=2:bool
     StateChangeEvent            event=1:int32 pod=2:PodSandbox container=3:Container
     EventRequest                pod=1:PodSandbox container=2:Container
+    UpdateContainerRequest      pod=1:PodSandbox container=2:Container linux_resources=3:LinuxResources
     PodSandbox                  id=1 name=2 uid=3 namespace=4 labels=5:map annotations=6:map runtime_handler=7 \
                                 linux=8:LinuxPodSandbox pid=9:uint32
     LinuxPodSandbox             cgroup_parent=3

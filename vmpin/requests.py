@@ -1,0 +1,32 @@
+"""For how long the runtime has been at what it was asked for (NRI): a container's creation, or an update of its CPUs.
+
+A request ends with the runtime's next report of the container. A failed update has none, and a creation that fails
+together with the connection neither; so it ends after some time at the latest. What stays out: what follows from a
+request (state, ownership).
+"""
+
+from __future__ import annotations
+
+from vmpin.events import RequestOver
+from vmpin.model import ContainerId, SandboxId
+from vmpin.state import DesiredState
+
+#: Seconds. The kubelet gives a runtime two minutes for a request (runtimeRequestTimeout), CRI-O's own limits
+#: are four; an update takes milliseconds, or as long as Kata plugs in vCPUs and memory.
+CREATION, UPDATE = 300.0, 60.0
+
+
+class Requests:
+    """Of all containers."""
+
+    def __init__(self) -> None:
+        #: When each was first seen (monotonic).
+        self._since: dict[tuple[SandboxId, ContainerId], float] = {}
+
+    def over(self, state: DesiredState, now: float) -> list[RequestOver]:
+        """The ones to give up. :param now: CLOCK_MONOTONIC in seconds."""
+        pending = {(sandbox.id, container): CREATION if known.requested or known.container.coming else UPDATE
+                   for sandbox in state.sandboxes.values() for container, known in sandbox.containers.items()
+                   if known.pending}
+        self._since = {key: self._since.get(key, now) for key in pending}
+        return [RequestOver(*key) for key, limit in pending.items() if now - self._since[key] >= limit]
