@@ -211,6 +211,10 @@ def test_vmpins_own_configuration(tmp_path: Path, kind: Callable[[Path], None]) 
         return
     with pytest.raises(ConfigError, match="cannot be read: is no regular file"):
         yamlfile.load(path)
+    path.unlink()
+    path.symlink_to(os.devnull)
+    assert yamlfile.load(path) is None
+    assert yamlfile.load(Path(os.devnull)) is None
 
 
 @KINDS
