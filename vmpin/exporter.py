@@ -81,6 +81,7 @@ class Exporter:
         assert address is not None
         await asyncio.to_thread(importlib.import_module, "vmpin.metrics")
         made = _listen(address, self._watched.config.status_group)
+        own = None if address.path is None else sockets.identity(address.path)
         lag = asyncio.create_task(measure_lag(self._watched.reconciler.tally.loop_lag))
         try:
             logger.info("metrics at %s", address)
@@ -89,7 +90,7 @@ class Exporter:
             lag.cancel()
             made.close()
             if address.path is not None:
-                address.path.unlink(missing_ok=True)
+                sockets.unlink_own(address.path, own)
 
     async def answer(self, path: str) -> Reply:
         match path:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -38,6 +40,7 @@ DEFAULT_TIMEOUT_S = 30
 _MOST = 1 << 20
 _MARK = b'"""vmpin-hook: '
 _OLDEST = (3, 9)
+_MAX_LINKS = 40
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,11 @@ class HookOptions:
 
 @dataclass(frozen=True)
 class WriteFile:
-    """Puts `data` at `path`, whole or not at all. What is `executable` is tried before it takes the place."""
+    """Puts `data` at `path`, whole or not at all. What is `executable` is tried before it takes the place.
+
+    A file that is there already keeps its owner, mode and extended attributes (ACLs, labels), and a symbolic link to
+    it stays one. A hard link is parted: both cannot be kept whole.
+    """
 
     path: Path
     data: bytes
@@ -90,17 +97,19 @@ class WriteFile:
         return f"write {self.path}"
 
     def execute(self) -> None:
-        tmp = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         with _said(f"write {self.path}"):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            path = _behind_links(self.path)
+            tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 _write_through(tmp, self.data, 0o755 if self.executable else 0o644)
+                _like(tmp, path, 0o555 if self.executable else 0)
                 if self.executable:
                     _try_script(tmp)
-                tmp.rename(self.path)
+                tmp.rename(path)
             finally:
                 tmp.unlink(missing_ok=True)
-            _sync_directory(self.path.parent)
+            _sync_directory(path.parent)
 
 
 @dataclass(frozen=True)
@@ -326,6 +335,41 @@ def _write_through(path: Path, data: bytes, mode: int) -> None:
         file.write(data)
         file.flush()
         os.fsync(fd)
+
+
+def _behind_links(path: Path) -> Path:
+    """What a path ends in when its last part is a symbolic link, or a link to one.
+
+    :raises UsageError: for a link of another user's: it may lead to any file (fs.protected_symlinks guards open(2) and
+        not rename).
+    """
+    for _ in range(_MAX_LINKS):
+        try:
+            info = path.lstat()
+        except FileNotFoundError:
+            return path
+        if not stat.S_ISLNK(info.st_mode):
+            return path
+        if info.st_uid not in (0, os.geteuid()):
+            raise UsageError(f"{path} is a symbolic link of uid {info.st_uid}'s", "name the file itself")
+        path = path.parent / os.readlink(path)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+
+
+def _like(made: Path, there: Path, bits: int) -> None:
+    """Give a new file the owner, mode and extended attributes of the one that it replaces, if there is one.
+
+    :param bits: of the mode, to be set whatever that had.
+    """
+    try:
+        info = there.lstat()
+    except FileNotFoundError:
+        return
+    os.chown(made, info.st_uid, info.st_gid)
+    made.chmod(stat.S_IMODE(info.st_mode) | bits)
+    with contextlib.suppress(OSError):  # a file system without them
+        for name in os.listxattr(there):
+            os.setxattr(made, name, os.getxattr(there, name))
 
 
 def _sync_directory(path: Path) -> None:

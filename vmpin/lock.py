@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from vmpin.errors import WatcherError
+from vmpin.host.regular import open_regular
 
 
 class Lock:
@@ -17,31 +18,53 @@ class Lock:
         self._fd = -1
 
     def __enter__(self) -> Lock:
+        self._fd = self._taken()
+        return self
+
+    def held(self) -> bool:
+        """Whether what is held is what lies there: else it locks nothing any more."""
+        try:
+            there, mine = os.stat(self.path, follow_symlinks=False), os.fstat(self._fd)
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+    def again(self) -> None:
+        """Take the lock that lies there now, made where there is none.
+
+        :raises WatcherError: when another holds it; what was held before stays held.
+        """
+        before, self._fd = self._fd, self._taken()
+        os.close(before)
+
+    def _taken(self) -> int:
+        """A locked descriptor of the file at the path, with this process's pid in it."""
         while True:
-            self._take()
+            fd = self._take()
             try:
-                if os.stat(self.path).st_ino == os.fstat(self._fd).st_ino:
+                if os.stat(self.path).st_ino == os.fstat(fd).st_ino:
                     break
             except FileNotFoundError:
                 pass
-            os.close(self._fd)  # whoever held it has removed it meanwhile: it locks nothing any more
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
-        return self
+            os.close(fd)  # whoever held it has removed it meanwhile: it locks nothing any more
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        return fd
 
-    def _take(self) -> None:
+    def _take(self) -> int:
         try:
             self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
         except OSError as err:
             raise WatcherError(f"{self.path}: {err.strerror}", "run as root, or set paths.run elsewhere") from err
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
-            os.close(self._fd)
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(fd)
             raise WatcherError(f"another vmpin (pid {holder or 'unknown'}) is at work on {self.path.parent}",
                                "stop it first; two would fight over the same threads") from None
+        return fd
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)

@@ -133,6 +133,10 @@ class Reconciler:
         """Whether the state file is behind."""
         return self._changed or self.pinner.learned or self.places.learned or self.observer.learned
 
+    def save_again(self) -> None:
+        """The state file is gone: everything is to be written once more."""
+        self._changed = True
+
     @property
     def saved(self) -> bool:
         """Whether the state file could be written when it was last tried."""

@@ -24,21 +24,23 @@ from vmpin.apply import Outcome
 from vmpin.arrivals import Touched
 from vmpin.births import BirthFeed
 from vmpin.config import Config
-from vmpin.errors import ConfigError, SourceError
+from vmpin.errors import ConfigError, SourceError, WatcherError
 from vmpin.feeds import FileFeed, NriFeed, PodResourcesFeed, heard, wants_nri
 from vmpin.guests import Guests
 from vmpin.health import Heard
+from vmpin.lock import Lock
 from vmpin.model import SandboxId
 from vmpin.observe import Vm
 from vmpin.oneshot import ask, hear, take
 from vmpin.reconciler import Reconciler, Report
 from vmpin.runcrepair import RuncRepair
+from vmpin.rundir import RunDirectory
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
 from vmpin.sampler import Sampler
 from vmpin.settling import STEPS, Settling
 from vmpin.source.hook_state import moment
 from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, PodEvent, Synced
-from vmpin.source.sockets import listen, open_to, serve
+from vmpin.source.sockets import open_to, serve
 from vmpin.source.spool import Spool
 
 if TYPE_CHECKING:
@@ -58,12 +60,17 @@ class Watcher:
     """
 
     def __init__(self, config: Config, reload: Callable[[], Config], reconciler: Reconciler, spool: Spool,
-                 kept: list[str]) -> None:
+                 kept: list[str], lock: Lock) -> None:
         self.config = config
         self.reload = reload
         self.reconciler = reconciler
         self.spool = spool
         self._kept = kept
+        self._lock = lock
+        #: None until it runs.
+        self._directory: RunDirectory | None = None
+        #: Why it has to end: another watcher has the run directory.
+        self._ousted: WatcherError | None = None
         self._settling = Settling()
         self._save = asyncio.Event()
         self._stop = asyncio.Event()
@@ -87,22 +94,23 @@ class Watcher:
         self.about: About | None = None
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT."""
+        """Until SIGTERM or SIGINT. :raises WatcherError: when another watcher has the run directory."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))  # cli/watch
-        hook = listen(self.config.hook_socket)
-        control = listen(self.config.control_socket, self.config.status_group)
+        directory = self._directory = RunDirectory(self.config, self._lock)
         self._take_spool()
         if self._kept:
             self._resync.set()  # what came since the first pass does not wait for the clock
         self._saved()
         self._files.watch(self._watched())
         sources: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
-            ("hook", lambda: serve(hook.dup(), MAX_STATE + 4096, self._on_hook, line=False)),
-            ("control", lambda: serve(control.dup(), MAX_REQUEST, Answers(self).answer, line=True)),
+            ("hook", directory.anew(
+                lambda: serve(directory.hook.dup(), MAX_STATE + 4096, self._on_hook, line=False))),
+            ("control", directory.anew(
+                lambda: serve(directory.control.dup(), MAX_REQUEST, Answers(self).answer, line=True))),
             ("resync", self._resyncing), ("settle", self._settles), ("state", self._saving),
             ("files", self._files.run), ("guests", self.guests.run),
             ("proof", self._sampling)]
@@ -118,7 +126,7 @@ class Watcher:
         if self.config.metrics is not None:
             from vmpin.exporter import Exporter
 
-            sources.append(("metrics", Exporter(self).run))
+            sources.append(("metrics", directory.anew(Exporter(self).run)))
         self._sources = [name for name, _ in sources]
         given = False
         try:
@@ -129,13 +137,14 @@ class Watcher:
                 self.about = About()
                 self._ask_qmp()
                 await self._stop.wait()
+                self._in_place()
                 sdnotify.notify("STOPPING=1")
                 guests = tasks[[name for name, _ in sources].index("guests")]
                 self._repair.stop()
                 for task in [*tasks, *self._queries]:
                     if task is not guests:
                         task.cancel()
-                if self.config.on_exit == "unpin":
+                if self.config.on_exit == "unpin" and self._ousted is None:
                     departure.give_all_back(self.reconciler)
                     given = True
                     self.guests.update(self.reconciler)
@@ -143,16 +152,16 @@ class Watcher:
                         logger.info("sandbox=%s in its guest: %s", sandbox, said)
                 guests.cancel()
         finally:
-            if not given:
+            if not given and self._ousted is None:
                 self._saved()
-            for made, path in ((hook, self.config.hook_socket), (control, self.config.control_socket)):
-                made.close()
-                path.unlink(missing_ok=True)
-            if self.sampler is not None:
+            directory.close()
+            if self.sampler is not None and self._ousted is None:
                 try:
                     self.sampler.close()
                 except Exception as err:  # whatever it is, the rest of the leaving goes on
                     logger.error("the last sample failed: %r", err)
+        if self._ousted is not None:
+            raise self._ousted
         if not given:
             logger.info("stopped; threads keep their masks (`vmpin unpin --every` gives them back)")
             return
@@ -313,6 +322,8 @@ class Watcher:
                 async with asyncio.timeout(self.config.resync_seconds):
                     await self._resync.wait()
             self._resync.clear()
+            if not self._in_place():
+                return
             self._take_spool()
             self.reconciler.observer.told = self._births is not None and self._births.telling
             self._told(self.reconciler.resync(full=self._full), "resync")
@@ -323,6 +334,21 @@ class Watcher:
             self._ask_qmp()
             self._files.watch(self._watched())
             self._repair.look()
+
+    def _in_place(self) -> bool:
+        """See that the run directory is still this watcher's. :returns: False when it is another's: this one ends."""
+        if self._directory is None or self._ousted is not None:
+            return self._ousted is None
+        try:
+            if self._directory.look(self.config):
+                self.spool.prepare()
+                self.reconciler.save_again()
+        except WatcherError as err:
+            logger.error("the run directory was removed, and is another watcher's now: %s", err)
+            self._ousted = err
+            self._stop.set()
+            return False
+        return True
 
     def _watched(self) -> Iterable[Path]:
         """The kubelet's directory, and the cpusets of the containers and VMs that are followed."""
@@ -353,6 +379,9 @@ class Watcher:
 
     def _saved(self) -> None:
         """Bring the state file up to date; then what it holds need not be spooled any more."""
+        if not self._lock.held():  # whose state file it is now is to be seen first
+            self._resync.set()
+            return
         kept, self._kept = self._kept, []
         if (self.reconciler.unsaved and not self.reconciler.save()):
             self._kept = kept + self._kept

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import stat
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from need import need_tool
-from real_node import PATIENCE, Node, talk, wait
+from real_node import PATIENCE, Node, talk, union, wait
 from real_qemu import Qemu
 
 pytest_plugins = ["given"]
@@ -203,3 +204,48 @@ def test_a_peer_that_does_not_read_holds_nobody_up(node: Node) -> None:
         mute.connect(str(node.run / "vmpin.sock"))
         mute.sendall(b'{"op": "status"}\n')
         assert json.loads(talk(node.run / "vmpin.sock", b'{"op": "status"}\n'))["version"] == 1
+
+
+# --- the run directory goes ------------------------------------------------------------------------------------------
+
+def test_a_removed_run_directory_comes_back_with_all_that_is_in_it(node: Node, cpus: tuple[str, str]) -> None:
+    node.configure(node={"shared_pool": cpus[0]}, metrics={"address": f"unix:{node.run}/metrics.sock"})
+    with Qemu(node.id("a")) as vm:
+        node.start()
+        node.container(vm.sandbox, "web", cpus[1], vm.pid)
+        node.wait_for_all(vm.pid, cpus[1])
+        wait((node.run / "state.json").exists, "nothing was kept")
+        shutil.rmtree(node.run)
+        for name in ("hook.sock", "vmpin.sock", "metrics.sock", "state.json", "spool", "lock"):
+            wait((node.run / name).exists, f"{name} does not come back: {node.log()}")
+        assert stat.S_IMODE(node.run.stat().st_mode) == 0o755
+        assert node.status()["watcher"] == getattr(node.watcher, "pid", None)
+        node.container(vm.sandbox, "db", cpus[0], vm.pid)
+        node.wait_for_all(vm.pid, union(cpus))
+        # What only the hook said is kept over a restart.
+        wait(lambda: not list((node.run / "spool").iterdir()), "the spool is not taken in")
+        assert node.stop() == 0
+        assert not (node.run / "hook.sock").exists()
+        node.start()
+        assert {each["name"] for each in node.sandbox(vm.sandbox)["containers"]} == {"web", "db"}
+
+
+def test_of_two_watchers_in_one_directory_the_one_whose_lock_was_removed_ends(node: Node) -> None:
+    node.configure(watch={"resync_seconds": 600})
+    node.start()
+    first, node.watcher = node.watcher, None
+    assert first is not None
+    try:
+        shutil.rmtree(node.run)
+        node.start()
+        assert node.status()["watcher"] == getattr(node.watcher, "pid", None)
+        first.send_signal(signal.SIGHUP)  # which reads everything again
+        assert first.wait(PATIENCE) == 1
+    finally:
+        first.kill()
+        first.wait()
+    assert "the run directory was removed, and is another watcher's now" in node.log()
+    # It has touched nothing of the other's.
+    assert node.status()["watcher"] == getattr(node.watcher, "pid", None)
+    assert node.hook("createRuntime", node.state(node.id("a"), "web", node.bundle("web", "0"))) == b"ok\n"
+    assert node.stop() == 0

@@ -41,8 +41,8 @@ FLOORS = {
     "circumstances": 3, "drifts": 3, "sampler": 3, "headcount": 3,
     "about": 3, "checkup": 3, "gather": 3,
     # what people and systemd start
-    "watcher": 4, "runcrepair": 4, "answers": 4, "settling": 4, "feeds": 4, "births": 4, "guests": 4, "vmguest": 4,
-    "exporter": 4, "metrics": 4, "demo": 4, "cli": 4,
+    "watcher": 4, "rundir": 4, "runcrepair": 4, "answers": 4, "settling": 4, "feeds": 4, "births": 4, "guests": 4,
+    "vmguest": 4, "exporter": 4, "metrics": 4, "demo": 4, "cli": 4,
 }
 #: The packages of adapters, and which others each may know.
 ADAPTERS = {"host": set[str](), "vmm": {"host"}, "runtime": {"host"}}
@@ -55,9 +55,9 @@ OUTSIDE = {"yaml": {"yamlfile", "cli.common"}, "rich": {"cli.common"}, "qemu": {
            "grpc": {"source.grpc_call"}, "tenacity": {"guest.attempts"},
            "prometheus_client": {"metrics"}}
 #: Who may know of tasks and of processes, besides the command line and the demo.
-ASYNC = {"source.sockets", "source.http", "exporter", "vmm.qmp", "oneshot", "watcher", "runcrepair", "settling",
-         "feeds", "births", "guests", "vmguest", "channel", "channel.vsock", "channel.hybrid_vsock", "guest.attempts",
-         "guest.together", "guest.vmpin_agent", "guest.kata_agent", "guest.kata_session"}
+ASYNC = {"source.sockets", "source.http", "exporter", "vmm.qmp", "oneshot", "watcher", "rundir", "runcrepair",
+         "settling", "feeds", "births", "guests", "vmguest", "channel", "channel.vsock", "channel.hybrid_vsock",
+         "guest.attempts", "guest.together", "guest.vmpin_agent", "guest.kata_agent", "guest.kata_session"}
 PROCESSES = {"hooks_install"}
 
 MODULES = {".".join(path.relative_to(ROOT / "vmpin").with_suffix("").parts).removesuffix(".__init__"): path

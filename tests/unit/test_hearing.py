@@ -6,11 +6,13 @@ import asyncio
 import errno
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from vmpin import config
+from vmpin.lock import Lock
 from vmpin.model import ContainerId, SandboxId
 from vmpin.oneshot import take
 from vmpin.reconciler import Reconciler
@@ -39,6 +41,12 @@ def place(tmp_path: Path) -> Place:
     spool = Spool(reconciler.config.spool)
     spool.prepare()
     return reconciler, spool
+
+
+@pytest.fixture
+def lock(place: Place) -> Iterator[Lock]:
+    with Lock(place[0].config.lock_file) as held:
+        yield held
 
 
 @pytest.fixture
@@ -73,10 +81,10 @@ def test_from_the_spool(place: Place, raw: bytes, short: list[str], file: str) -
 
 
 def test_what_can_neither_be_kept_nor_looked_into_is_left_to_the_hook(place: Place, raw: bytes,
-                                                                      short: list[str]) -> None:
+                                                                      short: list[str], lock: Lock) -> None:
     """Which keeps what was not answered with ok."""
     reconciler, spool = place
-    watcher = Watcher(reconciler.config, lambda: reconciler.config, reconciler, spool, [])
+    watcher = Watcher(reconciler.config, lambda: reconciler.config, reconciler, spool, [], lock)
     short += [".tmp", "config.json"]
     assert asyncio.run(watcher._on_hook(raw, 0)) != b"ok\n"
     assert (os.listdir(spool.path), short) == ([], [])
@@ -85,10 +93,10 @@ def test_what_can_neither_be_kept_nor_looked_into_is_left_to_the_hook(place: Pla
     assert cpus(reconciler) == "1"
 
 
-def test_from_the_socket(place: Place, raw: bytes, short: list[str]) -> None:
+def test_from_the_socket(place: Place, raw: bytes, short: list[str], lock: Lock) -> None:
     """It is in the spool before it is answered."""
     reconciler, spool = place
-    watcher = Watcher(reconciler.config, lambda: reconciler.config, reconciler, spool, [])
+    watcher = Watcher(reconciler.config, lambda: reconciler.config, reconciler, spool, [], lock)
 
     async def told() -> None:
         assert await watcher._on_hook(raw, 0) == b"ok\n"

@@ -351,3 +351,76 @@ def test_a_base_spec_is_written_to_a_file_and_cleaned_again(tmp_path: Path,
 def test_a_command_that_cannot_be_carried_out_says_why(args: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         command(*args)
+
+
+# --- what was there keeps its ways -----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_an_edited_spec_keeps_link_owner_mode_and_attributes(tmp_path: Path, remove: bool,
+                                                             capsys: pytest.CaptureFixture[str]) -> None:
+    real = tmp_path / "git" / "base.json"
+    real.parent.mkdir()
+    real.write_text(json.dumps(SPEC))
+    real.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(real, 12345, 23456)
+    try:
+        os.setxattr(real, "user.note", b"ours")
+    except OSError:
+        attributes = {}
+    else:
+        attributes = {"user.note": b"ours"}
+    before = real.stat()
+    (tmp_path / "one").symlink_to("git/base.json")
+    (tmp_path / "two").symlink_to(tmp_path / "one")
+    args = ["--hooks-dir", str(tmp_path / "bin"), "--base-spec", str(tmp_path / "two"), "--out", str(tmp_path / "two")]
+    assert command(*args) == 0
+    assert "hooks" in load(real)
+    if remove:
+        assert command(*args, "--remove") == 0
+        assert load(real) == SPEC
+    assert os.readlink(tmp_path / "one") == "git/base.json"
+    assert os.readlink(tmp_path / "two") == str(tmp_path / "one")
+    after = real.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert {name: os.getxattr(real, name) for name in os.listxattr(real) if name.startswith("user.")} == attributes
+    assert names(tmp_path / "git") == {"base.json"}
+    capsys.readouterr()
+
+
+def test_registrations_and_script_written_again_keep_links_and_modes(tmp_path: Path) -> None:
+    """A script that lost its x is no hook: that it gets back."""
+    at, kept = tmp_path / "hooks.d", tmp_path / "kept"
+    hooks.install(at, HookOptions())
+    kept.mkdir()
+    for name in ("vmpin-hook", "50-vmpin-poststop.json"):
+        (at / name).rename(kept / name)
+        (at / name).symlink_to(kept / name)
+        (kept / name).chmod(0o600)
+    hooks.install(at, HookOptions(deadline_ms=99))
+    assert [oct(stat.S_IMODE((kept / name).stat().st_mode)) for name in ("vmpin-hook", "50-vmpin-poststop.json")] == [
+        "0o755", "0o600"]
+    assert all((at / name).is_symlink() for name in ("vmpin-hook", "50-vmpin-poststop.json"))
+    assert "99" in (kept / "50-vmpin-poststop.json").read_text()
+
+
+def test_a_link_that_leads_nowhere_yet_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("there/base.json")
+    hooks.WriteFile(tmp_path / "link", b"{}").execute()
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there/base.json").read_bytes() == b"{}"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UsageError, match="Too many levels"):
+        hooks.WriteFile(tmp_path / "loop", b"{}").execute()
+
+
+@pytest.mark.root
+def test_a_link_of_another_users_is_not_followed(tmp_path: Path) -> None:
+    """As in /tmp, where anyone may have put it."""
+    victim = tmp_path / "shadow"
+    victim.write_text("precious")
+    (tmp_path / "link").symlink_to(victim)
+    os.chown(tmp_path / "link", 12345, 12345, follow_symlinks=False)
+    with pytest.raises(UsageError, match="is a symbolic link of uid 12345's"):
+        hooks.WriteFile(tmp_path / "link", b"{}").execute()
+    assert victim.read_text() == "precious"

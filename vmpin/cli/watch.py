@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     # Who is told to end while the first pass goes on ends in order after it, as watch.on_exit has it.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     made = not config.run.exists()
-    with Lock(config.lock_file):
+    with Lock(config.lock_file) as lock:
         if made:
             os.chmod(config.run, 0o755)  # whatever the umask; who may use which socket is said by their own modes
         reconciler, spool = Reconciler(config), Spool(config.spool)
@@ -64,5 +64,5 @@ def run(args: argparse.Namespace) -> int:
 
         from vmpin.watcher import Watcher
 
-        asyncio.run(Watcher(config, lambda: load_config(args), reconciler, spool, kept).run())
+        asyncio.run(Watcher(config, lambda: load_config(args), reconciler, spool, kept, lock).run())
     return 0

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 DEADLINE = 2.0
 MAX_CONNECTIONS = 64
 
+#: Device and inode.
+Identity = tuple[int, int]
 #: Answers one request: (bytes, uid of the peer) -> bytes.
 Handler = Callable[[bytes, int], Awaitable[bytes]]
 
@@ -46,6 +48,21 @@ def listen(path: Path, group: str = "") -> socket.socket:
     open_to(path, group)
     made.listen(MAX_CONNECTIONS)
     return made
+
+
+def identity(path: Path) -> Identity | None:
+    """Which file a path is (device, inode); None where there is none."""
+    try:
+        info = path.lstat()
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
+
+
+def unlink_own(path: Path, own: Identity | None) -> None:
+    """Remove a socket, unless another has been put in its place since its `identity` was taken."""
+    if own is not None and identity(path) == own:
+        path.unlink(missing_ok=True)
 
 
 def remove_left(path: Path) -> bool:

@@ -1,0 +1,196 @@
+"""The run directory goes from under a watcher: what was in it comes back, or is another's for good."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vmpin import config
+from vmpin.config import Config
+from vmpin.errors import WatcherError
+from vmpin.lock import Lock
+from vmpin.rundir import RunDirectory
+from vmpin.source import sockets
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Config:
+    return config.load(None, {}, {"paths.run": str(tmp_path / "run")})
+
+
+@pytest.fixture
+def lock(settings: Config) -> Iterator[Lock]:
+    with Lock(settings.lock_file) as held:
+        yield held
+
+
+class Other:
+    """A process that holds the lock that lies there now."""
+
+    def __init__(self, settings: Config) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "import sys; from pathlib import Path; from vmpin.lock import Lock\n"
+             "with Lock(Path(sys.argv[1])): print('held', flush=True); input()", str(settings.lock_file)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "held\n"
+
+    def __enter__(self) -> Other:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate("\n")
+
+
+def answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as made:
+        try:
+            made.connect(os.fspath(path))
+        except OSError:
+            return False
+        return True
+
+
+# --- the lock --------------------------------------------------------------------------------------------------------
+
+def test_a_lock_whose_file_is_gone_or_another_is_not_held(settings: Config, lock: Lock) -> None:
+    assert lock.held()
+    settings.lock_file.unlink()
+    assert not lock.held()
+    settings.lock_file.touch()
+    assert not lock.held()
+    lock.again()
+    assert lock.held()
+    assert settings.lock_file.read_text() == f"{os.getpid()}\n"
+    shutil.rmtree(settings.run)
+    lock.again()
+    assert lock.held()
+
+
+def test_a_lock_that_another_holds_by_now_is_not_taken(settings: Config, lock: Lock) -> None:
+    shutil.rmtree(settings.run)
+    fds = len(os.listdir("/proc/self/fd"))
+    with Other(settings) as other:
+        with pytest.raises(WatcherError, match=f"another vmpin \\(pid {other.process.pid}\\) is at work"):
+            lock.again()
+        assert not lock.held()
+    assert len(os.listdir("/proc/self/fd")) == fds
+    lock.again()
+    assert lock.held()
+
+
+def test_a_fifo_in_the_locks_place_is_said(settings: Config) -> None:
+    settings.run.mkdir()
+    os.mkfifo(settings.lock_file)
+    with pytest.raises(WatcherError, match="is no regular file"), Lock(settings.lock_file):
+        pass
+
+
+# --- the sockets -----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("what", ["everything", "hook", "control", "lock"])
+def test_what_was_removed_is_made_again(settings: Config, lock: Lock, what: str) -> None:
+    directory = RunDirectory(settings, lock)
+    assert not directory.look(settings)
+    if what == "everything":
+        shutil.rmtree(settings.run)
+    else:
+        {"hook": settings.hook_socket, "control": settings.control_socket, "lock": settings.lock_file}[what].unlink()
+    assert directory.look(settings)
+    assert lock.held()
+    assert answers(settings.hook_socket)
+    assert answers(settings.control_socket)
+    assert not directory.look(settings)
+    directory.close()
+    assert os.listdir(settings.run) == [settings.lock_file.name]
+
+
+def test_a_socket_that_another_put_there_is_replaced_while_the_lock_is_held(settings: Config, lock: Lock) -> None:
+    directory = RunDirectory(settings, lock)
+    settings.hook_socket.unlink()
+    settings.hook_socket.write_text("in the way")
+    assert directory.look(settings)
+    assert answers(settings.hook_socket)
+    directory.close()
+
+
+def test_another_watchers_directory_is_left_as_it_is(settings: Config, lock: Lock) -> None:
+    directory = RunDirectory(settings, lock)
+    shutil.rmtree(settings.run)
+    with Other(settings), sockets.listen(settings.hook_socket):
+        with pytest.raises(WatcherError, match="another vmpin"):
+            directory.look(settings)
+        directory.close()
+        assert answers(settings.hook_socket)
+    assert settings.hook_socket.exists()
+
+
+def test_where_it_cannot_be_made_it_is_tried_again(settings: Config, lock: Lock) -> None:
+    directory = RunDirectory(settings, lock)
+    shutil.rmtree(settings.run)
+    settings.run.write_text("in the way")
+    with pytest.raises(WatcherError):
+        directory.look(settings)
+    settings.run.unlink()
+    settings.run.mkdir()
+    settings.hook_socket.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        directory.look(settings)
+    settings.hook_socket.rmdir()
+    assert directory.look(settings)
+    assert answers(settings.hook_socket)
+    directory.close()
+
+
+# --- who serves them -------------------------------------------------------------------------------------------------
+
+def test_a_source_is_started_again_when_its_socket_was_made_again(settings: Config, lock: Lock) -> None:
+    async def run() -> None:
+        directory = RunDirectory(settings, lock)
+
+        async def upper(raw: bytes, uid: int) -> bytes:
+            return raw.upper()
+
+        async def asked() -> bytes:
+            async with asyncio.timeout(120):
+                reader, writer = await asyncio.open_unix_connection(settings.control_socket)
+                writer.write(b"hello\n")
+                line = await reader.readline()
+                writer.close()
+                return line
+
+        serving = asyncio.create_task(directory.anew(
+            lambda: sockets.serve(directory.control.dup(), 100, upper, line=True))())
+        assert await asked() == b"HELLO\n"
+        for _ in range(3):
+            shutil.rmtree(settings.run)
+            assert directory.look(settings)
+            assert await asked() == b"HELLO\n"
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        directory.close()
+
+    asyncio.run(run())
+
+
+def test_a_source_that_fails_by_itself_fails(settings: Config, lock: Lock) -> None:
+    async def run() -> None:
+        directory = RunDirectory(settings, lock)
+
+        async def broken() -> None:
+            raise OSError("broken")
+
+        with pytest.raises(OSError, match="broken"):
+            await directory.anew(broken)()
+        directory.close()
+
+    asyncio.run(run())
