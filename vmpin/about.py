@@ -46,13 +46,15 @@ class About:
         self._since = time.monotonic()
 
     def data(self, watched: Watched) -> dict[str, object]:
-        """:returns: times in seconds, `resynced` as how long ago that was."""
-        now = time.monotonic()
+        """:returns: times in seconds, `resynced` and the `age` of the last hook as how long ago that was."""
+        now, tally = time.monotonic(), watched.reconciler.tally
         return {
             "pid": os.getpid(), "version": self._version, "uptime": round(now - self._since, 3),
             "resynced": None if watched.resynced is None else round(now - watched.resynced, 3),
             "resync_seconds": watched.config.resync_seconds,
             "passes": dict(watched.reconciler.tally.passes),
+            "hooks": {"taken": tally.hooks["taken"], "age": None if tally.hook_at is None else round(
+                time.clock_gettime(time.CLOCK_BOOTTIME) - tally.hook_at, 3)},
             "sources": [{"name": source.name, "up": source.up, "needed": source.needed, "why": source.why}
                         for source in watched.heard()],
             "saved": watched.reconciler.saved,

@@ -5,6 +5,7 @@ none runs. Reads the state file and the spool; writes only when it acts, and the
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -92,7 +93,8 @@ def hear(reconciler: Reconciler, raw: bytes) -> set[SandboxId] | None:
     """Take one message in. :returns: the sandboxes it is about, none when it says nothing that can be used; None when
     that cannot be looked up just now, and it is to be heard again."""
     try:
-        sandboxes = reconciler.hook(parse_message(raw))
+        message = parse_message(raw)
+        sandboxes = reconciler.hook(message)
     except SourceError as err:
         reconciler.tally.hooks["refused"] += 1
         logger.warning("a hook's message says nothing: %s", err)
@@ -100,7 +102,10 @@ def hear(reconciler: Reconciler, raw: bytes) -> set[SandboxId] | None:
     except OSError as err:
         logger.error("what a hook's message speaks of cannot be looked up, it is heard again later: %s", err)
         return None
-    reconciler.tally.hooks["taken"] += 1
+    tally, now = reconciler.tally, time.clock_gettime(time.CLOCK_BOOTTIME)
+    tally.hooks["taken"] += 1
+    # It may have lain in the spool.
+    tally.hook_at = max(tally.hook_at or 0.0, now - max(0.0, time.time() - message.time / 1e9))
     return sandboxes
 
 

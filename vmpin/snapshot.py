@@ -59,7 +59,7 @@ def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | 
                           _owners(reconciler), _disagreements(reconciler)),
         "sources": {"nri": nri, "kubelet": _kubelet(reconciler), "births": births,
                     "hooks": {**{result: reconciler.tally.hooks[result] for result in ("taken", "refused")},
-                              "disputed": reconciler.tally.disputed},
+                              "disputed": reconciler.tally.disputed, "last": _last_hook(reconciler)},
                     "repairs": {outcome: reconciler.tally.repairs[outcome] for outcome in ("done", "failed")}},
         "sandboxes": sandboxes,
         **({"pods": _pods(reconciler)} if pods else {}),
@@ -72,6 +72,11 @@ def shown(reconciler: Reconciler) -> list[SandboxState]:
     return [sandbox for sandbox in reconciler.state.sandboxes.values()
             if sandbox.id in reconciler.observer.vms
             or (sandbox.id in known and fnmatchcase(sandbox.id, reconciler.config.only))]
+
+
+def _last_hook(reconciler: Reconciler) -> str | None:
+    at = reconciler.tally.hook_at
+    return None if at is None else when(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + at)
 
 
 def _kubelet(reconciler: Reconciler) -> dict[str, object] | None:

@@ -75,6 +75,8 @@ class Tally:
         self.overruns = 0
         #: Hooks' messages, by what became of them: taken, refused.
         self.hooks: Counter[str] = Counter()
+        #: When the last of those taken was sent, by CLOCK_BOOTTIME in seconds (the system's clock may be set).
+        self.hook_at: float | None = None
         #: Annotations of a pod's author that contradicted the runtime and were not believed.
         self.disputed = 0
         #: How much later than it was due the watcher's event loop did something, as far as that is measured.

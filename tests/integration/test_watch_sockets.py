@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from need import need_tool
-from real_node import PATIENCE, Node, talk, union, wait
+from real_node import PATIENCE, Node, talk, wait
 from real_qemu import Qemu
 
 pytest_plugins = ["given"]
@@ -221,7 +221,7 @@ def test_a_removed_run_directory_comes_back_with_all_that_is_in_it(node: Node, c
         assert stat.S_IMODE(node.run.stat().st_mode) == 0o755
         assert node.status()["watcher"] == getattr(node.watcher, "pid", None)
         node.container(vm.sandbox, "db", cpus[0], vm.pid)
-        node.wait_for_all(vm.pid, union(cpus))
+        wait(lambda: {each["name"] for each in node.sandbox(vm.sandbox)["containers"]} == {"web", "db"}, node.log)
         # What only the hook said is kept over a restart.
         wait(lambda: not list((node.run / "spool").iterdir()), "the spool is not taken in")
         assert node.stop() == 0
@@ -236,10 +236,12 @@ def test_of_two_watchers_in_one_directory_the_one_whose_lock_was_removed_ends(no
     first, node.watcher = node.watcher, None
     assert first is not None
     try:
+        first.send_signal(signal.SIGSTOP)  # else it may notice before the other has started
         shutil.rmtree(node.run)
         node.start()
         assert node.status()["watcher"] == getattr(node.watcher, "pid", None)
         first.send_signal(signal.SIGHUP)  # which reads everything again
+        first.send_signal(signal.SIGCONT)
         assert first.wait(PATIENCE) == 1
     finally:
         first.kill()

@@ -87,6 +87,26 @@ def test_a_made_up_node_is_looked_at_as_a_whole(tmp_path: Path) -> None:
     assert (facts.engines[0].pid, facts.engines[0].cpus) == (21, CpuSet.parse("0-3"))
 
 
+def test_the_ages_of_crio_and_of_its_containers_are_read(tmp_path: Path) -> None:
+    """Of its own: podman's are none of them, nor are pause containers, which no hook runs for."""
+    config = made_up(tmp_path)
+    now = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
+    crio = "/usr/bin/conmon|-b|/run/containers/storage/overlay-containers/c1/userdata|-n|{}|--exit-dir|{}/exits"
+    for pid, age, line in ((70, 300, "/usr/bin/crio"), (71, 200, crio.format("k8s_app_web_shop_uid_0", "/run/crio")),
+                           (72, 150, crio.format("k8s_POD_web_shop_uid_0", "/run/crio")),
+                           (73, 100, crio.format("lucid_euler", "/run/libpod"))):
+        at = tmp_path / "proc" / str(pid)
+        at.mkdir()
+        (at / "cmdline").write_bytes(line.replace("|", "\0").encode() + b"\0")
+        start = int(now - age * os.sysconf("SC_CLK_TCK"))
+        (at / "stat").write_text(f"{pid} (x) S 1 " + "0 " * 17 + f"{start} " + "0 " * 30)
+        (at / "status").write_text(f"Name:\tx\nNSpid:\t{pid}\n")
+    (engine,) = (each for each in looked(config, tmp_path / "host").engines if each.name == "crio")
+    assert engine.age is not None
+    (begun,) = engine.begun
+    assert 200 <= begun <= engine.age - 99
+
+
 def test_a_node_of_which_nothing_can_be_read_is_looked_at_all_the_same(tmp_path: Path) -> None:
     config = made_up(tmp_path, "proc/\nsys/\n")
     facts = looked(config, tmp_path / "gone")

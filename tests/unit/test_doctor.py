@@ -104,6 +104,16 @@ def containerd(*handlers: Handler, **changes: Any) -> Engine:
     return replace(Engine("containerd", 5, ("/etc/containerd/config.toml",), True, handlers=handlers), **changes)
 
 
+CRIO = Engine("crio", 7, hooks_dirs=("/usr/share/containers/oci/hooks.d",), age=100.0)
+
+
+def received(age: float | None, *begun: float, uptime: float = 1000.0) -> Facts:
+    """A hook that CRI-O reads, the age of the last that the watcher received, and those of CRI-O's containers."""
+    about = {**ABOUT, "uptime": uptime, "hooks": {"taken": 0 if age is None else 1, "age": age}}
+    return facts(hooks=(hook(),), engines=(replace(CRIO, begun=begun),),
+                 watcher=Watcher("running", 100, "", about, "1.2", ABOUT["config"]))
+
+
 def configured(its: str, its_from: str, mine: str, mine_from: str) -> Facts:
     """A watcher with one value of policy.vcpus, and this command with another."""
     about = {**ABOUT, "config": {"policy.vcpus": {"value": its, "from": its_from}}}
@@ -169,7 +179,8 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
                       settings={"node.shared_pool": "0-1"}), "ok", "policy none"),
     ("kubelet", facts(settings={"watch.kubelet": "False"}), "warn", "not read"),
     ("kubelet", facts(checkpoint=replace(STATIC, trouble="CPUs 2 are both")), "warn", "CPUs 2 are both"),
-    ("nri", facts(settings={"watch.nri": "off"}), "warn", "no hook is registered"),
+    ("nri", facts(settings={"watch.nri": "off"}), "warn", "no runtime reads a registration"),
+    ("nri", facts(settings={"watch.nri": "off"}, hooks=(hook(read_by=()),)), "warn", "no runtime reads"),
     ("nri", facts(settings={"watch.nri": "off"}, hooks=(hook(),)), "ok", "not used"),
     ("nri", facts(status={}, nri_socket=False), "unknown", "no container runtime"),
     ("nri", facts(status={}, nri_socket=False, engines=(containerd(nri=False),)), "warn", "switched off"),
@@ -181,6 +192,18 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("hooks", facts(hooks=(hook(broken="is not there"),)), "bad", "no container starts"),
     ("hooks", facts(hooks=(hook(socket="/run/other.sock"),)), "warn", "/run/other.sock"),
     ("hooks", facts(hooks=(hook(read_by=()),)), "warn", "no runtime"),
+    ("hooks", facts(hooks=(hook(), hook(file="/left/1.json", read_by=()))), "warn", "reads /left/1.json"),
+    ("hooks", facts(hooks=(hook(read_by=("podman",)),), engines=(CRIO,)), "warn", "CRI-O reads no registration"),
+    ("hooks", facts(hooks=(hook(read_by=("podman",)),), engines=(replace(CRIO, pid=None),)), "ok", "1 reg"),
+    ("hooks", received(None), "unknown", "no hook has been received since crio (pid 7) started, 100 s ago"),
+    ("hooks", received(None, 3.0, 500.0), "unknown", "no hook has been received"),  # just begun; before CRI-O
+    ("hooks", received(None, 30.0), "warn", "and it has started containers"),
+    ("hooks", received(150.0, 30.0), "warn", "and it has started containers"),
+    ("hooks", received(90.0, 30.0), "ok", "1 reg"),
+    ("hooks", received(None, 30.0, uptime=20.0), "unknown", "no hook has been received"),
+    ("hooks", facts(hooks=(hook(),), engines=(CRIO,)), "ok", "1 reg"),  # an older watcher does not say
+    ("hooks", replace(received(None), hooks=(hook(read_by=("containerd handler kata",)),), engines=(
+        containerd(age=50.0),)), "unknown", "since containerd (pid 5) started, 50 s ago"),
     ("hooks", facts(hooks=(hook(stages=("poststart",)),)), "warn", "createContainer, createRuntime, poststop"),
     # Kata
     ("kata", facts(), "unknown", "no Kata"),

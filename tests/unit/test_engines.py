@@ -93,6 +93,12 @@ def test_crio_is_read_with_its_drop_ins(tmp_path: Path) -> None:
     assert (made.pid, made.nri, made.nri_socket, made.hooks_dirs) == (4, True, "/n.sock", ("/etc/h",))
 
 
+def test_crio_reads_hooks_from_one_directory_unless_told_otherwise(tmp_path: Path) -> None:
+    """1.37: pkg/config/config.go; a flag of its command line changes nothing."""
+    made = found(tmp_path, "etc/crio/\n", Program(4, "crio", ["crio", "--hooks-dir", "/etc/containers/oci/hooks.d"]))
+    assert made["crio"].hooks_dirs == ("/usr/share/containers/oci/hooks.d",)
+
+
 def test_podman_names_where_it_looks_for_hooks(tmp_path: Path) -> None:
     usual = found(tmp_path / "a", "usr/bin/podman = x\n")["podman"]
     assert usual.hooks_dirs == ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")

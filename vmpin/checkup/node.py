@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.connector_check import available
 from vmpin.host.files import Files
 from vmpin.host.kernel import kernel
-from vmpin.host.procfs import Procfs, read_file
+from vmpin.host.procfs import Procfs, age, read_file
 from vmpin.host.rights import rights
 from vmpin.host.sysfs import Sysfs
 from vmpin.runtime.engines import engines
@@ -31,6 +31,7 @@ from vmpin.runtime.kubelet_config import kubelet_config
 
 logger = logging.getLogger(__name__)
 
+_MONITOR = "conmon"
 #: The watcher's source that hears the proc connector.
 BIRTHS = "births"
 
@@ -42,8 +43,10 @@ def look(config: Config, root: Path, watcher: Watcher, status: Mapping[str, Any]
         name (/proc, /sys, the run directory, the kubelet's) is looked for there, not below it.
     """
     files, proc = Files(root), Procfs(config.path("proc"))
-    programs = daemons.programs(proc)
-    found = tuple(replace(engine, cpus=_mask(proc, engine.pid)) for engine in engines(files, programs))
+    programs = daemons.programs(proc, (*daemons.DAEMONS, *daemons.CONFIGURED, _MONITOR))
+    found = tuple(replace(engine, cpus=_mask(proc, engine.pid), age=_age(proc, engine.pid),
+                          begun=_begun(proc, programs) if engine.name == "crio" else ())
+                  for engine in engines(files, programs))
     own = rights(proc, None, "this command")
     running = watcher.state == "running" and watcher.pid is not None
     return Facts(
@@ -68,6 +71,21 @@ def _mask(proc: Procfs, pid: int | None) -> CpuSet | None:
             except CpuSetError:
                 return None
     return None
+
+
+def _age(proc: Procfs, pid: int | None) -> float | None:
+    """Seconds since a process was started."""
+    stat = None if pid is None else proc.stat(pid)
+    return None if stat is None else age(stat.starttime)
+
+
+def _begun(proc: Procfs, programs: Iterable[daemons.Program]) -> tuple[float, ...]:
+    """Seconds since CRI-O started each container's monitor: conmon has CRI-O's directories on its command line
+    (podman's has podman's), and the name of a pause container begins so (internal/oci/runtime_oci.go)."""
+    ages = (_age(proc, program.pid) for program in programs
+            if program.name == _MONITOR and any("/crio" in arg for arg in program.argv)
+            and not any(arg.startswith("k8s_POD_") for arg in program.argv))
+    return tuple(each for each in ages if each is not None)
 
 
 def _sees(proc: Procfs, own: Rights) -> bool:

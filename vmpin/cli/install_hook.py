@@ -14,6 +14,7 @@ from typing import Any
 
 from vmpin import hooks_install as hooks
 from vmpin.cli.common import Verbs, directory, new_file, output_flag, verb
+from vmpin.doctor.hooks import CRIO_DEFAULT
 from vmpin.errors import UsageError
 
 DEFAULT_SCRIPT_DIR = Path("/usr/local/libexec/vmpin")
@@ -28,8 +29,8 @@ containerd has no such directory: --base-spec takes an OCI spec and prints it wi
 
 EPILOG = """\
 examples:
-  vmpin install-hook --hooks-dir /etc/containers/oci/hooks.d
-  vmpin install-hook --hooks-dir /etc/containers/oci/hooks.d --remove
+  vmpin install-hook --hooks-dir /usr/share/containers/oci/hooks.d     # CRI-O's only default, and podman's
+  vmpin install-hook --hooks-dir /usr/share/containers/oci/hooks.d --remove
   ctr oci spec | vmpin install-hook --base-spec - --out /etc/containerd/vmpin-base.json
 """
 
@@ -149,8 +150,11 @@ def _directory_advice(hooks_dir: Path) -> str:
     return f"""\
 next, tell the runtime about the directory unless it reads it already:
   podman   podman --hooks-dir {where} run …, or hooks_dir = ["{where}"] under [engine] in containers.conf
-  CRI-O    hooks_dir = ["{where}"] under [crio.runtime], then restart CRI-O
-  containerd has no hooks directory: see vmpin install-hook --base-spec"""
+  CRI-O    hooks_dir = ["{where}"] under [crio.runtime], then restart CRI-O. It reads
+           {CRIO_DEFAULT} alone by default, ignores --hooks-dir on its command line,
+           and runs no hook for its pause containers
+  containerd has no hooks directory: see vmpin install-hook --base-spec
+Then start a container: `vmpin doctor hooks` says whether its hook was received."""
 
 
 def _removed_advice(hooks_dir: Path) -> str:

@@ -38,7 +38,7 @@ a first look, on any node:
   vmpin plan                 what vmpin would do, without doing it
   vmpin plan --scenario F    the same for a node described in a file
 in service:
-  vmpin install-hook --hooks-dir /etc/containers/oci/hooks.d
+  vmpin install-hook --hooks-dir /usr/share/containers/oci/hooks.d
   vmpin watch                (config/vmpin.service runs it under systemd)
   vmpin verify               exit code 1 when a thread is not where it should be, or CPUs collide; 3: cannot look
   vmpin audit                exit code 1 when another pod runs on exclusive CPUs, or may

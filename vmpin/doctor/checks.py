@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vmpin.doctor import cluster, kata, node, others, service
+from vmpin.doctor import cluster, hooks, kata, node, others, service
 from vmpin.doctor.facts import Facts
 from vmpin.doctor.finding import Check, Finding, Verdict, unknown
 
@@ -18,7 +18,7 @@ CHECKS = (
     Check("kubelet", "the CPU manager's policy, its configuration and its checkpoint", cluster.kubelet),
     Check("kubelet-options", "the policy's options, and cores that two owners share", cluster.kubelet_options),
     Check("nri", "the container runtime's NRI: configured, there, connected", cluster.nri),
-    Check("hooks", "vmpin's OCI hook: where, who reads it, whether it can be run", cluster.hooks),
+    Check("hooks", "vmpin's OCI hook: where, which runtime reads it, whether it runs and was received", hooks.hooks),
     Check("kata", "Kata's configurations, drop-ins and handlers, of both its runtimes", kata.kata),
     Check("kata-pinning", "Kata's own enable_vcpus_pinning, which fights with vmpin", kata.pinning),
     Check("kata-vcpus", "how many vCPUs Kata's VMs can have (static_sandbox_resource_mgmt, default_maxvcpus)",

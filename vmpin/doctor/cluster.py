@@ -1,4 +1,5 @@
-"""Checks of what tells vmpin who has which CPUs: the kubelet, NRI, the OCI hook."""
+"""Checks of where vmpin reads which container has which CPUs: the kubelet and NRI. What stays out: the OCI hook
+(hooks)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from vmpin.doctor.finding import Verdict, bad, denied, ok, several, unknown, war
 _POOL = ("give the kubelet cpuManagerPolicy: static, or say which CPUs are shared: node.shared_pool in "
          "/etc/vmpin/vmpin.yaml")
 _THERE = {True: "is there", False: "is not there", None: "cannot be looked at"}
-_HOOK_STAGES = frozenset(("createRuntime", "createContainer", "poststart", "poststop"))
 
 
 def kubelet(facts: Facts) -> Verdict:
@@ -129,12 +129,12 @@ def nri(facts: Facts) -> Verdict:
         evidence.append(f"the watcher: {told['state']}, {told['events']} events"
                         + (f", last error: {told['last_error']}" if told.get("last_error") else ""))
     if wanted == "off":
-        if facts.hooks:
+        if any(hook.read_by for hook in facts.hooks):
             return ok("NRI is not used (watch.nri: off), the hook is registered", *evidence)
-        return warn("NRI is not used, and no hook is registered: new containers are seen at a resync, those of Kata's "
-                    "runtime-rs not at all", "set watch.nri: auto, or register the hook (vmpin install-hook)",
-                    *evidence)
-    if _connected(facts):
+        return warn("NRI is not used, and no runtime reads a registration of the hook: new containers are seen at a "
+                    "resync, those of Kata's runtime-rs not at all",
+                    "set watch.nri: auto, or register the hook (vmpin install-hook)", *evidence)
+    if connected(facts):
         return ok(f"NRI is {told['state'] if told else ''}", *evidence)
     if facts.nri_socket is None:
         return unknown(f"whether {path} is there cannot be told", *evidence, remedy="run this as root")
@@ -155,7 +155,8 @@ def _told_of_nri(facts: Facts) -> Mapping[str, Any] | None:
     return found
 
 
-def _connected(facts: Facts) -> bool:
+def connected(facts: Facts) -> bool:
+    """Whether the watcher has a connection to the runtime's NRI, by its own word."""
     told = _told_of_nri(facts)
     return told is not None and str(told["state"]).startswith("connected")
 
@@ -179,37 +180,3 @@ def _engine_words(engine: Engine) -> str:
     runs = f"pid {engine.pid}" if engine.pid else "not running"
     said = {True: "NRI on", False: "NRI off", None: "NRI as its version has it (containerd: on since 2.0)"}[engine.nri]
     return f"{engine.name}: {runs}, {said}" + (f", {several(engine.files)}" if engine.files else "")
-
-
-def hooks(facts: Facts) -> Verdict:
-    wanted = facts.settings.get("paths.run", "/run/vmpin") + "/hook.sock"
-    evidence = [f"{hook.file}: {', '.join(hook.stages)} → {hook.script}, read by {several(hook.read_by) or 'nobody'}"
-                for hook in facts.hooks]
-    broken = [hook for hook in facts.hooks if hook.broken]
-    if broken:
-        return bad(f"the hook cannot be run, so no container starts: {broken[0].script}: {broken[0].broken}",
-                   "register it again (vmpin install-hook), or take the registrations out (vmpin install-hook "
-                   "--remove)", *evidence)
-    if not facts.hooks:
-        if _connected(facts):
-            return ok("no hook is registered; NRI tells of every container")
-        return warn("no hook of vmpin's is registered, and NRI does not tell of containers either",
-                    "vmpin install-hook --hooks-dir DIR (podman, CRI-O) or --base-spec FILE (containerd): "
-                    "hooks/README.md")
-    elsewhere = [hook for hook in facts.hooks if hook.socket != wanted]
-    if elsewhere:
-        return warn(f"the hook speaks to {elsewhere[0].socket}, and the watcher listens on {wanted}",
-                    f"register it again with --socket {wanted}", *evidence)
-    idle = [hook.file for hook in facts.hooks if not hook.read_by]
-    if len(idle) == len(facts.hooks):
-        return warn(f"no runtime that is known here reads {several(idle)}",
-                    "name the directory in the runtime's hooks_dir, or the spec in base_runtime_spec of the handler: "
-                    "hooks/README.md", *evidence)
-    lacking = _HOOK_STAGES - {stage for hook in facts.hooks for stage in hook.stages}
-    if lacking:
-        return warn(f"stages without the hook: {', '.join(sorted(lacking))}; each of Kata's runtimes skips some",
-                    "register it for all four: vmpin install-hook without --stage", *evidence)
-    closed = [hook.file for hook in facts.hooks if hook.fail_closed]
-    if closed:
-        evidence.append(f"--fail-closed: no container starts without the watcher ({several(closed)})")
-    return ok(f"{len(facts.hooks)} registrations", *evidence)

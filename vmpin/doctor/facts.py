@@ -124,6 +124,10 @@ class Engine:
     hooks_dirs: tuple[str, ...] = ()
     trouble: tuple[str, ...] = ()
     cpus: CpuSet | None = None
+    #: Seconds since it was started, None where it does not run; and since each of its containers' monitors was (CRI-O:
+    #: conmon, of pause containers left out; containers of containerd's have none of their own).
+    age: float | None = None
+    begun: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

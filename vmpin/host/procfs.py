@@ -69,6 +69,11 @@ def seconds_since_boot(starttime: int) -> float:
     return starttime / _TICKS_A_SECOND
 
 
+def age(starttime: int) -> float:
+    """How long ago a process with that start time began (seconds), whatever was done to the system's clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - starttime / _TICKS_A_SECOND
+
+
 def read_file(path: str, limit: int = 65536) -> bytes | None:
     """The first `limit` bytes, or None when the file or its process is gone.
 

@@ -22,8 +22,8 @@ _CONTAINERD = ("/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/co
 _CRI = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
 _NRI = "io.containerd.nri.v1.nri"
 _MAX_IMPORTS = 50
-#: cri-o: docs/crio.conf.5.md; podman: docs/source/markdown/podman.1.md.
-_CRIO_HOOKS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
+#: cri-o: pkg/config/config.go (one; its --hooks-dir is not taken); podman: docs/source/markdown/podman.1.md.
+_CRIO_HOOKS = ("/usr/share/containers/oci/hooks.d",)
 _PODMAN_HOOKS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
 
 

@@ -1,0 +1,88 @@
+"""The check of vmpin's OCI hook: registered, read by the runtimes that run here, and really received."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from vmpin.doctor.cluster import connected
+from vmpin.doctor.facts import Engine, Facts
+from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
+
+_STAGES = frozenset(("createRuntime", "createContainer", "poststart", "poststop"))
+#: CRI-O 1.37, pkg/config/config.go:1239; a --hooks-dir on its command line has no effect.
+CRIO_DEFAULT = "/usr/share/containers/oci/hooks.d"
+_NAME_IT = ("name the directory in the runtime's hooks_dir (CRI-O's only default is "
+            f"{CRIO_DEFAULT}, and it ignores --hooks-dir), or the spec in base_runtime_spec of the handler, and "
+            "restart it: hooks/README.md. What no runtime is to read: vmpin install-hook --remove")
+#: Seconds: a container that began so lately may have its hook under way.
+_LATELY = 5.0
+
+
+def hooks(facts: Facts) -> Verdict:
+    wanted = facts.settings.get("paths.run", "/run/vmpin") + "/hook.sock"
+    evidence = [f"{hook.file}: {', '.join(hook.stages)} → {hook.script}, "
+                f"read by {several(hook.read_by) or 'no runtime'}" for hook in facts.hooks]
+    broken = [hook for hook in facts.hooks if hook.broken]
+    if broken:
+        return bad(f"the hook cannot be run, so no container starts: {broken[0].script}: {broken[0].broken}",
+                   "register it again (vmpin install-hook), or take the registrations out (vmpin install-hook "
+                   "--remove)", *evidence)
+    if not facts.hooks:
+        if connected(facts):
+            return ok("no hook is registered; NRI tells of every container")
+        return warn("no hook of vmpin's is registered, and NRI does not tell of containers either",
+                    "vmpin install-hook --hooks-dir DIR (podman, CRI-O) or --base-spec FILE (containerd): "
+                    "hooks/README.md")
+    elsewhere = [hook for hook in facts.hooks if hook.socket != wanted]
+    if elsewhere:
+        return warn(f"the hook speaks to {elsewhere[0].socket}, and the watcher listens on {wanted}",
+                    f"register it again with --socket {wanted}", *evidence)
+    idle = [hook.file for hook in facts.hooks if not hook.read_by]
+    if idle:
+        return warn(f"no runtime that is known here reads {several(idle)}", _NAME_IT, *evidence)
+    deaf = next((engine for engine in facts.engines if engine.name == "crio" and engine.pid is not None
+                 and not _reads(engine, facts)), None)
+    if deaf is not None:
+        return warn(f"CRI-O reads no registration of the hook: it looks in {several(deaf.hooks_dirs)}", _NAME_IT,
+                    *evidence)
+    lacking = _STAGES - {stage for hook in facts.hooks for stage in hook.stages}
+    if lacking:
+        return warn(f"stages without the hook: {', '.join(sorted(lacking))}; each of Kata's runtimes skips some",
+                    "register it for all four: vmpin install-hook without --stage", *evidence)
+    closed = [hook.file for hook in facts.hooks if hook.fail_closed]
+    if closed:
+        evidence.append(f"--fail-closed: no container starts without the watcher ({several(closed)})")
+    return _received(facts, evidence)
+
+
+def _received(facts: Facts, evidence: list[str]) -> Verdict:
+    """Whether the watcher has received a hook since the runtimes that read it were started."""
+    told: dict[str, Any] | None = facts.watcher.about.get("hooks")
+    if told is None:
+        return ok(f"{len(facts.hooks)} registrations", *evidence)
+    age = told["age"]
+    evidence.append("the watcher has received no hook" if age is None else
+                    f"the watcher received the last hook {age:.0f} s ago")
+    for engine in facts.engines:
+        if engine.age is None or not _reads(engine, facts) or (age is not None and age <= engine.age):
+            continue
+        since = f"since {engine.name} (pid {engine.pid}) started, {engine.age:.0f} s ago"
+        # A watcher that came later, and had no socket, took what lay in the spool.
+        watched = min(engine.age, float(facts.watcher.about.get("uptime", 0.0)))
+        if any(_LATELY < begun < watched for begun in engine.begun):
+            return warn(f"no hook has been received {since}, and it has started containers",
+                        f"restart {engine.name} if its configuration was changed since; look for hooks in its log. "
+                        "No hook runs for CRI-O's pause containers", *evidence)
+        return unknown(f"no hook has been received {since}", *evidence,
+                       remedy="start a container and look again: whether the runtime runs the hook shows then")
+    return ok(f"{len(facts.hooks)} registrations", *evidence)
+
+
+def _reads(engine: Engine, facts: Facts) -> bool:
+    return any(reader.split(" ")[0] == engine.name for reader in _readers(facts))
+
+
+def _readers(facts: Facts) -> Iterator[str]:
+    for hook in facts.hooks:
+        yield from hook.read_by
