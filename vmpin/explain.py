@@ -26,7 +26,11 @@ def _sandbox(sandbox: Mapping[str, Any], watched: bool) -> Iterable[str]:
            + {"kata-go": "from the state of Kata's Go runtime.", "kata-rs": "from the state of Kata's runtime-rs.",
               "vmm": "from its command line.", "oci": "from an OCI hook.",
               "nri": "from the container runtime."}.get(sandbox["runtime"], "."))
-    yield f"Its vCPU threads were told {told}." if told else "Its vCPU threads could not be told from the others."
+    if told:
+        yield f"Its vCPU threads were told {told}."
+    else:
+        later = " yet" if sandbox["verdict"] == "waiting" else ""
+        yield f"Its vCPU threads could not be told from the others{later}."
     if watched:
         yield _guest(sandbox["guest"])
     yield f"Its verdict is {sandbox['verdict']}" + (

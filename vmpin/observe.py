@@ -9,6 +9,8 @@ should be.
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -27,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 #: In how many passes a VM is asked again that does not tell its vCPUs; and one that tells them by their calls alone.
 TRIES, AGAIN = 5, 3
+#: So long (seconds) vCPU threads that cannot be identified are waited for: a vCPU has to run once, and a guest that
+#: boots under nested virtualization on a busy node takes some 20 s for that.
+PATIENCE = 60.0
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -64,6 +70,9 @@ class Vm:
     found_by: str = "none"
     #: Whether every vCPU is known for one.
     known: bool = False
+    #: Whether those that are not are waited for, and when (CLOCK_BOOTTIME, seconds) they were last known or it began.
+    awaited: bool = False
+    since: float | None = None
     vcpus: tuple[Vcpu, ...] = ()
     learned: dict[ThreadId, VcpuId] = field(default_factory=dict)
     #: vCPUs whose thread has ended.
@@ -242,6 +251,17 @@ class Observer:
             vm.tries = 0 if changed else vm.tries + 1
             changed = self._identify(vm) or changed
             vm.stale = False
+        return self._wait(vm) or changed
+
+    def _wait(self, vm: Vm) -> bool:
+        """Set whether unknown vCPU threads are waited for; True when that is another answer than before."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if vm.known:
+            vm.since = now
+        elif vm.since is None:
+            vm.since = vm.vmm.id.starttime * _TICK
+        awaited = not vm.known and now - (vm.since or 0.0) < PATIENCE
+        changed, vm.awaited = awaited != vm.awaited, awaited
         return changed
 
     def _lost(self, vm: Vm) -> None:

@@ -24,7 +24,7 @@ class Verdict(enum.StrEnum):
     PINNED = "pinned"
     FLOATING = "floating"
     #: As pinned or floating, but a cpuset cgroup that the kubelet has yet to rewrite still keeps threads elsewhere, or
-    #: the runtime is creating a container that vCPUs may come with.
+    #: the runtime is creating a container that vCPUs may come with, or vCPU threads cannot be identified yet.
     WAITING = "waiting"
     DEGRADED = "degraded"
     OFF = "off"
@@ -32,6 +32,8 @@ class Verdict(enum.StrEnum):
     UNMANAGED = "unmanaged"
 
 
+#: A reason of the verdict `waiting`.
+AWAITED = ("its vCPU threads cannot all be identified yet: until then its other threads are kept on the sandbox mask")
 #: The reason of the verdict `unmanaged`.
 UNMANAGED = ("no container of it is known, and no shared pool (no readable checkpoint of the kubelet's, "
              "node.shared_pool is not set): its threads keep the masks they have")
@@ -88,12 +90,14 @@ class Placement:
 
 @dataclass(frozen=True)
 class Request:
-    """One sandbox to place. `known` is False when its vCPUs could not (all) be told from its other threads."""
+    """One sandbox to place. `known` is False when its vCPUs could not (all) be told from its other threads, `awaited`
+    when that is so for a short time only, as of a VM that boots or has just got a vCPU."""
 
     id: SandboxId
     vcpus: tuple[Vcpu, ...]
     containers: tuple[Container, ...]
     known: bool = True
+    awaited: bool = False
 
 
 def place(request: Request, node: Node, own: Ownership, policy: Policy, previous: Previous | None = None) -> Placement:
@@ -109,6 +113,9 @@ def place(request: Request, node: Node, own: Ownership, policy: Policy, previous
     # Where threads may go: S without what became another's while this sandbox's cpusets still name it.
     allowed = (mask - foreign) or mask
     ground = Ground(allowed, claim.cpus, foreign, node, own)
+    if not request.known and policy.vcpus is not Vcpus.OFF:
+        reasons.append(AWAITED if request.awaited else
+                       "the vCPUs cannot all be told from the VM's other threads, which are kept on the sandbox mask")
     places, shortage = vcpu_places(request.vcpus, request.known, claim, ground, policy, before, reasons)
     containers, unserved = _containers(request, claim, places, policy)
     unserved = unserved if request.known else ""  # who is told next may be for them
@@ -120,6 +127,8 @@ def place(request: Request, node: Node, own: Ownership, policy: Policy, previous
             others[role] = _other(role, ground, policy, request.known, reasons)
     if policy.vcpus is Vcpus.OFF:
         verdict = Verdict.OFF
+    elif request.awaited and not request.known and not lost:
+        verdict = Verdict.WAITING
     elif shortage or unserved or lost:
         verdict = Verdict.DEGRADED
     elif policy.vcpus is Vcpus.AUTO and claim.coming and sum(each.pinned for each in places) < len(claim.cpus):

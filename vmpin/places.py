@@ -130,8 +130,8 @@ class Places:
         return self._of(vm, known, vm.guest_vcpus(sorted({*vm.learned.values(), vcpu})))
 
     def _of(self, vm: Vm, known: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
-        return place(Request(vm.sandbox, vcpus, judged(known, self.kubelet), vm.known), self.node, self.own,
-                     self.config.policy, self.previous.get(vm.sandbox))
+        return place(Request(vm.sandbox, vcpus, judged(known, self.kubelet), vm.known, vm.awaited),
+                     self.node, self.own, self.config.policy, self.previous.get(vm.sandbox))
 
     def _concerned(self, before: Ownership, vms: Set[SandboxId]) -> Iterable[SandboxId]:
         """The sandboxes whose placement may be another now that CPUs have another owner: one container's exclusive

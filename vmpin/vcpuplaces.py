@@ -74,8 +74,6 @@ def vcpu_places(given: Sequence[Vcpu], known: bool, claim: Claims, ground: Groun
     if policy.vcpus is Vcpus.OFF:
         return tuple(VcpuPlace(vcpu.id, None) for vcpu in vcpus), False
     everywhere = tuple(VcpuPlace(vcpu.id, ground.allowed) for vcpu in vcpus)
-    if not known:
-        reasons.append("the vCPUs cannot all be told from the VM's other threads, which are kept on the sandbox mask")
     if policy.vcpus is Vcpus.UNION or not ground.exclusive:
         return everywhere, not known
     if not known:

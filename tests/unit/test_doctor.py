@@ -33,6 +33,8 @@ from vmpin.doctor.facts import (
     Watcher,
 )
 from vmpin.doctor.finding import Level, Verdict, several
+from vmpin.doctor.service import WAITING
+from vmpin.guest import words
 
 ALL = frozenset(("CAP_SYS_NICE", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_NET_ADMIN", "CAP_CHOWN"))
 ROOT = Rights("the watcher", 100, 0, ALL, user_ns=True, pid_ns=True)
@@ -288,6 +290,7 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("vcpu-threads", facts(status={}, status_trouble="denied"), "unknown", "denied"),
     ("guests", facts(status=status(sandbox(guest={"by": "", "state": "refused"}))), "warn", "1 of 1 guests"),
     ("guests", facts(status=status(sandbox(guest={"by": "vmpin-agent", "state": "up"}))), "ok", "1 guests answer"),
+    ("guests", facts(status=status(sandbox(guest={"by": "", "state": WAITING}))), "ok", "1 are waited for"),
     ("guests", facts(settings={"guest.via": "off"}), "ok", "told nothing"),
     ("guests", facts(watcher=Watcher()), "unknown", "only a running watcher"),
     ("sandboxes", facts(status=status(sandbox(threads=[{"ok": False}]))), "bad", "1 threads"),
@@ -483,3 +486,7 @@ def test_lines_are_folded_under_themselves_and_steer_no_terminal() -> None:
     assert any(line.startswith("          → vmpin audit") for line in lines)
     unfolded = ["".join(word for word, _ in line) for line in text(examine(told, ["collisions"]), False)]
     assert max(map(len, unfolded)) > 150
+
+
+def test_a_guest_that_is_waited_for_is_called_as_its_session_calls_it() -> None:
+    assert WAITING == words.WAITING

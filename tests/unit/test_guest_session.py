@@ -26,7 +26,7 @@ from vmpin.guest import Ended, Said, Unanswered
 from vmpin.guest.attempts import attempts
 from vmpin.guest.limits import MAX_AGAIN, MAX_ANSWER, Allowance, longest
 from vmpin.guest.vmpin_agent import AgentSession
-from vmpin.guest.words import said
+from vmpin.guest.words import PATIENCE, WAITING, said
 from vmpin.guestproto import Map, Share
 from vmpin.model import ContainerId
 
@@ -188,6 +188,32 @@ def test_nobody_who_listens_is_no_news(caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level(logging.INFO):
         run(test())
     assert caplog.records == []
+
+
+def test_a_guest_that_does_not_answer_yet_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """As while it boots: its vsock is there, and nothing takes the connection."""
+    states: list[str] = []
+
+    class Boots:
+        times = 0
+
+        async def open(self, port: int) -> Stream:
+            self.times += 1
+            raise TimeoutError
+
+    guest = Boots()
+
+    async def test() -> None:
+        made = AgentSession("pod-a", lambda: [guest], 10789, lambda: states.append(made.state))
+        task = asyncio.create_task(made.run())
+        await until(lambda: made.state == "no answer in time")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    with caplog.at_level(logging.INFO):
+        run(test())
+    assert guest.times >= PATIENCE
+    assert states == [WAITING, "no answer in time"]
+    assert [record.getMessage() for record in caplog.records] == ["sandbox=pod-a guest agent: no answer in time"]
 
 
 def test_the_next_way_is_tried_when_nobody_answers_on_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,11 @@ from vmpin.channel import Channel, Stream
 from vmpin.channel.hybrid_vsock import HybridVsock
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError, WireError
+from vmpin.guest import Said
 from vmpin.guest.kata_agent import METHODS, AgentError, KataAgent, Refused, UnknownContainer
 from vmpin.guest.kata_session import KataSession, KataWish
 from vmpin.guest.numbers import Vcpus
+from vmpin.guest.words import WAITING
 from vmpin.guestproto import Map, Share
 from vmpin.model import ContainerId, VcpuId
 from vmpin.wire import ttrpc
@@ -425,6 +427,33 @@ def test_a_dead_slow_or_mad_agent_is_told_of_with_backoff_and_found_again(tmp_pa
             await until(lambda: ours.heard.get(C1) and ours.heard[C1].state == "sent")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+    run(test())
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_agent_that_is_slow_for_once_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """It creates a container before it answers."""
+    async def test() -> None:
+        server = Server()
+        async with session(server) as ours:
+            ours.push(WISH)
+            await until(lambda: ours.heard.get(C1) and ours.heard[C1].state == "sent")
+            server.slow = 100.0
+            ours.look()
+            await until(lambda: ours.state == WAITING)
+            assert ours.up
+            assert ours.heard[C1] == Said("pending", WAITING)
+            server.slow = 0.0
+            await until(lambda: ours.heard[C1].state == "sent")
+            assert ours.state.startswith("Kata's agent ")
+            assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+            # One that stays silent is lost.
+            server.slow = 100.0
+            ours.look()
+            await until(lambda: ours.state == "no answer in time")
+            assert (ours.up, ours.heard[C1].state) == (False, "no agent")
+        assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+            "sandbox=pod-a Kata's agent: no answer in time"]
     run(test())
 
 

@@ -12,7 +12,7 @@ from trees import make_tree
 
 from vmpin.host.procfs import Procfs
 from vmpin.model import SandboxId, ThreadId, VcpuThreads
-from vmpin.observe import Observer, Vm
+from vmpin.observe import PATIENCE, Observer, Vm
 
 STAT = ("({name}) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
         "0 0 0 0 0 0")
@@ -71,6 +71,27 @@ def test_a_vcpu_that_is_plugged_again_is_told_though_it_was_seen_before_it_was_i
     qemu.thread(4003, "16 0xb 0xae80 0x0")
     assert observer.refresh(vm)
     assert told(vm) == {4001: 0, 4003: 1}
+
+
+def test_vcpus_that_cannot_be_identified_are_waited_for_a_while(tmp_path: Path) -> None:
+    qemu = Nameless(tmp_path, 2, "1,maxcpus=2")
+    qemu.thread(4001, "202 0x0 0x0")
+    observer = qemu.observer()
+    vm = observer.vms[POD]
+    assert (vm.known, vm.awaited) == (False, False)  # it was started soon after the machine
+    qemu.vcpu(0)
+    observer.refresh(vm)
+    assert (vm.known, vm.awaited) == (True, False)
+    # Another thread, which has not run yet: it has just come.
+    qemu.ends(4001)
+    qemu.thread(4002, "202 0x0 0x0")
+    observer.refresh(vm)
+    assert (vm.known, vm.awaited) == (False, True)
+    assert vm.since is not None
+    vm.since -= PATIENCE
+    assert observer.refresh(vm)  # it is to be placed again, as it is not waited for any longer
+    assert (vm.known, vm.awaited) == (False, False)
+    assert not observer.refresh(vm)
 
 
 def test_a_vcpu_that_has_become_busy_for_ever_is_known_to_the_next_watcher(tmp_path: Path) -> None:

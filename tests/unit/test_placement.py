@@ -10,7 +10,7 @@ import pytest
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
 from vmpin.ownership import Collision, Node, claims, contested, is_exclusive, ownership
-from vmpin.placement import UNMANAGED, Placement, Request, Verdict, place
+from vmpin.placement import AWAITED, UNMANAGED, Placement, Request, Verdict, place
 from vmpin.policy import Policy, Spare, Vcpus, Where
 from vmpin.topology import Topology
 from vmpin.vcpuplaces import Previous, share
@@ -46,11 +46,11 @@ def guest(*described: tuple[int, int | None, int | None]) -> tuple[Vcpu, ...]:
 
 def decide(containers: Sequence[Container], cpus: Sequence[Vcpu], on: Node, policy: Policy | None = None,
            previous: Previous | None = None, others: Sequence[Sequence[Container]] = (),
-           known: bool = True) -> Placement:
+           known: bool = True, awaited: bool = False) -> Placement:
     """Place POD; `others` are the containers of other sandboxes."""
     all_claims = {POD: claims(containers, on)}
     all_claims |= {SandboxId(f"other-{at}"): claims(theirs, on) for at, theirs in enumerate(others)}
-    request = Request(POD, tuple(cpus), tuple(containers), known)
+    request = Request(POD, tuple(cpus), tuple(containers), known, awaited)
     return place(request, on, ownership(all_claims, on), policy or Policy(), previous)
 
 
@@ -457,6 +457,19 @@ def test_vcpus_that_cannot_be_told_apart_degrade_and_every_thread_is_on_the_mask
     assert str(found.cpus_for(ThreadRole.VIRTIOFSD, None)) == "9"
     assert shown(found) == {0: "0-1,4-5"}
     assert guests(found) == {"main": [0], "side": [0]}
+
+
+@pytest.mark.parametrize("containers", [[MAIN, SIDE], [SIDE]])
+def test_vcpus_that_cannot_be_identified_yet_are_waited_for(containers: list[Container]) -> None:
+    found = decide(containers, vcpus(), node(), known=False, awaited=True)
+    assert (found.verdict, found.reasons) == (Verdict.WAITING, (AWAITED,))
+    # Where threads go is the same.
+    late = decide(containers, vcpus(), node(), known=False)
+    assert late.verdict is Verdict.DEGRADED
+    assert (late.mask, late.others, late.vcpus) == (found.mask, found.others, found.vcpus)
+    # What else is wrong is said.
+    lost = decide([box("side", "20-21")], vcpus(), node("0-7"), known=False, awaited=True)
+    assert lost.verdict is Verdict.DEGRADED
 
 
 def test_while_a_vcpu_cannot_be_told_those_with_a_place_keep_it() -> None:

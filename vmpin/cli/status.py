@@ -35,8 +35,8 @@ examples:
 
 WANTED is what the rules give a thread, ACTUAL what the kernel shows when asked just now. Verdicts: pinned (each
 exclusive CPU has its vCPU), floating (no exclusive CPUs), waiting (a cpuset cgroup that the kubelet has yet to
-rewrite keeps threads elsewhere), degraded (less than was asked, with the reason), unmanaged (neither a container of
-it nor a shared pool is known: left as it is), off.
+rewrite keeps threads elsewhere, or vCPU threads cannot be identified yet), degraded (less than was asked, with the
+reason), unmanaged (neither a container of it nor a shared pool is known: left as it is), off.
 """
 
 

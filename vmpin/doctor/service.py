@@ -15,6 +15,8 @@ _LOG = "look at its log: journalctl -u vmpin"
 _FREE, _INODES = 4 << 20, 1000
 
 
+#: A guest's state while it boots, as the guest's session has it (guest.words).
+WAITING = "waiting for an answer"
 #: Sources that report new VMs and containers; a watcher always has the last one, switched on or failing.
 _EVENTS = ("births", "nri", "hook")
 
@@ -148,7 +150,7 @@ def vcpu_threads(facts: Facts) -> Verdict:
     if not facts.status:
         return unknown(f"no status: {facts.status_trouble}")
     running = [sandbox for sandbox in facts.sandboxes if sandbox["vmm"]]
-    blind = [sandbox["id"] for sandbox in running if sandbox["found_by"] == "none"]
+    blind = [sandbox["id"] for sandbox in running if sandbox["found_by"] == "none" and sandbox["verdict"] != "waiting"]
     ways = dict.fromkeys(sandbox["found_by"] for sandbox in running)
     if blind:
         remedy = ("mount debugfs (/sys/kernel/debug), or have the VMM name its threads (Kata: enable_debug = true in "
@@ -168,13 +170,16 @@ def guests(facts: Facts) -> Verdict:
     if not facts.status:
         return unknown(f"no status: {facts.status_trouble}")
     spoken = [sandbox for sandbox in facts.sandboxes if sandbox.get("guest")]
-    mute = [sandbox for sandbox in spoken if not sandbox["guest"]["by"]]
+    mute = [sandbox for sandbox in spoken if not sandbox["guest"]["by"] and sandbox["guest"]["state"] != WAITING]
     evidence = [f"{sandbox['id']}: {sandbox['guest']['by'] or 'nobody'}: {sandbox['guest']['state']}"
                 for sandbox in spoken[:20]]
     if mute:
         return warn(f"{len(mute)} of {len(spoken)} guests do not answer: {several(sandbox['id'] for sandbox in mute)}",
                     "put vmpin's agent into the image (guest/README.md), or let Kata's be used (guest.via: auto); for "
                     "guests that are to be left alone: guest.disabled_handlers", *evidence)
+    late = sum(sandbox["guest"]["state"] == WAITING for sandbox in spoken)
+    if late:
+        return ok(f"{len(spoken) - late} guests answer, and {late} are waited for", *evidence)
     return ok(f"{len(spoken)} guests answer" if spoken else "no guest is to be told anything now", *evidence)
 
 
@@ -205,8 +210,8 @@ def sandboxes(facts: Facts) -> Verdict:
                     f"{several(sandbox['id'] for sandbox in degraded)}", "vmpin explain SANDBOX says why", *evidence)
     waiting = verdicts.count("waiting")
     if waiting:
-        return ok(f"{len(found)} sandboxes; {waiting} of them wait for the kubelet or the runtime to rewrite a cpuset",
-                  *evidence)
+        return ok(f"{len(found)} sandboxes; {waiting} of them wait: for the kubelet or the runtime to rewrite a "
+                  "cpuset, or for vCPU threads to be identified", *evidence)
     return ok(f"{len(found)} sandboxes, every thread in its place" if found else "no VM sandbox runs on this node",
               *evidence)
 

@@ -22,7 +22,7 @@ from vmpin.guest import APPLIED, ERROR, LEFT_ALONE, NO_AGENT, PENDING, SENT, Cou
 from vmpin.guest.kata_agent import AgentError, KataAgent, Refused, UnknownContainer
 from vmpin.guest.metrics import Reading, reading, shows
 from vmpin.guest.numbers import Vcpus, shown
-from vmpin.guest.words import why
+from vmpin.guest.words import WAITING, Silence, why
 from vmpin.guestproto import Map
 from vmpin.model import ContainerId
 
@@ -74,6 +74,7 @@ class KataSession:
         #: Who was given CPUs, and which.
         self._given: dict[ContainerId, CpuSet] = {}
         self._before: Reading | None = None
+        self._silence = Silence()
         self._no_metrics = False
 
     @property
@@ -132,6 +133,7 @@ class KataSession:
             async with await self._connect() as agent:
                 self.counters.connects += 1
                 version = await agent.version()
+                self._silence.over()
                 if not self.up:
                     logger.info("sandbox=%s Kata's agent %r sets the containers' CPUs", self.name, version)
                 self.up, self.odd, self.state = True, False, f"Kata's agent {version}"
@@ -153,12 +155,20 @@ class KataSession:
     def _lost(self, err: Exception) -> None:
         self.odd = isinstance(err, WireError)
         self.counters.refused += self.odd
+        self.settled.clear()
+        if self._silence.waits(err):
+            # It boots, or creates a container, which it does before it answers: no reason to give it up.
+            if self.state != WAITING:
+                logger.debug("sandbox=%s Kata's agent: %s", self.name, WAITING)
+            self.state, self.counters.last_error = WAITING, why(err)
+            self.heard = self._everyone(PENDING, WAITING)
+            self._changed()
+            return
         state = why(err)
         if state != self.state:
             logger.log(logging.WARNING if self.up else logging.DEBUG, "sandbox=%s Kata's agent: %s", self.name, state)
         self.up, self.state, self.counters.last_error = False, state, state
         self.heard = self._everyone(ERROR if self.odd else NO_AGENT, state)
-        self.settled.clear()
         self._changed()
 
     def _everyone(self, state: str, text: str) -> dict[ContainerId, Said]:

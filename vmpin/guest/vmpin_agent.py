@@ -18,7 +18,7 @@ from vmpin.channel import Channel, NotThere, Stream
 from vmpin.guest import ERROR, Counters, Ended, Said, Trouble, Unanswered
 from vmpin.guest.limits import MAX_ANSWER, Allowance, Told, longest, only
 from vmpin.guest.together import together
-from vmpin.guest.words import level, said, summary, why
+from vmpin.guest.words import WAITING, Silence, level, said, summary, why
 from vmpin.guestproto import Map, ProtocolError, clean
 from vmpin.model import ContainerId
 
@@ -64,6 +64,7 @@ class AgentSession:
         self._wake, self._retry = asyncio.Event(), asyncio.Event()
         self._generation = 0
         self._told = Told(name)
+        self._silence = Silence()
         # Of the connection there is:
         self._id = 0
         #: The number of the newest question about the wish, None when it is yet to be asked.
@@ -148,9 +149,12 @@ class AgentSession:
 
     def _ended(self, err: Exception) -> None:
         state = self.counters.last_error = why(err)
+        waits = self._silence.waits(err)
+        if waits:
+            state = WAITING
         if state != self.state:
             self.state, self.odd = state, isinstance(err, ProtocolError)
-            nobody = isinstance(err, NotThere | Unanswered)
+            nobody = waits or isinstance(err, NotThere | Unanswered)
             self._told.log(logging.DEBUG if nobody else logging.WARNING, "guest agent", state)
             self._changed()
 
@@ -246,6 +250,7 @@ class AgentSession:
                 self._shown(answer.note)
 
     def _is_up(self, pong: guestproto.Pong) -> None:
+        self._silence.over()
         self.up, self.odd, self._version = True, False, f"agent {pong.version or '?'} over {self._way}"
         self.state = clean(self._version)
         # A guest that comes and goes is no news either, until it has stayed.

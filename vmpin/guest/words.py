@@ -1,4 +1,4 @@
-"""What an agent said, and why it said nothing, in the words of the status. Pure."""
+"""What an agent said, why it said nothing, and for how long that is no news, in the words of the status. Pure."""
 
 from __future__ import annotations
 
@@ -35,6 +35,28 @@ def summary(heard: Mapping[ContainerId, Said]) -> str:
 def level(heard: Mapping[ContainerId, Said]) -> int:
     """At which that line is logged."""
     return logging.WARNING if any(said.state == ERROR for said in heard.values()) else logging.INFO
+
+
+#: Of a guest that boots, or whose agent creates a container: its sockets are there before it answers.
+WAITING = "waiting for an answer"
+#: Attempts in a row that time out before that is news: with the pauses between them (guest/attempts) half a minute.
+PATIENCE = 7
+
+
+class Silence:
+    """How often in a row a guest did not answer in time."""
+
+    def __init__(self) -> None:
+        self._times = 0
+
+    def waits(self, err: Exception) -> bool:
+        """Count an attempt that failed; whether the guest is still waited for."""
+        self._times = self._times + 1 if isinstance(err, TimeoutError) else 0
+        return 0 < self._times < PATIENCE
+
+    def over(self) -> None:
+        """It has answered."""
+        self._times = 0
 
 
 def why(err: Exception) -> str:
