@@ -248,7 +248,7 @@ def _as_wanted(masks: Masks, exclusive: CpuSet, pool: CpuSet) -> bool:
     return (len(masks.vcpus) == 3 and all(len(cpus) == 1 for cpus in alone)
             and sorted(cpus.first for cpus in alone) == list(exclusive)
             and all(cpus == pool for cpus in floating)
-            and bool(masks.others) and all(cpus == exclusive | pool for cpus in masks.others.values()))
+            and bool(masks.others) and all(cpus == pool for cpus in masks.others.values()))
 
 
 def _same(masks: Masks, before: Masks, cpus: CpuSet) -> bool:
