@@ -24,10 +24,8 @@ def guest() -> Iterator[RealGuest]:
         yield made
 
 
-def test_it_boots_in_seconds(guest: RealGuest) -> None:
-    """Four alone on a machine with two cores; never enough more to notice what is wrong."""
-    print(f"booted in {guest.boot_seconds:.1f} s")
-    assert guest.boot_seconds < 60
+def test_it_has_booted(guest: RealGuest) -> None:
+    print(f"booted in {guest.boot_seconds:.1f} s")  # four alone on a machine with two cores
     assert guest.cpus() == (CpuSet.parse("0-3"), {0: 0, 1: 1, 2: 2, 3: 3})
     assert "cannot be loaded" not in guest.console()
     assert "is not mounted" not in guest.console()

@@ -109,7 +109,7 @@ def test_a_vm_that_was_found_late_could_run_outside_until_then(machine: Machine,
     assert {mask(tid) for tid in tids(vmm)} == {machine.pool}
     account = machine.account("a")
     assert (account.told, account.outside) == (0, len(tids(vmm)))
-    assert 0.09 < account.outside_max < 10
+    assert 0.09 < account.outside_max < (time.monotonic_ns() - began) / 1e9 + 0.1
     # The word of their births comes after that pass, as they lay in the buffer.
     workers = [tid for tid in tids(vmm) if tid != vmm.pid]
     machine.arrivals.take([Fork(began, vmm.pid, vmm.pid, tid, vmm.pid) for tid in workers])

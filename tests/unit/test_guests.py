@@ -88,7 +88,9 @@ class Machine:
         self.guests.update(cast(Reconciler, self.reconciler))
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        port = int((await reader.readline()).split()[1])
+        if not (line := await reader.readline()):
+            return  # ended while it connected
+        port = int(line.split()[1])
         self.told.append(port)
         if port not in self.ports:
             return

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from effort import unit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -298,7 +299,7 @@ def test_40000_distorted_checkpoints_are_read_or_refused() -> None:
             assert all(cpus for cpus in (*state.entries.values(), *state.pods.values(), *state.by_id.values()))
         worst = max(worst, time.thread_time() - begin)
     assert 1000 < understood < 39_000
-    assert worst < 0.5
+    assert worst < 100 * unit()
     assert longest < 400
 
 

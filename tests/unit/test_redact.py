@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
+from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,10 +79,7 @@ def test_in_whatever_form_an_option_has_it(option: str, value: str, kept: str) -
                                   "://" * 40000, "x://" + "a" * 100000, "bearer " * 20000, "-" * 100000])
 def test_no_text_takes_long(text: str) -> None:
     """A line is somebody else's: it is looked at a few times, not once for each of its characters."""
-    began = time.process_time()
-    words(text)
-    command_line(["qemu", "-x", text])
-    assert time.process_time() - began < 2
+    assert effort(lambda: (words(text), command_line(["qemu", "-x", text])), 1) < 400
 
 
 @given(st.text(alphabet="abc=-. \t", max_size=40), st.integers(0, 3))

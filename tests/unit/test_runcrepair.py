@@ -112,7 +112,7 @@ def test_tries_are_bounded(node: Drifted, runtime: CriServer, monkeypatch: pytes
 def test_nothing_waits_for_a_mute_runtime(node: Drifted, runtime: CriServer, monkeypatch: pytest.MonkeyPatch,
                                           caplog: pytest.LogCaptureFixture) -> None:
     """The loop turns while the call waits, a second look begins no second call, and the deadline ends it."""
-    monkeypatch.setattr(runcrepair, "DEADLINE", 1.0)
+    monkeypatch.setattr(runcrepair, "DEADLINE", 4.0)
     runtime.mute = True
     node.drift("a", "b")
     turns = 0
