@@ -202,6 +202,8 @@ class Pinner:
             # Should that pass want another mask all the same, it undoes what vmpin did, and that is no drift.
             masks.expected = [each for each in masks.expected if each[0] != thread.id.tid]
             masks.open = True
+        if result.outcome in (Outcome.REFUSED, Outcome.TRIMMED) and self.of(sandbox).waits:
+            result = result._replace(outcome=Outcome.WAITING)
         return result
 
     def carry_out(self, operations: Iterable[SetAffinity], placements: Mapping[SandboxId, Placement]) -> list[Result]:

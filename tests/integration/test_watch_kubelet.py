@@ -104,6 +104,38 @@ def test_cpus_of_pods_that_nobody_else_told_of_are_owned(node: Node) -> None:
         node.wait_for_all(vm.pid, first)
 
 
+def test_a_shared_vm_whose_cpus_have_become_another_pods_waits_for_its_cgroup(node: Node) -> None:
+    """The kubelet frees and gives CPUs in one step, and rewrites running containers' cpusets up to ten seconds later.
+    Until then Kata's cgroup keeps the VM where it is (on cgroup v2 the whole VMM is in it)."""
+    first, second = two_cpus()
+    checkpoint(node, json.dumps({"policyName": "static", "defaultCpuSet": second, "checksum": 0,
+                                 "entries": {"u-1": {"db": first}}}))
+    with Qemu(node.id("a"), vcpus=1) as vm:
+        cgroup = node.cpuset_cgroup(second)
+        (cgroup / "cgroup.procs").write_text(str(vm.pid))
+        node.start()
+        tell(node, vm, "logs", second)
+        node.wait_for_all(vm.pid, second)
+        assert node.sandbox(vm.sandbox)["verdict"] == "floating"
+        checkpoint(node, json.dumps({"policyName": "static", "defaultCpuSet": first, "checksum": 0,
+                                     "entries": {"u-2": {"db": second}}}))
+        wait(lambda: node.sandbox(vm.sandbox)["verdict"] == "waiting", node.log)
+        node.resyncs()
+        status = node.status()
+        (sandbox,) = status["sandboxes"]
+        assert (sandbox["verdict"], sandbox["mask"], sandbox["drift"]) == ("waiting", first, None)
+        assert sandbox["containers"][0]["stale_cpuset"] == second
+        assert {owner["sandbox"]: owner["cpus"] for owner in status["node"]["owners"]} == {"u-2": second}
+        assert f"waits for the kubelet to rewrite the cpuset of logs from {second} to {first}" in node.log()
+        assert "ERROR" not in node.log()
+        # The kubelet's update: Kata writes the sandbox's cgroup.
+        (cgroup / "cpuset.cpus").write_text(first)
+        node.wait_for_all(vm.pid, first)
+        wait(lambda: node.sandbox(vm.sandbox)["verdict"] == "floating", node.log)
+        assert node.sandbox(vm.sandbox)["drift"] is None
+        assert "ERROR" not in node.log()
+
+
 def test_a_checkpoint_that_is_removed_is_used_on_over_a_restart_and_until_another_policy(node: Node) -> None:
     """As a kubelet leaves it that runs on with what it has in memory."""
     first, second = two_cpus()

@@ -176,7 +176,7 @@ def test_a_vmm_that_executes_itself_with_other_arguments_is_another(machine: Mac
     assert vmm.stdin is not None
     vmm.stdin.write(b"go\n")
     vmm.stdin.flush()
-    until(lambda: Procfs().cmdline(vmm.pid)[-1] == "7")
+    until(lambda: Procfs().cmdline(vmm.pid)[-1:] == ["7"])  # none for a moment, while it executes itself
     machine.executed(vmm)
     assert machine.reconciler.observer.vms[sandbox("a")].vmm.argv[-2:] == ["-smp", "7"]
 

@@ -113,6 +113,8 @@ def test_what_a_cgroup_refuses_that_the_kubelet_has_yet_to_rewrite_is_waited_for
     node.move(vm, node.here | node.there)  # the cgroup is rewritten, and widens it
     (result,) = pinner.carry_out(pinner.operations(vm, waiting), node.reconciler.placements)
     assert result.outcome is Outcome.WAITING
+    newborn = pinner.place_now(vm.sandbox, next(iter(vm.threads())), absent, node.here)
+    assert newborn.outcome is Outcome.WAITING, "nor is a new thread's a refusal"
     assert pinner.refusals(vm.sandbox) == []
     assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
     assert len(log(caplog, f"sandbox={vm.sandbox} waits for the kubelet")) == 1
