@@ -100,14 +100,22 @@ def _listed(sandbox: SandboxState, container: Container, kubelet: CpuManagerStat
 
 
 def _unlisted(container: Container, kubelet: CpuManagerState) -> Container:
-    has = container.cpuset
-    if not has or container.pause:
-        return replace(container, exclusive=False) if container.exclusive is not False else container
-    # With every CPU given away (strict-cpu-reservation) the default set is empty.
-    shared = has & kubelet.default if kubelet.default else has - kubelet.exclusive
-    if shared == has:
-        return replace(container, exclusive=False) if container.exclusive is not False else container
-    return replace(container, exclusive=False, cpuset=shared or None, stale=has)
+    has, asked = container.cpuset, container.asked
+    if container.pause or not (has or asked):
+        return container if container.exclusive is False else replace(container, exclusive=False)
+    shared, coming = _shared(has, kubelet), _shared(asked, kubelet)
+    if (shared, coming) == (has, asked):
+        return container if container.exclusive is False else replace(container, exclusive=False)
+    return replace(container, exclusive=False, cpuset=shared or None, stale=None if shared == has else has,
+                   asked=coming)
+
+
+def _shared(cpus: CpuSet | None, kubelet: CpuManagerState) -> CpuSet | None:
+    """What a shared container may use of a cpuset. With every CPU given away (strict-cpu-reservation) the default set
+    is empty."""
+    if not cpus:
+        return cpus
+    return cpus & kubelet.default if kubelet.default else cpus - kubelet.exclusive
 
 
 def unseen(state: DesiredState, kubelet: CpuManagerState | None) -> dict[tuple[str, str], CpuSet]:

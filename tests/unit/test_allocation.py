@@ -123,6 +123,13 @@ def test_what_the_static_policy_does_not_list_owns_nothing_and_shares_the_pool(
     assert not claims((found,), Node(Topology.build(ONLINE), STATIC.default)).exclusive
 
 
+def test_an_update_under_way_gives_a_shared_container_cpus_of_the_pool_only() -> None:
+    known = container(nri="0-7")
+    known = replace(known, container=replace(known.container, asked=CpuSet.parse("1-4")))
+    (found,) = judged(pod(known), STATIC)
+    assert (str(found.cpuset), str(found.asked), str(found.stale)) == ("0-1", "1", "0-7")
+
+
 def test_where_every_cpu_of_the_pool_is_given_away_the_rest_is_shared() -> None:
     """The default set is empty then (strict-cpu-reservation)."""
     state = CpuManagerState("static", EMPTY, {("other", "db"): CpuSet.parse("4-7")})
