@@ -107,11 +107,11 @@ def test_a_configuration_that_was_changed_and_not_loaded_is_seen(lab: Lab) -> No
     try:
         found = lab.findings("config")["config"]
         assert found["level"] == "warn"
-        assert found["evidence"][0].startswith("policy.emulator: the watcher has sandbox (default), this command")
+        assert found["evidence"][0].startswith("policy.emulator: the watcher has apart (default), this command")
         watcher.send_signal(signal.SIGHUP)
         wait(lambda: lab.findings("config")["config"]["level"] == "ok", "the watcher does not load it")
     finally:
-        lab.node.configure(policy={"emulator": "sandbox"})
+        lab.node.configure(policy={"emulator": "apart"})
         watcher.send_signal(signal.SIGHUP)
         wait(lambda: lab.findings("config")["config"]["level"] == "ok", "the watcher does not load it again")
         lab.node.wait_for_all(lab.vm.pid, lab.own)
