@@ -190,7 +190,7 @@ class _Stage:
 
     def expect(self, text: str, exclusive: CpuSet, pool: CpuSet) -> None:
         """Wait until /proc shows it: one vCPU alone on each exclusive CPU, the others on the rest of the sandbox's
-        CPUs, every other thread inside them.
+        CPUs, as is every other thread.
 
         :raises VmpinError: when it does not come true.
         """
