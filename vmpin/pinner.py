@@ -211,9 +211,11 @@ class Pinner:
         results = carry_out(self.proc, ordered(operations))
         done: dict[SandboxId, list[CpuSet]] = {}
         waiting: set[ThreadId] = set()
+        news: dict[tuple[SandboxId, CpuSet], list[Result]] = {}
         # An enum's member is looked up by a function: thousands of times a pass that is dear.
         gone, refused, trimmed = Outcome.GONE, Outcome.REFUSED, Outcome.TRIMMED
-        for operation, outcome, got, why, _ in results:
+        for result in results:
+            operation, outcome, got, why, _ = result
             sandbox, thread, cpus, _ = operation
             masks = self.of(sandbox)
             if outcome is gone:
@@ -236,8 +238,7 @@ class Pinner:
                 masks.open = True  # tried again at every resync
                 if masks.refused.get(thread.id) != why:
                     masks.refused[thread.id] = why
-                    logger.error("sandbox=%s: %s thread %d wanted=%s has=%s: %s", sandbox, thread.role,
-                                 thread.id.tid, cpus, got, why)
+                    news.setdefault((sandbox, cpus), []).append(result)
                 continue
             assert got is not None
             if masks.refused:
@@ -255,6 +256,11 @@ class Pinner:
                 done[sandbox].append(got)
             else:
                 done[sandbox] = [got]
+        for (sandbox, cpus), alike in news.items():  # a cgroup refuses all of a VMM's threads alike
+            (_, thread, _, _), _, got, why, _ = alike[0]
+            more = f" (and {len(alike) - 1} more threads)" if len(alike) > 1 else ""
+            logger.error("sandbox=%s: %s thread %d wanted=%s has=%s: %s%s", sandbox, thread.role, thread.id.tid, cpus,
+                         got, why, more)
         if waiting:
             results = [result._replace(outcome=Outcome.WAITING) if result.operation.thread.id in waiting else result
                        for result in results]

@@ -318,3 +318,25 @@ def test_as_many_threads_as_before_are_the_same_while_births_are_told(machine: M
     assert seen() == {vmm.pid, fourth}
     vmm.communicate()
     assert proc.thread_count(vmm.pid) == -1
+
+
+def test_what_is_born_of_a_vm_that_is_unmanaged_is_left_as_it_is(machine: Machine, crowd: Path) -> None:
+    """Neither a container of it nor a shared pool is known: masks may have been set by hand."""
+    machine.settings["node.shared_pool"] = ""
+    machine.configure()
+    vmm = machine.running(crowd)
+    assert machine.reconciler.places.unmanaged == {sandbox("a")}
+    tid = by_name(vmm, "call_rcu")
+    os.sched_setaffinity(tid, machine.other.frozen())
+    now = time.monotonic_ns()
+    machine.take(Fork(now, vmm.pid, vmm.pid, tid, vmm.pid), Comm(now + 1, tid, vmm.pid, "CPU 5/KVM"))
+    helper = machine.virtiofsd("a")
+    machine.executed(helper)
+    machine.resync()
+    assert (mask(tid), mask(vmm), mask(helper)) == (machine.other, machine.both, machine.both)
+    assert machine.reconciler.tally.pins.total() == 0
+    assert machine.reconciler.births == {}
+    assert machine.reconciler.pinner.before == {}  # kept once it is managed: what is set by hand until then counts
+    machine.tell("a", machine.pool)
+    assert (mask(tid), mask(vmm), mask(helper)) == (machine.pool,) * 3
+    assert machine.reconciler.places.unmanaged == set()
