@@ -420,7 +420,7 @@ def talk(path: Path, raw: bytes, finish: bool = True) -> bytes:
 
 def remove_cgroup(cgroup: Path) -> None:
     """With whatever is left in it moved to its parent."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while cgroup.exists() and time.monotonic() < deadline:
         for pid in _text(cgroup / "cgroup.procs").split():
             with contextlib.suppress(OSError):

@@ -59,7 +59,7 @@ def environment(corner: Path) -> dict[str, str]:
 
 def test_it_tells_its_story_and_leaves_nothing(corner: Path) -> None:
     before = Path("/proc/self/mounts").read_text()
-    done = subprocess.run(DEMO, env=environment(corner), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(DEMO, env=environment(corner), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     for number in range(1, 8):
@@ -74,7 +74,7 @@ def test_it_uses_tcg_where_kvm_is_there_and_does_not_work(corner: Path) -> None:
     wrap = [need_tool("unshare"), "-m", "--propagation", "private", "sh", "-c",
             'touch "$TMPDIR/kvm"; [ -e /dev/kvm ] && mount --bind /dev/null /dev/kvm; rm "$TMPDIR/kvm"; exec "$@"',
             "sh"]
-    done = subprocess.run([*wrap, *DEMO], env=environment(corner), capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*wrap, *DEMO], env=environment(corner), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "by TCG: " in done.stdout
 
@@ -93,12 +93,12 @@ def test_it_cleans_up_when_it_is_ended(corner: Path, number: signal.Signals, cod
         demo.send_signal(number)
         demo.stdout.read()
         assert "Traceback" not in demo.stderr.read()
-        assert demo.wait(120) == code
+        assert demo.wait(300) == code
 
 
 def test_it_cleans_up_when_nobody_reads_on(corner: Path) -> None:
     done = subprocess.run(["sh", "-c", '"$@" | head -3; :', "sh", *DEMO], env=environment(corner),
-                          capture_output=True, text=True, timeout=120)
+                          capture_output=True, text=True, timeout=300)
     assert "1/7" in done.stdout
     assert "Traceback" not in done.stderr
 
@@ -113,7 +113,7 @@ def test_missing_packages_are_printed_one_a_line(monkeypatch: pytest.MonkeyPatch
 
 
 def test_nothing_is_printed_when_nothing_is_missing(corner: Path) -> None:
-    done = subprocess.run([*DEMO, "--needs"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*DEMO, "--needs"], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -134,7 +134,7 @@ def test_a_busybox_with_a_loader_is_not_static() -> None:
 
 
 def test_the_story_comes_as_data_too(corner: Path) -> None:
-    done = subprocess.run([*DEMO, "-o", "json"], capture_output=True, text=True, timeout=120, env=environment(corner))
+    done = subprocess.run([*DEMO, "-o", "json"], capture_output=True, text=True, timeout=300, env=environment(corner))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["ok"]

@@ -36,7 +36,7 @@ away again. Exit code 1 when a thread ends up elsewhere than it should. Needs ro
 """
 
 #: Seconds for something to come true. It takes a resync, which is one second here, and a loaded machine more.
-PATIENCE = 12.0
+PATIENCE = 60.0
 
 
 def add_parser(verbs: Verbs) -> None:

@@ -92,9 +92,9 @@ class Containers:
                 done = subprocess.run(
                     ["unshare", "--mount", "--propagation", "private", "sh", "-c", _WITHOUT_HYBRID, "sh",
                      self._crun, "--root", str(self.directory / "crun"), "--cgroup-manager=cgroupfs", *args],
-                    stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0, timeout=20)
+                    stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0, timeout=60)
             except subprocess.TimeoutExpired:
-                raise VmpinError(f"crun {args[0]} did not end within 20 s") from None
+                raise VmpinError(f"crun {args[0]} did not end within 60 s") from None
         if done.returncode:
             words = log.read_text("utf-8", "replace").split()
             raise VmpinError(f"crun {args[0]} failed: {' '.join(words)[-400:] or f'exit code {done.returncode}'}",

@@ -17,8 +17,9 @@ from vmpin.cpuset import CpuSet
 from vmpin.errors import VmpinError
 
 VCPUS = 3
-#: Seconds for the firmware to say a first word; it takes a tenth.
-_BOOT = 5.0
+#: Seconds for the firmware to say a first word; it takes a tenth. KVM may run nothing at all, and is not waited for
+#: for long; after TCG there is nothing else to try, and a machine may be slow.
+_BOOT = {"kvm": 5.0, "tcg": 60.0}
 _VCPU = re.compile(r"CPU ([0-9]+)/[A-Z]+")
 
 
@@ -87,7 +88,7 @@ class Vm:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
                                        cwd=self.directory)
         self._process = process
-        deadline = time.monotonic() + _BOOT
+        deadline = time.monotonic() + _BOOT[accelerator.partition(",")[0]]
         while process.poll() is None and time.monotonic() < deadline:
             if said.exists() and b"SeaBIOS" in said.read_bytes() and len(self.masks().vcpus) == VCPUS:
                 return True
