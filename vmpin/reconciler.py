@@ -48,6 +48,7 @@ from vmpin.source.disk import DiskSources
 from vmpin.source.hook_state import events_of
 from vmpin.source.kubelet_state import KubeletState
 from vmpin.source.nri_facts import NriEvent
+from vmpin.source.nri_reports import Reports
 from vmpin.state import DesiredState, forget_stopped, reduce
 from vmpin.statefile import Kept
 from vmpin.tally import Tally
@@ -97,6 +98,7 @@ class Reconciler:
                                        kept.kubelet if config.kubelet else None)
         self.agreement = Agreement()
         self._requests = Requests()
+        self.reports = Reports()
         self.places = Places(config, self.sysfs.topology(), self.checkpoint.read() if config.kubelet else None,
                              kept.previous)
         self.places.dirty.update(self.state.sandboxes)
@@ -164,7 +166,8 @@ class Reconciler:
         touched: set[SandboxId] = set()
         for told in events:
             try:
-                found = nri_facts.events_of(told, self.state, self.proc, self.config.exclusive_annotation)
+                found = nri_facts.events_of(self.reports.take(told), self.state, self.proc,
+                                            self.config.exclusive_annotation)
             except OSError as err:  # out of descriptors, as it may be: the other events count all the same
                 logger.error("what the runtime told cannot be looked up: %s", err)
                 self.sources.nri_lost += 1
@@ -213,6 +216,11 @@ class Reconciler:
                 self.circumstances.written(vm.sandbox)
                 self.pinner.look_again(vm.sandbox)
         return touched
+
+    def without_kata(self, sandboxes: Iterable[SandboxId]) -> set[SandboxId]:
+        """Those that are VMs whose containers' CPUs no file of Kata's has."""
+        return {sandbox for sandbox in sandboxes if sandbox in self.observer.vms
+                and ((kata := self.sources.sandboxes.get(sandbox)) is None or kata.containers is None)}
 
     def touched(self) -> list[SandboxId]:
         """Every sandbox that is known, or of whose threads masks from before are kept."""

@@ -14,7 +14,6 @@ from vmpin.allocation import CpuManagerState, given
 from vmpin.cpuset import CpuSet
 from vmpin.events import Source
 from vmpin.model import ContainerId, SandboxId
-from vmpin.source.nri_facts import ContainerEvent, NriEvent, Synced
 from vmpin.state import DesiredState
 
 logger = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class Repairs:
 
         :param vms: the sandboxes that are VMs: their containers' CPUs are not set by a cgroup of the host.
         :param lasting: the containers on which the sources have disagreed for longer than a resync.
-        :param announced: what the runtime reported as it happened (`Announced`).
+        :param announced: what the runtime reported as it happened (source/nri_reports).
         :param now: CLOCK_MONOTONIC in seconds.
         """
         now = time.monotonic() if now is None else now
@@ -66,33 +65,6 @@ class Repairs:
         """A try, by `way`. :param now: CLOCK_MONOTONIC in seconds."""
         self._times.setdefault(container, []).append(time.monotonic() if now is None else now)
         logger.info("container=%s is given its CPUs back by=%s cpus=%s", container, way, cpus)
-
-
-class Announced:
-    """The CPUs of each container that the runtime reported as it happened: at its creation, its start or an update.
-
-    A runtime's list is none of them: CRI-O's is that of creation after its own restart. And what was reported before a
-    gap in the connection may have been replaced in the gap, unseen. So a gap ends it all, but for a connection that
-    this process has made anew with the same process of the runtime: its list then has what it was updated to.
-    """
-
-    def __init__(self) -> None:
-        self.cpus: dict[ContainerId, CpuSet] = {}
-        self._runtime = 0
-
-    def take(self, event: NriEvent, renewed: bool = False) -> None:
-        """:param renewed: whether this process has made the connection anew, for a `Synced`."""
-        match event:
-            case ContainerEvent(kind="stop" | "remove"):
-                self.cpus.pop(event.container.id, None)
-            case ContainerEvent(kind="create" | "start" | "update"):
-                if event.container.cpus:
-                    self.cpus[event.container.id] = event.container.cpus
-            case Synced():
-                same = renewed and event.runtime != 0 and event.runtime == self._runtime
-                self._runtime = event.runtime
-                listed = {container.id: container.cpus for container in event.containers} if same else {}
-                self.cpus = {container: cpus for container, cpus in self.cpus.items() if listed.get(container) == cpus}
 
 
 def _wanted(state: DesiredState, kubelet: CpuManagerState | None, sandbox: SandboxId, container: ContainerId,

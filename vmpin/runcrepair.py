@@ -17,7 +17,7 @@ from vmpin.errors import SourceError
 from vmpin.events import Source
 from vmpin.model import ContainerId
 from vmpin.reconciler import Reconciler
-from vmpin.repair import Announced, Repairs
+from vmpin.repair import Repairs
 from vmpin.source.nri_facts import NriEvent, NriUpdate, Synced
 
 if TYPE_CHECKING:
@@ -36,9 +36,6 @@ class RuncRepair:
         self._reconciler = reconciler
         self._plugin = plugin
         self._repairs = Repairs()
-        self._announced = Announced()
-        #: The connection to NRI is being made anew, for repairs.
-        self._renewing = False
         self._task: asyncio.Task[None] | None = None
         self._reported = ""
 
@@ -48,7 +45,7 @@ class RuncRepair:
         if not (known.config.runc_repair and known.sources.nri) or (self._task is not None and not self._task.done()):
             return
         due = self._repairs.due(known.state, known.kubelet, known.vm_sandboxes(), known.agreement.lasting,
-                                self._announced.cpus)
+                                known.reports.cpus)
         if due:
             self._task = asyncio.create_task(self._repair(due))
 
@@ -96,16 +93,13 @@ class RuncRepair:
                 if word is not None:
                     updates[container] = NriUpdate(due[container], word.cpuset)
                     self._repairs.began(container, due[container], "NRI")
-        self._renewing = True
         plugin.again(updates)
 
     def take(self, events: Iterable[NriEvent]) -> None:
         """What the runtime reported. CPUs that the answer to a list gave back are written to the cgroups after it: the
         files' own events, or the next resync, read them."""
         for event in events:
-            self._announced.take(event, self._renewing)
             if isinstance(event, Synced):
-                self._renewing = False
                 self._reconciler.tally.repairs["done"] += len(event.updated)
 
     def _read_back(self, containers: Iterable[ContainerId]) -> None:

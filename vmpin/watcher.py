@@ -33,6 +33,7 @@ from vmpin.model import SandboxId
 from vmpin.observe import Vm
 from vmpin.oneshot import ask, hear, take
 from vmpin.reconciler import Reconciler, Report
+from vmpin.relist import Relist
 from vmpin.runcrepair import RuncRepair
 from vmpin.rundir import RunDirectory
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
@@ -81,6 +82,7 @@ class Watcher:
         self._nri = NriFeed(config, self._on_nri, self._stop.set) if wants_nri(config) else None
         self._files = FileFeed(self._on_files)
         self._births = BirthFeed(reconciler, self._on_births, self._on_lost) if config.births else None
+        self._relist = Relist()
         self._repair = RuncRepair(reconciler, lambda: None if self._nri is None else self._nri.plugin)
         self.guests = Guests(early=config.births and config.guest_via() != "off")
         #: None as long as no samples are taken.
@@ -266,6 +268,7 @@ class Watcher:
 
     def _on_nri(self, events: list[NriEvent]) -> None:
         self._repair.take(events)
+        self._relist.take(events)
         for event in events:
             match event:
                 case Synced():
@@ -275,8 +278,8 @@ class Watcher:
                     self.reconciler.sources.nri = False
         lost = self.reconciler.sources.nri_lost
         touched = self.reconciler.nri(events)
-        if self.reconciler.sources.nri_lost != lost and self._nri is not None and self._nri.plugin is not None:
-            self._nri.plugin.again()
+        if self.reconciler.sources.nri_lost != lost:
+            self._list_again()
         if not touched:
             return
         # Only a beginning brings threads that are not there yet; an update is set at once, and that is all.
@@ -294,9 +297,15 @@ class Watcher:
         self._settling.soon(begun | grows)
         self._save.set()
 
+    def _list_again(self) -> None:
+        if self._nri is not None and self._nri.plugin is not None and self._nri.plugin.reconnects:
+            self._nri.plugin.again()
+
     def _on_files(self, written: set[Path]) -> None:
         """The kubelet's checkpoint, or cpuset cgroups: they are read when their sandboxes are settled."""
-        self._told(self.reconciler.settle(self.reconciler.written(written), scan=False), "files", self._files.since)
+        touched = self.reconciler.written(written)
+        self._relist.written(self.reconciler.without_kata(touched))
+        self._told(self.reconciler.settle(touched, scan=False), "files", self._files.since)
         self._save.set()
 
     # Births
@@ -334,6 +343,8 @@ class Watcher:
             self._ask_qmp()
             self._files.watch(self._watched())
             self._repair.look()
+            if self._relist.due():
+                self._list_again()
 
     def _in_place(self) -> bool:
         """See that the run directory is still this watcher's. :returns: False when it is another's: this one ends."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 
@@ -14,8 +13,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.events import Source
 from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.ownership import Node, claims
-from vmpin.repair import TRIES, WITHIN, Announced, Repairs
-from vmpin.source.nri_facts import ContainerEvent, NriContainer, NriEvent, Synced
+from vmpin.repair import TRIES, WITHIN, Repairs
 from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.topology import Topology
 
@@ -283,35 +281,3 @@ def test_nothing_is_repaired_from_a_list_alone() -> None:
     odd = state_of(pod(container(nri="2-3", cgroup="4")))
     assert Repairs().due(odd, None, set(), LASTING, {}) == {}
     assert Repairs().due(odd, kubelet({(UID, "app"): "2-3"}), set(), LASTING, {}) == ANNOUNCED
-
-
-def listed(cpus: str, runtime: int = 7) -> Synced:
-    return Synced((), (NriContainer(APP, POD, "app", 3, CpuSet.parse(cpus), {}, 0, ""),), 0, runtime=runtime)
-
-
-def happened(kind: Literal["create", "start", "update", "stop"], cpus: str = "") -> ContainerEvent:
-    return ContainerEvent(kind, None, listed(cpus).containers[0], 0)
-
-
-@pytest.mark.parametrize(("what", "events", "cpus"), [
-    ("a list alone", [listed("2-3")], None),
-    ("what happened since", [listed("2-3"), happened("update", "4-5")], "4-5"),
-    ("an update of something else", [listed("2-3"), happened("update", "4-5"), happened("update", "")], "4-5"),
-    ("over a gap", [listed("2-3"), happened("update", "4-5"), listed("4-5")], None),
-    ("over a gap that this process made", [listed("2-3"), happened("update", "4-5"), "renewed", listed("4-5")], "4-5"),
-    ("with an update in it", [listed("2-3"), happened("update", "4-5"), "renewed", listed("6-7")], None),
-    ("with a restart of the runtime in it",
-     [listed("2-3"), happened("update", "4-5"), "renewed", listed("4-5", runtime=8)], None),
-    ("where the runtime's process is not known",
-     [listed("2-3", runtime=0), happened("update", "4-5"), "renewed", listed("4-5", runtime=0)], None),
-    ("it ended", [listed("2-3"), happened("create", "4-5"), happened("stop")], None),
-])
-def test_repairs_are_made_from_what_the_runtime_reported_as_it_happened(
-        what: str, events: list[NriEvent | str], cpus: str | None) -> None:
-    announced, renewed = Announced(), False
-    for event in events:
-        if isinstance(event, str):
-            renewed = True
-        else:
-            announced.take(event, renewed)
-    assert announced.cpus == ({} if cpus is None else {APP: CpuSet.parse(cpus)}), what

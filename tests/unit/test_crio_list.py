@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from vmpin.model import ContainerId, SandboxId
 from vmpin.reconciler import Reconciler
 from vmpin.runcrepair import RuncRepair
 from vmpin.source.nri import Plugin
-from vmpin.source.nri_facts import Lost, NriEvent
+from vmpin.source.nri_facts import Lost, NriEvent, Synced
 from vmpin.wire import nri_messages
 
 CREATED, UPDATED = "4-5", "6-7"
@@ -28,6 +29,7 @@ class Node:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.pid = 100
         (path / "run").mkdir()
         self.runtimes = NriRuntimes()
         self._told: queue.Queue[NriEvent] = queue.Queue()
@@ -46,6 +48,9 @@ class Node:
 
     def hear(self) -> NriEvent:
         event = self._told.get(timeout=PATIENCE)
+        if isinstance(event, Synced):  # the peer of every connection is this process
+            assert event.runtime == os.getpid()
+            event = event._replace(runtime=self.pid)
         self.repair.take([event])
         self.reconciler.nri([event])
         return event
@@ -58,6 +63,11 @@ class Node:
         return runtime
 
     def restarted(self, runtime: NriRuntime, cpus: str) -> NriRuntime:
+        self.pid += 1
+        return self.reconnected(runtime, cpus)
+
+    def reconnected(self, runtime: NriRuntime, cpus: str) -> NriRuntime:
+        """The connection was lost, and the runtime is the same process."""
         runtime.close()
         assert self.hear() == Lost()
         return self.connected(cpus)
@@ -114,6 +124,14 @@ def test_an_update_that_was_missed_is_taken_from_the_list(node: Node) -> None:
     assert node.cpus() == "2-3"
     node.restarted(runtime, CREATED)
     assert node.cpus() == "2-3"
+
+
+def test_a_runtime_that_was_not_restarted_lists_what_is_so(node: Node) -> None:
+    """Such as what another plugin changed in its answer to Synchronize, there and back."""
+    runtime = updated(node)
+    for cpus in CREATED, "2-3", UPDATED, CREATED:
+        runtime = node.reconnected(runtime, cpus)
+        assert node.cpus() == cpus
 
 
 def test_a_runc_container_is_not_given_the_cpus_of_a_list(node: Node) -> None:

@@ -36,7 +36,7 @@ FLOORS = {
     "channel": 2, "guest": 2, "prooffile": 2, "keeper": 2,
     # what makes the machine what it should be
     "census": 3, "observe": 3, "places": 3, "apply": 3, "pinner": 3, "reconciler": 3, "snapshot": 3, "oneshot": 3,
-    "agreement": 3, "requests": 3, "repair": 3, "arrivals": 3, "birthbook": 3, "departure": 3,
+    "agreement": 3, "requests": 3, "repair": 3, "relist": 3, "arrivals": 3, "birthbook": 3, "departure": 3,
     "exclusion": 3,
     "circumstances": 3, "drifts": 3, "sampler": 3, "headcount": 3,
     "about": 3, "checkup": 3, "gather": 3,

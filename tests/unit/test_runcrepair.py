@@ -56,7 +56,7 @@ class Drifted:
                 ContainerSeen(sandbox, Container(ContainerId(name), name, CpuSet.parse("2-3")), Source.NRI, 1),
                 CpusetSeen(sandbox, ContainerId(name), CpuSet([4]), Source.CGROUP, 2)])
             made = NriContainer(ContainerId(name), sandbox, name, 3, CpuSet.parse("2-3"), {}, 0, "")
-            self.repair.take([ContainerEvent("create", None, made, 1)])
+            self.reconciler.reports.take(ContainerEvent("create", None, made, 1))
             self.reconciler.agreement.lasting[sandbox, ContainerId(name)] = "nri 2-3, cgroup 4"
 
     def look(self, times: int = 1) -> None:

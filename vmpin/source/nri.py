@@ -42,6 +42,8 @@ LIST_DEADLINE = 30.0
 #: Answers the runtime does not read; they are some bytes each.
 _MAX_UNSENT = 1 << 20
 
+#: Why a connection ended that this process has ended.
+_AGAIN = "everything is listed again"
 _NAME = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 _INDEX = re.compile(r"[0-9]{2}")
 
@@ -164,7 +166,7 @@ class Plugin:
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             if self._again.is_set():
-                return "all is asked for again"
+                return _AGAIN
             if not session.synced and not self._once and time.monotonic() > silent:
                 return f"connected, and for {LIST_DEADLINE:g} s nothing was listed: does the runtime hang?"
             if connection.fileno() not in ready:
@@ -210,7 +212,10 @@ class Plugin:
                     logger.exception("nri: unforeseen")
             if self._stopping.is_set():
                 break
-            self._down(why)
+            if why == _AGAIN:
+                logger.info("nri: everything is listed again, over a new connection")
+            else:
+                self._down(why)
             if self._once:
                 break
             if time.monotonic() - began > LAST_DELAY:

@@ -63,8 +63,8 @@ class NriContainer(NamedTuple):
 class Synced(NamedTuple):
     """All that there is, told when a connection begins. Times are CLOCK_BOOTTIME ns of the reception.
 
-    CPUs may be old (`ContainerSeen.listed`). `updated` are the containers whose CPUs the answer set; `runtime` is the
-    pid of the runtime's process, 0 when not known.
+    CPUs may be old (`ContainerSeen.listed`), but for the containers in `current`. `updated` are those whose CPUs the
+    answer set; `runtime` is the pid of the runtime's process, 0 when not known.
     """
 
     pods: tuple[NriPod, ...]
@@ -72,6 +72,7 @@ class Synced(NamedTuple):
     time_ns: int
     updated: tuple[ContainerId, ...] = ()
     runtime: int = 0
+    current: frozenset[ContainerId] = frozenset()
 
 
 class PodEvent(NamedTuple):
@@ -203,7 +204,7 @@ class _Facts:
                 yield ContainerStopped(container.pod, container.id, event.time_ns)
             else:
                 now = ContainerState.CREATED if container.state == CREATED else ContainerState.RUNNING
-                yield self._container(container, now, event.time_ns, listed=True)
+                yield self._container(container, now, event.time_ns, listed=container.id not in event.current)
         listed = frozenset(container.id for container in event.containers)
         pods = {pod.id for pod in event.pods} | {container.pod for container in event.containers}
         for sandbox in self._state.sandboxes.values():

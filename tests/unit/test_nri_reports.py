@@ -1,0 +1,54 @@
+"""Which CPUs a runtime has reported for certain, and which of its lists' may be old."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from vmpin.cpuset import CpuSet
+from vmpin.model import ContainerId, SandboxId
+from vmpin.source.nri_facts import ContainerEvent, Lost, NriContainer, NriEvent, Synced
+from vmpin.source.nri_reports import Reports
+
+APP = ContainerId("app")
+
+
+def container(cpus: str) -> NriContainer:
+    return NriContainer(APP, SandboxId("pod"), "app", 3, CpuSet.parse(cpus) or None, {}, 0, "")
+
+
+def listed(cpus: str | None, runtime: int = 7) -> Synced:
+    return Synced((), () if cpus is None else (container(cpus),), 0, runtime=runtime)
+
+
+def happened(kind: Literal["create", "start", "update", "stop"], cpus: str = "") -> ContainerEvent:
+    return ContainerEvent(kind, None, container(cpus), 0)
+
+
+@pytest.mark.parametrize(("what", "events", "cpus"), [
+    ("a list alone", [listed("2-3")], None),
+    ("the same list again", [listed("2-3"), Lost(), listed("2-3")], None),
+    ("what happened since", [listed("2-3"), happened("update", "4-5")], "4-5"),
+    ("its creation", [listed(None), happened("create", "4-5"), happened("start", "4-5")], "4-5"),
+    ("its start, when it was there before", [listed("2-3"), happened("start", "2-3")], None),
+    ("an update of something else", [listed("2-3"), happened("update", "4-5"), happened("update")], "4-5"),
+    ("over a gap", [listed("2-3"), happened("update", "4-5"), Lost(), listed("4-5")], "4-5"),
+    ("an update in the gap", [listed("2-3"), happened("update", "4-5"), Lost(), listed("6-7")], "6-7"),
+    ("one that brings back what there was", [listed("2-3"), happened("update", "4-5"), Lost(), listed("2-3")], "2-3"),
+    ("what another plugin changed", [listed("2-3"), Lost(), listed("6-7")], "6-7"),
+    ("and changed back", [listed("2-3"), Lost(), listed("6-7"), Lost(), listed("2-3")], "2-3"),
+    ("created in a gap", [listed(None), Lost(), listed("6-7")], "6-7"),
+    ("a restart of the runtime", [listed("2-3"), happened("update", "4-5"), Lost(), listed("2-3", runtime=8)], None),
+    ("whose process is not known",
+     [listed("2-3", runtime=0), happened("update", "4-5"), Lost(), listed("4-5", runtime=0)], None),
+    ("its end", [listed(None), happened("create", "4-5"), happened("stop")], None),
+    ("an end in a gap", [listed(None), happened("create", "4-5"), Lost(), listed(None)], None),
+])
+def test_what_is_certain(what: str, events: list[NriEvent], cpus: str | None) -> None:
+    reports = Reports()
+    for event in events:
+        last = reports.take(event)
+    assert reports.cpus == ({} if cpus is None else {APP: CpuSet.parse(cpus)}), what
+    if isinstance(last, Synced):
+        assert last.current == reports.cpus.keys()

@@ -1,0 +1,59 @@
+"""Whether the runtime is to list everything again: a VM's cgroup was written, and NRI reported no change of its
+containers.
+
+Kata writes the sandbox's cgroup at every update. NRI reports an update that another plugin made in its own answer to
+Synchronize (balloons, whenever it connects) to no plugin; the runtime's next list has it. What stays out: making the
+list (source/nri), and what it means (source/nri_reports, state).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from vmpin.model import SandboxId
+from vmpin.source.nri_facts import ContainerEvent, NriEvent, PodEvent
+
+#: Seconds before and after the write in which a report of the sandbox explains it.
+NEAR = 5.0
+#: Seconds between two lists, at the least: the runtime makes no container meanwhile.
+PAUSE = 30.0
+
+
+class Relist:
+    """Times are CLOCK_MONOTONIC in seconds; None is now."""
+
+    def __init__(self) -> None:
+        #: When the cgroup of each sandbox was written that no report explains yet, and when it was reported last.
+        self._written: dict[SandboxId, float] = {}
+        self._reported: dict[SandboxId, float] = {}
+        self._last = float("-inf")
+
+    def written(self, sandboxes: Iterable[SandboxId], now: float | None = None) -> None:
+        """VMs whose cgroups were written."""
+        now = time.monotonic() if now is None else now
+        for sandbox in sandboxes:
+            self._written.setdefault(sandbox, now)
+
+    def take(self, events: Iterable[NriEvent], now: float | None = None) -> None:
+        """What the runtime reported."""
+        now = time.monotonic() if now is None else now
+        for event in events:
+            match event:
+                case ContainerEvent():
+                    self._reported[event.container.pod] = now
+                case PodEvent():
+                    self._reported[event.pod.id] = now
+
+    def due(self, now: float | None = None) -> bool:
+        """Whether a list is to be made; the next one is not due before `PAUSE`."""
+        now = time.monotonic() if now is None else now
+        if now < self._last + PAUSE:
+            return False
+        ripe = {sandbox: at for sandbox, at in self._written.items() if now >= at + NEAR}
+        self._written = {sandbox: at for sandbox, at in self._written.items() if sandbox not in ripe}
+        due = any(self._reported.get(sandbox, float("-inf")) < at - NEAR for sandbox, at in ripe.items())
+        self._reported = {sandbox: at for sandbox, at in self._reported.items() if now < at + PAUSE + 2 * NEAR}
+        if due:
+            self._last = now
+        return due

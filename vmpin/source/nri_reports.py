@@ -1,0 +1,57 @@
+"""What the runtime has reported of containers' CPUs over NRI, and which of its lists' CPUs are those of the moment.
+
+A list may be old: CRI-O keeps updates in memory, so after its own restart it lists the CPUs of creation. A process of
+the runtime's that has made or updated a container since it was first heard, or lists it with other CPUs than at first,
+has the container's CPUs in memory: its next lists are right. That also finds what another plugin changed in its own
+answer to Synchronize, which NRI reports to no plugin. What stays out: whose report counts (state).
+"""
+
+from __future__ import annotations
+
+from vmpin.cpuset import CpuSet
+from vmpin.model import ContainerId
+from vmpin.source.nri_facts import ContainerEvent, NriEvent, Synced
+
+
+class Reports:
+    """Of one process of the runtime's after the other."""
+
+    def __init__(self) -> None:
+        #: The CPUs of each container that this process of the runtime's has in memory for certain.
+        self.cpus: dict[ContainerId, CpuSet] = {}
+        self._runtime = 0
+        #: What it listed first, and the containers of which it has the CPUs in memory.
+        self._first: dict[ContainerId, CpuSet | None] = {}
+        self._certain: set[ContainerId] = set()
+
+    def take(self, event: NriEvent) -> NriEvent:
+        """:returns: the event; a list with the containers whose CPUs are those of the moment (`Synced.current`)."""
+        match event:
+            case ContainerEvent(kind="stop" | "remove"):
+                self._forget(event.container.id)
+            case ContainerEvent(kind="create" | "start" | "update"):
+                container = event.container
+                if event.kind != "start" or container.id not in self._first:
+                    self._certain.add(container.id)
+                if container.cpus and container.id in self._certain:
+                    self.cpus[container.id] = container.cpus
+            case Synced():
+                return self._synced(event)
+        return event
+
+    def _synced(self, event: Synced) -> Synced:
+        listed = {container.id: container.cpus for container in event.containers}
+        if not event.runtime or event.runtime != self._runtime:
+            self._runtime, self._first, self._certain, self.cpus = event.runtime, listed, set(), {}
+            return event
+        for gone in (self._first.keys() | self._certain) - listed.keys():
+            self._forget(gone)
+        self._certain |= {container for container, cpus in listed.items()
+                          if container not in self._first or self._first[container] != cpus}
+        self.cpus = {container: cpus for container in self._certain if (cpus := listed.get(container))}
+        return event._replace(current=frozenset(self._certain))
+
+    def _forget(self, container: ContainerId) -> None:
+        self.cpus.pop(container, None)
+        self._first.pop(container, None)
+        self._certain.discard(container)
