@@ -279,6 +279,35 @@ def test_sighup_loads_the_configuration_again(node: Node, cpus: tuple[str, str])
         assert node.status()["policy"]["vcpus"] == "union"
 
 
+def test_a_narrower_watch_only_gives_the_masks_from_before_back(node: Node, cpus: tuple[str, str]) -> None:
+    node.configure(node={"shared_pool": cpus[0]})
+    with Qemu(node.id("a"), vcpus=2) as vm, Qemu(node.id("b"), vcpus=2) as other:
+        before = by_tid(vm.pid)
+        node.start()
+        for each in (vm, other):
+            node.container(each.sandbox, f"web-{each.sandbox}", cpus[0])
+            node.wait_for_all(each.pid, cpus[0])
+        assert node.watcher is not None
+        planned = node.data("unpin", vm.sandbox, "--dry-run")
+        assert (planned["held"], len(planned["operations"])) == ([vm.sandbox], len(before))
+        node.wait_for_all(vm.pid, cpus[0])
+        all_of_them = node.settings["watch"]["only"]
+        node.configure(watch={"only": f"{other.sandbox}*"})
+        node.watcher.send_signal(signal.SIGHUP)
+        wait(lambda: by_tid(vm.pid) == before, lambda: f"{by_tid(vm.pid)} is not {before}\n{node.log()}")
+        node.wait_for_log(f"configuration loaded again: watch.only: {all_of_them} -> {other.sandbox}*")
+        node.wait_for_log(f"excluded sandbox={vm.sandbox} only={other.sandbox}*")
+        node.resyncs()
+        node.wait_for_all(other.pid, cpus[0])
+        assert by_tid(vm.pid) == before
+        assert [entry["id"] for entry in node.status()["sandboxes"]] == [other.sandbox]
+        node.configure(watch={"only": all_of_them})
+        node.watcher.send_signal(signal.SIGHUP)
+        node.wait_for_all(vm.pid, cpus[0])
+        assert node.cli("unpin", "--every").returncode == 0
+        assert by_tid(vm.pid) == before
+
+
 # Containers that are no VM's
 
 

@@ -123,10 +123,11 @@ def configured(its: str, its_from: str, mine: str, mine_from: str) -> Facts:
                                  {"policy.vcpus": {"value": mine, "from": mine_from}}))
 
 
-def running(**sources: bool) -> Facts:
+def running(passes: dict[str, int] | None = None, **sources: bool) -> Facts:
     """A watcher with these sources, up or down."""
     told = [{"name": name, "up": up, "needed": name != "births", "why": ""} for name, up in sources.items()]
-    return facts(watcher=Watcher("running", 100, "", {**ABOUT, "sources": told}, "1.2", ABOUT["config"]))
+    return facts(watcher=Watcher("running", 100, "", {**ABOUT, "sources": told, "passes": passes or {}}, "1.2",
+                                 ABOUT["config"]))
 
 
 def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
@@ -258,9 +259,12 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     # vmpin itself
     ("watcher", facts(watcher=Watcher()), "bad", "no watcher runs"),
     ("watcher", running(hook=False), "bad", "receives no events"),
-    ("watcher", running(hook=False, births=False, nri=False, resync=True), "bad", "receives no events"),
+    ("watcher", running(hook=True, births=False, nri=False), "bad", "receives no events"),
+    ("watcher", replace(running(hook=True), hooks=(hook(broken="gone"), hook(read_by=()))), "bad", "no hook reaches"),
+    ("watcher", replace(running(hook=False, births=False, resync=True), hooks=(hook(),)), "bad", "receives no events"),
+    ("watcher", replace(running(hook=True, births=False, nri=False), hooks=(hook(),)), "warn", "without nri"),
+    ("watcher", running({"hook": 3}, hook=True, births=False), "ok", "runs"),
     ("watcher", running(hook=False, births=True), "warn", "without hook"),
-    ("watcher", running(hook=True, births=False, nri=False), "warn", "without nri"),
     ("watcher", running(hook=True, births=True, resync=False), "bad", "passes fail"),
     ("watcher", facts(watcher=Watcher("mute", 100, "does not answer within 10 s")), "bad", "within 10 s"),
     ("watcher", facts(watcher=Watcher("running", 100, "unknown request 'about'")), "unknown", "unknown request"),

@@ -13,12 +13,8 @@ _START = "systemctl enable --now vmpin (config/vmpin.service), or the DaemonSet 
 _LOG = "look at its log: journalctl -u vmpin"
 #: Bytes and inodes that the run directory should have left: the state of some thousand containers, and the spool.
 _FREE, _INODES = 4 << 20, 1000
-
-
 #: A guest's state while it boots, as the guest's session has it (guest.words).
 WAITING = "waiting for an answer"
-#: Sources that report new VMs and containers; a watcher always has the last one, switched on or failing.
-_EVENTS = ("births", "nri", "hook")
 
 
 def watcher(facts: Facts) -> Verdict:
@@ -37,9 +33,12 @@ def watcher(facts: Facts) -> Verdict:
     its = str(found.about.get("version", ""))
     evidence = [who, f"version {its}, running for {float(found.about.get('uptime', 0)):.0f} s"]
     sources = {source["name"]: source for source in found.about.get("sources", ())}
-    if "hook" in sources and not any(name in sources and sources[name]["up"] for name in _EVENTS):
-        return bad(f"the watcher receives no events: {', '.join(_EVENTS)} are down or switched off, so new VMs and "
-                   "containers are placed at a resync at best", _LOG, *evidence, *_lines(sources.values()))
+    # Each watcher has the hook's socket among its sources, up or failing.
+    if "hook" in sources and not _receives(facts, {name for name, source in sources.items() if source["up"]}):
+        return bad("the watcher receives no events: births and NRI are down or switched off, and no hook reaches it; "
+                   "new VMs and containers are placed at a resync at best",
+                   "look at the checks proc-connector, nri and hooks: one of them has to work", *evidence,
+                   *_lines(sources.values()))
     if "resync" in sources and not sources["resync"]["up"]:
         return bad("the watcher's passes fail: nothing is kept in its place", _LOG, *evidence,
                    *_lines(sources.values()))
@@ -52,6 +51,14 @@ def watcher(facts: Facts) -> Verdict:
     if needed:
         return warn(f"the watcher runs, and does without {several(needed)}", _LOG, *evidence)
     return ok(f"the watcher runs ({who})", *evidence)
+
+
+def _receives(facts: Facts, up: set[str]) -> bool:
+    """Whether anything reports new VMs and containers. The hook's socket alone does not: some runtime has to run the
+    hook."""
+    hook = facts.watcher.about.get("passes", {}).get("hook") or any(
+        found.read_by and not found.broken for found in facts.hooks)
+    return bool(up & {"births", "nri"} or ("hook" in up and hook))
 
 
 def _lines(sources: Iterable[Mapping[str, Any]]) -> list[str]:
