@@ -109,7 +109,7 @@ def _play(stage: _Stage) -> None:
     stage.expect("the VM is back on the pool", EMPTY, pool)
 
     stage.step("vmpin goes, and leaves no pins")
-    stage.vmpin("unpin", shown_output=False)
+    stage.vmpin("unpin", "--every", shown_output=False)
     _await(lambda: _same(vm.masks(), before, cpus), lambda: f"not the masks from before: {vm.masks()}")
     stage.say(f"/proc says: {vm.masks()}, as before")
     stage.stop_watcher()
