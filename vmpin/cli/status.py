@@ -124,7 +124,16 @@ def _sources(sources: Document) -> str:
         given += f" ({kubelet['trouble']})" if kubelet["trouble"] else ""
     births = sources["births"]
     born = "not asked for" if births is None else births["state"]
-    return f"sources: NRI {shown(told)}; kubelet {shown(given)}; births {shown(born)}"
+    return f"sources: NRI {shown(told)}; kubelet {shown(given)}; births {shown(born)}; hooks {_hooks(sources)}"
+
+
+def _hooks(sources: Document) -> str:
+    found = sources.get("hooks")  # a watcher of an older version has none
+    if not found:
+        return "not counted"
+    text = f"{found['taken']} received" + (f", the last at {found['last']}" if found["last"] else "")
+    text += f", {found['refused']} refused" if found["refused"] else ""
+    return text + (f"; {found['disputed']} annotations not believed (docs/sources.md)" if found["disputed"] else "")
 
 
 def _row(sandbox: Document, wide: bool) -> list[object]:
