@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,17 @@ from vmpin.cli.main import main
 
 #: Each reads the node in its own process where it is asked to.
 VERBS = (["status"], ["status", "-o", "json"], ["verify"], ["plan"], ["map"], ["audit", "--seconds", "0"])
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command sets up the logging of its process, which here is that of all tests."""
+    ours, root = logging.getLogger("vmpin"), logging.root
+    before = ours.level, root.level, root.handlers[:]
+    yield
+    ours.setLevel(before[0])
+    root.setLevel(before[1])
+    root.handlers[:] = before[2]
 
 
 @pytest.fixture
