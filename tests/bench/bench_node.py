@@ -66,6 +66,10 @@ class Node:
         """A run directory as after a boot."""
         shutil.rmtree(self.run, ignore_errors=True)
 
+    def forget_kata(self) -> None:
+        """What `write_kata` made."""
+        shutil.rmtree(self.path / "vc", ignore_errors=True)
+
 
 @contextlib.contextmanager
 def node(command: Path) -> Iterator[Node]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import drifting
+import growth
 import guest_agent
 import hostile
 import newborns
@@ -65,6 +66,13 @@ def _cold(bench: Bench) -> list[Figure]:
         return [processes.cold_start(bench.made, machines, 3 if bench.quick else 15)]
 
 
+def _growth(bench: Bench) -> list[Figure]:
+    bench.close()
+    bench.made.forget_kata()
+    sizes, rounds, seconds, resync = ((5, 10, 20), 1, 2.0, 1.0) if bench.quick else (growth.SIZES, 5, 30.0, 10.0)
+    return growth.growth(bench.made, bench.build, sizes, rounds, seconds, resync)
+
+
 def _update_cost(bench: Bench) -> list[Figure]:
     bench.close()
     return [nri.update_cost(bench.made, 2 if bench.quick else 30)]
@@ -98,6 +106,7 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("fork_storm",): lambda bench: [newborns.storm(bench.made, bench.many(), bench.build, 1 if bench.quick else 5)],
     ("exec_storm_hostile",): lambda bench: [hostile.exec_storm(
         bench.made, bench.many(), bench.build, 1 if bench.quick else 5, 1 if bench.quick else 3)],
+    ("growth_rss", "growth_idle", "growth_status", "growth_start", "growth_pass"): _growth,
     ("discover_300",): _cold,
     ("nri_update_cost",): _update_cost,
     ("guest_apply",): _guest_apply,

@@ -181,3 +181,28 @@ def test_an_interrupted_run_ends_its_machines(tmp_path: Path) -> None:
     started.stderr.close()
     assert left_over(started.pid) == []
     assert not (tmp_path / "bench.json").exists()
+
+
+def test_growth_and_a_hostile_storm_are_measured(tmp_path: Path) -> None:
+    need_root()
+    need_tool("gcc", "cc")
+    need_tool("unshare")
+    out = tmp_path / "bench.json"
+    ran, _, err = run("--only", "exec_storm_hostile", "--only", "growth_rss", "--only", "growth_idle", "--only",
+                      "growth_status", "--only", "growth_start", "--only", "growth_pass", "-o", out)
+    if "births are not told" in err:
+        lacking(err)
+    assert ran.returncode == 0, err
+    storm, *growing = json.loads(out.read_text())["benchmarks"]
+    assert storm["name"] == "exec_storm_hostile"
+    assert storm.keys() >= FIELDS
+    assert storm["hooks"] > 0
+    assert storm["executions_a_second"] > 0
+    assert [each["name"] for each in growing] == [
+        "growth_rss", "growth_idle", "growth_status", "growth_start", "growth_pass"]
+    for figure in growing[:3]:
+        assert figure.keys() >= FIELDS
+        assert (figure["sandboxes"], figure["threads"]) == (20, 320)
+        assert figure["by_size"].keys() == {"5", "10", "20"}
+        assert min(figure["by_size"].values()) > 0
+    assert left_over(ran.pid) == []
