@@ -9,7 +9,6 @@ is, and its threads (observe).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from vmpin.host.procfs import Procfs
 from vmpin.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
@@ -154,7 +153,7 @@ class Census:
         known = self.vmms.get(identity.tid)
         names = {known[1].sandbox} if known is not None and known[0] == identity else set()
         whole = [name for name in self.helped() | names if name is not None and name.startswith(vmm.sandbox)]
-        return replace(vmm, sandbox=max(whole, key=len)) if whole else vmm
+        return vmm._replace(sandbox=max(whole, key=len)) if whole else vmm
 
     def _runs_dragonball(self, pid: str) -> bool:
         """Dragonball is a library: its VM lives in the shim's own process."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmpin import values
 from vmpin.cpuset import CpuSet, CpuSetError
@@ -22,8 +22,7 @@ from vmpin.values import Address
 DEFAULT_FILE = Path("/etc/vmpin/vmpin.yaml")
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One key. `parse` raises ValueError with what is wrong about a value."""
 
     key: str

@@ -125,8 +125,7 @@ class OnFight(enum.StrEnum):
     PERSIST = "persist"
 
 
-@dataclass(frozen=True)
-class FightRules:
+class FightRules(NamedTuple):
     """A thread that is put back more than `repairs` times a minute is fought over. Seconds."""
 
     on_fight: OnFight = OnFight.REST

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.model import Container, ContainerId, Pod, SandboxId, ThreadId
@@ -27,8 +28,7 @@ class Source(enum.IntEnum):
         return self.name.lower()
 
 
-@dataclass(frozen=True)
-class SandboxSeen:
+class SandboxSeen(NamedTuple):
     """A sandbox exists. `runtime` is kata-go, kata-rs, vmm (found by its command line), nri or oci (told by a hook).
 
     `vmm` is its VMM's main thread when the source knows it for sure (a hook's pid, looked at while it held).
@@ -42,8 +42,7 @@ class SandboxSeen:
     handler: str = ""
 
 
-@dataclass(frozen=True)
-class ContainerSeen:
+class ContainerSeen(NamedTuple):
     """A container was created, started or updated.
 
     `time` is CLOCK_BOOTTIME in ns when it was so. `init` is the container's own first process on the host, which a
@@ -62,8 +61,7 @@ class ContainerSeen:
     requested: bool = False
 
 
-@dataclass(frozen=True)
-class CpusetSeen:
+class CpusetSeen(NamedTuple):
     """A known container's cpuset is this now. `time` is CLOCK_BOOTTIME in ns of when it was so."""
 
     sandbox: SandboxId
@@ -90,28 +88,24 @@ class RequestOver:
     container: ContainerId
 
 
-@dataclass(frozen=True)
-class ContainerStopped:
+class ContainerStopped(NamedTuple):
     sandbox: SandboxId
     container: ContainerId
     time: int
 
 
-@dataclass(frozen=True)
-class ContainerElsewhere:
+class ContainerElsewhere(NamedTuple):
     """The runtime has this container in another sandbox: here it was never one."""
 
     sandbox: SandboxId
     container: ContainerId
 
 
-@dataclass(frozen=True)
-class SandboxGone:
+class SandboxGone(NamedTuple):
     sandbox: SandboxId
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """The operator took a sandbox out of vmpin's hands (`vmpin unpin`), or gave it back."""
 
     sandbox: SandboxId
@@ -122,8 +116,7 @@ Event = (SandboxSeen | ContainerSeen | CpusetSeen | CpusetAsked | RequestOver | 
          | SandboxGone | Held)
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """Somebody's word that a process is a sandbox's VMM.
 
     It counts when `identity` (read while the word was fresh) is still that process, or when its command line names the

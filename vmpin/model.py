@@ -84,8 +84,7 @@ class VmmType(enum.StrEnum):
     STRATOVIRT = "stratovirt"
 
 
-@dataclass(frozen=True)
-class Vcpu:
+class Vcpu(NamedTuple):
     """A vCPU as the guest sees it; `core` and `node` are the guest's, None where they are not known."""
 
     id: VcpuId
@@ -132,8 +131,7 @@ class Container:
     asked: CpuSet | None = None
 
 
-@dataclass(frozen=True)
-class Pod:
+class Pod(NamedTuple):
     namespace: str
     name: str
     uid: str = ""

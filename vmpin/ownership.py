@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.model import Container, ContainerId, ContainerState, SandboxId
@@ -28,8 +29,7 @@ class Node:
         return self.topology.online
 
 
-@dataclass(frozen=True)
-class Claims:
+class Claims(NamedTuple):
     """What one sandbox's live containers ask for, cut to the online CPUs."""
 
     #: The exclusive containers, in the sandbox's order, with their CPUs.
@@ -158,8 +158,7 @@ def ownership(all_claims: Mapping[SandboxId, Claims], node: Node,
     return Ownership(all_claims, exclusive, pool or node.online - exclusive, pods or {})
 
 
-@dataclass(frozen=True)
-class Collision:
+class Collision(NamedTuple):
     """A CPU on which more work may run than its owner agreed to."""
 
     cpu: int

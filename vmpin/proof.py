@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.model import SandboxId, ThreadId, ThreadRole
@@ -134,8 +134,7 @@ class Finding:
                 "seconds": seconds(self.spent)}
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """The books as they were at one time. Kept as text: few are ever read again."""
 
     time: float

@@ -11,10 +11,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from vmpin.agreement import Agreement
 from vmpin.allocation import CpuManagerState
@@ -62,8 +62,7 @@ T = TypeVar("T")
 GRACE = 2.0
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """What a pass did."""
 
     results: tuple[Result, ...]

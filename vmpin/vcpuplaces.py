@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.matching import match
@@ -16,8 +17,7 @@ from vmpin.ownership import Claims, Node, Ownership
 from vmpin.policy import Policy, Spare, Vcpus
 
 
-@dataclass(frozen=True)
-class VcpuPlace:
+class VcpuPlace(NamedTuple):
     """Where a vCPU may run; None leaves it alone. `container` is the one it backs, None if it floats."""
 
     id: VcpuId
@@ -38,8 +38,7 @@ class Previous:
     pairs: Mapping[VcpuId, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Ground:
+class Ground(NamedTuple):
     """The CPUs the rules choose from, for one sandbox."""
 
     allowed: CpuSet

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Hashable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from vmpin import plainyaml
 from vmpin.errors import ConfigError
 from vmpin.host.regular import read_regular
+
+if TYPE_CHECKING:
+    import yaml
 
 #: A configuration or scenario larger than this was not written by a person.
 MAX_BYTES = 4 << 20
@@ -20,23 +23,30 @@ MAX_VALUES = 1 << 20
 MAX_DEPTH = 32
 
 
-class _Loader(yaml.SafeLoader):
+@cache
+def _loader() -> type[yaml.SafeLoader]:
     """SafeLoader that refuses a key given twice, which YAML forbids and PyYAML lets pass."""
+    import yaml  # here, as most files do without it (plainyaml)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable) or key in seen:
-                raise yaml.MarkedYAMLError(problem=f"key {key!r} cannot be used or is there twice",
-                                           problem_mark=key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+            seen: set[object] = set()
+            for key_node, _ in node.value:
+                key = self.construct_object(key_node, deep=True)
+                if not isinstance(key, Hashable) or key in seen:
+                    raise yaml.MarkedYAMLError(problem=f"key {key!r} cannot be used or is there twice",
+                                               problem_mark=key_node.start_mark)
+                seen.add(key)
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def load(path: Path, pipe: bool = False) -> object:
     """The document, None for an empty file. :raises ConfigError: in one line with file, line and what is wrong."""
-    return parse(path, read(path, MAX_BYTES, pipe))
+    raw = read(path, MAX_BYTES, pipe)
+    plain = plainyaml.parse(raw)
+    return parse(path, raw) if plain is None else plain
 
 
 def read(path: Path, most: int, pipe: bool = False) -> bytes:
@@ -62,8 +72,10 @@ def read(path: Path, most: int, pipe: bool = False) -> bytes:
 
 def parse(path: Path, raw: bytes) -> object:
     """The document that was read from `path`. :raises ConfigError: as load."""
+    import yaml
+
     try:
-        document = yaml.load(raw.decode("utf-8"), Loader=_Loader)
+        document = yaml.load(raw.decode("utf-8"), Loader=_loader())
     except UnicodeDecodeError as err:
         raise ConfigError(f"{path}: not UTF-8 text (byte {err.start})") from err
     except yaml.MarkedYAMLError as err:

@@ -69,7 +69,7 @@ def _cold(bench: Bench) -> list[Figure]:
 def _growth(bench: Bench) -> list[Figure]:
     bench.close()
     bench.made.forget_kata()
-    sizes, rounds, seconds, resync = ((5, 10, 20), 1, 2.0, 1.0) if bench.quick else (growth.SIZES, 5, 30.0, 10.0)
+    sizes, rounds, seconds, resync = ((5, 10, 20), 1, 2.0, 1.0) if bench.quick else (growth.SIZES, 3, 20.0, 10.0)
     return growth.growth(bench.made, bench.build, sizes, rounds, seconds, resync)
 
 

@@ -29,7 +29,7 @@ FLOORS = {
     "errors": 1, "model": 1, "topology": 1, "events": 1, "state": 1, "policy": 1, "ownership": 1, "matching": 1,
     "vcpuplaces": 1, "placement": 1, "plan": 1, "before": 1, "status": 1, "explain": 1, "audit": 1, "occupants": 1,
     "podnames": 1, "wire": 1, "allocation": 1, "guestmap": 1, "tally": 1, "birth": 1, "drift": 1, "proof": 1,
-    "health": 1, "picture": 1, "doctor": 1, "redact": 1,
+    "health": 1, "plainyaml": 1, "picture": 1, "doctor": 1, "redact": 1,
     # adapters: each has its root path or socket as a parameter
     "resources": 2, "yamlfile": 2, "config": 2, "reload": 2, "scenario": 2, "statefile": 2, "lock": 2, "log": 2,
     "sdnotify": 2, "hooks_install": 2, "pyz": 2, "host": 2, "vmm": 2, "runtime": 2, "source": 2, "values": 2,

@@ -74,7 +74,7 @@ def test_kata_has_the_container_before_it_is_started() -> None:
     """Its state lists a container with its CPUs before the vCPUs of it have all come."""
     seen = ContainerSeen(POD, Container(C1, cpuset=CpuSet((4, 5)), state=ContainerState.CREATED), Source.KATA, 12)
     assert known(reduce(after(CREATION_EVENTS[:2]), seen)).container.coming
-    runs = replace(seen, container=replace(seen.container, state=ContainerState.RUNNING))
+    runs = seen._replace(container=replace(seen.container, state=ContainerState.RUNNING))
     assert not known(reduce(after(CREATION_EVENTS[:2]), runs)).pending
 
 

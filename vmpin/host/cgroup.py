@@ -11,8 +11,8 @@ import errno
 import logging
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.host.procfs import Procfs, read_file
@@ -32,8 +32,7 @@ class Layout(enum.StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True)
-class CpusetCgroup:
+class CpusetCgroup(NamedTuple):
     """A cgroup as the cpuset controller sees it.
 
     `configured` is what was written to it (cpuset.cpus), None where nothing was; it may name CPUs that are offline
@@ -45,8 +44,7 @@ class CpusetCgroup:
     effective: CpuSet
 
 
-@dataclass(frozen=True)
-class _Mount:
+class _Mount(NamedTuple):
     """A hierarchy: where it is mounted, and which of its cgroups is seen there (``/`` but for bind mounts)."""
 
     point: str

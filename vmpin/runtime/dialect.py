@@ -12,7 +12,7 @@ What stays out: reading a hook's state (oci) and Kata's files (kata).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vmpin.model import Pod
 
@@ -21,8 +21,7 @@ KATA_BUNDLE = "io.katacontainers.pkg.oci.bundle_path"
 _USERDATA = "/userdata"
 
 
-@dataclass(frozen=True)
-class Dialect:
+class Dialect(NamedTuple):
     """The keys of one family; `runtime` names it in log lines."""
 
     runtime: str

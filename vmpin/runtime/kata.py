@@ -12,8 +12,9 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.errors import SourceError, passing
@@ -26,8 +27,7 @@ MAX_BYTES = 8 << 20
 FRESH = 50_000_000
 
 
-@dataclass(frozen=True)
-class KataSandbox:
+class KataSandbox(NamedTuple):
     """A sandbox as its runtime describes it. `containers` is None where the runtime does not tell them."""
 
     id: SandboxId
@@ -100,7 +100,7 @@ class KataState:
                    if self._is_stopped(f"{directory}/{container.id}/persist.json")]
         if not stopped:
             return sandbox
-        return replace(sandbox, containers=tuple(
+        return sandbox._replace(containers=tuple(
             replace(container, state=ContainerState.STOPPED) if container.id in stopped else container
             for container in sandbox.containers or ()))
 

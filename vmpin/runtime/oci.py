@@ -11,7 +11,7 @@ import errno
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.errors import SourceError, passing
@@ -30,8 +30,7 @@ _PAUSE = ("sandbox", "podsandbox")
 STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 
 
-@dataclass(frozen=True)
-class HookMessage:
+class HookMessage(NamedTuple):
     """What the hook sent: the stage it was registered for, when, the state as it came.
 
     `time` is CLOCK_REALTIME, `boot` CLOCK_BOOTTIME, in ns; an older hook sends no `boot` (None).
@@ -43,8 +42,7 @@ class HookMessage:
     boot: int | None = None
 
 
-@dataclass(frozen=True)
-class HookState:
+class HookState(NamedTuple):
     """A state, understood. `pid` is whatever the runtime gave: the container's, the VMM's, a shim's thread, or 0."""
 
     stage: str
@@ -155,8 +153,7 @@ def _strings(value: object) -> dict[str, str]:
     return {key: item for key, item in value.items() if isinstance(key, str) and isinstance(item, str)}
 
 
-@dataclass(frozen=True)
-class BundleConfig:
+class BundleConfig(NamedTuple):
     """What a bundle's config.json says of the container. `cpuset` None: nothing (or nothing that can be read,
     then `trouble` says what)."""
 

@@ -181,7 +181,7 @@ class _Facts:
         seen = self._container(container, ContainerState.RUNNING if begun else ContainerState.CREATED, event.time_ns)
         # containerd has Kata plug in the vCPUs between "create" and "starting", CRI-O between "creating" and "create".
         coming = event.kind in ("creating", "create")
-        yield replace(seen, container=replace(seen.container, coming=coming), requested=event.kind == "creating")
+        yield seen._replace(container=replace(seen.container, coming=coming), requested=event.kind == "creating")
 
     def _elsewhere(self, pods: Mapping[ContainerId, SandboxId]) -> Iterator[Event]:
         """What was taken for a container of another sandbox, by an annotation of its author's.

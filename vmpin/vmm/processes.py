@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vmpin.model import SandboxId, ThreadRole, VmmType, valid_id
 from vmpin.vmm.qemu_cmdline import keyvals, option_values
@@ -43,8 +43,7 @@ _FIRECRACKER_ID = 32
 _KERNEL_THREAD = re.compile(r"(vhost-|kvm-pit/|kvm-nx-lpage-recovery-)([1-9][0-9]{0,8})")
 
 
-@dataclass(frozen=True)
-class VmmProcess:
+class VmmProcess(NamedTuple):
     """A VMM. `sandbox` is None when the command line names none (then it is not Kata's, or it is unknown).
 
     Kata's Go shim cuts the id it gives to Firecracker to 32 characters: there `sandbox` is a beginning.
@@ -55,8 +54,7 @@ class VmmProcess:
     argv: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class HelperProcess:
+class HelperProcess(NamedTuple):
     """A virtiofsd or a Kata shim (`role` says which) and the sandbox it serves."""
 
     role: ThreadRole

@@ -11,8 +11,8 @@ import json
 import platform
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.model import Vcpu, VcpuId
@@ -40,8 +40,7 @@ def keyvals(text: str, implied: str) -> list[tuple[str, str]]:
     return pairs
 
 
-@dataclass(frozen=True)
-class Smp:
+class Smp(NamedTuple):
     """`-smp`, what was left out computed as QEMU does since 6.2 (hw/core/machine-smp.c)."""
 
     cpus: int = 1

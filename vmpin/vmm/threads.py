@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from vmpin.host.procfs import PF_KTHREAD, PF_USER_WORKER, Procfs, Stat
 from vmpin.model import ThreadId, ThreadRole, VcpuId, VmmType
@@ -37,8 +37,7 @@ _PF_IO_WORKER = 0x00000010
 _KERNELS_OWN = PF_USER_WORKER | PF_KTHREAD | _PF_IO_WORKER
 
 
-@dataclass(frozen=True)
-class Identified:
+class Identified(NamedTuple):
     """Every thread asked about with its role.
 
     `found_by` is the last strategy that told a vCPU: "names", "kvm_run", "debugfs", "qmp"; "learned" when all
