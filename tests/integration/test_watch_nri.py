@@ -18,6 +18,7 @@ from real_node import COMMAND, seen, union, wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.model import ContainerId
+from vmpin.relist import NEAR
 from vmpin.source.nri import Plugin
 from vmpin.source.nri_connect import connect_to
 from vmpin.source.nri_facts import NriEvent, NriUpdate, Synced
@@ -240,11 +241,11 @@ def test_a_vm_stays_off_the_cpus_of_a_runc_container(node: CriNode, cpus: tuple[
 
 
 @contextlib.contextmanager
-def moved_by_another_plugin(node: CriNode, container: str, cpus: str) -> Iterator[None]:
-    """A second plugin, which gives a container these CPUs at its own Synchronize."""
+def moved_by_another_plugin(node: CriNode, cpus: str, *containers: str) -> Iterator[None]:
+    """A second plugin, which gives containers these CPUs at its own Synchronize."""
     told: list[NriEvent] = []
     other = Plugin(connect_to(node.containerd.nri_socket), told.append, name="other", index="10")
-    other.again({ContainerId(container): NriUpdate(CpuSet.parse(cpus))})
+    other.again({ContainerId(each): NriUpdate(CpuSet.parse(cpus)) for each in containers})
     other.start()
     try:
         wait(lambda: any(isinstance(event, Synced) and event.updated for event in told), lambda: f"not moved: {told}")
@@ -264,12 +265,31 @@ def test_what_another_plugin_does_to_a_container_is_seen_in_its_cgroup(node: Cri
     main = node.containerd.pod("web").container("main", cpus=first)
     node.wait_for_all(vm.pid, both)
     events = node.nri()["events"]
-    with moved_by_another_plugin(node, main.id, second):
+    with moved_by_another_plugin(node, second, main.id):
         wait(lambda: main.cgroup_cpus() == second, lambda: f"not moved: {main.cgroup_cpus()}")
     node.wait_for_all(vm.pid, first)
     assert node.nri()["events"] == events
     (owner,) = node.status()["node"]["owners"]
     assert (owner["container"], owner["cpus"]) == (main.id, second)
+
+
+def test_a_vm_floats_on_its_balloon_and_follows_when_that_is_moved(node: CriNode, cpus: tuple[str, str]) -> None:
+    """As nri-plugins' balloons do it at every connect: containers of one pod share CPUs, which are moved at a plugin's
+    own Synchronize. node.shared_pool is unset, as the doctor has it."""
+    first, second = cpus
+    node.configure(node={"shared_pool": None}, watch={"resync_seconds": 0.5})
+    node.connect()
+    vm = node.containerd.pod("vm", VM, vcpus=2)
+    containers = [vm.container(name, cpus=first) for name in ("main", "side")]
+    node.wait_for_all(vm.pid, first)
+    time.sleep(NEAR)  # else their creation would explain it; a longer pause does no harm
+    with moved_by_another_plugin(node, second, *(each.id for each in containers)):
+        pass
+    sandbox = containers[0].cgroup.with_name(f"kata_{vm.id}") / "cpuset.cpus"
+    sandbox.write_text(sandbox.read_text())  # as Kata does at every update
+    node.wait_for_all(vm.pid, second)
+    assert node.status()["node"]["collisions"] == []
+    assert {each["cpuset"] for each in node.sandbox(vm.id)["containers"]} == {second}
 
 
 @pytest.mark.parametrize("suite", ["trixie", "sid"])

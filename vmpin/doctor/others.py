@@ -16,8 +16,8 @@ PINNERS = {
     "libvirt": ("libvirt sets vcpupin, emulatorpin and iothreadpin when its VMs start",
                 "nothing, as long as nobody names its VMs to vmpin (ids sandbox-ID); else take those elements out"),
     "balloons": ("the NRI policy plugin gives containers CPUs of its own choosing, shared within a balloon",
-                 "set node.shared_pool, or leave its pods out by watch.only: vmpin would take a balloon's CPUs for "
-                 "one container's own"),
+                 "leave node.shared_pool unset: its VMs then float on their balloons' CPUs, wherever balloons moves "
+                 "them. Set, vmpin would take a balloon's CPUs for one container's own"),
     "topology-aware": ("the NRI policy plugin moves containers' cpusets of its own accord",
                        "leave policy.runc_repair off: two would fight"),
     "numad": ("numad moves processes to the node of their memory, all of their threads at once",
@@ -111,8 +111,8 @@ def pinners(facts: Facts) -> Verdict:
     evidence += [PINNERS[kind][0] for kind in kinds]
     if "numad" in kinds:
         return warn("numad runs, and moves VMMs as a whole", PINNERS["numad"][1], *evidence)
-    if "balloons" in kinds and not facts.settings.get("node.shared_pool"):
-        return warn("nri-plugins' balloons run here, and node.shared_pool is unset", PINNERS["balloons"][1], *evidence)
+    if "balloons" in kinds and facts.settings.get("node.shared_pool"):
+        return warn("nri-plugins' balloons run here, and node.shared_pool is set", PINNERS["balloons"][1], *evidence)
     return ok(f"{several(kinds)} run here", *evidence, *(f"{kind}: {PINNERS[kind][1]}" for kind in kinds))
 
 
