@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from vmpin.allocation import given
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
 from vmpin.events import Source
@@ -38,16 +39,24 @@ class RuncRepair:
         self._repairs = Repairs()
         self._task: asyncio.Task[None] | None = None
         self._reported = ""
+        #: The containers that a list was asked for, and what it had of them.
+        self._asked: set[ContainerId] = set()
+        self._listed: dict[ContainerId, CpuSet | None] = {}
 
     def look(self) -> None:
         """After a resync: begin what is due, unless repairs are still under way. Returns at once."""
         known = self._reconciler
         if not (known.config.runc_repair and known.sources.nri) or (self._task is not None and not self._task.done()):
             return
-        due = self._repairs.due(known.state, known.kubelet, known.vm_sandboxes(), known.agreement.lasting,
-                                known.reports.cpus)
+        due = self._due()
         if due:
             self._task = asyncio.create_task(self._repair(due))
+            self._task.add_done_callback(_ended)
+
+    def _due(self) -> dict[ContainerId, CpuSet]:
+        known = self._reconciler
+        return self._repairs.due(known.state, known.kubelet, known.vm_sandboxes(), known.agreement.lasting,
+                                 known.reports.cpus)
 
     def stop(self) -> None:
         if self._task is not None:
@@ -57,9 +66,12 @@ class RuncRepair:
         from vmpin.source import cri  # protobuf and gRPC, which a node without repairs does not load
 
         servers = cri.sockets(self._reconciler.config.cri)
-        left = dict(due)
+        left = self._confirmed(due) if servers else dict(due)
         while servers and left:
             container, cpus = next(iter(left.items()))
+            if self._due().get(container) != cpus:  # an update came while another container was repaired
+                del left[container]
+                continue
             try:
                 await asyncio.to_thread(cri.update_cpus, servers, container, cpus, DEADLINE)
             except cri.NoRuntime as err:
@@ -79,6 +91,21 @@ class RuncRepair:
                 self._read_back([container])
         if left:
             self._by_nri(left)
+
+    def _confirmed(self, due: Mapping[ContainerId, CpuSet]) -> dict[ContainerId, CpuSet]:
+        """Those to repair now. Of a container that the kubelet's checkpoint does not list the runtime is asked first:
+        other CPUs than it reported may be another plugin's, which NRI reports to no plugin, and its list has them."""
+        known = self._reconciler
+        listed = {container for sandbox in known.state.sandboxes.values()
+                  for container in due.keys() & sandbox.containers.keys()
+                  if given(known.kubelet, sandbox.pod, sandbox.containers[container].container)}
+        sure = {container: cpus for container, cpus in due.items()
+                if container in listed or self._listed.pop(container, None) == cpus}
+        plugin = self._plugin()
+        if len(sure) < len(due) and plugin is not None and plugin.reconnects:
+            self._asked = due.keys() - sure.keys()
+            plugin.again()
+        return sure
 
     def _by_nri(self, due: Mapping[ContainerId, CpuSet]) -> None:
         plugin = self._plugin()
@@ -100,6 +127,9 @@ class RuncRepair:
         files' own events, or the next resync, read them."""
         for event in events:
             if isinstance(event, Synced):
+                self._listed = {container.id: container.cpus for container in event.containers
+                                if container.id in self._asked}
+                self._asked = set()
                 self._reconciler.tally.repairs["done"] += len(event.updated)
 
     def _read_back(self, containers: Iterable[ContainerId]) -> None:
@@ -114,3 +144,8 @@ class RuncRepair:
         if text != self._reported:
             logger.warning("runc_repair: %s", text)
         self._reported = text
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (err := task.exception()) is not None:
+        logger.error("runc_repair failed: %r", err)

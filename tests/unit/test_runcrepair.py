@@ -31,9 +31,13 @@ class FakePlugin:
     def __init__(self) -> None:
         self.reconnects = True
         self.asked: list[Mapping[ContainerId, NriUpdate]] = []
+        self.lists = 0
 
-    def again(self, updates: Mapping[ContainerId, NriUpdate]) -> None:
-        self.asked.append(updates)
+    def again(self, updates: Mapping[ContainerId, NriUpdate] | None = None) -> None:
+        if updates is None:
+            self.lists += 1
+        else:
+            self.asked.append(updates)
 
 
 class Drifted:
@@ -47,6 +51,9 @@ class Drifted:
             **paths, "paths.cri": str(self.socket), "policy.runc_repair": "true", "watch.only": "none"}))
         self.reconciler.sources.nri = True
         self.plugin = FakePlugin()
+        #: What the runtime has.
+        self.listed: dict[ContainerId, NriContainer] = {}
+        self.reconciler.nri([Synced((), (), 0, runtime=7)])
         self.repair = RuncRepair(self.reconciler, lambda: cast("Plugin", self.plugin))
 
     def drift(self, *names: str, sandbox: SandboxId = POD, handler: str = "") -> None:
@@ -57,20 +64,32 @@ class Drifted:
                 CpusetSeen(sandbox, ContainerId(name), CpuSet([4]), Source.CGROUP, 2)])
             made = NriContainer(ContainerId(name), sandbox, name, 3, CpuSet.parse("2-3"), {}, 0, "")
             self.reconciler.reports.take(ContainerEvent("create", None, made, 1))
+            self.listed[made.id] = made
             self.reconciler.agreement.lasting[sandbox, ContainerId(name)] = "nri 2-3, cgroup 4"
 
     def look(self, times: int = 1) -> None:
-        """As after resyncs."""
-        async def resyncs() -> None:
-            for _ in range(times):
-                self.repair.look()
-                await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
+        """As after resyncs; the runtime lists all when it is asked to."""
+        async def looked() -> None:
+            self.repair.look()
+            await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
 
-        asyncio.run(resyncs())
+        for _ in range(times):
+            lists = self.plugin.lists
+            asyncio.run(looked())
+            if self.plugin.lists > lists:
+                event = Synced((), tuple(self.listed.values()), 3, runtime=7)
+                self.repair.take([event])
+                self.reconciler.nri([event])
+                asyncio.run(looked())
+
+    def confirm(self) -> None:
+        """The runtime has listed all, upon the first look."""
+        self.repair._asked = set(self.listed)
+        self.repair.take([Synced((), tuple(self.listed.values()), 3, runtime=7)])
 
     @property
     def tally(self) -> dict[str, int]:
-        return dict(self.reconciler.tally.repairs)
+        return {outcome: number for outcome, number in self.reconciler.tally.repairs.items() if number}
 
 
 @pytest.fixture
@@ -90,6 +109,15 @@ def test_the_runtime_is_asked_over_cri(node: Drifted, runtime: CriServer) -> Non
     node.look()
     assert sorted(runtime.updates) == [("a", "2-3"), ("b", "2-3")]
     assert (node.tally, node.plugin.asked) == ({"done": 2}, [])
+
+
+def test_what_another_plugin_changed_is_no_drift(node: Drifted, runtime: CriServer) -> None:
+    """NRI did not report it; the runtime's list has it."""
+    node.drift("a")
+    node.listed[ContainerId("a")] = node.listed[ContainerId("a")]._replace(cpus=CpuSet([4]))
+    node.look(3)
+    assert (runtime.updates, node.plugin.asked, node.plugin.lists) == ([], [], 1)
+    assert str(node.reconciler.state.sandboxes[POD].containers[ContainerId("a")].words[Source.NRI].cpuset) == "4"
 
 
 def test_a_vms_container_is_never_repaired(node: Drifted, runtime: CriServer) -> None:
@@ -127,6 +155,7 @@ def test_nothing_waits_for_a_mute_runtime(node: Drifted, runtime: CriServer, mon
             turns += 1
             await asyncio.sleep(0)
 
+    node.confirm()
     asyncio.run(watched())
     assert turns > 1
     assert runtime.updates == [("a", "2-3")]  # the other one would wait for nothing, too
