@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,16 @@ settings.load_profile("ci" if os.environ.get("CI") else "desk")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # likewise under nohup, which is to go on meaning that here
     signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A command that is run within this process sets up logging as it wants it (vmpin/log.py), for good."""
+    root, ours = logging.root, logging.getLogger("vmpin")
+    before = root.level, ours.level
+    yield
+    root.setLevel(before[0])
+    ours.setLevel(before[1])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
