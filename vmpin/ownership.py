@@ -17,8 +17,9 @@ from vmpin.topology import Topology
 
 @dataclass(frozen=True)
 class Node:
-    """What is known of the machine. `shared_pool` is the kubelet's default set or the configured one, None if
-    nobody told; `housekeeping` is where work that is nobody's goes, empty if there is no such place."""
+    """What is known of the machine. `shared_pool` is the kubelet's default set or the configured one: empty where the
+    kubelet's static policy has given every CPU away, None where neither is known; `housekeeping` is where work that is
+    nobody's goes, empty if there is no such place."""
 
     topology: Topology
     shared_pool: CpuSet | None = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from vmpin import birth
 from vmpin.allocation import CpuManagerState, judged, unseen
 from vmpin.config import Config
-from vmpin.cpuset import CpuSet, union
+from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.model import SandboxId, Vcpu, VcpuId
 from vmpin.observe import Vm
 from vmpin.ownership import Claims, Node, Ownership, claims, ownership, with_unseen
@@ -60,9 +60,10 @@ class Places:
         self.dirty.update(sandboxes)
 
     def _node(self, topology: Topology) -> Node:
-        """The kubelet's default set is the shared pool where its static policy rules."""
-        told = self.kubelet is not None and self.kubelet.static and self.kubelet.default
-        return Node(topology, told or self.config.shared_pool, self.config.housekeeping)
+        """The kubelet's default set is the shared pool where its static policy rules; empty, it is known to be so."""
+        static = self.kubelet is not None and self.kubelet.static
+        told = self.kubelet.default if self.kubelet is not None and static else EMPTY
+        return Node(topology, told or self.config.shared_pool or (EMPTY if static else None), self.config.housekeeping)
 
     def place(self, state: DesiredState, vms: Mapping[SandboxId, Vm],
               moved: Callable[[SandboxId], None]) -> set[SandboxId]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from vmpin import config, places
-from vmpin.cpuset import CpuSet
+from vmpin.allocation import CpuManagerState
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.events import Source
 from vmpin.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmmType
 from vmpin.observe import Process, Vm
@@ -88,3 +89,20 @@ def test_who_has_been_placed_is_told_of_though_the_next_one_fails(known: Places,
     with pytest.raises(ZeroDivisionError):
         known.place(STATE, VMS, moved.append)
     assert moved == asked[:1] == list(known.placements)
+
+
+@pytest.mark.parametrize(("kubelet", "pool", "unmanaged"), [
+    (None, "", True), (CpuManagerState("none", EMPTY), "", True), (CpuManagerState("none", EMPTY), "0-1", False),
+    (CpuManagerState("static", CpuSet((0, 1))), "", False),
+    # Every CPU is given away, or the first pool is yet to be written: who owns what is known all the same.
+    (CpuManagerState("static", EMPTY, {("u", "db"): CpuSet((2, 3))}), "", False),
+])
+def test_a_vm_is_unmanaged_where_neither_checkpoint_nor_configuration_give_a_pool(
+        kubelet: CpuManagerState | None, pool: str, unmanaged: bool, tmp_path: Path) -> None:
+    flags = {"paths.run": str(tmp_path), "node.shared_pool": pool}
+    made = Places(config.load(None, {}, flags), Topology.build(CpuSet(range(4))), kubelet, {})
+    made.dirty = {ONE}
+    made.place(DesiredState({ONE: SandboxState(ONE)}), VMS, lambda _: None)
+    assert (made.unmanaged == {ONE}) == unmanaged == (ONE not in made.placements)
+    if not unmanaged:
+        assert made.placements[ONE].mask == CpuSet((0, 1))

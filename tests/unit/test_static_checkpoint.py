@@ -48,7 +48,7 @@ class World:
             for uid, containers in self.pods.items()})
 
     def node(self) -> Node:
-        return Node(Topology.build(ONLINE), self.kubelet.default or None)
+        return Node(Topology.build(ONLINE), self.kubelet.default)
 
     def own(self) -> Ownership:
         state = self.state()
