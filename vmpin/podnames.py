@@ -51,8 +51,8 @@ class PodNames:
         return "" if found is None else self.uids.get(found[1].replace("_", "-"), "")
 
     def pauses_only(self, container: str | None, comm: str, threads: int) -> bool:
-        """Whether a process is a pod's pause process. By its name alone only where no source names its container: a
-        container's author chooses its processes' names."""
-        if container is None or comm != "pause" or threads != 1:
+        """Whether a process is a pod's pause process: of the sandbox's own container, by the runtime's id. By its name
+        alone only where no source names its container: a container's author chooses its processes' names."""
+        if container is None or threads != 1:
             return False
-        return container in self.pauses or container not in self.containers
+        return container in self.pauses or (comm == "pause" and container not in self.containers)

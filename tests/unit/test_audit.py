@@ -225,7 +225,8 @@ def pause(container: str, ran: Mapping[int, int] | None = None, comm: str = "pau
     (pause("c" * 64), Kind.PAUSE),      # of a pod that no source names
     (pause(B), Kind.CONTAINER),         # a container's process may call itself so
     (pause(A, {2: 1}), Kind.CONTAINER),  # one that runs is none
-    (pause(A, comm="sleep"), Kind.CONTAINER),
+    (pause(A, comm="sleep"), Kind.PAUSE),  # whatever program the runtime is configured for
+    (pause("c" * 64, comm="sleep"), Kind.CONTAINER),
     (pause(A, threads=2), Kind.CONTAINER),
     (replace(process(task(9, "2")), comm="pause"), Kind.HOST),
 ])

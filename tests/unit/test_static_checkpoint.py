@@ -14,15 +14,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from need import lacking
 
+from vmpin import config, statefile
 from vmpin.allocation import CpuManagerState, judged, unseen
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.events import Source
 from vmpin.explain import sentences
+from vmpin.host import boottime
+from vmpin.host.procfs import Procfs
+from vmpin.host.sysfs import Sysfs
 from vmpin.model import Container, ContainerId, Pod, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
 from vmpin.ownership import Node, Ownership, claims, contested, ownership, with_unseen
 from vmpin.placement import Placement, Request, place
 from vmpin.policy import Policy
+from vmpin.reconciler import Reconciler
 from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.status import Seen, node_data, sandbox_data
 from vmpin.topology import Topology
@@ -268,3 +274,44 @@ def test_a_sandbox_that_waits_is_called_so_while_its_threads_are_elsewhere() -> 
     assert "main (main)'s cpuset is still 4-7, which the kubelet has replaced since: its CPUs are 0-1" in text
     found, _ = shown(world, "u", [Seen(thread, CpuSet.parse("0-1"), CpuSet.parse("0-1"))])
     assert (found["verdict"], found["reasons"]) == ("floating", [])
+
+
+# --- over a restart of the watcher -----------------------------------------------------------------------------------
+
+def test_a_report_in_the_state_file_that_is_older_than_the_checkpoint_gives_nothing(tmp_path: Path) -> None:
+    """The watcher was away while the kubelet gave the CPUs to another pod, and NRI has yet to connect."""
+    paths = {f"paths.{name}": str(tmp_path / name) for name in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "kubelet").mkdir()
+    settings = config.load(None, {}, {**paths, "watch.only": "sandbox-*"})
+    online = Sysfs().topology().online
+    first, second = CpuSet(list(online)[:1]), CpuSet(list(online)[1:2])
+    if not second:
+        lacking("needs two CPUs")
+    shared, grown = (SandboxState(
+        SandboxId(f"sandbox-{uid}"), "nri", Pod("ns", uid, uid), {
+            ContainerId(uid): reported(uid, second, boottime.now())})
+        for uid in ("shared", "grown"))
+    kept = statefile.Kept(DesiredState({each.id: each for each in (shared, grown)}))
+    statefile.save(settings.state_file, Procfs().boot_id(), kept)
+    checkpoint = tmp_path / "kubelet/cpu_manager_state"
+    checkpoint.write_text(json.dumps({"policyName": "static", "defaultCpuSet": str(first), "checksum": 0,
+                                      "entries": {"other": {"db": str(second)}}}))
+    reconciler = Reconciler(settings)
+    reconciler.settle([], act=False)
+    own = reconciler.places.own
+    assert (own.claims[shared.id].exclusive, own.claims[grown.id].exclusive) == ((), ())
+    assert own.named(second.first) == "db of other"
+    reconciler.save()
+    # Away once more: now one of them is listed with CPUs that are not those of the report, and then the file is gone.
+    checkpoint.write_text(json.dumps({"policyName": "static", "defaultCpuSet": "", "checksum": 0,
+                                      "entries": {"grown": {"grown": str(first)}}}))
+    again = Reconciler(settings)
+    again.settle([], act=False)
+    assert again.places.own.claims[grown.id].exclusive == ((ContainerId("grown"), first),)
+    again.save()
+    checkpoint.unlink()
+    third = Reconciler(settings)
+    third.settle([], act=False)
+    assert third.checkpoint.stale
+    assert third.places.own.claims == again.places.own.claims
