@@ -187,6 +187,10 @@ def _waiting(request: Request, own: Ownership, allowed: CpuSet) -> str:
     """Which containers' cpusets the kubelet has yet to rewrite, as far as threads need that, or what the runtime has
     been asked for; "" for nothing."""
     counted = [container for container in request.containers if counts(container)]
+    if not counted:
+        # Kata takes no CPU out of the sandbox's cgroup when its last container ends: an empty cpuset is not written
+        # (src/runtime/pkg/resourcecontrol/cgroups.go, UpdateCpuSet; crates/resource/src/cgroups/resource_inner.rs).
+        return "waits for a container, or for its end: its cgroup may still have the CPUs of its last container alone"
     asked = [f"create {container.name or container.id}" if container.coming else
              f"give {container.name or container.id} the CPUs {container.asked}"
              for container in counted if container.coming or container.asked is not None]

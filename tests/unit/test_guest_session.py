@@ -651,6 +651,13 @@ def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch:
                     raise Ended("it went") if len(slept) == 11 else Unanswered("nobody")
         assert slept[10] > 70
         assert slept[11] < 2.1  # it was there a moment ago
+        slept.clear()
+        async for attempt in attempts(wake):
+            with attempt:
+                if len(slept) < 24:
+                    raise TimeoutError
+        assert max(slept[:PATIENCE - 1]) < 2.1  # it boots, as it may be
+        assert slept[23] > 200  # it hangs
     run(test())
 
 

@@ -126,6 +126,15 @@ def test_the_mask_is_the_or_of_the_cpusets_and_p_for_who_has_none(
     assert str(found.mask) == mask
 
 
+def test_what_the_cgroup_of_a_vm_without_containers_refuses_is_waited_for() -> None:
+    """Kata leaves the CPUs of a sandbox's last container in its cgroup, alone."""
+    for containers in ([], [box("pause", None, pause=True)], [box("main", "2-3", state=ContainerState.STOPPED)]):
+        found = decide(containers, vcpus(0, 1), node(pool="0-1,4-15"))
+        assert found.waiting.startswith("waits for a container")
+        assert (str(found.mask), found.verdict) == ("0-1,4-15", Verdict.FLOATING)
+    assert decide([box("side", "4-5")], vcpus(0, 1), node(pool="0-1,4-15")).waiting == ""
+
+
 @pytest.mark.parametrize(("containers", "others", "before", "mask", "reason"), [
     # Every CPU went offline.
     ([box("side", "20-21")], [], "3-4", "3-4",

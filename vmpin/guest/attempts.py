@@ -12,6 +12,7 @@ from tenacity import AsyncRetrying, RetryCallState, wait_exponential
 
 from vmpin.errors import SourceError
 from vmpin.guest import Ended, Trouble
+from vmpin.guest.words import PATIENCE
 from vmpin.guestproto import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -32,10 +33,15 @@ def attempts(wake: asyncio.Event) -> AsyncRetrying:
     short again."""
     backoff = wait_exponential(multiplier=FIRST, max=LAST)
     resting: list[RetryCallState] = []
+    silent = 0
 
     def pause(state: RetryCallState) -> float:
+        nonlocal silent
         resting[:] = [state]
-        if state.outcome is not None and isinstance(state.outcome.exception(), Ended):
+        err = None if state.outcome is None else state.outcome.exception()
+        # A guest that boots does not even refuse a connection: it is tried as soon as before, for a while.
+        silent = silent + 1 if isinstance(err, TimeoutError) else 0
+        if isinstance(err, Ended) or 0 < silent < PATIENCE:
             state.attempt_number = min(state.attempt_number, RECENT)
         seconds = backoff(state) if state.attempt_number <= SOON else LAST
         return seconds * random.uniform(1 - JITTER, 1 + JITTER)

@@ -39,8 +39,9 @@ def level(heard: Mapping[ContainerId, Said]) -> int:
 
 #: Of a guest that boots, or whose agent creates a container: its sockets are there before it answers.
 WAITING = "waiting for an answer"
-#: Attempts in a row that time out before that is news: with the pauses between them (guest/attempts) half a minute.
-PATIENCE = 7
+#: Attempts in a row that time out before that is news: with the pauses between them (guest/attempts) a minute. A guest
+#: that boots under nested virtualization on a busy machine has taken 22 s until its kernel refused a connection.
+PATIENCE = 20
 
 
 class Silence:
