@@ -125,7 +125,8 @@ class Arrivals:
         if everything and self._helpers:
             helped = observer.census.helped()
             self._helpers = {pid: helper for pid, helper in self._helpers.items()
-                             if pid not in observer.followed and helper.sandbox in helped}
+                             if pid not in observer.followed and helper.sandbox in helped
+                             and fnmatchcase(helper.sandbox, observer.only)}
 
     # A process
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
 
 import pytest
-from newcomers import PREFIX, Machine, by_name, mask, sandbox
+from newcomers import PREFIX, Machine, by_name, mask, sandbox, shared_dir, tids
 
 from vmpin import config
 from vmpin.config import Config
 from vmpin.reconciler import Reconciler
+from vmpin.wire.proc_events import Fork
 
 pytest_plugins = ["given_unit"]
 
@@ -88,3 +90,15 @@ def test_what_is_not_given_back_is_tried_again_and_logged_once(machine: Machine,
     known.resync()
     assert mask(vmm) == machine.both
     assert sum("not all of its threads" in record.message for record in caplog.records) == 1
+
+
+def test_a_helper_that_came_before_its_vm_is_left_alone_too(machine: Machine, crowd: Path) -> None:
+    helper = machine.crowd(crowd, "virtiofsd", shared_dir("a"))
+    machine.executed(helper)
+    assert mask(helper) == machine.pool
+    machine.reconciler.reconfigure(narrowed(machine, "nothing-is-called-so"))
+    machine.resync()
+    newest = max(tids(helper))
+    assert {mask(tid) for tid in tids(helper)} == {machine.both}
+    machine.take(Fork(time.monotonic_ns(), helper.pid, helper.pid, newest, helper.pid))
+    assert mask(newest) == machine.both
