@@ -5,7 +5,6 @@ none runs. Reads the state file and the spool; writes only when it acts, and the
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -18,6 +17,7 @@ from vmpin.model import SandboxId
 from vmpin.observe import Vm
 from vmpin.reconciler import Reconciler, Report
 from vmpin.runtime.oci import parse_message
+from vmpin.source.hook_state import moment
 from vmpin.source.spool import Spool
 from vmpin.vmm import qmp
 from vmpin.vmm.qemu_cmdline import qmp_sockets
@@ -102,10 +102,9 @@ def hear(reconciler: Reconciler, raw: bytes) -> set[SandboxId] | None:
     except OSError as err:
         logger.error("what a hook's message speaks of cannot be looked up, it is heard again later: %s", err)
         return None
-    tally, now = reconciler.tally, time.clock_gettime(time.CLOCK_BOOTTIME)
+    tally = reconciler.tally
     tally.hooks["taken"] += 1
-    # It may have lain in the spool.
-    tally.hook_at = max(tally.hook_at or 0.0, now - max(0.0, time.time() - message.time / 1e9))
+    tally.hook_at = max(tally.hook_at or 0.0, moment(message) / 1e9)  # it may have lain in the spool
     return sandboxes
 
 
