@@ -8,6 +8,7 @@ is, and its threads (observe).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from vmpin.host.procfs import Procfs
@@ -120,7 +121,8 @@ class Census:
         if nested and not self._own_sandbox(stat.ppid, beginning):
             self._drop(number)
             return
-        argv = self.proc.cmdline(pid, beginning)
+        # Most words are the same for every VM of a node: they are kept once.
+        argv = list(map(sys.intern, self.proc.cmdline(pid, beginning)))
         found = classify(argv)
         if found is None or (nested and not (isinstance(found, HelperProcess) and found.role is ThreadRole.VIRTIOFSD)):
             self._drop(number)

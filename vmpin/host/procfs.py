@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -49,7 +50,7 @@ def parse_stat(raw: bytes) -> Stat | None:
     fields = raw[end + 2 :].split(None, 37)  # what follows is not used
     if begin < 0 or end < begin or len(fields) < 37:
         return None
-    return Stat(raw[begin + 1 : end].decode("utf-8", "replace"), fields[0].decode("ascii", "replace"),
+    return Stat(sys.intern(raw[begin + 1 : end].decode("utf-8", "replace")), fields[0].decode("ascii", "replace"),
                 int(fields[1]), int(fields[6]), int(fields[19]), int(fields[36]))
 
 

@@ -1,0 +1,61 @@
+"""What a watcher answers to the command line: the status as one JSON object, whatever it is put together from."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any
+
+import pytest
+from newcomers import Machine, sandbox
+
+from vmpin import snapshot
+from vmpin.answers import Answers
+from vmpin.model import SandboxId
+
+pytest_plugins = ["given_unit"]
+
+
+class Asked:
+    """As much of a watcher as a status takes; its reconciler is real."""
+
+    sampler = about = None
+    stopping = False
+
+    def __init__(self, machine: Machine) -> None:
+        self.reconciler = machine.reconciler
+        self.guests = self
+
+    def feeds(self) -> tuple[None, None]:
+        return None, None
+
+    def data(self, sandbox: SandboxId) -> None:
+        return None
+
+
+def answer(machine: Machine, **request: object) -> Any:
+    raw = asyncio.run(Answers(Asked(machine)).answer(json.dumps(request).encode(), os.geteuid()))  # type: ignore[arg-type]
+    assert raw.endswith(b"\n")
+    assert raw.count(b"\n") == 1
+    return json.loads(raw)
+
+
+@pytest.mark.parametrize("request_", [{}, {"wide": True}, {"pods": True}])
+def test_the_status_is_the_document(machine: Machine, request_: dict[str, bool]) -> None:
+    machine.vmm("a")
+    machine.resync()
+    found = answer(machine, op="status", **request_)
+    whole = json.loads(json.dumps(snapshot.document(machine.reconciler, os.getpid(), wide=request_.get("wide", False),
+                                                    pods=request_.get("pods", False))))
+    assert [entry["id"] for entry in found["sandboxes"]] == [sandbox("a")]
+    del found["time"], whole["time"]
+    assert found == whole
+
+
+def test_the_status_of_a_sandbox_that_is_not_known_is_an_error(machine: Machine) -> None:
+    machine.vmm("a")
+    machine.resync()
+    assert answer(machine, op="status", sandbox="nobody")["error"] == "no sandbox 'nobody' is known"
+    assert [entry["id"] for entry in answer(machine, op="status", sandbox=sandbox("a"))["sandboxes"]] == [
+        sandbox("a")]
