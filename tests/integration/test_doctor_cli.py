@@ -134,11 +134,11 @@ def test_katas_own_pinning_is_bad_and_so_is_the_exit_code(lab: Lab) -> None:
 
 @pytest.mark.root
 def test_a_hook_that_is_gone_is_found_below_the_root_that_is_given(lab: Lab, tmp_path: Path) -> None:
-    directory = tmp_path / "etc" / "containers" / "oci" / "hooks.d"
+    directory = tmp_path / "usr" / "share" / "containers" / "oci" / "hooks.d"
     hooks_install.install(directory, lab.node.options())
     for file in directory.glob("*.json"):  # as they are when the node's root is mounted elsewhere
         file.write_text(file.read_text().replace(str(tmp_path), ""))
-    (tmp_path / "etc" / "crio").mkdir()
+    (tmp_path / "etc" / "crio").mkdir(parents=True)
     found = lab.findings("hooks", "--root", str(tmp_path), code=1)["hooks"]
     assert "its interpreter /usr/bin/python3 is not there" in found["what"]
     (tmp_path / "usr" / "bin").mkdir(parents=True)
