@@ -262,7 +262,7 @@ def test_the_status_as_json(lab: Lab) -> None:
     assert (found["node"]["housekeeping"], found["node"]["collisions"]) == ("", [])
     (owner,) = found["node"]["owners"]
     assert owner == {"sandbox": lab.vm.sandbox, "container": lab.node.id("web"), "cpus": lab.second, "kind": "vm",
-                     "pod": found["sandboxes"][0]["pod"], "init": None, "cgroup": None}
+                     "pod": found["sandboxes"][0]["pod"], "name": "web[2J", "init": None, "cgroup": None}
     assert set(found["sources"]) == {"nri", "kubelet", "births", "hooks"}
     (sandbox,) = found["sandboxes"]
     assert set(sandbox) == {"id", "runtime", "handler", "vmm", "cgroup", "pod", "mask", "verdict", "reasons",
@@ -334,7 +334,8 @@ def test_an_unknown_sandbox_is_exit_code_2(lab: Lab, verb: str) -> None:
 def test_every_verb_speaks_json(lab: Lab) -> None:
     node = lab.node
     threads = len(node.sandbox(lab.vm.sandbox)["threads"])
-    assert node.data("verify") == {"ok": True, "threads": threads, "sandboxes": 1, "drift": [], "collisions": []}
+    assert node.data("verify") == {"ok": True, "threads": threads, "sandboxes": 1, "drift": [], "collisions": [],
+                                   "unmanaged": []}
     assert node.data("plan") == {"operations": []}
     reconciled = node.data("reconcile")
     assert set(reconciled) == {"vms", "operations", "seconds"}
