@@ -263,7 +263,7 @@ def test_the_status_as_json(lab: Lab) -> None:
     (owner,) = found["node"]["owners"]
     assert owner == {"sandbox": lab.vm.sandbox, "container": lab.node.id("web"), "cpus": lab.second, "kind": "vm",
                      "pod": found["sandboxes"][0]["pod"], "name": "web[2J", "init": None, "cgroup": None}
-    assert set(found["sources"]) == {"nri", "kubelet", "births", "hooks"}
+    assert set(found["sources"]) == {"nri", "kubelet", "births", "hooks", "repairs"}
     (sandbox,) = found["sandboxes"]
     assert set(sandbox) == {"id", "runtime", "handler", "vmm", "cgroup", "pod", "mask", "verdict", "reasons",
                             "found_by", "containers", "threads", "guest", "birth", "drift", "proof"}
@@ -274,14 +274,15 @@ def test_the_status_as_json(lab: Lab) -> None:
         union((lab.first, lab.second)), "pinned", [], "names")
     for container in sandbox["containers"]:
         assert set(container) == {"id", "name", "cpuset", "exclusive", "exclusive_by", "vcpus", "guest", "state",
-                                  "pause", "source", "since", "words", "kubelet", "disagreement"}
+                                  "pause", "source", "since", "words", "kubelet", "disagreement", "shared_with",
+                                  "stale_cpuset"}
         assert container["words"] == {"bundle": {"cpus": container["cpuset"], "since": container["since"]}}
         assert container["exclusive_by"] == ("pool" if container["exclusive"] else None)
         assert container["source"] == "bundle"
     assert {(entry["id"], entry["cpuset"], entry["exclusive"], entry["vcpus"]) for entry in sandbox["containers"]} == {
         (lab.node.id("web"), lab.second, True, "1"), (lab.node.id("logs"), lab.first, False, "0")}
     for thread in sandbox["threads"]:
-        assert set(thread) == {"tid", "role", "name", "vcpu", "wanted", "actual", "ok"}
+        assert set(thread) == {"tid", "role", "name", "vcpu", "wanted", "actual", "ok", "cgroup"}
         assert thread["ok"] is True
         assert thread["actual"] == thread["wanted"]
     assert {thread["tid"] for thread in sandbox["threads"]} >= set(by_tid(lab.vm.pid))
@@ -336,7 +337,7 @@ def test_every_verb_speaks_json(lab: Lab) -> None:
     threads = len(node.sandbox(lab.vm.sandbox)["threads"])
     assert node.data("verify") == {"ok": True, "threads": threads, "sandboxes": 1, "drift": [], "collisions": [],
                                    "unmanaged": []}
-    assert node.data("plan") == {"operations": []}
+    assert node.data("plan") == {"operations": [], "unmanaged": []}
     reconciled = node.data("reconcile")
     assert set(reconciled) == {"vms", "operations", "seconds"}
     assert (reconciled["vms"], reconciled["operations"]) == (1, [])
