@@ -47,7 +47,7 @@ def pod(*containers: Known, uid: str = UID) -> SandboxState:
     (kubelet({(UID, "app"): "2-5"}), True, "2-3"),      # what it has is what its runtime says
     (kubelet({(UID, "app"): "4-5"}), True, "4-5"),      # its cgroup is yet to be rewritten
     (kubelet({("other", "app"): "2-3"}), False, None),  # another pod's: it shares the pool
-    (kubelet({("other", "app"): "4-5"}), False, None),  # nobody's: neither
+    (kubelet({("other", "app"): "4-5"}), False, None),  # no pod's: likewise
     (kubelet({(UID, "other"): "2-3"}), False, None),
     (kubelet(by_id={APP: "2-3"}), True, "2-3"),
     (kubelet({(UID, "app"): "2-3"}, policy="none"), None, "2-3"),
@@ -69,7 +69,7 @@ def test_a_container_owns_what_the_static_policy_lists_for_it(state: CpuManagerS
     (pod(container("init", nri="2-3")), {(UID, "init"): "2-3", (UID, "app"): "2-4"}, {(UID, "app"): "4"}),
     # It has others, until its cgroup is rewritten.
     (pod(container(nri="2-3")), {(UID, "app"): "4"}, {}),
-    # Of which pod this container is nobody knows: it may be a shared one with a cpuset from before.
+    # No source reports this container's pod: it may be a shared one with an old cpuset.
     (pod(container(nri="2-3"), uid=""), {("new", "app"): "2-3"}, {("new", "app"): "2-3"}),
 ])
 def test_cpus_that_no_running_container_has_are_owned_all_the_same(

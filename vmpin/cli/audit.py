@@ -61,7 +61,7 @@ How busy each owner's CPUs were: BUSY is the kernel's own count; BY OWNER, BY KE
 BY OTHERS (the findings) are what threads ran there; UNSEEN is what is left, interrupts and what came and went between
 two samples.
 
-exit codes: 0 no other pod may run there or did, 1 one may or did (with --strict: anything), 2 it cannot be told
+exit codes: 0 no other pod may run there or did, 1 one may or did (with --strict: anything), 2 no answer
 """
 
 
