@@ -102,19 +102,13 @@ def _start(made: Node, machines: Sequence[Machine]) -> float:
 
 def _watched(made: Node, machines: Sequence[Machine], found: _Size, rounds: int, seconds: float,
              resync: float) -> None:
-    """Status, memory and CPU of a watcher that has nothing to do."""
+    """CPU, status and memory of a watcher that has nothing to do."""
     made.forget()
     out = made.path / "status.json"
     with Watcher(made, "--set", f"watch.resync_seconds={resync}") as watcher:
         for _ in range(4):  # a resync each: in its first passes every process is new to it
             os.kill(watcher.pid, signal.SIGHUP)
             time.sleep(1)
-        argv = made.command_line("status", "-o", "json")
-        values, floors = in_turn(rounds, lambda: process_ms(argv, environment(), out=str(out)), lambda: process_ms(
-            [sys.executable, "-c", "pass"], environment()))
-        if (shown := len(json.loads(out.read_bytes())["sandboxes"])) != len(machines):
-            raise CannotMeasure(f"the status shows {shown} of {len(machines)} sandboxes")
-        found.status, found.status_floor = median(values), median(floors)
         floor = subprocess.Popen([sys.executable, Path(__file__).with_name("idle_floor.py"), str(resync)],
                                  env=environment(), stdin=subprocess.PIPE)
         try:
@@ -129,7 +123,13 @@ def _watched(made: Node, machines: Sequence[Machine], found: _Size, rounds: int,
             spent = time.monotonic() - begin
             found.idle, found.idle_floor = (
                 100 * (cpu_seconds(pid) - was) / spent for pid, was in zip(pids, before, strict=True))
-            found.rss, found.rss_floor = (resident_mib(pid) for pid in pids)
+            argv = made.command_line("status", "-o", "json")
+            values, floors = in_turn(rounds, lambda: process_ms(argv, environment(), out=str(out)), lambda: process_ms(
+                [sys.executable, "-c", "pass"], environment()))
+            if (shown := len(json.loads(out.read_bytes())["sandboxes"])) != len(machines):
+                raise CannotMeasure(f"the status shows {shown} of {len(machines)} sandboxes")
+            found.status, found.status_floor = median(values), median(floors)
+            found.rss, found.rss_floor = (resident_mib(pid) for pid in pids)  # with what a status takes
         finally:
             floor.kill()
             floor.wait()
