@@ -18,7 +18,6 @@ from real_node import COMMAND, seen, union, wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.model import ContainerId
-from vmpin.relist import NEAR
 from vmpin.source.nri import Plugin
 from vmpin.source.nri_connect import connect_to
 from vmpin.source.nri_facts import NriEvent, NriUpdate, Synced
@@ -282,12 +281,17 @@ def test_a_vm_floats_on_its_balloon_and_follows_when_that_is_moved(node: CriNode
     vm = node.containerd.pod("vm", VM, vcpus=2)
     containers = [vm.container(name, cpus=first) for name in ("main", "side")]
     node.wait_for_all(vm.pid, first)
-    time.sleep(NEAR)  # else their creation would explain it; a longer pause does no harm
     with moved_by_another_plugin(node, second, *(each.id for each in containers)):
         pass
     sandbox = containers[0].cgroup.with_name(f"kata_{vm.id}") / "cpuset.cpus"
-    sandbox.write_text(sandbox.read_text())  # as Kata does at every update
-    node.wait_for_all(vm.pid, second)
+
+    def follows() -> bool:
+        """Kata writes it at every update. Right after the containers' creation that would explain it, so again."""
+        sandbox.write_text(sandbox.read_text())
+        time.sleep(1)
+        return seen(vm.pid).all() == {second}
+
+    wait(follows, lambda: f"still {seen(vm.pid).all()}\n{node.log()}")
     assert node.status()["node"]["collisions"] == []
     assert {each["cpuset"] for each in node.sandbox(vm.id)["containers"]} == {second}
 
