@@ -57,7 +57,6 @@ def test_pods_are_followed_over_steps_and_restarts(node: CriNode, step: Step) ->
     main.update(cpus="6-7")
     node.wait_for_vcpus(vm.pid, {0: "6", 1: "7"})
     step(3 * HOUR)
-    restart(node)
     main.update(cpus="2-3")
     node.wait_for_vcpus(vm.pid, {0: "2", 1: "3"})
     step(-HOUR)
