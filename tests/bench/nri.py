@@ -211,6 +211,48 @@ def to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
                    "longest": round(max(map(max, values.values())), 4), "answered_ms": round(median(answers), 4)})
 
 
+def create_to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
+    """A container with a CPU of its own is created: from before the runtime asks for it (CreateContainer, and then
+    PostCreateContainer) until all threads of its VM, which has its vCPUs, are seen where that wants them. Kata creates
+    the task after that.
+
+    `calls_ms`: what the runtime waits for, of that.
+    """
+    made.forget()
+    pool, other = cpus()
+    machine = machines[0]
+    tids = machine.tids()
+    there, back = frozenset((other,)), frozenset((pool,))
+    values: list[float] = []
+    calls: list[float] = []
+    floors: list[float] = []
+    with _connected(made) as runtime:
+        runtime.synchronize([told.pod(each.sandbox, each.pid) for each in machines], [])
+        _until_set(tids, back)
+        for number in range(-3, rounds):
+            requests = told.creation(machine.sandbox, f"c{number + 1000}", machine.pid, str(other))
+            time.sleep(0.02)
+            begin = time.perf_counter()
+            for method, raw in requests.items():
+                runtime.call(method, raw)
+            called = time.perf_counter() - begin
+            _until_set(tids, there)
+            spent = time.perf_counter() - begin
+            runtime.call("RemoveContainer", requests["CreateContainer"])
+            _until_set(tids, back)
+            if number >= 0:
+                values.append(spent * 1000)
+                calls.append(called * 1000)
+                time.sleep(0.005)
+                floors.append((timed_ms(lambda: set_masks(tids, there)) + timed_ms(lambda: set_masks(tids, back))) / 2)
+        heard = _status(made)["sources"]["nri"]
+    if len(tids) != THREADS or heard["events"] < 3 * rounds or heard["dropped"]:
+        raise CannotMeasure(f"{len(tids)} threads; NRI: {heard}")
+    return Figure("nri_create_to_pinned", median(values), "ms", median(floors), 100, "value",
+                  {"sandboxes": len(machines), "threads": len(tids), "rounds": rounds,
+                   "longest": round(max(values), 4), "calls_ms": round(median(calls), 4)})
+
+
 # A full list
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench_node import container_of
 
-from vmpin.wire.nri_messages import MESSAGES, POST_UPDATE, RUNNING
+from vmpin.wire.nri_messages import CREATED, MESSAGES, POST_UPDATE, RUNNING
 from vmpin.wire.protos import Messages
 
 #: ttrpc's longest message, and what a request has around the list.
@@ -76,6 +76,14 @@ def update(sandbox: str, pid: int, cpu_list: str) -> bytes:
     event = _LONG["StateChangeEvent"](event=POST_UPDATE, pod=pod(sandbox, pid, _LONG),
                                       container=container(sandbox, container_of(sandbox), pid, cpu_list, _LONG))
     return bytes(event.SerializeToString())
+
+
+def creation(sandbox: str, identity: str, pid: int, cpu_list: str) -> dict[str, bytes]:
+    """The calls (NRI 0.12's; older ones have the second as a StateChange) that tell of a container's creation."""
+    made = container(sandbox, identity, 0, cpu_list)
+    made.state = CREATED
+    raw = bytes(MESSAGES["EventRequest"](pod=pod(sandbox, pid), container=made).SerializeToString())
+    return {"CreateContainer": raw, "PostCreateContainer": raw}
 
 
 def parts(pods: Sequence[tuple[str, int]], pool: str, last: str) -> list[bytes]:

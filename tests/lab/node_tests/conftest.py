@@ -19,11 +19,11 @@ from vmpin.host.sysfs import Sysfs
 #: containerd tells is the same on every kernel, and takes two minutes.
 _ELSEWHERE = (["test_few_cpus.py"] if os.environ["VMPIN_LAB_TOPOLOGY"] == Topology.FULL else
               [f"test_{each}.py" for each in ("changes", "clock", "drift_causes", "faults", "guest", "guest_chain",
-                                              "hotplug", "mixed", "no_leak", "nri", "places", "proved")])
+                                              "hotplug", "mixed", "no_leak", "nri", "places", "proved", "requests")])
 if os.environ["VMPIN_LAB_CGROUP"] != Cgroup.V2:
     _ELSEWHERE.append("test_mixed.py")
 if os.environ["VMPIN_LAB_KERNEL"] != Kernel.V6_12:
-    _ELSEWHERE += ["test_clock.py", "test_nri.py", "test_guest.py", "test_guest_chain.py"]
+    _ELSEWHERE += ["test_clock.py", "test_nri.py", "test_requests.py", "test_guest.py", "test_guest_chain.py"]
 #: Artefacts: what is put here comes back to the build machine.
 RESULTS = Path("/results")
 

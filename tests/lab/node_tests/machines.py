@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from real_qemu import Qemu
 
@@ -156,16 +156,29 @@ class NestedVm(Qemu):
         return found
 
 
+class Sandboxed(Protocol):
+    """A VM of a sandbox, real or a stand-in."""
+
+    @property
+    def sandbox(self) -> str:
+        ...
+
+    @property
+    def pid(self) -> int:
+        ...
+
+
 class Kata:
     """The files that Kata's Go runtime keeps about its sandboxes."""
 
-    def write(self, vm: Qemu, containers: Mapping[str, str], *, virtiofsd: int = 0,
-              stopped: Collection[str] = ()) -> None:
+    def write(self, vm: Sandboxed, containers: Mapping[str, str], *, virtiofsd: int = 0,
+              stopped: Collection[str] = (), ids: Mapping[str, str] | None = None) -> None:
         """The sandbox with its pause container and `containers`: names with their CPU lists ("": none given). Those
-        of `stopped` have ended and are not yet removed."""
+        of `stopped` have ended and are not yet removed. `ids` are theirs, by name."""
         directory = KATA_GO / "sbs" / vm.sandbox
         configs = [_container(vm.sandbox, vm.sandbox, "", "sandbox", "")]
-        configs += [_container(vm.sandbox, f"{name}-{vm.sandbox[:12]}", name, "container", cpus)
+        known = ids or {}
+        configs += [_container(vm.sandbox, known.get(name) or f"{name}-{vm.sandbox[:12]}", name, "container", cpus)
                     for name, cpus in containers.items()]
         for config in configs:
             (directory / config["ID"]).mkdir(parents=True, exist_ok=True)
@@ -230,7 +243,7 @@ class Vmpin:
         """What `vmpin reconcile` does, without the seconds that starting a Python takes here."""
         return oneshot.reconcile(self.config(), None)[0]
 
-    def status(self, vm: Qemu) -> dict[str, Any]:
+    def status(self, vm: Sandboxed) -> dict[str, Any]:
         """What `vmpin status` has of a VM, from the watcher if one runs; likewise in no time."""
         (found,) = status_document(self.config(), vm.sandbox)["sandboxes"]
         return dict(found)
