@@ -76,10 +76,10 @@ class NriRuntime:
                 else:
                     self._answers[message.stream] = message
 
-    def configure(self) -> int:
+    def configure(self, name: str = "containerd") -> int:
         """:returns: the mask of events that the plugin wants."""
         reply = self.call("Configure", MESSAGES["ConfigureRequest"](
-            runtime_name="containerd", runtime_version="v2.1.9"))
+            runtime_name=name, runtime_version="v2.1.9"))
         return int(MESSAGES.decode("ConfigureResponse", reply.payload).events)
 
     def synchronize(self, pods: list[Any] | None = None, containers: list[Any] | None = None,
@@ -90,10 +90,11 @@ class NriRuntime:
         assert reply.code == 0
         return bool(MESSAGES.decode("SynchronizeResponse", reply.payload).more)
 
-    def begin(self, pods: list[Any] | None = None, containers: list[Any] | None = None) -> None:
+    def begin(self, pods: list[Any] | None = None, containers: list[Any] | None = None,
+              name: str = "containerd") -> None:
         """From the registration to the list."""
         self.grant(self.request("RegisterPlugin"))
-        self.configure()
+        self.configure(name)
         self.synchronize(pods, containers)
 
     def state_change(self, event: int, pod_: Any = None, container_: Any = None) -> ttrpc.Response:

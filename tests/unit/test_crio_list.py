@@ -30,6 +30,7 @@ class Node:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.pid = 100
+        self.name = "cri-o"
         (path / "run").mkdir()
         self.runtimes = NriRuntimes()
         self._told: queue.Queue[NriEvent] = queue.Queue()
@@ -58,7 +59,7 @@ class Node:
     def connected(self, cpus: str | None = None) -> NriRuntime:
         """The runtime lists the container with these CPUs; None: it is not there yet."""
         runtime = self.runtimes.next()
-        runtime.begin([pod()], [container(cpus=cpus)] if cpus else [])
+        runtime.begin([pod()], [container(cpus=cpus)] if cpus else [], self.name)
         self.hear()
         return runtime
 
@@ -108,6 +109,13 @@ def updated(node: Node) -> NriRuntime:
 def test_a_list_of_old_cpus_does_not_undo_an_update(node: Node) -> None:
     node.restarted(updated(node), CREATED)
     assert node.cpus() == UPDATED
+
+
+def test_a_list_of_containerds_has_what_was_updated_while_it_was_not_connected(node: Node) -> None:
+    """containerd stores updates: CPUs that it had before are those that it was updated back to."""
+    node.name = "containerd"
+    node.restarted(updated(node), CREATED)
+    assert node.cpus() == CREATED
 
 
 def test_nor_does_it_over_a_restart_of_the_watcher(node: Node) -> None:

@@ -52,3 +52,14 @@ def test_what_is_certain(what: str, events: list[NriEvent], cpus: str | None) ->
     assert reports.cpus == ({} if cpus is None else {APP: CpuSet.parse(cpus)}), what
     if isinstance(last, Synced):
         assert last.current == reports.cpus.keys()
+
+
+@pytest.mark.parametrize("events", [
+    [listed("2-3")], [listed("2-3"), happened("update", "4-5"), Lost(), listed("2-3", runtime=8)]])
+def test_lists_of_a_runtime_that_stores_updates_are_right_and_no_reason_to_repair(events: list[NriEvent]) -> None:
+    reports = Reports()
+    for event in events:
+        last = reports.take(event._replace(stored=True) if isinstance(event, Synced) else event)
+    assert isinstance(last, Synced)
+    assert last.current == {APP}
+    assert reports.cpus == {}

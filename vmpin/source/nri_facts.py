@@ -64,7 +64,8 @@ class Synced(NamedTuple):
     """All that there is, told when a connection begins. Times are CLOCK_BOOTTIME ns of the reception.
 
     CPUs may be old (`ContainerSeen.listed`), but for the containers in `current`. `updated` are those whose CPUs the
-    answer set; `runtime` is the pid of the runtime's process, 0 when not known.
+    answer set; `runtime` is the pid of the runtime's process, 0 when not known. `stored`: the runtime keeps updates
+    over its own restart, so that no list of its is old.
     """
 
     pods: tuple[NriPod, ...]
@@ -73,6 +74,7 @@ class Synced(NamedTuple):
     updated: tuple[ContainerId, ...] = ()
     runtime: int = 0
     current: frozenset[ContainerId] = frozenset()
+    stored: bool = False
 
 
 class PodEvent(NamedTuple):

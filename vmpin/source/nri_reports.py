@@ -3,7 +3,8 @@
 A list may be old: CRI-O keeps updates in memory, so after its own restart it lists the CPUs of creation. A process of
 the runtime's that has made or updated a container since it was first heard, or lists it with other CPUs than at first,
 has the container's CPUs in memory: its next lists are right. That also finds what another plugin changed in its own
-answer to Synchronize, which NRI reports to no plugin. What stays out: whose report counts (state).
+answer to Synchronize, which NRI reports to no plugin. containerd stores updates, so its lists are always right; only
+what is repaired (`cpus`) is not taken from a list of a new process's. What stays out: whose report counts (state).
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Reports:
                 if container.cpus and container.id in self._certain:
                     self.cpus[container.id] = container.cpus
             case Synced():
-                return self._synced(event)
+                found = self._synced(event)
+                current = frozenset(each.id for each in event.containers) if event.stored else found.current
+                return found._replace(current=current)
         return event
 
     def _synced(self, event: Synced) -> Synced:

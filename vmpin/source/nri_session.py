@@ -64,6 +64,9 @@ _CONTAINER: dict[int, Kind] = {
     nri_messages.CREATE: "creating", nri_messages.POST_CREATE: "create", nri_messages.START: "starting",
     nri_messages.POST_START: "start", nri_messages.UPDATE: "updating", nri_messages.POST_UPDATE: "update",
     nri_messages.STOP: "stop", nri_messages.REMOVE: "remove"}
+#: Runtimes whose lists have every update, also after their own restart: containerd writes it into the container's spec
+#: in its store (internal/cri/server/container_update_resources.go). CRI-O keeps it in memory.
+STORES = ("containerd ",)
 #: The stream of the one call to the runtime: a client's are odd (containerd/ttrpc PROTOCOL.md).
 _REGISTRATION = 1
 _NOTHING = frozenset((12, 13, 14))
@@ -195,7 +198,7 @@ class Session:
             self.counters.events += 1
             yield Synced(tuple(self._pods(pod for part in parts for pod in part.pods)),
                          tuple(self._containers(item for part in parts for item in part.containers)), now,
-                         tuple(updates), self._peer)
+                         tuple(updates), self._peer, stored=self.runtime.startswith(STORES))
 
     def _updates_for(self, listed: Iterable[Any]) -> Iterator[tuple[ContainerId, Any]]:
         for container in listed:
