@@ -142,7 +142,7 @@ class BirthFeed:
             self._look_later(self._connector)
 
     def _look(self, connector: ProcConnector) -> None:
-        """In a storm: of what is nobody's, or of more than there was time for."""
+        """In a storm: of processes that are not followed, or of more events than there was time for."""
         if connector is not self._connector:
             return
         count, ours = self._take(time.perf_counter())

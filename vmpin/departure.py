@@ -1,6 +1,6 @@
 """Leaving a node as if vmpin had never been there: the masks from before, and nothing left in the run directory.
 
-What stays out: what guests are told (guests), sandboxes that are excluded while the watcher runs (exclusion), and the
+What stays out: guests' maps (guests), sandboxes that are excluded while the watcher runs (exclusion), and the
 hooks (hooks_install).
 """
 

@@ -1,6 +1,6 @@
 """Gives back the masks of sandboxes that `watch.only` excludes and that vmpin placed before it did.
 
-What stays out: leaving a node (departure), and what guests are told (guests).
+What stays out: leaving a node (departure), and guests' maps (guests).
 """
 
 from __future__ import annotations

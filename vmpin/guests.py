@@ -157,7 +157,7 @@ class Guests:
         return found.data(), {container: found.of(container).data() for container in guest.placed}
 
     def told(self, sandboxes: Iterable[SandboxId]) -> list[SandboxId]:
-        """Those of these sandboxes whose guests are told anything."""
+        """Those of these sandboxes whose guests get a map."""
         return [sandbox for sandbox in sandboxes if sandbox in self._guests]
 
     async def taken_back(self, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:

@@ -46,7 +46,7 @@ class Lock:
                     break
             except FileNotFoundError:
                 pass
-            os.close(fd)  # whoever held it has removed it meanwhile: it locks nothing any more
+            os.close(fd)  # its holder has removed it meanwhile: it locks nothing any more
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         return fd

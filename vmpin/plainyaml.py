@@ -26,7 +26,7 @@ Document = dict[str, dict[str, Value] | None]
 
 
 def parse(raw: bytes) -> Document | None:
-    """The document, None where it takes YAML to tell what it means, or that it means nothing."""
+    """The document, None where it takes YAML to find out what it means, or that it means nothing."""
     try:
         lines = raw.decode("utf-8").split("\n")
     except UnicodeDecodeError:

@@ -238,7 +238,7 @@ def unpinning(reconciler: Reconciler, sandboxes: Iterable[SandboxId],
               guests: Iterable[SandboxId]) -> dict[str, object]:
     """What `vmpin unpin` would change, as its --dry-run prints it.
 
-    :param guests: sandboxes whose guests would be asked to take back what they were told.
+    :param guests: sandboxes whose guests would be asked to take back their maps.
     """
     wanted, vms = list(sandboxes), reconciler.vm_sandboxes()
     held = [sandbox for sandbox in wanted if sandbox in vms

@@ -141,7 +141,7 @@ def _leave(args: argparse.Namespace, config: Config) -> int:
 
 
 def _with_guests(reconciler: Reconciler, sandboxes: Sequence[SandboxId]) -> list[SandboxId]:
-    """Those whose guests may have been told something by a watcher."""
+    """Those whose guests may have a map of a watcher's."""
     return [sandbox for sandbox in sandboxes if sandbox in reconciler.observer.vms and reconciler.config.guest_via(
         "" if (known := reconciler.state.sandboxes.get(sandbox)) is None else known.handler) != "off"]
 

@@ -19,7 +19,7 @@ PF_KTHREAD = 0x00200000
 PF_USER_WORKER = 0x00004000
 #: /proc/PID/status: most are 1.5 kB long, and one with 65536 groups (NGROUPS_MAX) of ten digits less than the second.
 _STATUS, _LONGEST_STATUS = 8192, 1 << 20
-#: Of a command line: what tells which program it is (a path has at most 4096 bytes), and as much as is ever read.
+#: Of a command line: what shows which program it is (a path has at most 4096 bytes), and as much as is ever read.
 #: Kata's are some 10 kB long.
 BEGINNING, _LONGEST_CMDLINE = 4096, 131072
 _RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
@@ -207,7 +207,7 @@ class Procfs:
         return self._nested(pid)
 
     def _nested(self, pid: int | str) -> bool:
-        """The same as the status tells it."""
+        """The same, from the status file."""
         raw = read_file(f"{self.root}/{pid}/status", _STATUS) or b""
         if len(raw) == _STATUS:  # its groups stand before it, and it may have given itself very many
             raw = read_file(f"{self.root}/{pid}/status", _LONGEST_STATUS) or b""

@@ -66,7 +66,7 @@ def call(socket: Path, method: str, request: bytes, timeout: float,
         answer: bytes = unary(request, timeout=timeout)
         return answer
     except grpc.RpcError as err:
-        # What is raised is a grpc.Call, too (grpc.UnaryUnaryMultiCallable.__call__), which its types do not tell.
+        # What is raised is a grpc.Call, too (grpc.UnaryUnaryMultiCallable.__call__), which its types do not say.
         failed: Any = err
         code = str(failed.code().name)
         why = {**_MEANINGS, **(meanings or {})}.get(code, code.lower())

@@ -61,7 +61,7 @@ class NriContainer(NamedTuple):
 
 
 class Synced(NamedTuple):
-    """All that there is, told when a connection begins. Times are CLOCK_BOOTTIME ns of the reception.
+    """All pods and containers, listed when a connection begins. Times are CLOCK_BOOTTIME ns of the reception.
 
     CPUs may be old (`ContainerSeen.listed`), but for the containers in `current`. `updated` are those whose CPUs the
     answer set; `runtime` is the pid of the runtime's process, 0 when not known. `stored`: the runtime keeps updates

@@ -1,7 +1,7 @@
 """What the runtime has reported of containers' CPUs over NRI, and which of its lists' CPUs are those of the moment.
 
 A list may be old: CRI-O keeps updates in memory, so after its own restart it lists the CPUs of creation. A process of
-the runtime's that has made or updated a container since it was first heard, or lists it with other CPUs than at first,
+the runtime's that has made or updated a container since its first list, or lists it with other CPUs than at first,
 has the container's CPUs in memory: its next lists are right. That also finds what another plugin changed in its own
 answer to Synchronize, which NRI reports to no plugin. containerd stores updates, so its lists are always right; only
 what is repaired (`cpus`) is not taken from a list of a new process's. What stays out: whose report counts (state).

@@ -212,7 +212,7 @@ class Session:
 
     def _event(self, number: int, told: Any, now: int, asked: str = "") -> Iterator[NriEvent]:
         """
-        :param told: any message with a pod and a container.
+        :param told: a message with a pod and a container.
         :param asked: the CPU list that an update is to give the container, "" for none.
         """
         pod = next(self._pods([told.pod]), None) if told.HasField("pod") else None

@@ -41,7 +41,7 @@ class Spool:
         """Keep a message.
 
         :param when: its hook began, in ns of CLOCK_BOOTTIME: as hooks name their files, which are taken in that order.
-        :returns: its name, None when it could not be written (told once).
+        :returns: its name, None when it could not be written (logged once).
         """
         self._mine += 1
         name = f"{when:020d}-{os.getpid()}.{self._mine}.hook"
