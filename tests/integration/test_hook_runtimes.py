@@ -82,7 +82,7 @@ def by_stage(messages: list[bytes]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for message in messages:
         header, _, state = message.partition(b"\n")
-        version, stage, _ = header.decode().split()
+        version, stage, *_ = header.decode().split()
         assert version == "vmpin-hook/1"
         assert found.setdefault(stage.removeprefix("stage="), state) is state
     return found
