@@ -72,6 +72,8 @@ class Watcher:
         self._directory: RunDirectory | None = None
         #: Why it has to end: another watcher has the run directory.
         self._ousted: WatcherError | None = None
+        #: Why the run directory could not be made again when it was last looked at, "" if it could.
+        self._unmade = ""
         self._settling = Settling()
         self._save = asyncio.Event()
         self._stop = asyncio.Event()
@@ -359,6 +361,12 @@ class Watcher:
             self._ousted = err
             self._stop.set()
             return False
+        except (OSError, ConfigError) as err:  # tried again at the next look; what runs is kept in place meanwhile
+            if self._unmade != str(err):
+                logger.error("%s cannot be made again: %s", self.config.run, err)
+            self._unmade = str(err)
+        else:
+            self._unmade = ""
         return True
 
     def _watched(self) -> Iterable[Path]:

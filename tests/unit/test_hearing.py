@@ -16,6 +16,7 @@ from vmpin.lock import Lock
 from vmpin.model import ContainerId, SandboxId
 from vmpin.oneshot import take
 from vmpin.reconciler import Reconciler
+from vmpin.rundir import RunDirectory
 from vmpin.source.spool import Spool
 from vmpin.watcher import Watcher
 
@@ -111,3 +112,20 @@ def test_from_the_socket(place: Place, raw: bytes, short: list[str], lock: Lock)
         assert os.listdir(spool.path) == []
 
     asyncio.run(told())
+
+
+def test_a_run_directory_that_cannot_be_made_again_ends_no_resync(place: Place, lock: Lock,
+                                                                  caplog: pytest.LogCaptureFixture) -> None:
+    """Nor the way out, on which masks are given back."""
+    reconciler, spool = place
+    config = reconciler.config
+    watcher = Watcher(config, lambda: config, reconciler, spool, [], lock)
+    watcher._directory = RunDirectory(config, lock)
+    config.control_socket.unlink()
+    config.control_socket.mkdir()
+    assert [watcher._in_place(), watcher._in_place()] == [True, True]
+    assert len([record for record in caplog.records if "cannot be made again" in record.message]) == 1
+    config.control_socket.rmdir()
+    assert watcher._in_place()
+    assert config.control_socket.is_socket()
+    watcher._directory.close()
