@@ -196,7 +196,8 @@ def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
     if event.source is Source.NRI:
         coming, asked = now.coming, now.asked
     else:
-        coming = before.coming and now.state is ContainerState.CREATED
+        # A hook (the bundle) comes in the middle of a creation: CRI-O runs createRuntime before Kata plugs in vCPUs.
+        coming = before.coming and (now.state is ContainerState.CREATED or event.source is Source.BUNDLE)
         asked = before.asked if words is known.words else None
     if (words is known.words and event.requested == known.requested
             and (name, pause, exclusive, now.state, bundle, init, coming, asked)

@@ -65,6 +65,14 @@ def test_a_container_that_is_created_has_its_cpus_from_the_request_on(
     assert (mine.coming, mine.pending) == (frozenset({C1} if coming else ()), pending)
 
 
+def test_a_hook_in_the_middle_of_a_creation_does_not_end_it() -> None:
+    """CRI-O runs createRuntime before Kata's vCPUs have come."""
+    hooked = ContainerSeen(POD, Container(C1, cpuset=CpuSet((4, 5))), Source.BUNDLE, 11, "/bundle/of/it")
+    state = reduce(after(CREATION_EVENTS[:1]), hooked)
+    assert known(state).container.coming
+    assert not known(after(CREATION_EVENTS[1:3], state)).pending
+
+
 def test_what_another_plugin_made_of_the_cpus_counts_when_it_is_created() -> None:
     state = after([event("creating", 10, "4-5"), event("create", 11, "6-7")])
     assert known(state).container.cpuset == CpuSet((6, 7))
