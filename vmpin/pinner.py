@@ -122,8 +122,8 @@ class Pinner:
             (seen.thread.id.tid, seen.actual.frozen()) for seen in observed
             if seen.thread.id not in changing and placement.cpus_for(seen.thread.role, seen.thread.vcpu) is not None]
         alive = {seen.thread.id for seen in observed}
-        for table in (masks.asked, masks.refused, masks.doubted):
-            for thread in table.keys() - alive:
+        for table, kept in ((masks.asked, alive), (masks.refused, alive), (masks.doubted, changing)):
+            for thread in table.keys() - kept:
                 del table[thread]
         masks.open = False
         return operations

@@ -252,3 +252,19 @@ def test_what_a_cgroup_refuses_counts_when_it_lasts(machine: Spinners, caplog: p
     machine.repair(vm)
     assert [record.levelno for record in caplog.records if record.levelno > logging.INFO] == [logging.ERROR]
     assert len(pinner.refusals(vm.sandbox)) == 1
+
+
+def test_a_doubt_that_nothing_came_of_does_not_shorten_the_next_one(machine: Spinners) -> None:
+    """The sources took back what the cgroup refused, and the thread was in its place all the time."""
+    vm = machine.vm()
+    absent = CpuSet([Sysfs().topology().known.bits.bit_length()])
+    pinner, placements = machine.reconciler.pinner, machine.reconciler.placements
+    pinner.grace = 3600.0
+    machine.place(vm.sandbox, machine.there)
+    assert machine.repair(vm) == 1
+    machine.place(vm.sandbox, absent)
+    machine.repair(vm)
+    assert pinner.doubts(vm.sandbox)
+    machine.place(vm.sandbox, machine.there)
+    assert pinner.operations(vm, placements[vm.sandbox]) == ()
+    assert not pinner.doubts(vm.sandbox)
