@@ -177,8 +177,10 @@ def contested(own: Ownership) -> list[Collision]:
     found = []
     overlapping = _overlapping([claim.cpus for claim in own.claims.values()])
     for cpu in overlapping:
-        owners = own.owners(cpu)
-        found.append(Collision(cpu, _distinct(sandbox for sandbox, _ in owners), f"exclusive to {own.named(cpu)}"))
+        sandboxes = _distinct(sandbox for sandbox, _ in own.owners(cpu))
+        # A pod whose sandbox is made anew has two for a while.
+        if len({own.pods.get(sandbox) or sandbox for sandbox in sandboxes}) > 1:
+            found.append(Collision(cpu, sandboxes, f"exclusive to {own.named(cpu)}"))
     for sandbox, claim in own.claims.items():
         foreign = own.foreign(sandbox)
         stale = dict(claim.stale)

@@ -587,6 +587,14 @@ def test_cpus_that_containers_of_one_pod_share_are_that_pods_and_no_collision() 
     assert of([own_cpus("a", "4-5"), own_cpus("b", "5")], [own_cpus("c", "6")]) == []
 
 
+def test_two_sandboxes_of_one_pod_do_not_collide() -> None:
+    """The kubelet makes a pod's sandbox anew, and the one before has not ended yet: both are listed with the same."""
+    on = node()
+    both = {SandboxId("old"): claims([own_cpus("a", "4-5")], on), SandboxId("new"): claims([own_cpus("b", "4-5")], on)}
+    assert contested(ownership(both, on, dict.fromkeys(both, "uid-1"))) == []
+    assert [each.cpu for each in contested(ownership(both, on, {SandboxId("old"): "uid-1"}))] == [4, 5]
+
+
 def test_a_shared_cpuset_that_reaches_anothers_cpus_is_reported() -> None:
     assert of([own_cpus("a", "4-5")], [box("s", "0-4")]) == [
         Collision(4, (SandboxId("pod-0"), SandboxId("pod-1")),
