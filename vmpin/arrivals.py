@@ -266,7 +266,8 @@ class Arrivals:
                 known.keep_mask(sandbox, thread, cpus)
             result = known.pinner.place_now(sandbox, thread, wanted, cpus)
             known.tally.pins[thread.role, result.outcome.value] += 1
-            if result.got is None or result.outcome is Outcome.REFUSED:
+            # What waits for its cgroup to be rewritten was refused, or is trimmed to a part of its place.
+            if result.got is None or result.outcome is Outcome.REFUSED or not result.got <= wanted:
                 account.ended += news and result.outcome is Outcome.GONE
                 known.pinner.look_again(sandbox)  # the next pass says why
                 return None
@@ -319,7 +320,7 @@ class Arrivals:
             return False
         result = known.pinner.place_now(vm.sandbox, thread, wanted, CpuSet(mask))
         known.tally.pins[thread.role, result.outcome.value] += 1
-        if result.got is None or result.outcome is Outcome.REFUSED:
+        if result.got is None or result.outcome is Outcome.REFUSED or not result.got <= wanted:
             return False
         self.book.moved(tid, result.got)
         return alone

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ from newcomers import (
 )
 
 from vmpin.arrivals import Touched
+from vmpin.cpuset import CpuSet
 from vmpin.events import ContainerSeen, Source
 from vmpin.host import boottime
+from vmpin.host.sysfs import Sysfs
 from vmpin.model import Container, ContainerId, ThreadId, VcpuId
 from vmpin.observe import Vm
 from vmpin.placement import Placement
@@ -50,6 +53,20 @@ def test_a_thread_that_was_born_in_its_place_costs_nothing(machine: Machine, cro
     account = machine.account("a")
     assert (account.told, account.inside, account.outside, account.outside_sum) == (1, 1, 0, 0.0)
     assert machine.reconciler.tally.pins.total() == 0
+
+
+def test_a_thread_that_waits_for_its_cgroup_is_not_booked_as_placed(machine: Machine, crowd: Path) -> None:
+    """The cgroup refuses its mask: here one with a CPU that the machine has not."""
+    vmm = machine.running(crowd)
+    tid, known = by_name(vmm, "call_rcu"), machine.reconciler
+    absent, placement = CpuSet([Sysfs().topology().known.bits.bit_length()]), known.placements[sandbox("a")]
+    known.placements[sandbox("a")] = replace(placement, others=dict.fromkeys(placement.others, absent),
+                                             waiting="waits for the kubelet")
+    known.pinner.of(sandbox("a")).waits = "waits for the kubelet"
+    born = time.monotonic_ns()
+    machine.arrivals.take([Fork(born, vmm.pid, vmm.pid, tid, vmm.pid), Comm(born + 1, tid, vmm.pid, "call_rcu")])
+    assert mask(tid) == machine.pool
+    assert (machine.account("a").told, machine.account("a").placed) == (1, 0)
 
 
 def test_a_vcpus_name_puts_it_where_vcpus_go(machine: Machine, crowd: Path) -> None:
