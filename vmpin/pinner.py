@@ -108,6 +108,7 @@ class Pinner:
         """What has to be set to make a VM's threads what `placement` wants."""
         masks = self.of(vm.sandbox)
         if not masks.open and _holds(masks.expected) and time.monotonic() < self.drifts.again(vm.sandbox):
+            masks.waits = ""  # every thread is in its place: what moves one from now on is drift
             return ()
         observed = list(self._observed(vm, masks, placement))
         self._remember(vm, observed)
@@ -117,6 +118,8 @@ class Pinner:
             self.drifts.excuse(vm.sandbox)
         operations = self.drifts.sort(vm.sandbox, placement, diff(placement, observed),
                                       () if masks.waits or placement.pending else masks.expected)
+        if not operations:
+            masks.waits = ""
         changing = {operation.thread.id for operation in operations}
         masks.expected = [] if len(changing) == len(observed) else [
             (seen.thread.id.tid, seen.actual.frozen()) for seen in observed

@@ -268,3 +268,19 @@ def test_a_doubt_that_nothing_came_of_does_not_shorten_the_next_one(machine: Spi
     machine.place(vm.sandbox, machine.there)
     assert pinner.operations(vm, placements[vm.sandbox]) == ()
     assert not pinner.doubts(vm.sandbox)
+
+
+def test_drift_counts_again_when_a_wait_has_ended_that_may_come_again(machine: Spinners) -> None:
+    """A sandbox whose last container has ended may wait until its own end: its cgroup refuses masks or does not."""
+    vm = machine.vm()
+    absent = CpuSet([Sysfs().topology().known.bits.bit_length()])
+    known, pinner = machine.reconciler.placements, machine.reconciler.pinner
+    for cpus in (absent, machine.there):
+        machine.place(vm.sandbox, cpus)
+        known[vm.sandbox] = replace(known[vm.sandbox], waiting="waits for a container, or for its end")
+        machine.repair(vm)
+        assert pinner.of(vm.sandbox).waits
+    assert machine.repair(vm) == 0
+    machine.move(vm, machine.here)
+    assert machine.repair(vm) == 1
+    assert machine.reconciler.tally.drift == {"other": 1}
