@@ -91,13 +91,15 @@ class Placement:
 @dataclass(frozen=True)
 class Request:
     """One sandbox to place. `known` is False when its vCPUs could not (all) be told from its other threads, `awaited`
-    when that is so for a short time only, as of a VM that boots or has just got a vCPU."""
+    when that is so for a short time only, as of a VM that boots or has just got a vCPU. `ended`: a container of it has
+    ended of late."""
 
     id: SandboxId
     vcpus: tuple[Vcpu, ...]
     containers: tuple[Container, ...]
     known: bool = True
     awaited: bool = False
+    ended: bool = False
 
 
 def place(request: Request, node: Node, own: Ownership, policy: Policy, previous: Previous | None = None) -> Placement:
@@ -187,7 +189,7 @@ def _waiting(request: Request, own: Ownership, allowed: CpuSet) -> str:
     """Which containers' cpusets the kubelet has yet to rewrite, as far as threads need that, or what the runtime has
     been asked for; "" for nothing."""
     counted = [container for container in request.containers if counts(container)]
-    if not counted:
+    if not counted and request.ended:
         # Kata takes no CPU out of the sandbox's cgroup when its last container ends: an empty cpuset is not written
         # (src/runtime/pkg/resourcecontrol/cgroups.go, UpdateCpuSet; crates/resource/src/cgroups/resource_inner.rs).
         return "waits for a container, or for its end: its cgroup may still have the CPUs of its last container alone"

@@ -12,7 +12,7 @@ from vmpin import birth
 from vmpin.allocation import CpuManagerState, judged, unseen
 from vmpin.config import Config
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.model import SandboxId, Vcpu, VcpuId
+from vmpin.model import ContainerState, SandboxId, Vcpu, VcpuId
 from vmpin.observe import Vm
 from vmpin.ownership import Claims, Node, Ownership, claims, ownership, with_unseen
 from vmpin.placement import UNMANAGED, Placement, Request, Verdict, place
@@ -131,7 +131,8 @@ class Places:
         return self._of(vm, known, vm.guest_vcpus(sorted({*vm.learned.values(), vcpu})))
 
     def _of(self, vm: Vm, known: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
-        return place(Request(vm.sandbox, vcpus, judged(known, self.kubelet), vm.known, vm.awaited),
+        ended = any(each.container.state is ContainerState.STOPPED for each in known.containers.values())
+        return place(Request(vm.sandbox, vcpus, judged(known, self.kubelet), vm.known, vm.awaited, ended),
                      self.node, self.own, self.config.policy, self.previous.get(vm.sandbox))
 
     def _concerned(self, before: Ownership, vms: Set[SandboxId]) -> Iterable[SandboxId]:

@@ -46,11 +46,11 @@ def guest(*described: tuple[int, int | None, int | None]) -> tuple[Vcpu, ...]:
 
 def decide(containers: Sequence[Container], cpus: Sequence[Vcpu], on: Node, policy: Policy | None = None,
            previous: Previous | None = None, others: Sequence[Sequence[Container]] = (),
-           known: bool = True, awaited: bool = False) -> Placement:
+           known: bool = True, awaited: bool = False, ended: bool = False) -> Placement:
     """Place POD; `others` are the containers of other sandboxes."""
     all_claims = {POD: claims(containers, on)}
     all_claims |= {SandboxId(f"other-{at}"): claims(theirs, on) for at, theirs in enumerate(others)}
-    request = Request(POD, tuple(cpus), tuple(containers), known, awaited)
+    request = Request(POD, tuple(cpus), tuple(containers), known, awaited, ended)
     return place(request, on, ownership(all_claims, on), policy or Policy(), previous)
 
 
@@ -128,11 +128,14 @@ def test_the_mask_is_the_or_of_the_cpusets_and_p_for_who_has_none(
 
 def test_what_the_cgroup_of_a_vm_without_containers_refuses_is_waited_for() -> None:
     """Kata leaves the CPUs of a sandbox's last container in its cgroup, alone."""
+    on = node(pool="0-1,4-15")
     for containers in ([], [box("pause", None, pause=True)], [box("main", "2-3", state=ContainerState.STOPPED)]):
-        found = decide(containers, vcpus(0, 1), node(pool="0-1,4-15"))
+        found = decide(containers, vcpus(0, 1), on, ended=True)
         assert found.waiting.startswith("waits for a container")
         assert (str(found.mask), found.verdict) == ("0-1,4-15", Verdict.FLOATING)
-    assert decide([box("side", "4-5")], vcpus(0, 1), node(pool="0-1,4-15")).waiting == ""
+        # Without one that has ended it is no doing of Kata's.
+        assert decide(containers, vcpus(0, 1), on).waiting == ""
+    assert decide([box("side", "4-5")], vcpus(0, 1), on, ended=True).waiting == ""
 
 
 @pytest.mark.parametrize(("containers", "others", "before", "mask", "reason"), [
