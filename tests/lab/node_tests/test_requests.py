@@ -3,6 +3,7 @@ the runtime reports that anything has been done."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,11 +41,15 @@ def runtime(vmpin: Vmpin, watcher: Watcher, cgroup: CpusetCgroup, kata: Kata, tm
 def wait_for(runtime: KataRuntime, own: str, rest: str) -> None:
     """Until as many vCPUs as there are CPUs in `own` have one each, and all other threads have `rest`."""
     def masks() -> list[str]:
-        return sorted(str(mask(tid)) for tid in runtime.vm.tids())
+        found = []
+        for tid in runtime.vm.tids():
+            with contextlib.suppress(ProcessLookupError):  # a vCPU that was unplugged is just ending
+                found.append(str(mask(tid)))
+        return sorted(found)
 
     def there() -> bool:
-        singles = [str(CpuSet([cpu])) for cpu in CpuSet.parse(own)]
-        return masks() == sorted([*singles, *[rest] * (len(runtime.vm.tids()) - len(singles))])
+        singles, found = [str(CpuSet([cpu])) for cpu in CpuSet.parse(own)], masks()
+        return found == sorted([*singles, *[rest] * (len(found) - len(singles))])
 
     until(there, lambda: f"one vCPU on each of {own}, the rest on {rest}; have {masks()}", every=0.01)
 
