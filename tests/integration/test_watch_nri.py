@@ -4,11 +4,13 @@ claimed of a thread is read from /proc. No resync happens in these tests unless 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cri import CriError
@@ -363,6 +365,36 @@ def test_the_checkpoint_tells_the_pool_and_whose_cpus_are_exclusive(node: CriNod
     main.update(cpus=both)
     node.wait_for_all(vm.pid, both)
     assert node.status()["node"]["shared_pool"] == both
+
+
+def test_pods_that_are_well_placed_pass_the_audit_by_name(node: CriNode, cpus: tuple[str, str]) -> None:
+    first, second = cpus
+    node.configure(node={"shared_pool": None})
+    node.checkpoint(first, {"uid-1": {"main": second}})
+    node.connect()
+    web, log = node.containerd.pod("web", uid="uid-1"), node.containerd.pod("log", uid="uid-2")
+    web.container("main", cpus=second)
+    side = log.container("side", cpus=first)
+    wait(lambda: [owner["kind"] for owner in node.status()["node"]["owners"]] == ["runc"], node.log)
+
+    def audited(*more: str) -> tuple[Any, dict[str, str]]:
+        """The document, and the classes of what is found of the two pods, by name without the namespace."""
+        done = node.cli("audit", "--seconds", "0", "-o", "json", *more)
+        found = json.loads(done.stdout)
+        # This machine may have containers of its own, too.
+        astray = [each["pid"] for each in found["findings"] if each["class"] in ("vm", "container")]
+        assert done.returncode == (1 if astray or more else 0), found
+        return found, {name: each["class"] for each in found["findings"]
+                       if (name := each["name"].partition("/")[2]).split("/")[0] in ("web", "log")}
+
+    found, ours = audited()
+    assert ours == {}
+    assert found["ignored"]["pause"] >= 2
+    (owner,) = found["owners"]
+    assert owner["name"].split("/")[1:] == ["web", "main"]
+    assert audited("--strict")[1] == {"web": "pause", "log": "pause"}
+    side.update(cpus=second)
+    wait(lambda: audited()[1] == {"log/side": "container"}, node.log)
 
 
 def test_the_checkpoint_alone_moves_a_vm(node: CriNode, cpus: tuple[str, str]) -> None:
