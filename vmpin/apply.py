@@ -54,5 +54,6 @@ def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
             seen = affinity.get(operation.thread.id.tid)
             results.append(Result(operation, Outcome.REFUSED, None if seen is None else CpuSet(seen), str(err)))
         else:
-            results.append(Result(operation, did if got == operation.cpus else trimmed, got, "", cpu))
+            asked = operation.cpus
+            results.append(Result(operation, did if got is asked or got == asked else trimmed, got, "", cpu))
     return results

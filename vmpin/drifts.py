@@ -146,6 +146,8 @@ class Drifts:
 
     def carried_out(self, results: Iterable[Result]) -> None:
         """Operations were carried out, some of which put threads back: why, and where those were."""
+        if not any(known.away for known in self._of.values()):
+            return
         now, gone, refused, waiting = time.monotonic(), Outcome.GONE, Outcome.REFUSED, Outcome.WAITING
         changes: dict[SandboxId, dict[tuple[object, ...], list[ThreadId]]] = {}
         kinds: dict[tuple[object, ...], Change] = {}

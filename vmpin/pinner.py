@@ -124,10 +124,11 @@ class Pinner:
         masks.expected = [] if len(changing) == len(observed) else [
             (seen.thread.id.tid, seen.actual.frozen()) for seen in observed
             if seen.thread.id not in changing and placement.cpus_for(seen.thread.role, seen.thread.vcpu) is not None]
-        alive = {seen.thread.id for seen in observed}
-        for table, kept in ((masks.asked, alive), (masks.refused, alive), (masks.doubted, changing)):
-            for thread in table.keys() - kept:
-                del table[thread]
+        if masks.asked or masks.refused or masks.doubted:
+            alive = {seen.thread.id for seen in observed}
+            for table, kept in ((masks.asked, alive), (masks.refused, alive), (masks.doubted, changing)):
+                for thread in table.keys() - kept:
+                    del table[thread]
         masks.open = False
         return operations
 
@@ -246,7 +247,7 @@ class Pinner:
             assert got is not None
             if masks.refused:
                 masks.refused.pop(thread.id, None)
-            if not got <= cpus:
+            if got is not cpus and not got <= cpus:
                 masks.open = True  # another hand has changed it meanwhile: the next pass is to see that
             elif outcome is trimmed and not masks.waits and masks.asked.get(thread.id) != (cpus, got):
                 logger.warning("sandbox=%s: cannot honour %s for %s thread %d: its cpuset cgroup leaves %s",

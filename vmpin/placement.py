@@ -32,6 +32,9 @@ class Verdict(enum.StrEnum):
     UNMANAGED = "unmanaged"
 
 
+#: Kept, as an enum's member is looked up by a function: dear for thousands of threads in a pass.
+_VCPU = ThreadRole.VCPU
+
 #: A reason of the verdict `waiting`.
 AWAITED = ("its vCPU threads cannot all be identified yet: until then its other threads are kept on the sandbox mask")
 #: The reason of the verdict `unmanaged`.
@@ -65,7 +68,7 @@ class Placement:
 
     def cpus_for(self, role: ThreadRole, vcpu: VcpuId | None) -> CpuSet | None:
         """The CPUs of a thread; None when it is to be left alone (or is a vCPU nobody placed yet)."""
-        if role is ThreadRole.VCPU:
+        if role is _VCPU:
             return None if vcpu is None else self.by_vcpu.get(vcpu)
         return self.others[role]
 

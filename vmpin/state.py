@@ -75,6 +75,8 @@ class Known:
 
 @dataclass(frozen=True)
 class SandboxState:
+    """A sandbox as its sources report it. `held`: the operator took it out of vmpin's hands."""
+
     id: SandboxId
     runtime: str = "oci"
     pod: Pod | None = None
@@ -93,6 +95,8 @@ class SandboxState:
 
 @dataclass(frozen=True)
 class DesiredState:
+    """Every sandbox that is known."""
+
     sandboxes: Mapping[SandboxId, SandboxState] = field(default_factory=dict)
 
 

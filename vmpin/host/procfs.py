@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Collection
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ _STATUS, _LONGEST_STATUS = 8192, 1 << 20
 BEGINNING, _LONGEST_CMDLINE = 4096, 131072
 _RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 _READ = os.O_RDONLY | os.O_CLOEXEC
+_STATES = {state.encode(): state for state in "RSDZXTtIPWK"}
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -50,8 +52,14 @@ def parse_stat(raw: bytes) -> Stat | None:
     fields = raw[end + 2 :].split(None, 37)  # what follows is not used
     if begin < 0 or end < begin or len(fields) < 37:
         return None
-    return Stat(sys.intern(raw[begin + 1 : end].decode("utf-8", "replace")), fields[0].decode("ascii", "replace"),
+    return Stat(_name(raw[begin + 1 : end]), _STATES.get(fields[0]) or fields[0].decode("ascii", "replace"),
                 int(fields[1]), int(fields[6]), int(fields[19]), int(fields[36]))
+
+
+@lru_cache(maxsize=1024)
+def _name(raw: bytes) -> str:
+    """A thread's name as text: thousands of threads have a few different ones."""
+    return sys.intern(raw.decode("utf-8", "replace"))
 
 
 def linux(release: str) -> tuple[int, int] | None:

@@ -8,7 +8,6 @@ What stays out: whether any of it is still true; QEMU can be changed over QMP af
 from __future__ import annotations
 
 import json
-import platform
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -123,8 +122,11 @@ def kvm_ids(argv: Sequence[str], indices: Iterable[VcpuId]) -> dict[VcpuId, int]
 
 def _is_x86(argv: Sequence[str]) -> bool:
     program = argv[0].rpartition("/")[2] if argv else ""
-    return bool(_X86_PROGRAM.fullmatch(program)) or (
-        not program.startswith("qemu-system-") and platform.machine() == "x86_64")
+    if _X86_PROGRAM.fullmatch(program) or program.startswith("qemu-system-"):
+        return bool(_X86_PROGRAM.fullmatch(program))
+    import platform  # takes a millisecond to load, and few programs need it
+
+    return platform.machine() == "x86_64"
 
 
 class GuestTopology:
