@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 from vmpin.channel import Channel
 from vmpin.channel.find import VmFacts, find, has_ports
@@ -18,7 +19,7 @@ from vmpin.config import Config
 from vmpin.guest import PENDING, GuestReport, Said
 from vmpin.guest.kata_session import KataSession, KataWish
 from vmpin.guest.numbers import Vcpus
-from vmpin.guest.together import ended, together
+from vmpin.guest.together import Flag, ended
 from vmpin.guest.vmpin_agent import AgentSession
 from vmpin.guestmap import guest_map
 from vmpin.host.procfs import Procfs
@@ -54,8 +55,9 @@ class Guest:
         self.cid = guest_cid(vm.vmm.argv)
         self._proc = proc
         self._rivals = rivals
-        #: Set at everything that is heard, for each that waits for it.
-        self._turn, self._news = asyncio.Event(), asyncio.Event()
+        #: Set at everything that is heard, for each that waits for it: `run`, and any number of `taken_back`.
+        self._turn = Flag()
+        self._news: asyncio.Event | None = None
         if via in ("auto", "vmpin-agent"):
             self.agent = AgentSession(vm.sandbox, self.channels, self.port, self._changed)
         if via in ("auto", "kata-agent"):
@@ -69,7 +71,8 @@ class Guest:
 
     def _changed(self) -> None:
         self._turn.set()
-        self._news.set()
+        if self._news is not None:
+            self._news.set()
 
     def _with_ports(self) -> Sequence[Channel]:
         return [channel for channel in self.channels() if has_ports(channel)]
@@ -126,33 +129,42 @@ class Guest:
         elif self.kata is None:
             await self.agent.run()
         else:
-            await together(self.agent.run(), self._take_turns(self.agent, self.kata))
+            await self._take_turns(self.agent, self.kata)
 
     async def _take_turns(self, agent: AgentSession, kata: KataSession) -> None:
         """Kata's agent is asked while vmpin's own was looked for and does not answer. What it was told before that one
         came, vmpin's takes for what was there before: so when all is taken back it is asked, too."""
+        first = self._task(agent.run())
         task: asyncio.Task[None] | None = None
         try:
-            while True:
+            while not first.done():
                 self._turn.clear()
                 wanted = bool(agent.state) and (not agent.up or (kata.owes and agent.settled.is_set()))
                 if wanted and task is None:
-                    task = asyncio.create_task(kata.run())
-                    task.add_done_callback(lambda _: self._turn.set())
+                    task = self._task(kata.run())
                 elif not wanted and task is not None:
                     await ended(task)
                     task = None
                 await self._turn.wait()
                 if task is not None and task.done():
                     task.result()  # refused, for ever; anything else is a mistake of ours
+            first.result()
         finally:
-            if task is not None:
-                await ended(task)
+            await ended(first, *(() if task is None else (task,)))
+
+    def _task(self, session: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        made = asyncio.create_task(session)
+        made.add_done_callback(self._over)
+        return made
+
+    def _over(self, _: object) -> None:
+        self._turn.set()
 
     async def taken_back(self, seconds: float) -> str:
         """Wait until what was told is taken back (`tell` came before, `run` runs). :returns: what became of it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
+                self._news = self._news or asyncio.Event()
                 while True:
                     self._news.clear()
                     if word := self._taken_back():

@@ -10,6 +10,7 @@ import random
 import struct
 import time
 import tracemalloc
+import weakref
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,7 +25,10 @@ from vmpin.channel import Channel, NotThere, Stream
 from vmpin.cpuset import CpuSet
 from vmpin.guest import Ended, Said, Unanswered
 from vmpin.guest.attempts import attempts
+from vmpin.guest.kata_session import KataSession, KataWish
 from vmpin.guest.limits import MAX_AGAIN, MAX_ANSWER, Allowance, longest
+from vmpin.guest.numbers import Vcpus
+from vmpin.guest.together import Flag
 from vmpin.guest.vmpin_agent import AgentSession
 from vmpin.guest.words import PATIENCE, WAITING, said
 from vmpin.guestproto import Map, Share
@@ -658,6 +662,60 @@ def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch:
                     raise TimeoutError
         assert max(slept[:PATIENCE - 1]) < 2.1  # it boots, as it may be
         assert slept[23] > 200  # it hangs
+    run(test())
+
+
+def test_a_failed_attempt_leaves_nothing_for_the_garbage_collector() -> None:
+    """Its frames would be kept until that one runs: with a thousand guests in which no agent is to be found, 2 MiB."""
+    class Gone(OSError):
+        """Unlike an OSError it can be referred to weakly."""
+
+    made: list[weakref.ref[Gone]] = []
+
+    class Nothing:
+        async def open(self, port: int) -> Stream:
+            err = Gone(2, "no such thing", "here")
+            made.append(weakref.ref(err))
+            try:
+                raise err
+            finally:
+                del err
+
+    async def test() -> None:
+        kata = KataSession("pod-a", lambda: [Nothing()])
+        kata.push(KataWish(Vcpus({}, 0, 0), MAP))
+        for ours in AgentSession("pod-a", lambda: [Nothing()], 10789), kata:
+            made.clear()
+            task = asyncio.create_task(ours.run())
+            await until(lambda: len(made) >= 3)
+            task.cancel()
+            await asyncio.wait([task])
+            assert [each() for each in made[:2]] == [None, None]
+    gc.disable()
+    try:
+        run(test())
+    finally:
+        gc.enable()
+
+
+def test_a_flag_wakes_the_one_that_waits() -> None:
+    async def test() -> None:
+        flag = Flag()
+        task = asyncio.create_task(flag.wait())
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="two tasks"):
+            await flag.wait()
+        flag.set()
+        flag.set()
+        flag.clear()
+        await asyncio.wait_for(task, 60)  # though it is clear again by now
+        task = asyncio.create_task(flag.wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        flag.set()
+        await asyncio.wait_for(flag.wait(), 60)
+        assert flag.is_set()
     run(test())
 
 

@@ -22,6 +22,7 @@ from vmpin.guest import APPLIED, ERROR, LEFT_ALONE, NO_AGENT, PENDING, SENT, Cou
 from vmpin.guest.kata_agent import AgentError, KataAgent, Refused, UnknownContainer
 from vmpin.guest.metrics import Reading, reading, shows
 from vmpin.guest.numbers import Vcpus, shown
+from vmpin.guest.together import Flag
 from vmpin.guest.words import WAITING, Silence, why
 from vmpin.guestproto import Map
 from vmpin.model import ContainerId
@@ -65,12 +66,12 @@ class KataSession:
         #: What answers there is not Kata's agent.
         self.odd = False
         #: Set as long as all of the newest wish was sent.
-        self.settled = asyncio.Event()
+        self.settled = Flag()
         self._channels = channels
         self._changed = changed
         self._kernel = kernel
         self._wish: KataWish | None = None
-        self._wake = asyncio.Event()
+        self._wake = Flag()
         #: Who was given CPUs, and which.
         self._given: dict[ContainerId, CpuSet] = {}
         self._before: Reading | None = None
@@ -150,7 +151,10 @@ class KataSession:
                 return await KataAgent.connect(channel)
             except (OSError, TimeoutError) as err:
                 trouble = err
-        raise trouble
+        try:
+            raise trouble
+        finally:
+            del trouble  # its traceback has this frame: only the garbage collector would find the two
 
     def _lost(self, err: Exception) -> None:
         self.odd = isinstance(err, WireError)

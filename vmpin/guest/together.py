@@ -1,10 +1,56 @@
-"""Two halves of one conversation, which end together; and a task that is to end."""
+"""Two halves of one conversation, which end together; a task that is to end; and what one task waits for."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Protocol
+
+
+class Wake(Protocol):
+    """An asyncio.Event, or a Flag."""
+
+    def is_set(self) -> bool: ...
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    async def wait(self) -> object: ...
+
+
+class Flag:
+    """An asyncio.Event for which one task at most waits at a time. An Event takes nearly 1 kB, most of it for a queue
+    of those who wait; a node has thousands."""
+
+    __slots__ = ("_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def clear(self) -> None:
+        self._set = False
+
+    async def wait(self) -> None:
+        """Until it is set, be it only for a moment. :raises RuntimeError: when another task waits already."""
+        if self._set:
+            return
+        if self._waiter is not None:
+            raise RuntimeError("two tasks wait for one flag")
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
 
 async def together(*parts: Coroutine[Any, Any, None]) -> None:
@@ -27,10 +73,12 @@ async def together(*parts: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def ended(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait until it has ended, however it does. (Awaiting it would swallow one's own cancellation.)
-    """
-    task.cancel()
-    await asyncio.wait([task])
-    if not task.cancelled():
-        task.exception()  # retrieved: it is over
+async def ended(*tasks: asyncio.Task[None]) -> None:
+    """Cancel tasks and wait until they have ended, however they do. (Awaiting one would swallow one's own
+    cancellation.)"""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # retrieved: it is over

@@ -17,7 +17,7 @@ from vmpin import guestproto
 from vmpin.channel import Channel, NotThere, Stream
 from vmpin.guest import ERROR, Counters, Ended, Said, Trouble, Unanswered
 from vmpin.guest.limits import MAX_ANSWER, Allowance, Told, longest, only
-from vmpin.guest.together import together
+from vmpin.guest.together import Flag, together
 from vmpin.guest.words import WAITING, Silence, level, said, summary, why
 from vmpin.guestproto import Map, ProtocolError, clean
 from vmpin.model import ContainerId
@@ -54,14 +54,14 @@ class AgentSession:
         #: The guest's own processes.
         self.system: Said | None = None
         #: Set as long as the newest wish was answered.
-        self.settled = asyncio.Event()
+        self.settled = Flag()
         self._channels = channels
         self._port = port
         self._changed = changed
         self._wanted: Map | None = None
         self._ids: Collection[str] = ()
         self._unpinned = False
-        self._wake, self._retry = asyncio.Event(), asyncio.Event()
+        self._wake, self._retry = Flag(), Flag()
         self._generation = 0
         self._told = Told(name)
         self._silence = Silence()
@@ -145,7 +145,10 @@ class AgentSession:
                     trouble = Ended(why(trouble))
                 break
         self._ended(trouble)
-        raise trouble
+        try:
+            raise trouble
+        finally:
+            del trouble  # its traceback has this frame: only the garbage collector would find the two
 
     def _ended(self, err: Exception) -> None:
         state = self.counters.last_error = why(err)
