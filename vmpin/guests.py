@@ -37,8 +37,8 @@ class Guests:
         self._tasks: dict[Guest, asyncio.Task[None]] = {}
         #: What was told is being taken back; who is told next waits for it.
         self._leaving: dict[SandboxId, asyncio.Task[None]] = {}
-        #: By CID of vsock, the sandboxes whose VMMs name it.
-        self._cids: dict[int, set[SandboxId]] = {}
+        #: By CID of vsock, the sandboxes whose VMMs name it, in the order they came.
+        self._cids: dict[int, dict[SandboxId, None]] = {}
         self._running = False
         #: What was last wrong with telling a guest, so that it is logged once.
         self._odd: dict[SandboxId, str] = {}
@@ -108,16 +108,17 @@ class Guests:
 
         kata = reconciler.sources.sandboxes.get(vm.sandbox)
         made = self._guests[vm.sandbox] = Guest(via, vm, "" if kata is None else kata.agent_url, reconciler.proc,
-                                                reconciler.config, self._rivals)
+                                                reconciler.config, self._rival)
         if made.cid is not None:
-            self._cids.setdefault(made.cid, set()).add(vm.sandbox)
+            self._cids.setdefault(made.cid, {})[vm.sandbox] = None
         if self._running:
             self._start(vm.sandbox, made)
         return made
 
-    def _rivals(self, cid: int, sandbox: SandboxId) -> list[SandboxId]:
-        """The other sandboxes whose VMMs say that this CID is theirs; the kernel gives it to one."""
-        return sorted(self._cids.get(cid, set()) - {sandbox})
+    def _rival(self, cid: int, sandbox: SandboxId) -> SandboxId | None:
+        """The first other sandbox whose VMM says that this CID is its own; the kernel gives it to one. Asked for at
+        each attempt of each guest, so it takes no longer where a thousand name the same."""
+        return next((other for other in self._cids.get(cid, ()) if other != sandbox), None)
 
     def _start(self, sandbox: SandboxId, guest: Guest) -> None:
         self._tasks[guest] = asyncio.create_task(_supervised(sandbox, guest, self._leaving.get(sandbox)))
@@ -125,7 +126,7 @@ class Guests:
     def _end(self, sandbox: SandboxId, goodbye: Vm | None = None) -> None:
         guest = self._guests.pop(sandbox)
         if guest.cid is not None:
-            self._cids[guest.cid].discard(sandbox)
+            self._cids[guest.cid].pop(sandbox, None)
             if not self._cids[guest.cid]:
                 del self._cids[guest.cid]
         task = self._tasks.pop(guest, None)

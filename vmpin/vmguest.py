@@ -36,9 +36,9 @@ class Guest:
     """`tell` what is to be so; `run` makes it so."""
 
     def __init__(self, via: str, vm: Vm, agent_url: str, proc: Procfs, config: Config,
-                 rivals: Callable[[int, SandboxId], Sequence[SandboxId]]) -> None:
+                 rival: Callable[[int, SandboxId], SandboxId | None]) -> None:
         """:param agent_url: how Kata reaches its agent, where it keeps that.
-        :param rivals: who else says that a CID is theirs: a command line is anybody's to write."""
+        :param rival: another sandbox that says that a CID is its own: a command line is anybody's to write."""
         self.via = via
         self.vm = vm
         self.vmm = vm.vmm.id
@@ -54,7 +54,7 @@ class Guest:
         self._facts = VmFacts(vm.sandbox, vm.type, vm.vmm.pid, tuple(vm.vmm.argv), agent_url)
         self.cid = guest_cid(vm.vmm.argv)
         self._proc = proc
-        self._rivals = rivals
+        self._rival = rival
         #: Set at everything that is heard, for each that waits for it: `run`, and any number of `taken_back`.
         self._turn = Flag()
         self._news: asyncio.Event | None = None
@@ -66,8 +66,8 @@ class Guest:
     def channels(self) -> Sequence[Channel]:
         """The ways in, as they are at this moment: a socket or its daemon may come later, or be another by now."""
         found = find(self._facts, self._proc, self.config.path("kata_go"), self.config.path("kata_rs"))
-        rivals = [] if self.cid is None else self._rivals(self.cid, self._facts.sandbox)
-        return [Contested(str(way), rivals[0]) if rivals and isinstance(way, Vsock) else way for way in found]
+        rival = None if self.cid is None else self._rival(self.cid, self._facts.sandbox)
+        return [Contested(str(way), rival) if rival is not None and isinstance(way, Vsock) else way for way in found]
 
     def _changed(self) -> None:
         self._turn.set()
