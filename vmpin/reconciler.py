@@ -33,7 +33,7 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.keeper import Keeper
-from vmpin.model import SandboxId, ThreadId, ThreadRole, VmThread
+from vmpin.model import SandboxId, ThreadId, VmThread
 from vmpin.observe import Observer, Vm
 from vmpin.ownership import Node
 from vmpin.pinner import Pinner
@@ -370,9 +370,8 @@ class Reconciler:
         if self.pinner.learned:
             self.save()  # before the first mask is changed: whatever happens then, it can be given back
         results = tuple(self.pinner.carry_out(operations, self.placements))
-        # By their values: to hash an enum's member calls a function, and thousands of threads are counted.
-        outcomes = Counter((operation.thread.role._value_, outcome._value_) for operation, outcome, *_ in results)
-        self.tally.pins.update({(ThreadRole(role), outcome): count for (role, outcome), count in outcomes.items()})
+        outcomes = Counter((operation.thread.role, outcome) for operation, outcome, *_ in results)
+        self.tally.pins.update({(role, outcome.value): count for (role, outcome), count in outcomes.items()})
         return results
 
     def _explain(self, changes: Mapping[SandboxId, Counter[Change]]) -> Mapping[SandboxId, Sequence[Explained]]:
