@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmpin import guestproto
 from vmpin.channel import Stream, open_unix
 from vmpin.cpuset import CpuSet
+from vmpin.protocol import parsing
 
 #: Longer than anything takes on a machine that is busy; nothing waits for it otherwise (seconds).
 PATIENCE = 120.0
@@ -74,7 +74,7 @@ class Agent:
     """A scripted agent that speaks guestproto as it should; a subclass or attribute changes what it says."""
 
     def __init__(self) -> None:
-        self.requests: list[guestproto.Request] = []
+        self.requests: list[parsing.Request] = []
         self.connections = 0
         self.writer: asyncio.StreamWriter | None = None
         #: Of the map it holds.
@@ -83,39 +83,39 @@ class Agent:
         self.silent_on: tuple[type, ...] = ()
 
     @property
-    def maps(self) -> list[guestproto.Map]:
-        return [request for request in self.requests if isinstance(request, guestproto.Map)]
+    def maps(self) -> list[parsing.Map]:
+        return [request for request in self.requests if isinstance(request, parsing.Map)]
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self.writer = writer
-        decoder = guestproto.Decoder()
+        decoder = parsing.Decoder()
         if self.need_map:
-            self.say(guestproto.NeedMap())
+            self.say(parsing.NeedMap())
         while data := await reader.read(65536):
             for message in decoder.feed(data):
-                request = guestproto.parse_request(message)
+                request = parsing.parse_request(message)
                 self.requests.append(request)
                 if not isinstance(request, self.silent_on):
                     self.answer(request)
 
-    def say(self, message: guestproto.Answer) -> None:
+    def say(self, message: parsing.Answer) -> None:
         assert self.writer is not None
-        self.writer.write(guestproto.encode(message.message()))
+        self.writer.write(parsing.encode(message.message()))
 
-    def answer(self, request: guestproto.Request) -> None:
+    def answer(self, request: parsing.Request) -> None:
         match request:
-            case guestproto.Ping():
-                self.say(guestproto.Pong(request.id, "0.1", "boot", 1.5))
-            case guestproto.Map():
+            case parsing.Ping():
+                self.say(parsing.Pong(request.id, "0.1", "boot", 1.5))
+            case parsing.Map():
                 self.generation = max(self.generation, request.generation)
                 self.say(self.applied(request))
-            case guestproto.Unpin():
-                self.say(guestproto.Applied(request.id, self.generation, {}))
+            case parsing.Unpin():
+                self.say(parsing.Applied(request.id, self.generation, {}))
             case _:
-                self.say(guestproto.Inventory(request.id, (), (), "v2", "3.11"))
+                self.say(parsing.Inventory(request.id, (), (), "v2", "3.11"))
 
-    def applied(self, request: guestproto.Map) -> guestproto.Applied:
-        return guestproto.Applied(request.id, self.generation, {
-            cid: guestproto.Outcome("applied", f"/{cid}", CpuSet(share.hw), CpuSet(share.hw), 1, 2)
+    def applied(self, request: parsing.Map) -> parsing.Applied:
+        return parsing.Applied(request.id, self.generation, {
+            cid: parsing.Outcome("applied", f"/{cid}", CpuSet(share.hw), CpuSet(share.hw), 1, 2)
             for cid, share in request.containers.items()})

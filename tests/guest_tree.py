@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from vmpin.cpuset import CpuSet
-from vmpin.guestproto import Applied, Map, Share, parse_ids
+from vmpin.protocol.parsing import Applied, Map, Share, parse_ids
 from vmpin_agent.agent import Agent
 
 #: Starts threads and a child when told to, by lines on its standard input, and answers each with one.

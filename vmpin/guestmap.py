@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from vmpin.cpuset import EMPTY, union
-from vmpin.guestproto import MAX_CONTAINERS, Map, Share
 from vmpin.model import VcpuId, valid_id
 from vmpin.placement import Placement
+from vmpin.protocol.parsing import MAX_CONTAINERS, Map, Share
 
 #: For comparing maps, and until one is sent.
 NO_GENERATION = 0

@@ -12,7 +12,7 @@ import time
 from types import FrameType
 from typing import List, Optional
 
-from vmpin.guestproto import PORT
+from vmpin.protocol.parsing import PORT
 from vmpin_agent import VERSION, files
 from vmpin_agent.agent import Agent
 from vmpin_agent.cgroups import Cgroups

@@ -9,7 +9,7 @@ import platform
 from typing import Dict, List, Optional, Set, Tuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.guestproto import (
+from vmpin.protocol.parsing import (
     MAX_CONTAINERS,
     PENDING,
     Answer,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Set, Tuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.guestproto import APPLIED, ERROR, MAX_OUTSIDE, PENDING, UNKNOWN, Applied, Map, Outcome, clean
+from vmpin.protocol.parsing import APPLIED, ERROR, MAX_OUTSIDE, PENDING, UNKNOWN, Applied, Map, Outcome, clean
 from vmpin_agent import cpusets, files, system
 from vmpin_agent.cgroups import Cgroups, Place, within
 from vmpin_agent.cpus import Cpus, CpuTable

@@ -10,7 +10,7 @@ import os
 import re
 from typing import Container, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from vmpin.guestproto import is_container
+from vmpin.protocol.parsing import is_container
 from vmpin_agent import files, threads
 
 _LIKE_A_CONTAINER = re.compile(r"(?:.*-)?([0-9a-f]{64})(?:\.scope)?")

@@ -13,7 +13,7 @@ import struct
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from vmpin.cpuset import MAX_CPU, CpuSet
-from vmpin.guestproto import GuestCpu, format_ids
+from vmpin.protocol.parsing import GuestCpu, format_ids
 from vmpin_agent import files
 
 #: Of an MPIDR what names the CPU: Aff0 to Aff2, and Aff3.

@@ -12,7 +12,7 @@ import json
 import os
 
 from vmpin.cpuset import EMPTY, union
-from vmpin.guestproto import Applied, Map
+from vmpin.protocol.parsing import Applied, Map
 from vmpin_agent import files
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Callable, List, Mapping
 
-from vmpin.guestproto import (
+from vmpin.protocol.parsing import (
     Answer,
     Applied,
     Decoder,

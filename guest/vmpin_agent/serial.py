@@ -10,7 +10,7 @@ import os
 import select
 from typing import Callable, List, Optional
 
-from vmpin.guestproto import SERIAL, Answer, NeedMap, ProtocolError, Request
+from vmpin.protocol.parsing import SERIAL, Answer, NeedMap, ProtocolError, Request
 from vmpin_agent import files
 from vmpin_agent.link import Closed, Link
 

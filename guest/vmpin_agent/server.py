@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Callable, Dict, List, Optional, Tuple, Union
 
-from vmpin.guestproto import Answer, Failure, ProtocolError, Request
+from vmpin.protocol.parsing import Answer, Failure, ProtocolError, Request
 from vmpin_agent import files
 from vmpin_agent.agent import Agent
 from vmpin_agent.link import Closed, Link, serious

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import List, Set
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.guestproto import APPLIED, MAX_OUTSIDE, PENDING, Outcome
+from vmpin.protocol.parsing import APPLIED, MAX_OUTSIDE, PENDING, Outcome
 from vmpin_agent import threads
 from vmpin_agent.masks import Group, Masks, outside
 from vmpin_agent.memory import Memory

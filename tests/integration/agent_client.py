@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from vmpin.guestproto import (
+from vmpin.protocol.parsing import (
     PORT,
     Answer,
     Applied,

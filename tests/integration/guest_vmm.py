@@ -29,7 +29,7 @@ from guest_peer import Agent
 from kata_peer import Server
 from real_node import PATIENCE, Node, wait
 
-from vmpin import guestproto
+from vmpin.protocol import parsing
 from vmpin.wire import ttrpc
 from vmpin.wire.agent_messages import MESSAGES
 
@@ -140,12 +140,12 @@ class _Guest:
             while True:
                 number += 1
                 writer.write(random.Random(number).randbytes(5000) if who == "garbage" else
-                             guestproto.encode(guestproto.Pong(number, "\x1b[31m", "boot", 1.0).message()))
+                             parsing.encode(parsing.Pong(number, "\x1b[31m", "boot", 1.0).message()))
                 await writer.drain()
 
 
 class _Agent(Agent):
-    def answer(self, request: guestproto.Request) -> None:
+    def answer(self, request: parsing.Request) -> None:
         log(request.message()["type"], message=request.message())
         super().answer(request)
 
@@ -153,8 +153,8 @@ class _Agent(Agent):
 class _Liar(Agent):
     """It says that it holds a newer map than any it was sent, again and again."""
 
-    def applied(self, request: guestproto.Map) -> guestproto.Applied:
-        return guestproto.Applied(request.id, request.generation + 1, {})
+    def applied(self, request: parsing.Map) -> parsing.Applied:
+        return parsing.Applied(request.id, request.generation + 1, {})
 
 
 class _Kata(Server):

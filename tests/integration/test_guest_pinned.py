@@ -20,7 +20,7 @@ from real_node import wait
 from vsock_device import vsock_device
 
 from vmpin.cpuset import CpuSet
-from vmpin.guestproto import Applied, Event, NeedMap, Ping, Pong, Unpin
+from vmpin.protocol.parsing import Applied, Event, NeedMap, Ping, Pong, Unpin
 
 ALL = CpuSet.parse("0-3")
 

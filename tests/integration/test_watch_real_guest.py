@@ -17,8 +17,8 @@ from real_guest import GuestContainer, RealGuest, built_agent, image
 from real_node import Node, seen, wait
 
 from vmpin.cpuset import CpuSet
-from vmpin.guestproto import Unpin
 from vmpin.host.procfs import Procfs
+from vmpin.protocol.parsing import Unpin
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from guest_peer import Agent
 
-from vmpin import guestproto
+from vmpin.protocol import parsing
 
 PORT = 10789
 #: Seconds in which the watcher surely looks again for an agent that it has lost. After some more it does so every five
 #: minutes only, or when it is asked to (guest/attempts.py).
 SOON = 5.0
 #: What a peer that goes away shows as.
-ENDED = (OSError, EOFError, IndexError, ValueError, guestproto.ProtocolError)
+ENDED = (OSError, EOFError, IndexError, ValueError, parsing.ProtocolError)
 
 
 class Guest:
@@ -73,12 +73,12 @@ class Guest:
         """The agent is there, and so late that the watcher may not look for it by itself."""
         return self.agent is not None and self.agent.writer is None and time.monotonic() - self.lost > SOON
 
-    def told(self) -> guestproto.Map | None:
+    def told(self) -> parsing.Map | None:
         """The map that the agent has, None while it has none."""
         requests = [] if self.agent is None else [
-            request for request in self.agent.requests if isinstance(request, guestproto.Map | guestproto.Unpin)]
+            request for request in self.agent.requests if isinstance(request, parsing.Map | parsing.Unpin)]
         last = requests[-1] if requests else None
-        return last if isinstance(last, guestproto.Map) else None
+        return last if isinstance(last, parsing.Map) else None
 
 
 class Agents:

@@ -23,7 +23,7 @@ from guest_tree import (
 )
 
 from vmpin.cpuset import CpuSet
-from vmpin.guestproto import (
+from vmpin.protocol.parsing import (
     Answer,
     Applied,
     Event,

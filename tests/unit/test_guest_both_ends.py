@@ -21,8 +21,8 @@ from need import lacking
 
 from vmpin.cpuset import CpuSet
 from vmpin.guest.vmpin_agent import AgentSession
-from vmpin.guestproto import Map, Share
 from vmpin.model import ContainerId
+from vmpin.protocol.parsing import Map, Share
 from vmpin_agent.cpus import Cpus
 
 ROOT = Path(__file__).parents[2]

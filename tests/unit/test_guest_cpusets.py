@@ -22,10 +22,7 @@ from guest_tree import (
 from need import need_root
 
 from vmpin.cpuset import CpuSet
-from vmpin.guestproto import (
-    Applied,
-    Unpin,
-)
+from vmpin.protocol.parsing import Applied, Unpin
 from vmpin_agent import apply, cpusets, files, threads
 from vmpin_agent.cgroups import Cgroups
 

@@ -28,7 +28,7 @@ from need import lacking, need_root, need_tool
 import vmpin_agent
 from vmpin import pyz
 from vmpin.cli.main import main
-from vmpin.guestproto import (
+from vmpin.protocol.parsing import (
     Answer,
     Applied,
     Decoder,
@@ -153,7 +153,7 @@ def start(built: Path, tmp_path: Path) -> Iterator[Start]:
 def test_the_file_holds_what_it_should_and_is_small(built: Path) -> None:
     with zipfile.ZipFile(built) as archive:
         assert tuple(archive.namelist()) == pyz.NAMES
-        assert archive.read("vmpin/guestproto.py") == (ROOT / "vmpin/guestproto.py").read_bytes()
+        assert archive.read("vmpin/protocol/parsing.py") == (ROOT / "vmpin/protocol/parsing.py").read_bytes()
         assert archive.read("vmpin/__init__.py") == b""
     assert {f"{path.stem}" for path in (ROOT / "guest/vmpin_agent").glob("*.py")} == set(pyz.AGENT)
     assert built.stat().st_size < 100_000

@@ -22,12 +22,7 @@ from guest_tree import (
 )
 
 from vmpin.cpuset import CpuSet
-from vmpin.guestproto import (
-    Applied,
-    Event,
-    NeedMap,
-    Unpin,
-)
+from vmpin.protocol.parsing import Applied, Event, NeedMap, Unpin
 
 pytest_plugins = ["given_unit"]
 pytestmark = pytest.mark.usefixtures("two_cpus")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from vmpin import guestproto
 from vmpin.cpuset import CpuSet
 from vmpin.guestmap import guest_map
-from vmpin.guestproto import Map
 from vmpin.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
 from vmpin.ownership import Node, claims, ownership
 from vmpin.placement import Placement, Request, place
 from vmpin.policy import Policy, Vcpus
+from vmpin.protocol import parsing
+from vmpin.protocol.parsing import Map
 from vmpin.topology import Topology
 
 NODE = Node(Topology.build(CpuSet.parse("0-7")), CpuSet.parse("0-1"))
@@ -30,9 +30,9 @@ def decide(vcpus: int, *containers: Container, ids: list[int] | None = None) -> 
 def told(placement: Placement, system: str = "spare") -> dict[str, str]:
     found = guest_map(placement, IDS, system=system)
     assert found is not None
-    return {cid: guestproto.format_ids(share.hw) + ("!" if share.exclusive else "")
+    return {cid: parsing.format_ids(share.hw) + ("!" if share.exclusive else "")
             for cid, share in found.containers.items()} | {
-                "system": "-" if found.system is None else guestproto.format_ids(found.system)}
+                "system": "-" if found.system is None else parsing.format_ids(found.system)}
 
 
 def test_an_exclusive_container_has_the_vcpus_that_back_it_and_the_others_the_floating_ones() -> None:
@@ -78,8 +78,8 @@ def test_an_id_that_the_protocol_does_not_take_is_left_out() -> None:
 def test_what_is_told_can_be_sent_and_holds_no_cpu_of_the_hosts() -> None:
     found = guest_map(decide(4, box("own", "6-7"), box("shared", "0-1")), IDS, 7)
     assert found is not None
-    (message,) = guestproto.Decoder().feed(guestproto.encode(found.message()))
-    read = guestproto.parse_request(message)
+    (message,) = parsing.Decoder().feed(parsing.encode(found.message()))
+    read = parsing.parse_request(message)
     assert isinstance(read, Map)
     assert read == found
     assert "6" not in str(message["containers"])

@@ -15,7 +15,7 @@ from effort import effort
 from guest_fuzz import frame, spoilt
 
 from vmpin.cpuset import CpuSet
-from vmpin.guestproto import (
+from vmpin.protocol.parsing import (
     APPLIED,
     MAX_FRAME,
     PENDING,

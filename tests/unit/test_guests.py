@@ -19,7 +19,6 @@ from guest_peer import Agent, serving, until
 from kata_peer import Server
 
 from vmpin import config as configuration
-from vmpin import guestproto
 from vmpin.channel.vsock import Vsock
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet
@@ -31,6 +30,7 @@ from vmpin.observe import Process, Vm
 from vmpin.ownership import Node, claims, ownership
 from vmpin.placement import Placement, Request, place
 from vmpin.policy import Policy
+from vmpin.protocol import parsing
 from vmpin.reconciler import Reconciler
 from vmpin.state import DesiredState, Known, SandboxState
 from vmpin.topology import Topology
@@ -212,7 +212,7 @@ def test_unpin_takes_it_back_and_reconcile_tells_it_again(tmp_path: Path) -> Non
         async with running(Machine(tmp_path)) as node:
             await until(lambda: node.states().get("web") == "applied")
             node.give("2-3", held=True)
-            await until(lambda: isinstance(node.agent.requests[-1], guestproto.Unpin))
+            await until(lambda: isinstance(node.agent.requests[-1], parsing.Unpin))
             assert node.states() == {}
             node.give("2-3")
             await until(lambda: node.states().get("web") == "applied")
@@ -233,7 +233,7 @@ def test_switched_off_while_it_runs_everything_is_taken_back(tmp_path: Path) -> 
             node.reconciler.config = node.config(guest_via="off")
             node.update()
             assert node.guests.report(POD) is None
-            await until(lambda: isinstance(node.agent.requests[-1], guestproto.Unpin))
+            await until(lambda: isinstance(node.agent.requests[-1], parsing.Unpin))
     run(test())
 
 
@@ -250,7 +250,7 @@ def test_the_guest_of_a_sandbox_that_is_excluded_takes_everything_back(tmp_path:
             assert node.guests.report(POD) is None
             leaving = list(node.guests._leaving.values())
             await asyncio.wait(leaving)
-            assert isinstance(node.agent.requests[-1], guestproto.Unpin) is excluded
+            assert isinstance(node.agent.requests[-1], parsing.Unpin) is excluded
     run(test())
 
 
@@ -264,7 +264,7 @@ def test_another_way_begins_when_the_one_before_has_taken_everything_back(pause:
                 node.update()
                 await asyncio.sleep(pause)
             await until(lambda: node.states().get("web") == "sent")
-            assert isinstance(node.agent.requests[-1], guestproto.Unpin)
+            assert isinstance(node.agent.requests[-1], parsing.Unpin)
             assert node.kata.containers == {"web": "2-3", "logs": "0-1"}
             count = len(node.agent.maps)
             node.reconciler.config = node.config(guest_via="vmpin-agent")
@@ -285,7 +285,7 @@ def test_off_and_on_again_at_once_ends_with_the_map(tmp_path: Path) -> None:
                     node.update()
             await until(lambda: node.states().get("web") == "applied")
             assert isinstance([each for each in node.agent.requests if isinstance(
-                each, guestproto.Map | guestproto.Unpin)][-1], guestproto.Map)
+                each, parsing.Map | parsing.Unpin)][-1], parsing.Map)
     run(test())
 
 
@@ -300,9 +300,9 @@ def test_unpin_says_what_became_of_it(tmp_path: Path) -> None:
 
 def test_what_a_guest_cannot_take_back_is_said(tmp_path: Path) -> None:
     class Stubborn(Agent):
-        def answer(self, request: guestproto.Request) -> None:
-            if isinstance(request, guestproto.Unpin):
-                self.say(guestproto.Failure(request.id, "read-only file system"))
+        def answer(self, request: parsing.Request) -> None:
+            if isinstance(request, parsing.Unpin):
+                self.say(parsing.Failure(request.id, "read-only file system"))
             else:
                 super().answer(request)
 
@@ -352,7 +352,7 @@ def test_a_vm_that_ends_and_one_that_comes_in_its_place(tmp_path: Path) -> None:
             node.update()
             assert node.guests.report(POD) is None
             await asyncio.sleep(0.05)
-            assert not isinstance(node.agent.requests[-1], guestproto.Unpin)
+            assert not isinstance(node.agent.requests[-1], parsing.Unpin)
     run(test())
 
 
@@ -382,13 +382,13 @@ def test_what_katas_agent_was_told_before_vmpins_came_is_taken_back_with_the_res
             assert node.kata.containers == {"web": "2-3", "logs": "0-1"}
             node.give("2-3", held=True)
             await until(lambda: node.kata.containers == {"web": "0-3", "logs": "0-3"})
-            unpinned = [type(request) for request in node.agent.requests].index(guestproto.Unpin)
-            assert not any(isinstance(request, guestproto.Map) for request in node.agent.requests[unpinned:])
+            unpinned = [type(request) for request in node.agent.requests].index(parsing.Unpin)
+            assert not any(isinstance(request, parsing.Map) for request in node.agent.requests[unpinned:])
             node.give("2-3")
             await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
             updates = node.kata.calls.count(("grpc.AgentService", "UpdateContainer"))
             node.give("2-3", held=True)
-            await until(lambda: isinstance(node.agent.requests[-1], guestproto.Unpin))
+            await until(lambda: isinstance(node.agent.requests[-1], parsing.Unpin))
             await asyncio.sleep(0.05)
             assert node.kata.calls.count(("grpc.AgentService", "UpdateContainer")) == updates
     run(test())
@@ -453,7 +453,7 @@ def take_back(node: Machine) -> dict[SandboxId, str]:
 def test_without_a_watcher_vmpins_agent_takes_it_back(tmp_path: Path) -> None:
     node = Machine(tmp_path)
     assert take_back(node) == {POD: "taken back"}
-    assert sum(isinstance(request, guestproto.Unpin) for request in node.agent.requests) == 1
+    assert sum(isinstance(request, parsing.Unpin) for request in node.agent.requests) == 1
     assert node.agent.maps == []
     assert node.told == [10789]
 
@@ -481,7 +481,7 @@ def test_without_a_watcher_one_that_does_not_answer_is_not_waited_for(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vmpin.guests.GOODBYE", 0.3)
     node = Machine(tmp_path)
-    node.agent.silent_on = (guestproto.Unpin,)
+    node.agent.silent_on = (parsing.Unpin,)
     assert take_back(node) == {POD: "no answer within 0.3 s"}
 
 

@@ -25,8 +25,8 @@ from vmpin.guest.kata_agent import METHODS, AgentError, KataAgent, Refused, Unkn
 from vmpin.guest.kata_session import KataSession, KataWish
 from vmpin.guest.numbers import Vcpus
 from vmpin.guest.words import WAITING
-from vmpin.guestproto import Map, Share
 from vmpin.model import ContainerId, VcpuId
+from vmpin.protocol.parsing import Map, Share
 from vmpin.wire import ttrpc
 from vmpin.wire.agent_messages import MESSAGES
 

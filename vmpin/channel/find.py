@@ -15,9 +15,9 @@ from vmpin.channel import Channel, socket_id
 from vmpin.channel.hybrid_vsock import HybridVsock
 from vmpin.channel.virtio_serial import VirtioSerial
 from vmpin.channel.vsock import Vsock
-from vmpin.guestproto import SERIAL
 from vmpin.host.procfs import Procfs
 from vmpin.model import SandboxId, VmmType
+from vmpin.protocol.parsing import SERIAL
 from vmpin.vmm.guest_ports import api_socket, daemon_uds, guest_cid, serial_socket, vhost_user_vsock
 
 _AGENT_URL = re.compile(r"(hvsock|vsock)://(.{1,4096}):([0-9]{1,10})", re.ASCII)

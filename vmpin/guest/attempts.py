@@ -14,7 +14,7 @@ from vmpin.errors import SourceError
 from vmpin.guest import Ended, Trouble
 from vmpin.guest.together import Wake
 from vmpin.guest.words import PATIENCE
-from vmpin.guestproto import ProtocolError
+from vmpin.protocol.parsing import ProtocolError
 
 logger = logging.getLogger(__name__)
 

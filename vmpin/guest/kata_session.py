@@ -24,8 +24,8 @@ from vmpin.guest.metrics import Reading, reading, shows
 from vmpin.guest.numbers import Vcpus, shown
 from vmpin.guest.together import Flag
 from vmpin.guest.words import WAITING, Silence, why
-from vmpin.guestproto import Map
 from vmpin.model import ContainerId
+from vmpin.protocol.parsing import Map
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 
-from vmpin.guestproto import MAX_FRAME, MAX_NUMBER, ProtocolError
+from vmpin.protocol.parsing import MAX_FRAME, MAX_NUMBER, ProtocolError
 
 logger = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from vmpin import guestproto
 from vmpin.channel import Channel, NotThere, Stream
 from vmpin.guest import ERROR, Counters, Ended, Said, Trouble, Unanswered
 from vmpin.guest.limits import MAX_ANSWER, Allowance, Told, longest, only
 from vmpin.guest.together import Flag, together
 from vmpin.guest.words import WAITING, Silence, level, said, summary, why
-from vmpin.guestproto import Map, ProtocolError, clean
 from vmpin.model import ContainerId
+from vmpin.protocol import parsing
+from vmpin.protocol.parsing import Map, ProtocolError, clean
 
 logger = logging.getLogger(__name__)
 
@@ -171,13 +171,13 @@ class AgentSession:
     # What is said
 
     async def _say(self, stream: Stream) -> None:
-        await self._send(stream, guestproto.Ping(self._next()))
+        await self._send(stream, parsing.Ping(self._next()))
         subscribed = False
         while True:
             self._wake.clear()  # before looking: what comes while something is sent is looked at, too
             if self.up and not subscribed:
                 subscribed = True
-                await self._send(stream, guestproto.Subscribe(self._next()))
+                await self._send(stream, parsing.Subscribe(self._next()))
             if self.up and self._asked is None and (request := self._wish()) is not None:
                 self.counters.pushes += 1
                 await self._send(stream, request)
@@ -189,14 +189,14 @@ class AgentSession:
                 if self._sent_at > self._heard_at:
                     raise Unanswered(f"no answer within {DEADLINE:g} s") from None
                 if not waits:
-                    await self._send(stream, guestproto.Ping(self._next()))
+                    await self._send(stream, parsing.Ping(self._next()))
 
-    def _wish(self) -> guestproto.Request | None:
+    def _wish(self) -> parsing.Request | None:
         if self._wanted is None and not self._unpinned:
             return None
         self._asked = self._next()
         if self._wanted is None:
-            return guestproto.Unpin(self._asked)
+            return parsing.Unpin(self._asked)
         # By the clock, so that a watcher that was started again is ahead of the one before.
         self._generation = max(self._generation + 1, time.time_ns() // 10**6)
         return self._wanted._replace(id=self._asked, generation=self._generation)
@@ -205,17 +205,17 @@ class AgentSession:
         self._id += 1
         return self._id
 
-    async def _send(self, stream: Stream, request: guestproto.Request) -> None:
+    async def _send(self, stream: Stream, request: parsing.Request) -> None:
         if self._sent_at <= self._heard_at:
             self._sent_at = time.monotonic()  # else the one before is what an answer is waited for
-        stream.writer.write(guestproto.encode(request.message()))
+        stream.writer.write(parsing.encode(request.message()))
         async with asyncio.timeout(DEADLINE):
             await stream.writer.drain()
 
     # What is heard
 
     async def _hear(self, stream: Stream) -> None:
-        decoder = guestproto.Decoder(MAX_ANSWER)
+        decoder = parsing.Decoder(MAX_ANSWER)
         while True:
             data = await stream.reader.read(65536)
             if not data:
@@ -226,33 +226,33 @@ class AgentSession:
             for message in messages:
                 try:
                     self._heard(message)
-                except guestproto.UnknownMessage:
+                except parsing.UnknownMessage:
                     continue  # of a newer agent; an answer to it might be answered for ever
 
     def _heard(self, message: Mapping[str, object]) -> None:
-        answer = guestproto.parse_answer(only(self._ids, message))
+        answer = parsing.parse_answer(only(self._ids, message))
         self.counters.answers += 1
-        if isinstance(answer, guestproto.NeedMap):
+        if isinstance(answer, parsing.NeedMap):
             self._allowance.again()
-        if self.up or isinstance(answer, guestproto.Pong):
+        if self.up or isinstance(answer, parsing.Pong):
             self._heard_at = time.monotonic()
         match answer:
-            case guestproto.Pong() if not self.up:
+            case parsing.Pong() if not self.up:
                 self._is_up(answer)
-            case guestproto.Failure() if not self.up:
+            case parsing.Failure() if not self.up:
                 raise Unanswered(answer.error or "it answers with an error")
             case _ if not self.up:
                 pass  # nothing was asked yet but whether it is there
-            case guestproto.NeedMap():
+            case parsing.NeedMap():
                 self._again()
-            case guestproto.Applied():
+            case parsing.Applied():
                 self._applied(answer)
-            case guestproto.Failure():
+            case parsing.Failure():
                 self._failed(answer)
-            case guestproto.Inventory():
+            case parsing.Inventory():
                 self._shown(answer.note)
 
-    def _is_up(self, pong: guestproto.Pong) -> None:
+    def _is_up(self, pong: parsing.Pong) -> None:
         self._silence.over()
         self.up, self.odd, self._version = True, False, f"agent {pong.version or '?'} over {self._way}"
         self.state = clean(self._version)
@@ -268,7 +268,7 @@ class AgentSession:
             self.state = state
             self._changed()
 
-    def _applied(self, answer: guestproto.Applied) -> None:
+    def _applied(self, answer: parsing.Applied) -> None:
         if answer.id is not None and answer.id != self._asked:
             return  # of an earlier wish
         if self._unpinned:
@@ -292,7 +292,7 @@ class AgentSession:
         self.settled.set()
         self._changed()
 
-    def _failed(self, answer: guestproto.Failure) -> None:
+    def _failed(self, answer: parsing.Failure) -> None:
         text = answer.error or "the agent gives no reason"
         if answer.id is None or answer.id != self._asked:
             logger.debug("sandbox=%s guest agent: error: %s", self.name, text)

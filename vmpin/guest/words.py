@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from vmpin.channel import NotThere
 from vmpin.guest import APPLIED, ERROR, PENDING, Said
-from vmpin.guestproto import VERSION, Outcome, ProtocolError, clean
 from vmpin.model import ContainerId
+from vmpin.protocol.parsing import VERSION, Outcome, ProtocolError, clean
 
 
 def said(outcome: Outcome) -> Said:

@@ -11,8 +11,8 @@ import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from vmpin.guestframe import MAX_HW
 from vmpin.model import VcpuId, VmmType
+from vmpin.protocol.frames import MAX_HW
 from vmpin.vmm.qemu_cmdline import keyvals, kvm_ids, option_values
 
 #: include/uapi/linux/vm_sockets.h: 0 to 2 are the hypervisor, this machine and the host; the last one is "any".

@@ -26,39 +26,39 @@ import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.guestframe import MAX_CPUS, MAX_HW
-from vmpin.guestframe import MAX_DEPTH as MAX_DEPTH
-from vmpin.guestframe import MAX_FRAME as MAX_FRAME
-from vmpin.guestframe import Decoder as Decoder
-from vmpin.guestframe import ProtocolError as ProtocolError
-from vmpin.guestframe import clean as clean
-from vmpin.guestframe import encode as encode
-from vmpin.guestframe import format_ids as format_ids
-from vmpin.guestframe import parse_ids as parse_ids
-from vmpin.guestmessages import APPLIED as APPLIED
-from vmpin.guestmessages import ERROR as ERROR
-from vmpin.guestmessages import MAX_OUTSIDE as MAX_OUTSIDE
-from vmpin.guestmessages import PENDING as PENDING
-from vmpin.guestmessages import STATES as STATES
-from vmpin.guestmessages import UNKNOWN as UNKNOWN
-from vmpin.guestmessages import VERSION as VERSION
-from vmpin.guestmessages import Answer as Answer
-from vmpin.guestmessages import Applied as Applied
-from vmpin.guestmessages import Event as Event
-from vmpin.guestmessages import Failure as Failure
-from vmpin.guestmessages import GuestContainer as GuestContainer
-from vmpin.guestmessages import GuestCpu as GuestCpu
-from vmpin.guestmessages import Inventory as Inventory
-from vmpin.guestmessages import InventoryRequest as InventoryRequest
-from vmpin.guestmessages import Map as Map
-from vmpin.guestmessages import NeedMap as NeedMap
-from vmpin.guestmessages import Outcome as Outcome
-from vmpin.guestmessages import Ping as Ping
-from vmpin.guestmessages import Pong as Pong
-from vmpin.guestmessages import Request as Request
-from vmpin.guestmessages import Share as Share
-from vmpin.guestmessages import Subscribe as Subscribe
-from vmpin.guestmessages import Unpin as Unpin
+from vmpin.protocol.frames import MAX_CPUS, MAX_HW
+from vmpin.protocol.frames import MAX_DEPTH as MAX_DEPTH
+from vmpin.protocol.frames import MAX_FRAME as MAX_FRAME
+from vmpin.protocol.frames import Decoder as Decoder
+from vmpin.protocol.frames import ProtocolError as ProtocolError
+from vmpin.protocol.frames import clean as clean
+from vmpin.protocol.frames import encode as encode
+from vmpin.protocol.frames import format_ids as format_ids
+from vmpin.protocol.frames import parse_ids as parse_ids
+from vmpin.protocol.messages import APPLIED as APPLIED
+from vmpin.protocol.messages import ERROR as ERROR
+from vmpin.protocol.messages import MAX_OUTSIDE as MAX_OUTSIDE
+from vmpin.protocol.messages import PENDING as PENDING
+from vmpin.protocol.messages import STATES as STATES
+from vmpin.protocol.messages import UNKNOWN as UNKNOWN
+from vmpin.protocol.messages import VERSION as VERSION
+from vmpin.protocol.messages import Answer as Answer
+from vmpin.protocol.messages import Applied as Applied
+from vmpin.protocol.messages import Event as Event
+from vmpin.protocol.messages import Failure as Failure
+from vmpin.protocol.messages import GuestContainer as GuestContainer
+from vmpin.protocol.messages import GuestCpu as GuestCpu
+from vmpin.protocol.messages import Inventory as Inventory
+from vmpin.protocol.messages import InventoryRequest as InventoryRequest
+from vmpin.protocol.messages import Map as Map
+from vmpin.protocol.messages import NeedMap as NeedMap
+from vmpin.protocol.messages import Outcome as Outcome
+from vmpin.protocol.messages import Ping as Ping
+from vmpin.protocol.messages import Pong as Pong
+from vmpin.protocol.messages import Request as Request
+from vmpin.protocol.messages import Share as Share
+from vmpin.protocol.messages import Subscribe as Subscribe
+from vmpin.protocol.messages import Unpin as Unpin
 
 #: The agent's port of AF_VSOCK, where the configuration says no other; Kata has 1024 to 1027.
 PORT = 10789

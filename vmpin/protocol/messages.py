@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.guestframe import clean, format_ids
+from vmpin.protocol.frames import clean, format_ids
 
 VERSION = 1
 #: How many threads that are outside are named.
