@@ -21,17 +21,17 @@ from trees import make_tree
 
 from vmpin import config
 from vmpin.cpuset import CpuSet
-from vmpin.events import SandboxSeen
+from vmpin.domain.desired_state import DesiredState, SandboxState
+from vmpin.domain.events import SandboxSeen
+from vmpin.domain.guest_report import GuestReport
+from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmmType, VmThread
 from vmpin.exporter import Exporter
-from vmpin.guest import GuestReport
 from vmpin.health import Heard
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
-from vmpin.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmmType, VmThread
 from vmpin.observe import Process, Vm
 from vmpin.placement import Placement, Verdict
 from vmpin.reconciler import Reconciler
-from vmpin.state import DesiredState, SandboxState
 from vmpin.vcpuplaces import VcpuPlace
 
 WEB = ContainerId("web")

@@ -17,10 +17,10 @@ from vmpin import config
 from vmpin.arrivals import Arrivals, Touched
 from vmpin.birth import Account
 from vmpin.cpuset import CpuSet
-from vmpin.events import ContainerSeen, SandboxSeen, Source
+from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
+from vmpin.domain.model import Container, ContainerId, SandboxId
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
-from vmpin.model import Container, ContainerId, SandboxId
 from vmpin.reconciler import Reconciler
 from vmpin.wire.proc_events import Event, Exec
 

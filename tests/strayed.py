@@ -14,11 +14,11 @@ from need import lacking
 
 from vmpin import config
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
+from vmpin.domain.proof import Account
 from vmpin.host.procfs import Procfs
-from vmpin.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
 from vmpin.observe import Process, Vm
 from vmpin.placement import Placement, Verdict
-from vmpin.proof import Account
 from vmpin.reconciler import Reconciler
 
 SPIN = "while :; do :; done"

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 
-from vmpin.allocation import CpuManagerState, disagreements
 from vmpin.cpuset import CpuSet
-from vmpin.model import ContainerId, SandboxId
-from vmpin.state import DesiredState, SandboxState
+from vmpin.domain.desired_state import DesiredState, SandboxState
+from vmpin.domain.kubelet_cpus import CpuManagerState, disagreements
+from vmpin.domain.model import ContainerId, SandboxId
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from vmpin import about, snapshot
 from vmpin.about import About
+from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
 from vmpin.guests import Guests
-from vmpin.model import SandboxId
 from vmpin.reconciler import Report
 from vmpin.sampler import Sampler
 

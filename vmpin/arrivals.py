@@ -25,9 +25,9 @@ from vmpin import birth
 from vmpin.apply import Outcome
 from vmpin.birthbook import BirthBook, Placed
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
 from vmpin.host import affinity
 from vmpin.host.procfs import PF_USER_WORKER, Stat
-from vmpin.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
 from vmpin.observe import Process, Vm
 from vmpin.placement import Placement
 from vmpin.reconciler import Reconciler, Report

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.pod_names import PodNames
 from vmpin.occupants import Process, Task, container_of
-from vmpin.podnames import PodNames
 
 VERSION = 1
 

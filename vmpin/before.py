@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from vmpin.cpuset import CpuSet
-from vmpin.model import ThreadId, VmThread
+from vmpin.domain.model import ThreadId, VmThread
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vmpin.allocation import CpuManagerState, judged
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.model import SandboxId
+from vmpin.domain.desired_state import SandboxState
+from vmpin.domain.kubelet_cpus import CpuManagerState, judged
+from vmpin.domain.model import SandboxId
 from vmpin.ownership import Node, Ownership
 from vmpin.placement import Placement, Request, Verdict, place
 from vmpin.policy import Policy
-from vmpin.state import SandboxState
 from vmpin.vcpuplaces import Previous
 
 

@@ -14,8 +14,8 @@ from vmpin import birth
 from vmpin.apply import Outcome, Result
 from vmpin.birth import Account
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.model import SandboxId, ThreadRole, VmmType, VmThread
 from vmpin.host import affinity
-from vmpin.model import SandboxId, ThreadRole, VmmType, VmThread
 from vmpin.observe import Vm
 from vmpin.reconciler import Reconciler
 

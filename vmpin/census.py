@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
 from vmpin.host.procfs import Procfs
-from vmpin.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
 from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, kernel_thread_owner, may_be, may_be_virtiofsd
 from vmpin.vmm.threads import is_dragonball
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.drift import VCPUS_ONLY, Cause, Change, Explained, Facts, Rival, explain
+from vmpin.domain.counters import Tally
+from vmpin.domain.drift import VCPUS_ONLY, Cause, Change, Explained, Facts, Rival, explain
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
+from vmpin.domain.proof import Ledger
 from vmpin.host import writers
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.model import SandboxId, ThreadId, ThreadRole
 from vmpin.observe import Vm
-from vmpin.proof import Ledger
-from vmpin.tally import Tally
 
 #: Who runs on the node is looked up again after so many seconds.
 _FRESH = 60.0

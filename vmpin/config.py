@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from vmpin import values
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.drift import FightRules, OnFight
+from vmpin.domain.drift import FightRules, OnFight
 from vmpin.errors import ConfigError
 from vmpin.policy import Policy, parse_rule
 from vmpin.values import Address

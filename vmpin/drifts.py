@@ -15,8 +15,8 @@ from functools import lru_cache
 
 from vmpin.apply import Outcome, Result
 from vmpin.cpuset import CpuSet
-from vmpin.drift import Change, Explained, FightRules, Fights, OnFight
-from vmpin.model import SandboxId, ThreadId, VmThread
+from vmpin.domain.drift import Change, Explained, FightRules, Fights, OnFight
+from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.placement import Placement
 from vmpin.plan import SetAffinity
 

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from vmpin.apply import Outcome
-from vmpin.model import SandboxId
+from vmpin.domain.model import SandboxId
 
 if TYPE_CHECKING:
     from vmpin.reconciler import Reconciler

@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from vmpin import health
 from vmpin.config import Config
+from vmpin.domain.counters import Histogram
+from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
 from vmpin.headcount import Headcount
 from vmpin.health import Heard
-from vmpin.model import SandboxId
 from vmpin.reconciler import Reconciler
 from vmpin.source import http, sockets
 from vmpin.source.http import Reply
-from vmpin.tally import Histogram
 from vmpin.values import Address
 
 if TYPE_CHECKING:
-    from vmpin.guest import GuestReport
+    from vmpin.domain.guest_report import GuestReport
     from vmpin.metrics import NodeCollector
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from vmpin.cpuset import EMPTY, union
-from vmpin.model import VcpuId, valid_id
+from vmpin.domain.model import VcpuId, valid_id
 from vmpin.placement import Placement
 from vmpin.protocol.parsing import MAX_CONTAINERS, Map, Share
 

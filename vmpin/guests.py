@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vmpin.guest import GuestData, GuestReport
-    from vmpin.model import SandboxId
+    from vmpin.domain.guest_report import GuestData, GuestReport
+    from vmpin.domain.model import SandboxId
     from vmpin.observe import Vm
     from vmpin.reconciler import Reconciler
     from vmpin.vmguest import Guest

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from vmpin.cpuset import CpuSet
-from vmpin.model import Pod, SandboxId, ThreadRole
+from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.ownership import contested
 from vmpin.placement import Verdict
 from vmpin.reconciler import Reconciler

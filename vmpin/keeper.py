@@ -10,8 +10,8 @@ from pathlib import Path
 
 from vmpin import statefile
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.errors import StateFileError
-from vmpin.model import SandboxId, ThreadId
 from vmpin.statefile import Kept
 
 logger = logging.getLogger(__name__)

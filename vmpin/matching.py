@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from vmpin.model import Vcpu, VcpuId
-from vmpin.topology import Topology
+from vmpin.domain.model import Vcpu, VcpuId
+from vmpin.domain.topology import Topology
 
 
 def match(vcpus: Sequence[Vcpu], cpus: Iterable[int], kept: Mapping[VcpuId, int], guest: Mapping[VcpuId, Vcpu],

@@ -18,14 +18,14 @@ from prometheus_client.registry import Collector
 
 from vmpin.about import version
 from vmpin.apply import Outcome
-from vmpin.drift import Cause
+from vmpin.domain.counters import Histogram
+from vmpin.domain.drift import Cause
+from vmpin.domain.model import Pod, SandboxId, ThreadRole
+from vmpin.domain.proof import Account, Ledger
 from vmpin.headcount import Headcount, Place
 from vmpin.health import Heard
-from vmpin.model import Pod, SandboxId, ThreadRole
 from vmpin.placement import Verdict
-from vmpin.proof import Account, Ledger
 from vmpin.reconciler import Reconciler
-from vmpin.tally import Histogram
 
 #: The text format that every Prometheus reads; prometheus_client's own constant is another with each version.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

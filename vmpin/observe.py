@@ -17,9 +17,9 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from vmpin.census import ROUNDS, Census, Found
-from vmpin.events import Claim
+from vmpin.domain.events import Claim
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuThreads, VmmType, VmThread
 from vmpin.host.procfs import Procfs, Stat
-from vmpin.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuThreads, VmmType, VmThread
 from vmpin.vmm import threads as vmm_threads
 from vmpin.vmm.processes import VmmProcess, named_by_kata
 from vmpin.vmm.qemu_cmdline import GuestTopology

@@ -11,9 +11,9 @@ from typing import TypeVar
 from vmpin import departure
 from vmpin.apply import Result
 from vmpin.config import Config
+from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.lock import Lock
-from vmpin.model import SandboxId
 from vmpin.observe import Vm
 from vmpin.reconciler import Reconciler, Report
 from vmpin.runtime.oci import parse_message

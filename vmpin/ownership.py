@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.model import Container, ContainerId, ContainerState, SandboxId
-from vmpin.topology import Topology
+from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
+from vmpin.domain.topology import Topology
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ from functools import lru_cache
 from vmpin.apply import Outcome, Result, carry_out
 from vmpin.before import Before
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
+from vmpin.domain.topology import Topology
 from vmpin.drifts import Drifts
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
-from vmpin.model import SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.observe import Vm
 from vmpin.placement import Placement
 from vmpin.plan import Observed, SetAffinity, diff, ordered
-from vmpin.topology import Topology
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
+from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
 from vmpin.ownership import Claims, Node, Ownership, counts
 from vmpin.policy import Policy, Vcpus, Where
 from vmpin.vcpuplaces import Ground, Previous, VcpuPlace, vcpu_places

@@ -9,16 +9,16 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 
 from vmpin import birth
-from vmpin.allocation import CpuManagerState, judged, unseen
 from vmpin.config import Config
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.model import ContainerState, SandboxId, Vcpu, VcpuId
+from vmpin.domain.desired_state import DesiredState, SandboxState
+from vmpin.domain.kubelet_cpus import CpuManagerState, judged, unseen
+from vmpin.domain.model import ContainerState, SandboxId, Vcpu, VcpuId
+from vmpin.domain.topology import Topology
 from vmpin.observe import Vm
 from vmpin.ownership import Claims, Node, Ownership, claims, ownership, with_unseen
 from vmpin.placement import UNMANAGED, Placement, Request, Verdict, place
 from vmpin.policy import Policy
-from vmpin.state import DesiredState, SandboxState
-from vmpin.topology import Topology
 from vmpin.vcpuplaces import Previous
 
 logger = logging.getLogger(__name__)

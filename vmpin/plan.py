@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
-from vmpin.model import SandboxId, VmThread
+from vmpin.domain.model import SandboxId, VmThread
 from vmpin.placement import Placement
 
 

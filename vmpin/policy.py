@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.model import ThreadRole
+from vmpin.domain.model import ThreadRole
 
 
 class Vcpus(enum.StrEnum):

@@ -10,9 +10,9 @@ import json
 import zlib
 from pathlib import Path
 
+from vmpin.domain.proof import Ledger, Mark
 from vmpin.errors import StateFileError
 from vmpin.host.regular import read_regular
-from vmpin.proof import Ledger, Mark
 from vmpin.statefile import replace
 
 VERSION = 1

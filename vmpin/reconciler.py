@@ -17,29 +17,32 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from vmpin.agreement import Agreement
-from vmpin.allocation import CpuManagerState
 from vmpin.apply import Outcome, Result
 from vmpin.birth import Account
 from vmpin.circumstances import Circumstances
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet
-from vmpin.drift import Change, Explained
+from vmpin.domain.counters import Tally
+from vmpin.domain.desired_state import DesiredState, forget_stopped, reduce
+from vmpin.domain.drift import Change, Explained
+from vmpin.domain.events import ContainerElsewhere, Event, Held, SandboxSeen
+from vmpin.domain.kubelet_cpus import CpuManagerState
+from vmpin.domain.model import SandboxId, ThreadId, VmThread
+from vmpin.domain.proof import Ledger
+from vmpin.domain.topology import Topology
 from vmpin.drifts import Drifts
 from vmpin.errors import SourceError
-from vmpin.events import ContainerElsewhere, Event, Held, SandboxSeen
 from vmpin.exclusion import Exclusion
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.keeper import Keeper
-from vmpin.model import SandboxId, ThreadId, VmThread
 from vmpin.observe import Observer, Vm
 from vmpin.ownership import Node
 from vmpin.pinner import Pinner
 from vmpin.places import Places
 from vmpin.plan import SetAffinity, ordered
-from vmpin.proof import Ledger
 from vmpin.requests import Requests
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import HookMessage
@@ -49,10 +52,7 @@ from vmpin.source.hook_state import events_of
 from vmpin.source.kubelet_state import KubeletState
 from vmpin.source.nri_facts import NriEvent
 from vmpin.source.nri_reports import Reports
-from vmpin.state import DesiredState, forget_stopped, reduce
 from vmpin.statefile import Kept
-from vmpin.tally import Tally
-from vmpin.topology import Topology
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from vmpin.model import SandboxId
+from vmpin.domain.model import SandboxId
 from vmpin.source.nri_facts import ContainerEvent, NriEvent, PodEvent
 
 #: Seconds before and after the write in which a report of the sandbox explains it.

@@ -10,11 +10,11 @@ import logging
 import time
 from collections.abc import Container, Iterable, Mapping
 
-from vmpin.allocation import CpuManagerState, given
 from vmpin.cpuset import CpuSet
-from vmpin.events import Source
-from vmpin.model import ContainerId, SandboxId
-from vmpin.state import DesiredState
+from vmpin.domain.desired_state import DesiredState
+from vmpin.domain.events import Source
+from vmpin.domain.kubelet_cpus import CpuManagerState, given
+from vmpin.domain.model import ContainerId, SandboxId
 
 logger = logging.getLogger(__name__)
 

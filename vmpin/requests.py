@@ -7,9 +7,9 @@ request (state, ownership).
 
 from __future__ import annotations
 
-from vmpin.events import RequestOver
-from vmpin.model import ContainerId, SandboxId
-from vmpin.state import DesiredState
+from vmpin.domain.desired_state import DesiredState
+from vmpin.domain.events import RequestOver
+from vmpin.domain.model import ContainerId, SandboxId
 
 #: Seconds. The kubelet gives a runtime two minutes for a request (runtimeRequestTimeout), CRI-O's own limits
 #: are four; an update takes milliseconds, or as long as Kata plugs in vCPUs and memory.

@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from vmpin.allocation import given
 from vmpin.cpuset import CpuSet
+from vmpin.domain.events import Source
+from vmpin.domain.kubelet_cpus import given
+from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError
-from vmpin.events import Source
-from vmpin.model import ContainerId
 from vmpin.reconciler import Reconciler
 from vmpin.repair import Repairs
 from vmpin.source.nri_facts import NriEvent, NriUpdate, Synced

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from vmpin import prooffile
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId, ThreadId, VmThread
+from vmpin.domain.proof import Finding, Proof
 from vmpin.errors import StateFileError
 from vmpin.host.schedstat import Schedstat, process_ran
-from vmpin.model import SandboxId, ThreadId, VmThread
 from vmpin.observe import Process, Vm
 from vmpin.placement import Placement
-from vmpin.proof import Finding, Proof
 from vmpin.reconciler import Reconciler
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Iterable
 
-from vmpin.model import SandboxId
+from vmpin.domain.model import SandboxId
 
 #: Seconds from one look to the next.
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)

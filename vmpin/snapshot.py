@@ -9,22 +9,22 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vmpin.allocation import second_witness
 from vmpin.apply import Result
 from vmpin.cpuset import CpuSet
+from vmpin.domain.desired_state import SandboxState
+from vmpin.domain.kubelet_cpus import second_witness
+from vmpin.domain.model import ContainerId, SandboxId, VmThread
+from vmpin.domain.proof import Proof
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
-from vmpin.model import ContainerId, SandboxId, VmThread
 from vmpin.observe import Vm
 from vmpin.ownership import contested
 from vmpin.plan import SetAffinity
-from vmpin.proof import Proof
 from vmpin.reconciler import Reconciler, Report
-from vmpin.state import SandboxState
 from vmpin.status import VERSION, Seen, node_data, pod_data, sandbox_data, trespasses
 
 if TYPE_CHECKING:
-    from vmpin.guest import GuestData
+    from vmpin.domain.guest_report import GuestData
 
 
 def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | None = None,

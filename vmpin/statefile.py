@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vmpin.allocation import CpuManagerState
 from vmpin.before import Before, ProcessMasks
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.desired_state import DesiredState, Known, SandboxState, Word
+from vmpin.domain.events import Source
+from vmpin.domain.kubelet_cpus import CpuManagerState
+from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
 from vmpin.errors import StateFileError
-from vmpin.events import Source
 from vmpin.host import boottime
 from vmpin.host.regular import open_regular, read_regular
-from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
-from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.vcpuplaces import Previous
 
 VERSION = 2

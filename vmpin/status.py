@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from vmpin.allocation import CpuManagerState, given, judged
 from vmpin.cpuset import CpuSet, union
-from vmpin.model import Container, ContainerId, Pod, SandboxId, VmThread
+from vmpin.domain.desired_state import Known, SandboxState
+from vmpin.domain.kubelet_cpus import CpuManagerState, given, judged
+from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread
 from vmpin.ownership import Collision, Node, Ownership, counts, is_exclusive
 from vmpin.placement import UNMANAGED, Placement, Verdict
-from vmpin.state import Known, SandboxState
 
 VERSION = 1
 

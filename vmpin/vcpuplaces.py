@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.model import ContainerId, Vcpu, VcpuId
 from vmpin.matching import match
-from vmpin.model import ContainerId, Vcpu, VcpuId
 from vmpin.ownership import Claims, Node, Ownership
 from vmpin.policy import Policy, Spare, Vcpus
 

@@ -16,17 +16,17 @@ from vmpin.channel import Channel
 from vmpin.channel.find import VmFacts, find, has_ports
 from vmpin.channel.vsock import Contested, Vsock
 from vmpin.config import Config
-from vmpin.guest import PENDING, GuestReport, Said
+from vmpin.domain.desired_state import SandboxState
+from vmpin.domain.guest_report import PENDING, GuestReport, Said
+from vmpin.domain.model import ContainerId, SandboxId, VcpuId, VmmType
 from vmpin.guest.kata_session import KataSession, KataWish
 from vmpin.guest.numbers import Vcpus
 from vmpin.guest.together import Flag, ended
 from vmpin.guest.vmpin_agent import AgentSession
 from vmpin.guestmap import guest_map
 from vmpin.host.procfs import Procfs
-from vmpin.model import ContainerId, SandboxId, VcpuId, VmmType
 from vmpin.observe import Vm
 from vmpin.placement import Placement
-from vmpin.state import SandboxState
 from vmpin.vmm.guest_kernel import kernel_version
 from vmpin.vmm.guest_ports import guest_cid, hardware_ids
 from vmpin.vmm.qemu_cmdline import parse_smp

@@ -24,12 +24,12 @@ from vmpin.apply import Outcome
 from vmpin.arrivals import Touched
 from vmpin.births import BirthFeed
 from vmpin.config import Config
+from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError, SourceError, WatcherError
 from vmpin.feeds import FileFeed, NriFeed, PodResourcesFeed, heard, wants_nri
 from vmpin.guests import Guests
 from vmpin.health import Heard
 from vmpin.lock import Lock
-from vmpin.model import SandboxId
 from vmpin.observe import Vm
 from vmpin.oneshot import ask, hear, take
 from vmpin.reconciler import Reconciler, Report
@@ -45,7 +45,7 @@ from vmpin.source.sockets import open_to, serve
 from vmpin.source.spool import Spool
 
 if TYPE_CHECKING:
-    from vmpin.guest import GuestReport
+    from vmpin.domain.guest_report import GuestReport
 
 logger = logging.getLogger(__name__)
 

@@ -26,16 +26,16 @@ from processes import SYSTEM_PYTHON
 
 from vmpin import pyz, resources
 from vmpin.cpuset import CpuSet
-from vmpin.guest import APPLIED
+from vmpin.domain.guest_report import APPLIED
+from vmpin.domain.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
+from vmpin.domain.topology import Topology
 from vmpin.guest.vmpin_agent import AgentSession
 from vmpin.guestmap import guest_map
-from vmpin.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
 from vmpin.ownership import Node as HostCpus
 from vmpin.ownership import claims, ownership
 from vmpin.placement import Placement, Request, place
 from vmpin.policy import Policy
 from vmpin.protocol.parsing import Applied, Decoder, Map, Share, Subscribe, encode, parse_answer
-from vmpin.topology import Topology
 
 sys.path.append(str(resources.path("guest")))
 

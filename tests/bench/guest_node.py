@@ -22,7 +22,7 @@ from vms import PREFIX, compiled
 from vmpin import pyz
 from vmpin.channel import Stream, open_unix
 from vmpin.cpuset import CpuSet
-from vmpin.model import ContainerId
+from vmpin.domain.model import ContainerId
 
 #: A container's: 50 have 1,000.
 THREADS = 20

@@ -18,7 +18,7 @@ from measure import CannotMeasure, Figure, environment, median, process_ms, time
 from vms import Machine, compiled, kata_argv, sandbox_id
 
 from vmpin.cli.common import ask
-from vmpin.model import VmmType
+from vmpin.domain.model import VmmType
 from vmpin.vmm.processes import VmmProcess, classify
 
 #: Births between two starts of the watcher.

@@ -16,10 +16,10 @@ from vms import Machine
 
 from vmpin import exporter
 from vmpin.config import Config
+from vmpin.domain.guest_report import GuestReport
+from vmpin.domain.model import SandboxId
 from vmpin.exporter import Exporter
-from vmpin.guest import GuestReport
 from vmpin.health import Heard
-from vmpin.model import SandboxId
 from vmpin.reconciler import Reconciler
 
 

@@ -10,8 +10,8 @@ from real_guest import GuestError, RealGuest, image
 from real_node import wait
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import VmmType
 from vmpin.host.procfs import Procfs
-from vmpin.model import VmmType
 from vmpin.vmm.processes import VmmProcess, classify
 from vmpin.vmm.threads import identify
 

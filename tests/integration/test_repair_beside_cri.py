@@ -19,7 +19,7 @@ from real_containerd import Container, Containerd, Pod
 from real_node import two_cpus, wait
 
 from vmpin.cpuset import CpuSet
-from vmpin.model import ContainerId
+from vmpin.domain.model import ContainerId
 from vmpin.source import cri
 from vmpin.source.nri import Plugin
 from vmpin.source.nri_connect import connect_to

@@ -18,8 +18,8 @@ import pytest
 from need import need_root, need_tool
 from real_qemu import Qemu, need_kvm
 
+from vmpin.domain.model import ThreadRole, Vcpu, VcpuId, VmmType
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
-from vmpin.model import ThreadRole, Vcpu, VcpuId, VmmType
 from vmpin.vmm.processes import VmmProcess, classify
 from vmpin.vmm.qemu_cmdline import GuestTopology, iothread_ids, qmp_sockets
 from vmpin.vmm.qmp import query

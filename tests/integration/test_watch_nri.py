@@ -19,7 +19,7 @@ from real_containerd import VM, Containerd, Pod
 from real_node import COMMAND, seen, union, wait
 
 from vmpin.cpuset import CpuSet
-from vmpin.model import ContainerId
+from vmpin.domain.model import ContainerId
 from vmpin.source.nri import Plugin
 from vmpin.source.nri_connect import connect_to
 from vmpin.source.nri_facts import NriEvent, NriUpdate, Synced

@@ -20,7 +20,7 @@ from soak import oracle, usage
 from soak.machines import threads
 from soak.trouble import TroubledWorld
 from vmpin import statefile
-from vmpin.model import SandboxId
+from vmpin.domain.model import SandboxId
 
 #: Seconds for everything to come right. A resync is half a second; a loaded machine takes longer.
 PATIENCE = 120.0

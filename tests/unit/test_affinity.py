@@ -15,10 +15,10 @@ import pytest
 from need import need_root
 
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.model import ThreadId, ThreadRole, VmThread
 from vmpin.errors import AffinityError, CpuNotAllowed, NotPermitted, ThreadGone
 from vmpin.host import affinity
 from vmpin.host.procfs import Procfs
-from vmpin.model import ThreadId, ThreadRole, VmThread
 
 PROC = Procfs()
 ALLOWED = CpuSet(os.sched_getaffinity(0))

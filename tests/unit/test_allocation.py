@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from vmpin.agreement import Agreement
-from vmpin.allocation import CpuManagerState, disagreements, judged, second_witness, unseen
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.events import Source
-from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId
+from vmpin.domain.desired_state import DesiredState, Known, SandboxState, Word
+from vmpin.domain.events import Source
+from vmpin.domain.kubelet_cpus import CpuManagerState, disagreements, judged, second_witness, unseen
+from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId
+from vmpin.domain.topology import Topology
 from vmpin.ownership import Node, claims
 from vmpin.repair import TRIES, WITHIN, Repairs
-from vmpin.state import DesiredState, Known, SandboxState, Word
-from vmpin.topology import Topology
 
 POD, APP, SIDE = SandboxId("pod-a"), ContainerId("c1"), ContainerId("c2")
 ONLINE = CpuSet.parse("0-7")

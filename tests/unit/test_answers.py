@@ -12,7 +12,7 @@ from newcomers import Machine, sandbox
 
 from vmpin import snapshot
 from vmpin.answers import Answers
-from vmpin.model import SandboxId
+from vmpin.domain.model import SandboxId
 
 pytest_plugins = ["given_unit"]
 

@@ -26,9 +26,9 @@ from newcomers import (
 
 from vmpin.arrivals import Arrivals
 from vmpin.cpuset import CpuSet
-from vmpin.events import Held, SandboxSeen
+from vmpin.domain.events import Held, SandboxSeen
+from vmpin.domain.model import VmmType
 from vmpin.host.procfs import Procfs
-from vmpin.model import VmmType
 from vmpin.wire.proc_events import Comm, Event, Exec, Fork
 
 pytest_plugins = ["given_unit"]

@@ -19,7 +19,7 @@ from newcomers import (
 
 from vmpin.apply import Outcome
 from vmpin.arrivals import Arrivals
-from vmpin.model import ThreadId
+from vmpin.domain.model import ThreadId
 from vmpin.wire.proc_events import Exec, Fork
 
 pytest_plugins = ["given_unit"]

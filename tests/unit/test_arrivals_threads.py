@@ -21,13 +21,13 @@ from newcomers import (
 
 from vmpin.arrivals import Touched
 from vmpin.cpuset import CpuSet
-from vmpin.events import ContainerSeen, Source
+from vmpin.domain.desired_state import DesiredState
+from vmpin.domain.events import ContainerSeen, Source
+from vmpin.domain.model import Container, ContainerId, ThreadId, VcpuId
 from vmpin.host import boottime
 from vmpin.host.sysfs import Sysfs
-from vmpin.model import Container, ContainerId, ThreadId, VcpuId
 from vmpin.observe import Vm
 from vmpin.placement import Placement
-from vmpin.state import DesiredState
 from vmpin.wire.proc_events import KTHREADD, Comm, Fork
 
 pytest_plugins = ["given_unit"]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from vmpin.audit import Judgement, Kind, Owner, judge, lasting, owners_of, sandboxes_of
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.pod_names import PodNames
 from vmpin.occupants import Process, Task, container_of
-from vmpin.podnames import PodNames
 
 A, B = "a" * 64, "b" * 64
 MS = 1_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vmpin.before import Before, ProcessMasks
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.model import ThreadId, ThreadRole, VmThread
+from vmpin.domain.model import ThreadId, ThreadRole, VmThread
 
 PID = 4121
 MAIN = ThreadId(PID, 7)

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from vmpin import birth
 from vmpin.birth import Account
 from vmpin.cpuset import CpuSet
-from vmpin.events import Source
-from vmpin.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole
+from vmpin.domain.desired_state import Known, SandboxState
+from vmpin.domain.events import Source
+from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole
+from vmpin.domain.topology import Topology
 from vmpin.ownership import Node, Ownership, claims, ownership
 from vmpin.policy import Policy, Where
-from vmpin.state import Known, SandboxState
-from vmpin.topology import Topology
 from vmpin.vcpuplaces import Previous
 
 MINE, OTHER = SandboxId("mine"), SandboxId("other")

@@ -13,7 +13,7 @@ from strayed import Spinners, spinners
 from vmpin import birthbook
 from vmpin.birthbook import BirthBook, Placed
 from vmpin.cpuset import CpuSet
-from vmpin.model import ThreadRole, VcpuId
+from vmpin.domain.model import ThreadRole, VcpuId
 from vmpin.observe import Vm
 from vmpin.placement import Placement, Verdict
 from vmpin.vcpuplaces import VcpuPlace

@@ -20,9 +20,9 @@ from need import lacking, need_root
 from vmpin import births, config
 from vmpin.arrivals import Touched
 from vmpin.births import BirthFeed
+from vmpin.domain.model import SandboxId
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs
-from vmpin.model import SandboxId
 from vmpin.reconciler import Reconciler
 from vmpin.wire.proc_events import Event, Exec
 

@@ -14,10 +14,10 @@ from need import need_root
 from trees import make_tree
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import ThreadId, ThreadRole, VmThread
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups, CpusetCgroup, Layout
 from vmpin.host.procfs import Procfs
-from vmpin.model import ThreadId, ThreadRole, VmThread
 
 
 def cpus(text: str) -> CpuSet:

@@ -21,8 +21,8 @@ from vmpin.channel.find import VmFacts, find, has_ports
 from vmpin.channel.hybrid_vsock import HybridVsock
 from vmpin.channel.virtio_serial import VirtioSerial
 from vmpin.channel.vsock import Vsock
+from vmpin.domain.model import SandboxId, VmmType
 from vmpin.host.procfs import Procfs
-from vmpin.model import SandboxId, VmmType
 
 ME = os.getpid()
 POD = SandboxId("pod-a")

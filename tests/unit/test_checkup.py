@@ -21,7 +21,7 @@ from vmpin.checkup.own import lock_holder, run_directory, unit
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.checks import examine
-from vmpin.doctor.facts import Facts, ProcConnector, Rights, Watcher
+from vmpin.domain.facts import Facts, ProcConnector, Rights, Watcher
 from vmpin.host.connector_check import available
 from vmpin.host.kernel import kernel
 from vmpin.host.procfs import Procfs

@@ -12,9 +12,9 @@ import pytest
 
 from vmpin import config
 from vmpin.cpuset import CpuSet
-from vmpin.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
+from vmpin.domain.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
+from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.host import boottime
-from vmpin.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.oneshot import hear, take
 from vmpin.reconciler import Reconciler
 from vmpin.source.nri_facts import ContainerEvent, NriContainer

@@ -12,8 +12,8 @@ import pytest
 from cri_peer import CriServer
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError
-from vmpin.model import ContainerId
 from vmpin.source import cri
 
 C1, CPUS = ContainerId("c1"), CpuSet.parse("2-3")

@@ -13,8 +13,8 @@ from nri_peer import PATIENCE, NriRuntime, NriRuntimes, container, pod
 
 from vmpin import config
 from vmpin.cpuset import CpuSet
-from vmpin.events import CpusetSeen, Source
-from vmpin.model import ContainerId, SandboxId
+from vmpin.domain.events import CpusetSeen, Source
+from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.reconciler import Reconciler
 from vmpin.runcrepair import RuncRepair
 from vmpin.source.nri import Plugin

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
-from vmpin.doctor.facts import Daemon
+from vmpin.domain.facts import Daemon
 from vmpin.host import daemons
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs

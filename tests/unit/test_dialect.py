@@ -17,18 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.counters import Tally
+from vmpin.domain.desired_state import DesiredState, reduce
+from vmpin.domain.events import ContainerSeen, Event, SandboxSeen, Source
+from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
 from vmpin.errors import SourceError
-from vmpin.events import ContainerSeen, Event, SandboxSeen, Source
 from vmpin.host.procfs import Procfs
-from vmpin.model import Container, ContainerId, Pod, SandboxId
 from vmpin.runtime.dialect import CONTAINERD, CRIO, KATA_BUNDLE, bundle_id, dialect_of
 from vmpin.runtime.kata import parse_go
 from vmpin.runtime.oci import HookMessage, parse_state
 from vmpin.source.hook_state import events_of
 from vmpin.source.nri_facts import ContainerEvent, NriContainer, NriPod, Synced
 from vmpin.source.nri_facts import events_of as nri_events
-from vmpin.state import DesiredState, reduce
-from vmpin.tally import Tally
 
 PROC = Procfs()
 OWN, CID, VICTIM, THEIRS = (SandboxId("5a" * 32), ContainerId("c1" * 32), SandboxId("bb" * 32),

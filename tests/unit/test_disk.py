@@ -9,13 +9,13 @@ import pytest
 from trees import make_tree
 
 from vmpin.cpuset import CpuSet
-from vmpin.events import ContainerSeen, ContainerStopped, CpusetSeen, Event, Source
+from vmpin.domain.desired_state import DesiredState, Known, reduce
+from vmpin.domain.events import ContainerSeen, ContainerStopped, CpusetSeen, Event, Source
+from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
-from vmpin.model import Container, ContainerId, SandboxId, ThreadId
 from vmpin.runtime.kata import KataState
 from vmpin.source.disk import DiskSources
-from vmpin.state import DesiredState, Known, reduce
 
 SANDBOX, WEB = SandboxId("a"), ContainerId("web")
 

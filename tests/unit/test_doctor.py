@@ -13,7 +13,9 @@ from vmpin import config
 from vmpin.cli.doctor import text
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.checks import CHECKS, examine
-from vmpin.doctor.facts import (
+from vmpin.doctor.finding import Level, Verdict, several
+from vmpin.doctor.service import WAITING
+from vmpin.domain.facts import (
     Checkpoint,
     Cpus,
     Daemon,
@@ -32,8 +34,6 @@ from vmpin.doctor.facts import (
     Tuned,
     Watcher,
 )
-from vmpin.doctor.finding import Level, Verdict, several
-from vmpin.doctor.service import WAITING
 from vmpin.guest import words
 
 ALL = frozenset(("CAP_SYS_NICE", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_NET_ADMIN", "CAP_CHOWN"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vmpin.cpuset import CpuSet
-from vmpin.drift import (
+from vmpin.domain.drift import (
     LONGEST_REST,
     NO_THREADS,
     VCPUS_ONLY,
@@ -18,7 +18,7 @@ from vmpin.drift import (
     Rival,
     explain,
 )
-from vmpin.model import ThreadId, ThreadRole
+from vmpin.domain.model import ThreadId, ThreadRole
 
 ONE, TWO, ALL = CpuSet((1,)), CpuSet((2,)), CpuSet(range(4))
 TUNED = Rival(Cause.TUNED, "tuned runs")

@@ -18,11 +18,11 @@ from trees import make_tree
 
 from vmpin.apply import Outcome
 from vmpin.cpuset import CpuSet
-from vmpin.drift import Cause, Change, FightRules, OnFight
+from vmpin.domain.drift import Cause, Change, FightRules, OnFight
+from vmpin.domain.model import ThreadRole, VmThread
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.model import ThreadRole, VmThread
 from vmpin.observe import Vm
 from vmpin.pinner import SHOWN, _shown
 from vmpin.placement import Placement

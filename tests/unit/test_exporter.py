@@ -18,18 +18,18 @@ from metered import WEB, Node, metered
 
 from vmpin import config, exporter
 from vmpin.apply import Outcome
+from vmpin.domain.counters import Histogram
+from vmpin.domain.desired_state import DesiredState
+from vmpin.domain.guest_report import GuestReport, Said
+from vmpin.domain.model import SandboxId, ThreadRole
 from vmpin.errors import ConfigError
 from vmpin.exporter import Exporter
-from vmpin.guest import GuestReport, Said
 from vmpin.headcount import Headcount
 from vmpin.health import Heard
-from vmpin.model import SandboxId, ThreadRole
 from vmpin.ownership import Claims, ownership
 from vmpin.placement import Verdict
 from vmpin.reconciler import Reconciler
 from vmpin.source.http import Reply
-from vmpin.state import DesiredState
-from vmpin.tally import Histogram
 
 #: A pod's name that is no Unicode, and quotes: it comes from whoever calls the hook.
 ODD = 'po"d\n\udcff'

@@ -14,7 +14,7 @@ from trees import make_tree
 from vmpin import config as configuration
 from vmpin.checkup.node import look
 from vmpin.cpuset import CpuSet
-from vmpin.doctor.facts import Setting, Watcher
+from vmpin.domain.facts import Setting, Watcher
 from vmpin.gather import report
 from vmpin.gather.pieces import MANIFEST, Piece, Pieces, plain, write
 

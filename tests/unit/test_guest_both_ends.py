@@ -20,8 +20,8 @@ from guest_tree import Worker, fill, worker, write
 from need import lacking
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import ContainerId
 from vmpin.guest.vmpin_agent import AgentSession
-from vmpin.model import ContainerId
 from vmpin.protocol.parsing import Map, Share
 from vmpin_agent.cpus import Cpus
 
@@ -86,7 +86,7 @@ def ids() -> tuple[int, int]:
 
 def test_threads_go_where_the_host_says_and_back(tmp_path: Path, both: tuple[Worker, Worker],
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guest.attempts.LAST", 0.3)
+    monkeypatch.setattr("vmpin.domain.guest_report.attempts.LAST", 0.3)
     web, logs = both
     before = web.masks()
     first, second = ids()

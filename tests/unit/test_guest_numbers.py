@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from vmpin.domain.model import VcpuId
 from vmpin.guest.metrics import Reading, reading, shows
 from vmpin.guest.numbers import Vcpus, shown
 from vmpin.host.procfs import Procfs
-from vmpin.model import VcpuId
 from vmpin.vmm.guest_kernel import kernel_version, version_in
 
 OLD, NEW = (6, 8), (6, 9)

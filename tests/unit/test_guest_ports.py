@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vmpin.model import VcpuId, VmmType
+from vmpin.domain.model import VcpuId, VmmType
 from vmpin.vmm.guest_ports import daemon_uds, guest_cid, hardware_ids, serial_socket, vhost_user_vsock
 
 X86 = ["/usr/bin/qemu-system-x86_64"]

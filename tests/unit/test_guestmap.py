@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
+from vmpin.domain.topology import Topology
 from vmpin.guestmap import guest_map
-from vmpin.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
 from vmpin.ownership import Node, claims, ownership
 from vmpin.placement import Placement, Request, place
 from vmpin.policy import Policy, Vcpus
 from vmpin.protocol import parsing
 from vmpin.protocol.parsing import Map
-from vmpin.topology import Topology
 
 NODE = Node(Topology.build(CpuSet.parse("0-7")), CpuSet.parse("0-1"))
 POD = SandboxId("pod-a")

@@ -22,18 +22,18 @@ from vmpin import config as configuration
 from vmpin.channel.vsock import Vsock
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet
-from vmpin.events import Source
+from vmpin.domain.desired_state import DesiredState, Known, SandboxState
+from vmpin.domain.events import Source
+from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
+from vmpin.domain.topology import Topology
 from vmpin.guests import Guests
 from vmpin.host.procfs import Procfs
-from vmpin.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
 from vmpin.observe import Process, Vm
 from vmpin.ownership import Node, claims, ownership
 from vmpin.placement import Placement, Request, place
 from vmpin.policy import Policy
 from vmpin.protocol import parsing
 from vmpin.reconciler import Reconciler
-from vmpin.state import DesiredState, Known, SandboxState
-from vmpin.topology import Topology
 from vmpin.vmguest import vcpus
 
 POD = SandboxId("pod-a")
@@ -128,7 +128,7 @@ def run(what: Coroutine[Any, Any, None]) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(configuration, "DEFAULT_FILE", tmp_path / "none.yaml")
-    monkeypatch.setattr("vmpin.guest.attempts.LAST", 0.2)
+    monkeypatch.setattr("vmpin.domain.guest_report.attempts.LAST", 0.2)
 
 
 def test_vmpins_agent_comes_first_and_is_told_of_each_change(tmp_path: Path) -> None:
@@ -419,9 +419,9 @@ def counted(node: Machine) -> dict[str, Any]:
 
 
 def test_an_agent_that_comes_late_is_found_when_somebody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guest.attempts.FIRST", 60.0)
-    monkeypatch.setattr("vmpin.guest.attempts.LAST", 60.0)
-    monkeypatch.setattr("vmpin.guest.attempts.EARLY", 0.05)
+    monkeypatch.setattr("vmpin.domain.guest_report.attempts.FIRST", 60.0)
+    monkeypatch.setattr("vmpin.domain.guest_report.attempts.LAST", 60.0)
+    monkeypatch.setattr("vmpin.domain.guest_report.attempts.EARLY", 0.05)
 
     async def test() -> None:
         async with running(Machine(tmp_path, ports=set())) as node:

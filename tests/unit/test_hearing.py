@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from vmpin import config
+from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.lock import Lock
-from vmpin.model import ContainerId, SandboxId
 from vmpin.oneshot import take
 from vmpin.reconciler import Reconciler
 from vmpin.rundir import RunDirectory

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.events import ContainerSeen
+from vmpin.domain.desired_state import DesiredState
+from vmpin.domain.events import ContainerSeen
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.oci import HookMessage, bundle_gone
 from vmpin.source.hook_state import events_of
-from vmpin.state import DesiredState
 
 PROC = Procfs()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from trees import make_tree
 
 from vmpin import hooks_install
-from vmpin.doctor.facts import Engine, Handler
+from vmpin.domain.facts import Engine, Handler
 from vmpin.host.files import Files
 from vmpin.runtime.hooks_found import hooks
 

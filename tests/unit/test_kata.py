@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.errors import SourceError
-from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.runtime.dialect import KATA_BUNDLE
 from vmpin.runtime.kata import KataSandbox, KataState, parse_go, parse_rs
 

@@ -19,13 +19,13 @@ from kata_peer import Server
 from vmpin.channel import Channel, Stream
 from vmpin.channel.hybrid_vsock import HybridVsock
 from vmpin.cpuset import CpuSet
+from vmpin.domain.guest_report import Said
+from vmpin.domain.model import ContainerId, VcpuId
 from vmpin.errors import SourceError, WireError
-from vmpin.guest import Said
 from vmpin.guest.kata_agent import METHODS, AgentError, KataAgent, Refused, UnknownContainer
 from vmpin.guest.kata_session import KataSession, KataWish
 from vmpin.guest.numbers import Vcpus
 from vmpin.guest.words import WAITING
-from vmpin.model import ContainerId, VcpuId
 from vmpin.protocol.parsing import Map, Share
 from vmpin.wire import ttrpc
 from vmpin.wire.agent_messages import MESSAGES
@@ -46,17 +46,17 @@ def run(what: Coroutine[Any, Any, None]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guest.attempts.LAST", 0.3)
-    monkeypatch.setattr("vmpin.guest.kata_agent.DEADLINE", 20.0)
-    monkeypatch.setattr("vmpin.guest.kata_session.AGAIN", 0.1)
-    monkeypatch.setattr("vmpin.guest.kata_session.RESEND", 0.3)
-    monkeypatch.setattr("vmpin.guest.kata_session.SOON", 0.05)
+    monkeypatch.setattr("vmpin.domain.guest_report.attempts.LAST", 0.3)
+    monkeypatch.setattr("vmpin.domain.guest_report.kata_agent.DEADLINE", 20.0)
+    monkeypatch.setattr("vmpin.domain.guest_report.kata_session.AGAIN", 0.1)
+    monkeypatch.setattr("vmpin.domain.guest_report.kata_session.RESEND", 0.3)
+    monkeypatch.setattr("vmpin.domain.guest_report.kata_session.SOON", 0.05)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
     """For those to whom an answer does not come."""
-    monkeypatch.setattr("vmpin.guest.kata_agent.DEADLINE", 0.5)
+    monkeypatch.setattr("vmpin.domain.guest_report.kata_agent.DEADLINE", 0.5)
 
 
 @asynccontextmanager
@@ -337,7 +337,7 @@ def test_a_vcpu_whose_number_cannot_be_shown_leaves_everyone_alone() -> None:
 
 
 def test_the_guests_counters_can_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guest.metrics.APART", 0.05)
+    monkeypatch.setattr("vmpin.domain.guest_report.metrics.APART", 0.05)
 
     async def test() -> None:
         server = Server("c1")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
-from vmpin.doctor.facts import Engine, Handler, KataConfig
+from vmpin.domain.facts import Engine, Handler, KataConfig
 from vmpin.host.files import Files
 from vmpin.runtime.kata_config import configurations
 

@@ -15,8 +15,8 @@ from effort import unit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.allocation import CpuManagerState
 from vmpin.cpuset import CpuSet
+from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.errors import SourceError
 from vmpin.runtime import kubelet
 from vmpin.runtime.kubelet import MAX_ENTRIES, fnv32a, parse_checkpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
-from vmpin.doctor.facts import KubeletConfig
+from vmpin.domain.facts import KubeletConfig
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
 from vmpin.runtime.kubelet_config import kubelet_config

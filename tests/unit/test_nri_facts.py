@@ -13,9 +13,10 @@ import pytest
 from effort import effort
 
 from vmpin.cpuset import CpuSet
-from vmpin.events import ContainerSeen, ContainerStopped, Event, SandboxGone, SandboxSeen, Source
+from vmpin.domain.desired_state import DesiredState, reduce
+from vmpin.domain.events import ContainerSeen, ContainerStopped, Event, SandboxGone, SandboxSeen, Source
+from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 from vmpin.host.procfs import Procfs
-from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 from vmpin.source.nri_facts import (
     ContainerEvent,
     Lost,
@@ -26,7 +27,6 @@ from vmpin.source.nri_facts import (
     Synced,
     events_of,
 )
-from vmpin.state import DesiredState, reduce
 
 PROC = Procfs()
 KEY = "vmpin.io/exclusive"

@@ -21,9 +21,9 @@ import pytest
 from nri_peer import PATIENCE, NriRuntime, NriRuntimes, container, pod
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.errors import ConfigError
 from vmpin.host import boottime
-from vmpin.model import ContainerId, SandboxId
 from vmpin.source import nri, nri_queue
 from vmpin.source.nri_connect import connect_to
 from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, NriPod, NriUpdate, PodEvent, Synced

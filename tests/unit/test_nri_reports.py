@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from vmpin.cpuset import CpuSet
-from vmpin.model import ContainerId, SandboxId
+from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.source.nri_facts import ContainerEvent, Lost, NriContainer, NriEvent, Synced
 from vmpin.source.nri_reports import Reports
 

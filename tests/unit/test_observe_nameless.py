@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
+from vmpin.domain.model import SandboxId, ThreadId, VcpuThreads
 from vmpin.host.procfs import Procfs
-from vmpin.model import SandboxId, ThreadId, VcpuThreads
 from vmpin.observe import PATIENCE, Observer, Vm
 
 STAT = ("({name}) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import Pod
 from vmpin.errors import SourceError
-from vmpin.model import Pod
 from vmpin.runtime.dialect import CONTAINERD, CRIO, Dialect, name_of, pod_of
 from vmpin.runtime.oci import (
     MAX_BUNDLE,

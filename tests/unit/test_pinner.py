@@ -14,10 +14,10 @@ from strayed import thread_of, two_places
 from vmpin import pinner
 from vmpin.before import Before
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.model import SandboxId, ThreadId, VmThread
 from vmpin.pinner import Pinner
 
 A = SandboxId("a")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
+from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
+from vmpin.domain.topology import Topology
 from vmpin.ownership import Collision, Node, claims, contested, is_exclusive, ownership
 from vmpin.placement import AWAITED, UNMANAGED, Placement, Request, Verdict, place
 from vmpin.policy import Policy, Spare, Vcpus, Where
-from vmpin.topology import Topology
 from vmpin.vcpuplaces import Previous, share
 
 POD = SandboxId("pod-a")

@@ -10,13 +10,23 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.model import (
+    Container,
+    ContainerId,
+    ContainerState,
+    SandboxId,
+    ThreadId,
+    ThreadRole,
+    Vcpu,
+    VcpuId,
+    VmThread,
+)
+from vmpin.domain.topology import Topology
 from vmpin.matching import match
-from vmpin.model import Container, ContainerId, ContainerState, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
 from vmpin.ownership import Node, Ownership, claims, contested, ownership
 from vmpin.placement import Placement, Request, Verdict, place
 from vmpin.plan import Observed, diff, ordered
 from vmpin.policy import Policy, Spare, Vcpus, Where
-from vmpin.topology import Topology
 from vmpin.vcpuplaces import Previous
 
 #: CPUs of the largest node drawn.

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from vmpin import config, places
-from vmpin.allocation import CpuManagerState
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.events import Source
-from vmpin.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmmType
+from vmpin.domain.desired_state import DesiredState, Known, SandboxState
+from vmpin.domain.events import Source
+from vmpin.domain.kubelet_cpus import CpuManagerState
+from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmmType
+from vmpin.domain.topology import Topology
 from vmpin.observe import Process, Vm
 from vmpin.placement import UNMANAGED, Placement, Request, place
 from vmpin.places import Places
-from vmpin.state import DesiredState, Known, SandboxState
-from vmpin.topology import Topology
 
 ONE, TWO = SandboxId("one"), SandboxId("two")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
 from vmpin.placement import Placement, Verdict
 from vmpin.plan import Observed, SetAffinity, diff, needs_setting, ordered
 from vmpin.vcpuplaces import VcpuPlace

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from vmpin import prooffile
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
+from vmpin.domain.proof import MAX_FINDINGS, Account, Finding, Ledger, Mark, thinned
 from vmpin.errors import StateFileError
-from vmpin.model import SandboxId, ThreadId, ThreadRole
-from vmpin.proof import MAX_FINDINGS, Account, Finding, Ledger, Mark, thinned
 
 A, B = SandboxId("a"), SandboxId("b")
 VCPU, SHIM, IOTHREAD = ThreadRole.VCPU, ThreadRole.SHIM, ThreadRole.IOTHREAD

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from vmpin.cpuset import CpuSet
-from vmpin.events import Source
-from vmpin.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
+from vmpin.domain.desired_state import Known, SandboxState
+from vmpin.domain.events import Source
+from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.placement import Placement, Verdict
-from vmpin.state import Known, SandboxState
 from vmpin.status import Seen, judge, thread_data
 
 POD = SandboxId("pod")

@@ -16,11 +16,11 @@ import pytest
 from vmpin import hooks_install, prooffile, scenario, statefile, yamlfile
 from vmpin.before import Before
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId, ThreadId
+from vmpin.domain.proof import Ledger
 from vmpin.errors import ConfigError, SourceError, StateFileError, UsageError
 from vmpin.host.files import Files
 from vmpin.host.regular import open_regular, read_regular
-from vmpin.model import SandboxId, ThreadId
-from vmpin.proof import Ledger
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import read_bundle
 from vmpin.source.kubelet_state import KubeletState

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from vmpin.model import ContainerId, SandboxId
+from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.relist import NEAR, PAUSE, Relist
 from vmpin.source.nri_facts import ContainerEvent, NriContainer
 

@@ -15,14 +15,14 @@ from test_placement import decide, guests, node, own_cpus, shown, vcpus
 
 from vmpin.apply import Outcome
 from vmpin.cpuset import CpuSet
-from vmpin.events import ContainerSeen, CpusetSeen, RequestOver, Source
+from vmpin.domain.desired_state import DesiredState, Known, reduce
+from vmpin.domain.events import ContainerSeen, CpusetSeen, RequestOver, Source
+from vmpin.domain.model import Container, ContainerState
 from vmpin.host.sysfs import Sysfs
-from vmpin.model import Container, ContainerState
 from vmpin.ownership import Claims, claims
 from vmpin.placement import Placement, Verdict
 from vmpin.requests import CREATION, UPDATE, Requests
 from vmpin.source.nri_facts import ContainerEvent, Kind, NriEvent, Synced
-from vmpin.state import DesiredState, Known, reduce
 
 
 def event(kind: Kind, time: int, cpus: str | None = "4-5", asked: str = "", state: int = 1) -> ContainerEvent:

@@ -14,8 +14,8 @@ from cri_peer import CriServer
 
 from vmpin import config, repair, runcrepair
 from vmpin.cpuset import CpuSet
-from vmpin.events import ContainerSeen, CpusetSeen, SandboxSeen, Source
-from vmpin.model import Container, ContainerId, Pod, SandboxId
+from vmpin.domain.events import ContainerSeen, CpusetSeen, SandboxSeen, Source
+from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
 from vmpin.reconciler import Reconciler
 from vmpin.repair import TRIES
 from vmpin.runcrepair import RuncRepair

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from strayed import Spinners, run_for, spinners
 
+from vmpin.domain.model import ThreadRole
+from vmpin.domain.proof import Account
 from vmpin.host.procfs import Procfs
 from vmpin.host.schedstat import Ran, Schedstat, process_ran
-from vmpin.model import ThreadRole
-from vmpin.proof import Account
 from vmpin.sampler import BREATH, SHARE, Sampler
 
 SECOND = 10**9

@@ -11,11 +11,11 @@ import yaml
 
 from vmpin import scenario
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import ContainerId, SandboxId, VcpuId
+from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError
-from vmpin.model import ContainerId, SandboxId, VcpuId
 from vmpin.placement import UNMANAGED
 from vmpin.policy import Policy, Vcpus, Where
-from vmpin.topology import Topology
 from vmpin.vcpuplaces import Previous
 
 EXAMPLE = """

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from vmpin import settling
-from vmpin.model import SandboxId
+from vmpin.domain.model import SandboxId
 from vmpin.settling import STEPS, Settling
 
 A, B = SandboxId("a"), SandboxId("b")

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
-from vmpin.events import ContainerSeen, ContainerStopped, CpusetSeen, Event, Held, SandboxGone, SandboxSeen, Source
-from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
-from vmpin.state import (
+from vmpin.domain.desired_state import (
     MAX_CONTAINERS,
     MAX_REPLACED,
     MAX_SANDBOXES,
@@ -23,6 +21,17 @@ from vmpin.state import (
     forget_stopped,
     reduce,
 )
+from vmpin.domain.events import (
+    ContainerSeen,
+    ContainerStopped,
+    CpusetSeen,
+    Event,
+    Held,
+    SandboxGone,
+    SandboxSeen,
+    Source,
+)
+from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 
 POD, MAIN = SandboxId("pod-a"), ContainerId("main")
 NOTHING = DesiredState()

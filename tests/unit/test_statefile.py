@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from need import need_root, need_tool
 
 from vmpin import statefile
-from vmpin.allocation import CpuManagerState
 from vmpin.before import Before, ProcessMasks
 from vmpin.cpuset import CpuSet
+from vmpin.domain.desired_state import DesiredState, Known, SandboxState, Word
+from vmpin.domain.events import Source
+from vmpin.domain.kubelet_cpus import CpuManagerState
+from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
 from vmpin.errors import StateFileError
-from vmpin.events import Source
 from vmpin.host import boottime
-from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
-from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.statefile import Kept
 from vmpin.vcpuplaces import Previous
 

@@ -17,21 +17,21 @@ from hypothesis import strategies as st
 from need import lacking
 
 from vmpin import config, statefile
-from vmpin.allocation import CpuManagerState, judged, unseen
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.events import Source
+from vmpin.domain.desired_state import DesiredState, Known, SandboxState, Word
+from vmpin.domain.events import Source
+from vmpin.domain.kubelet_cpus import CpuManagerState, judged, unseen
+from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
+from vmpin.domain.topology import Topology
 from vmpin.explain import sentences
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.model import Container, ContainerId, Pod, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
 from vmpin.ownership import Node, Ownership, claims, contested, ownership, with_unseen
 from vmpin.placement import Placement, Request, place
 from vmpin.policy import Policy
 from vmpin.reconciler import Reconciler
-from vmpin.state import DesiredState, Known, SandboxState, Word
 from vmpin.status import Seen, node_data, sandbox_data
-from vmpin.topology import Topology
 from vmpin.vcpuplaces import Previous
 
 STEPS = Path(__file__).parents[1] / "data/kubelet-1.36-steps.json"

@@ -7,9 +7,9 @@ import pytest
 from trees import make_tree, recorded
 
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
 from vmpin.host.sysfs import Sysfs
-from vmpin.topology import Topology
 
 
 def cpus(text: str) -> CpuSet:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.tally import BOUNDS, Histogram
+from vmpin.domain.counters import BOUNDS, Histogram
 
 
 def test_a_value_counts_for_the_first_bound_that_it_does_not_exceed() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.topology import Topology
+from vmpin.domain.topology import Topology
 
 
 def cpus(text: str) -> CpuSet:

@@ -7,7 +7,7 @@ from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.model import Vcpu, VcpuId
+from vmpin.domain.model import Vcpu, VcpuId
 from vmpin.vmm.qemu_cmdline import (
     GuestTopology,
     Smp,

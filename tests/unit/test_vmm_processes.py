@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vmpin.model import ThreadRole, VmmType
+from vmpin.domain.model import ThreadRole, VmmType
 from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, kernel_thread_owner
 
 SID = "7f1d0c4be5a2f8c39b6d0e1a4c5f7788990011223344556677889900aabbccdd"

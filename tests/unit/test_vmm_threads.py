@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from vmpin.domain.model import ThreadId, ThreadRole, VcpuId, VmmType
 from vmpin.host.procfs import PF_USER_WORKER, Procfs, Stat
-from vmpin.model import ThreadId, ThreadRole, VcpuId, VmmType
 from vmpin.vmm import kvm
 from vmpin.vmm.qmp import QmpAnswer, read_answer
 from vmpin.vmm.threads import Identified, identify, is_dragonball, wants_qmp

@@ -12,7 +12,7 @@ from typing import Any
 from vmpin.checkup.own import run_directory
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.doctor.facts import Checkpoint, Cpus, Facts, KataSandbox, ProcConnector, Rights, Watcher
+from vmpin.domain.facts import Checkpoint, Cpus, Facts, KataSandbox, ProcConnector, Rights, Watcher
 from vmpin.errors import SourceError
 from vmpin.host import daemons
 from vmpin.host.cgroup import Cgroups

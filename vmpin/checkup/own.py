@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vmpin import statefile
 from vmpin.config import Config
-from vmpin.doctor.facts import RunDirectory
+from vmpin.domain.facts import RunDirectory
 from vmpin.host.procfs import Procfs, read_file
 
 _UNIT = re.compile(r"([A-Za-z0-9:_.@\\-]+\.service)$", re.MULTILINE)

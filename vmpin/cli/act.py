@@ -22,7 +22,7 @@ from vmpin.config import Config
 from vmpin.errors import UsageError
 
 if TYPE_CHECKING:
-    from vmpin.model import SandboxId
+    from vmpin.domain.model import SandboxId
     from vmpin.reconciler import Reconciler
 
 _EXITS = """\
@@ -75,7 +75,7 @@ def reconcile(args: argparse.Namespace) -> int:
     found = ask(config, {"op": "reconcile", "sandbox": args.sandbox})
     if found is None:
         from vmpin import oneshot, snapshot
-        from vmpin.model import SandboxId
+        from vmpin.domain.model import SandboxId
 
         quiet_log(config)
         only = None if args.sandbox is None else [SandboxId(args.sandbox)]
@@ -111,7 +111,7 @@ def _refuse_unclear(args: argparse.Namespace) -> None:
 def _unpinned_alone(args: argparse.Namespace, config: Config) -> Document:
     """Where no watcher runs."""
     from vmpin import oneshot, snapshot
-    from vmpin.model import SandboxId
+    from vmpin.domain.model import SandboxId
 
     quiet_log(config)
     only = None if args.sandbox is None else [SandboxId(args.sandbox)]

@@ -23,9 +23,9 @@ from vmpin.cli.common import (
     verb,
 )
 from vmpin.cpuset import CpuSet
+from vmpin.domain.pod_names import PodNames
 from vmpin.errors import ConfigError, UsageError, VmpinError
 from vmpin.host.census import Census
-from vmpin.podnames import PodNames
 
 #: Rows for a person to read; -o json has all.
 _ROWS = 15

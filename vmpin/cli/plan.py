@@ -18,8 +18,8 @@ from vmpin.cli.common import (
     table,
     verb,
 )
+from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError, UsageError
-from vmpin.topology import Topology
 
 _ABOUT = """\
 Without --scenario: the system calls that would be made now to bring every thread to its place, one line each; nothing

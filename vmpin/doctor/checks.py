@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vmpin.doctor import cluster, hooks, kata, node, others, service
-from vmpin.doctor.facts import Facts
 from vmpin.doctor.finding import Check, Finding, Verdict, unknown
+from vmpin.domain.facts import Facts
 
 CHECKS = (
     Check("privileges", "the capabilities of the watcher, or of this command", node.privileges),

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vmpin.cpuset import CpuSet
-from vmpin.doctor.facts import Engine, Facts
 from vmpin.doctor.finding import Verdict, bad, denied, ok, several, unknown, warn
+from vmpin.domain.facts import Engine, Facts
 
 _POOL = ("give the kubelet cpuManagerPolicy: static, or say which CPUs are shared: node.shared_pool in "
          "/etc/vmpin/vmpin.yaml")

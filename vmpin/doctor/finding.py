@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from vmpin.doctor.facts import Facts
+from vmpin.domain.facts import Facts
 
 #: As strerror() has EACCES and EPERM.
 _DENIED = ("Permission denied", "Operation not permitted")

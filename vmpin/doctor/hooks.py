@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from vmpin.doctor.cluster import connected
-from vmpin.doctor.facts import Engine, Facts
 from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
+from vmpin.domain.facts import Engine, Facts
 
 _STAGES = frozenset(("createRuntime", "createContainer", "poststart", "poststop"))
 #: CRI-O 1.37, pkg/config/config.go:1239; a --hooks-dir on its command line has no effect.

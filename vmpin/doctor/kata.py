@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from vmpin.doctor.facts import Engine, Facts, Handler, KataConfig
 from vmpin.doctor.finding import Verdict, bad, denied, ok, several, unknown, warn
+from vmpin.domain.facts import Engine, Facts, Handler, KataConfig
 
 _PINNING = "io.katacontainers.config.runtime.enable_vcpus_pinning"
 #: What each of these says is weighed here; in the evidence, as it says much of how a VM looks.

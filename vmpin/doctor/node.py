@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vmpin.cpuset import CpuSet
-from vmpin.doctor.facts import Facts
 from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
+from vmpin.domain.facts import Facts
 
 #: What each capability is for.
 NEEDED = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.doctor.facts import Facts, Setting
 from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
+from vmpin.domain.facts import Facts, Setting
 
 #: By kind of daemon: what it does to masks, and what to do. Those of their own checks are left out.
 PINNERS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vmpin.doctor.facts import Facts
 from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
+from vmpin.domain.facts import Facts
 from vmpin.health import alive
 
 _START = "systemctl enable --now vmpin (config/vmpin.service), or the DaemonSet (config/kubernetes/daemonset.yaml)"

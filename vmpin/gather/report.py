@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vmpin.config import Config
-from vmpin.doctor.facts import Facts
+from vmpin.domain.facts import Facts
 from vmpin.errors import SourceError
 from vmpin.explain import sentences
 from vmpin.gather import vms

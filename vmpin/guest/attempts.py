@@ -10,8 +10,8 @@ import time
 
 from tenacity import AsyncRetrying, AttemptManager, RetryCallState, wait_exponential
 
+from vmpin.domain.guest_report import Ended, Trouble
 from vmpin.errors import SourceError
-from vmpin.guest import Ended, Trouble
 from vmpin.guest.together import Wake
 from vmpin.guest.words import PATIENCE
 from vmpin.protocol.parsing import ProtocolError

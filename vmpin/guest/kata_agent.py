@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vmpin.channel import Channel, Stream
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError, WireError
-from vmpin.model import ContainerId
 from vmpin.runtime.dialect import plain
 from vmpin.wire import ttrpc
 

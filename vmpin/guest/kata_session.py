@@ -17,14 +17,25 @@ from dataclasses import dataclass
 
 from vmpin.channel import Channel
 from vmpin.cpuset import CpuSet
+from vmpin.domain.guest_report import (
+    APPLIED,
+    ERROR,
+    LEFT_ALONE,
+    NO_AGENT,
+    PENDING,
+    SENT,
+    Counters,
+    Said,
+    Trouble,
+    Unanswered,
+)
+from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError, WireError
-from vmpin.guest import APPLIED, ERROR, LEFT_ALONE, NO_AGENT, PENDING, SENT, Counters, Said, Trouble, Unanswered
 from vmpin.guest.kata_agent import AgentError, KataAgent, Refused, UnknownContainer
 from vmpin.guest.metrics import Reading, reading, shows
 from vmpin.guest.numbers import Vcpus, shown
 from vmpin.guest.together import Flag
 from vmpin.guest.words import WAITING, Silence, why
-from vmpin.model import ContainerId
 from vmpin.protocol.parsing import Map
 
 logger = logging.getLogger(__name__)

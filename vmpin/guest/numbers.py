@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vmpin.model import VcpuId
+from vmpin.domain.model import VcpuId
 
 #: The first Linux that numbers them at boot.
 NUMBERED_AT_BOOT = (6, 9)

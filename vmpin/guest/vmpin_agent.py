@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from vmpin.channel import Channel, NotThere, Stream
-from vmpin.guest import ERROR, Counters, Ended, Said, Trouble, Unanswered
+from vmpin.domain.guest_report import ERROR, Counters, Ended, Said, Trouble, Unanswered
+from vmpin.domain.model import ContainerId
 from vmpin.guest.limits import MAX_ANSWER, Allowance, Told, longest, only
 from vmpin.guest.together import Flag, together
 from vmpin.guest.words import WAITING, Silence, level, said, summary, why
-from vmpin.model import ContainerId
 from vmpin.protocol import parsing
 from vmpin.protocol.parsing import Map, ProtocolError, clean
 

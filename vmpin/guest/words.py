@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from vmpin.channel import NotThere
-from vmpin.guest import APPLIED, ERROR, PENDING, Said
-from vmpin.model import ContainerId
+from vmpin.domain.guest_report import APPLIED, ERROR, PENDING, Said
+from vmpin.domain.model import ContainerId
 from vmpin.protocol.parsing import VERSION, Outcome, ProtocolError, clean
 
 

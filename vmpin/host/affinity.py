@@ -12,9 +12,9 @@ import errno
 import os
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import VmThread
 from vmpin.errors import AffinityError, CpuNotAllowed, NotPermitted, ThreadGone
 from vmpin.host.procfs import Procfs
-from vmpin.model import VmThread
 
 #: A stat line is about 300 bytes; the 52 fields of 20 digits each that it could be at worst fit as well.
 _STAT_SIZE = 2048

@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 
-from vmpin.doctor.facts import ProcConnector, Rights
+from vmpin.domain.facts import ProcConnector, Rights
 
 #: linux/netlink.h, linux/connector.h
 _NETLINK_CONNECTOR, _CN_IDX_PROC, _NLMSG_DONE = 11, 1, 3

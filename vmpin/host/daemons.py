@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from vmpin.doctor.facts import Daemon, Setting, Tuned
+from vmpin.domain.facts import Daemon, Setting, Tuned
 from vmpin.errors import SourceError
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from vmpin.doctor.facts import Kernel
+from vmpin.domain.facts import Kernel
 from vmpin.host.procfs import Procfs, linux, read_file
 from vmpin.redact import kernel_parameters
 

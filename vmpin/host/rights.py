@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from vmpin.doctor.facts import Rights
+from vmpin.domain.facts import Rights
 from vmpin.host.procfs import Procfs, read_file
 
 #: include/uapi/linux/capability.h; those that matter here.

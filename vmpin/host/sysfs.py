@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
+from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
 from vmpin.host.procfs import read_file
-from vmpin.topology import Topology
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from vmpin.drift import NO_THREADS, Cause, Rival
+from vmpin.domain.drift import NO_THREADS, Cause, Rival
 from vmpin.host.procfs import Procfs, linux, read_file
 
 #: Daemons by their name (the kernel's: at most 15 characters).

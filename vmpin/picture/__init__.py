@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from vmpin.cpuset import CpuSet, union
-from vmpin.topology import Topology
+from vmpin.domain.topology import Topology
 
 #: How whole numbers are lettered: A … Z, AA … ; a letter stands for one owner in every form of the picture.
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from vmpin.model import Pod
+from vmpin.domain.model import Pod
 
 #: Kata's Go runtime sets this one itself, after the author's (src/runtime/pkg/oci/utils.go: ContainerConfig).
 KATA_BUNDLE = "io.katacontainers.pkg.oci.bundle_path"

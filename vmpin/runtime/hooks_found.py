@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from vmpin.doctor.facts import Engine, Hook
+from vmpin.domain.facts import Engine, Hook
 from vmpin.errors import SourceError
 from vmpin.host.files import Files
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, valid_id
 from vmpin.errors import SourceError, passing
 from vmpin.host.regular import read_regular
-from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, valid_id
 from vmpin.runtime.dialect import CRIO, KATA_BUNDLE, declared_exclusive, dialect_of, name_of, pod_of
 
 MAX_BYTES = 8 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vmpin.doctor.facts import Engine, Handler, KataConfig, Setting
+from vmpin.domain.facts import Engine, Handler, KataConfig, Setting
 from vmpin.errors import SourceError
 from vmpin.host.files import Files
 from vmpin.runtime.toml_files import Table, dig, load

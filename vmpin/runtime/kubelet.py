@@ -11,10 +11,10 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from vmpin.allocation import CpuManagerState
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
+from vmpin.domain.kubelet_cpus import CpuManagerState
+from vmpin.domain.model import valid_id
 from vmpin.errors import SourceError
-from vmpin.model import valid_id
 
 NAME = "cpu_manager_state"
 #: A node full of pods has some 40 kB.

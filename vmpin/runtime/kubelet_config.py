@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vmpin import yamlfile
-from vmpin.doctor.facts import KubeletConfig, Setting
+from vmpin.domain.facts import KubeletConfig, Setting
 from vmpin.errors import ConfigError, SourceError
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.domain.model import ContainerId, SandboxId, valid_id
 from vmpin.errors import SourceError, passing
 from vmpin.host.regular import read_regular
-from vmpin.model import ContainerId, SandboxId, valid_id
 from vmpin.runtime.dialect import CRIO, Dialect, bundle_id, dialect_of, foreign, other, plain
 
 #: The hook sends no more, and a real state has a few kB of annotations.

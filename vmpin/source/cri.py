@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError
-from vmpin.model import ContainerId
 from vmpin.source.grpc_call import CallError, call
 
 if TYPE_CHECKING:

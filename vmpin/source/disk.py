@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
-from vmpin.events import (
+from vmpin.domain.desired_state import DesiredState, Known, SandboxState
+from vmpin.domain.events import (
     Claim,
     ContainerSeen,
     ContainerStopped,
@@ -18,13 +19,12 @@ from vmpin.events import (
     SandboxSeen,
     Source,
 )
+from vmpin.domain.model import ContainerState, SandboxId, ThreadId
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, read_file
-from vmpin.model import ContainerState, SandboxId, ThreadId
 from vmpin.runtime.kata import KataSandbox, KataState
 from vmpin.runtime.oci import bundle_gone
-from vmpin.state import DesiredState, Known, SandboxState
 
 #: How long a sandbox without VM and containers is remembered: a hook's late word on it must find its end.
 FORGET_AFTER_NS = 60 * 10**9

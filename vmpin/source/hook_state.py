@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from vmpin.domain.counters import Tally
+from vmpin.domain.desired_state import DesiredState
+from vmpin.domain.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
+from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.errors import SourceError
-from vmpin.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
-from vmpin.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.runtime.dialect import CRIO, bundle_id, declared_exclusive, name_of, pod_of
 from vmpin.runtime.oci import HookMessage, HookState, bundle_gone, parse_state, read_bundle
 from vmpin.source.pids import behind, gone
-from vmpin.state import DesiredState
-from vmpin.tally import Tally
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from vmpin.allocation import CpuManagerState
+from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.errors import SourceError
 from vmpin.host import boottime
 from vmpin.host.regular import open_regular

@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
+from vmpin.domain.model import ContainerId
 from vmpin.errors import ConfigError, WireError
-from vmpin.model import ContainerId
 from vmpin.source.nri_connect import explained, inherited
 from vmpin.source.nri_facts import Counters, Lost, NriEvent, NriUpdate
 from vmpin.source.nri_queue import NriQueue

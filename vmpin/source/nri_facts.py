@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from vmpin.cpuset import CpuSet
-from vmpin.events import (
+from vmpin.domain.desired_state import DesiredState, Known, SandboxState
+from vmpin.domain.events import (
     ContainerElsewhere,
     ContainerSeen,
     ContainerStopped,
@@ -20,11 +21,10 @@ from vmpin.events import (
     SandboxSeen,
     Source,
 )
+from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 from vmpin.host.procfs import Procfs
-from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 from vmpin.runtime.dialect import declared_exclusive
 from vmpin.source.pids import behind
-from vmpin.state import DesiredState, Known, SandboxState
 
 #: NRI's container states that mean anything here (api.proto: ContainerState). Paused counts as running.
 CREATED = 1

@@ -10,7 +10,7 @@ what is repaired (`cpus`) is not taken from a list of a new process's. What stay
 from __future__ import annotations
 
 from vmpin.cpuset import CpuSet
-from vmpin.model import ContainerId
+from vmpin.domain.model import ContainerId
 from vmpin.source.nri_facts import ContainerEvent, NriEvent, Synced
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
+from vmpin.domain.model import ContainerId, SandboxId, valid_id
 from vmpin.errors import WireError
 from vmpin.host import boottime
-from vmpin.model import ContainerId, SandboxId, valid_id
 from vmpin.runtime.dialect import plain
 from vmpin.source.nri_facts import (
     ContainerEvent,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from vmpin.domain.model import ThreadId
 from vmpin.host.procfs import Procfs, seconds_since_boot
-from vmpin.model import ThreadId
 from vmpin.vmm.processes import HelperProcess, VmmProcess, classify
 
 #: Start times count in clock ticks, and an older hook gives the wall clock's time (seconds).

@@ -11,7 +11,7 @@ import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from vmpin.model import VcpuId, VmmType
+from vmpin.domain.model import VcpuId, VmmType
 from vmpin.protocol.frames import MAX_HW
 from vmpin.vmm.qemu_cmdline import keyvals, kvm_ids, option_values
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from vmpin.domain.model import ThreadRole, VcpuId, VmmType
 from vmpin.host.procfs import Stat
-from vmpin.model import ThreadRole, VcpuId, VmmType
 
 # Linux 6.4 and newer run vhost's workers and KVM's huge page recovery inside the VMM's own thread group.
 _ANY = r"|(?P<vhost>vhost-[0-9]+$)|(?P<kvm>kvm-nx-lpage)|(?P<own>iou-)"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from vmpin.model import SandboxId, ThreadRole, VmmType, valid_id
+from vmpin.domain.model import SandboxId, ThreadRole, VmmType, valid_id
 from vmpin.vmm.qemu_cmdline import keyvals, option_values
 
 _VMM = (

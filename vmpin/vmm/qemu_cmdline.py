@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
-from vmpin.model import Vcpu, VcpuId
+from vmpin.domain.model import Vcpu, VcpuId
 
 #: More vCPUs than any QEMU machine type takes; keeps absurd numbers out of the arithmetic.
 _MAX_CPUS = 8192

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeGuard
 
-from vmpin.model import VcpuId
+from vmpin.domain.model import VcpuId
 
 if TYPE_CHECKING:
     from qemu.qmp import QMPClient

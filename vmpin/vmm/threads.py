@@ -22,8 +22,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from vmpin.domain.model import ThreadId, ThreadRole, VcpuId, VmmType
 from vmpin.host.procfs import PF_KTHREAD, PF_USER_WORKER, Procfs, Stat
-from vmpin.model import ThreadId, ThreadRole, VcpuId, VmmType
 from vmpin.vmm import kvm
 from vmpin.vmm.iothreads import by_order
 from vmpin.vmm.names import IOTHREAD, MONITOR, read_names

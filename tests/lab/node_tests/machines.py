@@ -25,8 +25,8 @@ from vmpin import oneshot
 from vmpin.cli.common import status_document
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import ThreadRole
 from vmpin.host.procfs import Procfs, Stat
-from vmpin.model import ThreadRole
 from vmpin.reconciler import Reconciler
 
 #: Everything here is slow: each instruction is emulated, and the build machine is shared.

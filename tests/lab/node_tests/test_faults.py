@@ -18,9 +18,9 @@ from lab.node_tests.machines import RUN, Kata, NestedVm, Vmpin, Watcher, mask, u
 from vmpin import statefile
 from vmpin.cli.common import status_document
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId
 from vmpin.host import affinity
 from vmpin.host.procfs import Procfs
-from vmpin.model import SandboxId
 from vmpin.observe import Observer
 from vmpin.vmm import threads
 

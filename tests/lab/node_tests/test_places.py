@@ -16,7 +16,7 @@ from lab.node_tests.conftest import StartsVms
 from lab.node_tests.guest import Guest
 from lab.node_tests.machines import Kata, NestedVm, Vmpin, mask
 from vmpin.cpuset import CpuSet
-from vmpin.model import SandboxId, ThreadRole
+from vmpin.domain.model import SandboxId, ThreadRole
 from vmpin.placement import Placement
 
 POOL = "0-1"

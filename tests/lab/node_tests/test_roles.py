@@ -11,9 +11,9 @@ from lab.node_tests.conftest import StartsVms
 from lab.node_tests.guest import Guest
 from lab.node_tests.machines import PATIENCE, NestedVm, until
 from lab.variant import Kernel, Variant
-from vmpin.events import Claim
+from vmpin.domain.events import Claim
+from vmpin.domain.model import SandboxId, ThreadRole, VcpuId, VmmType
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
-from vmpin.model import SandboxId, ThreadRole, VcpuId, VmmType
 from vmpin.observe import Observer
 from vmpin.vmm import kvm, qmp
 from vmpin.vmm.names import read_names

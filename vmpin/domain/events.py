@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
-from vmpin.model import Container, ContainerId, Pod, SandboxId, ThreadId
+from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId
 
 
 class Source(enum.IntEnum):

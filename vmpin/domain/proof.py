@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vmpin.cpuset import CpuSet
-from vmpin.model import SandboxId, ThreadId, ThreadRole
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 
 #: What is kept apart is ever coarser: as many seconds apart, up to that age.
 _GRID = ((300.0, 3600.0), (3600.0, 86400.0), (86400.0, 7 * 86400.0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 
-from vmpin.model import ThreadRole
+from vmpin.domain.model import ThreadRole
 
 #: Upper bounds in seconds: a thread is placed within 500 µs where birth is seen, within a resync (10 s) elsewhere.
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.events import (
+from vmpin.domain.events import (
     ContainerElsewhere,
     ContainerSeen,
     ContainerStopped,
@@ -25,7 +25,7 @@ from vmpin.events import (
     SandboxSeen,
     Source,
 )
-from vmpin.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
+from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 
 #: A hook's word costs memory until its sandbox is gone; a node runs a few hundred pods.
 MAX_SANDBOXES = 4096

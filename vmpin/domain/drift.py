@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.model import ThreadId, ThreadRole
+from vmpin.domain.model import ThreadId, ThreadRole
 
 #: A fight is looked for within this time (seconds), or within as many resyncs as it takes to see one.
 MINUTE = 60.0

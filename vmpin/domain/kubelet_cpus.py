@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.events import Source
-from vmpin.model import Container, ContainerId, Pod
-from vmpin.state import DesiredState, Known, SandboxState
+from vmpin.domain.desired_state import DesiredState, Known, SandboxState
+from vmpin.domain.events import Source
+from vmpin.domain.model import Container, ContainerId, Pod
 
 
 @dataclass(frozen=True)
