@@ -30,9 +30,9 @@ from vmpin.health import Heard
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.observe import Process, Vm
-from vmpin.placement import Placement, Verdict
+from vmpin.placement.rules import Placement, Verdict
+from vmpin.placement.vcpus import VcpuPlace
 from vmpin.reconciler import Reconciler
-from vmpin.vcpuplaces import VcpuPlace
 
 WEB = ContainerId("web")
 

@@ -15,12 +15,12 @@ from need import lacking, need_tool
 
 from vmpin import config
 from vmpin.arrivals import Arrivals, Touched
-from vmpin.birth import Account
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, SandboxId
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
+from vmpin.placement.newborn import Account
 from vmpin.reconciler import Reconciler
 from vmpin.wire.proc_events import Event, Exec
 

@@ -18,7 +18,7 @@ from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThrea
 from vmpin.domain.proof import Account
 from vmpin.host.procfs import Procfs
 from vmpin.observe import Process, Vm
-from vmpin.placement import Placement, Verdict
+from vmpin.placement.rules import Placement, Verdict
 from vmpin.reconciler import Reconciler
 
 SPIN = "while :; do :; done"

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from vmpin import birth
 from vmpin.apply import Outcome
 from vmpin.birthbook import BirthBook, Placed
 from vmpin.cpuset import CpuSet
@@ -29,7 +28,8 @@ from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
 from vmpin.host import affinity
 from vmpin.host.procfs import PF_USER_WORKER, Stat
 from vmpin.observe import Process, Vm
-from vmpin.placement import Placement
+from vmpin.placement import newborn
+from vmpin.placement.rules import Placement
 from vmpin.reconciler import Reconciler, Report
 from vmpin.vmm.names import read_names
 from vmpin.vmm.processes import VmmProcess, is_shim, kernel_thread_owner
@@ -258,7 +258,7 @@ class Arrivals:
         known, sandbox = self.reconciler, placement.sandbox
         account = self.book.account(sandbox)
         self.book.meets(sandbox, tid, placement.mask)
-        outside = birth.outside(cpus, placement.mask, wanted)
+        outside = newborn.outside(cpus, placement.mask, wanted)
         news = self.book.tells(sandbox, tid, born)
         account.inside += news and not outside
         if thread is not None and wanted is not None and cpus != wanted:

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from vmpin import birth
 from vmpin.apply import Outcome, Result
-from vmpin.birth import Account
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId, ThreadRole, VmmType, VmThread
 from vmpin.host import affinity
 from vmpin.observe import Vm
+from vmpin.placement import newborn as birth
+from vmpin.placement.newborn import Account
 from vmpin.reconciler import Reconciler
 
 #: A thread whose name comes has it within a millisecond; one that bears none may be told by a later pass, of which the

@@ -16,7 +16,7 @@ from vmpin import values
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.drift import FightRules, OnFight
 from vmpin.errors import ConfigError
-from vmpin.policy import Policy, parse_rule
+from vmpin.placement.policy import Policy, parse_rule
 from vmpin.values import Address
 
 DEFAULT_FILE = Path("/etc/vmpin/vmpin.yaml")

@@ -17,7 +17,7 @@ from vmpin.apply import Outcome, Result
 from vmpin.cpuset import CpuSet
 from vmpin.domain.drift import Change, Explained, FightRules, Fights, OnFight
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
-from vmpin.placement import Placement
+from vmpin.placement.rules import Placement
 from vmpin.plan import SetAffinity
 
 logger = logging.getLogger(__name__)

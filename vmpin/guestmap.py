@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from vmpin.cpuset import EMPTY, union
 from vmpin.domain.model import VcpuId, valid_id
-from vmpin.placement import Placement
+from vmpin.placement.rules import Placement
 from vmpin.protocol.parsing import MAX_CONTAINERS, Map, Share
 
 #: For comparing maps, and until one is sent.

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
-from vmpin.ownership import contested
-from vmpin.placement import Verdict
+from vmpin.placement.ownership import contested
+from vmpin.placement.rules import Verdict
 from vmpin.reconciler import Reconciler
 from vmpin.snapshot import shown, threads_of
 from vmpin.status import Seen, judge, trespasses

@@ -24,7 +24,7 @@ from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.domain.proof import Account, Ledger
 from vmpin.headcount import Headcount, Place
 from vmpin.health import Heard
-from vmpin.placement import Verdict
+from vmpin.placement.rules import Verdict
 from vmpin.reconciler import Reconciler
 
 #: The text format that every Prometheus reads; prometheus_client's own constant is another with each version.

@@ -23,7 +23,7 @@ from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.observe import Vm
-from vmpin.placement import Placement
+from vmpin.placement.rules import Placement
 from vmpin.plan import Observed, SetAffinity, diff, ordered
 
 logger = logging.getLogger(__name__)

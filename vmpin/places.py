@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 
-from vmpin import birth
 from vmpin.config import Config
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import DesiredState, SandboxState
@@ -16,10 +15,11 @@ from vmpin.domain.kubelet_cpus import CpuManagerState, judged, unseen
 from vmpin.domain.model import ContainerState, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.observe import Vm
-from vmpin.ownership import Claims, Node, Ownership, claims, ownership, with_unseen
-from vmpin.placement import UNMANAGED, Placement, Request, Verdict, place
-from vmpin.policy import Policy
-from vmpin.vcpuplaces import Previous
+from vmpin.placement import newborn
+from vmpin.placement.ownership import Claims, Node, Ownership, claims, ownership, with_unseen
+from vmpin.placement.policy import Policy
+from vmpin.placement.rules import UNMANAGED, Placement, Request, Verdict, place
+from vmpin.placement.vcpus import Previous
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Places:
 
     def at_exec(self, sandbox: SandboxId, state: DesiredState) -> Placement | None:
         """Where the processes of a sandbox go that has just begun; None when they are to be left alone."""
-        return self.placements.get(sandbox) or birth.at_exec(
+        return self.placements.get(sandbox) or newborn.at_exec(
             sandbox, state.sandboxes.get(sandbox), self.node, self.own, self.config.policy, self.kubelet,
             self.previous.get(sandbox))
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, VmThread
-from vmpin.placement import Placement
+from vmpin.placement.rules import Placement
 
 
 class Observed(NamedTuple):

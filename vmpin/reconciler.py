@@ -18,7 +18,6 @@ from typing import NamedTuple, TypeVar
 
 from vmpin.agreement import Agreement
 from vmpin.apply import Outcome, Result
-from vmpin.birth import Account
 from vmpin.circumstances import Circumstances
 from vmpin.config import Config
 from vmpin.cpuset import CpuSet
@@ -39,8 +38,9 @@ from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.keeper import Keeper
 from vmpin.observe import Observer, Vm
-from vmpin.ownership import Node
 from vmpin.pinner import Pinner
+from vmpin.placement.newborn import Account
+from vmpin.placement.ownership import Node
 from vmpin.places import Places
 from vmpin.plan import SetAffinity, ordered
 from vmpin.requests import Requests

@@ -19,7 +19,7 @@ from vmpin.domain.proof import Finding, Proof
 from vmpin.errors import StateFileError
 from vmpin.host.schedstat import Schedstat, process_ran
 from vmpin.observe import Process, Vm
-from vmpin.placement import Placement
+from vmpin.placement.rules import Placement
 from vmpin.reconciler import Reconciler
 
 logger = logging.getLogger(__name__)

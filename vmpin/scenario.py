@@ -16,10 +16,10 @@ from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId, valid_id
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError
-from vmpin.ownership import Collision, Node, Ownership, claims, contested, ownership
-from vmpin.placement import Placement, Request, place
-from vmpin.policy import Policy, parse_rule
-from vmpin.vcpuplaces import Previous
+from vmpin.placement.ownership import Collision, Node, Ownership, claims, contested, ownership
+from vmpin.placement.policy import Policy, parse_rule
+from vmpin.placement.rules import Placement, Request, place
+from vmpin.placement.vcpus import Previous
 
 #: KVM's own limit is 4096 vCPUs (KVM_MAX_VCPUS); nobody has more iothreads or queues than that either.
 MAX_COUNT = 4096

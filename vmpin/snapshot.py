@@ -18,7 +18,7 @@ from vmpin.domain.proof import Proof
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
 from vmpin.observe import Vm
-from vmpin.ownership import contested
+from vmpin.placement.ownership import contested
 from vmpin.plan import SetAffinity
 from vmpin.reconciler import Reconciler, Report
 from vmpin.status import VERSION, Seen, node_data, pod_data, sandbox_data, trespasses

@@ -27,7 +27,7 @@ from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, Sand
 from vmpin.errors import StateFileError
 from vmpin.host import boottime
 from vmpin.host.regular import open_regular, read_regular
-from vmpin.vcpuplaces import Previous
+from vmpin.placement.vcpus import Previous
 
 VERSION = 2
 #: What times are of; a file that does not name it, of an older vmpin, has those of the wall clock.

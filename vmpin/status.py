@@ -13,8 +13,8 @@ from vmpin.cpuset import CpuSet, union
 from vmpin.domain.desired_state import Known, SandboxState
 from vmpin.domain.kubelet_cpus import CpuManagerState, given, judged
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread
-from vmpin.ownership import Collision, Node, Ownership, counts, is_exclusive
-from vmpin.placement import UNMANAGED, Placement, Verdict
+from vmpin.placement.ownership import Collision, Node, Ownership, counts, is_exclusive
+from vmpin.placement.rules import UNMANAGED, Placement, Verdict
 
 VERSION = 1
 

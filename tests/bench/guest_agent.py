@@ -31,10 +31,10 @@ from vmpin.domain.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.guest.vmpin_agent import AgentSession
 from vmpin.guestmap import guest_map
-from vmpin.ownership import Node as HostCpus
-from vmpin.ownership import claims, ownership
-from vmpin.placement import Placement, Request, place
-from vmpin.policy import Policy
+from vmpin.placement.ownership import Node as HostCpus
+from vmpin.placement.ownership import claims, ownership
+from vmpin.placement.policy import Policy
+from vmpin.placement.rules import Placement, Request, place
 from vmpin.protocol.parsing import Applied, Decoder, Map, Share, Subscribe, encode, parse_answer
 
 sys.path.append(str(resources.path("guest")))

@@ -14,7 +14,7 @@ from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState, disagreements, judged, second_witness, unseen
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.domain.topology import Topology
-from vmpin.ownership import Node, claims
+from vmpin.placement.ownership import Node, claims
 from vmpin.repair import TRIES, WITHIN, Repairs
 
 POD, APP, SIDE = SandboxId("pod-a"), ContainerId("c1"), ContainerId("c2")

@@ -27,7 +27,7 @@ from vmpin.domain.model import Container, ContainerId, ThreadId, VcpuId
 from vmpin.host import boottime
 from vmpin.host.sysfs import Sysfs
 from vmpin.observe import Vm
-from vmpin.placement import Placement
+from vmpin.placement.rules import Placement
 from vmpin.wire.proc_events import KTHREADD, Comm, Fork
 
 pytest_plugins = ["given_unit"]

@@ -15,8 +15,8 @@ from vmpin.birthbook import BirthBook, Placed
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadRole, VcpuId
 from vmpin.observe import Vm
-from vmpin.placement import Placement, Verdict
-from vmpin.vcpuplaces import VcpuPlace
+from vmpin.placement.rules import Placement, Verdict
+from vmpin.placement.vcpus import VcpuPlace
 
 HOUR = 3600 * 10**9
 

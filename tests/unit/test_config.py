@@ -10,7 +10,7 @@ from vmpin import config
 from vmpin.config import SETTINGS
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.errors import ConfigError
-from vmpin.policy import Policy, Spare, Vcpus, Where
+from vmpin.placement.policy import Policy, Spare, Vcpus, Where
 from vmpin.values import Address
 
 

@@ -25,7 +25,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.observe import Vm
 from vmpin.pinner import SHOWN, _shown
-from vmpin.placement import Placement
+from vmpin.placement.rules import Placement
 from vmpin.snapshot import threads_of
 
 

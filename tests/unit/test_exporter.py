@@ -26,8 +26,8 @@ from vmpin.errors import ConfigError
 from vmpin.exporter import Exporter
 from vmpin.headcount import Headcount
 from vmpin.health import Heard
-from vmpin.ownership import Claims, ownership
-from vmpin.placement import Verdict
+from vmpin.placement.ownership import Claims, ownership
+from vmpin.placement.rules import Verdict
 from vmpin.reconciler import Reconciler
 from vmpin.source.http import Reply
 

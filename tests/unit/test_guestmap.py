@@ -6,9 +6,9 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.guestmap import guest_map
-from vmpin.ownership import Node, claims, ownership
-from vmpin.placement import Placement, Request, place
-from vmpin.policy import Policy, Vcpus
+from vmpin.placement.ownership import Node, claims, ownership
+from vmpin.placement.policy import Policy, Vcpus
+from vmpin.placement.rules import Placement, Request, place
 from vmpin.protocol import parsing
 from vmpin.protocol.parsing import Map
 

@@ -29,9 +29,9 @@ from vmpin.domain.topology import Topology
 from vmpin.guests import Guests
 from vmpin.host.procfs import Procfs
 from vmpin.observe import Process, Vm
-from vmpin.ownership import Node, claims, ownership
-from vmpin.placement import Placement, Request, place
-from vmpin.policy import Policy
+from vmpin.placement.ownership import Node, claims, ownership
+from vmpin.placement.policy import Policy
+from vmpin.placement.rules import Placement, Request, place
 from vmpin.protocol import parsing
 from vmpin.reconciler import Reconciler
 from vmpin.vmguest import vcpus

@@ -10,10 +10,10 @@ import pytest
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
-from vmpin.ownership import Collision, Node, claims, contested, is_exclusive, ownership
-from vmpin.placement import AWAITED, UNMANAGED, Placement, Request, Verdict, place
-from vmpin.policy import Policy, Spare, Vcpus, Where
-from vmpin.vcpuplaces import Previous, share
+from vmpin.placement.ownership import Collision, Node, claims, contested, is_exclusive, ownership
+from vmpin.placement.policy import Policy, Spare, Vcpus, Where
+from vmpin.placement.rules import AWAITED, UNMANAGED, Placement, Request, Verdict, place
+from vmpin.placement.vcpus import Previous, share
 
 POD = SandboxId("pod-a")
 EIGHT = Topology.build(CpuSet.parse("0-7"))

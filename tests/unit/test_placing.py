@@ -15,7 +15,7 @@ from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmmType
 from vmpin.domain.topology import Topology
 from vmpin.observe import Process, Vm
-from vmpin.placement import UNMANAGED, Placement, Request, place
+from vmpin.placement.rules import UNMANAGED, Placement, Request, place
 from vmpin.places import Places
 
 ONE, TWO = SandboxId("one"), SandboxId("two")

@@ -8,7 +8,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import Known, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
-from vmpin.placement import Placement, Verdict
+from vmpin.placement.rules import Placement, Verdict
 from vmpin.status import Seen, judge, thread_data
 
 POD = SandboxId("pod")

@@ -19,8 +19,8 @@ from vmpin.domain.desired_state import DesiredState, Known, reduce
 from vmpin.domain.events import ContainerSeen, CpusetSeen, RequestOver, Source
 from vmpin.domain.model import Container, ContainerState
 from vmpin.host.sysfs import Sysfs
-from vmpin.ownership import Claims, claims
-from vmpin.placement import Placement, Verdict
+from vmpin.placement.ownership import Claims, claims
+from vmpin.placement.rules import Placement, Verdict
 from vmpin.requests import CREATION, UPDATE, Requests
 from vmpin.source.nri_facts import ContainerEvent, Kind, NriEvent, Synced
 

@@ -14,9 +14,9 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError
-from vmpin.placement import UNMANAGED
-from vmpin.policy import Policy, Vcpus, Where
-from vmpin.vcpuplaces import Previous
+from vmpin.placement.policy import Policy, Vcpus, Where
+from vmpin.placement.rules import UNMANAGED
+from vmpin.placement.vcpus import Previous
 
 EXAMPLE = """
 topology:                 # absent: this machine's

@@ -27,8 +27,8 @@ from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
 from vmpin.errors import StateFileError
 from vmpin.host import boottime
+from vmpin.placement.vcpus import Previous
 from vmpin.statefile import Kept
-from vmpin.vcpuplaces import Previous
 
 T = TypeVar("T")
 BOOT = "6f8a1c5e-0000-4000-8000-000000000001"

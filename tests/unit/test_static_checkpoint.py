@@ -27,12 +27,12 @@ from vmpin.explain import sentences
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.ownership import Node, Ownership, claims, contested, ownership, with_unseen
-from vmpin.placement import Placement, Request, place
-from vmpin.policy import Policy
+from vmpin.placement.ownership import Node, Ownership, claims, contested, ownership, with_unseen
+from vmpin.placement.policy import Policy
+from vmpin.placement.rules import Placement, Request, place
+from vmpin.placement.vcpus import Previous
 from vmpin.reconciler import Reconciler
 from vmpin.status import Seen, node_data, sandbox_data
-from vmpin.vcpuplaces import Previous
 
 STEPS = Path(__file__).parents[1] / "data/kubelet-1.36-steps.json"
 ONLINE = CpuSet.parse("0-7")

@@ -12,10 +12,10 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.kubelet_cpus import CpuManagerState, judged
 from vmpin.domain.model import SandboxId
-from vmpin.ownership import Node, Ownership
-from vmpin.placement import Placement, Request, Verdict, place
-from vmpin.policy import Policy
-from vmpin.vcpuplaces import Previous
+from vmpin.placement.ownership import Node, Ownership
+from vmpin.placement.policy import Policy
+from vmpin.placement.rules import Placement, Request, Verdict, place
+from vmpin.placement.vcpus import Previous
 
 
 def at_exec(sandbox: SandboxId, state: SandboxState | None, node: Node, own: Ownership, policy: Policy,

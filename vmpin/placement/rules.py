@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
-from vmpin.ownership import Claims, Node, Ownership, counts
-from vmpin.policy import Policy, Vcpus, Where
-from vmpin.vcpuplaces import Ground, Previous, VcpuPlace, vcpu_places
+from vmpin.placement.ownership import Claims, Node, Ownership, counts
+from vmpin.placement.policy import Policy, Vcpus, Where
+from vmpin.placement.vcpus import Ground, Previous, VcpuPlace, vcpu_places
 
 
 class Verdict(enum.StrEnum):

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, Vcpu, VcpuId
-from vmpin.matching import match
-from vmpin.ownership import Claims, Node, Ownership
-from vmpin.policy import Policy, Spare, Vcpus
+from vmpin.placement.matching import match
+from vmpin.placement.ownership import Claims, Node, Ownership
+from vmpin.placement.policy import Policy, Spare, Vcpus
 
 
 class VcpuPlace(NamedTuple):
