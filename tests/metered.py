@@ -19,7 +19,7 @@ from need import lacking
 from prometheus_client.parser import text_string_to_metric_families
 from trees import make_tree
 
-from vmpin import config
+from vmpin.config import settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.events import SandboxSeen
@@ -54,7 +54,7 @@ class Node:
     def __post_init__(self) -> None:
         self.id = SandboxId(f"t{secrets.token_hex(5)}")
         paths = {f"paths.{name}": str(self.root / name) for name in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
-        self.config = config.load(None, {}, {**paths, "watch.only": f"{self.id}*", **self.flags})
+        self.config = settings.load(None, {}, {**paths, "watch.only": f"{self.id}*", **self.flags})
         self.reconciler = Reconciler(self.config, acts=False)
         self.reconciler.reduce([SandboxSeen(self.id, "vmm")])
         self._end = threading.Event()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from need import lacking, need_tool
 
-from vmpin import config
 from vmpin.arrivals import Arrivals, Touched
+from vmpin.config import settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, SandboxId
@@ -55,7 +55,7 @@ class Machine:
     def fresh(self) -> Reconciler:
         (self.path / "run").mkdir(exist_ok=True)
         paths = {f"paths.{key}": str(self.path / key) for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
-        return Reconciler(config.load(None, {}, {**paths, "watch.only": f"{PREFIX}*",
+        return Reconciler(settings.load(None, {}, {**paths, "watch.only": f"{PREFIX}*",
                                                  "node.shared_pool": str(self.pool), **self.settings}))
 
     def configure(self, **policy: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from need import lacking
 
-from vmpin import config
+from vmpin.config import settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
 from vmpin.domain.proof import Account
@@ -52,7 +52,7 @@ class Spinners:
         """A new reconciler, as after a restart of the watcher."""
         paths = {f"paths.{name}": str(self.root / name) for name in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
         (self.root / "run").mkdir(exist_ok=True)
-        self.reconciler = Reconciler(config.load(None, {}, {**paths, "watch.only": f"{self.prefix}*", **self.flags}))
+        self.reconciler = Reconciler(settings.load(None, {}, {**paths, "watch.only": f"{self.prefix}*", **self.flags}))
         return self.reconciler
 
     def vm(self, name: str = "a", code: str = SPIN) -> Vm:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.health import Heard
 from vmpin.reconciler import Reconciler
 

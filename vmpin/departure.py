@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vmpin import statefile
 from vmpin.apply import Result
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.reconciler import Reconciler
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from vmpin import health
-from vmpin.config import Config
+from vmpin.config.settings import Config
+from vmpin.config.values import Address
 from vmpin.domain.counters import Histogram
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
@@ -27,7 +28,6 @@ from vmpin.health import Heard
 from vmpin.reconciler import Reconciler
 from vmpin.source import http, sockets
 from vmpin.source.http import Reply
-from vmpin.values import Address
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestReport

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
 from vmpin.health import Heard

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from vmpin import departure
 from vmpin.apply import Result
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.lock import Lock

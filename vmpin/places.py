@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.kubelet_cpus import CpuManagerState, judged, unseen

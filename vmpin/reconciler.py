@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 from vmpin.agreement import Agreement
 from vmpin.apply import Outcome, Result
 from vmpin.circumstances import Circumstances
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import Tally
 from vmpin.domain.desired_state import DesiredState, forget_stopped, reduce

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.lock import Lock
 from vmpin.source.sockets import Identity, identity, listen, unlink_own
 

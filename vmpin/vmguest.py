@@ -15,7 +15,7 @@ from typing import Any
 from vmpin.channel import Channel
 from vmpin.channel.find import VmFacts, find, has_ports
 from vmpin.channel.vsock import Contested, Vsock
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.guest_report import PENDING, GuestReport, Said
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId, VmmType

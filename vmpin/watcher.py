@@ -17,13 +17,14 @@ from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vmpin import departure, log, reload, sdnotify
+from vmpin import departure, log, sdnotify
 from vmpin.about import About
 from vmpin.answers import Answers
 from vmpin.apply import Outcome
 from vmpin.arrivals import Touched
 from vmpin.births import BirthFeed
-from vmpin.config import Config
+from vmpin.config import reload
+from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError, SourceError, WatcherError
 from vmpin.feeds import FileFeed, NriFeed, PodResourcesFeed, heard, wants_nri

@@ -21,8 +21,8 @@ from pathlib import Path
 from measure import CannotMeasure, environment
 from vms import PREFIX, Machine
 
-from vmpin import config
-from vmpin.config import Config
+from vmpin.config import settings as config
+from vmpin.config.settings import Config
 
 
 def cpus() -> tuple[int, int]:

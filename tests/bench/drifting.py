@@ -17,7 +17,7 @@ from passes import settled
 from vms import THREADS, Machine
 
 from vmpin.apply import Outcome
-from vmpin.config import SETTINGS
+from vmpin.config.settings import SETTINGS
 from vmpin.host.schedstat import process_ran
 from vmpin.sampler import Sampler
 

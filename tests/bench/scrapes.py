@@ -15,7 +15,7 @@ from passes import settled
 from vms import Machine
 
 from vmpin import exporter
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import SandboxId
 from vmpin.exporter import Exporter

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 from need import lacking, need_root
 
-from vmpin import births, config
+from vmpin import births
 from vmpin.arrivals import Touched
 from vmpin.births import BirthFeed
+from vmpin.config import settings
 from vmpin.domain.model import SandboxId
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs
@@ -37,7 +38,7 @@ class Heard:
     def __init__(self, path: Path) -> None:
         (path / "run").mkdir()
         paths = {f"paths.{key}": str(path / key) for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
-        self.reconciler = Reconciler(config.load(None, {}, {**paths, "watch.only": f"{PREFIX}*"}))
+        self.reconciler = Reconciler(settings.load(None, {}, {**paths, "watch.only": f"{PREFIX}*"}))
         self.touched: list[Touched] = []
         self.since: list[float] = []
         self.lost = 0

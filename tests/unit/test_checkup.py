@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from trees import make_tree
 
-from vmpin import config as configuration
 from vmpin import statefile
 from vmpin.checkup.node import look
 from vmpin.checkup.own import lock_holder, run_directory, unit
-from vmpin.config import Config
+from vmpin.config import settings as configuration
+from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.checks import examine
 from vmpin.domain.facts import Facts, ProcConnector, Rights, Watcher

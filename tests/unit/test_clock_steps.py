@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vmpin import config
+from vmpin.config import settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
@@ -54,7 +54,7 @@ class Node:
     def begin(self) -> None:
         """The watcher, new or again."""
         paths = {f"paths.{each}": str(self.top / each) for each in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
-        self.reconciler = Reconciler(config.load(None, {}, {**paths, "watch.only": "none"}))
+        self.reconciler = Reconciler(settings.load(None, {}, {**paths, "watch.only": "none"}))
 
     def restart(self) -> None:
         assert self.reconciler.save()

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from vmpin import config
-from vmpin.config import SETTINGS
+from vmpin.config import settings
+from vmpin.config.settings import SETTINGS
+from vmpin.config.values import Address
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.errors import ConfigError
 from vmpin.placement.policy import Policy, Spare, Vcpus, Where
-from vmpin.values import Address
 
 
 @pytest.fixture(autouse=True)
 def no_default_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This machine's own /etc/vmpin is not the tests'."""
     path = tmp_path / "etc.yaml"
-    monkeypatch.setattr(config, "DEFAULT_FILE", path)
+    monkeypatch.setattr(settings, "DEFAULT_FILE", path)
     return path
 
 
@@ -29,7 +29,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def test_without_a_word_from_anyone_the_defaults_hold() -> None:
-    found = config.load(None, {}, {})
+    found = settings.load(None, {}, {})
     assert set(found.origin.values()) == {"default"}
     assert set(found.values) == {setting.key for setting in SETTINGS}
     assert found.policy == Policy()
@@ -49,7 +49,7 @@ def test_the_file_beats_the_default_the_environment_the_file_and_a_flag_all(tmp_
         policy: {vcpus: union, vhost: shared}
     """)
     environment = {"VMPIN_LOG_LEVEL": "warning", "VMPIN_POLICY_VCPUS": "off", "PATH": "/bin"}
-    found = config.load(path, environment, {"policy.vcpus": "auto", "watch.qmp": "yes"})
+    found = settings.load(path, environment, {"policy.vcpus": "auto", "watch.qmp": "yes"})
     told = {key: (value, found.origin[key]) for key, value in found.values.items() if found.origin[key] != "default"}
     assert told == {
         "watch.resync_seconds": (5.0, str(path)),
@@ -63,33 +63,33 @@ def test_the_file_beats_the_default_the_environment_the_file_and_a_flag_all(tmp_
 
 def test_the_default_file_is_read_where_there_is_one(no_default_file: Path) -> None:
     no_default_file.write_text("log: {level: error}")
-    assert config.load(None, {}, {}).log_level == "error"
-    assert config.load(None, {}, {}).origin["log.level"] == str(no_default_file)
+    assert settings.load(None, {}, {}).log_level == "error"
+    assert settings.load(None, {}, {}).origin["log.level"] == str(no_default_file)
 
 
 def test_a_file_that_was_asked_for_takes_the_place_of_the_default_file(no_default_file: Path, tmp_path: Path) -> None:
     no_default_file.write_text("log: {level: error}")
-    found = config.load(write(tmp_path, "watch: {qmp: no}"), {}, {})
+    found = settings.load(write(tmp_path, "watch: {qmp: no}"), {}, {})
     assert (found.log_level, found.qmp) == ("info", False)
 
 
 def test_a_file_that_was_asked_for_has_to_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        config.load(tmp_path / "none.yaml", {}, {})
+        settings.load(tmp_path / "none.yaml", {}, {})
     assert str(caught.value) == f"{tmp_path}/none.yaml: cannot be read: No such file or directory"
 
 
 def test_a_default_file_that_cannot_be_looked_at_is_an_error_not_a_default(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As below an /etc/vmpin that is closed to this user; a name too long fails for root, too."""
-    monkeypatch.setattr(config, "DEFAULT_FILE", tmp_path / ("x" * 300))
+    monkeypatch.setattr(settings, "DEFAULT_FILE", tmp_path / ("x" * 300))
     with pytest.raises(ConfigError, match="cannot be read: File name too long"):
-        config.load(None, {}, {})
+        settings.load(None, {}, {})
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "{}", "watch:\nlog:\n", "node: {shared_pool: , housekeeping: }"])
 def test_a_file_may_say_nothing(tmp_path: Path, text: str) -> None:
-    assert config.load(write(tmp_path, text), {}, {}).values == config.load(None, {}, {}).values
+    assert settings.load(write(tmp_path, text), {}, {}).values == settings.load(None, {}, {}).values
 
 
 def test_every_rule_of_the_policy_can_be_said(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_every_rule_of_the_policy_can_be_said(tmp_path: Path) -> None:
         policy: {vcpus: off, spare_vcpus: shared, iothreads: "2-3", vhost: 4, emulator: housekeeping, virtiofsd: off,
                  shim: shared, exclusive_annotation: example.com/exclusive}
     """)
-    found = config.load(path, {"VMPIN_POLICY_SHIM": "5-6"}, {"policy.spare_vcpus": "housekeeping"})
+    found = settings.load(path, {"VMPIN_POLICY_SHIM": "5-6"}, {"policy.spare_vcpus": "housekeeping"})
     assert found.policy == Policy(Vcpus.OFF, Spare.HOUSEKEEPING, CpuSet.parse("2-3"), CpuSet.parse("4"),
                                   Where.HOUSEKEEPING, Where.OFF, CpuSet.parse("5-6"))
     assert (found.shared_pool, found.housekeeping) == (CpuSet.parse("0-1,8"), CpuSet.parse("0"))
@@ -116,7 +116,7 @@ def test_every_rule_of_the_policy_can_be_said(tmp_path: Path) -> None:
     ("[::1]:9750", Address("::1", 9750)), ("", None), ("off", None),
     ("unix:/run/vmpin/metrics.sock", Address(path=Path("/run/vmpin/metrics.sock")))])
 def test_where_metrics_are_served(text: str, address: Address | None) -> None:
-    found = config.load(None, {"VMPIN_METRICS_ADDRESS": text}, {})
+    found = settings.load(None, {"VMPIN_METRICS_ADDRESS": text}, {})
     assert found.metrics == address
     if address is not None:
         assert str(address) == text
@@ -139,7 +139,7 @@ def test_where_metrics_are_served(text: str, address: Address | None) -> None:
 def test_what_is_no_key_is_refused_by_name_and_file(tmp_path: Path, text: str, said: str, hint: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        config.load(path, {}, {})
+        settings.load(path, {}, {})
     assert str(caught.value) == f"{path}: {said}"
     assert hint in caught.value.hint
 
@@ -177,7 +177,7 @@ def test_a_bad_value_is_refused_with_file_key_and_value(tmp_path: Path, key: str
     section, _, name = key.partition(".")
     path = write(tmp_path, f"{section}:\n  {name}: {value}\n")
     with pytest.raises(ConfigError) as caught:
-        config.load(path, {}, {})
+        settings.load(path, {}, {})
     said = str(caught.value)
     assert said.startswith(f"{path}: {key}: ")
     assert why in said
@@ -187,11 +187,11 @@ def test_a_bad_value_is_refused_with_file_key_and_value(tmp_path: Path, key: str
 
 def test_a_bad_value_names_the_variable_or_the_flag_it_came_from() -> None:
     with pytest.raises(ConfigError, match=r"^environment VMPIN_LOG_LEVEL: log\.level: 'loud': is none of debug"):
-        config.load(None, {"VMPIN_LOG_LEVEL": "loud"}, {})
+        settings.load(None, {"VMPIN_LOG_LEVEL": "loud"}, {})
     with pytest.raises(ConfigError, match=r"^flag: watch\.qmp: 'x': is neither true nor false"):
-        config.load(None, {}, {"watch.qmp": "x"})
+        settings.load(None, {}, {"watch.qmp": "x"})
     with pytest.raises(ConfigError, match=r"^environment VMPIN_NODE_HOUSEKEEPING: node\.housekeeping: 'x'"):
-        config.load(None, {"VMPIN_NODE_HOUSEKEEPING": "x"}, {})
+        settings.load(None, {"VMPIN_NODE_HOUSEKEEPING": "x"}, {})
 
 
 @pytest.mark.parametrize(("name", "hint"), [
@@ -199,7 +199,7 @@ def test_a_bad_value_names_the_variable_or_the_flag_it_came_from() -> None:
     ("VMPIN_", ""), ("VMPIN_DRIFT_ONFIGHT", "VMPIN_DRIFT_ON_FIGHT")])
 def test_a_variable_that_sets_no_key_is_refused(name: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        config.load(None, {"PATH": "/bin", name: "x"}, {})
+        settings.load(None, {"PATH": "/bin", name: "x"}, {})
     assert str(caught.value) == f"environment {name}: sets no key that is known"
     assert hint in caught.value.hint
 
@@ -207,7 +207,7 @@ def test_a_variable_that_sets_no_key_is_refused(name: str, hint: str) -> None:
 def test_variables_that_are_not_vmpins_are_let_be() -> None:
     others = {"VMPIN": "x", "MY_VMPIN_LOG": "x", "vmpin_x": "x", "VMPIN_DEBUG": "1", "VMPIN_LAB_CACHE": "/x",
               "VMPIN_MIXED_SEED": "1", "VMPIN_SOAK_ALONE": "1", "VMPIN_FUZZ_SEED": "1"}
-    assert config.load(None, others, {}).values == config.load(None, {}, {}).values
+    assert settings.load(None, others, {}).values == settings.load(None, {}, {}).values
 
 
 @pytest.mark.parametrize("service", ["VMPIN", "VMPIN_METRICS", "VMPIN_GUEST"])
@@ -216,21 +216,21 @@ def test_what_kubernetes_says_of_a_service_is_no_key(service: str) -> None:
     given = {f"{service}_SERVICE_HOST": "10.0.0.1", f"{service}_SERVICE_PORT": "9750",
              f"{service}_SERVICE_PORT_METRICS": "9750", f"{service}_PORT": "tcp://10.0.0.1:9750",
              f"{service}_PORT_9750_TCP": "tcp://10.0.0.1:9750", f"{service}_PORT_9750_TCP_ADDR": "10.0.0.1"}
-    found = config.load(None, given | {"VMPIN_LOG_LEVEL": "debug"}, {})
+    found = settings.load(None, given | {"VMPIN_LOG_LEVEL": "debug"}, {})
     assert {key for key, origin in found.origin.items() if origin != "default"} == {"log.level"}
     del given[f"{service}_SERVICE_HOST"]
     with pytest.raises(ConfigError, match=f"environment {service}_"):
-        config.load(None, given, {})
+        settings.load(None, given, {})
 
 
 def test_a_value_is_judged_only_where_it_counts(tmp_path: Path) -> None:
     path = write(tmp_path, "log: {level: loud}")
-    assert config.load(path, {"VMPIN_LOG_LEVEL": "error"}, {}).log_level == "error"
+    assert settings.load(path, {"VMPIN_LOG_LEVEL": "error"}, {}).log_level == "error"
 
 
 def test_a_flag_with_an_unknown_key_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        config.load(None, {}, {"log.levle": "info"})
+        settings.load(None, {}, {"log.levle": "info"})
     assert str(caught.value) == "--set log.levle=info: unknown key 'log.levle'"
     assert "log.level" in caught.value.hint
 
@@ -246,16 +246,16 @@ def test_a_flag_with_an_unknown_key_is_refused() -> None:
 def test_what_is_no_yaml_is_refused_with_the_file(tmp_path: Path, text: str, why: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        config.load(path, {}, {})
+        settings.load(path, {}, {})
     assert str(caught.value).startswith(f"{path}:{why}")
 
 
 def test_every_variable_is_heard() -> None:
-    defaults = config.load(None, {}, {})
+    defaults = settings.load(None, {}, {})
     for setting in SETTINGS:
         for text in ("/x", "1-3", "7", "off", "on", "debug", "union", "shared", "leave", "unpin", "unix:/x", "word"):
             try:
-                found = config.load(None, {setting.variable: text}, {})
+                found = settings.load(None, {setting.variable: text}, {})
             except ConfigError:
                 continue
             if found.values[setting.key] != defaults.values[setting.key]:
@@ -272,4 +272,4 @@ def test_every_variable_is_heard() -> None:
     # It may be any.
     ("kata-tdx", "", "off")])
 def test_guests_of_some_handlers_are_told_nothing(patterns: str, handler: str, via: str) -> None:
-    assert config.load(None, {}, {"guest.disabled_handlers": patterns}).guest_via(handler) == via
+    assert settings.load(None, {}, {"guest.disabled_handlers": patterns}).guest_via(handler) == via

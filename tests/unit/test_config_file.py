@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vmpin import config, resources
-from vmpin.config import SETTINGS, Setting
+from vmpin import resources
+from vmpin.config import settings
+from vmpin.config.settings import SETTINGS, Setting
 
 FILE = resources.path("config/vmpin.yaml")
 #: `  #key: value` is a setting that is commented out, `  # text` is prose.
@@ -24,7 +25,7 @@ def everything(tmp_path: Path) -> Path:
 
 
 def test_loading_the_file_changes_nothing() -> None:
-    loaded = config.load(FILE, {}, {})
+    loaded = settings.load(FILE, {}, {})
     assert set(loaded.origin.values()) == {"default"}
     assert loaded.values == {setting.key: setting.parse(setting.default) for setting in SETTINGS}
 
@@ -37,7 +38,7 @@ def test_every_key_is_there_and_no_other(tmp_path: Path) -> None:
 
 def test_every_key_stands_at_its_default(tmp_path: Path) -> None:
     made = everything(tmp_path)
-    loaded = config.load(made, {}, {})
+    loaded = settings.load(made, {}, {})
     assert set(loaded.origin.values()) == {str(made)}
     assert loaded.values == {setting.key: setting.parse(setting.default) for setting in SETTINGS}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from nri_peer import PATIENCE, NriRuntime, NriRuntimes, container, pod
 
-from vmpin import config
+from vmpin.config import settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import CpusetSeen, Source
 from vmpin.domain.model import ContainerId, SandboxId
@@ -42,7 +42,7 @@ class Node:
         """The watcher, new or again."""
         paths = {f"paths.{key}": str(self.path / key) for key in (
             "run", "kata_go", "kata_rs", "kubelet", "nri", "cri")}
-        self.reconciler = Reconciler(config.load(None, {}, {**paths, "watch.only": "none",
+        self.reconciler = Reconciler(settings.load(None, {}, {**paths, "watch.only": "none",
                                                             "policy.runc_repair": "true"}))
         self.repair = RuncRepair(self.reconciler, lambda: self.plugin)
         self.reconciler.sources.nri = True

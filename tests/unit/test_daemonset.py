@@ -10,8 +10,9 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from vmpin import config, resources
-from vmpin.config import Config
+from vmpin import resources
+from vmpin.config import settings
+from vmpin.config.settings import Config
 from vmpin.exporter import Exporter, Watched
 from vmpin.health import Heard
 
@@ -35,7 +36,7 @@ def pod() -> dict[str, Any]:
 def loaded(tmp_path: Path) -> Config:
     file = tmp_path / "vmpin.yaml"
     file.write_text(document("ConfigMap")["data"]["vmpin.yaml"])
-    return config.load(file, {}, {})
+    return settings.load(file, {}, {})
 
 
 @pytest.mark.parametrize("probe", PROBES)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from vmpin import config
 from vmpin.cli.doctor import text
+from vmpin.config import settings as config
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.checks import CHECKS, examine
 from vmpin.doctor.finding import Level, Verdict, several

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from newcomers import PREFIX, Machine, by_name, mask, sandbox, shared_dir, tids
 
-from vmpin import config
-from vmpin.config import Config
+from vmpin.config import settings
+from vmpin.config.settings import Config
 from vmpin.reconciler import Reconciler
 from vmpin.wire.proc_events import Fork
 
@@ -21,7 +21,7 @@ pytest_plugins = ["given_unit"]
 def narrowed(machine: Machine, only: str) -> Config:
     had = machine.reconciler.config
     flags = {key: str(had.values[key]) for key, origin in had.origin.items() if origin == "flag"}
-    return config.load(None, {}, {**flags, "watch.only": only})
+    return settings.load(None, {}, {**flags, "watch.only": only})
 
 
 @pytest.mark.parametrize("restarted", [False, True])

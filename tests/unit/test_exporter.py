@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from metered import WEB, Node, metered
 
-from vmpin import config, exporter
+from vmpin import exporter
 from vmpin.apply import Outcome
+from vmpin.config import settings
 from vmpin.domain.counters import Histogram
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.guest_report import GuestReport, Said
@@ -233,7 +234,7 @@ async def _run_until(made: Exporter, path: Path) -> asyncio.Task[None]:
 
 def test_a_socket_is_roots_own_and_goes_with_the_watcher(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     path = node.root / "metrics.sock"
-    node.config = config.load(None, {}, {"metrics.address": f"unix:{path}"})
+    node.config = settings.load(None, {}, {"metrics.address": f"unix:{path}"})
 
     async def main() -> None:
         for _ in range(2):  # what a killed watcher leaves is replaced
@@ -260,7 +261,7 @@ def test_nothing_that_is_somebody_elses_is_replaced(node: Node) -> None:
         other.bind(str(busy))
         other.listen()
         for path in (file, busy):
-            node.config = config.load(None, {}, {"metrics.address": f"unix:{path}"})
+            node.config = settings.load(None, {}, {"metrics.address": f"unix:{path}"})
             with pytest.raises(ConfigError, match="somebody else's"):
                 asyncio.run(Exporter(node).run())
         with socket.socket(socket.AF_UNIX) as client:

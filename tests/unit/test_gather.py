@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
-from vmpin import config as configuration
 from vmpin.checkup.node import look
+from vmpin.config import settings as configuration
 from vmpin.cpuset import CpuSet
 from vmpin.domain.facts import Setting, Watcher
 from vmpin.gather import report

@@ -18,9 +18,9 @@ from effort import effort
 from guest_peer import Agent, serving, until
 from kata_peer import Server
 
-from vmpin import config as configuration
 from vmpin.channel.vsock import Vsock
-from vmpin.config import Config
+from vmpin.config import settings as configuration
+from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState, Known, SandboxState
 from vmpin.domain.events import Source

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vmpin import config
+from vmpin.config import settings as config
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.lock import Lock
 from vmpin.oneshot import take

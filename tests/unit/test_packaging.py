@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from need import lacking
 
-from vmpin.config import SETTINGS
+from vmpin.config.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 

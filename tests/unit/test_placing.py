@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vmpin import config, places
+from vmpin import places
+from vmpin.config import settings
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import DesiredState, Known, SandboxState
 from vmpin.domain.events import Source
@@ -27,7 +28,7 @@ def vm(sandbox: SandboxId, pid: int) -> Vm:
 
 @pytest.fixture
 def known(tmp_path: Path) -> Places:
-    made = Places(config.load(None, {}, {"paths.run": str(tmp_path)}), Topology.build(CpuSet(range(4))), None, {})
+    made = Places(settings.load(None, {}, {"paths.run": str(tmp_path)}), Topology.build(CpuSet(range(4))), None, {})
     made.dirty = {ONE, TWO}
     return made
 
@@ -67,7 +68,7 @@ def test_a_vm_is_unmanaged_until_a_container_of_it_is_known(known: Places, caplo
     known.place(bare, VMS, moved.append)
     assert (known.unmanaged, known.placements[ONE].mask) == ({TWO}, CpuSet(range(4)))
     # A pool that becomes known takes the other in; what is unpinned by hand is not unmanaged.
-    known.renew(config.load(None, {}, {"paths.run": "/run/x", "node.shared_pool": "0-3"}), known.node.topology, None,
+    known.renew(settings.load(None, {}, {"paths.run": "/run/x", "node.shared_pool": "0-3"}), known.node.topology, None,
                 [ONE, TWO])
     known.place(bare, VMS, moved.append)
     assert not known.unmanaged
@@ -100,7 +101,7 @@ def test_who_has_been_placed_is_told_of_though_the_next_one_fails(known: Places,
 def test_a_vm_is_unmanaged_where_neither_checkpoint_nor_configuration_give_a_pool(
         kubelet: CpuManagerState | None, pool: str, unmanaged: bool, tmp_path: Path) -> None:
     flags = {"paths.run": str(tmp_path), "node.shared_pool": pool}
-    made = Places(config.load(None, {}, flags), Topology.build(CpuSet(range(4))), kubelet, {})
+    made = Places(settings.load(None, {}, flags), Topology.build(CpuSet(range(4))), kubelet, {})
     made.dirty = {ONE}
     made.place(DesiredState({ONE: SandboxState(ONE)}), VMS, lambda _: None)
     assert (made.unmanaged == {ONE}) == unmanaged == (ONE not in made.placements)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from vmpin import hooks_install, prooffile, scenario, statefile, yamlfile
+from vmpin import hooks_install, prooffile, statefile
 from vmpin.before import Before
+from vmpin.config import scenario, yaml_file
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.domain.proof import Ledger
@@ -207,14 +208,14 @@ def test_vmpins_own_configuration(tmp_path: Path, kind: Callable[[Path], None]) 
     made(path, b"policy: {vcpus: auto}")
     put(path, kind)
     if kind is linked:
-        assert yamlfile.load(path) == {"policy": {"vcpus": "auto"}}
+        assert yaml_file.load(path) == {"policy": {"vcpus": "auto"}}
         return
     with pytest.raises(ConfigError, match="cannot be read: is no regular file"):
-        yamlfile.load(path)
+        yaml_file.load(path)
     path.unlink()
     path.symlink_to(os.devnull)
-    assert yamlfile.load(path) is None
-    assert yamlfile.load(Path(os.devnull)) is None
+    assert yaml_file.load(path) is None
+    assert yaml_file.load(Path(os.devnull)) is None
 
 
 @KINDS

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from vmpin import config, reload
-from vmpin.config import Config
+from vmpin.config import reload, settings
+from vmpin.config.settings import Config
 from vmpin.errors import ConfigError
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "vmpin.yaml"
-    monkeypatch.setattr(config, "DEFAULT_FILE", path)
+    monkeypatch.setattr(settings, "DEFAULT_FILE", path)
     return path
 
 
@@ -23,7 +23,7 @@ def load(file: Path, text: str | None, **environment: str) -> Config:
         file.unlink()
     else:
         file.write_text(text)
-    return config.load(None, environment, {"paths.nri": "/x/nri.sock"})
+    return settings.load(None, environment, {"paths.nri": "/x/nri.sock"})
 
 
 def test_each_change_is_named_with_both_values(file: Path) -> None:

@@ -12,7 +12,8 @@ import grpc
 import pytest
 from cri_peer import CriServer
 
-from vmpin import config, repair, runcrepair
+from vmpin import repair, runcrepair
+from vmpin.config import settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, CpusetSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
@@ -47,7 +48,7 @@ class Drifted:
         (path / "run").mkdir()
         paths = {f"paths.{key}": str(path / key) for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
         self.socket = path / "cri.sock"
-        self.reconciler = Reconciler(config.load(None, {}, {
+        self.reconciler = Reconciler(settings.load(None, {}, {
             **paths, "paths.cri": str(self.socket), "policy.runc_repair": "true", "watch.only": "none"}))
         self.reconciler.sources.nri = True
         self.plugin = FakePlugin()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from vmpin import config
-from vmpin.config import Config
+from vmpin.config import settings as config
+from vmpin.config.settings import Config
 from vmpin.errors import WatcherError
 from vmpin.lock import Lock
 from vmpin.rundir import RunDirectory

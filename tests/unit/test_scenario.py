@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from vmpin import scenario
+from vmpin.config import scenario
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId
 from vmpin.domain.topology import Topology

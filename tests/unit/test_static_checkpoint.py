@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from need import lacking
 
-from vmpin import config, statefile
+from vmpin import statefile
+from vmpin.config import settings as config
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import DesiredState, Known, SandboxState, Word
 from vmpin.domain.events import Source

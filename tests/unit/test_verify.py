@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from need import need_root
 
-from vmpin import config
 from vmpin.cli import main as command
 from vmpin.cli.verify import _refuse_blind
+from vmpin.config import settings as config
 
 
 def thread(wanted: str | None = "1", actual: str = "1") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vmpin.checkup.own import run_directory
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.facts import Checkpoint, Cpus, Facts, KataSandbox, ProcConnector, Rights, Watcher
 from vmpin.errors import SourceError

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from vmpin import statefile
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.domain.facts import RunDirectory
 from vmpin.host.procfs import Procfs, read_file
 

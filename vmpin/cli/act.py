@@ -18,7 +18,7 @@ from vmpin.cli.common import (
     status_document,
     verb,
 )
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.errors import UsageError
 
 if TYPE_CHECKING:

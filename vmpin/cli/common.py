@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vmpin import config as configuration
-from vmpin.config import Config
+from vmpin.config import settings as configuration
+from vmpin.config.settings import Config
 from vmpin.errors import UsageError, WatcherError
 
 #: A watcher that is there answers in milliseconds; one that is stopped never does.

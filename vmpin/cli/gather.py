@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmpin.cli.common import Verbs, ask, load_config, new_file, node_root, output_flag, print_data, shown, verb
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.errors import UsageError, VmpinError
 
 if TYPE_CHECKING:

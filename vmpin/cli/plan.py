@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _scenario(args: argparse.Namespace) -> int:
-    from vmpin import scenario
+    from vmpin.config import scenario
 
     path = Path(args.scenario)
     previous = scenario.load_previous(Path(args.previous)) if args.previous is not None else None

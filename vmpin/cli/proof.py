@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from vmpin.cli.common import Document, ask, short, shown, table
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.errors import UsageError, WatcherError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

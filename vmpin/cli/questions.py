@@ -10,7 +10,7 @@ from vmpin.about import version
 from vmpin.checkup.node import look as look_at_node
 from vmpin.checkup.own import lock_holder, unit
 from vmpin.cli.common import Document, ask, look_for_status
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.domain.facts import Facts, Watcher
 from vmpin.errors import UsageError, VmpinError, WatcherError
 from vmpin.host.procfs import Procfs

@@ -24,7 +24,7 @@ from vmpin.cli.common import (
     verb,
 )
 from vmpin.cli.proof import COLUMNS, counts, row
-from vmpin.config import Config
+from vmpin.config.settings import Config
 
 _EXAMPLES = """\
 examples:

@@ -21,7 +21,7 @@ from vmpin.cli.common import (
     verb,
 )
 from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof, total
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.errors import ConfigError, UnseenError, UsageError, VmpinError
 
 _ABOUT = """\

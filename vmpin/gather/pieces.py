@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import BinaryIO
 
-from vmpin.config import plain as plain_value
+from vmpin.config.settings import plain as plain_value
 from vmpin.redact import words
 
 #: Of one piece, and of all together before they are compressed (bytes).

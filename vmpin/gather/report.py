@@ -10,7 +10,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from vmpin.config import Config
+from vmpin.config.settings import Config
 from vmpin.domain.facts import Facts
 from vmpin.errors import SourceError
 from vmpin.explain import sentences

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vmpin import yamlfile
+from vmpin.config import yaml_file
 from vmpin.domain.facts import KubeletConfig, Setting
 from vmpin.errors import ConfigError, SourceError
 from vmpin.host.daemons import Program
@@ -74,7 +74,7 @@ def _arguments(program: Program) -> list[str]:
 def _document(files: Files, path: str, trouble: list[str]) -> Mapping[str, object] | None:
     try:
         raw = files.read(path)
-        found = None if raw is None else yamlfile.parse(Path(path), raw)
+        found = None if raw is None else yaml_file.parse(Path(path), raw)
     except (ConfigError, SourceError) as err:
         trouble.append(str(err))
         return None

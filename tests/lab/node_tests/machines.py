@@ -20,10 +20,10 @@ from typing import Any, Protocol
 from real_qemu import Qemu
 
 from lab.node_tests.guest import Guest
-from vmpin import config as configuration
 from vmpin import oneshot
 from vmpin.cli.common import status_document
-from vmpin.config import Config
+from vmpin.config import settings as configuration
+from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadRole
 from vmpin.host.procfs import Procfs, Stat

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vmpin import plainyaml
+from vmpin.config import plain_yaml
 from vmpin.errors import ConfigError
 from vmpin.host.regular import read_regular
 
@@ -45,7 +45,7 @@ def _loader() -> type[yaml.SafeLoader]:
 def load(path: Path, pipe: bool = False) -> object:
     """The document, None for an empty file. :raises ConfigError: in one line with file, line and what is wrong."""
     raw = read(path, MAX_BYTES, pipe)
-    plain = plainyaml.parse(raw)
+    plain = plain_yaml.parse(raw)
     return parse(path, raw) if plain is None else plain
 
 

@@ -12,12 +12,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmpin import values
+from vmpin.config import values
+from vmpin.config.values import Address
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.drift import FightRules, OnFight
 from vmpin.errors import ConfigError
 from vmpin.placement.policy import Policy, parse_rule
-from vmpin.values import Address
 
 DEFAULT_FILE = Path("/etc/vmpin/vmpin.yaml")
 
@@ -338,9 +338,9 @@ def _is_there(path: Path) -> bool:
 
 def _read(path: Path) -> dict[str, object]:
     """The keys of a file, as `section.key`."""
-    from vmpin import yamlfile  # only when there is a file: YAML costs a third of a short command's start
+    from vmpin.config import yaml_file  # only when there is a file: YAML costs a third of a short command's start
 
-    document = yamlfile.load(path)
+    document = yaml_file.load(path)
     if document is None:
         return {}
     if not isinstance(document, dict):

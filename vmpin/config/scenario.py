@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmpin import yamlfile
+from vmpin.config import yaml_file
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId, valid_id
 from vmpin.domain.topology import Topology
@@ -121,16 +121,16 @@ def load(path: Path, machine: Topology | None = None) -> Scenario:
 
     :raises ConfigError: in one line.
     """
-    return _Reader(path).scenario(yamlfile.load(path, pipe=True), machine)
+    return _Reader(path).scenario(yaml_file.load(path, pipe=True), machine)
 
 
 def load_previous(path: Path) -> dict[SandboxId, Previous]:
     """Read an earlier output of `vmpin plan -o json`. :raises ConfigError: in one line."""
     try:
-        data = json.loads(yamlfile.read(path, MAX_PLAN, pipe=True))
+        data = json.loads(yaml_file.read(path, MAX_PLAN, pipe=True))
     except (ValueError, RecursionError) as err:
         raise ConfigError(f"{path}: not JSON: {err}") from err
-    yamlfile.check(path, data)
+    yaml_file.check(path, data)
     reader = _Reader(path)
     found = {}
     top = reader.mapping(data, "the document", None)

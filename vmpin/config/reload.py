@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vmpin.config import Config, plain
+from vmpin.config.settings import Config, plain
 from vmpin.errors import ConfigError
 
 #: What a running watcher does not take from a configuration that is loaded again, beside the paths.
