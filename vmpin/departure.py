@@ -39,12 +39,12 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
     # Here, as a watcher that starts does not leave: asyncio alone takes as long as everything else that it loads.
     import shutil
 
-    from vmpin.source import sockets
+    from vmpin.host import unix_sockets
 
     for path in _files(config):
         path.unlink(missing_ok=True)
     if config.metrics is not None and config.metrics.path is not None:
-        sockets.remove_left(config.metrics.path)
+        unix_sockets.remove_left(config.metrics.path)
     shutil.rmtree(config.spool, ignore_errors=True)
     config.lock_file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # systemd's, a mount, or with a file of somebody else's in it

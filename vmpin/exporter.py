@@ -25,8 +25,9 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
 from vmpin.headcount import Headcount
 from vmpin.health import Heard
+from vmpin.host import unix_sockets
 from vmpin.reconciler import Reconciler
-from vmpin.source import http, sockets
+from vmpin.source import http
 from vmpin.source.http import Reply
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Exporter:
         assert address is not None
         await asyncio.to_thread(importlib.import_module, "vmpin.metrics")
         made = _listen(address, self._watched.config.status_group)
-        own = None if address.path is None else sockets.identity(address.path)
+        own = None if address.path is None else unix_sockets.identity(address.path)
         lag = asyncio.create_task(measure_lag(self._watched.reconciler.tally.loop_lag))
         try:
             logger.info("metrics at %s", address)
@@ -90,7 +91,7 @@ class Exporter:
             lag.cancel()
             made.close()
             if address.path is not None:
-                sockets.unlink_own(address.path, own)
+                unix_sockets.unlink_own(address.path, own)
 
     async def answer(self, path: str) -> Reply:
         match path:
@@ -173,6 +174,6 @@ def _listen(address: Address, group: str) -> socket.socket:
     """:param group: whose members may connect to a unix socket, besides root; "" for nobody."""
     if address.path is None:
         return http.listen(address.host, address.port)
-    if not sockets.remove_left(address.path):
+    if not unix_sockets.remove_left(address.path):
         raise ConfigError(f"metrics.address: {address.path} is there, and is somebody else's", "name another path")
-    return sockets.listen(address.path, group)
+    return unix_sockets.listen(address.path, group)

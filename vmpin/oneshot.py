@@ -13,7 +13,7 @@ from vmpin.apply import Result
 from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
-from vmpin.lock import Lock
+from vmpin.host.lock import Lock
 from vmpin.observe import Vm
 from vmpin.reconciler import Reconciler, Report
 from vmpin.runtime.oci import parse_message

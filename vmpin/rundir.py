@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from vmpin.config.settings import Config
-from vmpin.lock import Lock
-from vmpin.source.sockets import Identity, identity, listen, unlink_own
+from vmpin.host.lock import Lock
+from vmpin.host.unix_sockets import Identity, identity, listen, unlink_own
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,8 @@ from vmpin.errors import ConfigError, SourceError, WatcherError
 from vmpin.feeds import FileFeed, NriFeed, PodResourcesFeed, heard, wants_nri
 from vmpin.guests import Guests
 from vmpin.health import Heard
-from vmpin.lock import Lock
+from vmpin.host.lock import Lock
+from vmpin.host.unix_sockets import open_to, serve
 from vmpin.observe import Vm
 from vmpin.oneshot import ask, hear, take
 from vmpin.reconciler import Reconciler, Report
@@ -42,7 +43,6 @@ from vmpin.sampler import Sampler
 from vmpin.settling import STEPS, Settling
 from vmpin.source.hook_state import moment
 from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, PodEvent, Synced
-from vmpin.source.sockets import open_to, serve
 from vmpin.source.spool import Spool
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from newcomers import Machine, mask, sandbox
 from vmpin import oneshot
 from vmpin.cli.act import _given_back, _told
 from vmpin.cli.main import main
-from vmpin.lock import Lock
+from vmpin.host.lock import Lock
 
 pytest_plugins = ["given_unit"]
 

@@ -24,9 +24,9 @@ from vmpin.doctor.checks import examine
 from vmpin.domain.facts import Facts, ProcConnector, Rights, Watcher
 from vmpin.host.connector_check import available
 from vmpin.host.kernel import kernel
+from vmpin.host.lock import Lock
 from vmpin.host.procfs import Procfs
 from vmpin.host.rights import CAPABILITIES, rights
-from vmpin.lock import Lock
 
 SHARE = "opt/kata/share/defaults/kata-containers/runtimes/qemu"
 #: A node on which five things are wrong: kernel, kubelet's policy, NRI, Kata's pinning, tuned.

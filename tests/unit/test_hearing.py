@@ -13,7 +13,7 @@ import pytest
 
 from vmpin.config import settings as config
 from vmpin.domain.model import ContainerId, SandboxId
-from vmpin.lock import Lock
+from vmpin.host.lock import Lock
 from vmpin.oneshot import take
 from vmpin.reconciler import Reconciler
 from vmpin.rundir import RunDirectory

@@ -16,9 +16,9 @@ import pytest
 from vmpin.config import settings as config
 from vmpin.config.settings import Config
 from vmpin.errors import WatcherError
-from vmpin.lock import Lock
+from vmpin.host import unix_sockets
+from vmpin.host.lock import Lock
 from vmpin.rundir import RunDirectory
-from vmpin.source import sockets
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_socket_that_another_put_there_is_replaced_while_the_lock_is_held(sett
 def test_another_watchers_directory_is_left_as_it_is(settings: Config, lock: Lock) -> None:
     directory = RunDirectory(settings, lock)
     shutil.rmtree(settings.run)
-    with Other(settings), sockets.listen(settings.hook_socket):
+    with Other(settings), unix_sockets.listen(settings.hook_socket):
         with pytest.raises(WatcherError, match="another vmpin"):
             directory.look(settings)
         directory.close()
@@ -168,7 +168,7 @@ def test_a_source_is_started_again_when_its_socket_was_made_again(settings: Conf
                 return line
 
         serving = asyncio.create_task(directory.anew(
-            lambda: sockets.serve(directory.control.dup(), 100, upper, line=True))())
+            lambda: unix_sockets.serve(directory.control.dup(), 100, upper, line=True))())
         assert await asked() == b"HELLO\n"
         for _ in range(3):
             shutil.rmtree(settings.run)

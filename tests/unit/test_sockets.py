@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.source import sockets
+from vmpin.host import unix_sockets
 
 
 def test_an_answer_that_nobody_reads_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "DEADLINE", 0.1)
+    monkeypatch.setattr(unix_sockets, "DEADLINE", 0.1)
     path = tmp_path / "sock"
     asked = asyncio.Event()
 
@@ -25,8 +25,8 @@ def test_an_answer_that_nobody_reads_is_given_up(tmp_path: Path, monkeypatch: py
         return len(os.listdir("/proc/self/fd"))
 
     async def talk() -> None:
-        made = sockets.listen(path)
-        server = asyncio.create_task(sockets.serve(made, 100, much, line=True))
+        made = unix_sockets.listen(path)
+        server = asyncio.create_task(unix_sockets.serve(made, 100, much, line=True))
         await asyncio.sleep(0.05)
         before = descriptors()
         with socket.socket(socket.AF_UNIX) as mute:

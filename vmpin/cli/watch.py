@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     import signal
 
     from vmpin import log, oneshot, sdnotify
-    from vmpin.lock import Lock
+    from vmpin.host.lock import Lock
     from vmpin.reconciler import Reconciler
     from vmpin.source.spool import Spool
 
