@@ -29,10 +29,10 @@ from vmpin.exporter import Exporter
 from vmpin.health import Heard
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
-from vmpin.observe import Process, Vm
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.placement.vcpus import VcpuPlace
 from vmpin.reconciler import Reconciler
+from vmpin.vmm.inventory import Process, Vm
 
 WEB = ContainerId("web")
 

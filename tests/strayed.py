@@ -17,9 +17,9 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
 from vmpin.domain.proof import Account
 from vmpin.host.procfs import Procfs
-from vmpin.observe import Process, Vm
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.reconciler import Reconciler
+from vmpin.vmm.inventory import Process, Vm
 
 SPIN = "while :; do :; done"
 

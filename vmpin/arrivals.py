@@ -27,12 +27,12 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
 from vmpin.host import affinity
 from vmpin.host.procfs import PF_USER_WORKER, Stat
-from vmpin.observe import Process, Vm
 from vmpin.placement import newborn
 from vmpin.placement.rules import Placement
 from vmpin.reconciler import Reconciler, Report
-from vmpin.vmm.names import read_names
+from vmpin.vmm.inventory import Process, Vm
 from vmpin.vmm.processes import VmmProcess, is_shim, kernel_thread_owner
+from vmpin.vmm.thread_names import read_names
 from vmpin.vmm.threads import is_dragonball
 from vmpin.wire.proc_events import KTHREADD, Comm, Event, Exec, Fork
 

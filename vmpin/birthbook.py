@@ -14,10 +14,10 @@ from vmpin.apply import Outcome, Result
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId, ThreadRole, VmmType, VmThread
 from vmpin.host import affinity
-from vmpin.observe import Vm
 from vmpin.placement import newborn as birth
 from vmpin.placement.newborn import Account
 from vmpin.reconciler import Reconciler
+from vmpin.vmm.inventory import Vm
 
 #: A thread whose name comes has it within a millisecond; one that bears none may be told by a later pass, of which the
 #: last comes so many seconds after its birth.

@@ -22,7 +22,7 @@ from vmpin.host import writers
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.observe import Vm
+from vmpin.vmm.inventory import Vm
 
 #: Who runs on the node is looked up again after so many seconds.
 _FRESH = 60.0

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData, GuestReport
     from vmpin.domain.model import SandboxId
-    from vmpin.observe import Vm
     from vmpin.reconciler import Reconciler
     from vmpin.vmguest import Guest
+    from vmpin.vmm.inventory import Vm
 
 logger = logging.getLogger(__name__)
 

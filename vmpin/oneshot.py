@@ -14,12 +14,12 @@ from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.host.lock import Lock
-from vmpin.observe import Vm
 from vmpin.reconciler import Reconciler, Report
 from vmpin.runtime.oci import parse_message
 from vmpin.source.hook_state import moment
 from vmpin.source.spool import Spool
 from vmpin.vmm import qmp
+from vmpin.vmm.inventory import Vm
 from vmpin.vmm.qemu_cmdline import qmp_sockets
 
 logger = logging.getLogger(__name__)

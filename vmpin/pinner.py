@@ -22,9 +22,9 @@ from vmpin.drifts import Drifts
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
-from vmpin.observe import Vm
 from vmpin.placement.rules import Placement
 from vmpin.plan import Observed, SetAffinity, diff, ordered
+from vmpin.vmm.inventory import Vm
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.kubelet_cpus import CpuManagerState, judged, unseen
 from vmpin.domain.model import ContainerState, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
-from vmpin.observe import Vm
 from vmpin.placement import newborn
 from vmpin.placement.ownership import Claims, Node, Ownership, claims, ownership, with_unseen
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import UNMANAGED, Placement, Request, Verdict, place
 from vmpin.placement.vcpus import Previous
+from vmpin.vmm.inventory import Vm
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,6 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.keeper import Keeper
-from vmpin.observe import Observer, Vm
 from vmpin.pinner import Pinner
 from vmpin.placement.newborn import Account
 from vmpin.placement.ownership import Node
@@ -53,6 +52,7 @@ from vmpin.source.kubelet_state import KubeletState
 from vmpin.source.nri_facts import NriEvent
 from vmpin.source.nri_reports import Reports
 from vmpin.statefile import Kept
+from vmpin.vmm.inventory import Observer, Vm
 
 logger = logging.getLogger(__name__)
 

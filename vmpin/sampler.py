@@ -18,9 +18,9 @@ from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.domain.proof import Finding, Proof
 from vmpin.errors import StateFileError
 from vmpin.host.schedstat import Schedstat, process_ran
-from vmpin.observe import Process, Vm
 from vmpin.placement.rules import Placement
 from vmpin.reconciler import Reconciler
+from vmpin.vmm.inventory import Process, Vm
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from vmpin.domain.model import ContainerId, SandboxId, VmThread
 from vmpin.domain.proof import Proof
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
-from vmpin.observe import Vm
 from vmpin.placement.ownership import contested
 from vmpin.plan import SetAffinity
 from vmpin.reconciler import Reconciler, Report
 from vmpin.status import VERSION, Seen, node_data, pod_data, sandbox_data, trespasses
+from vmpin.vmm.inventory import Vm
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData

@@ -25,10 +25,10 @@ from vmpin.guest.together import Flag, ended
 from vmpin.guest.vmpin_agent import AgentSession
 from vmpin.guestmap import guest_map
 from vmpin.host.procfs import Procfs
-from vmpin.observe import Vm
 from vmpin.placement.rules import Placement
 from vmpin.vmm.guest_kernel import kernel_version
 from vmpin.vmm.guest_ports import guest_cid, hardware_ids
+from vmpin.vmm.inventory import Vm
 from vmpin.vmm.qemu_cmdline import parse_smp
 
 

@@ -32,7 +32,6 @@ from vmpin.guests import Guests
 from vmpin.health import Heard
 from vmpin.host.lock import Lock
 from vmpin.host.unix_sockets import open_to, serve
-from vmpin.observe import Vm
 from vmpin.oneshot import ask, hear, take
 from vmpin.reconciler import Reconciler, Report
 from vmpin.relist import Relist
@@ -44,6 +43,7 @@ from vmpin.settling import STEPS, Settling
 from vmpin.source.hook_state import moment
 from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, PodEvent, Synced
 from vmpin.source.spool import Spool
+from vmpin.vmm.inventory import Vm
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestReport

@@ -26,8 +26,8 @@ from vmpin.domain.events import ContainerSeen, Source
 from vmpin.domain.model import Container, ContainerId, ThreadId, VcpuId
 from vmpin.host import boottime
 from vmpin.host.sysfs import Sysfs
-from vmpin.observe import Vm
 from vmpin.placement.rules import Placement
+from vmpin.vmm.inventory import Vm
 from vmpin.wire.proc_events import KTHREADD, Comm, Fork
 
 pytest_plugins = ["given_unit"]

@@ -14,9 +14,9 @@ from vmpin import birthbook
 from vmpin.birthbook import BirthBook, Placed
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadRole, VcpuId
-from vmpin.observe import Vm
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.placement.vcpus import VcpuPlace
+from vmpin.vmm.inventory import Vm
 
 HOUR = 3600 * 10**9
 

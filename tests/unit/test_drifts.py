@@ -23,10 +23,10 @@ from vmpin.domain.model import ThreadRole, VmThread
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.observe import Vm
 from vmpin.pinner import SHOWN, _shown
 from vmpin.placement.rules import Placement
 from vmpin.snapshot import threads_of
+from vmpin.vmm.inventory import Vm
 
 
 @pytest.fixture

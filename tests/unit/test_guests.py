@@ -28,13 +28,13 @@ from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, Thre
 from vmpin.domain.topology import Topology
 from vmpin.guests import Guests
 from vmpin.host.procfs import Procfs
-from vmpin.observe import Process, Vm
 from vmpin.placement.ownership import Node, claims, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, Request, place
 from vmpin.protocol import parsing
 from vmpin.reconciler import Reconciler
 from vmpin.vmguest import vcpus
+from vmpin.vmm.inventory import Process, Vm
 
 POD = SandboxId("pod-a")
 WEB, LOGS = ContainerId("web"), ContainerId("logs")

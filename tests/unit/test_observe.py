@@ -13,11 +13,11 @@ import pytest
 from need import need_root, need_tool
 from trees import make_tree
 
-from vmpin.census import ROUNDS, YOUNG_PASSES
 from vmpin.domain.events import Claim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.host.procfs import Procfs
-from vmpin.observe import Observer
+from vmpin.vmm.inventory import Observer
+from vmpin.vmm.process_table import ROUNDS, YOUNG_PASSES
 
 STAT = ("({name}) S {parent} 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
         "0 0 0 0 0 0")

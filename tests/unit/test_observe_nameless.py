@@ -12,7 +12,7 @@ from trees import make_tree
 
 from vmpin.domain.model import SandboxId, ThreadId, VcpuThreads
 from vmpin.host.procfs import Procfs
-from vmpin.observe import PATIENCE, Observer, Vm
+from vmpin.vmm.inventory import PATIENCE, Observer, Vm
 
 STAT = ("({name}) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
         "0 0 0 0 0 0")

@@ -15,9 +15,9 @@ from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmmType
 from vmpin.domain.topology import Topology
-from vmpin.observe import Process, Vm
 from vmpin.placement.rules import UNMANAGED, Placement, Request, place
 from vmpin.places import Places
+from vmpin.vmm.inventory import Process, Vm
 
 ONE, TWO = SandboxId("one"), SandboxId("two")
 

@@ -21,8 +21,8 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId
 from vmpin.host import affinity
 from vmpin.host.procfs import Procfs
-from vmpin.observe import Observer
 from vmpin.vmm import threads
+from vmpin.vmm.inventory import Observer
 
 SEED = int(os.environ.get("VMPIN_LAB_SEED", "7"))
 

@@ -14,10 +14,10 @@ from lab.variant import Kernel, Variant
 from vmpin.domain.events import Claim
 from vmpin.domain.model import SandboxId, ThreadRole, VcpuId, VmmType
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
-from vmpin.observe import Observer
 from vmpin.vmm import kvm, qmp
-from vmpin.vmm.names import read_names
+from vmpin.vmm.inventory import Observer
 from vmpin.vmm.qemu_cmdline import cpu_index, iothread_ids
+from vmpin.vmm.thread_names import read_names
 from vmpin.vmm.threads import Identified, identify
 
 #: Three cores in a socket: KVM's vcpu ids, which are APIC ids, are 0, 1, 2, 4, 5 and 6.

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from vmpin.census import ROUNDS, Census, Found
 from vmpin.domain.events import Claim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuThreads, VmmType, VmThread
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.vmm import threads as vmm_threads
+from vmpin.vmm.process_table import ROUNDS, Census, Found
 from vmpin.vmm.processes import VmmProcess, named_by_kata
 from vmpin.vmm.qemu_cmdline import GuestTopology
 from vmpin.vmm.qmp import QmpAnswer
