@@ -22,12 +22,12 @@ from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
 from vmpin.health import Heard
 from vmpin.reconciler import Reconciler
-from vmpin.source.nri_facts import Counters, NriEvent
+from vmpin.sources.nri.translation import Counters, NriEvent
 
 if TYPE_CHECKING:
     from vmpin.births import BirthFeed
     from vmpin.host.inotify import Inotify
-    from vmpin.source.nri import Plugin
+    from vmpin.sources.nri.plugin import Plugin
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +73,8 @@ class NriFeed:
         if not started_by_runtime:
             while self._config.nri == "auto" and not self._config.path("nri").exists():  # noqa: ASYNC110
                 await asyncio.sleep(self._config.resync_seconds)
-        from vmpin.source import nri
-        from vmpin.source.nri_connect import connect_to
+        from vmpin.sources.nri import plugin as nri
+        from vmpin.sources.nri.connect import connect_to
 
         sys.setswitchinterval(nri.SWITCH_INTERVAL)
 
@@ -152,7 +152,7 @@ class PodResourcesFeed:
         told = ""
         while True:
             if self._socket.exists():
-                from vmpin.source import pod_resources  # gRPC: nothing that a node without a kubelet should load
+                from vmpin.sources import pod_resources  # gRPC: nothing that a node without a kubelet should load
 
                 try:
                     self._heard(await asyncio.to_thread(pod_resources.list_cpus, self._socket, _GRPC_DEADLINE))

@@ -16,8 +16,8 @@ from vmpin.errors import SourceError
 from vmpin.host.lock import Lock
 from vmpin.reconciler import Reconciler, Report
 from vmpin.runtime.oci import parse_message
-from vmpin.source.hook_state import moment
-from vmpin.source.spool import Spool
+from vmpin.sources.hook_state import moment
+from vmpin.sources.spool import Spool
 from vmpin.vmm import qmp
 from vmpin.vmm.inventory import Vm
 from vmpin.vmm.qemu_cmdline import qmp_sockets

@@ -45,12 +45,12 @@ from vmpin.plan import SetAffinity, ordered
 from vmpin.requests import Requests
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import HookMessage
-from vmpin.source import nri_facts
-from vmpin.source.disk import DiskSources
-from vmpin.source.hook_state import events_of
-from vmpin.source.kubelet_state import KubeletState
-from vmpin.source.nri_facts import NriEvent
-from vmpin.source.nri_reports import Reports
+from vmpin.sources.disk import DiskSources
+from vmpin.sources.hook_state import events_of
+from vmpin.sources.kubelet_checkpoint import KubeletState
+from vmpin.sources.nri import translation
+from vmpin.sources.nri.cpuset_reports import Reports
+from vmpin.sources.nri.translation import NriEvent
 from vmpin.statefile import Kept
 from vmpin.vmm.inventory import Observer, Vm
 
@@ -165,7 +165,7 @@ class Reconciler:
         touched: set[SandboxId] = set()
         for told in events:
             try:
-                found = nri_facts.events_of(self.reports.take(told), self.state, self.proc,
+                found = translation.events_of(self.reports.take(told), self.state, self.proc,
                                             self.config.exclusive_annotation)
             except OSError as err:  # out of descriptors, as it may be: the other events count all the same
                 logger.error("what the runtime told cannot be looked up: %s", err)

@@ -19,10 +19,10 @@ from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError
 from vmpin.reconciler import Reconciler
 from vmpin.repair import Repairs
-from vmpin.source.nri_facts import NriEvent, NriUpdate, Synced
+from vmpin.sources.nri.translation import NriEvent, NriUpdate, Synced
 
 if TYPE_CHECKING:
-    from vmpin.source.nri import Plugin
+    from vmpin.sources.nri.plugin import Plugin
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class RuncRepair:
             self._task.cancel()
 
     async def _repair(self, due: Mapping[ContainerId, CpuSet]) -> None:
-        from vmpin.source import cri  # protobuf and gRPC, which a node without repairs does not load
+        from vmpin.sources import cri  # protobuf and gRPC, which a node without repairs does not load
 
         servers = cri.sockets(self._reconciler.config.cri)
         left = self._confirmed(due) if servers else dict(due)

@@ -40,9 +40,9 @@ from vmpin.rundir import RunDirectory
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
 from vmpin.sampler import Sampler
 from vmpin.settling import STEPS, Settling
-from vmpin.source.hook_state import moment
-from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, PodEvent, Synced
-from vmpin.source.spool import Spool
+from vmpin.sources.hook_state import moment
+from vmpin.sources.nri.translation import ContainerEvent, Lost, NriEvent, PodEvent, Synced
+from vmpin.sources.spool import Spool
 from vmpin.vmm.inventory import Vm
 
 if TYPE_CHECKING:

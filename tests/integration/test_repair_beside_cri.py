@@ -20,10 +20,10 @@ from real_node import two_cpus, wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
-from vmpin.source import cri
-from vmpin.source.nri import Plugin
-from vmpin.source.nri_connect import connect_to
-from vmpin.source.nri_facts import NriEvent, NriUpdate, Synced
+from vmpin.sources import cri
+from vmpin.sources.nri.connect import connect_to
+from vmpin.sources.nri.plugin import Plugin
+from vmpin.sources.nri.translation import NriEvent, NriUpdate, Synced
 from vmpin.wire import mux, ttrpc
 
 pytestmark = pytest.mark.root

@@ -20,9 +20,9 @@ from real_node import COMMAND, seen, union, wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
-from vmpin.source.nri import Plugin
-from vmpin.source.nri_connect import connect_to
-from vmpin.source.nri_facts import NriEvent, NriUpdate, Synced
+from vmpin.sources.nri.connect import connect_to
+from vmpin.sources.nri.plugin import Plugin
+from vmpin.sources.nri.translation import NriEvent, NriUpdate, Synced
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root

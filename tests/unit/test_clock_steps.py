@@ -17,8 +17,8 @@ from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.host import boottime
 from vmpin.oneshot import hear, take
 from vmpin.reconciler import Reconciler
-from vmpin.source.nri_facts import ContainerEvent, NriContainer
-from vmpin.source.spool import Spool
+from vmpin.sources.nri.translation import ContainerEvent, NriContainer
+from vmpin.sources.spool import Spool
 
 POD, MAIN = SandboxId("pod"), ContainerId("main")
 HOUR = 3600 * 10**9

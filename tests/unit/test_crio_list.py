@@ -17,8 +17,8 @@ from vmpin.domain.events import CpusetSeen, Source
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.reconciler import Reconciler
 from vmpin.runcrepair import RuncRepair
-from vmpin.source.nri import Plugin
-from vmpin.source.nri_facts import Lost, NriEvent, Synced
+from vmpin.sources.nri.plugin import Plugin
+from vmpin.sources.nri.translation import Lost, NriEvent, Synced
 from vmpin.wire import nri_messages
 
 CREATED, UPDATED = "4-5", "6-7"

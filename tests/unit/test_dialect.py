@@ -26,9 +26,9 @@ from vmpin.host.procfs import Procfs
 from vmpin.runtime.dialect import CONTAINERD, CRIO, KATA_BUNDLE, bundle_id, dialect_of
 from vmpin.runtime.kata import parse_go
 from vmpin.runtime.oci import HookMessage, parse_state
-from vmpin.source.hook_state import events_of
-from vmpin.source.nri_facts import ContainerEvent, NriContainer, NriPod, Synced
-from vmpin.source.nri_facts import events_of as nri_events
+from vmpin.sources.hook_state import events_of
+from vmpin.sources.nri.translation import ContainerEvent, NriContainer, NriPod, Synced
+from vmpin.sources.nri.translation import events_of as nri_events
 
 PROC = Procfs()
 OWN, CID, VICTIM, THEIRS = (SandboxId("5a" * 32), ContainerId("c1" * 32), SandboxId("bb" * 32),

@@ -15,7 +15,7 @@ from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.kata import KataState
-from vmpin.source.disk import DiskSources
+from vmpin.sources.disk import DiskSources
 
 SANDBOX, WEB = SandboxId("a"), ContainerId("web")
 

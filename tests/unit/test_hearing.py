@@ -17,7 +17,7 @@ from vmpin.host.lock import Lock
 from vmpin.oneshot import take
 from vmpin.reconciler import Reconciler
 from vmpin.rundir import RunDirectory
-from vmpin.source.spool import Spool
+from vmpin.sources.spool import Spool
 from vmpin.watcher import Watcher
 
 Place = tuple[Reconciler, Spool]

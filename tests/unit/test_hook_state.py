@@ -15,7 +15,7 @@ from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import ContainerSeen
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.oci import HookMessage, bundle_gone
-from vmpin.source.hook_state import events_of
+from vmpin.sources.hook_state import events_of
 
 PROC = Procfs()
 

@@ -12,7 +12,7 @@ import pytest
 
 from vmpin.cpuset import CpuSet
 from vmpin.runtime.kubelet import MAX_BYTES
-from vmpin.source.kubelet_state import KubeletState
+from vmpin.sources.kubelet_checkpoint import KubeletState
 
 #: Long enough ago to be known by its stamp.
 AGO = 1_700_000_000_000_000_000

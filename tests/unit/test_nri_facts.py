@@ -17,7 +17,7 @@ from vmpin.domain.desired_state import DesiredState, reduce
 from vmpin.domain.events import ContainerSeen, ContainerStopped, Event, SandboxGone, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 from vmpin.host.procfs import Procfs
-from vmpin.source.nri_facts import (
+from vmpin.sources.nri.translation import (
     ContainerEvent,
     Lost,
     NriContainer,

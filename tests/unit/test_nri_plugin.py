@@ -24,9 +24,10 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.errors import ConfigError
 from vmpin.host import boottime
-from vmpin.source import nri, nri_queue
-from vmpin.source.nri_connect import connect_to
-from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, NriPod, NriUpdate, PodEvent, Synced
+from vmpin.sources.nri import event_queue
+from vmpin.sources.nri import plugin as nri
+from vmpin.sources.nri.connect import connect_to
+from vmpin.sources.nri.translation import ContainerEvent, Lost, NriEvent, NriPod, NriUpdate, PodEvent, Synced
 from vmpin.wire import nri_messages
 from vmpin.wire.nri_messages import MESSAGES
 
@@ -436,7 +437,7 @@ def test_a_busy_main_thread_delays_answers_by_little() -> None:
 
 
 def test_more_than_can_wait_is_dropped_and_listed_anew(runtimes: NriRuntimes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nri_queue, "MAX_WAITING", 10)
+    monkeypatch.setattr(event_queue, "MAX_WAITING", 10)
     blocked = threading.Event()
     told: list[NriEvent] = []
 
@@ -465,8 +466,8 @@ def test_more_than_can_wait_is_dropped_and_listed_anew(runtimes: NriRuntimes, mo
 
 
 def test_long_annotations_count_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nri_queue, "MAX_WAITING_BYTES", 50_000)
-    waiting = nri_queue.NriQueue()
+    monkeypatch.setattr(event_queue, "MAX_WAITING_BYTES", 50_000)
+    waiting = event_queue.NriQueue()
     fact = PodEvent("run", NriPod(SandboxId("p"), "", "", "", "", 0, {"a": "x" * 20_000}, ""), 0)
     assert waiting.put(fact)
     assert waiting.put(Lost())

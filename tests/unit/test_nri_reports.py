@@ -8,8 +8,8 @@ import pytest
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
-from vmpin.source.nri_facts import ContainerEvent, Lost, NriContainer, NriEvent, Synced
-from vmpin.source.nri_reports import Reports
+from vmpin.sources.nri.cpuset_reports import Reports
+from vmpin.sources.nri.translation import ContainerEvent, Lost, NriContainer, NriEvent, Synced
 
 APP = ContainerId("app")
 

@@ -18,7 +18,7 @@ from kubelet_peer import KUBELET, Kubelet
 
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
-from vmpin.source.pod_resources import allocatable, list_cpus
+from vmpin.sources.pod_resources import allocatable, list_cpus
 
 
 @pytest.fixture

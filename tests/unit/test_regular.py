@@ -24,8 +24,8 @@ from vmpin.host.files import Files
 from vmpin.host.regular import open_regular, read_regular
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import read_bundle
-from vmpin.source.kubelet_state import KubeletState
-from vmpin.source.spool import Spool
+from vmpin.sources.kubelet_checkpoint import KubeletState
+from vmpin.sources.spool import Spool
 from vmpin.statefile import Kept
 
 BOOT = "boot"

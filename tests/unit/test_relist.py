@@ -8,7 +8,7 @@ import pytest
 
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.relist import NEAR, PAUSE, Relist
-from vmpin.source.nri_facts import ContainerEvent, NriContainer
+from vmpin.sources.nri.translation import ContainerEvent, NriContainer
 
 VM, OTHER = SandboxId("vm"), SandboxId("other")
 

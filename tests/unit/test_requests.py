@@ -22,7 +22,7 @@ from vmpin.host.sysfs import Sysfs
 from vmpin.placement.ownership import Claims, claims
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.requests import CREATION, UPDATE, Requests
-from vmpin.source.nri_facts import ContainerEvent, Kind, NriEvent, Synced
+from vmpin.sources.nri.translation import ContainerEvent, Kind, NriEvent, Synced
 
 
 def event(kind: Kind, time: int, cpus: str | None = "4-5", asked: str = "", state: int = 1) -> ContainerEvent:

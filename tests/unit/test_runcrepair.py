@@ -20,8 +20,8 @@ from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
 from vmpin.reconciler import Reconciler
 from vmpin.repair import TRIES
 from vmpin.runcrepair import RuncRepair
-from vmpin.source.nri import Plugin
-from vmpin.source.nri_facts import ContainerEvent, NriContainer, NriUpdate, Synced
+from vmpin.sources.nri.plugin import Plugin
+from vmpin.sources.nri.translation import ContainerEvent, NriContainer, NriUpdate, Synced
 
 POD = SandboxId("pod")
 

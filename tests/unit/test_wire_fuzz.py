@@ -18,8 +18,8 @@ from effort import effort
 from nri_peer import container, pod
 
 from vmpin.errors import WireError
-from vmpin.source.nri_facts import Counters
-from vmpin.source.nri_session import Session
+from vmpin.sources.nri.session import Session
+from vmpin.sources.nri.translation import Counters
 from vmpin.wire import mux, ttrpc
 from vmpin.wire.nri_messages import MESSAGES, PLUGIN_SERVICE
 

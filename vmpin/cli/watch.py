@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from vmpin import log, oneshot, sdnotify
     from vmpin.host.lock import Lock
     from vmpin.reconciler import Reconciler
-    from vmpin.source.spool import Spool
+    from vmpin.sources.spool import Spool
 
     if args.log_level:
         args.set_here.append(f"log.level={args.log_level}")

@@ -24,7 +24,7 @@ from vmpin.domain.events import (
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.dialect import declared_exclusive
-from vmpin.source.pids import behind
+from vmpin.sources.pids import behind
 
 #: NRI's container states that mean anything here (api.proto: ContainerState). Paused counts as running.
 CREATED = 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from vmpin.source.nri_facts import ContainerEvent, Lost, NriEvent, PodEvent, Synced
+from vmpin.sources.nri.translation import ContainerEvent, Lost, NriEvent, PodEvent, Synced
 
 #: A thousand updates in one second are a lot; a handler that is 16 s behind has other troubles.
 MAX_WAITING = 16384

@@ -18,7 +18,7 @@ from vmpin.domain.model import ContainerId, SandboxId, valid_id
 from vmpin.errors import WireError
 from vmpin.host import boottime
 from vmpin.runtime.dialect import plain
-from vmpin.source.nri_facts import (
+from vmpin.sources.nri.translation import (
     ContainerEvent,
     Counters,
     Kind,

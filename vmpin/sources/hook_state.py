@@ -17,7 +17,7 @@ from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.dialect import CRIO, bundle_id, declared_exclusive, name_of, pod_of
 from vmpin.runtime.oci import HookMessage, HookState, bundle_gone, parse_state, read_bundle
-from vmpin.source.pids import behind, gone
+from vmpin.sources.pids import behind, gone
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
-from vmpin.source.nri_facts import ContainerEvent, NriEvent, Synced
+from vmpin.sources.nri.translation import ContainerEvent, NriEvent, Synced
 
 
 class Reports:

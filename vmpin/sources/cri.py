@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError
-from vmpin.source.grpc_call import CallError, call
+from vmpin.sources.grpc_call import CallError, call
 
 if TYPE_CHECKING:
     from vmpin.wire.protos import Messages

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.errors import SourceError
-from vmpin.source.grpc_call import call
+from vmpin.sources.grpc_call import call
 
 if TYPE_CHECKING:
     from vmpin.wire.protos import Messages

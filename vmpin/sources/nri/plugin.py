@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 from vmpin.domain.model import ContainerId
 from vmpin.errors import ConfigError, WireError
-from vmpin.source.nri_connect import explained, inherited
-from vmpin.source.nri_facts import Counters, Lost, NriEvent, NriUpdate
-from vmpin.source.nri_queue import NriQueue
+from vmpin.sources.nri.connect import explained, inherited
+from vmpin.sources.nri.event_queue import NriQueue
+from vmpin.sources.nri.translation import Counters, Lost, NriEvent, NriUpdate
 
 if TYPE_CHECKING:
-    from vmpin.source.nri_session import Session
+    from vmpin.sources.nri.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class Plugin:
         :raises WireError: when what came was no NRI.
         """
         # Here, as it loads the protobuf library: 60 ms that the first pass of a starting watcher does not wait for.
-        from vmpin.source.nri_session import Session
+        from vmpin.sources.nri.session import Session
 
         with self._connect() as connection:
             connection.setblocking(False)
