@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from vmpin.apply import Outcome
 from vmpin.birthbook import BirthBook, Placed
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
 from vmpin.host import affinity
 from vmpin.host.procfs import PF_USER_WORKER, Stat
+from vmpin.pinning.apply import Outcome
 from vmpin.placement import newborn
 from vmpin.placement.rules import Placement
 from vmpin.reconciler import Reconciler, Report

@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from vmpin.apply import Outcome, Result
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId, ThreadRole, VmmType, VmThread
 from vmpin.host import affinity
+from vmpin.pinning.apply import Outcome, Result
 from vmpin.placement import newborn as birth
 from vmpin.placement.newborn import Account
 from vmpin.reconciler import Reconciler

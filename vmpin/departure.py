@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vmpin import statefile
-from vmpin.apply import Result
 from vmpin.config.settings import Config
+from vmpin.pinning.apply import Result
 from vmpin.reconciler import Reconciler
 
 logger = logging.getLogger(__name__)

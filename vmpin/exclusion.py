@@ -9,8 +9,8 @@ import logging
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from vmpin.apply import Outcome
 from vmpin.domain.model import SandboxId
+from vmpin.pinning.apply import Outcome
 
 if TYPE_CHECKING:
     from vmpin.reconciler import Reconciler

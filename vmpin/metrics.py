@@ -17,13 +17,13 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from vmpin.about import version
-from vmpin.apply import Outcome
 from vmpin.domain.counters import Histogram
 from vmpin.domain.drift import Cause
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.domain.proof import Account, Ledger
 from vmpin.headcount import Headcount, Place
 from vmpin.health import Heard
+from vmpin.pinning.apply import Outcome
 from vmpin.placement.rules import Verdict
 from vmpin.reconciler import Reconciler
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from vmpin import departure
-from vmpin.apply import Result
 from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.host.lock import Lock
+from vmpin.pinning.apply import Result
 from vmpin.reconciler import Reconciler, Report
 from vmpin.runtime.oci import parse_message
 from vmpin.sources.hook_state import moment

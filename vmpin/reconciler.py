@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from vmpin.agreement import Agreement
-from vmpin.apply import Outcome, Result
-from vmpin.circumstances import Circumstances
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import Tally
@@ -29,7 +27,6 @@ from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.domain.proof import Ledger
 from vmpin.domain.topology import Topology
-from vmpin.drifts import Drifts
 from vmpin.errors import SourceError
 from vmpin.exclusion import Exclusion
 from vmpin.host import boottime
@@ -37,11 +34,14 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.keeper import Keeper
-from vmpin.pinner import Pinner
+from vmpin.pinning.apply import Outcome, Result
+from vmpin.pinning.drift_evidence import Circumstances
+from vmpin.pinning.drift_tracker import Drifts
+from vmpin.pinning.pinner import Pinner
+from vmpin.pinning.plan import SetAffinity, ordered
 from vmpin.placement.newborn import Account
 from vmpin.placement.ownership import Node
 from vmpin.places import Places
-from vmpin.plan import SetAffinity, ordered
 from vmpin.requests import Requests
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import HookMessage

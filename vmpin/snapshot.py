@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vmpin.apply import Result
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.kubelet_cpus import second_witness
@@ -17,8 +16,9 @@ from vmpin.domain.model import ContainerId, SandboxId, VmThread
 from vmpin.domain.proof import Proof
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
+from vmpin.pinning.apply import Result
+from vmpin.pinning.plan import SetAffinity
 from vmpin.placement.ownership import contested
-from vmpin.plan import SetAffinity
 from vmpin.reconciler import Reconciler, Report
 from vmpin.status import VERSION, Seen, node_data, pod_data, sandbox_data, trespasses
 from vmpin.vmm.inventory import Vm

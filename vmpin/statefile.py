@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vmpin.before import Before, ProcessMasks
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import DesiredState, Known, SandboxState, Word
 from vmpin.domain.events import Source
@@ -27,6 +26,7 @@ from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, Sand
 from vmpin.errors import StateFileError
 from vmpin.host import boottime
 from vmpin.host.regular import open_regular, read_regular
+from vmpin.pinning.original_masks import Before, ProcessMasks
 from vmpin.placement.vcpus import Previous
 
 VERSION = 2

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from vmpin import departure, log, sdnotify
 from vmpin.about import About
 from vmpin.answers import Answers
-from vmpin.apply import Outcome
 from vmpin.arrivals import Touched
 from vmpin.births import BirthFeed
 from vmpin.config import reload
@@ -33,6 +32,7 @@ from vmpin.health import Heard
 from vmpin.host.lock import Lock
 from vmpin.host.unix_sockets import open_to, serve
 from vmpin.oneshot import ask, hear, take
+from vmpin.pinning.apply import Outcome
 from vmpin.reconciler import Reconciler, Report
 from vmpin.relist import Relist
 from vmpin.runcrepair import RuncRepair

@@ -16,9 +16,9 @@ from measure import CannotMeasure, Figure, in_turn, median, timed_ms
 from passes import settled
 from vms import THREADS, Machine
 
-from vmpin.apply import Outcome
 from vmpin.config.settings import SETTINGS
 from vmpin.host.schedstat import process_ran
+from vmpin.pinning.apply import Outcome
 from vmpin.sampler import Sampler
 
 #: Of the rounds, how many the peers take part in: they are slow.

@@ -10,7 +10,7 @@ from bench_node import Bundle, Node, cpus
 from measure import CannotMeasure, Figure, in_turn, median, timed_ms
 from vms import THREADS, Machine
 
-from vmpin.apply import Outcome
+from vmpin.pinning.apply import Outcome
 from vmpin.reconciler import Reconciler
 from vmpin.runtime.oci import parse_message
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vmpin.before import Before, ProcessMasks
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ThreadId, ThreadRole, VmThread
+from vmpin.pinning.original_masks import Before, ProcessMasks
 
 PID = 4121
 MAIN = ThreadId(PID, 7)

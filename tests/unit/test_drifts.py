@@ -16,14 +16,14 @@ import pytest
 from strayed import Spinners, spinners
 from trees import make_tree
 
-from vmpin.apply import Outcome
 from vmpin.cpuset import CpuSet
 from vmpin.domain.drift import Cause, Change, FightRules, OnFight
 from vmpin.domain.model import ThreadRole, VmThread
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.pinner import SHOWN, _shown
+from vmpin.pinning.apply import Outcome
+from vmpin.pinning.pinner import SHOWN, _shown
 from vmpin.placement.rules import Placement
 from vmpin.snapshot import threads_of
 from vmpin.vmm.inventory import Vm

@@ -17,7 +17,6 @@ import pytest
 from metered import WEB, Node, metered
 
 from vmpin import exporter
-from vmpin.apply import Outcome
 from vmpin.config import settings
 from vmpin.domain.counters import Histogram
 from vmpin.domain.desired_state import DesiredState
@@ -27,6 +26,7 @@ from vmpin.errors import ConfigError
 from vmpin.exporter import Exporter
 from vmpin.headcount import Headcount
 from vmpin.health import Heard
+from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import Claims, ownership
 from vmpin.placement.rules import Verdict
 from vmpin.reconciler import Reconciler

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from strayed import thread_of, two_places
 
-from vmpin import pinner
-from vmpin.before import Before
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.pinner import Pinner
+from vmpin.pinning import pinner
+from vmpin.pinning.original_masks import Before
+from vmpin.pinning.pinner import Pinner
 
 A = SandboxId("a")
 

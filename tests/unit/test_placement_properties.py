@@ -22,12 +22,12 @@ from vmpin.domain.model import (
     VmThread,
 )
 from vmpin.domain.topology import Topology
+from vmpin.pinning.plan import Observed, diff, ordered
 from vmpin.placement.matching import match
 from vmpin.placement.ownership import Node, Ownership, claims, contested, ownership
 from vmpin.placement.policy import Policy, Spare, Vcpus, Where
 from vmpin.placement.rules import Placement, Request, Verdict, place
 from vmpin.placement.vcpus import Previous
-from vmpin.plan import Observed, diff, ordered
 
 #: CPUs of the largest node drawn.
 MOST = 16

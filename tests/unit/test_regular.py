@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from vmpin import hooks_install, prooffile, statefile
-from vmpin.before import Before
 from vmpin.config import scenario, yaml_file
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
@@ -22,6 +21,7 @@ from vmpin.domain.proof import Ledger
 from vmpin.errors import ConfigError, SourceError, StateFileError, UsageError
 from vmpin.host.files import Files
 from vmpin.host.regular import open_regular, read_regular
+from vmpin.pinning.original_masks import Before
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import read_bundle
 from vmpin.sources.kubelet_checkpoint import KubeletState

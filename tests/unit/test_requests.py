@@ -13,12 +13,12 @@ from strayed import Spinners, spinners
 from test_nri_facts import C1, POD, after, container, pod
 from test_placement import decide, guests, node, own_cpus, shown, vcpus
 
-from vmpin.apply import Outcome
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState, Known, reduce
 from vmpin.domain.events import ContainerSeen, CpusetSeen, RequestOver, Source
 from vmpin.domain.model import Container, ContainerState
 from vmpin.host.sysfs import Sysfs
+from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import Claims, claims
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.requests import CREATION, UPDATE, Requests

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from need import need_root, need_tool
 
 from vmpin import statefile
-from vmpin.before import Before, ProcessMasks
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState, Known, SandboxState, Word
 from vmpin.domain.events import Source
@@ -27,6 +26,7 @@ from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
 from vmpin.errors import StateFileError
 from vmpin.host import boottime
+from vmpin.pinning.original_masks import Before, ProcessMasks
 from vmpin.placement.vcpus import Previous
 from vmpin.statefile import Kept
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from vmpin.apply import Outcome, Result
 from vmpin.cpuset import CpuSet
 from vmpin.domain.drift import Change, Explained, FightRules, Fights, OnFight
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
+from vmpin.pinning.apply import Outcome, Result
+from vmpin.pinning.plan import SetAffinity
 from vmpin.placement.rules import Placement
-from vmpin.plan import SetAffinity
 
 logger = logging.getLogger(__name__)
 

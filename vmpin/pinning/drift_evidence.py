@@ -18,10 +18,10 @@ from vmpin.domain.counters import Tally
 from vmpin.domain.drift import VCPUS_ONLY, Cause, Change, Explained, Facts, Rival, explain
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.domain.proof import Ledger
-from vmpin.host import writers
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
+from vmpin.pinning import rival_writers
 from vmpin.vmm.inventory import Vm
 
 #: Who runs on the node is looked up again after so many seconds.
@@ -51,7 +51,7 @@ class Circumstances:
         self.tally = tally
         self.ledger = ledger
         self.root = root
-        self.remembers = writers.remembers_masks(os.uname().release)
+        self.remembers = rival_writers.remembers_masks(os.uname().release)
         self.histories: dict[SandboxId, History] = {}
         self._written: set[SandboxId] = set()
         #: Of each VMM, on a kernel where that matters.
@@ -88,7 +88,7 @@ class Circumstances:
     def rivals(self) -> tuple[Rival, ...]:
         """The daemons of the node that may set masks."""
         if time.monotonic() - self._looked > _FRESH:
-            self._daemons = writers.rivals(self.proc, self.root)
+            self._daemons = rival_writers.rivals(self.proc, self.root)
             self._looked = time.monotonic()
             self._rivals.clear()
         return self._daemons
@@ -97,7 +97,7 @@ class Circumstances:
         daemons = self.rivals()
         found = self._rivals.get(vm.vmm.id)
         if found is None:
-            found = self._rivals[vm.vmm.id] = writers.of_vm(self.proc, vm.vmm.pid, vm.vmm.argv, daemons)
+            found = self._rivals[vm.vmm.id] = rival_writers.of_vm(self.proc, vm.vmm.pid, vm.vmm.argv, daemons)
         return found
 
     def explain(self, vm: Vm, changes: Mapping[Change, int], replugged: CpuSet = EMPTY,

@@ -13,17 +13,17 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from vmpin.apply import Outcome, Result, carry_out
-from vmpin.before import Before
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.domain.topology import Topology
-from vmpin.drifts import Drifts
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
+from vmpin.pinning.apply import Outcome, Result, carry_out
+from vmpin.pinning.drift_tracker import Drifts
+from vmpin.pinning.original_masks import Before
+from vmpin.pinning.plan import Observed, SetAffinity, diff, ordered
 from vmpin.placement.rules import Placement
-from vmpin.plan import Observed, SetAffinity, diff, ordered
 from vmpin.vmm.inventory import Vm
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.errors import AffinityError, ThreadGone
 from vmpin.host import affinity
 from vmpin.host.procfs import Procfs
-from vmpin.plan import SetAffinity
+from vmpin.pinning.plan import SetAffinity
 
 logger = logging.getLogger(__name__)
 
