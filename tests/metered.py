@@ -31,7 +31,7 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.placement.vcpus import VcpuPlace
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.vmm.inventory import Process, Vm
 
 WEB = ContainerId("web")

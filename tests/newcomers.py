@@ -21,7 +21,7 @@ from vmpin.domain.model import Container, ContainerId, SandboxId
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.placement.newborn import Account
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import Event, Exec
 
 PREFIX = f"u{secrets.token_hex(5)}-"

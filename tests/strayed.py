@@ -18,7 +18,7 @@ from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThrea
 from vmpin.domain.proof import Account
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement, Verdict
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.vmm.inventory import Process, Vm
 
 SPIN = "while :; do :; done"

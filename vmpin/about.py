@@ -12,7 +12,7 @@ from typing import Protocol
 
 from vmpin.config.settings import Config
 from vmpin.health import Heard
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 
 
 class Watched(Protocol):

@@ -15,7 +15,7 @@ from vmpin.about import About
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
 from vmpin.guests import Guests
-from vmpin.reconciler import Report
+from vmpin.reconcile.reconciler import Report
 from vmpin.sampler import Sampler
 
 _OTHER_VERSION = "are vmpin and its watcher the same version?"

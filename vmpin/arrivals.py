@@ -29,7 +29,7 @@ from vmpin.host.procfs import PF_USER_WORKER, Stat
 from vmpin.pinning.apply import Outcome
 from vmpin.placement import newborn
 from vmpin.placement.rules import Placement
-from vmpin.reconciler import Reconciler, Report
+from vmpin.reconcile.reconciler import Reconciler, Report
 from vmpin.vmm.inventory import Process, Vm
 from vmpin.vmm.processes import VmmProcess, is_shim, kernel_thread_owner
 from vmpin.vmm.thread_names import read_names

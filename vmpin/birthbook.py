@@ -16,7 +16,7 @@ from vmpin.host import affinity
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.placement import newborn as birth
 from vmpin.placement.newborn import Account
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.vmm.inventory import Vm
 
 #: A thread whose name comes has it within a millisecond; one that bears none may be told by a later pass, of which the

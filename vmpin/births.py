@@ -17,7 +17,7 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.health import Heard
 from vmpin.host.proc_connector import ProcConnector
-from vmpin.reconciler import Reconciler, Report
+from vmpin.reconcile.reconciler import Reconciler, Report
 from vmpin.wire.proc_events import Ack, Comm, Event, Exec, Exit, Fork
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from vmpin.errors import ConfigError
 from vmpin.headcount import Headcount
 from vmpin.health import Heard
 from vmpin.host import unix_sockets
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.source import http
 from vmpin.source.http import Reply
 

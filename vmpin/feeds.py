@@ -21,7 +21,7 @@ from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
 from vmpin.health import Heard
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.sources.nri.translation import Counters, NriEvent
 
 if TYPE_CHECKING:

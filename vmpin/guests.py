@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData, GuestReport
     from vmpin.domain.model import SandboxId
-    from vmpin.reconciler import Reconciler
+    from vmpin.reconcile.reconciler import Reconciler
     from vmpin.vmguest import Guest
     from vmpin.vmm.inventory import Vm
 

@@ -15,7 +15,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.placement.ownership import contested
 from vmpin.placement.rules import Verdict
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.snapshot import shown, threads_of
 from vmpin.status import Seen, judge, trespasses
 

@@ -25,7 +25,7 @@ from vmpin.headcount import Headcount, Place
 from vmpin.health import Heard
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.rules import Verdict
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 
 #: The text format that every Prometheus reads; prometheus_client's own constant is another with each version.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

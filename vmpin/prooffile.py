@@ -13,7 +13,7 @@ from pathlib import Path
 from vmpin.domain.proof import Ledger, Mark
 from vmpin.errors import StateFileError
 from vmpin.host.regular import read_regular
-from vmpin.statefile import replace
+from vmpin.reconcile.state_file import replace
 
 VERSION = 1
 MAX_BYTES = 64 << 20

@@ -17,8 +17,8 @@ from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import given
 from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError
-from vmpin.reconciler import Reconciler
-from vmpin.repair import Repairs
+from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.runc_drift import Repairs
 from vmpin.sources.nri.translation import NriEvent, NriUpdate, Synced
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from vmpin.domain.proof import Finding, Proof
 from vmpin.errors import StateFileError
 from vmpin.host.schedstat import Schedstat, process_ran
 from vmpin.placement.rules import Placement
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.vmm.inventory import Process, Vm
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vmpin import departure, log, sdnotify
+from vmpin import log, sdnotify
 from vmpin.about import About
 from vmpin.answers import Answers
 from vmpin.arrivals import Touched
@@ -31,10 +31,11 @@ from vmpin.guests import Guests
 from vmpin.health import Heard
 from vmpin.host.lock import Lock
 from vmpin.host.unix_sockets import open_to, serve
-from vmpin.oneshot import ask, hear, take
 from vmpin.pinning.apply import Outcome
-from vmpin.reconciler import Reconciler, Report
-from vmpin.relist import Relist
+from vmpin.reconcile import teardown
+from vmpin.reconcile.one_pass import ask, hear, take
+from vmpin.reconcile.reconciler import Reconciler, Report
+from vmpin.reconcile.relist import Relist
 from vmpin.runcrepair import RuncRepair
 from vmpin.rundir import RunDirectory
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
@@ -150,7 +151,7 @@ class Watcher:
                     if task is not guests:
                         task.cancel()
                 if self.config.on_exit == "unpin" and self._ousted is None:
-                    departure.give_all_back(self.reconciler)
+                    teardown.give_all_back(self.reconciler)
                     given = True
                     self.guests.update(self.reconciler)
                     for sandbox, said in (await self.guests.taken_back(self.reconciler.touched())).items():
@@ -170,8 +171,8 @@ class Watcher:
         if not given:
             logger.info("stopped; threads keep their masks (`vmpin unpin --every` gives them back)")
             return
-        departure.give_all_back(self.reconciler)
-        if departure.forget(self.config, self.reconciler):
+        teardown.give_all_back(self.reconciler)
+        if teardown.forget(self.config, self.reconciler):
             logger.info("stopped; threads have their masks from before, and nothing is left")
 
     async def _supervised(self, name: str, source: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -11,7 +11,7 @@ from measure import CannotMeasure, Figure, in_turn, median, timed_ms
 from vms import THREADS, Machine
 
 from vmpin.pinning.apply import Outcome
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.runtime.oci import parse_message
 
 

@@ -20,7 +20,7 @@ from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import SandboxId
 from vmpin.exporter import Exporter
 from vmpin.health import Heard
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 
 
 @dataclass

@@ -19,8 +19,8 @@ from real_node import talk
 from soak import oracle, usage
 from soak.machines import threads
 from soak.trouble import TroubledWorld
-from vmpin import statefile
 from vmpin.domain.model import SandboxId
+from vmpin.reconcile import state_file
 
 #: Seconds for everything to come right. A resync is half a second; a loaded machine takes longer.
 PATIENCE = 120.0
@@ -182,7 +182,7 @@ class Checks:
 
     def _state_file_now(self) -> Iterator[str]:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        kept, trouble = statefile.load(self.world.run / "state.json", boot, set_aside=False)
+        kept, trouble = state_file.load(self.world.run / "state.json", boot, set_aside=False)
         if trouble:
             yield trouble
         for guest in self.world.running():

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from newcomers import Machine, mask, sandbox
 
-from vmpin import oneshot
 from vmpin.cli.act import _given_back, _told
 from vmpin.cli.main import main
 from vmpin.host.lock import Lock
+from vmpin.reconcile import one_pass
 
 pytest_plugins = ["given_unit"]
 
@@ -108,6 +108,6 @@ def test_a_dry_run_says_what_the_real_one_does_and_changes_nothing(machine: Mach
     else:
         assert removed == set()
         assert run()[0] == "nothing to give back"
-        known = oneshot.look_over(machine.reconciler.config)
+        known = one_pass.look_over(machine.reconciler.config)
         assert known.state.sandboxes[sandbox("a")].held
         assert known.state.sandboxes[sandbox("b")].held is (which == "--every")

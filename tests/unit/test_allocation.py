@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from vmpin.agreement import Agreement
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import DesiredState, Known, SandboxState, Word
 from vmpin.domain.events import Source
@@ -15,7 +14,8 @@ from vmpin.domain.kubelet_cpus import CpuManagerState, disagreements, judged, se
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import Node, claims
-from vmpin.repair import TRIES, WITHIN, Repairs
+from vmpin.reconcile.disagreements import Agreement
+from vmpin.reconcile.runc_drift import TRIES, WITHIN, Repairs
 
 POD, APP, SIDE = SandboxId("pod-a"), ContainerId("c1"), ContainerId("c2")
 ONLINE = CpuSet.parse("0-7")

@@ -24,7 +24,7 @@ from vmpin.config import settings
 from vmpin.domain.model import SandboxId
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import Event, Exec
 
 pytestmark = pytest.mark.root

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from trees import make_tree
 
-from vmpin import statefile
 from vmpin.checkup.node import look
 from vmpin.checkup.own import lock_holder, run_directory, unit
 from vmpin.config import settings as configuration
@@ -27,6 +26,7 @@ from vmpin.host.kernel import kernel
 from vmpin.host.lock import Lock
 from vmpin.host.procfs import Procfs
 from vmpin.host.rights import CAPABILITIES, rights
+from vmpin.reconcile import state_file
 
 SHARE = "opt/kata/share/defaults/kata-containers/runtimes/qemu"
 #: A node on which five things are wrong: kernel, kubelet's policy, NRI, Kata's pinning, tuned.
@@ -195,7 +195,7 @@ def test_the_run_directory_is_described(own: Config) -> None:
     os.utime(old, (time.time() - 100, time.time() - 100))
     (own.spool / "2.hook").touch()
     (own.spool / ".3.hook.tmp").touch()
-    statefile.save(own.state_file, Procfs().boot_id(), statefile.Kept())
+    state_file.save(own.state_file, Procfs().boot_id(), state_file.Kept())
     found = run_directory(own, Procfs())
     assert (found.exists, found.uid, found.mode, found.spooled) == (True, os.geteuid(), 0o755, 2)
     assert 99 < found.oldest < 200

@@ -15,8 +15,8 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.host import boottime
-from vmpin.oneshot import hear, take
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.one_pass import hear, take
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.sources.nri.translation import ContainerEvent, NriContainer
 from vmpin.sources.spool import Spool
 

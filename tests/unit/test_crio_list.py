@@ -15,7 +15,7 @@ from vmpin.config import settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import CpusetSeen, Source
 from vmpin.domain.model import ContainerId, SandboxId
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.runcrepair import RuncRepair
 from vmpin.sources.nri.plugin import Plugin
 from vmpin.sources.nri.translation import Lost, NriEvent, Synced

@@ -8,7 +8,7 @@ from typing import Any
 
 from strayed import spinners
 
-from vmpin import departure
+from vmpin.reconcile import teardown
 
 
 def test_what_threads_had_is_kept_until_they_have_it(tmp_path: Path) -> None:
@@ -21,13 +21,13 @@ def test_what_threads_had_is_kept_until_they_have_it(tmp_path: Path) -> None:
         known = node.reconciler
         nonsense: Any = [None]
         vm.helpers = nonsense  # anything that goes wrong with one VM
-        results = departure.give_all_back(known)
+        results = teardown.give_all_back(known)
         assert [result.operation.sandbox for result in results] == [other.sandbox]
-        assert not departure.forget(known.config, known)
+        assert not teardown.forget(known.config, known)
         assert known.config.state_file.exists()
         vm.helpers = []
-        departure.give_all_back(known)
-        assert departure.forget(known.config, known)
+        teardown.give_all_back(known)
+        assert teardown.forget(known.config, known)
         assert not known.config.run.exists()
         assert {frozenset(os.sched_getaffinity(each.vmm.pid)) for each in (vm, other)} == {both.frozen()}
 

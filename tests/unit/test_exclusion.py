@@ -12,7 +12,7 @@ from newcomers import PREFIX, Machine, by_name, mask, sandbox, shared_dir, tids
 
 from vmpin.config import settings
 from vmpin.config.settings import Config
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import Fork
 
 pytest_plugins = ["given_unit"]

@@ -29,7 +29,7 @@ from vmpin.health import Heard
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import Claims, ownership
 from vmpin.placement.rules import Verdict
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.source.http import Reply
 
 #: A pod's name that is no Unicode, and quotes: it comes from whoever calls the hook.

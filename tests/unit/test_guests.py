@@ -32,7 +32,7 @@ from vmpin.placement.ownership import Node, claims, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, Request, place
 from vmpin.protocol import parsing
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.vmguest import vcpus
 from vmpin.vmm.inventory import Process, Vm
 

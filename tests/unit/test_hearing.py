@@ -14,8 +14,8 @@ import pytest
 from vmpin.config import settings as config
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.host.lock import Lock
-from vmpin.oneshot import take
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile.one_pass import take
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.rundir import RunDirectory
 from vmpin.sources.spool import Spool
 from vmpin.watcher import Watcher

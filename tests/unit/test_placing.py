@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from vmpin import places
 from vmpin.config import settings
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import DesiredState, Known, SandboxState
@@ -16,7 +15,8 @@ from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmmType
 from vmpin.domain.topology import Topology
 from vmpin.placement.rules import UNMANAGED, Placement, Request, place
-from vmpin.places import Places
+from vmpin.reconcile import placement_cache
+from vmpin.reconcile.placement_cache import Places
 from vmpin.vmm.inventory import Process, Vm
 
 ONE, TWO = SandboxId("one"), SandboxId("two")
@@ -85,7 +85,7 @@ def test_who_has_been_placed_is_told_of_though_the_next_one_fails(known: Places,
             raise ZeroDivisionError
         return place(request, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(places, "place", failing)
+    monkeypatch.setattr(placement_cache, "place", failing)
     moved: list[SandboxId] = []
     with pytest.raises(ZeroDivisionError):
         known.place(STATE, VMS, moved.append)

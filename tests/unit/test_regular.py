@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vmpin import hooks_install, prooffile, statefile
+from vmpin import hooks_install, prooffile
 from vmpin.config import scenario, yaml_file
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
@@ -22,11 +22,12 @@ from vmpin.errors import ConfigError, SourceError, StateFileError, UsageError
 from vmpin.host.files import Files
 from vmpin.host.regular import open_regular, read_regular
 from vmpin.pinning.original_masks import Before
+from vmpin.reconcile import state_file
+from vmpin.reconcile.state_file import Kept
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import read_bundle
 from vmpin.sources.kubelet_checkpoint import KubeletState
 from vmpin.sources.spool import Spool
-from vmpin.statefile import Kept
 
 BOOT = "boot"
 PERSIST = {"State": "stopped", "Config": {"ContainerConfigs": [{"ID": "c1"}]}}
@@ -98,28 +99,28 @@ def test_a_link_on_the_way_is_followed(tmp_path: Path) -> None:
 def test_the_state_file(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     path = tmp_path / "state.json"
     kept = Kept(before={SandboxId("a"): Before()})
-    statefile.save(path, BOOT, kept)
+    state_file.save(path, BOOT, kept)
     put(path, kind)
-    found, trouble = statefile.load(path, BOOT)
+    found, trouble = state_file.load(path, BOOT)
     assert found == Kept()
     assert f"{path}: cannot be read: " in trouble
     # It is replaced, wherever a link leads; and so is what lies where the new one is written.
     put(tmp_path / ".state.json.new", kind)
-    statefile.save(path, BOOT, kept)
+    state_file.save(path, BOOT, kept)
     assert path.is_file()
     assert not path.is_symlink()
-    assert statefile.load(path, BOOT)[1] == ""
+    assert state_file.load(path, BOOT)[1] == ""
 
 
 @KINDS
 def test_the_notes_of_masks(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     path = tmp_path / "before.notes"
-    statefile.note(path, BOOT, SandboxId("a"), ThreadId(7, 8), CpuSet([1]))
-    assert statefile.with_notes(path, BOOT, Kept()).before
+    state_file.note(path, BOOT, SandboxId("a"), ThreadId(7, 8), CpuSet([1]))
+    assert state_file.with_notes(path, BOOT, Kept()).before
     put(path, kind)
-    assert statefile.with_notes(path, BOOT, Kept()) == Kept()
+    assert state_file.with_notes(path, BOOT, Kept()) == Kept()
     with pytest.raises(StateFileError):
-        statefile.note(path, BOOT, SandboxId("a"), ThreadId(7, 8), CpuSet([1]))
+        state_file.note(path, BOOT, SandboxId("a"), ThreadId(7, 8), CpuSet([1]))
 
 
 @KINDS

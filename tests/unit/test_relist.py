@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from vmpin.domain.model import ContainerId, SandboxId
-from vmpin.relist import NEAR, PAUSE, Relist
+from vmpin.reconcile.relist import NEAR, PAUSE, Relist
 from vmpin.sources.nri.translation import ContainerEvent, NriContainer
 
 VM, OTHER = SandboxId("vm"), SandboxId("other")

@@ -21,7 +21,7 @@ from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import Claims, claims
 from vmpin.placement.rules import Placement, Verdict
-from vmpin.requests import CREATION, UPDATE, Requests
+from vmpin.reconcile.requests import CREATION, UPDATE, Requests
 from vmpin.sources.nri.translation import ContainerEvent, Kind, NriEvent, Synced
 
 

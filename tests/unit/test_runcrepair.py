@@ -12,13 +12,14 @@ import grpc
 import pytest
 from cri_peer import CriServer
 
-from vmpin import repair, runcrepair
+from vmpin import runcrepair
 from vmpin.config import settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, CpusetSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
-from vmpin.reconciler import Reconciler
-from vmpin.repair import TRIES
+from vmpin.reconcile import runc_drift
+from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.runc_drift import TRIES
 from vmpin.runcrepair import RuncRepair
 from vmpin.sources.nri.plugin import Plugin
 from vmpin.sources.nri.translation import ContainerEvent, NriContainer, NriUpdate, Synced
@@ -132,7 +133,7 @@ def test_tries_are_bounded(node: Drifted, runtime: CriServer, monkeypatch: pytes
     node.drift("a")
     node.look(TRIES)
     assert len(runtime.updates) == 1  # the cgroup may yet be written
-    monkeypatch.setattr(repair, "PAUSE", 0.0)
+    monkeypatch.setattr(runc_drift, "PAUSE", 0.0)
     node.look(TRIES + 3)
     assert len(runtime.updates) == TRIES
     assert caplog.text.count("another writer takes them") == 1

@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from need import need_root, need_tool
 
-from vmpin import statefile
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState, Known, SandboxState, Word
 from vmpin.domain.events import Source
@@ -28,7 +27,8 @@ from vmpin.errors import StateFileError
 from vmpin.host import boottime
 from vmpin.pinning.original_masks import Before, ProcessMasks
 from vmpin.placement.vcpus import Previous
-from vmpin.statefile import Kept
+from vmpin.reconcile import state_file
+from vmpin.reconcile.state_file import Kept
 
 T = TypeVar("T")
 BOOT = "6f8a1c5e-0000-4000-8000-000000000001"
@@ -104,19 +104,19 @@ SAMPLE = Kept(
 @given(kept())
 def test_what_is_saved_is_loaded_the_same(tmp_path: Path, what: Kept) -> None:
     path = tmp_path / "state.json"
-    statefile.save(path, BOOT, what)
-    assert statefile.load(path, BOOT) == (what, "")
+    state_file.save(path, BOOT, what)
+    assert state_file.load(path, BOOT) == (what, "")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["state.json"]
 
 
 def test_the_file_is_roots_alone_and_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    statefile.save(path, BOOT, SAMPLE)
+    state_file.save(path, BOOT, SAMPLE)
     first = path.stat()
     assert first.st_mode & 0o777 == 0o600
-    statefile.save(path, BOOT, Kept())
+    state_file.save(path, BOOT, Kept())
     assert path.stat().st_ino != first.st_ino
-    assert statefile.load(path, BOOT) == (Kept(), "")
+    assert state_file.load(path, BOOT) == (Kept(), "")
 
 
 def told_at(time: int) -> Kept:
@@ -134,21 +134,21 @@ def times(kept: Kept) -> set[int]:
 
 def test_a_time_that_is_yet_to_come_counts_as_now(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    statefile.save(path, BOOT, told_at(1 << 62))
+    state_file.save(path, BOOT, told_at(1 << 62))
     before = boottime.now()
-    (found,) = times(statefile.load(path, BOOT)[0])
+    (found,) = times(state_file.load(path, BOOT)[0])
     assert before <= found <= boottime.now()
 
 
 @pytest.mark.parametrize("ahead", [-3600, 3600])
 def test_times_of_the_wall_clock_are_taken_from_an_older_file(tmp_path: Path, ahead: int) -> None:
     path = tmp_path / "state.json"
-    statefile.save(path, BOOT, told_at(time.time_ns() + ahead * 10**9))
+    state_file.save(path, BOOT, told_at(time.time_ns() + ahead * 10**9))
     body = json.loads(path.read_text())["body"]
     del body["clock"]
     path.write_text(json.dumps({"crc32": zlib.crc32(json.dumps(body, separators=(",", ":")).encode()), "body": body}))
     before = boottime.now()
-    kept, trouble = statefile.load(path, BOOT)
+    kept, trouble = state_file.load(path, BOOT)
     (found,) = times(kept)
     assert trouble == ""
     if ahead > 0:
@@ -158,14 +158,14 @@ def test_times_of_the_wall_clock_are_taken_from_an_older_file(tmp_path: Path, ah
 
 
 def test_no_file_is_nothing_kept(tmp_path: Path) -> None:
-    assert statefile.load(tmp_path / "state.json", BOOT) == (Kept(), "")
+    assert state_file.load(tmp_path / "state.json", BOOT) == (Kept(), "")
 
 
 def test_what_is_of_another_boot_is_not_used_and_no_fault(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    statefile.save(path, BOOT, SAMPLE)
-    assert statefile.load(path, "another") == (Kept(), "")
-    assert statefile.load(path, BOOT) == (SAMPLE, "")
+    state_file.save(path, BOOT, SAMPLE)
+    assert state_file.load(path, "another") == (Kept(), "")
+    assert state_file.load(path, BOOT) == (SAMPLE, "")
 
 
 def set_aside(tmp_path: Path, raw: bytes) -> str:
@@ -173,7 +173,7 @@ def set_aside(tmp_path: Path, raw: bytes) -> str:
     path, aside = tmp_path / "state.json", tmp_path / "state.json.bad"
     aside.unlink(missing_ok=True)
     path.write_bytes(raw)
-    found, said = statefile.load(path, BOOT)
+    found, said = state_file.load(path, BOOT)
     assert found == Kept()
     assert said.startswith(f"{path}: ")
     assert said.endswith("set aside as state.json.bad, the state is rebuilt from what runs")
@@ -185,7 +185,7 @@ def set_aside(tmp_path: Path, raw: bytes) -> str:
 
 def saved(tmp_path: Path) -> bytes:
     path = tmp_path / "state.json"
-    statefile.save(path, BOOT, SAMPLE)
+    state_file.save(path, BOOT, SAMPLE)
     return path.read_bytes()
 
 
@@ -206,7 +206,7 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path, data: st.Da
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path = tmp_path / "state.json"
     path.write_bytes(raw)
-    found, said = statefile.load(path, BOOT)
+    found, said = state_file.load(path, BOOT)
     assert (found == SAMPLE and not said) or (found == Kept() and "set aside" in said)
     assert path.exists() == (not said)
 
@@ -214,7 +214,7 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path, data: st.Da
 def sealed(body: object) -> bytes:
     """`body` with a checksum that is right: written by another version, or by hand."""
     text = json.dumps(body, separators=(",", ":"))
-    return json.dumps({"crc32": statefile._digest(text), "body": body}).encode()
+    return json.dumps({"crc32": state_file._digest(text), "body": body}).encode()
 
 
 def entry(**state: object) -> dict[str, object]:
@@ -245,12 +245,12 @@ def test_what_was_not_written_by_this_version_is_set_aside(tmp_path: Path, raw: 
 def test_a_file_that_cannot_be_read_or_moved_is_said_so(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     path.mkdir()
-    assert statefile.load(path, BOOT) == (Kept(), f"{path}: cannot be read: Is a directory")
+    assert state_file.load(path, BOOT) == (Kept(), f"{path}: cannot be read: Is a directory")
     path.rmdir()
     path.write_bytes(b"x")
     (tmp_path / "state.json.bad").mkdir()
     (tmp_path / "state.json.bad" / "full").touch()
-    found, said = statefile.load(path, BOOT)
+    found, said = state_file.load(path, BOOT)
     assert found == Kept()
     assert said.endswith("its content is not used")
 
@@ -259,7 +259,7 @@ def test_a_place_that_cannot_be_written_is_said_and_the_old_file_stays(tmp_path:
     for path in (tmp_path / "none" / "state.json", tmp_path / "file" / "state.json"):
         (tmp_path / "file").touch()
         with pytest.raises(StateFileError) as caught:
-            statefile.save(path, BOOT, SAMPLE)
+            state_file.save(path, BOOT, SAMPLE)
         assert str(caught.value).startswith(f"{path}: the state cannot be saved: ")
         assert caught.value.hint
 
@@ -268,15 +268,15 @@ def test_a_symlink_in_the_way_is_not_followed(tmp_path: Path) -> None:
     victim, path = tmp_path / "victim", tmp_path / "state.json"
     victim.write_text("precious")
     (tmp_path / ".state.json.new").symlink_to(victim)
-    statefile.save(path, BOOT, SAMPLE)
+    state_file.save(path, BOOT, SAMPLE)
     assert victim.read_text() == "precious"
-    assert statefile.load(path, BOOT) == (SAMPLE, "")
+    assert state_file.load(path, BOOT) == (SAMPLE, "")
     path.unlink()
     path.symlink_to(victim)
-    assert statefile.load(path, BOOT) == (Kept(), f"{path}: cannot be read: {os.strerror(errno.ELOOP)}")
-    statefile.save(path, BOOT, SAMPLE)
+    assert state_file.load(path, BOOT) == (Kept(), f"{path}: cannot be read: {os.strerror(errno.ELOOP)}")
+    state_file.save(path, BOOT, SAMPLE)
     assert victim.read_text() == "precious"
-    assert statefile.load(path, BOOT) == (SAMPLE, "")
+    assert state_file.load(path, BOOT) == (SAMPLE, "")
 
 
 FULL_DISK = """
@@ -350,7 +350,7 @@ def test_on_a_full_disk_what_was_kept_stays_and_the_next_is_kept_too(tmp_path: P
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_was_written_before_makes_no_difference(tmp_path: Path, names_: list[str], data: st.DataObject) -> None:
     """One sandbox after the other comes, changes or goes; the file is as if written anew each time."""
-    written: statefile.Written = {}
+    written: state_file.Written = {}
     kept = Kept()
     for each in names_:
         name = SandboxId(each)
@@ -359,10 +359,10 @@ def test_what_was_written_before_makes_no_difference(tmp_path: Path, names_: lis
         last = data.draw(st.none() | previous)
         kept = Kept(DesiredState(_with(kept.state.sandboxes, name, state)), _with(kept.previous, name, last),
                     _with(kept.before, name, before))
-        statefile.save(tmp_path / "one", BOOT, kept, written)
-        statefile.save(tmp_path / "two", BOOT, kept)
+        state_file.save(tmp_path / "one", BOOT, kept, written)
+        state_file.save(tmp_path / "two", BOOT, kept)
         assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-        found, trouble = statefile.load(tmp_path / "one", BOOT)
+        found, trouble = state_file.load(tmp_path / "one", BOOT)
         assert trouble == ""
         assert found.before == kept.before
         assert written.keys() == kept.state.sandboxes.keys() | kept.previous.keys() | kept.before.keys()
@@ -377,11 +377,11 @@ def _with(table: Mapping[SandboxId, T], name: SandboxId, value: T | None) -> dic
 
 def test_a_note_is_taken_into_what_the_file_holds(tmp_path: Path) -> None:
     path, main, other = tmp_path / "notes", ThreadId(7, 100), ThreadId(8, 100)
-    statefile.note(path, BOOT, SandboxId("a"), main, CpuSet.parse("0-3"))
-    statefile.note(path, BOOT, SandboxId("a"), other, CpuSet.parse("1"))
-    statefile.note(path, BOOT, SandboxId("b"), main, CpuSet.parse("2"))
+    state_file.note(path, BOOT, SandboxId("a"), main, CpuSet.parse("0-3"))
+    state_file.note(path, BOOT, SandboxId("a"), other, CpuSet.parse("1"))
+    state_file.note(path, BOOT, SandboxId("b"), main, CpuSet.parse("2"))
     known = Before({main: ProcessMasks(CpuSet.parse("0-7"))})
-    kept = statefile.with_notes(path, BOOT, Kept(before={SandboxId("a"): known}))
+    kept = state_file.with_notes(path, BOOT, Kept(before={SandboxId("a"): known}))
     assert kept.before == {
         SandboxId("a"): Before({main: ProcessMasks(CpuSet.parse("0-7")), other: ProcessMasks(CpuSet.parse("1"))}),
         SandboxId("b"): Before({main: ProcessMasks(CpuSet.parse("2"))})}
@@ -390,13 +390,13 @@ def test_a_note_is_taken_into_what_the_file_holds(tmp_path: Path) -> None:
 
 def test_notes_of_another_boot_and_torn_ones_count_for_nothing(tmp_path: Path) -> None:
     path, main = tmp_path / "notes", ThreadId(7, 100)
-    statefile.note(path, "another", SandboxId("a"), main, CpuSet.parse("0-3"))
-    statefile.note(path, BOOT, SandboxId("b"), main, CpuSet.parse("1"))
+    state_file.note(path, "another", SandboxId("a"), main, CpuSet.parse("0-3"))
+    state_file.note(path, BOOT, SandboxId("b"), main, CpuSet.parse("1"))
     raw = path.read_bytes()
     for line in (b"{}", b"[]", b"[1,2,3,4,5]", f'["{BOOT}","c",true,1,"x"]'.encode(), b"\xff\xff", b"[" * 5000,
                  f'["{BOOT}","c",1,1,""]'.encode(), raw[-20:-5]):
         path.write_bytes(line + b"\n" + raw + line)
-        kept = statefile.with_notes(path, BOOT, Kept())
+        kept = state_file.with_notes(path, BOOT, Kept())
         assert kept.before == {SandboxId("b"): Before({main: ProcessMasks(CpuSet.parse("1"))})}
 
 
@@ -404,13 +404,13 @@ def test_notes_of_another_boot_and_torn_ones_count_for_nothing(tmp_path: Path) -
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_notes_may_be_anything(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "notes").write_bytes(raw)
-    assert statefile.with_notes(tmp_path / "notes", BOOT, Kept()) == Kept()
+    assert state_file.with_notes(tmp_path / "notes", BOOT, Kept()) == Kept()
 
 
 def test_no_notes_are_no_trouble(tmp_path: Path) -> None:
     kept = Kept(before={SandboxId("a"): Before()})
-    assert statefile.with_notes(tmp_path / "notes", BOOT, kept) is kept
+    assert state_file.with_notes(tmp_path / "notes", BOOT, kept) is kept
     (tmp_path / "notes").mkdir()
-    assert statefile.with_notes(tmp_path / "notes", BOOT, kept) is kept
+    assert state_file.with_notes(tmp_path / "notes", BOOT, kept) is kept
     with pytest.raises(StateFileError):
-        statefile.note(tmp_path / "notes", BOOT, SandboxId("a"), ThreadId(7, 1), CpuSet.parse("0"))
+        state_file.note(tmp_path / "notes", BOOT, SandboxId("a"), ThreadId(7, 1), CpuSet.parse("0"))

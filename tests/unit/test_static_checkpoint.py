@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from need import lacking
 
-from vmpin import statefile
 from vmpin.config import settings as config
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import DesiredState, Known, SandboxState, Word
@@ -32,7 +31,8 @@ from vmpin.placement.ownership import Node, Ownership, claims, contested, owners
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, Request, place
 from vmpin.placement.vcpus import Previous
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile import state_file
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status import Seen, node_data, sandbox_data
 
 STEPS = Path(__file__).parents[1] / "data/kubelet-1.36-steps.json"
@@ -293,8 +293,8 @@ def test_a_report_in_the_state_file_that_is_older_than_the_checkpoint_gives_noth
         SandboxId(f"sandbox-{uid}"), "nri", Pod("ns", uid, uid), {
             ContainerId(uid): reported(uid, second, boottime.now())})
         for uid in ("shared", "grown"))
-    kept = statefile.Kept(DesiredState({each.id: each for each in (shared, grown)}))
-    statefile.save(settings.state_file, Procfs().boot_id(), kept)
+    kept = state_file.Kept(DesiredState({each.id: each for each in (shared, grown)}))
+    state_file.save(settings.state_file, Procfs().boot_id(), kept)
     checkpoint = tmp_path / "kubelet/cpu_manager_state"
     checkpoint.write_text(json.dumps({"policyName": "static", "defaultCpuSet": str(first), "checksum": 0,
                                       "entries": {"other": {"db": str(second)}}}))

@@ -8,10 +8,10 @@ import stat
 import time
 from pathlib import Path
 
-from vmpin import statefile
 from vmpin.config.settings import Config
 from vmpin.domain.facts import RunDirectory
 from vmpin.host.procfs import Procfs, read_file
+from vmpin.reconcile import state_file
 
 _UNIT = re.compile(r"([A-Za-z0-9:_.@\\-]+\.service)$", re.MULTILINE)
 
@@ -51,7 +51,7 @@ def _state(config: Config, proc: Procfs) -> tuple[int | None, str]:
         return None, ""
     if not os.access(config.state_file, os.R_OK):
         return size, ""
-    return size, statefile.load(config.state_file, proc.boot_id(), set_aside=False)[1]
+    return size, state_file.load(config.state_file, proc.boot_id(), set_aside=False)[1]
 
 
 def _file_system(path: Path, proc: Procfs) -> str:

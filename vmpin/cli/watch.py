@@ -35,9 +35,10 @@ def run(args: argparse.Namespace) -> int:
     gc.disable()
     import signal
 
-    from vmpin import log, oneshot, sdnotify
+    from vmpin import log, sdnotify
     from vmpin.host.lock import Lock
-    from vmpin.reconciler import Reconciler
+    from vmpin.reconcile import one_pass
+    from vmpin.reconcile.reconciler import Reconciler
     from vmpin.sources.spool import Spool
 
     if args.log_level:
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             os.chmod(config.run, 0o755)  # whatever the umask; who may use which socket is said by their own modes
         reconciler, spool = Reconciler(config), Spool(config.spool)
         spool.prepare()
-        kept = oneshot.take(reconciler, spool, set())
+        kept = one_pass.take(reconciler, spool, set())
         reconciler.resync(full=True)
         sdnotify.notify(f"STATUS=placed the threads of {len(reconciler.observer.vms)} VM sandboxes")
         gc.freeze()

@@ -20,8 +20,8 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
+from vmpin.reconcile.state_file import MAX_BYTES
 from vmpin.redact import words
-from vmpin.statefile import MAX_BYTES
 
 README = """\
 What `vmpin gather` packed on a node, for a bug report. Look through it before it leaves your hands.

@@ -20,14 +20,14 @@ from typing import Any, Protocol
 from real_qemu import Qemu
 
 from lab.node_tests.guest import Guest
-from vmpin import oneshot
 from vmpin.cli.common import status_document
 from vmpin.config import settings as configuration
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadRole
 from vmpin.host.procfs import Procfs, Stat
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile import one_pass
+from vmpin.reconcile.reconciler import Reconciler
 
 #: Everything here is slow: each instruction is emulated, and the build machine is shared.
 PATIENCE = 180.0
@@ -241,7 +241,7 @@ class Vmpin:
 
     def reconcile(self) -> Reconciler:
         """What `vmpin reconcile` does, without the seconds that starting a Python takes here."""
-        return oneshot.reconcile(self.config(), None)[0]
+        return one_pass.reconcile(self.config(), None)[0]
 
     def status(self, vm: Sandboxed) -> dict[str, Any]:
         """What `vmpin status` has of a VM, from the watcher if one runs; likewise in no time."""

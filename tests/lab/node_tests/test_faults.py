@@ -15,12 +15,12 @@ import pytest
 from lab.node_tests.conftest import StartsVms
 from lab.node_tests.guest import Guest
 from lab.node_tests.machines import RUN, Kata, NestedVm, Vmpin, Watcher, mask, until
-from vmpin import statefile
 from vmpin.cli.common import status_document
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId
 from vmpin.host import affinity
 from vmpin.host.procfs import Procfs
+from vmpin.reconcile import state_file
 from vmpin.vmm import threads
 from vmpin.vmm.inventory import Observer
 
@@ -56,7 +56,7 @@ def settled(vm: NestedVm, vcpus: Sequence[str], sandbox: str) -> bool:
 
 def state_is_sound() -> None:
     """The state file is whole (or not written yet)."""
-    _, trouble = statefile.load(RUN / "state.json", Procfs().boot_id())
+    _, trouble = state_file.load(RUN / "state.json", Procfs().boot_id())
     assert trouble == ""
 
 

@@ -13,7 +13,7 @@ from vmpin.domain.model import SandboxId
 from vmpin.pinning.apply import Outcome
 
 if TYPE_CHECKING:
-    from vmpin.reconciler import Reconciler
+    from vmpin.reconcile.reconciler import Reconciler
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from vmpin import statefile
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.errors import StateFileError
-from vmpin.statefile import Kept
+from vmpin.reconcile import state_file
+from vmpin.reconcile.state_file import Kept
 
 logger = logging.getLogger(__name__)
 
@@ -27,19 +27,19 @@ class Keeper:
         #: Why the state could not be saved when it was last tried, "" if it could.
         self.failing = ""
         self._unnoted = False
-        self._written: statefile.Written = {}
+        self._written: state_file.Written = {}
 
     def load(self, set_aside: bool) -> Kept:
         """:param set_aside: whether a damaged file is moved away."""
-        kept, trouble = statefile.load(self._state, self._boot_id, set_aside)
+        kept, trouble = state_file.load(self._state, self._boot_id, set_aside)
         if trouble:
             logger.warning("%s", trouble)
-        return statefile.with_notes(self._notes, self._boot_id, kept)
+        return state_file.with_notes(self._notes, self._boot_id, kept)
 
     def save(self, kept: Kept) -> bool:
         """:returns: whether it could be; the notes are of no use any more then."""
         try:
-            statefile.save(self._state, self._boot_id, kept, self._written)
+            state_file.save(self._state, self._boot_id, kept, self._written)
         except StateFileError as err:
             if str(err) != self.failing:
                 logger.error("%s (%s)", err, err.hint)
@@ -54,7 +54,7 @@ class Keeper:
     def note(self, sandbox: SandboxId, main: ThreadId, had: CpuSet) -> None:
         """Keep the mask that a process had before, ahead of the state file."""
         try:
-            statefile.note(self._notes, self._boot_id, sandbox, main, had)
+            state_file.note(self._notes, self._boot_id, sandbox, main, had)
         except StateFileError as err:
             if not self._unnoted:
                 logger.error("%s (%s)", err, err.hint)

@@ -12,10 +12,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from vmpin import statefile
 from vmpin.config.settings import Config
 from vmpin.pinning.apply import Result
-from vmpin.reconciler import Reconciler
+from vmpin.reconcile import state_file
+from vmpin.reconcile.reconciler import Reconciler
 
 logger = logging.getLogger(__name__)
 
@@ -61,4 +61,4 @@ def left(config: Config) -> list[Path]:
 
 def _files(config: Config) -> Iterable[Path]:
     return (config.state_file, config.notes_file, config.proof_file, config.hook_socket, config.control_socket,
-            *statefile.beside(config.state_file), *statefile.beside(config.proof_file))
+            *state_file.beside(config.state_file), *state_file.beside(config.proof_file))

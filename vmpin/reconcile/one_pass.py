@@ -8,13 +8,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from vmpin import departure
 from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.host.lock import Lock
 from vmpin.pinning.apply import Result
-from vmpin.reconciler import Reconciler, Report
+from vmpin.reconcile import teardown
+from vmpin.reconcile.reconciler import Reconciler, Report
 from vmpin.runtime.oci import parse_message
 from vmpin.sources.hook_state import moment
 from vmpin.sources.spool import Spool
@@ -75,9 +75,9 @@ def leave(config: Config, tell: Callable[[Reconciler], Told]) -> tuple[Reconcile
         reconciler = Reconciler(config)
         take(reconciler, Spool(config.spool), set(), tidy=False)
         reconciler.resync(act=False, full=True)
-        results = departure.give_all_back(reconciler)
+        results = teardown.give_all_back(reconciler)
         told = tell(reconciler)
-        departure.forget(config, reconciler)
+        teardown.forget(config, reconciler)
         return reconciler, results, told
 
 

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from vmpin.agreement import Agreement
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import Tally
@@ -28,12 +27,10 @@ from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.domain.proof import Ledger
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
-from vmpin.exclusion import Exclusion
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.keeper import Keeper
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.pinning.drift_evidence import Circumstances
 from vmpin.pinning.drift_tracker import Drifts
@@ -41,8 +38,12 @@ from vmpin.pinning.pinner import Pinner
 from vmpin.pinning.plan import SetAffinity, ordered
 from vmpin.placement.newborn import Account
 from vmpin.placement.ownership import Node
-from vmpin.places import Places
-from vmpin.requests import Requests
+from vmpin.reconcile.disagreements import Agreement
+from vmpin.reconcile.exclusion import Exclusion
+from vmpin.reconcile.keeper import Keeper
+from vmpin.reconcile.placement_cache import Places
+from vmpin.reconcile.requests import Requests
+from vmpin.reconcile.state_file import Kept
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import HookMessage
 from vmpin.sources.disk import DiskSources
@@ -51,7 +52,6 @@ from vmpin.sources.kubelet_checkpoint import KubeletState
 from vmpin.sources.nri import translation
 from vmpin.sources.nri.cpuset_reports import Reports
 from vmpin.sources.nri.translation import NriEvent
-from vmpin.statefile import Kept
 from vmpin.vmm.inventory import Observer, Vm
 
 logger = logging.getLogger(__name__)
