@@ -13,7 +13,6 @@ from pathlib import Path
 
 from need import lacking, need_tool
 
-from vmpin.arrivals import Arrivals, Touched
 from vmpin.config import settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
@@ -21,6 +20,7 @@ from vmpin.domain.model import Container, ContainerId, SandboxId
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.placement.newborn import Account
+from vmpin.procevents.newborn_placer import Arrivals, Touched
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import Event, Exec
 

@@ -25,8 +25,8 @@ from vmpin.reconcile.reconciler import Reconciler
 from vmpin.sources.nri.translation import Counters, NriEvent
 
 if TYPE_CHECKING:
-    from vmpin.births import BirthFeed
     from vmpin.host.inotify import Inotify
+    from vmpin.procevents.feed import BirthFeed
     from vmpin.sources.nri.plugin import Plugin
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 from vmpin import log, sdnotify
 from vmpin.about import About
 from vmpin.answers import Answers
-from vmpin.arrivals import Touched
-from vmpin.births import BirthFeed
 from vmpin.config import reload
 from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
@@ -32,6 +30,8 @@ from vmpin.health import Heard
 from vmpin.host.lock import Lock
 from vmpin.host.unix_sockets import open_to, serve
 from vmpin.pinning.apply import Outcome
+from vmpin.procevents.feed import BirthFeed
+from vmpin.procevents.newborn_placer import Touched
 from vmpin.reconcile import teardown
 from vmpin.reconcile.one_pass import ask, hear, take
 from vmpin.reconcile.reconciler import Reconciler, Report

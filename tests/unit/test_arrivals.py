@@ -24,11 +24,11 @@ from newcomers import (
     until,
 )
 
-from vmpin.arrivals import Arrivals
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import Held, SandboxSeen
 from vmpin.domain.model import VmmType
 from vmpin.host.procfs import Procfs
+from vmpin.procevents.newborn_placer import Arrivals
 from vmpin.wire.proc_events import Comm, Event, Exec, Fork
 
 pytest_plugins = ["given_unit"]

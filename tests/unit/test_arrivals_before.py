@@ -17,9 +17,9 @@ from newcomers import (
     tids,
 )
 
-from vmpin.arrivals import Arrivals
 from vmpin.domain.model import ThreadId
 from vmpin.pinning.apply import Outcome
+from vmpin.procevents.newborn_placer import Arrivals
 from vmpin.wire.proc_events import Exec, Fork
 
 pytest_plugins = ["given_unit"]

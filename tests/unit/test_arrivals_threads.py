@@ -19,7 +19,6 @@ from newcomers import (
     until,
 )
 
-from vmpin.arrivals import Touched
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import ContainerSeen, Source
@@ -27,6 +26,7 @@ from vmpin.domain.model import Container, ContainerId, ThreadId, VcpuId
 from vmpin.host import boottime
 from vmpin.host.sysfs import Sysfs
 from vmpin.placement.rules import Placement
+from vmpin.procevents.newborn_placer import Touched
 from vmpin.vmm.inventory import Vm
 from vmpin.wire.proc_events import KTHREADD, Comm, Fork
 

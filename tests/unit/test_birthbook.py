@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from strayed import Spinners, spinners
 
-from vmpin import birthbook
-from vmpin.birthbook import BirthBook, Placed
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadRole, VcpuId
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.placement.vcpus import VcpuPlace
+from vmpin.procevents import latency
+from vmpin.procevents.latency import BirthBook, Placed
 from vmpin.vmm.inventory import Vm
 
 HOUR = 3600 * 10**9
@@ -53,7 +53,7 @@ def test_a_vcpu_whose_mask_is_never_what_it_is_to_be_is_not_waited_for_all_its_l
 
 
 def test_one_that_has_just_come_is_waited_for(node: Spinners, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(birthbook, "_NAMED", 600.0)
+    monkeypatch.setattr(latency, "_NAMED", 600.0)
     vm, book = vcpu(node, node.there), BirthBook(node.reconciler)
     now = time.monotonic_ns()
     book.awaits(vm.sandbox, vm.vmm.pid, now, Placed(now, node.here, loose=False))

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from need import lacking, need_root
 
-from vmpin import births
-from vmpin.arrivals import Touched
-from vmpin.births import BirthFeed
 from vmpin.config import settings
 from vmpin.domain.model import SandboxId
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs
+from vmpin.procevents import feed
+from vmpin.procevents.feed import BirthFeed
+from vmpin.procevents.newborn_placer import Touched
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import Event, Exec
 
@@ -117,7 +117,7 @@ def test_a_vmm_is_told_of_and_all_that_was_before_is_to_be_read(heard: Heard) ->
 def test_in_a_storm_of_others_the_loop_wakes_seldom_and_misses_nothing(heard: Heard,
                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     calm = 0.05
-    monkeypatch.setattr(births, "CALM", calm)
+    monkeypatch.setattr(feed, "CALM", calm)
 
     async def scenario() -> None:
         async with running(heard):
@@ -164,7 +164,7 @@ def test_events_that_take_their_time_leave_turns_to_the_loops_other_work(heard: 
                 return took(taken)
 
             monkeypatch.setattr(heard.feed._arrivals, "take", taking)
-            heard.step = births.BUDGET  # so long each of them takes
+            heard.step = feed.BUDGET  # so long each of them takes
             heard.feed._waiting.extend(Exec(time.monotonic_ns(), os.getpid()) for _ in range(50))
             heard.feed._look_later(heard.feed._connector)  # type: ignore[arg-type]
             loop.remove_reader(heard.feed._connector.fd)  # type: ignore[union-attr]
@@ -251,8 +251,8 @@ def test_it_says_once_why_nothing_is_told_and_asks_again(heard: Heard, tmp_path:
             asked += 1
             super().__init__(proc)
 
-    monkeypatch.setattr(births, "ProcConnector", Counted)
-    monkeypatch.setattr(births, "_AGAIN", 0.01)
+    monkeypatch.setattr(feed, "ProcConnector", Counted)
+    monkeypatch.setattr(feed, "_AGAIN", 0.01)
     (tmp_path / "proc" / "self" / "ns").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026539999]")
     real, heard.reconciler.proc = heard.reconciler.proc, Procfs(tmp_path / "proc")
@@ -309,7 +309,7 @@ def test_whoever_is_told_to_end_while_it_connects_leaves_no_listener_behind(hear
             if not self._listening:
                 closed.set()
 
-    monkeypatch.setattr(births, "ProcConnector", Slow)
+    monkeypatch.setattr(feed, "ProcConnector", Slow)
 
     async def scenario() -> None:
         task = asyncio.create_task(heard.feed.run())

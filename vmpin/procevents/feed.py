@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from vmpin.arrivals import Arrivals, Touched
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.health import Heard
 from vmpin.host.proc_connector import ProcConnector
+from vmpin.procevents.newborn_placer import Arrivals, Touched
 from vmpin.reconcile.reconciler import Reconciler, Report
 from vmpin.wire.proc_events import Ack, Comm, Event, Exec, Exit, Fork
 

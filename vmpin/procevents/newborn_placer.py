@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from vmpin.birthbook import BirthBook, Placed
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
 from vmpin.host import affinity
@@ -29,6 +28,7 @@ from vmpin.host.procfs import PF_USER_WORKER, Stat
 from vmpin.pinning.apply import Outcome
 from vmpin.placement import newborn
 from vmpin.placement.rules import Placement
+from vmpin.procevents.latency import BirthBook, Placed
 from vmpin.reconcile.reconciler import Reconciler, Report
 from vmpin.vmm.inventory import Process, Vm
 from vmpin.vmm.processes import VmmProcess, is_shim, kernel_thread_owner
