@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmpin.channel import Stream, open_unix
 from vmpin.cpuset import CpuSet
+from vmpin.guests.transport import Stream, open_unix
 from vmpin.protocol import parsing
 
 #: Longer than anything takes on a machine that is busy; nothing waits for it otherwise (seconds).

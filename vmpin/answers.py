@@ -14,7 +14,7 @@ from vmpin import about, snapshot
 from vmpin.about import About
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
-from vmpin.guests import Guests
+from vmpin.guests.manager import Guests
 from vmpin.reconcile.reconciler import Report
 from vmpin.sampler import Sampler
 

@@ -25,7 +25,7 @@ from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError, SourceError, WatcherError
 from vmpin.feeds import FileFeed, NriFeed, PodResourcesFeed, heard, wants_nri
-from vmpin.guests import Guests
+from vmpin.guests.manager import Guests
 from vmpin.health import Heard
 from vmpin.host.lock import Lock
 from vmpin.host.unix_sockets import open_to, serve

@@ -29,8 +29,8 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.guest_report import APPLIED
 from vmpin.domain.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
-from vmpin.guest.vmpin_agent import AgentSession
-from vmpin.guestmap import guest_map
+from vmpin.guests.agent_session import AgentSession
+from vmpin.guests.vcpu_map import guest_map
 from vmpin.placement.ownership import Node as HostCpus
 from vmpin.placement.ownership import claims, ownership
 from vmpin.placement.policy import Policy

@@ -20,9 +20,9 @@ from processes import SYSTEM_PYTHON
 from vms import PREFIX, compiled
 
 from vmpin import pyz
-from vmpin.channel import Stream, open_unix
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
+from vmpin.guests.transport import Stream, open_unix
 
 #: A container's: 50 have 1,000.
 THREADS = 20

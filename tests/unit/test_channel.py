@@ -16,12 +16,12 @@ import pytest
 from guest_peer import Talk, serving
 from need import lacking
 
-from vmpin.channel import Channel, NotThere, open_unix
-from vmpin.channel.find import VmFacts, find, has_ports
-from vmpin.channel.hybrid_vsock import HybridVsock
-from vmpin.channel.virtio_serial import VirtioSerial
-from vmpin.channel.vsock import Vsock
 from vmpin.domain.model import SandboxId, VmmType
+from vmpin.guests.transport import Channel, NotThere, open_unix
+from vmpin.guests.transport.find import VmFacts, find, has_ports
+from vmpin.guests.transport.hybrid_vsock import HybridVsock
+from vmpin.guests.transport.virtio_serial import VirtioSerial
+from vmpin.guests.transport.vsock import Vsock
 from vmpin.host.procfs import Procfs
 
 ME = os.getpid()
@@ -82,7 +82,7 @@ def test_hybrid_vsock_takes_nothing_else_for_a_yes(answer: bytes) -> None:
 
 
 def test_a_vmm_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.channel.hybrid_vsock.CONNECT_DEADLINE", 0.2)
+    monkeypatch.setattr("vmpin.guests.manager.transport.hybrid_vsock.CONNECT_DEADLINE", 0.2)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -34,7 +34,7 @@ from vmpin.domain.facts import (
     Tuned,
     Watcher,
 )
-from vmpin.guest import words
+from vmpin.guests import agent_reports as words
 
 ALL = frozenset(("CAP_SYS_NICE", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_NET_ADMIN", "CAP_CHOWN"))
 ROOT = Rights("the watcher", 100, 0, ALL, user_ns=True, pid_ns=True)

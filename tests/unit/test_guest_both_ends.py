@@ -21,7 +21,7 @@ from need import lacking
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
-from vmpin.guest.vmpin_agent import AgentSession
+from vmpin.guests.agent_session import AgentSession
 from vmpin.protocol.parsing import Map, Share
 from vmpin_agent.cpus import Cpus
 

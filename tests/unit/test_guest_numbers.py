@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from vmpin.domain.model import VcpuId
-from vmpin.guest.metrics import Reading, reading, shows
-from vmpin.guest.numbers import Vcpus, shown
+from vmpin.guests.cpu_numbers import Vcpus, shown
+from vmpin.guests.metrics import Reading, reading, shows
 from vmpin.host.procfs import Procfs
 from vmpin.vmm.guest_kernel import kernel_version, version_in
 

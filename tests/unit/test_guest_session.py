@@ -20,17 +20,17 @@ import pytest
 from effort import unit
 from guest_peer import Agent, Talk, UnixChannel, serving, until
 
-from vmpin.channel import Channel, NotThere, Stream
 from vmpin.cpuset import CpuSet
 from vmpin.domain.guest_report import Ended, Said, Unanswered
 from vmpin.domain.model import ContainerId
-from vmpin.guest.attempts import attempts
-from vmpin.guest.kata_session import KataSession, KataWish
-from vmpin.guest.limits import MAX_AGAIN, MAX_ANSWER, Allowance, longest
-from vmpin.guest.numbers import Vcpus
-from vmpin.guest.together import Flag
-from vmpin.guest.vmpin_agent import AgentSession
-from vmpin.guest.words import PATIENCE, WAITING, said
+from vmpin.guests.agent_reports import PATIENCE, WAITING, said
+from vmpin.guests.agent_session import AgentSession
+from vmpin.guests.attempts import attempts
+from vmpin.guests.cpu_numbers import Vcpus
+from vmpin.guests.kata_session import KataSession, KataWish
+from vmpin.guests.limits import MAX_AGAIN, MAX_ANSWER, Allowance, longest
+from vmpin.guests.tasks import Flag
+from vmpin.guests.transport import Channel, NotThere, Stream
 from vmpin.protocol import parsing
 from vmpin.protocol.parsing import Map, Share
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
-from vmpin.guestmap import guest_map
+from vmpin.guests.vcpu_map import guest_map
 from vmpin.placement.ownership import Node, claims, ownership
 from vmpin.placement.policy import Policy, Vcpus
 from vmpin.placement.rules import Placement, Request, place

@@ -18,7 +18,6 @@ from effort import effort
 from guest_peer import Agent, serving, until
 from kata_peer import Server
 
-from vmpin.channel.vsock import Vsock
 from vmpin.config import settings as configuration
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
@@ -26,14 +25,15 @@ from vmpin.domain.desired_state import DesiredState, Known, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
 from vmpin.domain.topology import Topology
-from vmpin.guests import Guests
+from vmpin.guests.manager import Guests
+from vmpin.guests.transport.vsock import Vsock
+from vmpin.guests.vm_guest import vcpus
 from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import Node, claims, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, Request, place
 from vmpin.protocol import parsing
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.vmguest import vcpus
 from vmpin.vmm.inventory import Process, Vm
 
 POD = SandboxId("pod-a")
@@ -479,7 +479,7 @@ def test_without_a_watcher_it_is_said_who_takes_nothing_back(
 
 def test_without_a_watcher_one_that_does_not_answer_is_not_waited_for(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guests.GOODBYE", 0.3)
+    monkeypatch.setattr("vmpin.guests.manager.GOODBYE", 0.3)
     node = Machine(tmp_path)
     node.agent.silent_on = (parsing.Unpin,)
     assert take_back(node) == {POD: "no answer within 0.3 s"}
@@ -516,7 +516,7 @@ def test_looking_after_three_hundred_guests_in_which_nothing_changed_costs_littl
 def test_what_goes_wrong_with_the_guests_is_told_once_and_stops_nothing(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "vmpin.vmguest", None)  # as if a library were not there
+        patch.setitem(sys.modules, "vmpin.guests.manager.vm_guest", None)  # as if a library were not there
         machine = Machine(tmp_path)
         machine.update()
     assert len(caplog.records) == 1

@@ -16,16 +16,16 @@ import pytest
 from guest_peer import UnixChannel, serving, until
 from kata_peer import Server
 
-from vmpin.channel import Channel, Stream
-from vmpin.channel.hybrid_vsock import HybridVsock
 from vmpin.cpuset import CpuSet
 from vmpin.domain.guest_report import Said
 from vmpin.domain.model import ContainerId, VcpuId
 from vmpin.errors import SourceError, WireError
-from vmpin.guest.kata_agent import METHODS, AgentError, KataAgent, Refused, UnknownContainer
-from vmpin.guest.kata_session import KataSession, KataWish
-from vmpin.guest.numbers import Vcpus
-from vmpin.guest.words import WAITING
+from vmpin.guests.agent_reports import WAITING
+from vmpin.guests.cpu_numbers import Vcpus
+from vmpin.guests.kata_agent import METHODS, AgentError, KataAgent, Refused, UnknownContainer
+from vmpin.guests.kata_session import KataSession, KataWish
+from vmpin.guests.transport import Channel, Stream
+from vmpin.guests.transport.hybrid_vsock import HybridVsock
 from vmpin.protocol.parsing import Map, Share
 from vmpin.wire import ttrpc
 from vmpin.wire.agent_messages import MESSAGES

@@ -155,7 +155,7 @@ def _in_guests(reconciler: Reconciler, sandboxes: Sequence[SandboxId]) -> dict[S
         return {}
     import asyncio
 
-    from vmpin.guests import Guests
+    from vmpin.guests.manager import Guests
 
     return asyncio.run(Guests().take_back(reconciler, sandboxes))
 

@@ -11,7 +11,7 @@ import errno
 import re
 from dataclasses import dataclass
 
-from vmpin.channel import CONNECT_DEADLINE, NotThere, Stream, open_unix
+from vmpin.guests.transport import CONNECT_DEADLINE, NotThere, Stream, open_unix
 
 _OK = re.compile(rb"OK [0-9]{1,10}\n")
 _LONGEST = 32

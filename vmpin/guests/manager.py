@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData, GuestReport
     from vmpin.domain.model import SandboxId
+    from vmpin.guests.vm_guest import Guest
     from vmpin.reconcile.reconciler import Reconciler
-    from vmpin.vmguest import Guest
     from vmpin.vmm.inventory import Vm
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Guests:
             guest.look()
 
     def _begin(self, via: str, vm: Vm, reconciler: Reconciler) -> Guest:
-        from vmpin.vmguest import Guest  # a node without VMs need not load it
+        from vmpin.guests.vm_guest import Guest  # a node without VMs need not load it
 
         kata = reconciler.sources.sandboxes.get(vm.sandbox)
         made = self._guests[vm.sandbox] = Guest(via, vm, "" if kata is None else kata.agent_url, reconciler.proc,
@@ -189,8 +189,10 @@ class Guests:
 
 
 def _load() -> None:
-    from vmpin import vmguest  # noqa: F401
-    from vmpin.guest import attempts  # noqa: F401
+    from vmpin.guests import (
+        attempts,  # noqa: F401
+        vm_guest,  # noqa: F401
+    )
 
 
 async def _supervised(sandbox: SandboxId, guest: Guest, after: asyncio.Task[None] | None) -> None:

@@ -12,8 +12,8 @@ from tenacity import AsyncRetrying, AttemptManager, RetryCallState, wait_exponen
 
 from vmpin.domain.guest_report import Ended, Trouble
 from vmpin.errors import SourceError
-from vmpin.guest.together import Wake
-from vmpin.guest.words import PATIENCE
+from vmpin.guests.agent_reports import PATIENCE
+from vmpin.guests.tasks import Wake
 from vmpin.protocol.parsing import ProtocolError
 
 logger = logging.getLogger(__name__)

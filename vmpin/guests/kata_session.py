@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vmpin.channel import Channel
 from vmpin.cpuset import CpuSet
 from vmpin.domain.guest_report import (
     APPLIED,
@@ -31,11 +30,12 @@ from vmpin.domain.guest_report import (
 )
 from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError, WireError
-from vmpin.guest.kata_agent import AgentError, KataAgent, Refused, UnknownContainer
-from vmpin.guest.metrics import Reading, reading, shows
-from vmpin.guest.numbers import Vcpus, shown
-from vmpin.guest.together import Flag
-from vmpin.guest.words import WAITING, Silence, why
+from vmpin.guests.agent_reports import WAITING, Silence, why
+from vmpin.guests.cpu_numbers import Vcpus, shown
+from vmpin.guests.kata_agent import AgentError, KataAgent, Refused, UnknownContainer
+from vmpin.guests.metrics import Reading, reading, shows
+from vmpin.guests.tasks import Flag
+from vmpin.guests.transport import Channel
 from vmpin.protocol.parsing import Map
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class KataSession:
 
     async def run(self) -> None:
         """Until cancelled, or refused."""
-        from vmpin.guest.attempts import JITTER, attempts
+        from vmpin.guests.attempts import JITTER, attempts
 
         soon, again = SOON, True
         while not self.refused:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from vmpin.channel import Channel, Stream
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError, WireError
+from vmpin.guests.transport import Channel, Stream
 from vmpin.runtime.dialect import plain
 from vmpin.wire import ttrpc
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vmpin.channel import Stream, open_unix
+from vmpin.guests.transport import Stream, open_unix
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,18 @@ import platform
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from vmpin.channel import Channel
-from vmpin.channel.find import VmFacts, find, has_ports
-from vmpin.channel.vsock import Contested, Vsock
 from vmpin.config.settings import Config
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.guest_report import PENDING, GuestReport, Said
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId, VmmType
-from vmpin.guest.kata_session import KataSession, KataWish
-from vmpin.guest.numbers import Vcpus
-from vmpin.guest.together import Flag, ended
-from vmpin.guest.vmpin_agent import AgentSession
-from vmpin.guestmap import guest_map
+from vmpin.guests.agent_session import AgentSession
+from vmpin.guests.cpu_numbers import Vcpus
+from vmpin.guests.kata_session import KataSession, KataWish
+from vmpin.guests.tasks import Flag, ended
+from vmpin.guests.transport import Channel
+from vmpin.guests.transport.find import VmFacts, find, has_ports
+from vmpin.guests.transport.vsock import Contested, Vsock
+from vmpin.guests.vcpu_map import guest_map
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement
 from vmpin.vmm.guest_kernel import kernel_version

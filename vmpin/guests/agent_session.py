@@ -13,12 +13,12 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from vmpin.channel import Channel, NotThere, Stream
 from vmpin.domain.guest_report import ERROR, Counters, Ended, Said, Trouble, Unanswered
 from vmpin.domain.model import ContainerId
-from vmpin.guest.limits import MAX_ANSWER, Allowance, Told, longest, only
-from vmpin.guest.together import Flag, together
-from vmpin.guest.words import WAITING, Silence, level, said, summary, why
+from vmpin.guests.agent_reports import WAITING, Silence, level, said, summary, why
+from vmpin.guests.limits import MAX_ANSWER, Allowance, Told, longest, only
+from vmpin.guests.tasks import Flag, together
+from vmpin.guests.transport import Channel, NotThere, Stream
 from vmpin.protocol import parsing
 from vmpin.protocol.parsing import Map, ProtocolError, clean
 
@@ -104,7 +104,7 @@ class AgentSession:
 
     async def run(self) -> None:
         """Until cancelled."""
-        from vmpin.guest.attempts import attempts
+        from vmpin.guests.attempts import attempts
 
         while True:
             async for attempt in attempts(self._retry):

@@ -7,7 +7,7 @@ import errno
 import socket
 from dataclasses import dataclass
 
-from vmpin.channel import BUFFERED, CONNECT_DEADLINE, NotThere, Stream
+from vmpin.guests.transport import BUFFERED, CONNECT_DEADLINE, NotThere, Stream
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmpin.channel import Channel, socket_id
-from vmpin.channel.hybrid_vsock import HybridVsock
-from vmpin.channel.virtio_serial import VirtioSerial
-from vmpin.channel.vsock import Vsock
 from vmpin.domain.model import SandboxId, VmmType
+from vmpin.guests.transport import Channel, socket_id
+from vmpin.guests.transport.hybrid_vsock import HybridVsock
+from vmpin.guests.transport.virtio_serial import VirtioSerial
+from vmpin.guests.transport.vsock import Vsock
 from vmpin.host.procfs import Procfs
 from vmpin.protocol.parsing import SERIAL
 from vmpin.vmm.guest_ports import api_socket, daemon_uds, guest_cid, serial_socket, vhost_user_vsock

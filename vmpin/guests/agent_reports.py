@@ -6,9 +6,9 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from vmpin.channel import NotThere
 from vmpin.domain.guest_report import APPLIED, ERROR, PENDING, Said
 from vmpin.domain.model import ContainerId
+from vmpin.guests.transport import NotThere
 from vmpin.protocol.parsing import VERSION, Outcome, ProtocolError, clean
 
 
