@@ -26,12 +26,12 @@ from vmpin.domain.events import SandboxSeen
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmmType, VmThread
 from vmpin.exporter import Exporter
-from vmpin.health import Heard
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.placement.vcpus import VcpuPlace
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.status.health import Heard
 from vmpin.vmm.inventory import Process, Vm
 
 WEB = ContainerId("web")

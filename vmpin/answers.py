@@ -10,13 +10,13 @@ import os
 import time
 from typing import Protocol
 
-from vmpin import about, snapshot
-from vmpin.about import About
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
 from vmpin.guests.manager import Guests
 from vmpin.reconcile.reconciler import Report
 from vmpin.sampler import Sampler
+from vmpin.status import about, collector
+from vmpin.status.about import About
 
 _OTHER_VERSION = "are vmpin and its watcher the same version?"
 
@@ -78,7 +78,7 @@ class Answers:
         self._refuse_unknown(only)
         reconciler.look()
         nri, births = self._asked.feeds()
-        found = snapshot.document(reconciler, os.getpid(), only, nri, request.get("wide") is True,
+        found = collector.document(reconciler, os.getpid(), only, nri, request.get("wide") is True,
                                   self._asked.guests.data, births, request.get("pods") is True, _encoded)
         entries: list[bytes] = found.pop("sandboxes")  # type: ignore[assignment]
         return b"".join((_encoded(found)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
@@ -97,22 +97,22 @@ class Answers:
             if asked.sampler is None:
                 raise WatcherError("it is not sampled where threads run", "set proof.sample_seconds")
             since = time.time() - float(str(request["since"]))
-            return snapshot.proved(reconciler, asked.sampler.since(since), only)
+            return collector.proved(reconciler, asked.sampler.since(since), only)
         if asked.stopping and operation in ("reconcile", "unpin"):
             raise WatcherError(f"{operation}: the watcher is about to end", "ask again when it has ended")
         if operation == "plan":
-            return snapshot.planned(reconciler, reconciler.resync(act=False))
+            return collector.planned(reconciler, reconciler.resync(act=False))
         if operation == "reconcile":
             reconciler.take_back(known if only is None else [only])
-            return snapshot.outcome(asked.look_again())
+            return collector.outcome(asked.look_again())
         if operation == "unpin":
             touched = reconciler.touched() if only is None else [only]
             results = reconciler.unpin(touched)
             asked.guests.update(reconciler)
-            return snapshot.unpinned(results, reconciler.pinner.before.keys() & touched)
+            return collector.unpinned(results, reconciler.pinner.before.keys() & touched)
         if operation == "unpinning":
             touched = reconciler.touched() if only is None else [only]
-            return snapshot.unpinning(reconciler, touched, asked.guests.told(touched))
+            return collector.unpinning(reconciler, touched, asked.guests.told(touched))
         raise WatcherError(f"unknown request {operation[:40]!r}", _OTHER_VERSION)
 
 

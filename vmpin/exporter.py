@@ -17,22 +17,22 @@ from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from vmpin import health
 from vmpin.config.settings import Config
 from vmpin.config.values import Address
 from vmpin.domain.counters import Histogram
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
-from vmpin.headcount import Headcount
-from vmpin.health import Heard
 from vmpin.host import unix_sockets
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.source import http
 from vmpin.source.http import Reply
+from vmpin.status import health
+from vmpin.status.headcount import Headcount
+from vmpin.status.health import Heard
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestReport
-    from vmpin.metrics import NodeCollector
+    from vmpin.status.prometheus import NodeCollector
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Exporter:
         """Until cancelled. :raises ConfigError, OSError: when it cannot listen there."""
         address = self._watched.config.metrics
         assert address is not None
-        await asyncio.to_thread(importlib.import_module, "vmpin.metrics")
+        await asyncio.to_thread(importlib.import_module, "vmpin.status.document.prometheus")
         made = _listen(address, self._watched.config.status_group)
         own = None if address.path is None else unix_sockets.identity(address.path)
         lag = asyncio.create_task(measure_lag(self._watched.reconciler.tally.loop_lag))
@@ -96,7 +96,7 @@ class Exporter:
     async def answer(self, path: str) -> Reply:
         match path:
             case "/metrics":
-                from vmpin.metrics import CONTENT_TYPE
+                from vmpin.status.prometheus import CONTENT_TYPE
 
                 return Reply(HTTPStatus.OK, await self.metrics(), CONTENT_TYPE)
             case "/healthz" | "/livez":
@@ -121,7 +121,7 @@ class Exporter:
             return self._page
 
     async def _write(self, count: Headcount) -> bytes:
-        from vmpin.metrics import Facts, NodeCollector, text_of
+        from vmpin.status.prometheus import Facts, NodeCollector, text_of
 
         watched = self._watched
         collector = self._collector = self._collector or NodeCollector()

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
-from vmpin.health import Heard
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.sources.nri.translation import Counters, NriEvent
+from vmpin.status.health import Heard
 
 if TYPE_CHECKING:
     from vmpin.host.inotify import Inotify

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vmpin import log, sdnotify
-from vmpin.about import About
 from vmpin.answers import Answers
 from vmpin.config import reload
 from vmpin.config.settings import Config
@@ -26,7 +25,6 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError, SourceError, WatcherError
 from vmpin.feeds import FileFeed, NriFeed, PodResourcesFeed, heard, wants_nri
 from vmpin.guests.manager import Guests
-from vmpin.health import Heard
 from vmpin.host.lock import Lock
 from vmpin.host.unix_sockets import open_to, serve
 from vmpin.pinning.apply import Outcome
@@ -44,6 +42,8 @@ from vmpin.settling import STEPS, Settling
 from vmpin.sources.hook_state import moment
 from vmpin.sources.nri.translation import ContainerEvent, Lost, NriEvent, PodEvent, Synced
 from vmpin.sources.spool import Spool
+from vmpin.status.about import About
+from vmpin.status.health import Heard
 from vmpin.vmm.inventory import Vm
 
 if TYPE_CHECKING:

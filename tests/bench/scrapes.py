@@ -19,8 +19,8 @@ from vmpin.config.settings import Config
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import SandboxId
 from vmpin.exporter import Exporter
-from vmpin.health import Heard
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.status.health import Heard
 
 
 @dataclass

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from newcomers import Machine, sandbox
 
-from vmpin import snapshot
 from vmpin.answers import Answers
 from vmpin.domain.model import SandboxId
+from vmpin.status import collector
 
 pytest_plugins = ["given_unit"]
 
@@ -46,7 +46,7 @@ def test_the_status_is_the_document(machine: Machine, request_: dict[str, bool])
     machine.vmm("a")
     machine.resync()
     found = answer(machine, op="status", **request_)
-    whole = json.loads(json.dumps(snapshot.document(machine.reconciler, os.getpid(), wide=request_.get("wide", False),
+    whole = json.loads(json.dumps(collector.document(machine.reconciler, os.getpid(), wide=request_.get("wide", False),
                                                     pods=request_.get("pods", False))))
     assert [entry["id"] for entry in found["sandboxes"]] == [sandbox("a")]
     del found["time"], whole["time"]

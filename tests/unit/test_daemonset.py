@@ -14,7 +14,7 @@ from vmpin import resources
 from vmpin.config import settings
 from vmpin.config.settings import Config
 from vmpin.exporter import Exporter, Watched
-from vmpin.health import Heard
+from vmpin.status.health import Heard
 
 MANIFEST = list(yaml.safe_load_all(resources.path("config/kubernetes/daemonset.yaml").read_text()))
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")

@@ -25,7 +25,7 @@ from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
 from vmpin.pinning.pinner import SHOWN, _shown
 from vmpin.placement.rules import Placement
-from vmpin.snapshot import threads_of
+from vmpin.status.collector import threads_of
 from vmpin.vmm.inventory import Vm
 
 

@@ -24,13 +24,13 @@ from vmpin.domain.guest_report import GuestReport, Said
 from vmpin.domain.model import SandboxId, ThreadRole
 from vmpin.errors import ConfigError
 from vmpin.exporter import Exporter
-from vmpin.headcount import Headcount
-from vmpin.health import Heard
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import Claims, ownership
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.source.http import Reply
+from vmpin.status.headcount import Headcount
+from vmpin.status.health import Heard
 
 #: A pod's name that is no Unicode, and quotes: it comes from whoever calls the hook.
 ODD = 'po"d\n\udcff'

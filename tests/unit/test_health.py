@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vmpin import health
-from vmpin.health import Heard
+from vmpin.status import health
+from vmpin.status.health import Heard
 
 
 def test_a_watcher_that_looks_at_everything_in_time_is_alive() -> None:

@@ -9,7 +9,7 @@ from vmpin.domain.desired_state import Known, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.placement.rules import Placement, Verdict
-from vmpin.status import Seen, judge, thread_data
+from vmpin.status.document import Seen, judge, thread_data
 
 POD = SandboxId("pod")
 

@@ -23,7 +23,6 @@ from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState, judged, unseen
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
 from vmpin.domain.topology import Topology
-from vmpin.explain import sentences
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
@@ -33,7 +32,8 @@ from vmpin.placement.rules import Placement, Request, place
 from vmpin.placement.vcpus import Previous
 from vmpin.reconcile import state_file
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.status import Seen, node_data, sandbox_data
+from vmpin.status.document import Seen, node_data, sandbox_data
+from vmpin.status.explain import sentences
 
 STEPS = Path(__file__).parents[1] / "data/kubelet-1.36-steps.json"
 ONLINE = CpuSet.parse("0-7")

@@ -74,13 +74,13 @@ def reconcile(args: argparse.Namespace) -> int:
     args.sandbox = _whole(config, args.sandbox)
     found = ask(config, {"op": "reconcile", "sandbox": args.sandbox})
     if found is None:
-        from vmpin import snapshot
         from vmpin.domain.model import SandboxId
         from vmpin.reconcile import one_pass
+        from vmpin.status import collector
 
         quiet_log(config)
         only = None if args.sandbox is None else [SandboxId(args.sandbox)]
-        found = snapshot.outcome(one_pass.reconcile(config, only)[1])
+        found = collector.outcome(one_pass.reconcile(config, only)[1])
     return _told(args, found, f"{found['vms']} VM sandboxes, nothing to change")
 
 
@@ -111,34 +111,34 @@ def _refuse_unclear(args: argparse.Namespace) -> None:
 
 def _unpinned_alone(args: argparse.Namespace, config: Config) -> Document:
     """Where no watcher runs."""
-    from vmpin import snapshot
     from vmpin.domain.model import SandboxId
     from vmpin.reconcile import one_pass
+    from vmpin.status import collector
 
     quiet_log(config)
     only = None if args.sandbox is None else [SandboxId(args.sandbox)]
     if args.dry_run:
         known = one_pass.look_over(config)
         wanted = only or known.touched()
-        return snapshot.unpinning(known, wanted, _with_guests(known, wanted))
+        return collector.unpinning(known, wanted, _with_guests(known, wanted))
     reconciler, report = one_pass.unpin(config, only)
     wanted = only or reconciler.touched()
-    return snapshot.unpinned(list(report.results), reconciler.pinner.before.keys() & wanted) | {
+    return collector.unpinned(list(report.results), reconciler.pinner.before.keys() & wanted) | {
         "guests": _in_guests(reconciler, only or list(reconciler.state.sandboxes))}
 
 
 def _leave(args: argparse.Namespace, config: Config) -> int:
-    from vmpin import snapshot
     from vmpin.reconcile import one_pass, teardown
+    from vmpin.status import collector
 
     quiet_log(config)
     if args.dry_run:
         known = one_pass.look_over(config)
         wanted = known.touched()
-        return _planned(args, snapshot.unpinning(known, wanted, _with_guests(known, wanted))
+        return _planned(args, collector.unpinning(known, wanted, _with_guests(known, wanted))
                         | {"held": [], "files": [str(path) for path in teardown.left(config)]})
     reconciler, results, guests = one_pass.leave(config, lambda known: _in_guests(known, known.touched()))
-    found = snapshot.unpinned(results, reconciler.pinner.before) | {
+    found = collector.unpinned(results, reconciler.pinner.before) | {
         "guests": guests, "gone": not reconciler.pinner.before}
     return _given_back(args, found)
 

@@ -161,11 +161,11 @@ def stale_checkpoint(found: Document) -> str | None:
 
 
 def look_for_status(config: Config, wide: bool = False, pods: bool = False) -> Document:
-    from vmpin import snapshot
     from vmpin.reconcile import one_pass
+    from vmpin.status import collector
 
     quiet_log(config)
-    return snapshot.document(one_pass.look(config)[0], None, wide=wide, pods=pods)
+    return collector.document(one_pass.look(config)[0], None, wide=wide, pods=pods)
 
 
 def by_prefix(text: str, ids: Iterable[str]) -> str:

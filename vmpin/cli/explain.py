@@ -16,7 +16,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vmpin.explain import sentences
+    from vmpin.status.explain import sentences
 
     found = status_document(load_config(args), args.sandbox, direct=args.direct)
     said = sentences(found, found["sandboxes"][0])

@@ -71,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args)
     found = None if args.direct else ask(config, {"op": "plan"}, has_direct=True)
     if found is None:
-        from vmpin import snapshot
         from vmpin.reconcile import one_pass
+        from vmpin.status import collector
 
         quiet_log(config)
-        planned: Document = snapshot.planned(*one_pass.look(config))
+        planned: Document = collector.planned(*one_pass.look(config))
         found = planned
     if args.output == "json":
         print_data(found, "json")

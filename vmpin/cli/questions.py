@@ -6,7 +6,6 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from vmpin.about import version
 from vmpin.checkup.node import look as look_at_node
 from vmpin.checkup.own import lock_holder, unit
 from vmpin.cli.common import Document, ask, look_for_status
@@ -14,6 +13,7 @@ from vmpin.config.settings import Config
 from vmpin.domain.facts import Facts, Watcher
 from vmpin.errors import UsageError, VmpinError, WatcherError
 from vmpin.host.procfs import Procfs
+from vmpin.status.about import version
 
 
 def look(config: Config, root: Path = Path("/")) -> Facts:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
 from vmpin.domain.facts import Facts
-from vmpin.health import alive
+from vmpin.status.health import alive
 
 _START = "systemctl enable --now vmpin (config/vmpin.service), or the DaemonSet (config/kubernetes/daemonset.yaml)"
 _LOG = "look at its log: journalctl -u vmpin"

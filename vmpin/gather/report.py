@@ -13,7 +13,6 @@ from typing import Any
 from vmpin.config.settings import Config
 from vmpin.domain.facts import Facts
 from vmpin.errors import SourceError
-from vmpin.explain import sentences
 from vmpin.gather import vms
 from vmpin.gather.pieces import Pieces
 from vmpin.host.cgroup import Cgroups
@@ -22,6 +21,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.reconcile.state_file import MAX_BYTES
 from vmpin.redact import words
+from vmpin.status.explain import sentences
 
 README = """\
 What `vmpin gather` packed on a node, for a bug report. Look through it before it leaves your hands.

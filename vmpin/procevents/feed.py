@@ -14,10 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
-from vmpin.health import Heard
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.procevents.newborn_placer import Arrivals, Touched
 from vmpin.reconcile.reconciler import Reconciler, Report
+from vmpin.status.health import Heard
 from vmpin.wire.proc_events import Ack, Comm, Event, Exec, Exit, Fork
 
 logger = logging.getLogger(__name__)

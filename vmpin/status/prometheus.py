@@ -16,16 +16,16 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from vmpin.about import version
 from vmpin.domain.counters import Histogram
 from vmpin.domain.drift import Cause
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.domain.proof import Account, Ledger
-from vmpin.headcount import Headcount, Place
-from vmpin.health import Heard
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.status.about import version
+from vmpin.status.headcount import Headcount, Place
+from vmpin.status.health import Heard
 
 #: The text format that every Prometheus reads; prometheus_client's own constant is another with each version.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

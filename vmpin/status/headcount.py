@@ -16,8 +16,8 @@ from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.placement.ownership import contested
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.snapshot import shown, threads_of
-from vmpin.status import Seen, judge, trespasses
+from vmpin.status.collector import shown, threads_of
+from vmpin.status.document import Seen, judge, trespasses
 
 
 class Place(enum.StrEnum):

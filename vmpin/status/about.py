@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from vmpin.config.settings import Config
-from vmpin.health import Heard
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.status.health import Heard
 
 
 class Watched(Protocol):

@@ -20,7 +20,7 @@ from vmpin.pinning.apply import Result
 from vmpin.pinning.plan import SetAffinity
 from vmpin.placement.ownership import contested
 from vmpin.reconcile.reconciler import Reconciler, Report
-from vmpin.status import VERSION, Seen, node_data, pod_data, sandbox_data, trespasses
+from vmpin.status.document import VERSION, Seen, node_data, pod_data, sandbox_data, trespasses
 from vmpin.vmm.inventory import Vm
 
 if TYPE_CHECKING:
