@@ -14,7 +14,7 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
 from vmpin.guests.manager import Guests
 from vmpin.reconcile.reconciler import Report
-from vmpin.sampler import Sampler
+from vmpin.reports.residency.sampler import Sampler
 from vmpin.status import about, collector
 from vmpin.status.about import About
 

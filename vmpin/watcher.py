@@ -34,10 +34,10 @@ from vmpin.reconcile import teardown
 from vmpin.reconcile.one_pass import ask, hear, take
 from vmpin.reconcile.reconciler import Reconciler, Report
 from vmpin.reconcile.relist import Relist
+from vmpin.reports.residency.sampler import Sampler
 from vmpin.runcrepair import RuncRepair
 from vmpin.rundir import RunDirectory
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
-from vmpin.sampler import Sampler
 from vmpin.settling import STEPS, Settling
 from vmpin.sources.hook_state import moment
 from vmpin.sources.nri.translation import ContainerEvent, Lost, NriEvent, PodEvent, Synced

@@ -19,7 +19,7 @@ from vms import THREADS, Machine
 from vmpin.config.settings import SETTINGS
 from vmpin.host.schedstat import process_ran
 from vmpin.pinning.apply import Outcome
-from vmpin.sampler import Sampler
+from vmpin.reports.residency.sampler import Sampler
 
 #: Of the rounds, how many the peers take part in: they are slow.
 _PEERS = 3

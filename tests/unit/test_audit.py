@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.audit import Judgement, Kind, Owner, judge, lasting, owners_of, sandboxes_of
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.pod_names import PodNames
-from vmpin.occupants import Process, Task, container_of
+from vmpin.reports.audit import Judgement, Kind, Owner, judge, lasting, owners_of, sandboxes_of
+from vmpin.reports.residency.usage import Process, Task, container_of
 
 A, B = "a" * 64, "b" * 64
 MS = 1_000_000

@@ -17,10 +17,10 @@ from need import lacking
 from trees import make_tree
 
 from vmpin.cpuset import CpuSet
-from vmpin.host.census import Census, idle_times
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
-from vmpin.occupants import Process, Task
+from vmpin.reports.residency.thread_usage import Census, idle_times
+from vmpin.reports.residency.usage import Process, Task
 
 
 def of(census: Census, pid: int) -> Process:

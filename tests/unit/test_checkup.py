@@ -230,7 +230,7 @@ def test_the_unit_of_a_process_is_the_last_of_its_cgroup(tmp_path: Path) -> None
 
 
 def test_facts_can_be_written_as_json(tmp_path: Path) -> None:
-    from vmpin.gather.pieces import plain
+    from vmpin.reports.bundle.pieces import plain
 
     text = json.dumps(plain(looked(made_up(tmp_path), tmp_path / "host")))
     assert '"enable_vcpus_pinning"' not in text

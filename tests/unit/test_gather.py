@@ -15,8 +15,8 @@ from vmpin.checkup.node import look
 from vmpin.config import settings as configuration
 from vmpin.cpuset import CpuSet
 from vmpin.domain.facts import Setting, Watcher
-from vmpin.gather import report
-from vmpin.gather.pieces import MANIFEST, Piece, Pieces, plain, write
+from vmpin.reports.bundle import report
+from vmpin.reports.bundle.pieces import MANIFEST, Piece, Pieces, plain, write
 
 
 def packed(pieces: Pieces, when: int = 1_700_000_000) -> bytes:

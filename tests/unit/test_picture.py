@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
-from vmpin.picture import OFFLINE, SHARED, Picture, letter, picture, svg
-from vmpin.picture.text import lines, marks
+from vmpin.reports.map import OFFLINE, SHARED, Picture, letter, picture, svg
+from vmpin.reports.map.text import lines, marks
 
 NODE = Topology.build(
     CpuSet.parse("0-6"), cores=[CpuSet((cpu, cpu + 4)) for cpu in range(4)],

@@ -13,8 +13,8 @@ import pytest
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
-from vmpin.picture import Picture, picture, svg
-from vmpin.picture.text import SIGNS, marks
+from vmpin.reports.map import Picture, picture, svg
+from vmpin.reports.map.text import SIGNS, marks
 
 #: Widths of a character in em, by class: of DejaVu Sans Mono (Menlo and Liberation Mono have no more), of words in
 #: DejaVu Sans and, for the rest, of its bold digits.

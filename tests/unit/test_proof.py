@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin import prooffile
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.domain.proof import MAX_FINDINGS, Account, Finding, Ledger, Mark, thinned
 from vmpin.errors import StateFileError
+from vmpin.reports.residency import books_file
 
 A, B = SandboxId("a"), SandboxId("b")
 VCPU, SHIM, IOTHREAD = ThreadRole.VCPU, ThreadRole.SHIM, ThreadRole.IOTHREAD
@@ -162,9 +162,9 @@ def test_a_clock_that_is_put_back_takes_nothing_from_the_books(tmp_path: Path, a
     assert books.since(1200.0, now).total.placed == 600 * SECOND
     begun = books.since(0.0, now)
     assert (begun.since, begun.total.placed) == (900.0, 2100 * SECOND)
-    prooffile.save(tmp_path / "proof", "boot", books)
+    books_file.save(tmp_path / "proof", "boot", books)
     again = Ledger()
-    assert prooffile.load(tmp_path / "proof", "boot", again) == ""
+    assert books_file.load(tmp_path / "proof", "boot", again) == ""
     assert (again.roles(), again.drift) == (books.roles(), books.drift)
 
 
@@ -173,9 +173,9 @@ def test_books_go_on_from_the_mark_that_was_made_last_whatever_its_time(tmp_path
     for time in (2 * HOUR, HOUR):  # as an earlier version kept them
         books.of(A).of(VCPU).placed += 5
         books.marks.append(Mark(time, books.dump()))
-    prooffile.save(tmp_path / "proof", "boot", books)
+    books_file.save(tmp_path / "proof", "boot", books)
     again = Ledger()
-    assert prooffile.load(tmp_path / "proof", "boot", again) == ""
+    assert books_file.load(tmp_path / "proof", "boot", again) == ""
     assert again.roles() == {VCPU: Account(10)}
     assert again.due(HOUR) is False
     again.mark(HOUR + 300)
@@ -214,10 +214,10 @@ def test_the_books_outlive_a_restart(tmp_path: Path) -> None:
         if number == 2:
             books.end([A])
         books.mark(number * 300.0)
-    prooffile.save(path, "boot", books)
+    books_file.save(path, "boot", books)
     assert path.stat().st_mode & 0o777 == 0o600
     again = Ledger()
-    assert prooffile.load(path, "boot", again) == ""
+    assert books_file.load(path, "boot", again) == ""
     assert (again.began, again.watched, again.drift) == (5.0, 900.0, {"other": 3})
     assert again.marks == books.marks
     assert (again.sandboxes, again.ended) == (books.sandboxes, books.ended)
@@ -234,9 +234,9 @@ def test_what_was_added_since_the_books_were_taken_up_is_told_apart(tmp_path: Pa
     books.mark(300.0)
     assert (books.added(), books.added_to(A), books.added_seconds()) == (
         {VCPU: Account(200)}, Account(100), 300.0)
-    prooffile.save(path, "boot", books)
+    books_file.save(path, "boot", books)
     again = Ledger()
-    assert prooffile.load(path, "boot", again) == ""
+    assert books_file.load(path, "boot", again) == ""
     assert (again.added(), again.added_to(A), again.added_seconds()) == ({VCPU: Account()}, Account(), 0.0)
     again.of(A).of(VCPU).placed += 7
     again.of(A).of(IOTHREAD).elsewhere += 5
@@ -257,10 +257,10 @@ def test_repairs_from_before_the_books_were_read_count_too(tmp_path: Path) -> No
     books, path = ledger(5.0), tmp_path / "proof"
     books.drift.update(other=2, tuned=1)
     books.mark(300.0)
-    prooffile.save(path, "boot", books)
+    books_file.save(path, "boot", books)
     again = Ledger()
     again.drift["other"] += 1
-    prooffile.load(path, "boot", again)
+    books_file.load(path, "boot", again)
     assert again.drift == {"other": 3, "tuned": 1}
     assert again.since(300.0, 400.0).drift == {"other": 1}
 
@@ -268,11 +268,11 @@ def test_repairs_from_before_the_books_were_read_count_too(tmp_path: Path) -> No
 def test_the_books_of_another_boot_are_not_gone_on_with(tmp_path: Path) -> None:
     books, path = ledger(5.0), tmp_path / "proof"
     books.mark(300.0)
-    prooffile.save(path, "boot", books)
+    books_file.save(path, "boot", books)
     again = Ledger()
-    assert prooffile.load(path, "another", again) == ""
+    assert books_file.load(path, "another", again) == ""
     assert (again.began, again.marks) == (None, [])
-    assert prooffile.load(tmp_path / "none", "boot", again) == ""
+    assert books_file.load(tmp_path / "none", "boot", again) == ""
 
 
 @pytest.mark.parametrize("change", [
@@ -283,18 +283,18 @@ def test_books_that_cannot_be_believed_are_begun_anew(tmp_path: Path, change: ob
     books, path = ledger(5.0), tmp_path / "proof"
     books.of(A).of(VCPU).placed = 7
     books.mark(300.0)
-    prooffile.save(path, "boot", books)
+    books_file.save(path, "boot", books)
     assert callable(change)
     path.write_bytes(change(path.read_bytes()))
     again = Ledger()
-    assert "what was proved before is forgotten" in prooffile.load(path, "boot", again)
+    assert "what was proved before is forgotten" in books_file.load(path, "boot", again)
     assert (again.began, again.marks, again.sandboxes) == (None, [], {})
 
 
 def test_books_that_cannot_be_kept_are_an_error_and_leave_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(StateFileError, match="the proof cannot be saved"):
-        prooffile.save(tmp_path / "none" / "proof", "boot", ledger())
+        books_file.save(tmp_path / "none" / "proof", "boot", ledger())
     (tmp_path / "proof").mkdir()
     with pytest.raises(StateFileError):
-        prooffile.save(tmp_path / "proof", "boot", ledger())
+        books_file.save(tmp_path / "proof", "boot", ledger())
     assert [path.name for path in tmp_path.iterdir()] == ["proof"]

@@ -7,7 +7,7 @@ from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.redact import LEFT_OUT, command_line, kernel_parameters, log_lines, words
+from vmpin.reports.redact import LEFT_OUT, command_line, kernel_parameters, log_lines, words
 
 
 def test_kernel_parameters_keep_their_values_only_where_these_are_known_to_be_harmless() -> None:

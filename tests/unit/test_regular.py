@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vmpin import hooks_install, prooffile
+from vmpin import hooks_install
 from vmpin.config import scenario, yaml_file
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
@@ -24,6 +24,7 @@ from vmpin.host.regular import open_regular, read_regular
 from vmpin.pinning.original_masks import Before
 from vmpin.reconcile import state_file
 from vmpin.reconcile.state_file import Kept
+from vmpin.reports.residency import books_file
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import read_bundle
 from vmpin.sources.kubelet_checkpoint import KubeletState
@@ -126,10 +127,10 @@ def test_the_notes_of_masks(tmp_path: Path, kind: Callable[[Path], None]) -> Non
 @KINDS
 def test_the_proof(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     path = tmp_path / "proof"
-    prooffile.save(path, BOOT, Ledger())
-    assert prooffile.load(path, BOOT, Ledger()) == ""
+    books_file.save(path, BOOT, Ledger())
+    assert books_file.load(path, BOOT, Ledger()) == ""
     put(path, kind)
-    assert f"{path}: cannot be read: " in prooffile.load(path, BOOT, Ledger())
+    assert f"{path}: cannot be read: " in books_file.load(path, BOOT, Ledger())
 
 
 @KINDS

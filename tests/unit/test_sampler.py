@@ -14,7 +14,7 @@ from vmpin.domain.model import ThreadRole
 from vmpin.domain.proof import Account
 from vmpin.host.procfs import Procfs
 from vmpin.host.schedstat import Ran, Schedstat, process_ran
-from vmpin.sampler import BREATH, SHARE, Sampler
+from vmpin.reports.residency.sampler import BREATH, SHARE, Sampler
 
 SECOND = 10**9
 

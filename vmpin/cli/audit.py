@@ -8,7 +8,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 
-from vmpin.audit import VERSION, Finding, Judgement, Kind, Owner, Use, brief, judge, lasting, owners_of, sandboxes_of
 from vmpin.cli.common import (
     Document,
     Verbs,
@@ -25,7 +24,20 @@ from vmpin.cli.common import (
 from vmpin.cpuset import CpuSet
 from vmpin.domain.pod_names import PodNames
 from vmpin.errors import ConfigError, UsageError, VmpinError
-from vmpin.host.census import Census
+from vmpin.reports.audit import (
+    VERSION,
+    Finding,
+    Judgement,
+    Kind,
+    Owner,
+    Use,
+    brief,
+    judge,
+    lasting,
+    owners_of,
+    sandboxes_of,
+)
+from vmpin.reports.residency.thread_usage import Census
 
 #: Rows for a person to read; -o json has all.
 _ROWS = 15

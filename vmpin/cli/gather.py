@@ -14,7 +14,7 @@ from vmpin.config.settings import Config
 from vmpin.errors import UsageError, VmpinError
 
 if TYPE_CHECKING:
-    from vmpin.gather.pieces import Pieces
+    from vmpin.reports.bundle.pieces import Pieces
 
 _ABOUT = """\
 Pack what a bug report needs into a .tar.gz: doctor, status, explain, the configuration, the state file, the watcher's
@@ -51,7 +51,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vmpin.gather.pieces import write
+    from vmpin.reports.bundle.pieces import write
 
     if not 1 <= args.limit <= 4096:
         raise UsageError(f"--limit {args.limit}: is not between 1 and 4096 MiB")
@@ -95,7 +95,7 @@ def _collect(config: Config, args: argparse.Namespace) -> Pieces:
     from vmpin.cli.doctor import data, text
     from vmpin.cli.questions import look
     from vmpin.doctor.checks import examine
-    from vmpin.gather.report import collect
+    from vmpin.reports.bundle.report import collect
 
     facts = look(config, args.root)
     findings = examine(facts)
@@ -119,7 +119,7 @@ def _add_log(pieces: Pieces, unit: str) -> None:
     import shutil
     import subprocess
 
-    from vmpin.redact import log_lines
+    from vmpin.reports.redact import log_lines
 
     program = shutil.which("journalctl")
     if program is None:

@@ -45,12 +45,12 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from vmpin.host.sysfs import Sysfs
-    from vmpin.picture import picture
+    from vmpin.reports.map import picture
 
     config = load_config(args)
     found = picture(status_document(config, None, direct=args.direct), Sysfs(config.path("sys")).topology())
     if args.output == "text":
-        from vmpin.picture.text import lines
+        from vmpin.reports.map.text import lines
 
         made = [[(shown(text), style) for text, style in line]
                 for line in lines(found, 110 if args.file else shutil.get_terminal_size((110, 24)).columns)]
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         text = "".join("".join(word for word, _ in line).rstrip() + "\n" for line in made)
     else:
-        from vmpin.picture import svg
+        from vmpin.reports.map import svg
 
         text = svg.svg(found) if args.output == "svg" else svg.html(found)
     if args.file is None:

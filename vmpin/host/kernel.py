@@ -6,7 +6,7 @@ import os
 
 from vmpin.domain.facts import Kernel
 from vmpin.host.procfs import Procfs, linux, read_file
-from vmpin.redact import kernel_parameters
+from vmpin.reports.redact import kernel_parameters
 
 
 def kernel(proc: Procfs, sys_root: str = "/sys") -> Kernel:

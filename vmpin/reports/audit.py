@@ -13,7 +13,7 @@ from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.pod_names import PodNames
-from vmpin.occupants import Process, Task, container_of
+from vmpin.reports.residency.usage import Process, Task, container_of
 
 VERSION = 1
 

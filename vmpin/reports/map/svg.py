@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from vmpin.picture import FREE, OFFLINE, SHARED, Cpu, Picture
-from vmpin.picture.text import SIGNS, marks
+from vmpin.reports.map import FREE, OFFLINE, SHARED, Cpu, Picture
+from vmpin.reports.map.text import SIGNS, marks
 
 # Pixels. Siblings stand one above the other in their core; cores flow in rows within their cache.
 _CPU_W, _CPU_H, _GAP, _PAD = 84, 48, 4, 8

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import BinaryIO
 
 from vmpin.config.settings import plain as plain_value
-from vmpin.redact import words
+from vmpin.reports.redact import words
 
 #: Of one piece, and of all together before they are compressed (bytes).
 MAX_PIECE, MAX_ALL = 4 << 20, 64 << 20

@@ -15,7 +15,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import PF_KTHREAD, Procfs, read_file
-from vmpin.occupants import Process, Task
+from vmpin.reports.residency.usage import Process, Task
 
 #: Sampling costs at most this share of one CPU: it shares the machine with what it looks at.
 _SHARE = 0.1

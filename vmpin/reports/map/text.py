@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vmpin.picture import FREE, OFFLINE, SHARED, Cpu, Picture
+from vmpin.reports.map import FREE, OFFLINE, SHARED, Cpu, Picture
 
 #: Words with the name of a style of rich's, "" for none.
 Line = list[tuple[str, str]]

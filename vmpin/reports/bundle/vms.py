@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vmpin.gather.pieces import Pieces
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, read_file
-from vmpin.redact import command_line
+from vmpin.reports.bundle.pieces import Pieces
+from vmpin.reports.redact import command_line
 from vmpin.vmm.processes import classify
 
 #: Of /proc/PID/status.

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from vmpin import prooffile
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.domain.proof import Finding, Proof
@@ -20,6 +19,7 @@ from vmpin.errors import StateFileError
 from vmpin.host.schedstat import Schedstat, process_ran
 from vmpin.placement.rules import Placement
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reports.residency import books_file
 from vmpin.vmm.inventory import Process, Vm
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Sampler:
         self._last = time.monotonic()
         self._failing = ""
         if keep is not None and self.ledger.began is None:  # else the ledger knows more than the file
-            trouble = prooffile.load(keep, reconciler.boot_id, self.ledger)
+            trouble = books_file.load(keep, reconciler.boot_id, self.ledger)
             if trouble:
                 logger.warning("%s", trouble)
         if self.ledger.began is None:
@@ -263,7 +263,7 @@ class Sampler:
         if self.keep is None:
             return
         try:
-            prooffile.save(self.keep, self.reconciler.boot_id, self.ledger)
+            books_file.save(self.keep, self.reconciler.boot_id, self.ledger)
         except StateFileError as err:
             if str(err) != self._failing:
                 logger.error("%s (%s)", err, err.hint)

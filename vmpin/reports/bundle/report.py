@@ -13,14 +13,14 @@ from typing import Any
 from vmpin.config.settings import Config
 from vmpin.domain.facts import Facts
 from vmpin.errors import SourceError
-from vmpin.gather import vms
-from vmpin.gather.pieces import Pieces
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.reconcile.state_file import MAX_BYTES
-from vmpin.redact import words
+from vmpin.reports.bundle import vms
+from vmpin.reports.bundle.pieces import Pieces
+from vmpin.reports.redact import words
 from vmpin.status.explain import sentences
 
 README = """\
