@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 from trees import make_tree
 
-from vmpin.checkup.node import look
-from vmpin.checkup.own import lock_holder, run_directory, unit
 from vmpin.config import settings as configuration
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.checks import examine
+from vmpin.doctor.collect.connector_check import available
+from vmpin.doctor.collect.kernel import kernel
+from vmpin.doctor.collect.node_facts import look
+from vmpin.doctor.collect.own_facts import lock_holder, run_directory, unit
+from vmpin.doctor.collect.rights import CAPABILITIES, rights
 from vmpin.domain.facts import Facts, ProcConnector, Rights, Watcher
-from vmpin.host.connector_check import available
-from vmpin.host.kernel import kernel
 from vmpin.host.lock import Lock
 from vmpin.host.procfs import Procfs
-from vmpin.host.rights import CAPABILITIES, rights
 from vmpin.reconcile import state_file
 
 SHARE = "opt/kata/share/defaults/kata-containers/runtimes/qemu"

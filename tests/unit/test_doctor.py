@@ -14,7 +14,7 @@ from vmpin.config import settings as config
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.checks import CHECKS, examine
 from vmpin.doctor.finding import Level, Verdict, several
-from vmpin.doctor.service import WAITING
+from vmpin.doctor.service_checks import WAITING
 from vmpin.domain.facts import (
     Checkpoint,
     Cpus,

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
-from vmpin.checkup.node import look
 from vmpin.config import settings as configuration
 from vmpin.cpuset import CpuSet
+from vmpin.doctor.collect.node_facts import look
 from vmpin.domain.facts import Setting, Watcher
 from vmpin.reports.bundle import report
 from vmpin.reports.bundle.pieces import MANIFEST, Piece, Pieces, plain, write

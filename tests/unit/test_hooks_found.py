@@ -8,9 +8,9 @@ from pathlib import Path
 from trees import make_tree
 
 from vmpin import hooks_install
+from vmpin.doctor.collect.hooks_found import hooks
 from vmpin.domain.facts import Engine, Handler
 from vmpin.host.files import Files
-from vmpin.runtime.hooks_found import hooks
 
 STAGES = ("createRuntime", "createContainer", "poststart", "poststop")
 

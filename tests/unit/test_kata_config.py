@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
+from vmpin.doctor.collect.kata_config import configurations
 from vmpin.domain.facts import Engine, Handler, KataConfig
 from vmpin.host.files import Files
-from vmpin.runtime.kata_config import configurations
 
 DEFAULTS = "/opt/kata/share/defaults/kata-containers"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
+from vmpin.doctor.collect.kubelet_config import kubelet_config
 from vmpin.domain.facts import KubeletConfig
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
-from vmpin.runtime.kubelet_config import kubelet_config
 
 CONFIG = "kind: KubeletConfiguration\\n"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from vmpin import hooks_install as hooks
 from vmpin.cli.common import Verbs, directory, new_file, output_flag, verb
-from vmpin.doctor.hooks import CRIO_DEFAULT
+from vmpin.doctor.hook_checks import CRIO_DEFAULT
 from vmpin.errors import UsageError
 
 DEFAULT_SCRIPT_DIR = Path("/usr/local/libexec/vmpin")

@@ -6,10 +6,10 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from vmpin.checkup.node import look as look_at_node
-from vmpin.checkup.own import lock_holder, unit
 from vmpin.cli.common import Document, ask, look_for_status
 from vmpin.config.settings import Config
+from vmpin.doctor.collect.node_facts import look as look_at_node
+from vmpin.doctor.collect.own_facts import lock_holder, unit
 from vmpin.domain.facts import Facts, Watcher
 from vmpin.errors import UsageError, VmpinError, WatcherError
 from vmpin.host.procfs import Procfs

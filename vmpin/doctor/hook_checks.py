@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vmpin.doctor.cluster import connected
+from vmpin.doctor.cluster_checks import connected
 from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
 from vmpin.domain.facts import Engine, Facts
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vmpin.config import yaml_file
+from vmpin.doctor.collect.engines import flag
 from vmpin.domain.facts import KubeletConfig, Setting
 from vmpin.errors import ConfigError, SourceError
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
-from vmpin.runtime.engines import flag
 
 #: KubeletConfiguration (kubernetes/kubelet, config/v1beta1) by flag.
 KEYS = {

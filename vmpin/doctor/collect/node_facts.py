@@ -9,25 +9,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vmpin.checkup.own import run_directory
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.doctor.collect.connector_check import available
+from vmpin.doctor.collect.engines import engines
+from vmpin.doctor.collect.hooks_found import hooks
+from vmpin.doctor.collect.kata_config import configurations
+from vmpin.doctor.collect.kernel import kernel
+from vmpin.doctor.collect.kubelet_config import kubelet_config
+from vmpin.doctor.collect.own_facts import run_directory
+from vmpin.doctor.collect.rights import rights
 from vmpin.domain.facts import Checkpoint, Cpus, Facts, KataSandbox, ProcConnector, Rights, Watcher
 from vmpin.errors import SourceError
 from vmpin.host import daemons
 from vmpin.host.cgroup import Cgroups
-from vmpin.host.connector_check import available
 from vmpin.host.files import Files
-from vmpin.host.kernel import kernel
 from vmpin.host.procfs import Procfs, age, read_file
-from vmpin.host.rights import rights
 from vmpin.host.sysfs import Sysfs
-from vmpin.runtime.engines import engines
-from vmpin.runtime.hooks_found import hooks
 from vmpin.runtime.kata import KataState
-from vmpin.runtime.kata_config import configurations
 from vmpin.runtime.kubelet import parse_checkpoint
-from vmpin.runtime.kubelet_config import kubelet_config
 
 logger = logging.getLogger(__name__)
 
