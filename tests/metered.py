@@ -21,11 +21,11 @@ from trees import make_tree
 
 from vmpin.config import settings
 from vmpin.cpuset import CpuSet
+from vmpin.daemon.exporter import Exporter
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmmType, VmThread
-from vmpin.exporter import Exporter
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement, Verdict

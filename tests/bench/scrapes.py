@@ -14,11 +14,11 @@ from measure import CannotMeasure, Figure, in_turn, median, timed_ms
 from passes import settled
 from vms import Machine
 
-from vmpin import exporter
 from vmpin.config.settings import Config
+from vmpin.daemon import exporter
+from vmpin.daemon.exporter import Exporter
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import SandboxId
-from vmpin.exporter import Exporter
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.health import Heard
 

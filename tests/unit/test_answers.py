@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from newcomers import Machine, sandbox
 
-from vmpin.answers import Answers
+from vmpin.daemon.control import Answers
 from vmpin.domain.model import SandboxId
 from vmpin.status import collector
 

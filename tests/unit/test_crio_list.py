@@ -13,10 +13,10 @@ from nri_peer import PATIENCE, NriRuntime, NriRuntimes, container, pod
 
 from vmpin.config import settings
 from vmpin.cpuset import CpuSet
+from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.domain.events import CpusetSeen, Source
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.runcrepair import RuncRepair
 from vmpin.sources.nri.plugin import Plugin
 from vmpin.sources.nri.translation import Lost, NriEvent, Synced
 from vmpin.wire import nri_messages

@@ -13,7 +13,7 @@ import yaml
 from vmpin import resources
 from vmpin.config import settings
 from vmpin.config.settings import Config
-from vmpin.exporter import Exporter, Watched
+from vmpin.daemon.exporter import Exporter, Watched
 from vmpin.status.health import Heard
 
 MANIFEST = list(yaml.safe_load_all(resources.path("config/kubernetes/daemonset.yaml").read_text()))

@@ -16,19 +16,19 @@ from pathlib import Path
 import pytest
 from metered import WEB, Node, metered
 
-from vmpin import exporter
 from vmpin.config import settings
+from vmpin.daemon import exporter
+from vmpin.daemon.exporter import Exporter
+from vmpin.daemon.http import Reply
 from vmpin.domain.counters import Histogram
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.guest_report import GuestReport, Said
 from vmpin.domain.model import SandboxId, ThreadRole
 from vmpin.errors import ConfigError
-from vmpin.exporter import Exporter
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import Claims, ownership
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.source.http import Reply
 from vmpin.status.headcount import Headcount
 from vmpin.status.health import Heard
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from vmpin.config import settings as config
+from vmpin.daemon.run_directory import RunDirectory
+from vmpin.daemon.watcher import Watcher
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.host.lock import Lock
 from vmpin.reconcile.one_pass import take
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.rundir import RunDirectory
 from vmpin.sources.spool import Spool
-from vmpin.watcher import Watcher
 
 Place = tuple[Reconciler, Spool]
 

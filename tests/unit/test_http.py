@@ -16,8 +16,8 @@ from guest_peer import until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.source import http as server
-from vmpin.source.http import Reply
+from vmpin.daemon import http as server
+from vmpin.daemon.http import Reply
 
 BIG = b"x" * (1 << 22)
 

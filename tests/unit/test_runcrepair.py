@@ -12,15 +12,15 @@ import grpc
 import pytest
 from cri_peer import CriServer
 
-from vmpin import runcrepair
 from vmpin.config import settings
 from vmpin.cpuset import CpuSet
+from vmpin.daemon import runc_repair
+from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.domain.events import ContainerSeen, CpusetSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
 from vmpin.reconcile import runc_drift
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.runc_drift import TRIES
-from vmpin.runcrepair import RuncRepair
 from vmpin.sources.nri.plugin import Plugin
 from vmpin.sources.nri.translation import ContainerEvent, NriContainer, NriUpdate, Synced
 
@@ -142,7 +142,7 @@ def test_tries_are_bounded(node: Drifted, runtime: CriServer, monkeypatch: pytes
 def test_nothing_waits_for_a_mute_runtime(node: Drifted, runtime: CriServer, monkeypatch: pytest.MonkeyPatch,
                                           caplog: pytest.LogCaptureFixture) -> None:
     """The loop turns while the call waits, a second look begins no second call, and the deadline ends it."""
-    monkeypatch.setattr(runcrepair, "DEADLINE", 4.0)
+    monkeypatch.setattr(runc_repair, "DEADLINE", 4.0)
     runtime.mute = True
     node.drift("a", "b")
     turns = 0

@@ -15,10 +15,10 @@ import pytest
 
 from vmpin.config import settings as config
 from vmpin.config.settings import Config
+from vmpin.daemon.run_directory import RunDirectory
 from vmpin.errors import WatcherError
 from vmpin.host import unix_sockets
 from vmpin.host.lock import Lock
-from vmpin.rundir import RunDirectory
 
 
 @pytest.fixture

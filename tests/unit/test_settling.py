@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from vmpin import settling
+from vmpin.daemon import settling
+from vmpin.daemon.settling import STEPS, Settling
 from vmpin.domain.model import SandboxId
-from vmpin.settling import STEPS, Settling
 
 A, B = SandboxId("a"), SandboxId("b")
 

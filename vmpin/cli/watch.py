@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     gc.disable()
     import signal
 
-    from vmpin import log, sdnotify
+    from vmpin import log
+    from vmpin.daemon import sd_notify
     from vmpin.host.lock import Lock
     from vmpin.reconcile import one_pass
     from vmpin.reconcile.reconciler import Reconciler
@@ -57,13 +58,13 @@ def run(args: argparse.Namespace) -> int:
         spool.prepare()
         kept = one_pass.take(reconciler, spool, set())
         reconciler.resync(full=True)
-        sdnotify.notify(f"STATUS=placed the threads of {len(reconciler.observer.vms)} VM sandboxes")
+        sd_notify.notify(f"STATUS=placed the threads of {len(reconciler.observer.vms)} VM sandboxes")
         gc.freeze()
         gc.enable()
         # Only now, with every thread in its place: asyncio takes longer to load than that took.
         import asyncio
 
-        from vmpin.watcher import Watcher
+        from vmpin.daemon.watcher import Watcher
 
         asyncio.run(Watcher(config, lambda: load_config(args), reconciler, spool, kept, lock).run())
     return 0

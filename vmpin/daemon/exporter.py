@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from vmpin.config.settings import Config
 from vmpin.config.values import Address
+from vmpin.daemon import http
+from vmpin.daemon.http import Reply
 from vmpin.domain.counters import Histogram
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
 from vmpin.host import unix_sockets
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.source import http
-from vmpin.source.http import Reply
 from vmpin.status import health
 from vmpin.status.headcount import Headcount
 from vmpin.status.health import Heard

@@ -17,13 +17,17 @@ from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vmpin import log, sdnotify
-from vmpin.answers import Answers
+from vmpin import log
 from vmpin.config import reload
 from vmpin.config.settings import Config
+from vmpin.daemon import sd_notify
+from vmpin.daemon.control import Answers
+from vmpin.daemon.feeds import FileFeed, NriFeed, PodResourcesFeed, heard, wants_nri
+from vmpin.daemon.run_directory import RunDirectory
+from vmpin.daemon.runc_repair import RuncRepair
+from vmpin.daemon.settling import STEPS, Settling
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError, SourceError, WatcherError
-from vmpin.feeds import FileFeed, NriFeed, PodResourcesFeed, heard, wants_nri
 from vmpin.guests.manager import Guests
 from vmpin.host.lock import Lock
 from vmpin.host.unix_sockets import open_to, serve
@@ -35,10 +39,7 @@ from vmpin.reconcile.one_pass import ask, hear, take
 from vmpin.reconcile.reconciler import Reconciler, Report
 from vmpin.reconcile.relist import Relist
 from vmpin.reports.residency.sampler import Sampler
-from vmpin.runcrepair import RuncRepair
-from vmpin.rundir import RunDirectory
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
-from vmpin.settling import STEPS, Settling
 from vmpin.sources.hook_state import moment
 from vmpin.sources.nri.translation import ContainerEvent, Lost, NriEvent, PodEvent, Synced
 from vmpin.sources.spool import Spool
@@ -127,10 +128,10 @@ class Watcher:
             sources.append(("nri", self._nri.run))
         if self._births is not None:
             sources.append(("births", self._births.run))
-        if sdnotify.watchdog_seconds() is not None:
+        if sd_notify.watchdog_seconds() is not None:
             sources.append(("watchdog", self._patting))
         if self.config.metrics is not None:
-            from vmpin.exporter import Exporter
+            from vmpin.daemon.exporter import Exporter
 
             sources.append(("metrics", directory.anew(Exporter(self).run)))
         self._sources = [name for name, _ in sources]
@@ -138,13 +139,13 @@ class Watcher:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._supervised(name, source)) for name, source in sources]
-                sdnotify.notify("READY=1")
+                sd_notify.notify("READY=1")
                 logger.info("watching vms=%d run=%s", len(self.reconciler.observer.vms), self.config.run)
                 self.about = About()
                 self._ask_qmp()
                 await self._stop.wait()
                 self._in_place()
-                sdnotify.notify("STOPPING=1")
+                sd_notify.notify("STOPPING=1")
                 guests = tasks[[name for name, _ in sources].index("guests")]
                 self._repair.stop()
                 for task in [*tasks, *self._queries]:
@@ -201,7 +202,7 @@ class Watcher:
         return self.guests.report(sandbox)
 
     def _reload(self) -> None:
-        sdnotify.notify("RELOADING=1")
+        sd_notify.notify("RELOADING=1")
         try:
             loaded = self.reload()
             reload.refuse_empty(self.config, loaded)
@@ -225,7 +226,7 @@ class Watcher:
                 log.set_level(config.log_level)
             self.reconciler.reconfigure(config)
             self._resync.set()
-        sdnotify.notify("READY=1")
+        sd_notify.notify("READY=1")
 
     # Hooks
 
@@ -425,8 +426,8 @@ class Watcher:
 
     async def _patting(self) -> None:
         while True:
-            sdnotify.notify("WATCHDOG=1")
-            await asyncio.sleep(sdnotify.watchdog_seconds() or 10.0)
+            sd_notify.notify("WATCHDOG=1")
+            await asyncio.sleep(sd_notify.watchdog_seconds() or 10.0)
 
     def _told(self, report: Report, why: str, since: float | None = None) -> None:
         """After a pass. :param since: when the event it was made for came in, by time.perf_counter()."""

@@ -1,1 +1,0 @@
-"""Where events come from: one module, one source."""
