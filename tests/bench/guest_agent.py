@@ -24,20 +24,20 @@ from guest_node import PATIENCE, THREADS, Guest, guest_of
 from measure import CannotMeasure, Figure, environment, median, progress
 from processes import SYSTEM_PYTHON
 
-from vmpin import pyz, resources
 from vmpin.cpuset import CpuSet
 from vmpin.domain.guest_report import APPLIED
 from vmpin.domain.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.guests.agent_session import AgentSession
 from vmpin.guests.vcpu_map import guest_map
+from vmpin.install import agent_zipapp, data_files
 from vmpin.placement.ownership import Node as HostCpus
 from vmpin.placement.ownership import claims, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, Request, place
 from vmpin.protocol.parsing import Applied, Decoder, Map, Share, Subscribe, encode, parse_answer
 
-sys.path.append(str(resources.path("guest")))
+sys.path.append(str(data_files.path("guest")))
 
 from vmpin_agent.cpus import Cpus
 
@@ -215,8 +215,8 @@ def _switches(pid: int) -> int:
 
 def size() -> Figure:
     """The floor: its sources as one, compressed."""
-    packed = pyz.packed()
+    packed = agent_zipapp.packed()
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         sources = b"".join(archive.read(name) for name in archive.namelist())
     return Figure("pyz_size", len(packed) / 1000, "kB", len(zlib.compress(sources, 9)) / 1000, 100, "value",
-                  {"files": len(pyz.NAMES), "unpacked": len(sources)})
+                  {"files": len(agent_zipapp.NAMES), "unpacked": len(sources)})

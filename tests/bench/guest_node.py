@@ -19,10 +19,10 @@ from measure import CannotMeasure, environment, progress
 from processes import SYSTEM_PYTHON
 from vms import PREFIX, compiled
 
-from vmpin import pyz
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.guests.transport import Stream, open_unix
+from vmpin.install import agent_zipapp
 
 #: A container's: 50 have 1,000.
 THREADS = 20
@@ -58,7 +58,7 @@ def guest_of(made: Node, count: int, build: Path) -> Iterator[Guest]:
     place.mkdir()
     address = place / "agent.sock"
     agent = place / "vmpin-agent.pyz"
-    pyz.build(agent)
+    agent_zipapp.build(agent)
     binary = compiled("manythreads", build, "-pthread")
     log = place / "agent.log"
     with _cgroups(count) as cgroups, log.open("wb") as err:

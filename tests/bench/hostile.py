@@ -14,8 +14,8 @@ from newborns import Storm, storm_of, watching
 from processes import SYSTEM_PYTHON
 from vms import Machine, compiled
 
-from vmpin import resources
 from vmpin.cli.common import ask
+from vmpin.install import data_files
 
 #: Executions a second in all: what two makers can do with the longest command line on a machine that is not idle.
 _RATE = 60
@@ -72,7 +72,7 @@ def _answers(made: Node, machine: Machine, reexec: Path, seconds: int) -> dict[s
     bundle = Bundle(made, machine)
     bundle.write(str(cpus()[0]))
     state = bundle.state()
-    hook = [str(resources.path("hooks/vmpin-hook")), "--fail-closed", "--socket", str(made.run / "hook.sock"),
+    hook = [str(data_files.path("hooks/vmpin-hook")), "--fail-closed", "--socket", str(made.run / "hook.sock"),
             "--spool", str(made.run / "spool"), "createRuntime"]
     hooks, statuses, floors, late = [], [], [], 0
     with _unlimited(reexec, seconds) as going:

@@ -15,7 +15,7 @@ from bench_node import Bundle, Node, Watcher, cpu_seconds, cpus, resident_mib
 from measure import CannotMeasure, Figure, environment, in_turn, median, process_ms, progress
 from vms import Machine
 
-from vmpin import resources
+from vmpin.install import data_files
 
 #: Where the hook's first line finds Python; its options are the hook's own.
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -28,7 +28,7 @@ def hook(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     bundle.write(str(cpus()[0]))
     state = bundle.state()
     env = environment()
-    argv = [str(resources.path("hooks/vmpin-hook")), "--fail-closed", "--socket", str(made.run / "hook.sock"),
+    argv = [str(data_files.path("hooks/vmpin-hook")), "--fail-closed", "--socket", str(made.run / "hook.sock"),
             "--spool", str(made.run / "spool"), "createRuntime"]
     floor = [SYSTEM_PYTHON, "-I", "-S", "-c", "pass"]
     with Watcher(made):

@@ -34,10 +34,10 @@ from typing import Any, Self
 import yaml
 from need import lacking, need_root, need_tool
 
-from vmpin import hooks_install
 from vmpin.cpuset import CpuSet
-from vmpin.hooks_install import HookOptions
 from vmpin.host.sysfs import Sysfs
+from vmpin.install import hook_files
+from vmpin.install.hook_files import HookOptions
 
 #: Seconds for anything to come true. It is there after milliseconds, or a resync; a loaded machine takes longer, and
 #: the lab's emulated node much longer.
@@ -252,9 +252,9 @@ class Node:
 
     @property
     def script(self) -> Path:
-        script = hooks_install.script_path(self.top / "hooks.d")
+        script = hook_files.script_path(self.top / "hooks.d")
         if not script.exists():
-            hooks_install.install(self.top / "hooks.d", self.options())
+            hook_files.install(self.top / "hooks.d", self.options())
         return script
 
     def message(self, stage: str, state: object, when: int | None = None) -> bytes:
@@ -361,7 +361,7 @@ class Bundle:
                       "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")],
                       "maskedPaths": ["/proc/sysrq-trigger", "/proc/kcore"], "readonlyPaths": ["/proc/sys"]},
         }
-        made = hooks_install.snippet_base_spec(spec, node.script, node.options())
+        made = hook_files.snippet_base_spec(spec, node.script, node.options())
         (self.at / "config.json").write_text(json.dumps(made))
 
     def run(self) -> None:

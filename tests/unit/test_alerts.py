@@ -15,7 +15,7 @@ from metered import metered
 from need import need_tool
 from prometheus_client.parser import text_string_to_metric_families
 
-from vmpin import resources
+from vmpin.install import data_files
 
 ROOT = Path(__file__).parents[2]
 #: Words of PromQL's own, besides functions, which are followed by a parenthesis.
@@ -100,7 +100,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 
 def alerts() -> list[dict[str, Any]]:
-    document = yaml.safe_load(resources.path("config/alerts.yaml").read_text())
+    document = yaml.safe_load(data_files.path("config/alerts.yaml").read_text())
     assert set(document) == {"groups"}
     names = [group["name"] for group in document["groups"]]
     assert len(set(names)) == len(names)
@@ -108,7 +108,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def dashboard() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(resources.path("config/grafana.json").read_text())
+    found: dict[str, Any] = json.loads(data_files.path("config/grafana.json").read_text())
     return found
 
 

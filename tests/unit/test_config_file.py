@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vmpin import resources
 from vmpin.config import settings
 from vmpin.config.settings import SETTINGS, Setting
+from vmpin.install import data_files
 
-FILE = resources.path("config/vmpin.yaml")
+FILE = data_files.path("config/vmpin.yaml")
 #: `  #key: value` is a setting that is commented out, `  # text` is prose.
 COMMENTED_OUT = re.compile(r"^( *)#(?=[a-z])", re.MULTILINE)
 

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from vmpin import resources
 from vmpin.config import settings
 from vmpin.config.settings import Config
 from vmpin.daemon.exporter import Exporter, Watched
+from vmpin.install import data_files
 from vmpin.status.health import Heard
 
-MANIFEST = list(yaml.safe_load_all(resources.path("config/kubernetes/daemonset.yaml").read_text()))
+MANIFEST = list(yaml.safe_load_all(data_files.path("config/kubernetes/daemonset.yaml").read_text()))
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from vmpin import resources
+from vmpin.install import data_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -135,7 +135,7 @@ def test_what_the_guest_shares_needs_the_standard_library_and_python_3_9_alone(m
 
 
 def test_the_hook_needs_the_standard_library_and_python_3_9_alone() -> None:
-    path = resources.path("hooks/vmpin-hook")
+    path = data_files.path("hooks/vmpin-hook")
     assert {name.partition(".")[0] for name in imports(path)} <= sys.stdlib_module_names
     ast.parse(path.read_bytes(), feature_version=(3, 9))
 

@@ -26,8 +26,8 @@ from lab.errors import LabError
 from need import lacking, need_root, need_tool
 
 import vmpin_agent
-from vmpin import pyz
 from vmpin.cli.main import main
+from vmpin.install import agent_zipapp
 from vmpin.protocol.parsing import (
     Answer,
     Applied,
@@ -152,20 +152,20 @@ def start(built: Path, tmp_path: Path) -> Iterator[Start]:
 
 def test_the_file_holds_what_it_should_and_is_small(built: Path) -> None:
     with zipfile.ZipFile(built) as archive:
-        assert tuple(archive.namelist()) == pyz.NAMES
+        assert tuple(archive.namelist()) == agent_zipapp.NAMES
         assert archive.read("vmpin/protocol/parsing.py") == (ROOT / "vmpin/protocol/parsing.py").read_bytes()
         assert archive.read("vmpin/__init__.py") == b""
-    assert {f"{path.stem}" for path in (ROOT / "guest/vmpin_agent").glob("*.py")} == set(pyz.AGENT)
+    assert {f"{path.stem}" for path in (ROOT / "guest/vmpin_agent").glob("*.py")} == set(agent_zipapp.AGENT)
     assert built.stat().st_size < 100_000
     assert built.stat().st_mode & 0o777 == 0o755
     assert built.read_bytes().startswith(b"#!/usr/bin/python3 -IS\n")
 
 
 def test_the_same_sources_give_the_same_bytes(built: Path) -> None:
-    assert pyz.packed() == built.read_bytes()
+    assert agent_zipapp.packed() == built.read_bytes()
 
 
-@pytest.mark.parametrize("name", [name for name in pyz.NAMES if name != "__main__.py"])
+@pytest.mark.parametrize("name", [name for name in agent_zipapp.NAMES if name != "__main__.py"])
 def test_it_needs_the_standard_library_of_python_3_9_alone(name: str) -> None:
     source = ROOT / ("guest" if name.startswith("vmpin_agent") else "") / name
     tree = ast.parse(source.read_bytes(), feature_version=(3, 9))
@@ -173,7 +173,7 @@ def test_it_needs_the_standard_library_of_python_3_9_alone(name: str) -> None:
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     ours = {each for each in imported if each.partition(".")[0] in ("vmpin", "vmpin_agent")}
     assert {each.partition(".")[0] for each in imported - ours} <= sys.stdlib_module_names
-    assert {f"{each.replace('.', '/')}.py" for each in ours if "." in each} <= set(pyz.NAMES)
+    assert {f"{each.replace('.', '/')}.py" for each in ours if "." in each} <= set(agent_zipapp.NAMES)
 
 
 def test_the_agent_is_of_this_version() -> None:

@@ -23,9 +23,9 @@ from resource import RUSAGE_CHILDREN, getrusage
 import pytest
 from need import need_root, need_tool
 
-from vmpin import resources
+from vmpin.install import data_files
 
-HOOK = resources.path("hooks/vmpin-hook")
+HOOK = data_files.path("hooks/vmpin-hook")
 STAGES = ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"]
 #: Not UTF-8, with a NUL, newlines and no newline at the end: the hook must not care.
 STATE = b'{"id":"c1","annotations":{"a":"\xff\xfe\x00"}}\n\r\n x'

@@ -7,17 +7,17 @@ from pathlib import Path
 
 from trees import make_tree
 
-from vmpin import hooks_install
 from vmpin.doctor.collect.hooks_found import hooks
 from vmpin.domain.facts import Engine, Handler
 from vmpin.host.files import Files
+from vmpin.install import hook_files
 
 STAGES = ("createRuntime", "createContainer", "poststart", "poststop")
 
 
 def test_what_install_hook_registers_is_found_with_who_reads_it(tmp_path: Path) -> None:
     directory = tmp_path / "hooks.d"
-    hooks_install.install(directory, hooks_install.HookOptions(socket=Path("/run/x/hook.sock"), fail_closed=True))
+    hook_files.install(directory, hook_files.HookOptions(socket=Path("/run/x/hook.sock"), fail_closed=True))
     (directory / "other.json").write_text('{"hook": {"path": "/bin/true"}, "stages": ["poststop"]}')
     found = hooks(Files("/"), [Engine("crio", hooks_dirs=(str(directory),)), Engine("podman", hooks_dirs=("/none",))])
     assert sorted(hook.file for hook in found) == sorted(str(directory / f"50-vmpin-{stage}.json") for stage in STAGES)
@@ -29,8 +29,8 @@ def test_what_install_hook_registers_is_found_with_who_reads_it(tmp_path: Path) 
 
 def test_a_base_spec_is_found_with_its_handlers(tmp_path: Path) -> None:
     script = tmp_path / "libexec" / "vmpin-hook"
-    hooks_install.execute([hooks_install.script_operation(script.parent)])
-    spec = hooks_install.snippet_base_spec({"ociVersion": "1.0.2"}, script, hooks_install.HookOptions())
+    hook_files.execute([hook_files.script_operation(script.parent)])
+    spec = hook_files.snippet_base_spec({"ociVersion": "1.0.2"}, script, hook_files.HookOptions())
     (tmp_path / "base.json").write_text(json.dumps(spec))
     handlers = tuple(Handler(name, "containerd", True, "/c", base_spec=str(tmp_path / "base.json"))
                      for name in ("kata", "kata-2"))

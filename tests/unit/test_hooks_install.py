@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from vmpin import hooks_install as hooks
-from vmpin import resources
 from vmpin.cli import install_hook
 from vmpin.errors import UsageError, VmpinError
-from vmpin.hooks_install import HookOptions
+from vmpin.install import data_files
+from vmpin.install import hook_files as hooks
+from vmpin.install.hook_files import HookOptions
 
 DEFAULT_FILES = {"vmpin-hook", "50-vmpin-createRuntime.json", "50-vmpin-createContainer.json",
                  "50-vmpin-poststart.json", "50-vmpin-poststop.json"}
@@ -68,7 +68,7 @@ def test_the_script_is_a_copy_that_runs_with_no_environment(tmp_path: Path) -> N
     assert not script.is_symlink()
     first, _, rest = script.read_bytes().partition(b"\n")
     assert first == b"#!" + hooks.interpreter().encode() + b" -IS"
-    assert rest == resources.path("hooks/vmpin-hook").read_bytes().partition(b"\n")[2]
+    assert rest == data_files.path("hooks/vmpin-hook").read_bytes().partition(b"\n")[2]
     assert b"usage: vmpin-hook" in subprocess.run([script, "-h"], capture_output=True, check=True, env={}).stdout
 
 
@@ -228,7 +228,7 @@ def test_options_that_cannot_work_are_refused(bad: dict[str, Any]) -> None:
 
 
 def test_the_defaults_are_the_defaults_of_the_script() -> None:
-    text = resources.path("hooks/vmpin-hook").read_text()
+    text = data_files.path("hooks/vmpin-hook").read_text()
     assert f'"--socket": "{hooks.DEFAULT_SOCKET}"' in text
     assert f'"--spool": "{hooks.DEFAULT_SPOOL}"' in text
     assert f'"--deadline": "{hooks.DEFAULT_DEADLINE_MS}"' in text
@@ -236,7 +236,7 @@ def test_the_defaults_are_the_defaults_of_the_script() -> None:
 
 
 def test_the_examples_are_what_install_would_write() -> None:
-    examples = resources.path("hooks/hooks.d")
+    examples = data_files.path("hooks/hooks.d")
     where = Path("/usr/share/containers/oci/hooks.d")
     wanted = {hooks.registration_path(where, stage).name:
               hooks.registration(hooks.script_path(where), stage, HookOptions()) for stage in hooks.DEFAULT_STAGES}
@@ -247,10 +247,10 @@ def test_the_examples_are_what_install_would_write() -> None:
 @pytest.mark.parametrize(("version", "plugin"), [(2, "io.containerd.grpc.v1.cri"),
                                                  (3, "io.containerd.cri.v1.runtime")])
 def test_the_containerd_snippets_name_the_base_spec_of_the_readme(version: int, plugin: str) -> None:
-    config = tomllib.loads(resources.path(f"hooks/containerd-config-v{version}.toml").read_text())
+    config = tomllib.loads(data_files.path(f"hooks/containerd-config-v{version}.toml").read_text())
     assert config["version"] == version
     spec = config["plugins"][plugin]["containerd"]["runtimes"]["kata"]["base_runtime_spec"]
-    assert spec in resources.path("hooks/README.md").read_text()
+    assert spec in data_files.path("hooks/README.md").read_text()
 
 
 def test_the_hook_is_added_to_a_spec_beside_other_hooks_and_only_once() -> None:
@@ -281,11 +281,11 @@ def test_a_resource_is_found_in_a_wheel_and_in_a_checkout_and_not_among_stranger
     package = tmp_path / "vmpin"
     (tmp_path / "hooks").mkdir()
     with pytest.raises(VmpinError, match="lacks hooks"):
-        resources.path("hooks", package)
+        data_files.path("hooks", package)
     (tmp_path / "pyproject.toml").touch()
-    assert resources.path("hooks", package) == tmp_path / "hooks"
+    assert data_files.path("hooks", package) == tmp_path / "hooks"
     (package / "data" / "hooks").mkdir(parents=True)
-    assert resources.path("hooks", package) == package / "data" / "hooks"
+    assert data_files.path("hooks", package) == package / "data" / "hooks"
 
 
 def test_the_command_installs_and_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vmpin import resources
 from vmpin.config import plain_yaml, yaml_file
+from vmpin.install import data_files
 
 PLAIN = (
     "node:\n  shared_pool: \"0-3,8\"\n  housekeeping: \"\"\n",
@@ -62,7 +62,7 @@ def test_whatever_is_read_at_all_is_read_as_yaml_does() -> None:
 
 
 def test_the_configuration_that_is_installed_is_plain(tmp_path: Path) -> None:
-    raw = resources.path("config/vmpin.yaml").read_bytes()
+    raw = data_files.path("config/vmpin.yaml").read_bytes()
     assert plain_yaml.parse(raw) == yaml.safe_load(raw)
     copy = tmp_path / "vmpin.yaml"
     copy.write_bytes(raw)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from vmpin import hooks_install
 from vmpin.config import scenario, yaml_file
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
@@ -21,6 +20,7 @@ from vmpin.domain.proof import Ledger
 from vmpin.errors import ConfigError, SourceError, StateFileError, UsageError
 from vmpin.host.files import Files
 from vmpin.host.regular import open_regular, read_regular
+from vmpin.install import hook_files
 from vmpin.pinning.original_masks import Before
 from vmpin.reconcile import state_file
 from vmpin.reconcile.state_file import Kept
@@ -223,13 +223,13 @@ def test_vmpins_own_configuration(tmp_path: Path, kind: Callable[[Path], None]) 
 @KINDS
 def test_a_hooks_registration(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     """A FIFO there is another's."""
-    hooks_install.install(tmp_path, hooks_install.HookOptions(stages=("poststop",)))
-    path = hooks_install.registration_path(tmp_path, "poststop")
+    hook_files.install(tmp_path, hook_files.HookOptions(stages=("poststop",)))
+    path = hook_files.registration_path(tmp_path, "poststop")
     if kind is linked:
         return  # test_hooks_install.py
     put(path, kind)
     with pytest.raises(UsageError, match="was not written by vmpin"):
-        hooks_install.plan_install(tmp_path, hooks_install.HookOptions(stages=("poststop",)))
+        hook_files.plan_install(tmp_path, hook_files.HookOptions(stages=("poststop",)))
 
 
 def test_a_scenario_may_come_through_a_pipe(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class _Stage:
     def __init__(self, tools: Tools) -> None:
         from vmpin.demo.containers import Containers
         from vmpin.demo.vm import Vm
-        from vmpin.hooks_install import HookOptions
+        from vmpin.install.hook_files import HookOptions
 
         self.tools = tools
         self.sandbox = f"demo-{secrets.token_hex(4)}"

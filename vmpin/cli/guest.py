@@ -24,10 +24,10 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def _build(args: argparse.Namespace) -> int:
-    from vmpin import pyz
+    from vmpin.install import agent_zipapp
 
     try:
-        size = pyz.build(Path(args.out))
+        size = agent_zipapp.build(Path(args.out))
     except OSError as err:
         raise UsageError(f"cannot write {args.out}: {err.strerror}", "give another place: -o FILE") from err
     print(f"{args.out}: {size} bytes")

@@ -1,6 +1,6 @@
 """`vmpin install-hook`: puts the OCI hook where podman, CRI-O or containerd find it.
 
-What stays out: the files themselves (vmpin/hooks_install.py), and any runtime's own configuration: it says what to
+What stays out: the files themselves (vmpin/install/hook_files.py), and any runtime's own configuration: it says what to
 put there.
 """
 
@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vmpin import hooks_install as hooks
 from vmpin.cli.common import Verbs, directory, new_file, output_flag, verb
 from vmpin.doctor.hook_checks import CRIO_DEFAULT
 from vmpin.errors import UsageError
+from vmpin.install import hook_files as hooks
 
 DEFAULT_SCRIPT_DIR = Path("/usr/local/libexec/vmpin")
 

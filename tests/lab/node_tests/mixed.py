@@ -24,9 +24,9 @@ from lab.node_tests.conftest import StartsVms
 from lab.node_tests.machines import PATIENCE, RUN, Kata, Vmpin, Watcher
 from lab.node_tests.mixed_model import OWNABLE, POOL, Container, Kind, Pod
 from lab.node_tests.mixed_runtime import Runtime, masks_of
-from vmpin import hooks_install
 from vmpin.cli.main import main as vmpin_command
 from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.install import hook_files
 
 RESYNC = 1.0
 #: Within which everything has to be in place after a step: a resync, and what emulation and a busy build machine take.
@@ -220,7 +220,7 @@ class Story:
             self._write_kata(pod)
             return
         self._unheard.add(container.name)
-        stages = self._pick([hooks_install.DEFAULT_STAGES, ("createRuntime", "poststop"), ("poststart", "poststop")])
+        stages = self._pick([hook_files.DEFAULT_STAGES, ("createRuntime", "poststop"), ("poststart", "poststop")])
         self.runtime.run(container.runtime, container.name, pod.sandbox, container.cpus, stages)
 
     def _may_update(self) -> Callable[[], None] | None:

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import vmpin
-from vmpin import resources
+from vmpin.install import data_files
 
 INTERPRETER = "/usr/bin/python3 -IS"
 
@@ -36,7 +36,7 @@ sys.exit(main())
 
 def packed() -> bytes:
     """The file. :raises VmpinError: when this installation lacks the agent's sources."""
-    sources = {"vmpin": Path(vmpin.__path__[0]), "vmpin_agent": resources.path("guest/vmpin_agent")}
+    sources = {"vmpin": Path(vmpin.__path__[0]), "vmpin_agent": data_files.path("guest/vmpin_agent")}
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made:
         for name in NAMES:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vmpin import resources
 from vmpin.errors import UsageError
 from vmpin.host.regular import read_regular
+from vmpin.install import data_files
 
 STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 #: Kata's runtime-rs never runs createRuntime for the containers of a pod, its Go shim never createContainer.
@@ -191,7 +191,7 @@ def script_operation(hooks_dir: Path) -> WriteFile:
     path = script_path(hooks_dir)
     if path.exists() and not _is_script(path):
         raise _foreign(path)
-    source = resources.path(f"hooks/{SCRIPT}").read_bytes()
+    source = data_files.path(f"hooks/{SCRIPT}").read_bytes()
     return WriteFile(path, with_interpreter(source, interpreter()), executable=True)
 
 
