@@ -72,7 +72,7 @@ def cold_start(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     imports: list[float] = []
 
     def bare() -> float:
-        code = "import vmpin.cli.main, vmpin.cli.watch, vmpin.oneshot, vmpin.log, yaml"
+        code = "import vmpin.cli.main, vmpin.cli.watch, vmpin.reconcile.one_pass, vmpin.log, yaml"
         imports.append(process_ms([sys.executable, "-c", code], environment()))
         return _interpreter()
 

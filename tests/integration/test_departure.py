@@ -56,7 +56,8 @@ def test_every_mask_is_given_back_and_nothing_is_left(node: Node, by: str) -> No
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from vmpin import config, oneshot
+from vmpin.config import settings
+from vmpin.reconcile import one_pass
 end = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 done, real = [], os.sched_setaffinity
 def counted(tid, cpus):
@@ -65,7 +66,7 @@ def counted(tid, cpus):
     if sys.argv[2] == "masks" and len(done) == 2:
         end()
 os.sched_setaffinity = counted
-oneshot.leave(config.load(Path(sys.argv[1]), {}, {}), end)
+one_pass.leave(settings.load(Path(sys.argv[1]), {}, {}), end)
 """
 
 
@@ -162,7 +163,7 @@ def test_it_leaves_where_it_was_though_it_was_told_of_another_directory(node: No
 SAMPLELESS = """
 import sys
 from vmpin.cli.main import main
-from vmpin.sampler import Sampler
+from vmpin.reports.residency.sampler import Sampler
 def failing(self):
     raise OSError(24, "Too many open files")
 Sampler.close = failing

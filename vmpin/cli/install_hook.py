@@ -1,7 +1,7 @@
 """`vmpin install-hook`: puts the OCI hook where podman, CRI-O or containerd find it.
 
-What stays out: the files themselves (vmpin/install/hook_files.py), and any runtime's own configuration: it says what to
-put there.
+What stays out: the files themselves (vmpin/install/hook_files.py), and any runtime's own configuration: it says what
+to put there.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Exporter:
         """Until cancelled. :raises ConfigError, OSError: when it cannot listen there."""
         address = self._watched.config.metrics
         assert address is not None
-        await asyncio.to_thread(importlib.import_module, "vmpin.status.document.prometheus")
+        await asyncio.to_thread(importlib.import_module, "vmpin.status.prometheus")
         made = _listen(address, self._watched.config.status_group)
         own = None if address.path is None else unix_sockets.identity(address.path)
         lag = asyncio.create_task(measure_lag(self._watched.reconciler.tally.loop_lag))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vmpin.errors import VmpinError
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def path(name: str, package: Path = _PACKAGE) -> Path:

@@ -1,5 +1,5 @@
 """The node's wall clock is stepped, by `date -s`, while pods come, change and go: each report is taken, also over
-restarts of the watcher. What the rules are is in tests/unit/test_clock_steps.py."""
+restarts of the watcher. What the rules are is in tests/unit/domain/test_clock_steps.py."""
 
 from __future__ import annotations
 

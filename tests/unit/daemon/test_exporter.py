@@ -213,7 +213,7 @@ def test_probes(node: Node) -> None:
 
 
 def test_a_watcher_without_metrics_loads_nothing_for_them() -> None:
-    code = "import sys, vmpin.watcher; print(*{name.partition('.')[0] for name in sys.modules})"
+    code = "import sys, vmpin.daemon.watcher; print(*{name.partition('.')[0] for name in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "asyncio" in loaded
     assert "prometheus_client" not in loaded

@@ -82,7 +82,7 @@ def test_hybrid_vsock_takes_nothing_else_for_a_yes(answer: bytes) -> None:
 
 
 def test_a_vmm_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guests.manager.transport.hybrid_vsock.CONNECT_DEADLINE", 0.2)
+    monkeypatch.setattr("vmpin.guests.transport.hybrid_vsock.CONNECT_DEADLINE", 0.2)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -47,7 +47,7 @@ from vmpin.protocol.parsing import (
 )
 from vmpin_agent import server
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATIENCE = 120.0
 
 

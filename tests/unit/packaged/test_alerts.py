@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vmpin.install import data_files
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: Words of PromQL's own, besides functions, which are followed by a parenthesis.
 WORDS = {"and", "or", "unless", "bool", "offset", "inf", "nan"}
 #: Functions and aggregations that are used; another one is to be looked up and added.

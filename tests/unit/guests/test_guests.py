@@ -128,7 +128,7 @@ def run(what: Coroutine[Any, Any, None]) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(configuration, "DEFAULT_FILE", tmp_path / "none.yaml")
-    monkeypatch.setattr("vmpin.domain.guest_report.attempts.LAST", 0.2)
+    monkeypatch.setattr("vmpin.guests.attempts.LAST", 0.2)
 
 
 def test_vmpins_agent_comes_first_and_is_told_of_each_change(tmp_path: Path) -> None:
@@ -419,9 +419,9 @@ def counted(node: Machine) -> dict[str, Any]:
 
 
 def test_an_agent_that_comes_late_is_found_when_somebody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.domain.guest_report.attempts.FIRST", 60.0)
-    monkeypatch.setattr("vmpin.domain.guest_report.attempts.LAST", 60.0)
-    monkeypatch.setattr("vmpin.domain.guest_report.attempts.EARLY", 0.05)
+    monkeypatch.setattr("vmpin.guests.attempts.FIRST", 60.0)
+    monkeypatch.setattr("vmpin.guests.attempts.LAST", 60.0)
+    monkeypatch.setattr("vmpin.guests.attempts.EARLY", 0.05)
 
     async def test() -> None:
         async with running(Machine(tmp_path, ports=set())) as node:
@@ -516,7 +516,7 @@ def test_looking_after_three_hundred_guests_in_which_nothing_changed_costs_littl
 def test_what_goes_wrong_with_the_guests_is_told_once_and_stops_nothing(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "vmpin.guests.manager.vm_guest", None)  # as if a library were not there
+        patch.setitem(sys.modules, "vmpin.guests.vm_guest", None)  # as if a library were not there
         machine = Machine(tmp_path)
         machine.update()
     assert len(caplog.records) == 1

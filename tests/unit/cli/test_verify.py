@@ -157,7 +157,7 @@ def test_what_the_user_may_not_read_is_not_taken_for_nothing(tmp_path: Path, clo
 
 
 def test_the_table_of_exit_codes_has_every_command() -> None:
-    text = (Path(__file__).parents[2] / "docs/exit-codes.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/exit-codes.md").read_text()
     rows = [line.split(" | ")[0].strip("| ").replace("`", "") for line in text.splitlines() if line.startswith("| `")]
     assert sorted(name for row in rows for name in row.split(", ")) == sorted(command.VERBS)
-    assert "docs/exit-codes.md" in (Path(__file__).parents[2] / "README.md").read_text()
+    assert "docs/exit-codes.md" in (Path(__file__).parents[3] / "README.md").read_text()

@@ -198,7 +198,7 @@ def test_a_thread_that_is_left_alone_follows_a_new_decision(node: Spinners) -> N
 def test_after_its_rest_a_thread_is_tried_again_and_the_fight_goes_on_quietly(
         node: Spinners, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    for module in ("drifts", "pinner"):
+    for module in ("pinning.drift_tracker", "pinning.pinner"):
         monkeypatch.setattr(f"vmpin.{module}.time", SimpleNamespace(monotonic=lambda: now))
     vm = node.vm()
     drifts = node.reconciler.pinner.drifts

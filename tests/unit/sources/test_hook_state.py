@@ -72,7 +72,7 @@ def test_a_bundle_that_is_gone_from_where_it_was_ends_a_container_without_a_proc
 
 
 def test_a_container_that_ended_while_its_message_was_spooled_is_followed_by_its_bundle(tmp_path: Path) -> None:
-    """Which is gone: the next look at it ends the container (tests/unit/test_disk.py)."""
+    """Which is gone: the next look at it ends the container (tests/unit/sources/test_disk.py)."""
     bundle = str(tmp_path / "gone")
     assert seen(ended(), tmp_path / "gone").bundle == bundle
     assert seen(os.getpid(), tmp_path / "gone", age=10 * 365 * 86400).bundle == bundle

@@ -18,7 +18,7 @@ from need import lacking
 
 from vmpin.config.settings import SETTINGS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 _SCENARIO = """\
 topology: {online: "0-3"}

@@ -182,5 +182,5 @@ def test_nothing_is_left_of_a_call(kubelet: Kubelet) -> None:
 
 
 def test_importing_it_loads_neither_grpc_nor_protobuf() -> None:
-    code = "import sys, vmpin.source.pod_resources as p; sys.exit('grpc' in sys.modules or 'google' in sys.modules)"
+    code = "import sys, vmpin.sources.pod_resources as p; sys.exit('grpc' in sys.modules or 'google' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

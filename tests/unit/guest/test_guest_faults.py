@@ -136,7 +136,7 @@ def test_killed_at_any_point_cpusets_are_as_before(tmp_path: Path) -> None:
 def test_killed_for_real_again_and_again(tmp_path: Path) -> None:
     """At random moments of its work, by SIGKILL."""
     chance = random.Random(5)
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     with v1_cgroup(ID) as (_, place), worker(place) as one:
         one.threads(30)
         one.narrow(1)
@@ -206,7 +206,7 @@ def test_a_container_may_end_at_any_point(tmp_path: Path) -> None:
 def test_where_a_real_cgroup_refuses_threads_are_pinned(tmp_path: Path) -> None:
     """The file is another user's, and the agent may not pass over that."""
     need_tool("setpriv")
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     with v1_cgroup(ID) as (_, place), worker(place) as one:
         one.threads(3)
         os.chown(place / "cpuset.cpus", 65534, 65534)

@@ -59,7 +59,7 @@ async def session(*paths: Path) -> AsyncIterator[AgentSession]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits half a minute in a test."""
-    monkeypatch.setattr("vmpin.domain.guest_report.attempts.LAST", 0.3)
+    monkeypatch.setattr("vmpin.guests.attempts.LAST", 0.3)
 
 
 def test_the_map_is_told_and_what_became_of_it_is_heard() -> None:
@@ -221,7 +221,7 @@ def test_a_guest_that_does_not_answer_yet_is_waited_for(caplog: pytest.LogCaptur
 
 
 def test_the_next_way_is_tried_when_nobody_answers_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.domain.guest_report.vmpin_agent.DEADLINE", 0.2)
+    monkeypatch.setattr("vmpin.guests.agent_session.DEADLINE", 0.2)
 
     async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -235,8 +235,8 @@ def test_the_next_way_is_tried_when_nobody_answers_on_one(monkeypatch: pytest.Mo
 
 
 def test_one_that_stops_answering_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.domain.guest_report.vmpin_agent.DEADLINE", 0.2)
-    monkeypatch.setattr("vmpin.domain.guest_report.vmpin_agent.IDLE", 0.2)
+    monkeypatch.setattr("vmpin.guests.agent_session.DEADLINE", 0.2)
+    monkeypatch.setattr("vmpin.guests.agent_session.IDLE", 0.2)
 
     async def test() -> None:
         agent = Agent()
@@ -414,7 +414,7 @@ def test_one_that_answers_with_an_error_is_nobody_and_says_why() -> None:
 
 @pytest.mark.parametrize("says", [NEED, parsing.encode(parsing.Event("cpus").message())])
 def test_before_a_pong_nothing_else_is_an_answer(says: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.domain.guest_report.vmpin_agent.DEADLINE", 0.3)
+    monkeypatch.setattr("vmpin.guests.agent_session.DEADLINE", 0.3)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -505,8 +505,8 @@ def test_the_answer_about_many_containers_may_be_long() -> None:
 
 def test_it_ends_when_it_is_told_to_whatever_the_guest_does_just_then(monkeypatch: pytest.MonkeyPatch,
                                                                       caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("vmpin.domain.guest_report.attempts.FIRST", 0.001)
-    monkeypatch.setattr("vmpin.domain.guest_report.attempts.LAST", 0.002)
+    monkeypatch.setattr("vmpin.guests.attempts.FIRST", 0.001)
+    monkeypatch.setattr("vmpin.guests.attempts.LAST", 0.002)
     caplog.set_level(logging.ERROR)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -598,8 +598,8 @@ def test_what_is_too_much_is_counted_anew_each_minute_and_questions_allow_for_an
 def test_a_guest_that_comes_and_goes_is_not_always_looked_for_at_once(says: bytes, caplog: pytest.LogCaptureFixture,
                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     """And whatever names it gives itself are not all in the log."""
-    monkeypatch.setattr("vmpin.domain.guest_report.attempts.LAST", 300.0)
-    monkeypatch.setattr("vmpin.domain.guest_report.attempts.RECENT", 2)
+    monkeypatch.setattr("vmpin.guests.attempts.LAST", 300.0)
+    monkeypatch.setattr("vmpin.guests.attempts.RECENT", 2)
     count = 0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -627,7 +627,7 @@ def test_a_guest_that_comes_and_goes_is_not_always_looked_for_at_once(says: byte
 
 
 def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.domain.guest_report.attempts.LAST", 300.0)
+    monkeypatch.setattr("vmpin.guests.attempts.LAST", 300.0)
 
     async def test() -> None:
         wake, real, slept = asyncio.Event(), asyncio.timeout, list[float]()
@@ -636,7 +636,7 @@ def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch:
             slept.append(seconds)
             return real(0)
         monkeypatch.setattr(asyncio, "timeout", timeout)
-        monkeypatch.setattr("vmpin.domain.guest_report.attempts.EARLY", 0.01)
+        monkeypatch.setattr("vmpin.guests.attempts.EARLY", 0.01)
         async for attempt in attempts(wake):
             with attempt:
                 if len(slept) == 25:
@@ -742,7 +742,7 @@ def test_a_guest_that_claims_ever_newer_maps_is_dropped() -> None:
 
 
 def test_a_guest_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.domain.guest_report.vmpin_agent.DEADLINE", 0.3)
+    monkeypatch.setattr("vmpin.guests.agent_session.DEADLINE", 0.3)
     big = MAP._replace(containers={f"c{number}" + "x" * 100: Share((0,)) for number in range(1000)})
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from decided import decide, guests, node, own_cpus, shown, vcpus
+from nri_events import C1, POD, after, container, pod
 from strayed import Spinners, spinners
-from test_nri_facts import C1, POD, after, container, pod
-from test_placement import decide, guests, node, own_cpus, shown, vcpus
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState, Known, reduce

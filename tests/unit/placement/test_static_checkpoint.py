@@ -35,7 +35,7 @@ from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.document import Seen, node_data, sandbox_data
 from vmpin.status.explain import sentences
 
-STEPS = Path(__file__).parents[1] / "data/kubelet-1.36-steps.json"
+STEPS = Path(__file__).parents[2] / "data/kubelet-1.36-steps.json"
 ONLINE = CpuSet.parse("0-7")
 
 

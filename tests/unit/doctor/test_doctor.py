@@ -470,7 +470,7 @@ def test_names_of_checks_are_told_apart() -> None:
 
 
 def test_the_manual_has_every_check_and_no_other() -> None:
-    manual = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text().partition("## The checks")[2]
+    manual = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text().partition("## The checks")[2]
     assert re.findall(r"^\| `([a-z-]+)` \|", manual, re.MULTILINE) == [check.name for check in CHECKS]
 
 

@@ -25,7 +25,7 @@ from vmpin.guests.agent_session import AgentSession
 from vmpin.protocol.parsing import Map, Share
 from vmpin_agent.cpus import Cpus
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WEB, LOGS, NONE = ContainerId("web"), ContainerId("logs"), ContainerId("none")
 
 
@@ -86,7 +86,7 @@ def ids() -> tuple[int, int]:
 
 def test_threads_go_where_the_host_says_and_back(tmp_path: Path, both: tuple[Worker, Worker],
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.domain.guest_report.attempts.LAST", 0.3)
+    monkeypatch.setattr("vmpin.guests.attempts.LAST", 0.3)
     web, logs = both
     before = web.masks()
     first, second = ids()

@@ -46,17 +46,17 @@ def run(what: Coroutine[Any, Any, None]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.domain.guest_report.attempts.LAST", 0.3)
-    monkeypatch.setattr("vmpin.domain.guest_report.kata_agent.DEADLINE", 20.0)
-    monkeypatch.setattr("vmpin.domain.guest_report.kata_session.AGAIN", 0.1)
-    monkeypatch.setattr("vmpin.domain.guest_report.kata_session.RESEND", 0.3)
-    monkeypatch.setattr("vmpin.domain.guest_report.kata_session.SOON", 0.05)
+    monkeypatch.setattr("vmpin.guests.attempts.LAST", 0.3)
+    monkeypatch.setattr("vmpin.guests.kata_agent.DEADLINE", 20.0)
+    monkeypatch.setattr("vmpin.guests.kata_session.AGAIN", 0.1)
+    monkeypatch.setattr("vmpin.guests.kata_session.RESEND", 0.3)
+    monkeypatch.setattr("vmpin.guests.kata_session.SOON", 0.05)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
     """For those to whom an answer does not come."""
-    monkeypatch.setattr("vmpin.domain.guest_report.kata_agent.DEADLINE", 0.5)
+    monkeypatch.setattr("vmpin.guests.kata_agent.DEADLINE", 0.5)
 
 
 @asynccontextmanager
@@ -337,7 +337,7 @@ def test_a_vcpu_whose_number_cannot_be_shown_leaves_everyone_alone() -> None:
 
 
 def test_the_guests_counters_can_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.domain.guest_report.metrics.APART", 0.05)
+    monkeypatch.setattr("vmpin.guests.metrics.APART", 0.05)
 
     async def test() -> None:
         server = Server("c1")

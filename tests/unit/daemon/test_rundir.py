@@ -37,7 +37,7 @@ class Other:
 
     def __init__(self, settings: Config) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "import sys; from pathlib import Path; from vmpin.lock import Lock\n"
+            [sys.executable, "-c", "import sys; from pathlib import Path; from vmpin.host.lock import Lock\n"
              "with Lock(Path(sys.argv[1])): print('held', flush=True); input()", str(settings.lock_file)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None

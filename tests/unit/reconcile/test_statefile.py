@@ -283,22 +283,22 @@ FULL_DISK = """
 import os, sys
 from pathlib import Path
 from test_statefile import BOOT, SAMPLE
-from vmpin import statefile
+from vmpin.reconcile import state_file
 from vmpin.errors import StateFileError
 
 here = Path(sys.argv[1])
-statefile.save(here / "state.json", BOOT, SAMPLE)
+state_file.save(here / "state.json", BOOT, SAMPLE)
 (here / "filler").write_bytes(bytes(os.statvfs(here).f_bavail * os.statvfs(here).f_bsize))
 assert os.statvfs(here).f_bavail == 0
 try:
-    statefile.save(here / "state.json", BOOT, statefile.Kept())
+    state_file.save(here / "state.json", BOOT, state_file.Kept())
 except StateFileError as err:
     print(err)
-assert statefile.load(here / "state.json", BOOT) == (SAMPLE, "")
+assert state_file.load(here / "state.json", BOOT) == (SAMPLE, "")
 assert sorted(os.listdir(here)) == ["filler", "state.json"]
 (here / "filler").unlink()
-statefile.save(here / "state.json", BOOT, statefile.Kept())
-assert statefile.load(here / "state.json", BOOT) == (statefile.Kept(), "")
+state_file.save(here / "state.json", BOOT, state_file.Kept())
+assert state_file.load(here / "state.json", BOOT) == (state_file.Kept(), "")
 """
 
 
@@ -306,15 +306,15 @@ FULL_NOTES = """
 import os, sys
 from pathlib import Path
 from test_statefile import BOOT
-from vmpin import statefile
+from vmpin.reconcile import state_file
 from vmpin.cpuset import CpuSet
 from vmpin.errors import StateFileError
-from vmpin.model import SandboxId, ThreadId
+from vmpin.domain.model import SandboxId, ThreadId
 
 here, noted = Path(sys.argv[1]), []
 
 def note(number):
-    statefile.note(here / "notes", BOOT, SandboxId(f"pod-{number}"), ThreadId(number, 1), CpuSet.parse("0-3"))
+    state_file.note(here / "notes", BOOT, SandboxId(f"pod-{number}"), ThreadId(number, 1), CpuSet.parse("0-3"))
     noted.append(f"pod-{number}")
 
 note(1)
@@ -327,7 +327,7 @@ except StateFileError as err:
 assert (here / "notes").stat().st_size % os.statvfs(here).f_bsize == 0  # the last one was torn
 (here / "filler").unlink()
 note(1000)
-assert sorted(statefile.with_notes(here / "notes", BOOT, statefile.Kept()).before) == sorted(noted)
+assert sorted(state_file.with_notes(here / "notes", BOOT, state_file.Kept()).before) == sorted(noted)
 """
 
 

@@ -1,0 +1,61 @@
+"""A placement from a few words: nodes, containers and vCPUs made by hand, and what was decided in a short form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vmpin.cpuset import CpuSet
+from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, Vcpu, VcpuId
+from vmpin.domain.topology import Topology
+from vmpin.placement.ownership import Node, claims, ownership
+from vmpin.placement.policy import Policy
+from vmpin.placement.rules import Placement, Request, place
+from vmpin.placement.vcpus import Previous
+
+POD = SandboxId("pod-a")
+EIGHT = Topology.build(CpuSet.parse("0-7"))
+
+
+def node(online: str = "0-15", pool: str | None = None, housekeeping: str = "", cores: Sequence[str] = (),
+         nodes: Sequence[str] = ()) -> Node:
+    topology = Topology.build(CpuSet.parse(online), cores=[CpuSet.parse(core) for core in cores],
+                              nodes={number: CpuSet.parse(cpus) for number, cpus in enumerate(nodes)})
+    return Node(topology, None if pool is None else CpuSet.parse(pool), CpuSet.parse(housekeeping))
+
+
+def box(name: str, cpus: str | None, exclusive: bool | None = None,
+        state: ContainerState = ContainerState.RUNNING, pause: bool = False) -> Container:
+    return Container(ContainerId(name), name, None if cpus is None else CpuSet.parse(cpus), exclusive, state, pause)
+
+
+def own_cpus(name: str, cpus: str) -> Container:
+    return box(name, cpus, exclusive=True)
+
+
+def vcpus(*ids: int) -> tuple[Vcpu, ...]:
+    return tuple(Vcpu(VcpuId(number)) for number in ids)
+
+
+def guest(*described: tuple[int, int | None, int | None]) -> tuple[Vcpu, ...]:
+    """(id, core, node)."""
+    return tuple(Vcpu(VcpuId(number), core, numa) for number, core, numa in described)
+
+
+def decide(containers: Sequence[Container], cpus: Sequence[Vcpu], on: Node, policy: Policy | None = None,
+           previous: Previous | None = None, others: Sequence[Sequence[Container]] = (),
+           known: bool = True, awaited: bool = False, ended: bool = False) -> Placement:
+    """Place POD; `others` are the containers of other sandboxes."""
+    all_claims = {POD: claims(containers, on)}
+    all_claims |= {SandboxId(f"other-{at}"): claims(theirs, on) for at, theirs in enumerate(others)}
+    request = Request(POD, tuple(cpus), tuple(containers), known, awaited, ended)
+    return place(request, on, ownership(all_claims, on), policy or Policy(), previous)
+
+
+def shown(placement: Placement) -> dict[int, str]:
+    """vCPU → CPUs."""
+    return {vcpu.id: str(vcpu.cpus) for vcpu in placement.vcpus}
+
+
+def guests(placement: Placement) -> dict[str, list[int]]:
+    """Container → vCPUs."""
+    return {str(name): list(ids) for name, ids in placement.containers.items()}
