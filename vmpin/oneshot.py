@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from vmpin import departure
 from vmpin.apply import Result
 from vmpin.config import Config
 from vmpin.errors import SourceError
@@ -19,7 +18,6 @@ from vmpin.reconciler import Reconciler, Report
 from vmpin.runtime.oci import parse_message
 from vmpin.source.hook_state import moment
 from vmpin.source.spool import Spool
-from vmpin.vmm import qmp
 from vmpin.vmm.qemu_cmdline import qmp_sockets
 
 logger = logging.getLogger(__name__)
@@ -71,6 +69,8 @@ def leave(config: Config, tell: Callable[[Reconciler], Told]) -> tuple[Reconcile
     :param tell: has the guests take back what they were told, which takes what is kept of them.
     :returns: also the reconciler: its pinner knows what is left.
     """
+    from vmpin import departure
+
     with Lock(config.lock_file):
         reconciler = Reconciler(config)
         take(reconciler, Spool(config.spool), set(), tidy=False)
@@ -128,6 +128,8 @@ def _passes(reconciler: Reconciler, act: bool) -> Report:
 
 async def ask(vm: Vm) -> bool:
     """Ask a VM's QEMU which thread is which; True when it answered. Each thread set is asked about once."""
+    from vmpin.vmm import qmp  # what is imported at the top a starting watcher waits for, before its first pass
+
     vm.qmp_asked = frozenset(vm.vmm.stats)
     for path in qmp_sockets(vm.vmm.argv):
         vm.qmp = await qmp.query(path, pid=vm.vmm.pid)

@@ -7,6 +7,7 @@ stays out: when passes happen and who asks (watcher, cli).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from vmpin.agreement import Agreement
 from vmpin.allocation import CpuManagerState
@@ -43,16 +44,17 @@ from vmpin.proof import Ledger
 from vmpin.requests import Requests
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import HookMessage
-from vmpin.source import nri_facts
 from vmpin.source.disk import DiskSources
 from vmpin.source.hook_state import events_of
 from vmpin.source.kubelet_state import KubeletState
-from vmpin.source.nri_facts import NriEvent
 from vmpin.source.nri_reports import Reports
 from vmpin.state import DesiredState, forget_stopped, reduce
 from vmpin.statefile import Kept
 from vmpin.tally import Tally
 from vmpin.topology import Topology
+
+if TYPE_CHECKING:
+    from vmpin.source.nri_facts import NriEvent
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +164,8 @@ class Reconciler:
 
     def nri(self, events: Iterable[NriEvent]) -> set[SandboxId]:
         """Take in what the runtime told. :returns: the sandboxes it is about."""
+        from vmpin.source import nri_facts  # not at the top: the first pass of a starting watcher has no events
+
         touched: set[SandboxId] = set()
         for told in events:
             try:
@@ -255,7 +259,9 @@ class Reconciler:
         self._tidy()
         if act:
             self._exclusion.give_back(self)
-        found = self._pass(list(self.observer.vms), act)
+        # What a full pass reads is mostly new: the files of its threads are kept open for the masks that follow.
+        with self.proc.keeping_stat_files() if act and full else contextlib.nullcontext():
+            found = self._pass(list(self.observer.vms), act)
         if act:
             self.circumstances.settled(self.node.topology.known, self.observer.vms.values())
         self.agreement.look(self.state, self.kubelet, self.node.online, self.config.resync_seconds,
