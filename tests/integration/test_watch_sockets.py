@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import stat
@@ -17,6 +16,7 @@ import pytest
 from need import need_tool
 from real_node import PATIENCE, Node, talk, wait
 from real_qemu import Qemu
+from removal import remove_in_use
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
@@ -215,7 +215,7 @@ def test_a_removed_run_directory_comes_back_with_all_that_is_in_it(node: Node, c
         node.container(vm.sandbox, "web", cpus[1], vm.pid)
         node.wait_for_all(vm.pid, cpus[1])
         wait((node.run / "state.json").exists, "nothing was kept")
-        shutil.rmtree(node.run)
+        remove_in_use(node.run)
         for name in ("hook.sock", "vmpin.sock", "metrics.sock", "state.json", "spool", "lock"):
             wait((node.run / name).exists, f"{name} does not come back: {node.log()}")
         assert stat.S_IMODE(node.run.stat().st_mode) == 0o755
@@ -237,7 +237,7 @@ def test_of_two_watchers_in_one_directory_the_one_whose_lock_was_removed_ends(no
     assert first is not None
     try:
         first.send_signal(signal.SIGSTOP)  # else it may notice before the other has started
-        shutil.rmtree(node.run)
+        remove_in_use(node.run)
         node.start()
         assert node.status()["watcher"] == getattr(node.watcher, "pid", None)
         first.send_signal(signal.SIGHUP)  # which reads everything again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -23,11 +24,34 @@ Document = dict[str, Any]
 Verbs = Any
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """As wide as the terminal, as shutil finds it: argparse makes one for every option that it is given, and would
+    load shutil and all its compressors for the first."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_columns() - 2)
+
+
+@functools.cache
+def _columns() -> int:
+    """The width of the terminal, as shutil.get_terminal_size has it."""
+    try:
+        columns = int(os.environ.get("COLUMNS", 0))
+    except ValueError:
+        columns = 0
+    if columns <= 0:
+        try:
+            columns = os.get_terminal_size(1).columns
+        except OSError:
+            columns = 0
+    return columns or 80
+
+
 def verb(verbs: Verbs, name: str, summary: str, *, epilog: str = "", about: str = "") -> argparse.ArgumentParser:
     """A verb's parser. Its flags --config and --set may stand behind the verb too."""
     made: argparse.ArgumentParser = verbs.add_parser(
         name, help=summary, description=about or f"{summary[0].upper()}{summary[1:]}.", epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        formatter_class=HelpFormatter)
     made.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     made.add_argument("--set", metavar="KEY=VALUE", action="append", dest="set_here", default=[],
                       help=argparse.SUPPRESS)

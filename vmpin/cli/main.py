@@ -128,14 +128,17 @@ def _open_closed() -> None:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("vmpin", description=_ABOUT, epilog=_EXAMPLES,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    from vmpin.cli.common import HelpFormatter
+
+    # For each of its own texts argparse searches the disk for a catalog of translations; vmpin has none.
+    vars(argparse)["_"] = lambda text: text
+    parser = argparse.ArgumentParser("vmpin", description=_ABOUT, epilog=_EXAMPLES, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parser.add_argument("--config", metavar="FILE", help="configuration file (default: /etc/vmpin/vmpin.yaml if it is "
                         "there)")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
                         help="set a configuration key, e.g. --set node.shared_pool=0-1 (repeatable)")
-    verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands", prog="vmpin")
     # Only the verb's own module is loaded when the verb is plain to see: a short command starts in half the time.
     named = next((word for word in arguments if word in VERBS), None)
     plain = named is not None and not any(word.startswith("-") for word in arguments[: arguments.index(named)])

@@ -49,13 +49,16 @@ def pin(proc: Procfs, thread: VmThread, cpus: CpuSet) -> CpuSet:
 
 def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, int]:
     """As `pin`, and also return the CPU that the thread was on: with the new mask it is lost."""
-    (tid, starttime), _, _, pid, _ = thread
-    try:
-        fd = os.open(f"{proc.root}/{pid}/task/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
-        raise ThreadGone(tid, cpus) from None
-    except OSError as err:
-        raise AffinityError(tid, cpus, f"cannot read its start time: {err.strerror}") from err
+    identity, _, _, pid, _ = thread
+    tid, starttime = identity
+    fd = proc.take_stat_file(identity)
+    if fd is None:
+        try:
+            fd = os.open(f"{proc.root}/{pid}/task/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+            raise ThreadGone(tid, cpus) from None
+        except OSError as err:
+            raise AffinityError(tid, cpus, f"cannot read its start time: {err.strerror}") from err
     try:
         try:
             stat = os.pread(fd, _STAT_SIZE, 0)

@@ -6,11 +6,13 @@ raised as they are. What stays out: what a process or thread means (vmm/).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import resource
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -107,6 +109,28 @@ class Procfs:
         self.root = os.fspath(root)
         #: The pid namespace whose numbers are shown here, as its link names it; "" where that cannot be read.
         self._namespace: str | None = None
+        #: Inside `keeping_stat_files`: open stat files by (tid, start time), and how many there may be.
+        self._kept: dict[tuple[int, int], int] = {}
+        self._room = 0
+
+    @contextlib.contextmanager
+    def keeping_stat_files(self) -> Iterator[None]:
+        """While this is entered, `task_stats` leaves the stat files that it reads open, for the masks that are set
+        next: each would be opened again for that, which takes as long as to read it. As many as half of the
+        descriptors that are free; those that `take_stat_file` left are closed at the end."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._room = max(0, limit - len(os.listdir("/proc/self/fd"))) // 2
+        try:
+            yield
+        finally:
+            self._room = 0
+            while self._kept:
+                os.close(self._kept.popitem()[1])
+
+    def take_stat_file(self, thread: tuple[int, int]) -> int | None:
+        """The open stat file of a thread (tid, start time), which the caller closes; None when none is kept. It
+        stays bound to that very task: it is never that of another thread which has the number by now."""
+        return self._kept.pop(thread, None)
 
     def pids(self) -> list[str]:
         """All process ids, as the directory names they are."""
@@ -144,7 +168,8 @@ class Procfs:
         """Of some threads of a process, without those that have ended. For many of them in half the time that
         `thread_stat` takes for each: their paths begin at its task directory."""
         found: dict[int, Stat] = {}
-        if len(tids) == 1:
+        kept, room = self._kept, self._room
+        if len(tids) == 1 and not room:
             return {tid: stat for tid in tids if (stat := self.thread_stat(pid, tid)) is not None}
         try:
             tasks = os.open(f"{self.root}/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -157,15 +182,20 @@ class Procfs:
                     fd = opened(f"{tid}/stat", _READ, dir_fd=tasks)
                 except (FileNotFoundError, ProcessLookupError):
                     continue
+                keep = False
                 try:
-                    raw = read(fd, 4096)
+                    stat = parse_stat(read(fd, 4096))
+                    if stat is not None:
+                        found[tid] = stat
+                        identity = tid, stat.starttime
+                        if len(kept) < room and identity not in kept:
+                            kept[identity] = fd
+                            keep = True
                 except ProcessLookupError:
                     continue
                 finally:
-                    close(fd)
-                stat = parse_stat(raw)
-                if stat is not None:
-                    found[tid] = stat
+                    if not keep:
+                        close(fd)
         finally:
             close(tasks)
         return found

@@ -13,12 +13,10 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.host.lock import Lock
 from vmpin.pinning.apply import Result
-from vmpin.reconcile import teardown
 from vmpin.reconcile.reconciler import Reconciler, Report
 from vmpin.runtime.oci import parse_message
 from vmpin.sources.hook_state import moment
 from vmpin.sources.spool import Spool
-from vmpin.vmm import qmp
 from vmpin.vmm.inventory import Vm
 from vmpin.vmm.qemu_cmdline import qmp_sockets
 
@@ -71,6 +69,8 @@ def leave(config: Config, tell: Callable[[Reconciler], Told]) -> tuple[Reconcile
     :param tell: has the guests take back what they were told, which takes what is kept of them.
     :returns: also the reconciler: its pinner knows what is left.
     """
+    from vmpin.reconcile import teardown
+
     with Lock(config.lock_file):
         reconciler = Reconciler(config)
         take(reconciler, Spool(config.spool), set(), tidy=False)
@@ -128,6 +128,8 @@ def _passes(reconciler: Reconciler, act: bool) -> Report:
 
 async def ask(vm: Vm) -> bool:
     """Ask a VM's QEMU which thread is which; True when it answered. Each thread set is asked about once."""
+    from vmpin.vmm import qmp  # what is imported at the top a starting watcher waits for, before its first pass
+
     vm.qmp_asked = frozenset(vm.vmm.stats)
     for path in qmp_sockets(vm.vmm.argv):
         vm.qmp = await qmp.query(path, pid=vm.vmm.pid)

@@ -7,6 +7,7 @@ stays out: when passes happen and who asks (watcher, cli).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
@@ -49,10 +50,11 @@ from vmpin.runtime.oci import HookMessage
 from vmpin.sources.disk import DiskSources
 from vmpin.sources.hook_state import events_of
 from vmpin.sources.kubelet_checkpoint import KubeletState
-from vmpin.sources.nri import translation
 from vmpin.sources.nri.cpuset_reports import Reports
-from vmpin.sources.nri.translation import NriEvent
 from vmpin.vmm.inventory import Observer, Vm
+
+if TYPE_CHECKING:
+    from vmpin.sources.nri.translation import NriEvent
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +164,8 @@ class Reconciler:
 
     def nri(self, events: Iterable[NriEvent]) -> set[SandboxId]:
         """Take in what the runtime told. :returns: the sandboxes it is about."""
+        from vmpin.sources.nri import translation  # not at the top: the first pass of a starting watcher has no events
+
         touched: set[SandboxId] = set()
         for told in events:
             try:
@@ -255,7 +259,9 @@ class Reconciler:
         self._tidy()
         if act:
             self._exclusion.give_back(self)
-        found = self._pass(list(self.observer.vms), act)
+        # What a full pass reads is mostly new: the files of its threads are kept open for the masks that follow.
+        with self.proc.keeping_stat_files() if act and full else contextlib.nullcontext():
+            found = self._pass(list(self.observer.vms), act)
         if act:
             self.circumstances.settled(self.node.topology.known, self.observer.vms.values())
         self.agreement.look(self.state, self.kubelet, self.node.online, self.config.resync_seconds,

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from vmpin.domain.events import Claim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuThreads, VmmType, VmThread
@@ -23,7 +24,9 @@ from vmpin.vmm import threads as vmm_threads
 from vmpin.vmm.process_table import ROUNDS, Census, Found
 from vmpin.vmm.processes import VmmProcess, named_by_kata
 from vmpin.vmm.qemu_cmdline import GuestTopology
-from vmpin.vmm.qmp import QmpAnswer
+
+if TYPE_CHECKING:
+    from vmpin.vmm.qmp import QmpAnswer
 
 logger = logging.getLogger(__name__)
 

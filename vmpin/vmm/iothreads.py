@@ -6,7 +6,7 @@ threads stay unnamed, and QMP is Kata's own. What stays out: the named ones (nam
 
 from __future__ import annotations
 
-import platform
+import os
 from collections.abc import Collection, Mapping
 
 from vmpin.host.procfs import Procfs, Stat
@@ -27,7 +27,7 @@ def by_order(procfs: Procfs, pid: int, stats: Mapping[int, Stat], unnamed: Colle
     (`monitors` is 1 if that is unnamed too), then the vCPUs. Of the unnamed ones before the vCPUs every one but the
     first must wait in an event loop: an iothread at work just now would leave its place to the monitors' thread.
     """
-    waits = _WAITS.get(platform.machine())
+    waits = _WAITS.get(os.uname().machine)
     if not vcpus or not waits or missing < 1:
         return frozenset()
 

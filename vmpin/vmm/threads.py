@@ -20,15 +20,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vmpin.domain.model import ThreadId, ThreadRole, VcpuId, VmmType
 from vmpin.host.procfs import PF_KTHREAD, PF_USER_WORKER, Procfs, Stat
 from vmpin.vmm import kvm
 from vmpin.vmm.iothreads import by_order
 from vmpin.vmm.qemu_cmdline import cpu_index, has_qmp, iothread_ids, option_values, parse_smp, qmp_sockets
-from vmpin.vmm.qmp import QmpAnswer
 from vmpin.vmm.thread_names import IOTHREAD, MONITOR, read_names
+
+if TYPE_CHECKING:
+    from vmpin.vmm.qmp import QmpAnswer
 
 #: include/linux/sched.h; the io_uring workers before Linux 6.4, which have no PF_USER_WORKER.
 _PF_IO_WORKER = 0x00000010

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -155,6 +157,56 @@ def test_a_process_that_dies_after_the_check_and_is_not_reaped_is_gone(child: su
 
     with pytest.raises(ThreadGone):
         affinity.pin(PROC, thread_of(child.pid, child.pid), Meanwhile(ONE, die))
+
+
+def test_a_kept_stat_file_serves_the_mask_of_its_thread_and_is_closed(worker: Worker) -> None:
+    proc = Procfs()
+    known = worker.thread
+    with proc.keeping_stat_files():
+        (stat,) = proc.task_stats(os.getpid(), [worker.tid]).values()
+        assert (stat.comm, stat.starttime) == (known.name, known.id.starttime)
+        before = open_stat_files()
+        assert affinity.pin(proc, known, ONE) == ONE
+        assert open_stat_files() == before - 1
+    assert affinity.pin(proc, known, REST) == REST, "and without a kept one"
+
+
+def test_the_kept_stat_file_of_a_thread_that_has_ended_gives_no_mask_away() -> None:
+    proc, worker = Procfs(), Worker()
+    known = worker.thread
+    with proc.keeping_stat_files():
+        proc.task_stats(os.getpid(), [worker.tid])
+        worker.end()
+        with pytest.raises(ThreadGone):
+            affinity.pin(proc, known, ONE)
+
+
+def test_kept_stat_files_leave_half_of_the_free_descriptors_and_are_all_closed() -> None:
+    workers = [Worker() for _ in range(12)]
+    tids = [worker.tid for worker in workers]
+    before, opened = open_stat_files(), len(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 8, limits[1]))
+        proc = Procfs()
+        with proc.keeping_stat_files():
+            assert proc.task_stats(os.getpid(), tids).keys() == set(tids)
+            assert proc.task_stats(os.getpid(), tids).keys() == set(tids), "read again, and kept once"
+            assert 0 < open_stat_files() - before <= 4
+        assert open_stat_files() == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for worker in workers:
+            worker.end()
+
+
+def open_stat_files() -> int:
+    """How many stat files this process has open."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{name}").endswith("/stat")
+    return found
 
 
 @pytest.mark.root

@@ -9,9 +9,13 @@ what is repaired (`cpus`) is not taken from a list of a new process's. What stay
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
-from vmpin.sources.nri.translation import ContainerEvent, NriEvent, Synced
+
+if TYPE_CHECKING:
+    from vmpin.sources.nri.translation import NriEvent, Synced
 
 
 class Reports:
@@ -27,6 +31,8 @@ class Reports:
 
     def take(self, event: NriEvent) -> NriEvent:
         """:returns: the event; a list with the containers whose CPUs are those of the moment (`Synced.current`)."""
+        from vmpin.sources.nri.translation import ContainerEvent, Synced  # loaded with the first event (reconciler)
+
         match event:
             case ContainerEvent(kind="stop" | "remove"):
                 self._forget(event.container.id)
