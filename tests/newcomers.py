@@ -20,7 +20,7 @@ from vmpin.domain.model import Container, ContainerId, SandboxId
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.placement.newborn import Account
-from vmpin.procevents.newborn_placer import Arrivals, Touched
+from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import Event, Exec
 
@@ -50,7 +50,7 @@ class Machine:
         self.children: list[subprocess.Popen[bytes]] = []
         self.settings: dict[str, str] = {}
         self.reconciler = self.fresh()
-        self.arrivals = Arrivals(self.reconciler)
+        self.placer = NewbornPlacer(self.reconciler)
 
     def fresh(self) -> Reconciler:
         (self.path / "run").mkdir(exist_ok=True)
@@ -61,7 +61,7 @@ class Machine:
     def configure(self, **policy: str) -> None:
         self.settings |= {f"policy.{key}": value for key, value in policy.items()}
         self.reconciler = self.fresh()
-        self.arrivals = Arrivals(self.reconciler)
+        self.placer = NewbornPlacer(self.reconciler)
 
     def process(self, name: str, *args: str, script: str = "read line") -> subprocess.Popen[bytes]:
         """A shell under another program's name; ends with its standard input."""
@@ -95,7 +95,7 @@ class Machine:
                          str(vcpus))
         self.reconciler.resync(full=True)
         self.reconciler.resync()
-        self.arrivals = Arrivals(self.reconciler)
+        self.placer = NewbornPlacer(self.reconciler)
         self.reconciler.tally.pins.clear()
         return vmm
 
@@ -112,18 +112,18 @@ class Machine:
     def _free(self) -> None:
         os.sched_setaffinity(0, self.both.frozen())
 
-    def executed(self, *processes: subprocess.Popen[bytes] | int) -> Touched:
+    def executed(self, *processes: subprocess.Popen[bytes] | int) -> FollowUp:
         return self.take(*(Exec(time.monotonic_ns(), each if isinstance(each, int) else each.pid)
                            for each in processes))
 
-    def take(self, *events: Event) -> Touched:
-        touched = self.arrivals.take(events)
+    def take(self, *events: Event) -> FollowUp:
+        touched = self.placer.take(events)
         if settle := touched.settle | touched.done:
-            self.arrivals.passed(self.reconciler.settle(settle, scan=False))
+            self.placer.passed(self.reconciler.settle(settle, scan=False))
         return touched
 
     def resync(self) -> None:
-        self.arrivals.passed(self.reconciler.resync(full=True), everything=True)
+        self.placer.passed(self.reconciler.resync(full=True), everything=True)
 
     def account(self, name: str) -> Account:
         return self.reconciler.births[sandbox(name)]
@@ -134,7 +134,7 @@ class Machine:
         self.reconciler.reduce([SandboxSeen(sandbox(name), "oci"),
                                 ContainerSeen(sandbox(name), container, Source.BUNDLE, boottime.now(),
                                               bundle=str(self.path))])
-        self.arrivals.passed(self.reconciler.settle([sandbox(name)]))
+        self.placer.passed(self.reconciler.settle([sandbox(name)]))
 
 
 def mask(process: subprocess.Popen[bytes] | int) -> CpuSet:

@@ -26,7 +26,7 @@ from vmpin.status.health import Heard
 
 if TYPE_CHECKING:
     from vmpin.host.inotify import Inotify
-    from vmpin.procevents.feed import BirthFeed
+    from vmpin.procevents.feed import ProcEventsFeed
     from vmpin.sources.nri.plugin import Plugin
 
 logger = logging.getLogger(__name__)
@@ -239,8 +239,8 @@ class FileFeed:
 NEEDED = {"hook", "control", "resync", "settle"}
 
 
-def heard(config: Config, reconciler: Reconciler, nri: NriFeed | None, births: BirthFeed | None, tasks: Iterable[str],
-          failing: Mapping[str, str]) -> Iterator[Heard]:
+def heard(config: Config, reconciler: Reconciler, nri: NriFeed | None, births: ProcEventsFeed | None,
+          tasks: Iterable[str], failing: Mapping[str, str]) -> Iterator[Heard]:
     """What the watcher hears of, and whether it does. What there is none of on this node is left out.
 
     :param failing: the tasks that wait to be started again, with why.

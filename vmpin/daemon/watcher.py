@@ -32,8 +32,8 @@ from vmpin.guests.manager import Guests
 from vmpin.host.lock import Lock
 from vmpin.host.unix_sockets import open_to, serve
 from vmpin.pinning.apply import Outcome
-from vmpin.procevents.feed import BirthFeed
-from vmpin.procevents.newborn_placer import Touched
+from vmpin.procevents.feed import ProcEventsFeed
+from vmpin.procevents.newborn_placer import FollowUp
 from vmpin.reconcile import teardown
 from vmpin.reconcile.one_pass import ask, hear, take
 from vmpin.reconcile.reconciler import Reconciler, Report
@@ -86,7 +86,7 @@ class Watcher:
         self._queries: set[asyncio.Task[None]] = set()
         self._nri = NriFeed(config, self._on_nri, self._stop.set) if wants_nri(config) else None
         self._files = FileFeed(self._on_files)
-        self._births = BirthFeed(reconciler, self._on_births, self._on_lost) if config.births else None
+        self._births = ProcEventsFeed(reconciler, self._on_births, self._on_lost) if config.births else None
         self._relist = Relist()
         self._repair = RuncRepair(reconciler, lambda: None if self._nri is None else self._nri.plugin)
         self.guests = Guests(early=config.births and config.guest_via() != "off")
@@ -315,7 +315,7 @@ class Watcher:
 
     # Births
 
-    def _on_births(self, touched: Touched, since: float) -> None:
+    def _on_births(self, touched: FollowUp, since: float) -> None:
         if touched.settle:
             self._told(self.reconciler.settle(touched.settle, scan=False), "birth", since)
             self._ask_qmp()

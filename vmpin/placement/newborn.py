@@ -1,7 +1,7 @@
 """A thread's birth: where it goes before anybody knows what it will do, and how long it could run anywhere else.
 
 Pure. A thread inherits its creator's mask, so one whose creator is in its place is born in it. What stays out: who
-tells of births (wire/proc_events), and the masks (arrivals).
+tells of births (wire/proc_events), and the masks (placer).
 """
 
 from __future__ import annotations

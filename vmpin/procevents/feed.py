@@ -1,6 +1,6 @@
 """Hears of births: the kernel's proc connector, in the watcher's loop.
 
-What stays out: the connector itself (host/proc_connector), and what an event leads to (arrivals).
+What stays out: the connector itself (host/proc_connector), and what an event leads to (placer).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.host.proc_connector import ProcConnector
-from vmpin.procevents.newborn_placer import Arrivals, Touched
+from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.reconcile.reconciler import Reconciler, Report
 from vmpin.status.health import Heard
 from vmpin.wire.proc_events import Ack, Comm, Event, Exec, Exit, Fork
@@ -42,7 +42,7 @@ _PAUSE = 1.0
 _AGAIN = 300.0
 
 
-class BirthFeed:
+class ProcEventsFeed:
     """From the kernel to the reconciler.
 
     :param touched: called in the loop with what is left to do, and when it came in (time.perf_counter()).
@@ -50,13 +50,13 @@ class BirthFeed:
     :param clock: what the time for a batch of events is measured by.
     """
 
-    def __init__(self, reconciler: Reconciler, touched: Callable[[Touched, float], None],
+    def __init__(self, reconciler: Reconciler, touched: Callable[[FollowUp, float], None],
                  lost: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> None:
         self._reconciler = reconciler
         self._touched = touched
         self._lost = lost
         self._clock = clock
-        self._arrivals = Arrivals(reconciler)
+        self._placer = NewbornPlacer(reconciler)
         #: Events that were read and not taken yet, and whether there may be more of them to be read.
         self._waiting: deque[Event] = deque()
         self._more = False
@@ -117,7 +117,7 @@ class BirthFeed:
 
     def passed(self, report: Report, everything: bool) -> None:
         """Wants to be told of every pass."""
-        self._arrivals.passed(report, everything)
+        self._placer.passed(report, everything)
 
     @property
     def telling(self) -> bool:
@@ -176,7 +176,7 @@ class BirthFeed:
                 tally.proc_events[_KINDS[type(event)]] += 1
         before, ours = len(self._waiting), False
         try:
-            touched = self._arrivals.take(self._in_time())
+            touched = self._placer.take(self._in_time())
             self._kernel_threads(touched.kernel, since)
             self._pass_later(touched.done - touched.settle, since)
             if touched.ours:
@@ -223,7 +223,7 @@ class BirthFeed:
             return  # it has stopped: what is left is a resync's, or nobody's
         try:
             if settle := found():
-                self._touched(Touched(settle=settle, ours=True), since)
+                self._touched(FollowUp(settle=settle, ours=True), since)
         except Exception as err:
             self._unusable(err)
 
@@ -240,7 +240,7 @@ class BirthFeed:
 
     def _name(self, since: float) -> None:
         pids, self._kernel = self._kernel, set()
-        self._settle(lambda: self._arrivals.name(pids), since)
+        self._settle(lambda: self._placer.name(pids), since)
 
 
 def _let_go(coming: Future[ProcConnector]) -> None:

@@ -1,6 +1,6 @@
 """When threads were born, and when each had its place: kept until it is known, then added to its sandbox's account.
 
-What stays out: placing them (arrivals, reconciler).
+What stays out: placing them (placer, reconciler).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Newborn(NamedTuple):
 
 
 def left_alone(vm: Vm | None, thread: VmThread) -> bool:
-    """Whether a thread was born in a shim whose VMM did not run yet: the shim keeps its mask then (arrivals), so a
+    """Whether a thread was born in a shim whose VMM did not run yet: the shim keeps its mask then (placer), so a
     thread outside the sandbox's CPUs is no leak. Dragonball's VMM is the shim, and runs from its first vCPU on."""
     if vm is None:
         return False
@@ -64,7 +64,7 @@ def left_alone(vm: Vm | None, thread: VmThread) -> bool:
     return bool(vcpus) and thread.id.starttime <= min(vcpus)
 
 
-class BirthBook:
+class LatencyBook:
     """The accounts are the reconciler's."""
 
     def __init__(self, reconciler: Reconciler) -> None:

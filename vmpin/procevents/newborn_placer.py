@@ -28,7 +28,7 @@ from vmpin.host.procfs import PF_USER_WORKER, Stat
 from vmpin.pinning.apply import Outcome
 from vmpin.placement import newborn
 from vmpin.placement.rules import Placement
-from vmpin.procevents.latency import BirthBook, Placed
+from vmpin.procevents.latency import LatencyBook, Placed
 from vmpin.reconcile.reconciler import Reconciler, Report
 from vmpin.vmm.inventory import Process, Vm
 from vmpin.vmm.processes import VmmProcess, is_shim, kernel_thread_owner
@@ -46,7 +46,7 @@ _REMEMBERED = 4096
 
 
 @dataclass
-class Touched:
+class FollowUp:
     """What is left to do: passes over sandboxes, and over those again later whose threads cannot all be told yet."""
 
     settle: set[SandboxId] = field(default_factory=set)
@@ -71,21 +71,21 @@ class _Helper(NamedTuple):
     placement: Placement
 
 
-class Arrivals:
+class NewbornPlacer:
     """Takes events in. `passed` wants to hear of every pass."""
 
     def __init__(self, reconciler: Reconciler) -> None:
         self.reconciler = reconciler
-        self.book = BirthBook(reconciler)
+        self.book = LatencyBook(reconciler)
         self._helpers: dict[int, _Helper] = {}
         #: The vCPU that each VM got last ahead of the pass that is to say so.
         self._ahead: dict[SandboxId, VcpuId] = {}
         #: When processes that executed something were last looked at (ns, as events have it).
         self._looked: dict[int, int] = {}
 
-    def take(self, events: Iterable[Event]) -> Touched:
+    def take(self, events: Iterable[Event]) -> FollowUp:
         """Do at once what can be done."""
-        touched = Touched()
+        touched = FollowUp()
         if len(self._looked) > _REMEMBERED:
             self._looked.clear()
         early, observer = self._helpers, self.reconciler.observer
@@ -130,7 +130,7 @@ class Arrivals:
 
     # A process
 
-    def _executed(self, event: Exec, touched: Touched) -> None:
+    def _executed(self, event: Exec, touched: FollowUp) -> None:
         observer, pid = self.reconciler.observer, event.process
         known = observer.followed.get(pid)
         self._helpers.pop(pid, None)
@@ -200,7 +200,7 @@ class Arrivals:
 
     # A thread
 
-    def _born(self, event: Fork, vm: Vm, process: Process, touched: Touched) -> None:
+    def _born(self, event: Fork, vm: Vm, process: Process, touched: FollowUp) -> None:
         touched.ours = True
         placement = self.reconciler.placements.get(vm.sandbox)
         if placement is None:
@@ -217,7 +217,7 @@ class Arrivals:
         elif _kernels_own_elsewhere(placement):
             touched.nameless[event.child] = vm
 
-    def _born_early(self, event: Fork, helper: _Helper, touched: Touched) -> None:
+    def _born_early(self, event: Fork, helper: _Helper, touched: FollowUp) -> None:
         """Of a process whose VM has not come."""
         touched.ours = True
         state = self.reconciler.state.sandboxes.get(helper.sandbox)
@@ -280,7 +280,7 @@ class Arrivals:
             self.book.leaked(sandbox, (now - born) / 1e9)
         return Placed(now, cpus, loose, news)
 
-    def _named(self, event: Comm, vm: Vm, process: Process, touched: Touched) -> None:
+    def _named(self, event: Comm, vm: Vm, process: Process, touched: FollowUp) -> None:
         """A thread has its name: if that says something, which vCPU it is, is for the pass to believe."""
         touched.ours = True
         touched.nameless.pop(event.thread, None)
@@ -336,7 +336,7 @@ class Arrivals:
         stat = self.reconciler.proc.thread_stat(thread.tid, thread.tid)
         return stat is not None and stat.starttime == thread.starttime
 
-    def _dragonball(self, pid: int, touched: Touched) -> None:
+    def _dragonball(self, pid: int, touched: FollowUp) -> None:
         """A shim whose VM is a library's: it is the VMM from its first vCPU's name on."""
         touched.ours = True
         self.reconciler.observer.look(pid)

@@ -28,7 +28,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.events import Held, SandboxSeen
 from vmpin.domain.model import VmmType
 from vmpin.host.procfs import Procfs
-from vmpin.procevents.newborn_placer import Arrivals
+from vmpin.procevents.newborn_placer import NewbornPlacer
 from vmpin.wire.proc_events import Comm, Event, Exec, Fork
 
 pytest_plugins = ["given_unit"]
@@ -58,7 +58,7 @@ def test_a_vmm_whose_containers_are_known_goes_to_their_cpus(machine: Machine) -
 @pytest.mark.parametrize("name", ["qemu", "virtiofsd"])
 def test_it_is_placed_before_any_pass(machine: Machine, name: str) -> None:
     made = machine.vmm("a") if name == "qemu" else machine.virtiofsd("a")
-    machine.arrivals.take([Exec(time.monotonic_ns(), made.pid)])
+    machine.placer.take([Exec(time.monotonic_ns(), made.pid)])
     assert mask(made) == machine.pool
 
 
@@ -130,7 +130,7 @@ def test_threads_of_a_helper_that_was_given_back_are_left_alone(machine: Machine
 
 def test_threads_that_were_made_before_it_was_looked_at_are_placed_with_it(machine: Machine, crowd: Path) -> None:
     helper = machine.crowd(crowd, "virtiofsd", shared_dir("a"))
-    machine.arrivals.take([Exec(time.monotonic_ns(), helper.pid)])
+    machine.placer.take([Exec(time.monotonic_ns(), helper.pid)])
     assert {mask(tid) for tid in tids(helper)} == {machine.pool}
     account = machine.account("a")
     assert (account.told, account.outside) == (len(tids(helper)), len(tids(helper)))
@@ -146,7 +146,7 @@ def test_of_processes_that_were_forked_before_it_was_looked_at_a_few_are_placed_
     while children := Procfs().children(chain[-1]):
         chain.append(int(children[0]))
     assert len(chain) == 31
-    machine.arrivals.take([Exec(time.monotonic_ns(), vmm.pid)])
+    machine.placer.take([Exec(time.monotonic_ns(), vmm.pid)])
     masks = [mask(pid) for pid in chain]
     assert masks[:3] == [machine.pool] * 3
     assert masks.count(machine.pool) < 10
@@ -251,7 +251,7 @@ def test_a_shim_counts_every_cpu_until_its_vmm_runs(
         try:
             until(lambda: Procfs().cmdline(vmm)[-1:] == [f"sandbox-{sandbox('a')}"])
             assert mask(vmm) == machine.both
-            machine.arrivals.take([Exec(time.monotonic_ns(), vmm)])
+            machine.placer.take([Exec(time.monotonic_ns(), vmm)])
             assert mask(vmm) == machine.other, "ahead of any pass"
             machine.executed(vmm)
             assert mask(shim.pid) == machine.other
@@ -267,7 +267,7 @@ def test_a_shim_that_becomes_the_vmm_is_placed_at_its_first_vcpu(
         machine.executed(shim.pid)
         if again:
             machine.reconciler = machine.fresh()
-            machine.arrivals = Arrivals(machine.reconciler)
+            machine.placer = NewbornPlacer(machine.reconciler)
             machine.resync()
         assert shim.counts() == {2}
         tid = shim.ask("vcpu", "0")

@@ -22,8 +22,8 @@ from vmpin.domain.model import SandboxId
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs
 from vmpin.procevents import feed
-from vmpin.procevents.feed import BirthFeed
-from vmpin.procevents.newborn_placer import Touched
+from vmpin.procevents.feed import ProcEventsFeed
+from vmpin.procevents.newborn_placer import FollowUp
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import Event, Exec
 
@@ -39,20 +39,20 @@ class Heard:
         (path / "run").mkdir()
         paths = {f"paths.{key}": str(path / key) for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
         self.reconciler = Reconciler(settings.load(None, {}, {**paths, "watch.only": f"{PREFIX}*"}))
-        self.touched: list[Touched] = []
+        self.touched: list[FollowUp] = []
         self.since: list[float] = []
         self.lost = 0
         self.wrong = False
         #: Seconds that pass with each look at the clock.
         self.step = 0.0
         self._now = 0.0
-        self.feed = BirthFeed(self.reconciler, self._take, self._lose, self._clock)
+        self.feed = ProcEventsFeed(self.reconciler, self._take, self._lose, self._clock)
 
     def _clock(self) -> float:
         self._now += self.step
         return self._now
 
-    def _take(self, touched: Touched, since: float) -> None:
+    def _take(self, touched: FollowUp, since: float) -> None:
         assert 0 <= time.perf_counter() - since < 60
         self.since.append(since)
         if self.wrong:
@@ -156,14 +156,14 @@ def test_events_that_take_their_time_leave_turns_to_the_loops_other_work(heard: 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with running(heard):
-            took = heard.feed._arrivals.take
+            took = heard.feed._placer.take
 
-            def taking(events: Iterable[Event]) -> Touched:
+            def taking(events: Iterable[Event]) -> FollowUp:
                 taken = list(events)
                 happened.append(f"took {len(taken)}")
                 return took(taken)
 
-            monkeypatch.setattr(heard.feed._arrivals, "take", taking)
+            monkeypatch.setattr(heard.feed._placer, "take", taking)
             heard.step = feed.BUDGET  # so long each of them takes
             heard.feed._waiting.extend(Exec(time.monotonic_ns(), os.getpid()) for _ in range(50))
             heard.feed._look_later(heard.feed._connector)  # type: ignore[arg-type]

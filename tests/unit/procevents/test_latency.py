@@ -15,7 +15,7 @@ from vmpin.domain.model import ThreadRole, VcpuId
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.placement.vcpus import VcpuPlace
 from vmpin.procevents import latency
-from vmpin.procevents.latency import BirthBook, Placed
+from vmpin.procevents.latency import LatencyBook, Placed
 from vmpin.vmm.inventory import Vm
 
 HOUR = 3600 * 10**9
@@ -40,7 +40,7 @@ def vcpu(node: Spinners, wanted: CpuSet) -> Vm:
 
 def test_a_vcpu_whose_mask_is_never_what_it_is_to_be_is_not_waited_for_all_its_life(node: Spinners) -> None:
     both = node.here | node.there
-    vm, book = vcpu(node, both), BirthBook(node.reconciler)
+    vm, book = vcpu(node, both), LatencyBook(node.reconciler)
     born = time.monotonic_ns() - HOUR
     book.awaits(vm.sandbox, vm.vmm.pid, born, Placed(born + 10**6, node.here, loose=False))
     book.passed((), True)
@@ -54,7 +54,7 @@ def test_a_vcpu_whose_mask_is_never_what_it_is_to_be_is_not_waited_for_all_its_l
 
 def test_one_that_has_just_come_is_waited_for(node: Spinners, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "_NAMED", 600.0)
-    vm, book = vcpu(node, node.there), BirthBook(node.reconciler)
+    vm, book = vcpu(node, node.there), LatencyBook(node.reconciler)
     now = time.monotonic_ns()
     book.awaits(vm.sandbox, vm.vmm.pid, now, Placed(now, node.here, loose=False))
     book.passed((), True)
@@ -66,7 +66,7 @@ def test_one_that_has_just_come_is_waited_for(node: Spinners, monkeypatch: pytes
 
 
 def test_a_birth_that_is_told_after_a_pass_has_booked_it_is_not_booked_again(node: Spinners) -> None:
-    book = BirthBook(node.reconciler)
+    book = LatencyBook(node.reconciler)
     time.sleep(0.03)  # the kernel gives births in ticks of 10 ms
     vm = node.vm()
     born = time.monotonic_ns()
