@@ -6,6 +6,7 @@
     ├── SourceError           a file or message of a source that cannot be believed
     │   └── WireError         bytes that are not the protocol they should be; the connection is of no more use
     ├── WatcherError          the watcher is away, busy, or said no
+    │   └── LockHeldError     another process holds the run directory's lock
     ├── UnseenError           what a command is to judge could not be looked at (exit 3)
     ├── StateFileError        the state file cannot be written
     └── AffinityError         the kernel refused a mask
@@ -62,6 +63,10 @@ class WireError(SourceError):
 
 class WatcherError(VmpinError):
     """The watcher cannot be asked."""
+
+
+class LockHeldError(WatcherError):
+    """Another process holds the lock of the run directory."""
 
 
 class UnseenError(VmpinError):

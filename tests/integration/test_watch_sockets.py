@@ -230,6 +230,25 @@ def test_a_removed_run_directory_comes_back_with_all_that_is_in_it(node: Node, c
         assert {each["name"] for each in node.sandbox(vm.sandbox)["containers"]} == {"web", "db"}
 
 
+def test_a_run_directory_that_cannot_be_made_is_tried_again(node: Node, cpus: tuple[str, str]) -> None:
+    """Not even the lock can be taken again: that is not another watcher's doing, and what runs is kept in place."""
+    node.configure(node={"shared_pool": cpus[0]})
+    with Qemu(node.id("a")) as vm:
+        node.start()
+        node.wait_for_all(vm.pid, cpus[0])
+        node.run.rename(node.top / "away")
+        node.run.write_text("in the way")
+        node.wait_for_log("cannot be made again, which is tried at every resync")
+        os.sched_setaffinity(vm.pid, {int(cpus[1])})
+        node.wait_for_all(vm.pid, cpus[0])
+        assert not node.ended()
+        node.run.unlink()
+        wait((node.run / "hook.sock").exists, node.log)
+        wait((node.run / "vmpin.sock").exists, node.log)
+        assert node.status()["watcher"] == getattr(node.watcher, "pid", None)
+        assert "is another watcher's now" not in node.log()
+
+
 def test_of_two_watchers_in_one_directory_the_one_whose_lock_was_removed_ends(node: Node) -> None:
     node.configure(watch={"resync_seconds": 600})
     node.start()

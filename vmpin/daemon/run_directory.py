@@ -9,17 +9,69 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmpin.config.settings import Config
+from vmpin.errors import ConfigError
 from vmpin.host.lock import Lock
-from vmpin.host.unix_sockets import Identity, identity, listen, unlink_own
+from vmpin.host.unix_sockets import identity, listen, unlink_own
 
 logger = logging.getLogger(__name__)
 
 Source = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Listener:
+    """One listening socket of the run directory, and which file it is."""
+
+    def __init__(self, path: Path, group: str = "") -> None:
+        """:raises OSError, ConfigError: when it cannot listen there."""
+        self.path = path
+        self._made = listen(path, group)
+        self._own = identity(path)
+        self._failed: OSError | None = None
+
+    def in_place(self) -> bool:
+        """Whether the file at its path is this socket."""
+        return self._own is not None and self._own == identity(self.path)
+
+    def renew(self, path: Path, group: str = "") -> None:
+        """Listen on another socket, at `path`. The one before is closed first: a client that has it open is refused at
+        once. :raises OSError, ConfigError: when it cannot listen there; then `in_place` is False."""
+        self.close()
+        self.path, self._own = path, None
+        try:
+            self._made = listen(path, group)
+        except OSError as err:
+            self._failed = err
+            raise
+        self._own, self._failed = identity(path), None
+
+    def dup(self) -> socket.socket:
+        """A descriptor of its own for who serves it. :raises OSError: why there is no socket, if there is none."""
+        if self._failed is not None:
+            raise self._failed
+        return self._made.dup()
+
+    def close(self) -> None:
+        """Stop listening. The file stays."""
+        self._made.close()
+
+    def remove(self) -> None:
+        """Stop listening, and remove the file unless it is another's."""
+        self._made.close()
+        unlink_own(self.path, self._own)
+
+
+class Renewal(NamedTuple):
+    """What was made again in the run directory: then the state is to be saved again. And why something was not, which
+    is tried again at the next look."""
+
+    renewed: bool
+    failure: OSError | ConfigError | None = None
 
 
 class RunDirectory:
@@ -28,43 +80,39 @@ class RunDirectory:
     def __init__(self, config: Config, lock: Lock) -> None:
         self.config = config
         self._lock = lock
-        self.hook = listen(config.hook_socket)
-        self.control = listen(config.control_socket, config.status_group)
-        self._own = self._identities()
+        self.hook = Listener(config.hook_socket)
+        self.control = Listener(config.control_socket, config.status_group)
         self._renewed = asyncio.Event()
 
-    @property
-    def _paths(self) -> tuple[Path, Path]:
-        return self.config.hook_socket, self.config.control_socket
+    def look(self, config: Config) -> Renewal:
+        """Make again what was removed: the lock first, then each socket, whether or not the other one can be made.
 
-    def _identities(self) -> dict[Path, Identity | None]:
-        return {path: identity(path) for path in self._paths}
-
-    def look(self, config: Config) -> bool:
-        """Make again what was removed. :returns: whether anything was: then the state is to be saved again.
-
-        :raises WatcherError: when another holds the lock by now, whose directory it is then. :raises OSError: when it
-            cannot be made; tried again at the next look.
+        :raises LockHeldError: when another process holds the lock by now, whose directory it is then. :raises
+            WatcherError, OSError: when the lock cannot be taken again; tried again at the next look.
         """
         self.config = config
         held = self._lock.held()
-        if held and self._own == self._identities():
-            return False
+        wanted = ((self.hook, config.hook_socket, ""), (self.control, config.control_socket, config.status_group))
+        lost = [each for each in wanted if not held or not each[0].in_place()]
+        if not lost:
+            return Renewal(False)
         if not held:
             absent = not config.run.exists()
             self._lock.again()
             if absent:
                 config.run.chmod(0o755)  # whatever the umask: the sockets have their own modes
-        logger.error("%s was removed or replaced: its lock and sockets are made again", config.run)
-        for made in (self.hook, self.control):
-            made.close()  # closed before: a socket that is not renewed is no way in any more
-        self._own = {}  # should one of them fail, the next look does it again
-        self.hook = listen(config.hook_socket)
-        self.control = listen(config.control_socket, config.status_group)
-        self._own = self._identities()
-        renewed, self._renewed = self._renewed, asyncio.Event()
-        renewed.set()
-        return True
+        failures: list[OSError | ConfigError] = []
+        for listener, path, group in lost:
+            try:
+                listener.renew(path, group)
+            except (OSError, ConfigError) as err:
+                failures.append(err)
+        made = len(failures) < len(lost) or not held
+        if made:
+            logger.error("%s was removed or replaced: its lock and sockets are made again", config.run)
+            renewed, self._renewed = self._renewed, asyncio.Event()
+            renewed.set()
+        return Renewal(made, failures[0] if failures else None)
 
     def anew(self, source: Source) -> Source:
         """`source`, which is ended and started again whenever something was made again."""
@@ -87,6 +135,5 @@ class RunDirectory:
 
     def close(self) -> None:
         """Remove the sockets, but none of another watcher's."""
-        for made, path in ((self.hook, self.config.hook_socket), (self.control, self.config.control_socket)):
-            made.close()
-            unlink_own(path, self._own.get(path))
+        self.hook.remove()
+        self.control.remove()

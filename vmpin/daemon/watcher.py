@@ -27,7 +27,7 @@ from vmpin.daemon.run_directory import RunDirectory
 from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.daemon.settling import STEPS, Settling
 from vmpin.domain.model import SandboxId
-from vmpin.errors import ConfigError, SourceError, WatcherError
+from vmpin.errors import ConfigError, LockHeldError, SourceError, WatcherError
 from vmpin.guests.manager import Guests
 from vmpin.host.lock import Lock
 from vmpin.host.unix_sockets import open_to, serve
@@ -356,17 +356,20 @@ class Watcher:
         if self._directory is None or self._ousted is not None:
             return self._ousted is None
         try:
-            if self._directory.look(self.config):
+            renewal = self._directory.look(self.config)
+            if renewal.renewed:
                 self.spool.prepare()
                 self.reconciler.save_again()
-        except WatcherError as err:
+            if renewal.failure is not None:
+                raise renewal.failure
+        except LockHeldError as err:
             logger.error("the run directory was removed, and is another watcher's now: %s", err)
             self._ousted = err
             self._stop.set()
             return False
-        except (OSError, ConfigError) as err:  # tried again at the next look; what runs is kept in place meanwhile
+        except (OSError, ConfigError, WatcherError) as err:  # what runs is kept in place meanwhile
             if self._unmade != str(err):
-                logger.error("%s cannot be made again: %s", self.config.run, err)
+                logger.error("%s cannot be made again, which is tried at every resync: %s", self.config.run, err)
             self._unmade = str(err)
         else:
             self._unmade = ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
 
-from vmpin.errors import WatcherError
+from vmpin.errors import LockHeldError, WatcherError
 from vmpin.host.regular import open_regular
 
 
@@ -32,13 +33,14 @@ class Lock:
     def again(self) -> None:
         """Take the lock that lies there now, made where there is none.
 
-        :raises WatcherError: when another holds it; what was held before stays held.
+        What was held before stays held when this fails. :raises LockHeldError: when another process holds it.
+        :raises WatcherError: when it cannot be taken for another reason (ENOSPC, EROFS, EMFILE), which may pass.
         """
         before, self._fd = self._fd, self._taken()
         os.close(before)
 
     def _taken(self) -> int:
-        """A locked descriptor of the file at the path, with this process's pid in it."""
+        """A locked descriptor of the file at the path, with this process's pid in it. :raises: as `again`."""
         while True:
             fd = self._take()
             try:
@@ -47,8 +49,12 @@ class Lock:
             except FileNotFoundError:
                 pass
             os.close(fd)  # its holder has removed it meanwhile: it locks nothing any more
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        except OSError as err:
+            os.close(fd)  # else it stays locked by this very process
+            raise self._error(err) from err
         return fd
 
     def _take(self) -> int:
@@ -56,15 +62,20 @@ class Lock:
             self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
         except OSError as err:
-            raise WatcherError(f"{self.path}: {err.strerror}", "run as root, or set paths.run elsewhere") from err
+            raise self._error(err) from err
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as err:
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
             os.close(fd)
-            raise WatcherError(f"another vmpin (pid {holder or 'unknown'}) is at work on {self.path.parent}",
-                               "stop it first; two would fight over the same threads") from None
+            if err.errno != errno.EWOULDBLOCK:
+                raise self._error(err) from err
+            raise LockHeldError(f"another vmpin (pid {holder or 'unknown'}) is at work on {self.path.parent}",
+                                "stop it first; two would fight over the same threads") from None
         return fd
+
+    def _error(self, err: OSError) -> WatcherError:
+        return WatcherError(f"{self.path}: {err.strerror}", "run as root, or set paths.run elsewhere")
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pytest
 from vmpin.config import settings as config
 from vmpin.config.settings import Config
 from vmpin.daemon.run_directory import RunDirectory
-from vmpin.errors import WatcherError
+from vmpin.errors import LockHeldError, WatcherError
 from vmpin.host import unix_sockets
 from vmpin.host.lock import Lock
 
@@ -99,16 +101,16 @@ def test_a_fifo_in_the_locks_place_is_said(settings: Config) -> None:
 @pytest.mark.parametrize("what", ["everything", "hook", "control", "lock"])
 def test_what_was_removed_is_made_again(settings: Config, lock: Lock, what: str) -> None:
     directory = RunDirectory(settings, lock)
-    assert not directory.look(settings)
+    assert not directory.look(settings).renewed
     if what == "everything":
         shutil.rmtree(settings.run)
     else:
         {"hook": settings.hook_socket, "control": settings.control_socket, "lock": settings.lock_file}[what].unlink()
-    assert directory.look(settings)
+    assert directory.look(settings) == (True, None)
     assert lock.held()
     assert answers(settings.hook_socket)
     assert answers(settings.control_socket)
-    assert not directory.look(settings)
+    assert not directory.look(settings).renewed
     directory.close()
     assert os.listdir(settings.run) == [settings.lock_file.name]
 
@@ -117,7 +119,7 @@ def test_a_socket_that_another_put_there_is_replaced_while_the_lock_is_held(sett
     directory = RunDirectory(settings, lock)
     settings.hook_socket.unlink()
     settings.hook_socket.write_text("in the way")
-    assert directory.look(settings)
+    assert directory.look(settings) == (True, None)
     assert answers(settings.hook_socket)
     directory.close()
 
@@ -137,17 +139,70 @@ def test_where_it_cannot_be_made_it_is_tried_again(settings: Config, lock: Lock)
     directory = RunDirectory(settings, lock)
     shutil.rmtree(settings.run)
     settings.run.write_text("in the way")
-    with pytest.raises(WatcherError):
+    with pytest.raises(WatcherError, match="File exists") as found:
         directory.look(settings)
+    assert not isinstance(found.value, LockHeldError)
     settings.run.unlink()
     settings.run.mkdir()
     settings.hook_socket.mkdir()
-    with pytest.raises(OSError, match="directory"):
-        directory.look(settings)
+    assert "directory" in str(directory.look(settings).failure)
     settings.hook_socket.rmdir()
-    assert directory.look(settings)
+    assert directory.look(settings) == (True, None)
     assert answers(settings.hook_socket)
     directory.close()
+
+
+def test_a_lock_that_cannot_be_written_is_left_to_be_taken_again(settings: Config, lock: Lock) -> None:
+    """A full file system (ENOSPC), as a file size limit of 0 does it (EFBIG)."""
+    shutil.rmtree(settings.run)
+    before, fds = resource.getrlimit(resource.RLIMIT_FSIZE), len(os.listdir("/proc/self/fd"))
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        for _ in range(2):  # the first failure does not keep the file locked against the second try
+            with pytest.raises(WatcherError, match="File too large") as found:
+                lock.again()
+            assert not isinstance(found.value, LockHeldError)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert len(os.listdir("/proc/self/fd")) == fds
+    lock.again()
+    assert lock.held()
+
+
+def test_a_blocked_control_socket_leaves_the_hooks_served(settings: Config, lock: Lock) -> None:
+    async def run() -> None:
+        directory = RunDirectory(settings, lock)
+
+        async def upper(raw: bytes, uid: int) -> bytes:
+            return raw.upper()
+
+        serving = asyncio.create_task(directory.anew(
+            lambda: unix_sockets.serve(directory.hook.dup(), 100, upper, line=True))())
+        shutil.rmtree(settings.run)
+        settings.control_socket.mkdir(parents=True)
+        renewed, failure = directory.look(settings)
+        assert renewed
+        assert isinstance(failure, IsADirectoryError)
+        async with asyncio.timeout(120):
+            reader, writer = await asyncio.open_unix_connection(settings.hook_socket)
+            writer.write(b"hello\n")
+            assert await reader.readline() == b"HELLO\n"
+            writer.close()
+        with pytest.raises(IsADirectoryError):
+            directory.control.dup()
+        hook = settings.hook_socket.stat().st_ino
+        assert not directory.look(settings).renewed
+        settings.control_socket.rmdir()
+        assert directory.look(settings) == (True, None)
+        assert answers(settings.control_socket)
+        assert settings.hook_socket.stat().st_ino == hook
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        directory.close()
+
+    asyncio.run(run())
 
 
 # --- who serves them -------------------------------------------------------------------------------------------------
@@ -172,7 +227,7 @@ def test_a_source_is_started_again_when_its_socket_was_made_again(settings: Conf
         assert await asked() == b"HELLO\n"
         for _ in range(3):
             shutil.rmtree(settings.run)
-            assert directory.look(settings)
+            assert directory.look(settings) == (True, None)
             assert await asked() == b"HELLO\n"
         serving.cancel()
         with pytest.raises(asyncio.CancelledError):
