@@ -175,8 +175,8 @@ def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
         if len(old.containers) >= MAX_CONTAINERS:
             return old
         words = _said({}, event.source, event.container.cpuset, event.time, event.listed)
-        return _with(old, Known(event.container, event.source, event.time, event.bundle, event.init, words,
-                                event.requested))
+        return _with(_without_failed(old, event), Known(event.container, event.source, event.time, event.bundle,
+                                                        event.init, words, event.requested))
     if event.time < known.time:
         # A late word of its life; of its CPUs each source's own last word counts: Kata's file is older than the
         # runtime's word on the update that it was written for.
@@ -211,6 +211,21 @@ def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
     merged = replace(now, name=name, cpuset=before.cpuset, exclusive=exclusive, pause=pause, coming=coming,
                      asked=asked)
     return _with(old, _decided(Known(merged, known.source, event.time, bundle, init, words, event.requested), words))
+
+
+def _without_failed(old: SandboxState, event: ContainerSeen) -> SandboxState:
+    """Before a creation is asked for: the one of the same name that was asked for before and never reported again has
+    failed. containerd and CRI-O reserve a container's name for as long as they create it.
+
+    Nothing else shows it: a container of a VM has neither process nor cgroup on the host while it is created, which
+    may take minutes. Should it be reported again all the same, it is there again.
+    """
+    if not event.requested or not event.container.name:
+        return old
+    for known in old.containers.values():
+        if (known.requested and known.container.name == event.container.name and known.time < event.time):
+            old = _over(old, RequestOver(old.id, known.container.id))
+    return old
 
 
 def _asked(old: SandboxState, event: CpusetAsked) -> SandboxState:

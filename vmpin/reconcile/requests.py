@@ -7,6 +7,7 @@ request (state, ownership).
 
 from __future__ import annotations
 
+from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import RequestOver
 from vmpin.domain.model import ContainerId, SandboxId
@@ -20,13 +21,19 @@ class Requests:
     """Of all containers."""
 
     def __init__(self) -> None:
-        #: When each was first seen (monotonic).
-        self._since: dict[tuple[SandboxId, ContainerId], float] = {}
+        #: When each was first seen (monotonic): by container, and for an update by the CPUs that are asked for.
+        self._since: dict[tuple[SandboxId, ContainerId, CpuSet | None], float] = {}
 
     def over(self, state: DesiredState, now: float) -> list[RequestOver]:
-        """The ones to give up. :param now: CLOCK_MONOTONIC in seconds."""
-        pending = {(sandbox.id, container): CREATION if known.requested or known.container.coming else UPDATE
-                   for sandbox in state.sandboxes.values() for container, known in sandbox.containers.items()
-                   if known.pending}
+        """The ones to give up. Those that are pending no more are forgotten. :param now: CLOCK_MONOTONIC in seconds.
+        """
+        pending: dict[tuple[SandboxId, ContainerId, CpuSet | None], float] = {}
+        for sandbox in state.sandboxes.values():
+            for container, known in sandbox.containers.items():
+                if known.pending:
+                    creation = known.requested or known.container.coming
+                    asked = None if creation else known.container.asked
+                    pending[sandbox.id, container, asked] = CREATION if creation else UPDATE
         self._since = {key: self._since.get(key, now) for key in pending}
-        return [RequestOver(*key) for key, limit in pending.items() if now - self._since[key] >= limit]
+        return [RequestOver(sandbox, container) for (sandbox, container, asked), limit in pending.items()
+                if now - self._since[sandbox, container, asked] >= limit]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from decided import decide, guests, node, own_cpus, shown, vcpus
-from nri_events import C1, POD, after, container, pod
+from nri_events import C1, C2, POD, after, container, pod
 from strayed import Spinners, spinners
 
 from vmpin.cpuset import CpuSet
@@ -138,6 +138,39 @@ def test_a_request_ends_after_some_time_at_the_latest() -> None:
         assert (known(state).pending, known(state).container.state) == (False, left)
         assert requests.over(state, 2000.0 + limit) == []
         assert reduce(state, RequestOver(POD, C1)) is state
+
+
+def test_each_update_has_its_own_time() -> None:
+    """The one before was done, and the next one asked for, between two resyncs."""
+    requests = Requests()
+    first = after([event("updating", 20, "2-3", "0-1", state=3)], RUNNING)
+    assert requests.over(first, 1000.0) == []
+    second = after([event("update", 21, "0-1", state=3), event("updating", 22, "0-1", "2", state=3)], first)
+    assert requests.over(second, 1000.0 + UPDATE) == []
+    assert requests.over(second, 1000.0 + 2 * UPDATE) == [RequestOver(POD, C1)]
+
+
+def test_a_container_that_is_gone_is_forgotten_with_its_request() -> None:
+    requests = Requests()
+    state = after(CREATION_EVENTS[:1])
+    assert requests.over(state, 1000.0) == []
+    assert requests.over(DesiredState(), 1001.0) == []
+    assert requests.over(state, 1000.0 + CREATION) == []
+
+
+def test_a_second_try_of_a_creation_ends_the_first() -> None:
+    """The runtime reserves a container's name while it creates it: the first one has failed before there is a second.
+    """
+    again = ContainerEvent("creating", pod(), container(cpus="4-5", state=1)._replace(id=C2), 30)
+    state = after([again], after(CREATION_EVENTS[:1]))
+    assert (known(state).container.state, known(state).pending) == (ContainerState.STOPPED, False)
+    assert state.sandboxes[POD].containers[C2].pending
+    # A late word of the first one does not end the second.
+    late = after(CREATION_EVENTS[:1], after([again]))
+    assert late.sandboxes[POD].containers[C2].pending
+    # Another name is another container.
+    other = ContainerEvent("creating", pod(), container(C2, "6", state=1), 30)
+    assert known(after([other], after(CREATION_EVENTS[:1]))).pending
 
 
 # The vCPUs that come with a container
