@@ -65,49 +65,71 @@ class Places:
         told = self.kubelet.default if self.kubelet is not None and static else EMPTY
         return Node(topology, told or self.config.shared_pool or (EMPTY if static else None), self.config.housekeeping)
 
-    def place(self, state: DesiredState, vms: Mapping[SandboxId, Vm],
-              moved: Callable[[SandboxId], None]) -> set[SandboxId]:
-        """Place again what is dirty. :param moved: told at once of each sandbox whose placement is another than
-        before: should the next one fail, it is to be carried out all the same. :returns: all of those."""
+    def place(self, state: DesiredState, vms: Mapping[SandboxId, Vm], moved: Callable[[SandboxId], None],
+              failed: Callable[[SandboxId, Exception], None]) -> set[SandboxId]:
+        """Place again what is dirty.
+
+        :param moved: called at once for each sandbox whose placement is another than before: should what follows fail,
+            it is to be carried out all the same. :param failed: called for each sandbox that cannot be placed; it
+            keeps the placement it has and stays dirty, and the others are placed. :returns: the sandboxes whose
+            placement is another.
+        """
         dirty, self.dirty = self.dirty, set()
         if not dirty and not self._node_changed:
             return set()
         self._node_changed = owned = False
         for sandbox in dirty:
-            known = state.sandboxes.get(sandbox)
-            new = claims(judged(known, self.kubelet), self.node) if known is not None else None
-            old = self._claims.get(sandbox)
-            if new is None:
-                self._claims.pop(sandbox, None)
-            else:
-                self._claims[sandbox] = new
-            if known is not None and known.pod is not None:
-                self._pods[sandbox] = known.pod.uid
-            else:
-                self._pods.pop(sandbox, None)
-            owned = owned or (old and old.exclusive) != (new and new.exclusive)
+            try:
+                owned |= self._claim(sandbox, state.sandboxes.get(sandbox))
+            except Exception as err:  # whatever it is, the other sandboxes are placed
+                self.dirty.add(sandbox)
+                failed(sandbox, err)
         before = self.own
         self.own = ownership(with_unseen(self._claims, unseen(state, self.kubelet), self.node.online), self.node,
                              self._pods)
         if owned or (self.own.pool, self.own.exclusive) != (before.pool, before.exclusive):
             dirty.update(self._concerned(before, vms.keys()))
         changed = set()
-        for sandbox in dirty:
-            vm, known = vms.get(sandbox), state.sandboxes.get(sandbox)
-            placement = None if vm is None or known is None or known.held else self._of(vm, known, vm.vcpus)
-            self._left_alone(sandbox, placement)
-            if vm is None or placement is None or placement.verdict is Verdict.UNMANAGED:
-                self.placements.pop(sandbox, None)
-                continue
-            if placement != self.placements.get(sandbox):
-                self.placements[sandbox] = placement
-                previous = placement.previous(self.previous.get(sandbox), vm.known)
-                if previous != self.previous.get(sandbox):
-                    self.previous[sandbox] = previous
-                    self.learned = True
-                moved(sandbox)
-                changed.add(sandbox)
+        for sandbox in dirty - self.dirty:
+            try:
+                if self._place_again(sandbox, vms.get(sandbox), state.sandboxes.get(sandbox)):
+                    moved(sandbox)
+                    changed.add(sandbox)
+            except Exception as err:
+                self.dirty.add(sandbox)
+                failed(sandbox, err)
         return changed
+
+    def _claim(self, sandbox: SandboxId, known: SandboxState | None) -> bool:
+        """Work out again what a sandbox claims. :returns: whether its exclusive CPUs are others than before."""
+        new = claims(judged(known, self.kubelet), self.node) if known is not None else None
+        old = self._claims.get(sandbox)
+        if new is None:
+            self._claims.pop(sandbox, None)
+        else:
+            self._claims[sandbox] = new
+        if known is not None and known.pod is not None:
+            self._pods[sandbox] = known.pod.uid
+        else:
+            self._pods.pop(sandbox, None)
+        return (old and old.exclusive) != (new and new.exclusive)
+
+    def _place_again(self, sandbox: SandboxId, vm: Vm | None, known: SandboxState | None) -> bool:
+        """Work out again where a sandbox's threads go. :returns: whether that is elsewhere than before; False also
+        where it has no placement (any more)."""
+        placement = None if vm is None or known is None or known.held else self._of(vm, known, vm.vcpus)
+        self._left_alone(sandbox, placement)
+        if vm is None or placement is None or placement.verdict is Verdict.UNMANAGED:
+            self.placements.pop(sandbox, None)
+            return False
+        if placement == self.placements.get(sandbox):
+            return False
+        self.placements[sandbox] = placement
+        previous = placement.previous(self.previous.get(sandbox), vm.known)
+        if previous != self.previous.get(sandbox):
+            self.previous[sandbox] = previous
+            self.learned = True
+        return True
 
     def _left_alone(self, sandbox: SandboxId, placement: Placement | None) -> None:
         """Keep whether a VM is unmanaged, and log it once."""

@@ -400,12 +400,16 @@ class Reconciler:
         try:
             return step(sandbox)
         except Exception as err:
-            self.pinner.look_again(sandbox)
-            if self._odd.get(sandbox) != repr(err):
-                logger.error("sandbox=%s cannot be looked after: %r", sandbox, err)
-                logger.debug("sandbox=%s", sandbox, exc_info=True)
-            self._odd[sandbox] = repr(err)
+            self._failed(sandbox, err)
             return None
+
+    def _failed(self, sandbox: SandboxId, err: Exception) -> None:
+        """A step for one sandbox failed (in an except block): it is done again in the next pass."""
+        self.pinner.look_again(sandbox)
+        if self._odd.get(sandbox) != repr(err):
+            logger.error("sandbox=%s cannot be looked after: %r", sandbox, err)
+            logger.debug("sandbox=%s", sandbox, exc_info=True)
+        self._odd[sandbox] = repr(err)
 
     def _refresh(self, sandbox: SandboxId) -> Vm | None:
         """Read a VM's threads; what changed is to be placed again."""
@@ -423,7 +427,7 @@ class Reconciler:
 
     def _place(self) -> set[SandboxId]:
         """Place again what is to be. :returns: the sandboxes whose placement is another than before."""
-        return self.places.place(self.state, self.observer.vms, self.pinner.look_again)
+        return self.places.place(self.state, self.observer.vms, self.pinner.look_again, self._failed)
 
     # Giving back
 

@@ -14,7 +14,7 @@ from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmmType
 from vmpin.domain.topology import Topology
-from vmpin.placement.rules import UNMANAGED, Placement, Request, place
+from vmpin.placement.rules import UNMANAGED, Request
 from vmpin.reconcile import placement_cache
 from vmpin.reconcile.placement_cache import Places
 from vmpin.vmm.inventory import Process, Vm
@@ -24,6 +24,10 @@ ONE, TWO = SandboxId("one"), SandboxId("two")
 
 def vm(sandbox: SandboxId, pid: int) -> Vm:
     return Vm(sandbox, VmmType.QEMU, Process(pid, ThreadId(pid, 1), ThreadRole.EMULATOR, ["qemu-system-x86_64"]))
+
+
+def fail(sandbox: SandboxId, err: Exception) -> None:
+    raise err
 
 
 @pytest.fixture
@@ -40,12 +44,12 @@ VMS = {ONE: vm(ONE, 10), TWO: vm(TWO, 20)}
 
 def test_nobody_is_placed_again_for_whom_nothing_changed(known: Places) -> None:
     moved: list[SandboxId] = []
-    assert known.place(STATE, VMS, moved.append) == {ONE, TWO}
+    assert known.place(STATE, VMS, moved.append, fail) == {ONE, TWO}
     assert (set(moved), known.learned) == ({ONE, TWO}, True)
     known.learned = False
-    assert known.place(STATE, VMS, moved.append) == set()
+    assert known.place(STATE, VMS, moved.append, fail) == set()
     known.dirty = {ONE}
-    assert known.place(STATE, VMS, moved.append) == set()  # it is where it was
+    assert known.place(STATE, VMS, moved.append, fail) == set()  # it is where it was
     assert (len(moved), known.learned) == (2, False)
 
 
@@ -54,42 +58,52 @@ def test_a_vm_is_unmanaged_until_a_container_of_it_is_known(known: Places, caplo
     bare = DesiredState({sandbox: SandboxState(sandbox) for sandbox in (ONE, TWO)})
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            assert known.place(bare, VMS, moved.append) == set()
+            assert known.place(bare, VMS, moved.append, fail) == set()
             known.dirty = {ONE, TWO}
     assert sorted(record.getMessage() for record in caplog.records) == [
         f"unmanaged sandbox={sandbox}: {UNMANAGED}" for sandbox in (ONE, TWO)]
     assert (known.unmanaged, known.placements, known.previous) == ({ONE, TWO}, {}, {})
     assert known.at_exec(ONE, bare) is None
     known.dirty = {ONE}
-    assert known.place(STATE, VMS, moved.append) == {ONE}
+    assert known.place(STATE, VMS, moved.append, fail) == {ONE}
     assert (known.unmanaged, list(known.placements)) == ({TWO}, [ONE])
     # It has lost its container: the mask stays.
     known.dirty = {ONE}
-    known.place(bare, VMS, moved.append)
+    known.place(bare, VMS, moved.append, fail)
     assert (known.unmanaged, known.placements[ONE].mask) == ({TWO}, CpuSet(range(4)))
     # A pool that becomes known takes the other in; what is unpinned by hand is not unmanaged.
     known.renew(settings.load(None, {}, {"paths.run": "/run/x", "node.shared_pool": "0-3"}), known.node.topology, None,
                 [ONE, TWO])
-    known.place(bare, VMS, moved.append)
+    known.place(bare, VMS, moved.append, fail)
     assert not known.unmanaged
     assert set(known.placements) == {ONE, TWO}
 
 
-def test_who_has_been_placed_is_told_of_though_the_next_one_fails(known: Places,
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[SandboxId] = []
+@pytest.mark.parametrize("wrong", ["place", "judged"])
+def test_a_sandbox_that_cannot_be_placed_stays_dirty_and_the_others_are_placed(
+        known: Places, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    """Whatever the order is: each of two fails once."""
+    right = getattr(placement_cache, wrong)
+    for bad, good in ((ONE, TWO), (TWO, ONE)):
+        def failing(request: Request | SandboxState, *args: object, bad: SandboxId = bad) -> object:
+            if request.id == bad:
+                raise ZeroDivisionError
+            return right(request, *args)
 
-    def failing(request: Request, *args: object) -> Placement:
-        asked.append(request.id)
-        if len(asked) == 2:
-            raise ZeroDivisionError
-        return place(request, *args)  # type: ignore[arg-type]
+        moved: list[SandboxId] = []
+        failed: dict[SandboxId, str] = {}
 
-    monkeypatch.setattr(placement_cache, "place", failing)
-    moved: list[SandboxId] = []
-    with pytest.raises(ZeroDivisionError):
-        known.place(STATE, VMS, moved.append)
-    assert moved == asked[:1] == list(known.placements)
+        def keep(sandbox: SandboxId, err: Exception, failed: dict[SandboxId, str] = failed) -> None:
+            failed[sandbox] = repr(err)
+
+        known.placements.clear()
+        known.dirty = {ONE, TWO}
+        monkeypatch.setattr(placement_cache, wrong, failing)
+        assert known.place(STATE, VMS, moved.append, keep) == {good}
+        assert (moved, failed, known.dirty) == ([good], {bad: "ZeroDivisionError()"}, {bad})
+        monkeypatch.setattr(placement_cache, wrong, right)
+        assert known.place(STATE, VMS, moved.append, keep) == {bad}
+        assert (moved, known.dirty) == ([good, bad], set())
 
 
 @pytest.mark.parametrize(("kubelet", "pool", "unmanaged"), [
@@ -103,7 +117,7 @@ def test_a_vm_is_unmanaged_where_neither_checkpoint_nor_configuration_give_a_poo
     flags = {"paths.run": str(tmp_path), "node.shared_pool": pool}
     made = Places(settings.load(None, {}, flags), Topology.build(CpuSet(range(4))), kubelet, {})
     made.dirty = {ONE}
-    made.place(DesiredState({ONE: SandboxState(ONE)}), VMS, lambda _: None)
+    made.place(DesiredState({ONE: SandboxState(ONE)}), VMS, lambda _: None, fail)
     assert (made.unmanaged == {ONE}) == unmanaged == (ONE not in made.placements)
     if not unmanaged:
         assert made.placements[ONE].mask == CpuSet((0, 1))
