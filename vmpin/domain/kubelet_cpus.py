@@ -121,16 +121,19 @@ def _shared(cpus: CpuSet | None, kubelet: CpuManagerState) -> CpuSet | None:
 def unseen(state: DesiredState, kubelet: CpuManagerState | None) -> dict[tuple[str, str], CpuSet]:
     """CPUs that the kubelet gave to a container of which no live one is known, by pod uid and container's name: it is
     yet to be created or to be started again, or is a runc pod's where there is no NRI. The name is "" for CPUs of a
-    pod as a whole that none of its containers is listed with.
+    pod as a whole that none of its containers is listed with. A V1 checkpoint has no pods: there the container's id
+    stands in the place of the pod's uid, with the name "".
 
     CPUs that a live container of the same pod owns are left out: an init container's are handed on.
     """
-    if kubelet is None or not kubelet.static or not (kubelet.entries or kubelet.pods):
+    if kubelet is None or not kubelet.static or not (kubelet.entries or kubelet.pods or kubelet.by_id):
         return {}
     listed = dict.fromkeys(kubelet.pods, EMPTY)
     for (uid, _), cpus in kubelet.entries.items():
         listed[uid] = listed.get(uid, EMPTY) | cpus
     taken: dict[str, CpuSet] = {}
+    live = {container.id for sandbox in state.sandboxes.values() for container in sandbox.live()} if kubelet.by_id \
+        else set()
     for sandbox in state.sandboxes.values():
         uid = sandbox.pod.uid if sandbox.pod is not None else ""
         if uid not in listed:
@@ -140,6 +143,7 @@ def unseen(state: DesiredState, kubelet: CpuManagerState | None) -> dict[tuple[s
                 taken[uid] = taken.get(uid, EMPTY) | container.cpuset
     left = {key: cpus - taken.get(key[0], EMPTY) for key, cpus in kubelet.entries.items()}
     left |= {(uid, ""): cpus - taken.get(uid, EMPTY) - listed[uid] for uid, cpus in kubelet.pods.items()}
+    left |= {(container, ""): cpus for container, cpus in kubelet.by_id.items() if container not in live}
     return {key: cpus for key, cpus in left.items() if cpus}
 
 

@@ -80,6 +80,14 @@ def test_cpus_that_no_running_container_has_are_owned_all_the_same(
     assert unseen(state, None) == {}
 
 
+def test_cpus_of_a_v1_checkpoint_are_owned_before_the_container_is_known() -> None:
+    state = kubelet(by_id={APP: "2-3", "unknown": "4-5"})
+    assert unseen(state_of(pod(container(nri="2-3"))), state) == {("unknown", ""): CpuSet.parse("4-5")}
+    stopped = container(state=ContainerState.STOPPED, nri="2-3")
+    assert unseen(state_of(pod(stopped)), state) == {(APP, ""): CpuSet.parse("2-3"),
+                                                     ("unknown", ""): CpuSet.parse("4-5")}
+
+
 def test_of_a_container_that_has_more_than_it_was_given_that_is_its_own() -> None:
     (found,) = judged(pod(container(nri="2-3", cgroup="0-3")), kubelet({(UID, "app"): "2-3"}))
     assert (found.exclusive, str(found.cpuset)) == (True, "2-3")
