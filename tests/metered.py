@@ -31,7 +31,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.placement.vcpus import VcpuPlace
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.status.health import Heard
+from vmpin.status.health import SourceHealth
 from vmpin.vmm.inventory import Process, Vm
 
 WEB = ContainerId("web")
@@ -47,7 +47,7 @@ class Node:
     flags: dict[str, str] = field(default_factory=dict)
     restarts: Counter[str] = field(default_factory=Counter)
     resynced: float | None = field(default_factory=time.monotonic)
-    sources: list[Heard] = field(default_factory=lambda: [Heard("hook", True, True)])
+    sources: list[SourceHealth] = field(default_factory=lambda: [SourceHealth("hook", True, True)])
     report: GuestReport | None = None
     asked: int = 0
 
@@ -117,7 +117,7 @@ class Node:
 
     # As an exporter wants it
 
-    def heard(self) -> Iterable[Heard]:
+    def source_health(self) -> Iterable[SourceHealth]:
         return self.sources
 
     def guest(self, sandbox: SandboxId) -> GuestReport | None:

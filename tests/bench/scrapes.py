@@ -20,7 +20,7 @@ from vmpin.daemon.exporter import Exporter
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import SandboxId
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.status.health import Heard
+from vmpin.status.health import SourceHealth
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _Watched:
     restarts: Counter[str] = field(default_factory=Counter)
     resynced: float | None = field(default_factory=time.monotonic)
 
-    def heard(self) -> Iterable[Heard]:
+    def source_health(self) -> Iterable[SourceHealth]:
         return ()
 
     def guest(self, sandbox: SandboxId) -> GuestReport | None:

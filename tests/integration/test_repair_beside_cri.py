@@ -22,7 +22,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.sources import cri
 from vmpin.sources.nri.connect import connect_to
-from vmpin.sources.nri.plugin import Plugin
+from vmpin.sources.nri.plugin import NriPlugin
 from vmpin.sources.nri.translation import NriEvent, NriUpdate, Synced
 from vmpin.wire import mux, ttrpc
 
@@ -89,7 +89,7 @@ class Drive:
         self.done: Counter[str] = Counter()
         self.tap = Tap(connect_to(containerd.nri_socket))
         self._told: queue.Queue[NriEvent] = queue.Queue()
-        self._plugin = Plugin(self.tap.connect, self._told.put)
+        self._plugin = NriPlugin(self.tap.connect, self._told.put)
 
     def run(self, seconds: float) -> None:
         pods = [self.containerd.pod(name) for name in ("drifted", "moved", "updated", "created")]

@@ -21,7 +21,7 @@ from real_node import COMMAND, seen, union, wait
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.sources.nri.connect import connect_to
-from vmpin.sources.nri.plugin import Plugin
+from vmpin.sources.nri.plugin import NriPlugin
 from vmpin.sources.nri.translation import NriEvent, NriUpdate, Synced
 
 pytest_plugins = ["given"]
@@ -245,7 +245,7 @@ def test_a_vm_stays_off_the_cpus_of_a_runc_container(node: CriNode, cpus: tuple[
 def moved_by_another_plugin(node: CriNode, cpus: str, *containers: str) -> Iterator[None]:
     """A second plugin, which gives containers these CPUs at its own Synchronize."""
     told: list[NriEvent] = []
-    other = Plugin(connect_to(node.containerd.nri_socket), told.append, name="other", index="10")
+    other = NriPlugin(connect_to(node.containerd.nri_socket), told.append, name="other", index="10")
     other.again({ContainerId(each): NriUpdate(CpuSet.parse(cpus)) for each in containers})
     other.start()
     try:

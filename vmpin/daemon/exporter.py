@@ -28,7 +28,7 @@ from vmpin.host import unix_sockets
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status import health
 from vmpin.status.headcount import Headcount
-from vmpin.status.health import Heard
+from vmpin.status.health import SourceHealth
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestReport
@@ -57,7 +57,7 @@ class Watched(Protocol):
     #: When everything was last looked at, by time.monotonic(); None for never.
     resynced: float | None
 
-    def heard(self) -> Iterable[Heard]:
+    def source_health(self) -> Iterable[SourceHealth]:
         """Its sources as they are now."""
         ...
 
@@ -102,10 +102,10 @@ class Exporter:
             case "/healthz" | "/livez":
                 return _told([self._alive()])
             case "/readyz":
-                return _told([self._alive(), *self._watched.heard()])
+                return _told([self._alive(), *self._watched.source_health()])
         return Reply(HTTPStatus.NOT_FOUND, b"not found: /metrics, /healthz and /readyz are here\n")
 
-    def _alive(self) -> Heard:
+    def _alive(self) -> SourceHealth:
         since = self._watched.resynced
         return health.alive(None if since is None else time.monotonic() - since, self._watched.config.resync_seconds)
 
@@ -127,7 +127,7 @@ class Exporter:
         collector = self._collector = self._collector or NodeCollector()
         since = watched.resynced
         collector.facts = Facts(
-            watched.reconciler, count, tuple(watched.heard()), self._guests(), watched.restarts,
+            watched.reconciler, count, tuple(watched.source_health()), self._guests(), watched.restarts,
             0.0 if since is None else time.time() - (time.monotonic() - since), len(asyncio.all_tasks()),
             watched.config.per_sandbox)
         families = list(collector.collect())  # at one moment; only the writing takes its time
@@ -165,7 +165,7 @@ async def _in_turns(work: Iterator[T]) -> list[T]:
     return done
 
 
-def _told(checks: list[Heard]) -> Reply:
+def _told(checks: list[SourceHealth]) -> Reply:
     well, text = health.page(checks)
     return Reply(HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, text.encode("utf-8", "replace"))
 

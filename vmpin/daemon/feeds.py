@@ -21,13 +21,13 @@ from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.sources.nri.translation import Counters, NriEvent
-from vmpin.status.health import Heard
+from vmpin.sources.nri.translation import NriCounters, NriEvent
+from vmpin.status.health import SourceHealth
 
 if TYPE_CHECKING:
     from vmpin.host.inotify import Inotify
     from vmpin.procevents.feed import ProcEventsFeed
-    from vmpin.sources.nri.plugin import Plugin
+    from vmpin.sources.nri.plugin import NriPlugin
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class NriFeed:
         #: When the first of the events came that were handed on last, by time.perf_counter().
         self.since = 0.0
         self._first = 0.0
-        self.plugin: Plugin | None = None
+        self.plugin: NriPlugin | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -95,8 +95,8 @@ class NriFeed:
             if not up:
                 loop.call_soon_threadsafe(self._ended)
 
-        def of_its_own(name: str = "vmpin") -> Plugin:
-            return nri.Plugin(connect_to(self._config.path("nri")), handle, name, on_state=on_state)
+        def of_its_own(name: str = "vmpin") -> NriPlugin:
+            return nri.NriPlugin(connect_to(self._config.path("nri")), handle, name, on_state=on_state)
 
         plugins = [nri.from_environment(handle, on_end) or of_its_own()]
         self.plugin = plugins[0]
@@ -129,7 +129,7 @@ class NriFeed:
 
     def data(self) -> dict[str, object]:
         """For the status."""
-        return {"state": self.state, **asdict(Counters() if self.plugin is None else self.plugin.counters)}
+        return {"state": self.state, **asdict(NriCounters() if self.plugin is None else self.plugin.counters)}
 
 
 def pod_resources_socket(config: Config) -> Path:
@@ -239,25 +239,25 @@ class FileFeed:
 NEEDED = {"hook", "control", "resync", "settle"}
 
 
-def heard(config: Config, reconciler: Reconciler, nri: NriFeed | None, births: ProcEventsFeed | None,
-          tasks: Iterable[str], failing: Mapping[str, str]) -> Iterator[Heard]:
+def source_health(config: Config, reconciler: Reconciler, nri: NriFeed | None, births: ProcEventsFeed | None,
+          tasks: Iterable[str], failing: Mapping[str, str]) -> Iterator[SourceHealth]:
     """What the watcher hears of, and whether it does. What there is none of on this node is left out.
 
     :param failing: the tasks that wait to be started again, with why.
     """
     for name in tasks:
         if name in failing:
-            yield Heard(name, False, name in NEEDED, failing[name])
+            yield SourceHealth(name, False, name in NEEDED, failing[name])
         elif name == "nri" and nri is not None:
             wanted = config.nri == "on" or nri.plugin is not None or config.path("nri").exists()
             if wanted:
-                yield Heard(name, reconciler.sources.nri, True, nri.state)
+                yield SourceHealth(name, reconciler.sources.nri, True, nri.state)
         elif name == "births" and births is not None:
-            yield births.heard()
+            yield births.source_health()
         elif name == "podresources":
             if pod_resources_socket(config).exists():
-                yield Heard(name, reconciler.agreement.resources is not None, False)
+                yield SourceHealth(name, reconciler.agreement.resources is not None, False)
         else:
-            yield Heard(name, True, name in NEEDED)
+            yield SourceHealth(name, True, name in NEEDED)
     if config.kubelet and (reconciler.kubelet is not None or reconciler.checkpoint.trouble):
-        yield Heard("kubelet", not reconciler.checkpoint.trouble, True, reconciler.checkpoint.trouble)
+        yield SourceHealth("kubelet", not reconciler.checkpoint.trouble, True, reconciler.checkpoint.trouble)

@@ -2,7 +2,7 @@
 
 By the CRI call UpdateContainerResources; where no CRI runtime answers, by NRI: the connection is made anew, and the
 updates go into the answer to the runtime's Synchronize. Never by NRI's UpdateContainers, which hangs runtimes
-(nri_session.Session.register). What stays out: which containers (repair).
+(nri_session.NriSession.register). What stays out: which containers (repair).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vmpin.reconcile.runc_drift import Repairs
 from vmpin.sources.nri.translation import NriEvent, NriUpdate, Synced
 
 if TYPE_CHECKING:
-    from vmpin.sources.nri.plugin import Plugin
+    from vmpin.sources.nri.plugin import NriPlugin
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ DEADLINE = 5.0
 class RuncRepair:
     """:param plugin: the NRI plugin, None while there is none."""
 
-    def __init__(self, reconciler: Reconciler, plugin: Callable[[], Plugin | None]) -> None:
+    def __init__(self, reconciler: Reconciler, plugin: Callable[[], NriPlugin | None]) -> None:
         self._reconciler = reconciler
         self._plugin = plugin
         self._repairs = Repairs()
@@ -102,14 +102,14 @@ class RuncRepair:
         sure = {container: cpus for container, cpus in due.items()
                 if container in listed or self._listed.pop(container, None) == cpus}
         plugin = self._plugin()
-        if len(sure) < len(due) and plugin is not None and plugin.reconnects:
+        if len(sure) < len(due) and plugin is not None and plugin.can_reconnect:
             self._asked = due.keys() - sure.keys()
             plugin.again()
         return sure
 
     def _by_nri(self, due: Mapping[ContainerId, CpuSet]) -> None:
         plugin = self._plugin()
-        if plugin is None or not plugin.reconnects:
+        if plugin is None or not plugin.can_reconnect:
             self._report("no CRI socket (paths.cri), and NRI's connection cannot be made anew, as the runtime started "
                          "this plugin: runc containers are not repaired")
             return

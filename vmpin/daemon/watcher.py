@@ -22,7 +22,7 @@ from vmpin.config import reload
 from vmpin.config.settings import Config
 from vmpin.daemon import sd_notify
 from vmpin.daemon.control import Answers
-from vmpin.daemon.feeds import FileFeed, NriFeed, PodResourcesFeed, heard, wants_nri
+from vmpin.daemon.feeds import FileFeed, NriFeed, PodResourcesFeed, source_health, wants_nri
 from vmpin.daemon.run_directory import RunDirectory
 from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.daemon.settling import STEPS, Settling
@@ -41,10 +41,10 @@ from vmpin.reconcile.relist import Relist
 from vmpin.reports.residency.sampler import Sampler
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
 from vmpin.sources.hook_state import moment
-from vmpin.sources.nri.translation import ContainerEvent, Lost, NriEvent, PodEvent, Synced
+from vmpin.sources.nri.translation import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
 from vmpin.sources.spool import Spool
 from vmpin.status.about import About
-from vmpin.status.health import Heard
+from vmpin.status.health import SourceHealth
 from vmpin.vmm.inventory import Vm
 
 if TYPE_CHECKING:
@@ -193,9 +193,9 @@ class Watcher:
             pause = min(pause * 2, 30.0)
             self._failing.pop(name, None)
 
-    def heard(self) -> Iterable[Heard]:
+    def source_health(self) -> Iterable[SourceHealth]:
         """The sources as they are now, for metrics and probes."""
-        return heard(self.config, self.reconciler, self._nri, self._births, self._sources, self._failing)
+        return source_health(self.config, self.reconciler, self._nri, self._births, self._sources, self._failing)
 
     def guest(self, sandbox: SandboxId) -> GuestReport | None:
         """What a sandbox's guest says; None where it is told nothing."""
@@ -279,7 +279,7 @@ class Watcher:
                 case Synced():
                     self.reconciler.sources.nri = True
                     self._resync.set()  # what nobody lists any more may have left something behind
-                case Lost():
+                case Disconnected():
                     self.reconciler.sources.nri = False
         lost = self.reconciler.sources.nri_lost
         touched = self.reconciler.nri(events)
@@ -303,7 +303,7 @@ class Watcher:
         self._save.set()
 
     def _list_again(self) -> None:
-        if self._nri is not None and self._nri.plugin is not None and self._nri.plugin.reconnects:
+        if self._nri is not None and self._nri.plugin is not None and self._nri.plugin.can_reconnect:
             self._nri.plugin.again()
 
     def _on_files(self, written: set[Path]) -> None:

@@ -17,7 +17,7 @@ from vmpin.errors import SourceError
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.reconcile.reconciler import Reconciler, Report
-from vmpin.status.health import Heard
+from vmpin.status.health import SourceHealth
 from vmpin.wire.proc_events import Ack, Comm, Event, Exec, Exit, Fork
 
 logger = logging.getLogger(__name__)
@@ -124,8 +124,8 @@ class ProcEventsFeed:
         """Whether every birth is told of. Those that were lost are made good by `lost`."""
         return self._connector is not None
 
-    def heard(self) -> Heard:
-        return Heard("births", self.telling, False, self._state)
+    def source_health(self) -> SourceHealth:
+        return SourceHealth("births", self.telling, False, self._state)
 
     def data(self) -> dict[str, object]:
         """For the status."""

@@ -49,8 +49,8 @@ from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import HookMessage
 from vmpin.sources.disk import DiskSources
 from vmpin.sources.hook_state import events_of
-from vmpin.sources.kubelet_checkpoint import KubeletState
-from vmpin.sources.nri.cpuset_reports import Reports
+from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
+from vmpin.sources.nri.cpuset_reports import NriCpusetReports
 from vmpin.vmm.inventory import Observer, Vm
 
 if TYPE_CHECKING:
@@ -89,17 +89,17 @@ class Reconciler:
         self.cgroups = Cgroups(config.path("cgroup"), self.proc)
         self.sources = DiskSources(self.proc, self.cgroups,
                                    KataState(config.path("kata_go"), config.path("kata_rs"), logger.warning))
-        self.sources.kata.listen_to(config.exclusive_annotation)
+        self.sources.kata.use_annotation(config.exclusive_annotation)
         self.boot_id = self.proc.boot_id()
         self._keeper = Keeper(config.state_file, config.notes_file, self.boot_id)
         kept = self._keeper.load(set_aside=acts)
         self.state: DesiredState = kept.state
         self.observer = Observer(self.proc, str(config.path("sys")), config.only, kept.vcpus)
-        self.checkpoint = KubeletState(config.path("kubelet"), logger.warning,
+        self.checkpoint = KubeletCheckpoint(config.path("kubelet"), logger.warning,
                                        kept.kubelet if config.kubelet else None)
         self.agreement = Agreement()
         self._requests = Requests()
-        self.reports = Reports()
+        self.reports = NriCpusetReports()
         self.places = Places(config, self.sysfs.topology(), self.checkpoint.read() if config.kubelet else None,
                              kept.previous)
         self.places.dirty.update(self.state.sandboxes)
@@ -239,7 +239,7 @@ class Reconciler:
         self.config = config
         self.observer.only = config.only
         self.pinner.drifts.fights.rules = config.fight_rules
-        self.sources.kata.listen_to(config.exclusive_annotation)
+        self.sources.kata.use_annotation(config.exclusive_annotation)
         self._renew(self.node.topology, self.checkpoint.read() if config.kubelet else None)
 
     # Passes

@@ -84,7 +84,7 @@ class KataState:
                 del self._stopped[path]
         return found
 
-    def listen_to(self, annotation: str) -> None:
+    def use_annotation(self, annotation: str) -> None:
         """Heed an annotation on whether a container's CPUs are exclusive ("": none), in what was read already, too."""
         if annotation != self.exclusive_annotation:
             self.exclusive_annotation = annotation

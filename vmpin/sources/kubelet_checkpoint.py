@@ -28,7 +28,7 @@ _TRIES = 3
 _Stamp = tuple[int, int, int]
 
 
-class KubeletState:
+class KubeletCheckpoint:
     """The checkpoint in `directory` (/var/lib/kubelet).
 
     One of the static policy that is removed while the kubelet runs is used on: the kubelet has it in memory, and

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from vmpin.config.settings import Config
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.status.health import Heard
+from vmpin.status.health import SourceHealth
 
 
 class Watched(Protocol):
@@ -23,7 +23,7 @@ class Watched(Protocol):
     #: When everything was last looked at, by time.monotonic(); None for never.
     resynced: float | None
 
-    def heard(self) -> Iterable[Heard]:
+    def source_health(self) -> Iterable[SourceHealth]:
         """Its sources as they are now."""
         ...
 
@@ -56,6 +56,6 @@ class About:
             "hooks": {"taken": tally.hooks["taken"], "age": None if tally.hook_at is None else round(
                 time.clock_gettime(time.CLOCK_BOOTTIME) - tally.hook_at, 3)},
             "sources": [{"name": source.name, "up": source.up, "needed": source.needed, "why": source.why}
-                        for source in watched.heard()],
+                        for source in watched.source_health()],
             "saved": watched.reconciler.saved,
             "config": watched.config.data()}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 RESYNCS, AT_LEAST = 3.0, 60.0
 
 
-class Heard(NamedTuple):
+class SourceHealth(NamedTuple):
     """One source. `needed`: without it the watcher is not ready; `why` says more, as of one that is down."""
 
     name: str
@@ -23,15 +23,15 @@ class Heard(NamedTuple):
     why: str = ""
 
 
-def alive(age: float | None, resync_seconds: float) -> Heard:
+def alive(age: float | None, resync_seconds: float) -> SourceHealth:
     """:param age: seconds since everything was last looked at; None for never."""
     limit = max(RESYNCS * resync_seconds, AT_LEAST)
     if age is None:
-        return Heard("passes", False, True, "none yet")
-    return Heard("passes", age <= limit, True, f"the last {age:.1f} s ago, at most {limit:.0f} s")
+        return SourceHealth("passes", False, True, "none yet")
+    return SourceHealth("passes", age <= limit, True, f"the last {age:.1f} s ago, at most {limit:.0f} s")
 
 
-def page(checks: Iterable[Heard]) -> tuple[bool, str]:
+def page(checks: Iterable[SourceHealth]) -> tuple[bool, str]:
     """Whether all is well, and a line for each check as Kubernetes' own endpoints have it: `[+]nri ok`. What is down
     and not needed is shown, and no matter."""
     lines, well = [], True

@@ -25,7 +25,7 @@ from vmpin.placement.rules import Verdict
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.about import version
 from vmpin.status.headcount import Headcount, Place
-from vmpin.status.health import Heard
+from vmpin.status.health import SourceHealth
 
 #: The text format that every Prometheus reads; prometheus_client's own constant is another with each version.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,7 +43,7 @@ class Facts:
 
     reconciler: Reconciler
     headcount: Headcount
-    sources: Iterable[Heard]
+    sources: Iterable[SourceHealth]
     #: Containers by the state of what their guest was told.
     guests: Counter[str]
     #: How often each of the watcher's tasks failed and was started again.

@@ -30,7 +30,7 @@ from vmpin.placement.ownership import Claims, ownership
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.headcount import Headcount
-from vmpin.status.health import Heard
+from vmpin.status.health import SourceHealth
 
 #: A pod's name that is no Unicode, and quotes: it comes from whoever calls the hook.
 ODD = 'po"d\n\udcff'
@@ -202,7 +202,7 @@ def ask(node: Node, path: str) -> Reply:
 def test_probes(node: Node) -> None:
     assert ask(node, "/healthz").status == ask(node, "/readyz").status == HTTPStatus.OK
     assert b"[+]hook ok" in ask(node, "/readyz").body
-    node.sources = [Heard("nri", False, True, "not connected"), Heard("podresources", False, False)]
+    node.sources = [SourceHealth("nri", False, True, "not connected"), SourceHealth("podresources", False, False)]
     assert ask(node, "/healthz").status == HTTPStatus.OK
     assert ask(node, "/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
     node.resynced = time.monotonic() - 3600

@@ -21,7 +21,7 @@ from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
 from vmpin.reconcile import runc_drift
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.runc_drift import TRIES
-from vmpin.sources.nri.plugin import Plugin
+from vmpin.sources.nri.plugin import NriPlugin
 from vmpin.sources.nri.translation import ContainerEvent, NriContainer, NriUpdate, Synced
 
 POD = SandboxId("pod")
@@ -31,7 +31,7 @@ class FakePlugin:
     """What a plugin is asked for: its connection is real elsewhere (test_nri_plugin)."""
 
     def __init__(self) -> None:
-        self.reconnects = True
+        self.can_reconnect = True
         self.asked: list[Mapping[ContainerId, NriUpdate]] = []
         self.lists = 0
 
@@ -56,7 +56,7 @@ class Drifted:
         #: What the runtime has.
         self.listed: dict[ContainerId, NriContainer] = {}
         self.reconciler.nri([Synced((), (), 0, runtime=7)])
-        self.repair = RuncRepair(self.reconciler, lambda: cast("Plugin", self.plugin))
+        self.repair = RuncRepair(self.reconciler, lambda: cast("NriPlugin", self.plugin))
 
     def drift(self, *names: str, sandbox: SandboxId = POD, handler: str = "") -> None:
         self.reconciler.reduce([SandboxSeen(sandbox, "nri", Pod("ns", "web", "uid"), handler=handler)])
@@ -189,7 +189,7 @@ def test_without_cri_the_updates_go_into_the_answer_to_the_list(node: Drifted, s
 
 def test_a_plugin_that_cannot_connect_again_is_reported_once(node: Drifted, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    node.plugin.reconnects = False
+    node.plugin.can_reconnect = False
     node.drift("a")
     node.look(3)
     assert node.plugin.asked == []

@@ -27,7 +27,7 @@ from vmpin.reconcile.state_file import Kept
 from vmpin.reports.residency import books_file
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import read_bundle
-from vmpin.sources.kubelet_checkpoint import KubeletState
+from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
 from vmpin.sources.spool import Spool
 
 BOOT = "boot"
@@ -159,7 +159,7 @@ def test_the_kubelets_checkpoint(tmp_path: Path, kind: Callable[[Path], None]) -
     (tmp_path / "kubelet").symlink_to("real")
     path = tmp_path / "kubelet/cpu_manager_state"
     made(path, CHECKPOINT)
-    state = KubeletState(tmp_path / "kubelet", warnings.append)
+    state = KubeletCheckpoint(tmp_path / "kubelet", warnings.append)
     before = state.read()
     assert before is not None
     put(path, kind)

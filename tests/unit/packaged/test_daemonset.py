@@ -14,7 +14,7 @@ from vmpin.config import settings
 from vmpin.config.settings import Config
 from vmpin.daemon.exporter import Exporter, Watched
 from vmpin.install import data_files
-from vmpin.status.health import Heard
+from vmpin.status.health import SourceHealth
 
 MANIFEST = list(yaml.safe_load_all(data_files.path("config/kubernetes/daemonset.yaml").read_text()))
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
@@ -52,7 +52,7 @@ def test_a_probe_asks_the_watcher_and_starts_no_program(probe: str, loaded: Conf
 @pytest.mark.parametrize(("probe", "names"), [
     ("startupProbe", {"passes"}), ("livenessProbe", {"passes"}), ("readinessProbe", {"passes", "nri"})])
 def test_each_probes_path_is_answered(probe: str, names: set[str], loaded: Config) -> None:
-    watched = SimpleNamespace(config=loaded, resynced=None, heard=lambda: [Heard("nri", True, True)])
+    watched = SimpleNamespace(config=loaded, resynced=None, source_health=lambda: [SourceHealth("nri", True, True)])
     path = pod()["containers"][0][probe]["httpGet"]["path"]
     reply = asyncio.run(Exporter(cast(Watched, watched)).answer(path))
     assert reply.status == 503, "nothing was looked at yet"

@@ -72,8 +72,8 @@ def heard(tmp_path: Path) -> Heard:
 @contextlib.asynccontextmanager
 async def running(heard: Heard) -> AsyncIterator[None]:
     task = asyncio.create_task(heard.feed.run())
-    await until(lambda: heard.feed.heard().up or "not told" in str(heard.feed.data()["state"]))
-    if not heard.feed.heard().up:
+    await until(lambda: heard.feed.source_health().up or "not told" in str(heard.feed.data()["state"]))
+    if not heard.feed.source_health().up:
         lacking(f"needs the kernel's proc connector: {heard.feed.data()}")
     try:
         yield
@@ -111,7 +111,7 @@ def test_a_vmm_is_told_of_and_all_that_was_before_is_to_be_read(heard: Heard) ->
     data = heard.feed.data()
     assert data["state"] == "no more told"
     assert heard.reconciler.tally.proc_events["exec"] >= 1
-    assert not heard.feed.heard().up
+    assert not heard.feed.source_health().up
 
 
 def test_in_a_storm_of_others_the_loop_wakes_seldom_and_misses_nothing(heard: Heard,
@@ -261,11 +261,11 @@ def test_it_says_once_why_nothing_is_told_and_asks_again(heard: Heard, tmp_path:
         task = asyncio.create_task(heard.feed.run())
         await until(lambda: asked > 3)
         assert heard.feed.data()["state"] == "not told: it takes the machine's own pid namespace"
-        assert (heard.feed.heard().up, heard.lost) == (False, 1)
+        assert (heard.feed.source_health().up, heard.lost) == (False, 1)
         (line,) = caplog.messages
         assert line.startswith("births are not told, and new threads found at a resync: ")
         heard.reconciler.proc = real
-        await until(lambda: heard.feed.heard().up)
+        await until(lambda: heard.feed.source_health().up)
         assert heard.lost == 2  # what was born meanwhile is looked for
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -333,12 +333,12 @@ def test_when_nothing_can_be_read_any_more_it_ends_to_be_started_again(heard: He
         async with running(heard):
             pass
         task = asyncio.create_task(heard.feed.run())
-        await until(lambda: heard.feed.heard().up)
+        await until(lambda: heard.feed.source_health().up)
         with monkeypatch.context() as patch:
             patch.setattr(ProcConnector, "read", broken)
             with vmm("a"), pytest.raises(OSError, match="allocate"):
                 await asyncio.wait_for(task, 120)
-        assert not heard.feed.heard().up
+        assert not heard.feed.source_health().up
         async with running(heard):
             assert heard.lost == 3
 

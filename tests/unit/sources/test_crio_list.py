@@ -17,8 +17,8 @@ from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.domain.events import CpusetSeen, Source
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.sources.nri.plugin import Plugin
-from vmpin.sources.nri.translation import Lost, NriEvent, Synced
+from vmpin.sources.nri.plugin import NriPlugin
+from vmpin.sources.nri.translation import Disconnected, NriEvent, Synced
 from vmpin.wire import nri_messages
 
 CREATED, UPDATED = "4-5", "6-7"
@@ -34,7 +34,7 @@ class Node:
         (path / "run").mkdir()
         self.runtimes = NriRuntimes()
         self._told: queue.Queue[NriEvent] = queue.Queue()
-        self.plugin = Plugin(self.runtimes.connect, self._told.put)
+        self.plugin = NriPlugin(self.runtimes.connect, self._told.put)
         self.begin()
         self.plugin.start()
 
@@ -70,7 +70,7 @@ class Node:
     def reconnected(self, runtime: NriRuntime, cpus: str) -> NriRuntime:
         """The connection was lost, and the runtime is the same process."""
         runtime.close()
-        assert self.hear() == Lost()
+        assert self.hear() == Disconnected()
         return self.connected(cpus)
 
     def cpus(self) -> str:

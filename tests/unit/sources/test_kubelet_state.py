@@ -12,7 +12,7 @@ import pytest
 
 from vmpin.cpuset import CpuSet
 from vmpin.runtime.kubelet import MAX_BYTES
-from vmpin.sources.kubelet_checkpoint import KubeletState
+from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
 
 #: Long enough ago to be known by its stamp.
 AGO = 1_700_000_000_000_000_000
@@ -25,7 +25,7 @@ class Node:
         self.root = root
         self.path = root / "cpu_manager_state"
         self.warnings: list[str] = []
-        self.state = KubeletState(root, self.warnings.append)
+        self.state = KubeletCheckpoint(root, self.warnings.append)
 
     def write(self, content: bytes | str, at: int | None = AGO) -> None:
         """As the kubelet writes: a file beside it, renamed. `content` may be the CPUs of the container `app`."""
@@ -52,9 +52,9 @@ def node(tmp_path: Path) -> Node:
 
 def test_without_a_kubelet_there_is_nothing(node: Node, tmp_path: Path) -> None:
     assert node.state.read() is None
-    assert KubeletState(tmp_path / "none", node.warnings.append).read() is None
+    assert KubeletCheckpoint(tmp_path / "none", node.warnings.append).read() is None
     node.path.touch()
-    assert KubeletState(node.path, node.warnings.append).read() is None  # a file where the directory should be
+    assert KubeletCheckpoint(node.path, node.warnings.append).read() is None  # a file where the directory should be
     assert node.warnings == []
 
 
@@ -116,12 +116,12 @@ def test_the_last_one_of_an_earlier_run_is_used_where_there_is_none(node: Node) 
     node.write("2-3")
     last = node.state.read()
     node.path.unlink()
-    again = KubeletState(node.root, node.warnings.append, last)
+    again = KubeletCheckpoint(node.root, node.warnings.append, last)
     assert (again.read(), again.stale, again.written) == (last, True, AGO)
     node.write("4-5")
     assert (again.read() or last) != last
     node.write(b"{")  # nor is it lost to one that cannot be read
-    third = KubeletState(node.root, node.warnings.append, last)
+    third = KubeletCheckpoint(node.root, node.warnings.append, last)
     assert (third.read(), third.stale) == (last, False)
     assert third.trouble
 

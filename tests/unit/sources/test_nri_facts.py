@@ -19,7 +19,7 @@ from vmpin.domain.events import ContainerSeen, ContainerStopped, SandboxGone, Sa
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 from vmpin.sources.nri.translation import (
     ContainerEvent,
-    Lost,
+    Disconnected,
     PodEvent,
     Synced,
 )
@@ -118,7 +118,7 @@ def test_a_pod_that_stops_takes_what_the_runtime_told_of_with_it() -> None:
 
 
 def test_what_is_not_facts_is_no_event() -> None:
-    assert told(Lost()) == []
+    assert told(Disconnected()) == []
 
 
 def test_a_list_tells_all_that_is_there() -> None:

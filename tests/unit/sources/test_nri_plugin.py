@@ -27,7 +27,7 @@ from vmpin.host import boottime
 from vmpin.sources.nri import event_queue
 from vmpin.sources.nri import plugin as nri
 from vmpin.sources.nri.connect import connect_to
-from vmpin.sources.nri.translation import ContainerEvent, Lost, NriEvent, NriPod, NriUpdate, PodEvent, Synced
+from vmpin.sources.nri.translation import ContainerEvent, Disconnected, NriEvent, NriPod, NriUpdate, PodEvent, Synced
 from vmpin.wire import nri_messages
 from vmpin.wire.nri_messages import MESSAGES
 
@@ -39,7 +39,7 @@ class Watched:
                  once: bool = False) -> None:
         self.facts: queue.Queue[NriEvent] = queue.Queue()
         self.states: queue.Queue[tuple[bool, str]] = queue.Queue()
-        self.plugin = nri.Plugin(runtimes.connect, handle or self.facts.put, once=once,
+        self.plugin = nri.NriPlugin(runtimes.connect, handle or self.facts.put, once=once,
                                  on_state=lambda up, text: self.states.put((up, text)))
 
     def fact(self) -> NriEvent:
@@ -236,7 +236,7 @@ def test_a_runtime_that_restarts_is_connected_to_again_and_lists_anew(
         runtime = begun(runtimes, watched)
         assert watched.state() == (True, "containerd v2.1.9")
         runtime.close()
-        assert watched.fact() == Lost()
+        assert watched.fact() == Disconnected()
         assert watched.state() == (False, "containerd v2.1.9 closed the connection")
     counters = watched.plugin.counters
     assert (counters.connects >= 3, counters.syncs, counters.last_error) == (
@@ -247,7 +247,7 @@ def test_a_shutdown_is_answered_before_the_connection_ends(runtimes: NriRuntimes
     runtime = begun(runtimes, watched)
     assert runtime.call("Shutdown").code == 0
     assert runtime.closed()
-    assert watched.fact() == Lost()
+    assert watched.fact() == Disconnected()
     begun(runtimes, watched)
 
 
@@ -255,7 +255,7 @@ def test_half_a_frame_and_the_end_is_a_restart(runtimes: NriRuntimes, watched: W
     runtime = begun(runtimes, watched)
     runtime.socket.sendall(bytes.fromhex("00000001 0000005b 00000051 0000"))
     runtime.close()
-    assert watched.fact() == Lost()
+    assert watched.fact() == Disconnected()
     begun(runtimes, watched)
     assert watched.plugin.counters.refused == 0
 
@@ -279,7 +279,7 @@ def test_what_is_no_nri_costs_the_connection_and_nothing_else(
     runtime = begun(runtimes, watched)
     runtime.socket.sendall(raw)
     assert runtime.closed()
-    assert watched.fact() == Lost()
+    assert watched.fact() == Disconnected()
     begun(runtimes, watched)
     assert watched.plugin.counters.refused == 1
     assert len([record for record in caplog.records if "nri=down" in record.getMessage()]) == 1
@@ -290,7 +290,7 @@ def test_an_event_that_cannot_be_read_is_answered_and_all_is_listed_anew(
     runtime = begun(runtimes, watched)
     assert runtime.call("StateChange", b"\x12\x05ab").code == 0
     assert runtime.closed()
-    assert watched.fact() == Lost()
+    assert watched.fact() == Disconnected()
     begun(runtimes, watched)
     assert watched.plugin.counters.refused == 1
 
@@ -348,7 +348,7 @@ def test_attempts_become_fewer(monkeypatch: pytest.MonkeyPatch, runtimes: NriRun
 
 def test_no_socket_says_what_to_do(tmp_path: Path) -> None:
     states: queue.Queue[tuple[bool, str]] = queue.Queue()
-    plugin = nri.Plugin(connect_to(tmp_path / "nri.sock"), lambda event: None,
+    plugin = nri.NriPlugin(connect_to(tmp_path / "nri.sock"), lambda event: None,
                         on_state=lambda up, text: states.put((up, text)))
     plugin.start()
     up, text = states.get(timeout=PATIENCE)
@@ -410,7 +410,7 @@ print(json.dumps(took))
 def answers_beside_a_busy_thread() -> list[float]:
     """How long each took (seconds). The runtime is a process of its own, as always."""
     theirs, ours = socket.socketpair()
-    made = nri.Plugin(lambda: theirs, lambda event: None, once=True)
+    made = nri.NriPlugin(lambda: theirs, lambda event: None, once=True)
     before = sys.getswitchinterval()
     sys.setswitchinterval(nri.SWITCH_INTERVAL)
     try:
@@ -461,7 +461,7 @@ def test_more_than_can_wait_is_dropped_and_listed_anew(runtimes: NriRuntimes, mo
         time.sleep(0.01)
     made.plugin.stop()
     assert made.plugin.counters.overflows == 1
-    assert [type(event) for event in told[-2:]] == [Lost, Synced]
+    assert [type(event) for event in told[-2:]] == [Disconnected, Synced]
     assert len(told) <= 4
 
 
@@ -470,11 +470,11 @@ def test_long_annotations_count_by_their_size(monkeypatch: pytest.MonkeyPatch) -
     waiting = event_queue.NriQueue()
     fact = PodEvent("run", NriPod(SandboxId("p"), "", "", "", "", 0, {"a": "x" * 20_000}, ""), 0)
     assert waiting.put(fact)
-    assert waiting.put(Lost())
+    assert waiting.put(Disconnected())
     assert waiting.put(fact)
     assert not waiting.put(fact)
     assert waiting.put(fact)
-    assert waiting.take() == Lost()
+    assert waiting.take() == Disconnected()
     assert waiting.take() == fact
     waiting.end()
     assert waiting.take() is None
@@ -515,7 +515,7 @@ def test_updates_go_into_the_answer_to_the_list_of_a_new_connection(runtimes: Nr
     watched.plugin.again({ContainerId("c1"): NriUpdate(CpuSet.parse("0-1"), CpuSet.parse("7")),
                           ContainerId("c2"): NriUpdate(CpuSet([1]), CpuSet([7])),
                           ContainerId("c3"): NriUpdate(CpuSet([2])), ContainerId("gone"): NriUpdate(CpuSet([3]))})
-    assert watched.fact() == Lost()
+    assert watched.fact() == Disconnected()
     # c2 has other CPUs by now: an update came in between.
     assert updates_of(runtimes.next(), container("c1", cpus="7"), container("c2", cpus="6"), container("c3")) == [
         ("c1", "0-1", True), ("c3", "2", True)]
@@ -527,7 +527,7 @@ def test_updates_go_into_the_answer_to_the_list_of_a_new_connection(runtimes: Nr
 def test_updates_are_given_once_and_with_the_last_part_of_a_list(runtimes: NriRuntimes, watched: Watched) -> None:
     begun(runtimes, watched)
     watched.plugin.again({ContainerId("c1"): NriUpdate(CpuSet([1]))})
-    assert watched.fact() == Lost()
+    assert watched.fact() == Disconnected()
     runtime = runtimes.next()
     runtime.grant(runtime.request("RegisterPlugin"))
     runtime.configure()
@@ -537,7 +537,7 @@ def test_updates_are_given_once_and_with_the_last_part_of_a_list(runtimes: NriRu
     assert [item.container_id for item in MESSAGES.decode("SynchronizeResponse", last.payload).update] == ["c1"]
     assert isinstance(watched.fact(), Synced)
     watched.plugin.again()
-    assert watched.fact() == Lost()
+    assert watched.fact() == Disconnected()
     assert updates_of(runtimes.next(), container("c1")) == []
 
 
@@ -565,7 +565,7 @@ def test_a_runtime_that_does_not_read_costs_no_memory(runtimes: NriRuntimes, wat
 
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         send_on()
-    assert watched.fact() == Lost()
+    assert watched.fact() == Disconnected()
     assert watched.state()[0]
     up, text = watched.state()
     assert not up
@@ -594,12 +594,12 @@ def test_a_plugin_that_the_runtime_started_ends_with_its_connection() -> None:
         assert not plugin.ended.is_set()
     assert plugin.ended.wait(PATIENCE)
     assert isinstance(told.get(timeout=PATIENCE), Synced)
-    assert told.get(timeout=PATIENCE) == Lost()
+    assert told.get(timeout=PATIENCE) == Disconnected()
     plugin.stop()
 
 
 def test_a_process_that_nobody_started_so_is_no_such_plugin(tmp_path: Path) -> None:
-    def made(environ: dict[str, str]) -> nri.Plugin | None:
+    def made(environ: dict[str, str]) -> nri.NriPlugin | None:
         return nri.from_environment(lambda event: None, lambda up, text: None, environ)
 
     assert made({"NRI_PLUGIN_NAME": "x"}) is None
@@ -612,7 +612,7 @@ def test_a_process_that_nobody_started_so_is_no_such_plugin(tmp_path: Path) -> N
 @pytest.mark.parametrize(("name", "index"), [("a b", "90"), ("", "90"), ("vmpin", "7"), ("vmpin", "007"), ("x", "ab")])
 def test_a_name_that_no_runtime_takes_is_said_at_once(name: str, index: str) -> None:
     with pytest.raises(ConfigError, match="two digits"):
-        nri.Plugin(lambda: socket.socket(), lambda event: None, name, index)
+        nri.NriPlugin(lambda: socket.socket(), lambda event: None, name, index)
 
 
 def test_nothing_stays_open(runtimes: NriRuntimes) -> None:

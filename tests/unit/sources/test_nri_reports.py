@@ -8,8 +8,8 @@ import pytest
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
-from vmpin.sources.nri.cpuset_reports import Reports
-from vmpin.sources.nri.translation import ContainerEvent, Lost, NriContainer, NriEvent, Synced
+from vmpin.sources.nri.cpuset_reports import NriCpusetReports
+from vmpin.sources.nri.translation import ContainerEvent, Disconnected, NriContainer, NriEvent, Synced
 
 APP = ContainerId("app")
 
@@ -28,25 +28,27 @@ def happened(kind: Literal["create", "start", "update", "stop"], cpus: str = "")
 
 @pytest.mark.parametrize(("what", "events", "cpus"), [
     ("a list alone", [listed("2-3")], None),
-    ("the same list again", [listed("2-3"), Lost(), listed("2-3")], None),
+    ("the same list again", [listed("2-3"), Disconnected(), listed("2-3")], None),
     ("what happened since", [listed("2-3"), happened("update", "4-5")], "4-5"),
     ("its creation", [listed(None), happened("create", "4-5"), happened("start", "4-5")], "4-5"),
     ("its start, when it was there before", [listed("2-3"), happened("start", "2-3")], None),
     ("an update of something else", [listed("2-3"), happened("update", "4-5"), happened("update")], "4-5"),
-    ("over a gap", [listed("2-3"), happened("update", "4-5"), Lost(), listed("4-5")], "4-5"),
-    ("an update in the gap", [listed("2-3"), happened("update", "4-5"), Lost(), listed("6-7")], "6-7"),
-    ("one that brings back what there was", [listed("2-3"), happened("update", "4-5"), Lost(), listed("2-3")], "2-3"),
-    ("what another plugin changed", [listed("2-3"), Lost(), listed("6-7")], "6-7"),
-    ("and changed back", [listed("2-3"), Lost(), listed("6-7"), Lost(), listed("2-3")], "2-3"),
-    ("created in a gap", [listed(None), Lost(), listed("6-7")], "6-7"),
-    ("a restart of the runtime", [listed("2-3"), happened("update", "4-5"), Lost(), listed("2-3", runtime=8)], None),
+    ("over a gap", [listed("2-3"), happened("update", "4-5"), Disconnected(), listed("4-5")], "4-5"),
+    ("an update in the gap", [listed("2-3"), happened("update", "4-5"), Disconnected(), listed("6-7")], "6-7"),
+    ("one that brings back what there was",
+     [listed("2-3"), happened("update", "4-5"), Disconnected(), listed("2-3")], "2-3"),
+    ("what another plugin changed", [listed("2-3"), Disconnected(), listed("6-7")], "6-7"),
+    ("and changed back", [listed("2-3"), Disconnected(), listed("6-7"), Disconnected(), listed("2-3")], "2-3"),
+    ("created in a gap", [listed(None), Disconnected(), listed("6-7")], "6-7"),
+    ("a restart of the runtime",
+     [listed("2-3"), happened("update", "4-5"), Disconnected(), listed("2-3", runtime=8)], None),
     ("whose process is not known",
-     [listed("2-3", runtime=0), happened("update", "4-5"), Lost(), listed("4-5", runtime=0)], None),
+     [listed("2-3", runtime=0), happened("update", "4-5"), Disconnected(), listed("4-5", runtime=0)], None),
     ("its end", [listed(None), happened("create", "4-5"), happened("stop")], None),
-    ("an end in a gap", [listed(None), happened("create", "4-5"), Lost(), listed(None)], None),
+    ("an end in a gap", [listed(None), happened("create", "4-5"), Disconnected(), listed(None)], None),
 ])
 def test_what_is_certain(what: str, events: list[NriEvent], cpus: str | None) -> None:
-    reports = Reports()
+    reports = NriCpusetReports()
     for event in events:
         last = reports.take(event)
     assert reports.cpus == ({} if cpus is None else {APP: CpuSet.parse(cpus)}), what
@@ -55,9 +57,9 @@ def test_what_is_certain(what: str, events: list[NriEvent], cpus: str | None) ->
 
 
 @pytest.mark.parametrize("events", [
-    [listed("2-3")], [listed("2-3"), happened("update", "4-5"), Lost(), listed("2-3", runtime=8)]])
+    [listed("2-3")], [listed("2-3"), happened("update", "4-5"), Disconnected(), listed("2-3", runtime=8)]])
 def test_lists_of_a_runtime_that_stores_updates_are_right_and_no_reason_to_repair(events: list[NriEvent]) -> None:
-    reports = Reports()
+    reports = NriCpusetReports()
     for event in events:
         last = reports.take(event._replace(stored=True) if isinstance(event, Synced) else event)
     assert isinstance(last, Synced)

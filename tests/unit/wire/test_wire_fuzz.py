@@ -18,8 +18,8 @@ from effort import effort
 from nri_peer import container, pod
 
 from vmpin.errors import WireError
-from vmpin.sources.nri.session import Session
-from vmpin.sources.nri.translation import Counters
+from vmpin.sources.nri.session import NriSession
+from vmpin.sources.nri.translation import NriCounters
 from vmpin.wire import mux, ttrpc
 from vmpin.wire.nri_messages import MESSAGES, PLUGIN_SERVICE
 
@@ -122,10 +122,10 @@ def test_a_session_survives_anything(caplog: pytest.LogCaptureFixture) -> None:
         payload = spoilt(chance, [payload or b"x"])
         return mux.frames(1, ttrpc.encode(ttrpc.Request(1, PLUGIN_SERVICE, method, payload)))
 
-    counters = Counters()
+    counters = NriCounters()
 
     def feed() -> Callable[[bytes], object]:
-        session = Session("vmpin", "90", counters)
+        session = NriSession("vmpin", "90", counters)
         session.register()
         return lambda data: list(session.feed(data))
 
@@ -142,7 +142,7 @@ def test_a_hostile_list_is_left_out_at_little_cost() -> None:
 
     def refuse() -> None:
         with pytest.raises(WireError, match="lists 1048576 pods and containers"):
-            list(Session("vmpin", "90", Counters()).feed(raw))
+            list(NriSession("vmpin", "90", NriCounters()).feed(raw))
 
     assert effort(refuse, 1) < 2000
 
@@ -176,7 +176,7 @@ def test_no_more_than_one_message_is_kept() -> None:
 def test_a_list_without_an_end_is_refused() -> None:
     part = MESSAGES["SynchronizeRequest"](
         pods=[pod(annotations={"a": "x" * (1 << 20)})], more=True).SerializeToString()
-    session = Session("vmpin", "90", Counters())
+    session = NriSession("vmpin", "90", NriCounters())
 
     def listed() -> None:
         for stream in range(1, 400, 2):

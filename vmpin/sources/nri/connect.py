@@ -17,7 +17,7 @@ _DEADLINE = 2.0
 
 
 def connect_to(path: Path) -> Callable[[], socket.socket]:
-    """How to connect to the runtime's socket, for `nri.Plugin`; the errors name the path."""
+    """How to connect to the runtime's socket, for `nri.NriPlugin`; the errors name the path."""
     def connect() -> socket.socket:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vmpin.sources.nri.translation import NriEvent, Synced
 
 
-class Reports:
+class NriCpusetReports:
     """Of one process of the runtime's after the other."""
 
     def __init__(self) -> None:

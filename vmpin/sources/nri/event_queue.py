@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from vmpin.sources.nri.translation import ContainerEvent, Lost, NriEvent, PodEvent, Synced
+from vmpin.sources.nri.translation import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
 
 #: A thousand updates in one second are a lot; a handler that is 16 s behind has other troubles.
 MAX_WAITING = 16384
@@ -27,14 +27,14 @@ class NriQueue:
     def put(self, event: NriEvent) -> bool:
         """:returns: False when it was too much, and all is gone but what no list of the runtime's would tell."""
         size = _size(event)
-        mine = isinstance(event, Lost)
+        mine = isinstance(event, Disconnected)
         with self._changed:
             fits = mine or (len(self._events) < MAX_WAITING and self._size + size <= MAX_WAITING_BYTES)
             if fits:
                 self._events.append((event, size))
                 self._size += size
             else:
-                self._events = deque(item for item in self._events if isinstance(item[0], Lost))
+                self._events = deque(item for item in self._events if isinstance(item[0], Disconnected))
                 self._size = 0
             self._changed.notify()
         return fits

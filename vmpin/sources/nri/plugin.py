@@ -24,10 +24,10 @@ from vmpin.domain.model import ContainerId
 from vmpin.errors import ConfigError, WireError
 from vmpin.sources.nri.connect import explained, inherited
 from vmpin.sources.nri.event_queue import NriQueue
-from vmpin.sources.nri.translation import Counters, Lost, NriEvent, NriUpdate
+from vmpin.sources.nri.translation import Disconnected, NriCounters, NriEvent, NriUpdate
 
 if TYPE_CHECKING:
-    from vmpin.sources.nri.session import Session
+    from vmpin.sources.nri.session import NriSession
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +48,11 @@ _NAME = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 _INDEX = re.compile(r"[0-9]{2}")
 
 
-class Plugin:
+class NriPlugin:
     """Keeps a connection, and says on `handle` what was told over it and on `on_state` whether it is up, and to whom
     or why not. Both are called from threads of the plugin's own; what they raise is logged.
 
-    After a connection that had listed everything (`Synced`), `Lost` comes; then, from the next one, `Synced` again.
+    After a connection that had listed everything (`Synced`), `Disconnected` comes; from the next one `Synced` again.
     """
 
     def __init__(self, connect: Callable[[], socket.socket], handle: Callable[[NriEvent], None],
@@ -67,7 +67,7 @@ class Plugin:
                               "is two digits")
         self.name = name
         self.index = index
-        self.counters = Counters()
+        self.counters = NriCounters()
         #: No connection will come any more (`once`, or stopped).
         self.ended = threading.Event()
         self._connect = connect
@@ -94,7 +94,7 @@ class Plugin:
 
     def stop(self, timeout: float = 2.0) -> None:
         """Close the connection and end the threads; waits for at most `timeout` seconds each, for a handler that
-        hangs. Nothing is handed on any more, `Lost` neither. Does nothing the second time."""
+        hangs. Nothing is handed on any more, `Disconnected` neither. Does nothing the second time."""
         with self._lock:
             if self._stopping.is_set():
                 return
@@ -111,7 +111,7 @@ class Plugin:
         self.ended.set()
 
     @property
-    def reconnects(self) -> bool:
+    def can_reconnect(self) -> bool:
         """Whether another connection can be made (`again`)."""
         return not self._once
 
@@ -133,7 +133,7 @@ class Plugin:
         :raises WireError: when what came was no NRI.
         """
         # Here, as it loads the protobuf library: 60 ms that the first pass of a starting watcher does not wait for.
-        from vmpin.sources.nri.session import Session
+        from vmpin.sources.nri.session import NriSession
 
         with self._connect() as connection:
             connection.setblocking(False)
@@ -142,7 +142,7 @@ class Plugin:
                 updates, self._updates = self._updates, {}
                 self._again.clear()
             peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # struct ucred: pid, uid, gid
-            session = Session(self.name, self.index, self.counters, self._odd, updates=updates,
+            session = NriSession(self.name, self.index, self.counters, self._odd, updates=updates,
                               peer=int.from_bytes(peer[:4], sys.byteorder))
             try:
                 return self._serve(connection, session)
@@ -151,9 +151,9 @@ class Plugin:
                 raise
             finally:
                 if session.synced:
-                    self._waiting.put(Lost())
+                    self._waiting.put(Disconnected())
 
-    def _serve(self, connection: socket.socket, session: Session) -> str:
+    def _serve(self, connection: socket.socket, session: NriSession) -> str:
         unsent = _send(connection, session.register())
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
@@ -268,14 +268,14 @@ class Plugin:
 
 
 def from_environment(handle: Callable[[NriEvent], None], on_state: Callable[[bool, str], None],
-                     environ: MutableMapping[str, str] = os.environ) -> Plugin | None:
+                     environ: MutableMapping[str, str] = os.environ) -> NriPlugin | None:
     """The plugin that the runtime itself has started, with its connection; with that it ends. None when this process
     is none. :raises ConfigError: see `nri_connect.inherited`.
     """
     found = inherited(environ)
     if found is None:
         return None
-    return Plugin(lambda: found.connection, handle, found.name, found.idx, on_state, once=True)
+    return NriPlugin(lambda: found.connection, handle, found.name, found.idx, on_state, once=True)
 
 
 def _send(connection: socket.socket, unsent: bytes) -> bytes:

@@ -20,9 +20,9 @@ from vmpin.host import boottime
 from vmpin.runtime.dialect import plain
 from vmpin.sources.nri.translation import (
     ContainerEvent,
-    Counters,
     Kind,
     NriContainer,
+    NriCounters,
     NriEvent,
     NriPod,
     NriUpdate,
@@ -72,10 +72,10 @@ _REGISTRATION = 1
 _NOTHING = frozenset((12, 13, 14))
 
 
-class Session:
+class NriSession:
     """A connection's state. Nothing is ever waited for: Configure may come before the reply to RegisterPlugin."""
 
-    def __init__(self, name: str, index: str, counters: Counters, told: set[str] | None = None,
+    def __init__(self, name: str, index: str, counters: NriCounters, told: set[str] | None = None,
                  clock: Callable[[], int] = boottime.now,
                  updates: Mapping[ContainerId, NriUpdate] | None = None, peer: int = 0) -> None:
         """

@@ -109,15 +109,15 @@ class NriUpdate(NamedTuple):
     listed: CpuSet | None = None
 
 
-class Lost(NamedTuple):
+class Disconnected(NamedTuple):
     """The connection has ended: whatever happens now, nobody tells until the next `Synced`."""
 
 
-NriEvent = Synced | PodEvent | ContainerEvent | Lost
+NriEvent = Synced | PodEvent | ContainerEvent | Disconnected
 
 
 @dataclass
-class Counters:
+class NriCounters:
     """What a plugin has met since it was made; for the status."""
 
     #: Connections that were made, and of those the ones that got as far as a full list.
