@@ -118,8 +118,8 @@ class Machine:
 
     def take(self, *events: Event) -> FollowUp:
         touched = self.placer.take(events)
-        if settle := touched.settle | touched.done:
-            self.placer.passed(self.reconciler.settle(settle, scan=False))
+        if reconcile := touched.reconcile | touched.done:
+            self.placer.passed(self.reconciler.reconcile(reconcile, scan=False))
         return touched
 
     def resync(self) -> None:
@@ -134,7 +134,7 @@ class Machine:
         self.reconciler.reduce([SandboxSeen(sandbox(name), "oci"),
                                 ContainerSeen(sandbox(name), container, Source.BUNDLE, boottime.now(),
                                               bundle=str(self.path))])
-        self.placer.passed(self.reconciler.settle([sandbox(name)]))
+        self.placer.passed(self.reconciler.reconcile([sandbox(name)]))
 
 
 def mask(process: subprocess.Popen[bytes] | int) -> CpuSet:

@@ -75,7 +75,7 @@ class Spinners:
         self.reconciler.placements[sandbox] = Placement(
             sandbox, cpus or self.here | self.there, Verdict.FLOATING, (), (),
             {role: cpus for role in ThreadRole if role is not ThreadRole.VCPU}, {})
-        self.reconciler.pinner.look_again(sandbox)
+        self.reconciler.pinner.recheck(sandbox)
 
     def repair(self, vm: Vm) -> int:
         """One pass over a VM's masks; how many were set."""

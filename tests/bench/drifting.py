@@ -30,7 +30,7 @@ def sampling(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     in turn with the bare reads of the same files."""
     made.forget()
     reconciler = settled(made, machines)
-    sampler = Sampler(reconciler)
+    sampler = Sampler(reconciler.view)
     interval = float(str(next(setting.default for setting in SETTINGS if setting.key == "proof.sample_seconds")))
     tids = {machine.pid: machine.tids() for machine in machines}
 
@@ -80,7 +80,7 @@ def repair(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     made.forget()
     pool, other = cpus()
     reconciler = settled(made, machines)
-    sampler = Sampler(reconciler)
+    sampler = Sampler(reconciler.view)
     sampler.round()
     gc.collect()
     gc.freeze()  # as the watcher does
@@ -88,7 +88,7 @@ def repair(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     home, away = frozenset((pool,)), frozenset((other,))
 
     def moved(work: Callable[[], object]) -> float:
-        reconciler.pinner.insist()  # or it would be a fight soon
+        reconciler.pinner.retry_now()  # or it would be a fight soon
         for tid in tids:
             os.sched_setaffinity(tid, away)
         spent = timed_ms(work)

@@ -65,7 +65,7 @@ def update(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
         bundle.write(cpu_list)
         raw = bundle.message()
         begin = time.perf_counter()
-        report = reconciler.settle(reconciler.hook(parse_message(raw)))
+        report = reconciler.reconcile(reconciler.hook(parse_message(raw)))
         spent = time.perf_counter() - begin
         done = [result for result in report.results if result.operation.thread.pid == machine.pid]
         if (len(done) != THREADS or any(result.outcome is not Outcome.DONE for result in done)

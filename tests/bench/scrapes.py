@@ -19,7 +19,7 @@ from vmpin.daemon import exporter
 from vmpin.daemon.exporter import Exporter
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import SandboxId
-from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.view import NodeView
 from vmpin.status.health import SourceHealth
 
 
@@ -28,7 +28,7 @@ class _Watched:
     """As much of a watcher as an exporter asks: the reconciler and its VMs are real."""
 
     config: Config
-    reconciler: Reconciler
+    view: NodeView
     restarts: Counter[str] = field(default_factory=Counter)
     resynced: float | None = field(default_factory=time.monotonic)
 
@@ -45,7 +45,7 @@ def scrape(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     reconciler = settled(made, machines)
     pauses: list[float] = []
 
-    answering = Exporter(_Watched(made.config(), reconciler))
+    answering = Exporter(_Watched(made.config(), reconciler.view))
     exporter.FRESH = -1.0  # each is made anew
 
     async def one() -> float:

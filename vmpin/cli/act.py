@@ -23,7 +23,7 @@ from vmpin.errors import UsageError
 
 if TYPE_CHECKING:
     from vmpin.domain.model import SandboxId
-    from vmpin.reconcile.reconciler import Reconciler
+    from vmpin.reconcile.view import NodeView
 
 _EXITS = """\
 exit codes: 0 done, 1 not everything could be done, or the watcher cannot be asked, 2 the command cannot be used
@@ -118,13 +118,13 @@ def _unpinned_alone(args: argparse.Namespace, config: Config) -> Document:
     quiet_log(config)
     only = None if args.sandbox is None else [SandboxId(args.sandbox)]
     if args.dry_run:
-        known = one_pass.look_over(config)
-        wanted = only or known.touched()
-        return collector.unpinning(known, wanted, _with_guests(known, wanted))
-    reconciler, report = one_pass.unpin(config, only)
-    wanted = only or reconciler.touched()
-    return collector.unpinned(list(report.results), reconciler.pinner.before.keys() & wanted) | {
-        "guests": _in_guests(reconciler, only or list(reconciler.state.sandboxes))}
+        view, operations = one_pass.plan_unpin(config, only)
+        wanted = only or view.all_sandboxes()
+        return collector.unpinning(view, wanted, operations, _with_guests(view, wanted))
+    view, report = one_pass.unpin(config, only)
+    wanted = only or view.all_sandboxes()
+    return collector.unpinned(list(report.results), view.originals.keys() & wanted) | {
+        "guests": _in_guests(view, only or list(view.sandboxes))}
 
 
 def _leave(args: argparse.Namespace, config: Config) -> int:
@@ -133,31 +133,30 @@ def _leave(args: argparse.Namespace, config: Config) -> int:
 
     quiet_log(config)
     if args.dry_run:
-        known = one_pass.look_over(config)
-        wanted = known.touched()
-        return _planned(args, collector.unpinning(known, wanted, _with_guests(known, wanted))
+        view, operations = one_pass.plan_unpin(config, None)
+        wanted = view.all_sandboxes()
+        return _planned(args, collector.unpinning(view, wanted, operations, _with_guests(view, wanted))
                         | {"held": [], "files": [str(path) for path in teardown.left(config)]})
-    reconciler, results, guests = one_pass.leave(config, lambda known: _in_guests(known, known.touched()))
-    found = collector.unpinned(results, reconciler.pinner.before) | {
-        "guests": guests, "gone": not reconciler.pinner.before}
+    view, results, guests = one_pass.leave(config, lambda left: _in_guests(left, left.all_sandboxes()))
+    found = collector.unpinned(results, view.originals) | {"guests": guests, "gone": not view.originals}
     return _given_back(args, found)
 
 
-def _with_guests(reconciler: Reconciler, sandboxes: Sequence[SandboxId]) -> list[SandboxId]:
+def _with_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> list[SandboxId]:
     """Those whose guests may have a map of a watcher's."""
-    return [sandbox for sandbox in sandboxes if sandbox in reconciler.observer.vms and reconciler.config.guest_via(
-        "" if (known := reconciler.state.sandboxes.get(sandbox)) is None else known.handler) != "off"]
+    return [sandbox for sandbox in sandboxes if sandbox in view.vms and view.config.guest_via(
+        "" if (state := view.sandboxes.get(sandbox)) is None else state.handler) != "off"]
 
 
-def _in_guests(reconciler: Reconciler, sandboxes: Sequence[SandboxId]) -> dict[SandboxId, str]:
+def _in_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> dict[SandboxId, str]:
     """Have their guests take back what a watcher told them. :returns: what became of it, in words."""
-    if not any(sandbox in reconciler.observer.vms for sandbox in sandboxes):
+    if not any(sandbox in view.vms for sandbox in sandboxes):
         return {}
     import asyncio
 
     from vmpin.guests.manager import Guests
 
-    return asyncio.run(Guests().take_back(reconciler, sandboxes))
+    return asyncio.run(Guests().take_back(view, sandboxes))
 
 
 def _whole(config: Config, sandbox: str | None) -> str | None:

@@ -189,7 +189,7 @@ def look_for_status(config: Config, wide: bool = False, pods: bool = False) -> D
     from vmpin.status import collector
 
     quiet_log(config)
-    return collector.document(one_pass.look(config)[0], None, wide=wide, pods=pods)
+    return collector.document(one_pass.inspect(config)[0], None, wide=wide, pods=pods)
 
 
 def by_prefix(text: str, ids: Iterable[str]) -> str:

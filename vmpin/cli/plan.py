@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         from vmpin.status import collector
 
         quiet_log(config)
-        planned: Document = collector.planned(*one_pass.look(config))
+        planned: Document = collector.planned(*one_pass.inspect(config))
         found = planned
     if args.output == "json":
         print_data(found, "json")

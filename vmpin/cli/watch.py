@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         spool.prepare()
         kept = one_pass.take(reconciler, spool, set())
         reconciler.resync(full=True)
-        sd_notify.notify(f"STATUS=placed the threads of {len(reconciler.observer.vms)} VM sandboxes")
+        sd_notify.notify(f"STATUS=placed the threads of {len(reconciler.view.vms)} VM sandboxes")
         gc.freeze()
         gc.enable()
         # Only now, with every thread in its place: asyncio takes longer to load than that took.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from vmpin.config import values
 from vmpin.config.values import Address
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.domain.drift import FightRules, OnFight
+from vmpin.domain.drift import ContentionRules, OnFight
 from vmpin.errors import ConfigError
 from vmpin.placement.policy import Policy, parse_rule
 
@@ -227,8 +227,8 @@ class Config:
         return str(self.values["policy.exclusive_annotation"])
 
     @property
-    def fight_rules(self) -> FightRules:
-        return FightRules(OnFight(self.values["drift.on_fight"]), int(self.values["drift.fight_repairs"]),
+    def fight_rules(self) -> ContentionRules:
+        return ContentionRules(OnFight(self.values["drift.on_fight"]), int(self.values["drift.fight_repairs"]),
                           float(self.values["drift.rest_seconds"]), self.resync_seconds)
 
     @property

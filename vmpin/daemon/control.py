@@ -13,7 +13,7 @@ from typing import Protocol
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
 from vmpin.guests.manager import Guests
-from vmpin.reconcile.reconciler import Report
+from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reports.residency.sampler import Sampler
 from vmpin.status import about, collector
 from vmpin.status.about import About
@@ -24,6 +24,7 @@ _OTHER_VERSION = "are vmpin and its watcher the same version?"
 class Asked(about.Watched, Protocol):
     """What is asked of a watcher."""
 
+    reconciler: Reconciler
     guests: Guests
     #: None as long as no samples are taken.
     sampler: Sampler | None
@@ -39,7 +40,7 @@ class Asked(about.Watched, Protocol):
         """What NRI and births have to say of themselves; None for one that is switched off."""
         ...
 
-    def look_again(self) -> Report:
+    def look_again(self) -> PassReport:
         """Read everything anew, what was found to be nothing to us as well, and make it true."""
         ...
 
@@ -63,7 +64,7 @@ class Answers:
                 return self._status(request, only)
             answer = self._answer(str(operation), request, only)
             if operation == "unpin":
-                wanted = list(self._asked.reconciler.state.sandboxes) if only is None else [only]
+                wanted = list(self._asked.view.sandboxes) if only is None else [only]
                 answer["guests"] = await self._asked.guests.taken_back(wanted)
         except (ValueError, KeyError, TypeError, RecursionError):
             answer = {"error": "the request is not understood", "hint": _OTHER_VERSION}
@@ -74,22 +75,20 @@ class Answers:
     def _status(self, request: dict[str, object], only: SandboxId | None) -> bytes:
         """The document as JSON. Each sandbox's entry is encoded as soon as it is made: those of a thousand sandboxes
         take 20 MB as objects, and 3 MB as text."""
-        reconciler = self._asked.reconciler
         self._refuse_unknown(only)
-        reconciler.look()
+        self._asked.reconciler.refresh()
         nri, births = self._asked.feeds()
-        found = collector.document(reconciler, os.getpid(), only, nri, request.get("wide") is True,
+        found = collector.document(self._asked.view, os.getpid(), only, nri, request.get("wide") is True,
                                   self._asked.guests.data, births, request.get("pods") is True, _encoded)
         entries: list[bytes] = found.pop("sandboxes")  # type: ignore[assignment]
         return b"".join((_encoded(found)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
 
     def _refuse_unknown(self, only: SandboxId | None) -> None:
-        if only is not None and only not in self._asked.reconciler.state.sandboxes:
+        if only is not None and only not in self._asked.view.sandboxes:
             raise WatcherError(f"no sandbox {only!r} is known", "`vmpin status` lists them")
 
     def _answer(self, operation: str, request: dict[str, object], only: SandboxId | None) -> dict[str, object]:
-        asked, reconciler = self._asked, self._asked.reconciler
-        known = reconciler.state.sandboxes
+        asked, reconciler, view = self._asked, self._asked.reconciler, self._asked.view
         self._refuse_unknown(only)
         if operation == "about" and asked.about is not None:
             return asked.about.data(asked)
@@ -97,22 +96,22 @@ class Answers:
             if asked.sampler is None:
                 raise WatcherError("it is not sampled where threads run", "set proof.sample_seconds")
             since = time.time() - float(str(request["since"]))
-            return collector.proved(reconciler, asked.sampler.since(since), only)
+            return collector.proved(view, asked.sampler.since(since), only)
         if asked.stopping and operation in ("reconcile", "unpin"):
             raise WatcherError(f"{operation}: the watcher is about to end", "ask again when it has ended")
         if operation == "plan":
-            return collector.planned(reconciler, reconciler.resync(act=False))
+            return collector.planned(view, reconciler.resync(act=False))
         if operation == "reconcile":
-            reconciler.take_back(known if only is None else [only])
+            reconciler.take_back(view.sandboxes if only is None else [only])
             return collector.outcome(asked.look_again())
         if operation == "unpin":
-            touched = reconciler.touched() if only is None else [only]
+            touched = reconciler.all_sandboxes() if only is None else [only]
             results = reconciler.unpin(touched)
-            asked.guests.update(reconciler)
-            return collector.unpinned(results, reconciler.pinner.before.keys() & touched)
+            asked.guests.update(view)
+            return collector.unpinned(results, view.originals.keys() & touched)
         if operation == "unpinning":
-            touched = reconciler.touched() if only is None else [only]
-            return collector.unpinning(reconciler, touched, asked.guests.told(touched))
+            touched = reconciler.all_sandboxes() if only is None else [only]
+            return collector.unpinning(view, touched, reconciler.restoring(touched), asked.guests.told(touched))
         raise WatcherError(f"unknown request {operation[:40]!r}", _OTHER_VERSION)
 
 

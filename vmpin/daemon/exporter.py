@@ -25,7 +25,7 @@ from vmpin.domain.counters import Histogram
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
 from vmpin.host import unix_sockets
-from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.view import NodeView
 from vmpin.status import health
 from vmpin.status.headcount import Headcount
 from vmpin.status.health import SourceHealth
@@ -51,7 +51,7 @@ class Watched(Protocol):
     """What is shown of a watcher."""
 
     config: Config
-    reconciler: Reconciler
+    view: NodeView
     #: How often each of its tasks failed and was started again.
     restarts: Counter[str]
     #: When everything was last looked at, by time.monotonic(); None for never.
@@ -83,7 +83,7 @@ class Exporter:
         await asyncio.to_thread(importlib.import_module, "vmpin.status.prometheus")
         made = _listen(address, self._watched.config.status_group)
         own = None if address.path is None else unix_sockets.identity(address.path)
-        lag = asyncio.create_task(measure_lag(self._watched.reconciler.tally.loop_lag))
+        lag = asyncio.create_task(measure_lag(self._watched.view.counters.loop_lag))
         try:
             logger.info("metrics at %s", address)
             await http.serve(made, self.answer)
@@ -115,7 +115,7 @@ class Exporter:
             if time.monotonic() - self._made < FRESH:
                 return self._page
             count = Headcount()
-            await _in_turns(count.take(self._watched.reconciler))
+            await _in_turns(count.take(self._watched.view))
             self._page = await self._write(count)
             self._made = time.monotonic()
             return self._page
@@ -127,7 +127,7 @@ class Exporter:
         collector = self._collector = self._collector or NodeCollector()
         since = watched.resynced
         collector.facts = Facts(
-            watched.reconciler, count, tuple(watched.source_health()), self._guests(), watched.restarts,
+            watched.view, count, tuple(watched.source_health()), self._guests(), watched.restarts,
             0.0 if since is None else time.time() - (time.monotonic() - since), len(asyncio.all_tasks()),
             watched.config.per_sandbox)
         families = list(collector.collect())  # at one moment; only the writing takes its time
@@ -136,7 +136,7 @@ class Exporter:
     def _guests(self) -> Counter[str]:
         """Containers by the state of what their guest was told."""
         found: Counter[str] = Counter()
-        for sandbox, placement in self._watched.reconciler.placements.items():
+        for sandbox, placement in self._watched.view.placements.items():
             report = self._watched.guest(sandbox)
             if report is not None:
                 found.update(report.of(container).state for container in placement.containers)

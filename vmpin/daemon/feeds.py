@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
-from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.view import NodeView
 from vmpin.sources.nri.translation import NriCounters, NriEvent
 from vmpin.status.health import SourceHealth
 
@@ -239,8 +239,8 @@ class FileFeed:
 NEEDED = {"hook", "control", "resync", "settle"}
 
 
-def source_health(config: Config, reconciler: Reconciler, nri: NriFeed | None, births: ProcEventsFeed | None,
-          tasks: Iterable[str], failing: Mapping[str, str]) -> Iterator[SourceHealth]:
+def source_health(config: Config, view: NodeView, nri: NriFeed | None, births: ProcEventsFeed | None,
+                  tasks: Iterable[str], failing: Mapping[str, str]) -> Iterator[SourceHealth]:
     """What the watcher hears of, and whether it does. What there is none of on this node is left out.
 
     :param failing: the tasks that wait to be started again, with why.
@@ -251,13 +251,13 @@ def source_health(config: Config, reconciler: Reconciler, nri: NriFeed | None, b
         elif name == "nri" and nri is not None:
             wanted = config.nri == "on" or nri.plugin is not None or config.path("nri").exists()
             if wanted:
-                yield SourceHealth(name, reconciler.sources.nri, True, nri.state)
+                yield SourceHealth(name, view.nri_listed, True, nri.state)
         elif name == "births" and births is not None:
             yield births.source_health()
         elif name == "podresources":
             if pod_resources_socket(config).exists():
-                yield SourceHealth(name, reconciler.agreement.resources is not None, False)
+                yield SourceHealth(name, view.pod_resources is not None, False)
         else:
             yield SourceHealth(name, True, name in NEEDED)
-    if config.kubelet and (reconciler.kubelet is not None or reconciler.checkpoint.trouble):
-        yield SourceHealth("kubelet", not reconciler.checkpoint.trouble, True, reconciler.checkpoint.trouble)
+    if config.kubelet and (view.kubelet is not None or view.checkpoint.trouble):
+        yield SourceHealth("kubelet", not view.checkpoint.trouble, True, view.checkpoint.trouble)

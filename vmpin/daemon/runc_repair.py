@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.counters import Tally
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import given
 from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError
-from vmpin.reconcile.reconciler import Reconciler
-from vmpin.reconcile.runc_drift import Repairs
+from vmpin.reconcile.runc_drift import RuncDriftRepairs
+from vmpin.reconcile.view import NodeView
 from vmpin.sources.nri.translation import NriEvent, NriUpdate, Synced
 
 if TYPE_CHECKING:
@@ -31,12 +32,19 @@ DEADLINE = 5.0
 
 
 class RuncRepair:
-    """:param plugin: the NRI plugin, None while there is none."""
+    """Counts what it asked for in `tally.repairs`.
 
-    def __init__(self, reconciler: Reconciler, plugin: Callable[[], NriPlugin | None]) -> None:
-        self._reconciler = reconciler
+    :param read_back: reads the cgroups of containers again (`Reconciler.read_cgroups`).
+    :param plugin: the NRI plugin, None while there is none.
+    """
+
+    def __init__(self, view: NodeView, tally: Tally, read_back: Callable[[Container[ContainerId]], None],
+                 plugin: Callable[[], NriPlugin | None]) -> None:
+        self._view = view
+        self._tally = tally
+        self._read_back = read_back
         self._plugin = plugin
-        self._repairs = Repairs()
+        self._repairs = RuncDriftRepairs()
         self._task: asyncio.Task[None] | None = None
         self._reported = ""
         #: The containers that a list was asked for, and what it had of them.
@@ -45,8 +53,8 @@ class RuncRepair:
 
     def look(self) -> None:
         """After a resync: begin what is due, unless repairs are still under way. Returns at once."""
-        known = self._reconciler
-        if not (known.config.runc_repair and known.sources.nri) or (self._task is not None and not self._task.done()):
+        view, busy = self._view, self._task is not None and not self._task.done()
+        if not (view.config.runc_repair and view.nri_listed) or busy:
             return
         due = self._due()
         if due:
@@ -54,9 +62,8 @@ class RuncRepair:
             self._task.add_done_callback(_ended)
 
     def _due(self) -> dict[ContainerId, CpuSet]:
-        known = self._reconciler
-        return self._repairs.due(known.state, known.kubelet, known.vm_sandboxes(), known.agreement.lasting,
-                                 known.reports.cpus)
+        view = self._view
+        return self._repairs.due(view.state, view.kubelet, view.vm_sandboxes(), view.disagreements, view.announced)
 
     def stop(self) -> None:
         if self._task is not None:
@@ -65,7 +72,7 @@ class RuncRepair:
     async def _repair(self, due: Mapping[ContainerId, CpuSet]) -> None:
         from vmpin.sources import cri  # protobuf and gRPC, which a node without repairs does not load
 
-        servers = cri.sockets(self._reconciler.config.cri)
+        servers = cri.sockets(self._view.config.cri)
         left = self._confirmed(due) if servers else dict(due)
         while servers and left:
             container, cpus = next(iter(left.items()))
@@ -80,14 +87,14 @@ class RuncRepair:
             except SourceError as err:
                 del left[container]
                 self._repairs.began(container, cpus, "CRI")
-                self._reconciler.tally.repairs["failed"] += 1
+                self._tally.repairs["failed"] += 1
                 logger.warning("container=%s: the runtime does not give it its CPUs back: %s", container, err)
                 if cri.is_mute(err):
                     return  # the next resync tries the others
             else:
                 del left[container]
                 self._repairs.began(container, cpus, "CRI")
-                self._reconciler.tally.repairs["done"] += 1
+                self._tally.repairs["done"] += 1
                 self._read_back([container])
         if left:
             self._by_nri(left)
@@ -95,10 +102,10 @@ class RuncRepair:
     def _confirmed(self, due: Mapping[ContainerId, CpuSet]) -> dict[ContainerId, CpuSet]:
         """Those to repair now. Of a container that the kubelet's checkpoint does not list the runtime is asked first:
         other CPUs than it reported may be another plugin's, which NRI reports to no plugin, and its list has them."""
-        known = self._reconciler
-        listed = {container for sandbox in known.state.sandboxes.values()
+        view = self._view
+        listed = {container for sandbox in view.sandboxes.values()
                   for container in due.keys() & sandbox.containers.keys()
-                  if given(known.kubelet, sandbox.pod, sandbox.containers[container].container)}
+                  if given(view.kubelet, sandbox.pod, sandbox.containers[container].container)}
         sure = {container: cpus for container, cpus in due.items()
                 if container in listed or self._listed.pop(container, None) == cpus}
         plugin = self._plugin()
@@ -114,7 +121,7 @@ class RuncRepair:
                          "this plugin: runc containers are not repaired")
             return
         updates = {}
-        for sandbox in self._reconciler.state.sandboxes.values():
+        for sandbox in self._view.sandboxes.values():
             for container in due.keys() & sandbox.containers.keys():
                 word = sandbox.containers[container].words.get(Source.NRI)
                 if word is not None:
@@ -130,15 +137,7 @@ class RuncRepair:
                 self._listed = {container.id: container.cpus for container in event.containers
                                 if container.id in self._asked}
                 self._asked = set()
-                self._reconciler.tally.repairs["done"] += len(event.updated)
-
-    def _read_back(self, containers: Iterable[ContainerId]) -> None:
-        wanted, known = set(containers), self._reconciler
-        for sandbox in known.state.sandboxes.values():
-            for container in wanted & sandbox.containers.keys():
-                found = sandbox.containers[container]
-                if found.init is not None:
-                    known.reduce(known.sources.cgroup(sandbox.id, found, found.init))
+                self._tally.repairs["done"] += len(event.updated)
 
     def _report(self, text: str) -> None:
         if text != self._reported:

@@ -36,7 +36,7 @@ from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.procevents.newborn_placer import FollowUp
 from vmpin.reconcile import teardown
 from vmpin.reconcile.one_pass import ask, hear, take
-from vmpin.reconcile.reconciler import Reconciler, Report
+from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reconcile.relist import Relist
 from vmpin.reports.residency.sampler import Sampler
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
@@ -68,6 +68,8 @@ class Watcher:
         self.config = config
         self.reload = reload
         self.reconciler = reconciler
+        self.view = reconciler.view
+        self._tally = reconciler.tally
         self.spool = spool
         self._kept = kept
         self._lock = lock
@@ -88,7 +90,8 @@ class Watcher:
         self._files = FileFeed(self._on_files)
         self._births = ProcEventsFeed(reconciler, self._on_births, self._on_lost) if config.births else None
         self._relist = Relist()
-        self._repair = RuncRepair(reconciler, lambda: None if self._nri is None else self._nri.plugin)
+        self._repair = RuncRepair(self.view, self._tally, reconciler.read_cgroups,
+                                  lambda: None if self._nri is None else self._nri.plugin)
         self.guests = Guests(early=config.births and config.guest_via() != "off")
         #: None as long as no samples are taken.
         self.sampler: Sampler | None = None
@@ -121,9 +124,9 @@ class Watcher:
             ("resync", self._resyncing), ("settle", self._settles), ("state", self._saving),
             ("files", self._files.run), ("guests", self.guests.run),
             ("proof", self._sampling)]
-        self.guests.update(self.reconciler)
+        self.guests.update(self.view)
         if self.config.kubelet:
-            sources.append(("podresources", PodResourcesFeed(self.config, self.reconciler.agreement.hear).run))
+            sources.append(("podresources", PodResourcesFeed(self.config, self.reconciler.pod_resources).run))
         if self._nri is not None:
             sources.append(("nri", self._nri.run))
         if self._births is not None:
@@ -140,7 +143,7 @@ class Watcher:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._supervised(name, source)) for name, source in sources]
                 sd_notify.notify("READY=1")
-                logger.info("watching vms=%d run=%s", len(self.reconciler.observer.vms), self.config.run)
+                logger.info("watching vms=%d run=%s", len(self.view.vms), self.config.run)
                 self.about = About()
                 self._ask_qmp()
                 await self._stop.wait()
@@ -154,8 +157,8 @@ class Watcher:
                 if self.config.on_exit == "unpin" and self._ousted is None:
                     teardown.give_all_back(self.reconciler)
                     given = True
-                    self.guests.update(self.reconciler)
-                    for sandbox, said in (await self.guests.taken_back(self.reconciler.touched())).items():
+                    self.guests.update(self.view)
+                    for sandbox, said in (await self.guests.taken_back(self.reconciler.all_sandboxes())).items():
                         logger.info("sandbox=%s in its guest: %s", sandbox, said)
                 guests.cancel()
         finally:
@@ -195,7 +198,7 @@ class Watcher:
 
     def source_health(self) -> Iterable[SourceHealth]:
         """The sources as they are now, for metrics and probes."""
-        return source_health(self.config, self.reconciler, self._nri, self._births, self._sources, self._failing)
+        return source_health(self.config, self.view, self._nri, self._births, self._sources, self._failing)
 
     def guest(self, sandbox: SandboxId) -> GuestReport | None:
         """What a sandbox's guest says; None where it is told nothing."""
@@ -240,7 +243,7 @@ class Watcher:
             parse_state(message)
         except SourceError as err:
             logger.warning("refused: %s", err)
-            self.reconciler.tally.hooks["refused"] += 1
+            self._tally.hooks["refused"] += 1
             return f"refused: {err}\n".encode("utf-8", "replace")
         since = time.perf_counter()
         name = self.spool.keep(raw, moment(message))
@@ -258,7 +261,7 @@ class Watcher:
             return False
         if name is not None:
             self._kept.append(name)
-        self._told(self.reconciler.settle(sandboxes), "hook", since)
+        self._told(self.reconciler.reconcile(sandboxes), "hook", since)
         self._settling.soon(sandboxes)
         self._save.set()
         return True
@@ -277,13 +280,12 @@ class Watcher:
         for event in events:
             match event:
                 case Synced():
-                    self.reconciler.sources.nri = True
+                    self.reconciler.nri_connected(True)
                     self._resync.set()  # what nobody lists any more may have left something behind
                 case Disconnected():
-                    self.reconciler.sources.nri = False
-        lost = self.reconciler.sources.nri_lost
-        touched = self.reconciler.nri(events)
-        if self.reconciler.sources.nri_lost != lost:
+                    self.reconciler.nri_connected(False)
+        touched, lost = self.reconciler.nri(events)
+        if lost:
             self._list_again()
         if not touched:
             return
@@ -293,9 +295,9 @@ class Watcher:
         # A VM gets vCPUs and another cgroup cpuset before a container of it is started.
         grows = {event.container.pod for event in events
                  if isinstance(event, ContainerEvent) and event.kind in ("creating", "create", "updating")}
-        grows &= self.reconciler.observer.vms.keys()
+        grows &= self.view.vms.keys()
         since = None if self._nri is None else self._nri.since
-        self._told(self.reconciler.settle(touched, scan=bool(begun)), "nri", since)
+        self._told(self.reconciler.reconcile(touched, scan=bool(begun)), "nri", since)
         if grows:
             self.reconciler.moves(grows)
             self._files.watch(self._watched())
@@ -310,14 +312,14 @@ class Watcher:
         """The kubelet's checkpoint, or cpuset cgroups: they are read when their sandboxes are settled."""
         touched = self.reconciler.written(written)
         self._relist.written(self.reconciler.without_kata(touched))
-        self._told(self.reconciler.settle(touched, scan=False), "files", self._files.since)
+        self._told(self.reconciler.reconcile(touched, scan=False), "files", self._files.since)
         self._save.set()
 
     # Births
 
     def _on_births(self, touched: FollowUp, since: float) -> None:
-        if touched.settle:
-            self._told(self.reconciler.settle(touched.settle, scan=False), "birth", since)
+        if touched.reconcile:
+            self._told(self.reconciler.reconcile(touched.reconcile, scan=False), "birth", since)
             self._ask_qmp()
         self._settling.soon(touched.begun)
         self._settling.more(touched.unnamed)
@@ -339,7 +341,7 @@ class Watcher:
             if not self._in_place():
                 return
             self._take_spool()
-            self.reconciler.observer.told = self._births is not None and self._births.telling
+            self.reconciler.births_reported(self._births is not None and self._births.telling)
             self._told(self.reconciler.resync(full=self._full), "resync")
             self._full = False  # now: what was asked for is not lost with a pass that fails
             self.resynced = time.monotonic()
@@ -385,12 +387,12 @@ class Watcher:
         """Look again, ever more seldom, at sandboxes a hook spoke of."""
         while True:
             due = await self._settling.due()
-            self._told(self.reconciler.settle(due), "settle")
+            self._told(self.reconciler.reconcile(due), "settle")
             self._ask_qmp()
             if self.reconciler.unsaved:
                 self._save.set()
             for sandbox in self._settling.looked(due):
-                vm = self.reconciler.observer.vms.get(sandbox)
+                vm = self.view.vms.get(sandbox)
                 if vm is not None and not vm.known:
                     logger.warning("sandbox=%s: after %.1f s its vCPU threads cannot be told (known: %d of %d "
                                    "threads)", sandbox, sum(STEPS), len(vm.vcpus), len(vm.vmm.stats))
@@ -419,12 +421,14 @@ class Watcher:
             seconds = self.config.sample_seconds
             if seconds is None:
                 if self.sampler is not None:
+                    self.reconciler.report_strays(None)
                     self.sampler.close()
                     self.sampler = None
                 await asyncio.sleep(self.config.resync_seconds)
                 continue
             if self.sampler is None:
-                self.sampler = Sampler(self.reconciler, self.config.proof_file)
+                self.sampler = Sampler(self.view, self.config.proof_file)
+                self.reconciler.report_strays(self.sampler.strayed)
             await asyncio.sleep(self.sampler.turn(seconds))
 
     async def _patting(self) -> None:
@@ -432,16 +436,16 @@ class Watcher:
             sd_notify.notify("WATCHDOG=1")
             await asyncio.sleep(sd_notify.watchdog_seconds() or 10.0)
 
-    def _told(self, report: Report, why: str, since: float | None = None) -> None:
+    def _told(self, report: PassReport, why: str, since: float | None = None) -> None:
         """After a pass. :param since: when the event it was made for came in, by time.perf_counter()."""
-        tally = self.reconciler.tally
+        tally = self._tally
         tally.passes[why] += 1
         tally.pass_seconds.observe(report.seconds)
         if since is not None and report.count(Outcome.DONE):
             tally.pin_latency.observe(time.perf_counter() - since)
         if self._births is not None:
             self._births.passed(report, everything=why in ("resync", "request"))
-        self.guests.update(self.reconciler)
+        self.guests.update(self.view)
         self._settling.unless_due({result.operation.sandbox for result in report.results
                                    if result.outcome is Outcome.WAITING})
         failed = report.count(Outcome.REFUSED)
@@ -451,16 +455,14 @@ class Watcher:
     # QMP
 
     def _ask_qmp(self) -> None:
-        if not self.config.qmp:
-            return
-        for vm in self.reconciler.observer.wanting_qmp():
+        for vm in self.reconciler.wanting_qmp():
             task = asyncio.create_task(self._query(vm))
             self._queries.add(task)
             task.add_done_callback(self._queries.discard)
 
     async def _query(self, vm: Vm) -> None:
-        if await ask(vm) and self.reconciler.observer.vms.get(vm.sandbox) is vm:
-            self._told(self.reconciler.settle([vm.sandbox]), "qmp")
+        if await ask(vm) and self.view.vms.get(vm.sandbox) is vm:
+            self._told(self.reconciler.reconcile([vm.sandbox]), "qmp")
             self._save.set()
 
     # Requests
@@ -475,7 +477,7 @@ class Watcher:
         return (None if self._nri is None else self._nri.data(),
                 None if self._births is None else self._births.data())
 
-    def look_again(self) -> Report:
+    def look_again(self) -> PassReport:
         """Read everything anew, what was found to be nothing to us as well, and make it true."""
         self._take_spool()
         report = self.reconciler.resync(full=True)

@@ -71,7 +71,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Facts:
+class DriftFacts:
     """What is known of a VM at the moment of a repair, since its threads were last seen in their place."""
 
     #: The kernel remembers masks over changes of cpuset cgroups (Linux 6.2).
@@ -91,7 +91,7 @@ class Explained(NamedTuple):
     evidence: str
 
 
-def explain(change: Change, facts: Facts) -> Explained:
+def explain(change: Change, facts: DriftFacts) -> Explained:
     """Why a thread had another mask, as far as `facts` tell."""
     if not change.wanted.isdisjoint(facts.replugged):
         return Explained(Cause.HOTPLUG, f"CPUs {change.wanted & facts.replugged} went off or came back")
@@ -125,7 +125,7 @@ class OnFight(enum.StrEnum):
     PERSIST = "persist"
 
 
-class FightRules(NamedTuple):
+class ContentionRules(NamedTuple):
     """A thread that is put back more than `repairs` times a minute is fought over. Seconds."""
 
     on_fight: OnFight = OnFight.REST
@@ -149,10 +149,10 @@ class _Bout:
     fights: int = 0
 
 
-class Fights:
+class Contention:
     """Which threads somebody else keeps moving. Times are of one steady clock, in seconds."""
 
-    def __init__(self, rules: FightRules) -> None:
+    def __init__(self, rules: ContentionRules) -> None:
         self.rules = rules
         #: When each thread was put back of late.
         self._times: dict[ThreadId, list[float]] = {}
@@ -216,7 +216,7 @@ class Fights:
         ends = [bout.until for thread in threads if (bout := self._bouts.get(thread)) is not None and bout.until > now]
         return min(ends, default=None)
 
-    def insist(self) -> None:
+    def retry_now(self) -> None:
         """Take up all that was given up."""
         self._times.clear()
         self._bouts.clear()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData, GuestReport
     from vmpin.domain.model import SandboxId
     from vmpin.guests.vm_guest import Guest
-    from vmpin.reconcile.reconciler import Reconciler
+    from vmpin.reconcile.view import NodeView
     from vmpin.vmm.inventory import Vm
 
 logger = logging.getLogger(__name__)
@@ -60,28 +60,28 @@ class Guests:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def update(self, reconciler: Reconciler) -> None:
+    def update(self, view: NodeView) -> None:
         """Tell the guests what is another than at the last call; takes a microsecond for each where nothing is."""
-        vms = reconciler.observer.vms
+        vms = view.vms
         for sandbox in self._guests.keys() - vms.keys():
-            excluded = not fnmatchcase(sandbox, reconciler.config.only)  # else its VMM has ended
+            excluded = not fnmatchcase(sandbox, view.config.only)  # else its VMM has ended
             self._end(sandbox, goodbye=self._guests[sandbox].vm if excluded else None)
         for sandbox in self._odd.keys() - vms.keys():
             del self._odd[sandbox]
         for vm in vms.values():
             try:
-                self._update(vm, reconciler)
+                self._update(vm, view)
             except Exception as err:  # whatever it is, the host's half goes on
                 if self._odd.get(vm.sandbox) != repr(err):
                     logger.error("sandbox=%s its guest cannot be told: %r", vm.sandbox, err)
                     logger.debug("sandbox=%s", vm.sandbox, exc_info=True)
                 self._odd[vm.sandbox] = repr(err)
 
-    def _update(self, vm: Vm, reconciler: Reconciler) -> None:
-        state = reconciler.state.sandboxes.get(vm.sandbox)
-        placement = reconciler.placements.get(vm.sandbox)
+    def _update(self, vm: Vm, view: NodeView) -> None:
+        state = view.sandboxes.get(vm.sandbox)
+        placement = view.placements.get(vm.sandbox)
         guest = self._guests.get(vm.sandbox)
-        config = reconciler.config
+        config = view.config
         seen = (vm.vmm.id, vm.vcpus, vm.known, state, placement, config)
         if guest is not None and _same(guest.seen, seen):
             return
@@ -92,7 +92,7 @@ class Guests:
         if via == "off":
             return
         if guest is None:
-            guest = self._begin(via, vm, reconciler)
+            guest = self._begin(via, vm, view)
         guest.config = config
         guest.tell(vm, placement, state)
         guest.seen = seen
@@ -103,12 +103,12 @@ class Guests:
         for guest in self._guests.values():
             guest.look()
 
-    def _begin(self, via: str, vm: Vm, reconciler: Reconciler) -> Guest:
+    def _begin(self, via: str, vm: Vm, view: NodeView) -> Guest:
         from vmpin.guests.vm_guest import Guest  # a node without VMs need not load it
 
-        kata = reconciler.sources.sandboxes.get(vm.sandbox)
-        made = self._guests[vm.sandbox] = Guest(via, vm, "" if kata is None else kata.agent_url, reconciler.proc,
-                                                reconciler.config, self._rival)
+        kata = view.kata(vm.sandbox)
+        made = self._guests[vm.sandbox] = Guest(via, vm, "" if kata is None else kata.agent_url, view.proc,
+                                                view.config, self._rival)
         if made.cid is not None:
             self._cids.setdefault(made.cid, {})[vm.sandbox] = None
         if self._running:
@@ -168,16 +168,16 @@ class Guests:
         words = await asyncio.gather(*(guest.taken_back(GOODBYE) for guest in asked.values()))
         return dict(zip(asked, words, strict=True))
 
-    async def take_back(self, reconciler: Reconciler, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
+    async def take_back(self, view: NodeView, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
         """Where no watcher runs: have the guests of these sandboxes take back what one before told them.
 
         :returns: what became of it in each, within a few seconds. One that is told nothing is left out.
         """
         for sandbox in sandboxes:
-            vm, state = reconciler.observer.vms.get(sandbox), reconciler.state.sandboxes.get(sandbox)
-            via = reconciler.config.guest_via("" if state is None else state.handler)
+            vm, state = view.vms.get(sandbox), view.sandboxes.get(sandbox)
+            via = view.config.guest_via("" if state is None else state.handler)
             if vm is not None and via != "off":
-                guest = self._begin(via, vm, reconciler)
+                guest = self._begin(via, vm, view)
                 guest.adopt(container.id for container in (() if state is None else state.live()))
                 guest.take_back(vm)
         task = asyncio.create_task(self.run())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.counters import Tally
-from vmpin.domain.drift import VCPUS_ONLY, Cause, Change, Explained, Facts, Rival, explain
+from vmpin.domain.drift import VCPUS_ONLY, Cause, Change, DriftFacts, Explained, Rival, explain
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.domain.proof import Ledger
 from vmpin.host.cgroup import Cgroups
@@ -40,7 +40,7 @@ class History:
         return {"repairs": dict(self.repairs), "last": round(self.last, 3), "why": self.why}
 
 
-class Circumstances:
+class DriftEvidence:
     """Of all VMs. `root` is the host's root directory, for the configuration of its daemons."""
 
     def __init__(self, proc: Procfs, sysfs: Sysfs, cgroups: Cgroups, tally: Tally, ledger: Ledger,
@@ -116,7 +116,7 @@ class Circumstances:
         if not cgroup and vm.sandbox in self._written:
             cgroup = "its cpuset cgroup was written"
         limits = self._limits(vm, {change.role for change in changes if cgroup or change.left is None})
-        facts = Facts(self.remembers, replugged, cgroup, rivals, limits)
+        facts = DriftFacts(self.remembers, replugged, cgroup, rivals, limits)
         history = self.histories.get(vm.sandbox)
         if history is None:
             history = self.histories[vm.sandbox] = History()

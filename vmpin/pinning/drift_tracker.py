@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.drift import Change, Explained, FightRules, Fights, OnFight
+from vmpin.domain.drift import Change, Contention, ContentionRules, Explained, OnFight
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.pinning.plan import SetAffinity
@@ -44,11 +44,11 @@ class _Drift:
     why: str = ""
 
 
-class Drifts:
+class DriftTracker:
     """Of all VMs. `explain` is called with what was put back; it counts that and says why it was."""
 
-    def __init__(self, explain: Explain = lambda _: {}, rules: FightRules | None = None) -> None:
-        self.fights = Fights(rules or FightRules())
+    def __init__(self, explain: Explain = lambda _: {}, rules: ContentionRules | None = None) -> None:
+        self.fights = Contention(rules or ContentionRules())
         #: How many fights were noticed, by sandbox and beginning.
         self.fought = 0
         #: Called with a thread that was put back and the CPU it was on, outside its place.
@@ -82,12 +82,12 @@ class Drifts:
     def forget(self, sandbox: SandboxId) -> None:
         self._of.pop(sandbox, None)
 
-    def insist(self) -> list[SandboxId]:
+    def retry_now(self) -> list[SandboxId]:
         """Take up again what was left to another writer. :returns: the sandboxes whose threads are among it."""
-        self.fights.insist()
+        self.fights.retry_now()
         return [sandbox for sandbox, known in self._of.items() if known.left]
 
-    def excuse(self, sandbox: SandboxId) -> None:
+    def disregard(self, sandbox: SandboxId) -> None:
         """What is to be put back of it by now is the runtime's doing."""
         if (known := self._of.get(sandbox)) is not None:
             known.away = {}
@@ -144,7 +144,7 @@ class Drifts:
         else:
             logger.info("fight sandbox=%s goes on: %s", sandbox, does)
 
-    def carried_out(self, results: Iterable[Result]) -> None:
+    def record_repairs(self, results: Iterable[Result]) -> None:
         """Operations were carried out, some of which put threads back: why, and where those were."""
         if not any(known.away for known in self._of.values()):
             return

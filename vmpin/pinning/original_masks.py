@@ -22,7 +22,7 @@ class ProcessMasks:
 
 
 @dataclass(frozen=True)
-class Before:
+class OriginalMasks:
     """Of one sandbox, by process (its main thread); a kernel thread is a process of its own."""
 
     processes: Mapping[ThreadId, ProcessMasks] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Before:
         known = self.processes.get(main)
         return None if known is None else known.others.get(thread.id, known.main)
 
-    def remember(self, main: ThreadId, masks: Iterable[tuple[VmThread, CpuSet]]) -> Before:
+    def remember(self, main: ThreadId, masks: Iterable[tuple[VmThread, CpuSet]]) -> OriginalMasks:
         """With a process met for the first time; one that is known stays as it was met."""
         if main in self.processes:
             return self
@@ -40,7 +40,7 @@ class Before:
         if main not in found:
             return self
         kept = {id_: cpus for id_, cpus in found.items() if cpus != found[main]}
-        return Before({**self.processes, main: ProcessMasks(found[main], kept)})
+        return OriginalMasks({**self.processes, main: ProcessMasks(found[main], kept)})
 
     def of_parent(self, parent: ThreadId) -> CpuSet | None:
         """What the main thread of a process had of which another was born. That one's mask is vmpin's work, and no
@@ -48,9 +48,9 @@ class Before:
         known = self.processes.get(parent)
         return None if known is None else known.main
 
-    def only(self, mains: Iterable[ThreadId]) -> Before:
+    def only(self, mains: Iterable[ThreadId]) -> OriginalMasks:
         """Without processes that have ended."""
         alive = set(mains)
         if self.processes.keys() <= alive:
             return self
-        return Before({main: masks for main, masks in self.processes.items() if main in alive})
+        return OriginalMasks({main: masks for main, masks in self.processes.items() if main in alive})

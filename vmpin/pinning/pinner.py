@@ -20,8 +20,8 @@ from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.pinning.apply import Outcome, Result, carry_out
-from vmpin.pinning.drift_tracker import Drifts
-from vmpin.pinning.original_masks import Before
+from vmpin.pinning.drift_tracker import DriftTracker
+from vmpin.pinning.original_masks import OriginalMasks
 from vmpin.pinning.plan import Observed, SetAffinity, diff, ordered
 from vmpin.placement.rules import Placement
 from vmpin.vmm.inventory import Vm
@@ -35,7 +35,7 @@ SHOWN = 16
 
 
 @dataclass
-class Masks:
+class ThreadMasks:
     """What vmpin knows of the masks of one VM's threads."""
 
     #: By thread: the mask set last, and what the kernel showed then.
@@ -55,59 +55,60 @@ class Masks:
 class Pinner:
     """The masks of all VMs' threads. `before` comes from the state file and goes there."""
 
-    def __init__(self, proc: Procfs, cgroups: Cgroups, before: Mapping[SandboxId, Before],
-                 drifts: Drifts | None = None) -> None:
+    def __init__(self, proc: Procfs, cgroups: Cgroups, before: Mapping[SandboxId, OriginalMasks],
+                 drifts: DriftTracker | None = None) -> None:
         self.proc = proc
         self.cgroups = cgroups
         self.before = dict(before)
-        self.drifts = drifts or Drifts()
+        self.drift_tracker = drifts or DriftTracker()
         #: For so long (s) a cgroup may refuse or trim a mask before that counts. A runtime that deletes a container
         #: whose process has ended writes the sandbox's cgroup before it reports the end.
         self.grace = 0.0
         #: Masks from before were learned that are not in the state file yet.
         self.learned = False
-        self._masks: dict[SandboxId, Masks] = {}
+        self._masks: dict[SandboxId, ThreadMasks] = {}
 
-    def of(self, sandbox: SandboxId) -> Masks:
+    def of(self, sandbox: SandboxId) -> ThreadMasks:
         masks = self._masks.get(sandbox)
         if masks is None:
-            masks = self._masks[sandbox] = Masks()
+            masks = self._masks[sandbox] = ThreadMasks()
         return masks
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
         """What the kernel refused, for status. :param but: threads of which another reason is given."""
         known = self._masks.get(sandbox)
         refused = {} if known is None else known.refused
-        return [*(why for thread, why in refused.items() if thread not in but), *self.drifts.notes(sandbox)]
+        return [*(why for thread, why in refused.items() if thread not in but), *self.drift_tracker.notes(sandbox)]
 
     def doubts(self, sandbox: SandboxId) -> bool:
         """Whether a cgroup refused or trimmed masks of late: the sources may say otherwise by now."""
         known, early = self._masks.get(sandbox), time.monotonic() - self.grace
         return known is not None and any(since > early for _, since in known.doubted.values())
 
-    def look_again(self, sandbox: SandboxId) -> None:
+    def recheck(self, sandbox: SandboxId) -> None:
         """Something is another than it was: compare thread by thread in the next pass."""
         self.of(sandbox).open = True
 
     def forget(self, sandbox: SandboxId) -> None:
         self._masks.pop(sandbox, None)
-        self.drifts.forget(sandbox)
+        self.drift_tracker.forget(sandbox)
 
     def keep_only(self, sandboxes: Iterable[SandboxId]) -> None:
         """Forget the masks of VMs that have ended."""
         for gone in self._masks.keys() - set(sandboxes):
             del self._masks[gone]
-        self.drifts.keep_only(self._masks, lambda: {thread for each in self._masks.values() for thread in each.asked})
+        self.drift_tracker.keep_only(
+            self._masks, lambda: {thread for each in self._masks.values() for thread in each.asked})
 
-    def insist(self) -> None:
+    def retry_now(self) -> None:
         """Take up again what was left to another writer."""
-        for sandbox in self.drifts.insist():
-            self.look_again(sandbox)
+        for sandbox in self.drift_tracker.retry_now():
+            self.recheck(sandbox)
 
     def operations(self, vm: Vm, placement: Placement) -> tuple[SetAffinity, ...]:
         """What has to be set to make a VM's threads what `placement` wants."""
         masks = self.of(vm.sandbox)
-        if not masks.open and _holds(masks.expected) and time.monotonic() < self.drifts.again(vm.sandbox):
+        if not masks.open and _holds(masks.expected) and time.monotonic() < self.drift_tracker.again(vm.sandbox):
             masks.waits = ""  # every thread is in its place: what moves one from now on is drift
             return ()
         observed = list(self._observed(vm, masks, placement))
@@ -115,8 +116,8 @@ class Pinner:
         if not placement.waiting:
             masks.waits = ""
         if placement.pending:
-            self.drifts.excuse(vm.sandbox)
-        operations = self.drifts.sort(vm.sandbox, placement, diff(placement, observed),
+            self.drift_tracker.disregard(vm.sandbox)
+        operations = self.drift_tracker.sort(vm.sandbox, placement, diff(placement, observed),
                                       () if masks.waits or placement.pending else masks.expected)
         if not operations:
             masks.waits = ""
@@ -132,7 +133,7 @@ class Pinner:
         masks.open = False
         return operations
 
-    def _observed(self, vm: Vm, masks: Masks, placement: Placement) -> Iterable[Observed]:
+    def _observed(self, vm: Vm, masks: ThreadMasks, placement: Placement) -> Iterable[Observed]:
         """The threads with the masks they have now; those that ended meanwhile are left out."""
         get = os.sched_getaffinity
         for thread in vm.threads():
@@ -153,7 +154,7 @@ class Pinner:
 
     def _remember(self, vm: Vm, observed: Iterable[Observed]) -> None:
         """Keep the masks of processes met for the first time: what a thread has then is what it had before vmpin."""
-        before = self.before.get(vm.sandbox, Before())
+        before = self.before.get(vm.sandbox, OriginalMasks())
         here = [*(process.id for process in vm.processes()), *(thread.id for thread in vm.kernel)]
         if len(here) == len(before.processes) and all(main in before.processes for main in here):
             return
@@ -171,7 +172,7 @@ class Pinner:
             self.before[vm.sandbox] = known
             self.learned = True
 
-    def _inherited(self, before: Before, process: ThreadId) -> CpuSet | None:
+    def _inherited(self, before: OriginalMasks, process: ThreadId) -> CpuSet | None:
         """What a process had before vmpin that was born of one whose mask vmpin set already, or took its place
         (QEMU's -daemonize: the VM is a child of the process that was started, which ends)."""
         stat = self.proc.thread_stat(process.tid, process.tid) if before.processes else None
@@ -189,7 +190,7 @@ class Pinner:
     def met(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> CpuSet | None:
         """A process that is to be placed before anything else is known of it. :returns: the mask from before that is
         kept for it, None when there was one already."""
-        before = self.before.get(sandbox, Before())
+        before = self.before.get(sandbox, OriginalMasks())
         had = self._inherited(before, main.id) or mask
         known = before.remember(main.id, [(main, had)])
         if known is before:
@@ -268,13 +269,13 @@ class Pinner:
         if waiting:
             results = [result._replace(outcome=Outcome.WAITING) if result.operation.thread.id in waiting else result
                        for result in results]
-        self.drifts.carried_out(results)
+        self.drift_tracker.record_repairs(results)
         for sandbox, set_ in done.items():
             logger.info("pinned sandbox=%s threads=%d mask=%s verdict=%s", sandbox, len(set_), _shown(set_),
                         placements[sandbox].verdict)
         return results
 
-    def _too_early(self, masks: Masks, thread: ThreadId, cpus: CpuSet) -> bool:
+    def _too_early(self, masks: ThreadMasks, thread: ThreadId, cpus: CpuSet) -> bool:
         """Whether what a cgroup made of a mask is to be looked at again before it counts."""
         if not self.grace:
             return False
@@ -283,14 +284,14 @@ class Pinner:
         masks.doubted[thread] = cpus, since if wanted == cpus else now
         return now - masks.doubted[thread][1] < self.grace
 
-    def _waits(self, sandbox: SandboxId, masks: Masks, why: str) -> None:
+    def _waits(self, sandbox: SandboxId, masks: ThreadMasks, why: str) -> None:
         """The kubelet's checkpoint is ahead of the sandbox's cgroup: tried again in each pass, and no fault."""
         masks.open = True
         if masks.waits != why:
             logger.info("sandbox=%s %s", sandbox, why)
         masks.waits = why
 
-    def give_back(self, sandbox: SandboxId, threads: Callable[[], Iterable[tuple[VmThread, ThreadId]]],
+    def restore(self, sandbox: SandboxId, threads: Callable[[], Iterable[tuple[VmThread, ThreadId]]],
                   topology: Topology) -> list[Result]:
         """Give a sandbox's threads the masks from before; those are forgotten then, unless one was refused.
 
@@ -319,7 +320,7 @@ class Pinner:
             del self.before[sandbox]
         return results
 
-    def giving_back(self, sandbox: SandboxId, threads: Iterable[tuple[VmThread, ThreadId]],
+    def restoring(self, sandbox: SandboxId, threads: Iterable[tuple[VmThread, ThreadId]],
                     topology: Topology) -> tuple[SetAffinity, ...]:
         """What `give_back` would set for these threads, without what they have already.
 
@@ -333,7 +334,7 @@ class Pinner:
         return ordered(operation for operation in _restoring(sandbox, before, listed, topology)
                        if operation.cpus & topology.online != operation.was)
 
-    def _astray(self, before: Before, mains: set[ThreadId]) -> Iterable[tuple[VmThread, ThreadId]]:
+    def _astray(self, before: OriginalMasks, mains: set[ThreadId]) -> Iterable[tuple[VmThread, ThreadId]]:
         """The threads of processes whose masks were set and that are not the sandbox's any more, for all that is
         known: another `watch.only`, a claim that could not be read, another program."""
         for main in before.processes.keys() - mains:
@@ -350,7 +351,7 @@ def _shown(masks: Iterable[CpuSet]) -> str:
     return "|".join(map(str, different[:SHOWN])) + ("|…" if len(different) > SHOWN else "")
 
 
-def _restoring(sandbox: SandboxId, before: Before, threads: Iterable[tuple[VmThread, ThreadId]],
+def _restoring(sandbox: SandboxId, before: OriginalMasks, threads: Iterable[tuple[VmThread, ThreadId]],
                topology: Topology) -> Iterable[SetAffinity]:
     for thread, main in threads:
         mask = before.mask(thread, main)

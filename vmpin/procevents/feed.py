@@ -16,7 +16,7 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
-from vmpin.reconcile.reconciler import Reconciler, Report
+from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.status.health import SourceHealth
 from vmpin.wire.proc_events import Ack, Comm, Event, Exec, Exit, Fork
 
@@ -53,6 +53,7 @@ class ProcEventsFeed:
     def __init__(self, reconciler: Reconciler, touched: Callable[[FollowUp, float], None],
                  lost: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> None:
         self._reconciler = reconciler
+        self._tally = reconciler.tally
         self._touched = touched
         self._lost = lost
         self._clock = clock
@@ -84,7 +85,7 @@ class ProcEventsFeed:
         finally:
             self._connector = None
             self._waiting.clear()
-            self._reconciler.observer.told = False
+            self._reconciler.births_reported(False)
             self._state = "no more told"
             loop.remove_reader(connector.fd)
             connector.close()
@@ -107,7 +108,7 @@ class ProcEventsFeed:
         """Away from the loop: it takes seconds where nothing is heard. Whoever is cancelled meanwhile does not leave a
         listener behind."""
         executor = ThreadPoolExecutor(1, "births")
-        coming = executor.submit(ProcConnector, self._reconciler.proc)
+        coming = executor.submit(ProcConnector, self._reconciler.view.proc)
         executor.shutdown(wait=False)
         try:
             return await asyncio.wrap_future(coming)
@@ -115,7 +116,7 @@ class ProcEventsFeed:
             coming.add_done_callback(_let_go)
             raise
 
-    def passed(self, report: Report, everything: bool) -> None:
+    def passed(self, report: PassReport, everything: bool) -> None:
         """Wants to be told of every pass."""
         self._placer.passed(report, everything)
 
@@ -129,7 +130,7 @@ class ProcEventsFeed:
 
     def data(self) -> dict[str, object]:
         """For the status."""
-        tally = self._reconciler.tally
+        tally = self._tally
         return {"state": self._state, "events": dict(tally.proc_events), "overruns": tally.overruns}
 
     def _read(self) -> None:
@@ -162,7 +163,7 @@ class ProcEventsFeed:
         """:returns: how many events were taken, and whether any was of a process that is followed."""
         if self._connector is None:
             return 0, False
-        tally, lost = self._reconciler.tally, False
+        tally, lost = self._tally, False
         if not self._waiting:
             try:
                 events, lost = self._connector.read(_BATCH)
@@ -178,7 +179,7 @@ class ProcEventsFeed:
         try:
             touched = self._placer.take(self._in_time())
             self._kernel_threads(touched.kernel, since)
-            self._pass_later(touched.done - touched.settle, since)
+            self._pass_later(touched.done - touched.reconcile, since)
             if touched.ours:
                 self._touched(touched, since)
                 ours = True
@@ -222,8 +223,8 @@ class ProcEventsFeed:
         if self._connector is None:
             return  # it has stopped: what is left is a resync's, or nobody's
         try:
-            if settle := found():
-                self._touched(FollowUp(settle=settle, ours=True), since)
+            if reconcile := found():
+                self._touched(FollowUp(reconcile=reconcile, ours=True), since)
         except Exception as err:
             self._unusable(err)
 

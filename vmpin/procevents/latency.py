@@ -68,7 +68,8 @@ class LatencyBook:
     """The accounts are the reconciler's."""
 
     def __init__(self, reconciler: Reconciler) -> None:
-        self._reconciler = reconciler
+        self._view, self._tally = reconciler.view, reconciler.tally
+        self._account = reconciler.birth_account
         self._newborn: dict[int, _Newborn] = {}
         #: When everything was last looked at, by CLOCK_BOOTTIME: who was not there then was born since.
         self._looked = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -81,12 +82,12 @@ class LatencyBook:
         self._masks: dict[SandboxId, CpuSet] = {}
 
     def account(self, sandbox: SandboxId) -> Account:
-        return self._reconciler.births.setdefault(sandbox, Account())
+        return self._account(sandbox)
 
     def leaked(self, sandbox: SandboxId, seconds: float) -> None:
         """One was allowed outside, for so long."""
         self.account(sandbox).leaked(seconds)
-        self._reconciler.tally.leaks.observe(seconds)
+        self._tally.leaks.observe(seconds)
 
     def meets(self, sandbox: SandboxId, tid: int, mask: CpuSet) -> None:
         """A thread of it is looked at, and its sandbox's CPUs are these."""
@@ -142,9 +143,9 @@ class LatencyBook:
         """After a pass, over everything or over some sandboxes."""
         for result in results:
             self._found(result)
-        known, now = self._reconciler, time.monotonic_ns()
+        view, now = self._view, time.monotonic_ns()
         for tid, newborn in list(self._newborn.items()):
-            vm = known.observer.vms.get(newborn.sandbox)
+            vm = view.vms.get(newborn.sandbox)
             thread = None if vm is None else vm.vmm.threads.get(tid)
             if thread is not None and thread.role is not ThreadRole.EMULATOR:
                 self._told(newborn, thread)
@@ -155,11 +156,11 @@ class LatencyBook:
             self._heard.clear()
             self._ahead = {tid: known for tid, known in self._ahead.items() if now - known[0] < _LATE}
             self._looked = time.clock_gettime(time.CLOCK_BOOTTIME)
-            self._masks = {sandbox: placement.mask for sandbox, placement in known.placements.items()}
+            self._masks = {sandbox: placement.mask for sandbox, placement in view.placements.items()}
 
     def _told(self, newborn: _Newborn, thread: VmThread) -> None:
         """A thread turned out to be one of the special ones."""
-        tid, placement = thread.id.tid, self._reconciler.placements.get(newborn.sandbox)
+        tid, placement = thread.id.tid, self._view.placements.get(newborn.sandbox)
         wanted = None if placement is None else placement.cpus_for(thread.role, thread.vcpu)
         if wanted is not None and wanted != newborn.placed.cpus:
             mask = affinity.get(tid)
@@ -172,10 +173,10 @@ class LatencyBook:
         """A thread of whose birth nobody told could run outside until a pass found it."""
         operation, now = result.operation, time.clock_gettime(time.CLOCK_BOOTTIME)
         sandbox, born = operation.sandbox, operation.thread.id.starttime * _TICK
-        placement = self._reconciler.placements.get(sandbox)
+        placement = self._view.placements.get(sandbox)
         if placement is None or result.got is None or result.outcome is Outcome.REFUSED:
             return
-        if left_alone(self._reconciler.observer.vms.get(sandbox), operation.thread):
+        if left_alone(self._view.vms.get(sandbox), operation.thread):
             return
         tid, mine = operation.thread.id.tid, self._masks.get(sandbox, EMPTY) | placement.mask
         unheard = tid not in self._heard
@@ -187,4 +188,4 @@ class LatencyBook:
 
     def _in_place(self, sandbox: SandboxId, seconds: float) -> None:
         self.account(sandbox).in_place(seconds)
-        self._reconciler.tally.births.observe(seconds)
+        self._tally.births.observe(seconds)

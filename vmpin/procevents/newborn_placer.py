@@ -29,7 +29,7 @@ from vmpin.pinning.apply import Outcome
 from vmpin.placement import newborn
 from vmpin.placement.rules import Placement
 from vmpin.procevents.latency import LatencyBook, Placed
-from vmpin.reconcile.reconciler import Reconciler, Report
+from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.vmm.inventory import Process, Vm
 from vmpin.vmm.processes import VmmProcess, is_shim, kernel_thread_owner
 from vmpin.vmm.thread_names import read_names
@@ -49,7 +49,7 @@ _REMEMBERED = 4096
 class FollowUp:
     """What is left to do: passes over sandboxes, and over those again later whose threads cannot all be told yet."""
 
-    settle: set[SandboxId] = field(default_factory=set)
+    reconcile: set[SandboxId] = field(default_factory=set)
     #: Passes that can wait a moment: what they are to do has been done ahead of them.
     done: set[SandboxId] = field(default_factory=set)
     #: New threads that may be the kernel's own in a VMM (vhost): all but those that named themselves meanwhile.
@@ -76,6 +76,7 @@ class NewbornPlacer:
 
     def __init__(self, reconciler: Reconciler) -> None:
         self.reconciler = reconciler
+        self.view = reconciler.view
         self.book = LatencyBook(reconciler)
         self._helpers: dict[int, _Helper] = {}
         #: The vCPU that each VM got last ahead of the pass that is to say so.
@@ -88,11 +89,11 @@ class NewbornPlacer:
         touched = FollowUp()
         if len(self._looked) > _REMEMBERED:
             self._looked.clear()
-        early, observer = self._helpers, self.reconciler.observer
+        early, view = self._helpers, self.view
         for event in events:
             if isinstance(event, Fork):
                 if event.child != event.process:
-                    if (known := observer.followed.get(event.process)) is not None:
+                    if (known := view.followed.get(event.process)) is not None:
                         known[1].grown = True
                         self._born(event, *known, touched)
                     elif event.process in early:
@@ -106,42 +107,42 @@ class NewbornPlacer:
                     self._looked[event.process] = time.monotonic_ns()
                     self._executed(event, touched)
             elif isinstance(event, Comm):
-                if (known := observer.followed.get(event.process)) is not None:
+                if (known := view.followed.get(event.process)) is not None:
                     self._named(event, *known, touched)
-                elif is_dragonball([event.name]) and event.process in observer.census.helpers:
+                elif is_dragonball([event.name]) and event.process in view.helper_pids:
                     self._dragonball(event.process, touched)
         for tid, vm in touched.nameless.items():
-            stat = self.reconciler.proc.thread_stat(vm.vmm.pid, tid)
+            stat = self.view.proc.thread_stat(vm.vmm.pid, tid)
             if stat is not None and stat.flags & PF_USER_WORKER:
-                touched.settle.add(vm.sandbox)  # the kernel has named it, and tells nobody
+                touched.reconcile.add(vm.sandbox)  # the kernel has named it, and tells nobody
         return touched
 
-    def passed(self, report: Report, everything: bool = False) -> None:
+    def passed(self, report: PassReport, everything: bool = False) -> None:
         """After a pass, over everything or over some sandboxes."""
         self.book.passed(report.results, everything)
-        observer = self.reconciler.observer
+        view = self.view
         if everything and self._ahead:
-            self._ahead = {sandbox: vcpu for sandbox, vcpu in self._ahead.items() if sandbox in observer.vms}
+            self._ahead = {sandbox: vcpu for sandbox, vcpu in self._ahead.items() if sandbox in view.vms}
         if everything and self._helpers:
-            helped = observer.census.helped()
+            helped = view.helped()
             self._helpers = {pid: helper for pid, helper in self._helpers.items()
-                             if pid not in observer.followed and helper.sandbox in helped
-                             and fnmatchcase(helper.sandbox, observer.only)}
+                             if pid not in view.followed and helper.sandbox in helped
+                             and fnmatchcase(helper.sandbox, view.config.only)}
 
     # A process
 
     def _executed(self, event: Exec, touched: FollowUp) -> None:
-        observer, pid = self.reconciler.observer, event.process
-        known = observer.followed.get(pid)
+        view, pid = self.view, event.process
+        known = view.followed.get(pid)
         self._helpers.pop(pid, None)
-        found = observer.look(pid)
+        found = self.reconciler.inspect_process(pid)
         if found is None:
             if known is not None:  # what it was has ended
                 touched.ours = True
-                touched.settle |= {known[0].sandbox, *self.reconciler.meet()}
+                touched.reconcile |= {known[0].sandbox, *self.reconciler.assign_processes()}
             return
         main, what, argv = found
-        if (what.sandbox is not None and fnmatchcase(what.sandbox, observer.only) and not is_shim(what)
+        if (what.sandbox is not None and fnmatchcase(what.sandbox, view.config.only) and not is_shim(what)
                 and not (isinstance(what, VmmProcess) and self._has_another(what.sandbox, pid))):
             touched.ours = True
             role = ThreadRole.EMULATOR if isinstance(what, VmmProcess) else what.role
@@ -149,37 +150,37 @@ class NewbornPlacer:
             self._place_process(what.sandbox, VmThread(main, role, name, pid), event.time)
         elif is_shim(what):
             logger.debug("begins sandbox=%s role=shim pid=%d mask=kept", what.sandbox, pid)
-        changed = self.reconciler.meet()
-        followed = observer.followed.get(pid)
+        changed = self.reconciler.assign_processes()
+        followed = view.followed.get(pid)
         if followed is not None:
-            touched.settle |= {*changed, followed[0].sandbox}
+            touched.reconcile |= {*changed, followed[0].sandbox}
             if isinstance(what, VmmProcess):
                 touched.begun.add(followed[0].sandbox)
 
     def _has_another(self, sandbox: SandboxId, pid: int) -> bool:
         """Whether a sandbox has a VMM that runs: a second one is left alone, whatever it says of itself."""
-        vm = self.reconciler.observer.vms.get(sandbox)
-        return vm is not None and vm.vmm.pid != pid and self.reconciler.observer.census.runs(vm.vmm.id)
+        vm = self.view.vms.get(sandbox)
+        return vm is not None and vm.vmm.pid != pid and self.view.runs(vm.vmm.id)
 
     def _place_process(self, sandbox: SandboxId, main: VmThread, born: int) -> None:
         """A process that has just begun, and what it may have made meanwhile."""
-        known = self.reconciler
-        placement = known.places.at_exec(sandbox, known.state)
+        view = self.view
+        placement = view.placement_at_exec(sandbox)
         if placement is None:
             return
         # QEMU's -daemonize: the VM is a child's child, both of which may have been forked before the mask was set.
-        argv, family = known.proc.cmdline(main.pid), [main]
+        argv, family = view.proc.cmdline(main.pid), [main]
         for process in family:  # which grows
             if not self._place_threads(placement, process, born):
                 continue
-            for child in known.proc.children(process.pid)[:_CHILDREN + 1 - len(family)]:
-                stat = known.proc.thread_stat(child, child)
-                if stat is not None and int(child) not in self._helpers and known.proc.cmdline(child) == argv:
+            for child in view.proc.children(process.pid)[:_CHILDREN + 1 - len(family)]:
+                stat = view.proc.thread_stat(child, child)
+                if stat is not None and int(child) not in self._helpers and view.proc.cmdline(child) == argv:
                     family.append(VmThread(ThreadId(int(child), stat.starttime), main.role, stat.comm, int(child)))
 
     def _place_threads(self, placement: Placement, main: VmThread, born: int) -> bool:
         """All threads of a process, by its main thread. :returns: whether that has its mask."""
-        known, sandbox = self.reconciler, placement.sandbox
+        view, sandbox = self.view, placement.sandbox
         self._helpers[main.pid] = _Helper(sandbox, main.role, main.id, placement)
         if (done := self._place(placement, main, born)) is None:
             return False
@@ -188,10 +189,10 @@ class NewbornPlacer:
                    "begins sandbox=%s role=%s pid=%d mask=%s", sandbox, main.role, main.pid, done.cpus)
         looked = {str(main.pid)}
         for _ in range(_LOOKS):
-            more = set(known.proc.tids(main.pid)) - looked
+            more = set(view.proc.tids(main.pid)) - looked
             looked |= more
             for tid in more:
-                if (stat := known.proc.thread_stat(main.pid, tid)) is not None:
+                if (stat := view.proc.thread_stat(main.pid, tid)) is not None:
                     thread = VmThread(ThreadId(int(tid), stat.starttime), main.role, stat.comm, main.pid)
                     if (done := self._place(placement, thread, born)) is not None:
                         self.book.placed(sandbox, born, done)
@@ -202,7 +203,7 @@ class NewbornPlacer:
 
     def _born(self, event: Fork, vm: Vm, process: Process, touched: FollowUp) -> None:
         touched.ours = True
-        placement = self.reconciler.placements.get(vm.sandbox)
+        placement = self.view.placements.get(vm.sandbox)
         if placement is None:
             return
         done = self._place_newborn(placement, process.role, process.id, event)
@@ -220,7 +221,7 @@ class NewbornPlacer:
     def _born_early(self, event: Fork, helper: _Helper, touched: FollowUp) -> None:
         """Of a process whose VM has not come."""
         touched.ours = True
-        state = self.reconciler.state.sandboxes.get(helper.sandbox)
+        state = self.view.sandboxes.get(helper.sandbox)
         if state is not None and state.held:
             return
         done = self._place_newborn(helper.placement, helper.role, helper.id, event)
@@ -232,7 +233,7 @@ class NewbornPlacer:
         wanted, mask = placement.cpus_for(role, None), affinity.get(event.child)
         if mask is not None and (wanted is None or mask == wanted.frozen()):
             return self._placed(placement, event.child, CpuSet(mask), wanted, event.time)
-        stat = self.reconciler.proc.thread_stat(main.tid, event.child)
+        stat = self.view.proc.thread_stat(main.tid, event.child)
         if mask is None or stat is None or not self._lives(main):
             self._ended(placement.sandbox, event.child, event.time)
             return None
@@ -255,21 +256,18 @@ class NewbornPlacer:
     def _placed(self, placement: Placement, tid: int, cpus: CpuSet, wanted: CpuSet | None, born: int,
                 thread: VmThread | None = None) -> Placed | None:
         """Set what is not as wanted (that takes `thread`), and keep how it was."""
-        known, sandbox = self.reconciler, placement.sandbox
+        sandbox = placement.sandbox
         account = self.book.account(sandbox)
         self.book.meets(sandbox, tid, placement.mask)
         outside = newborn.outside(cpus, placement.mask, wanted)
         news = self.book.tells(sandbox, tid, born)
         account.inside += news and not outside
         if thread is not None and wanted is not None and cpus != wanted:
-            if thread.main:
-                known.keep_mask(sandbox, thread, cpus)
-            result = known.pinner.place_now(sandbox, thread, wanted, cpus)
-            known.tally.pins[thread.role, result.outcome.value] += 1
+            result = self.reconciler.pin_newborn(sandbox, thread, wanted, cpus)
             # What waits for its cgroup to be rewritten was refused, or is trimmed to a part of its place.
             if result.got is None or result.outcome is Outcome.REFUSED or not result.got <= wanted:
                 account.ended += news and result.outcome is Outcome.GONE
-                known.pinner.look_again(sandbox)  # the next pass says why
+                self.reconciler.recheck(sandbox)  # the next pass says why
                 return None
             logger.debug("born sandbox=%s thread=%d role=%s mask=%s was=%s", sandbox, tid, thread.role, result.got,
                          cpus)
@@ -297,12 +295,12 @@ class NewbornPlacer:
                 if self._place_vcpu(event.thread, vm, vcpu):
                     touched.done.add(vm.sandbox)
                     return
-        touched.settle.add(vm.sandbox)
+        touched.reconcile.add(vm.sandbox)
 
     def _place_vcpu(self, tid: int, vm: Vm, vcpu: VcpuId) -> bool:
         """:returns: whether it is in its place, and nothing follows from it for the VM's other threads."""
-        known = self.reconciler
-        now, then = known.placements.get(vm.sandbox), known.places.with_vcpu(vm, vcpu, known.state)
+        view = self.view
+        now, then = view.placements.get(vm.sandbox), view.placement_with_vcpu(vm, vcpu)
         wanted, mask = None if then is None else then.by_vcpu.get(vcpu), affinity.get(tid)
         if now is None or then is None or wanted is None or mask is None or not self._lives(vm.vmm.id):
             return False
@@ -312,14 +310,13 @@ class NewbornPlacer:
         self._ahead[vm.sandbox] = vcpu
         if mask == wanted.frozen():
             return alone
-        stat = known.proc.thread_stat(vm.vmm.pid, tid)
+        stat = view.proc.thread_stat(vm.vmm.pid, tid)
         if stat is None:
             return False
         thread = VmThread(ThreadId(tid, stat.starttime), ThreadRole.VCPU, stat.comm, vm.vmm.pid, vcpu)
         if not self._believable(vm, thread.id, vcpu):
             return False
-        result = known.pinner.place_now(vm.sandbox, thread, wanted, CpuSet(mask))
-        known.tally.pins[thread.role, result.outcome.value] += 1
+        result = self.reconciler.pin_newborn(vm.sandbox, thread, wanted, CpuSet(mask))
         if result.got is None or result.outcome is Outcome.REFUSED or not result.got <= wanted:
             return False
         self.book.moved(tid, result.got)
@@ -333,28 +330,28 @@ class NewbornPlacer:
 
     def _lives(self, thread: ThreadId) -> bool:
         """Whoever has the number of a VMM that has ended makes threads, too."""
-        stat = self.reconciler.proc.thread_stat(thread.tid, thread.tid)
+        stat = self.view.proc.thread_stat(thread.tid, thread.tid)
         return stat is not None and stat.starttime == thread.starttime
 
     def _dragonball(self, pid: int, touched: FollowUp) -> None:
         """A shim whose VM is a library's: it is the VMM from its first vCPU's name on."""
         touched.ours = True
-        self.reconciler.observer.look(pid)
-        changed = self.reconciler.meet()
-        touched.settle |= changed
+        self.reconciler.inspect_process(pid)
+        changed = self.reconciler.assign_processes()
+        touched.reconcile |= changed
         touched.begun |= changed
 
     def name(self, pids: Iterable[int]) -> set[SandboxId]:
         """New kernel threads, when they have their names. :returns: the sandboxes for which some work."""
-        observer = self.reconciler.observer
+        view = self.view
         found = False
         for pid in pids:
-            stat = self.reconciler.proc.stat(pid)
+            stat = self.view.proc.stat(pid)
             owner = kernel_thread_owner(stat.comm) if stat is not None and stat.kernel_thread else None
-            if owner is not None and owner[1] in observer.followed:
-                observer.look(pid)
+            if owner is not None and owner[1] in view.followed:
+                self.reconciler.inspect_process(pid)
                 found = True
-        return self.reconciler.meet() if found else set()
+        return self.reconciler.assign_processes() if found else set()
 
 
 def _kernels_own_elsewhere(placement: Placement) -> bool:

@@ -14,7 +14,7 @@ from vmpin.domain.model import ContainerId, SandboxId
 logger = logging.getLogger(__name__)
 
 
-class Agreement:
+class SourceDisagreements:
     """What the sources say of each container, compared at every resync."""
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class Agreement:
         self._against: tuple[object, ...] = ()
         self._compared: dict[SandboxId, tuple[SandboxState, Mapping[ContainerId, str]]] = {}
 
-    def hear(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
+    def set_pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
         """What PodResources says from now on."""
         self.resources = resources
 
-    def look(self, state: DesiredState, kubelet: CpuManagerState | None, online: CpuSet, resync_seconds: float,
+    def compare(self, state: DesiredState, kubelet: CpuManagerState | None, online: CpuSet, resync_seconds: float,
              now: float | None = None, nri: bool = True) -> None:
         """Compare what is known now.
 

@@ -25,13 +25,13 @@ class Exclusion:
         #: Sandboxes that still have masks of vmpin's, so that each is logged once.
         self._refused: set[SandboxId] = set()
 
-    def give_back(self, reconciler: Reconciler) -> None:
+    def restore(self, reconciler: Reconciler) -> None:
         """Set the masks from before, and forget them. What the kernel refuses is tried again at the next call."""
         only = reconciler.observer.only
         excluded = [sandbox for sandbox in reconciler.pinner.before if not fnmatchcase(sandbox, only)]
         self._refused &= set(excluded)
         for sandbox in excluded:
-            results = reconciler.give_back(sandbox)
+            results = reconciler.restore(sandbox)
             if sandbox not in reconciler.pinner.before:
                 logger.info("excluded sandbox=%s only=%s: its threads have their masks from before, changed=%d",
                             sandbox, only, sum(result.got != result.operation.was for result in results

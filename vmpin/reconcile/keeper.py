@@ -12,12 +12,12 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.errors import StateFileError
 from vmpin.reconcile import state_file
-from vmpin.reconcile.state_file import Kept
+from vmpin.reconcile.state_file import SavedState
 
 logger = logging.getLogger(__name__)
 
 
-class Keeper:
+class StateStore:
     """:param boot_id: what was kept in another boot is not believed."""
 
     def __init__(self, state: Path, notes: Path, boot_id: str) -> None:
@@ -29,14 +29,14 @@ class Keeper:
         self._unnoted = False
         self._written: state_file.Written = {}
 
-    def load(self, set_aside: bool) -> Kept:
+    def load(self, set_aside: bool) -> SavedState:
         """:param set_aside: whether a damaged file is moved away."""
         kept, trouble = state_file.load(self._state, self._boot_id, set_aside)
         if trouble:
             logger.warning("%s", trouble)
         return state_file.with_notes(self._notes, self._boot_id, kept)
 
-    def save(self, kept: Kept) -> bool:
+    def save(self, kept: SavedState) -> bool:
         """:returns: whether it could be; the notes are of no use any more then."""
         try:
             state_file.save(self._state, self._boot_id, kept, self._written)

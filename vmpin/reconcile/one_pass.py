@@ -13,7 +13,9 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.host.lock import Lock
 from vmpin.pinning.apply import Result
-from vmpin.reconcile.reconciler import Reconciler, Report
+from vmpin.pinning.plan import SetAffinity
+from vmpin.reconcile.reconciler import PassReport, Reconciler
+from vmpin.reconcile.view import NodeView
 from vmpin.runtime.oci import parse_message
 from vmpin.sources.hook_state import moment
 from vmpin.sources.spool import Spool
@@ -22,17 +24,18 @@ from vmpin.vmm.qemu_cmdline import qmp_sockets
 
 logger = logging.getLogger(__name__)
 
-Told = TypeVar("Told")
+Released = TypeVar("Released")
 
 
-def look(config: Config) -> tuple[Reconciler, Report]:
-    """Everything as a watcher would see and plan it now; the report's operations are not carried out."""
+def inspect(config: Config) -> tuple[NodeView, PassReport]:
+    """The node as a watcher would see and plan it now; the report's operations are not carried out."""
     reconciler = Reconciler(config, acts=False)
     take(reconciler, Spool(config.spool), set(), tidy=False)
-    return reconciler, _passes(reconciler, act=False)
+    report = _passes(reconciler, act=False)
+    return reconciler.view, report
 
 
-def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[Reconciler, Report]:
+def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, PassReport]:
     """One pass. Sandboxes that were unpinned by hand are taken back (None: all of them)."""
     with Lock(config.lock_file):
         reconciler = Reconciler(config)
@@ -42,32 +45,32 @@ def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[Re
         report = _passes(reconciler, act=True)
         if reconciler.save():
             spool.remove(names)
-        return reconciler, report
+        return reconciler.view, report
 
 
-def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[Reconciler, Report]:
+def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, PassReport]:
     """Give the masks from before back. What guests were told stays (guests)."""
     with Lock(config.lock_file):
         reconciler = Reconciler(config)
         take(reconciler, Spool(config.spool), set(), tidy=False)
         reconciler.resync(act=False, full=True)
-        wanted = reconciler.touched() if sandboxes is None else sandboxes
-        return reconciler, Report(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
+        wanted = reconciler.all_sandboxes() if sandboxes is None else sandboxes
+        return reconciler.view, PassReport(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
 
 
-def look_over(config: Config) -> Reconciler:
-    """Everything that is there now, without a plan for it: what `unpin` and `leave` begin with. Nothing is changed."""
+def plan_unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, list[SetAffinity]]:
+    """The operations of `unpin` and `leave`; nothing is changed. :param sandboxes: None for all."""
     reconciler = Reconciler(config, acts=False)
     take(reconciler, Spool(config.spool), set(), tidy=False)
     reconciler.resync(act=False, full=True)
-    return reconciler
+    return reconciler.view, reconciler.restoring(reconciler.all_sandboxes() if sandboxes is None else sandboxes)
 
 
-def leave(config: Config, tell: Callable[[Reconciler], Told]) -> tuple[Reconciler, list[Result], Told]:
+def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[NodeView, list[Result], Released]:
     """Give everything back, and remove what is kept. Ended at any moment and called again, it does what is left.
 
-    :param tell: has the guests take back what they were told, which takes what is kept of them.
-    :returns: also the reconciler: its pinner knows what is left.
+    :param release: has the guests remove their maps, which takes what is kept of them.
+    :returns: the view of the node, with the original masks that are left; results; what `release` returned.
     """
     from vmpin.reconcile import teardown
 
@@ -76,9 +79,9 @@ def leave(config: Config, tell: Callable[[Reconciler], Told]) -> tuple[Reconcile
         take(reconciler, Spool(config.spool), set(), tidy=False)
         reconciler.resync(act=False, full=True)
         results = teardown.give_all_back(reconciler)
-        told = tell(reconciler)
+        released = release(reconciler.view)
         teardown.forget(config, reconciler)
-        return reconciler, results, told
+        return reconciler.view, results, released
 
 
 def take(reconciler: Reconciler, spool: Spool, but: set[str], tidy: bool = True) -> list[str]:
@@ -108,10 +111,10 @@ def hear(reconciler: Reconciler, raw: bytes) -> set[SandboxId] | None:
     return sandboxes
 
 
-def _passes(reconciler: Reconciler, act: bool) -> Report:
+def _passes(reconciler: Reconciler, act: bool) -> PassReport:
     """A pass, and another when QMP told more."""
     report = reconciler.resync(act, full=True)
-    vms = reconciler.observer.wanting_qmp() if reconciler.config.qmp else []
+    vms = reconciler.wanting_qmp()
     if not vms:
         return report
     import asyncio  # a tenth of a second on a slow machine, and most nodes never ask
@@ -123,7 +126,7 @@ def _passes(reconciler: Reconciler, act: bool) -> Report:
         return report
     again = reconciler.resync(act)
     first = report.results if act else ()
-    return Report((*first, *again.results), again.vms, report.seconds + again.seconds)
+    return PassReport((*first, *again.results), again.vms, report.seconds + again.seconds)
 
 
 async def ask(vm: Vm) -> bool:

@@ -24,7 +24,7 @@ from vmpin.vmm.inventory import Vm
 logger = logging.getLogger(__name__)
 
 
-class Places:
+class PlacementCache:
     """Who owns which CPUs, and the placements that follow from it.
 
     :param previous: the placements that were made before, as a state file has them.

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from vmpin.domain.desired_state import DesiredState, forget_stopped, reduce
 from vmpin.domain.drift import Change, Explained
 from vmpin.domain.events import ContainerElsewhere, Event, Held, SandboxSeen
 from vmpin.domain.kubelet_cpus import CpuManagerState
-from vmpin.domain.model import SandboxId, ThreadId, VmThread
+from vmpin.domain.model import ContainerId, SandboxId, ThreadId, VmThread
 from vmpin.domain.proof import Ledger
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
@@ -33,18 +33,19 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome, Result
-from vmpin.pinning.drift_evidence import Circumstances
-from vmpin.pinning.drift_tracker import Drifts
+from vmpin.pinning.drift_evidence import DriftEvidence
+from vmpin.pinning.drift_tracker import DriftTracker
 from vmpin.pinning.pinner import Pinner
 from vmpin.pinning.plan import SetAffinity, ordered
 from vmpin.placement.newborn import Account
 from vmpin.placement.ownership import Node
-from vmpin.reconcile.disagreements import Agreement
+from vmpin.reconcile.disagreements import SourceDisagreements
 from vmpin.reconcile.exclusion import Exclusion
-from vmpin.reconcile.keeper import Keeper
-from vmpin.reconcile.placement_cache import Places
-from vmpin.reconcile.requests import Requests
-from vmpin.reconcile.state_file import Kept
+from vmpin.reconcile.keeper import StateStore
+from vmpin.reconcile.placement_cache import PlacementCache
+from vmpin.reconcile.requests import RuntimeRequests
+from vmpin.reconcile.state_file import SavedState
+from vmpin.reconcile.view import NodeView
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import HookMessage
 from vmpin.sources.disk import DiskSources
@@ -52,6 +53,7 @@ from vmpin.sources.hook_state import events_of
 from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
 from vmpin.sources.nri.cpuset_reports import NriCpusetReports
 from vmpin.vmm.inventory import Observer, Vm
+from vmpin.vmm.process_table import Found
 
 if TYPE_CHECKING:
     from vmpin.sources.nri.translation import NriEvent
@@ -64,7 +66,7 @@ T = TypeVar("T")
 GRACE = 2.0
 
 
-class Report(NamedTuple):
+class PassReport(NamedTuple):
     """What a pass did."""
 
     results: tuple[Result, ...]
@@ -73,6 +75,14 @@ class Report(NamedTuple):
 
     def count(self, outcome: Outcome) -> int:
         return sum(result.outcome is outcome for result in self.results)
+
+
+class NriOutcome(NamedTuple):
+    """What became of the runtime's events: the sandboxes they are about, and whether some could not be used, so that
+    everything has to be listed again."""
+
+    sandboxes: set[SandboxId]
+    lost: bool
 
 
 class Reconciler:
@@ -91,25 +101,26 @@ class Reconciler:
                                    KataState(config.path("kata_go"), config.path("kata_rs"), logger.warning))
         self.sources.kata.use_annotation(config.exclusive_annotation)
         self.boot_id = self.proc.boot_id()
-        self._keeper = Keeper(config.state_file, config.notes_file, self.boot_id)
+        self._keeper = StateStore(config.state_file, config.notes_file, self.boot_id)
         kept = self._keeper.load(set_aside=acts)
         self.state: DesiredState = kept.state
         self.observer = Observer(self.proc, str(config.path("sys")), config.only, kept.vcpus)
         self.checkpoint = KubeletCheckpoint(config.path("kubelet"), logger.warning,
                                        kept.kubelet if config.kubelet else None)
-        self.agreement = Agreement()
-        self._requests = Requests()
+        self.disagreements = SourceDisagreements()
+        self._requests = RuntimeRequests()
         self.reports = NriCpusetReports()
-        self.places = Places(config, self.sysfs.topology(), self.checkpoint.read() if config.kubelet else None,
-                             kept.previous)
-        self.places.dirty.update(self.state.sandboxes)
+        self.placement_cache = PlacementCache(
+            config, self.sysfs.topology(), self.checkpoint.read() if config.kubelet else None, kept.previous)
+        self.placement_cache.dirty.update(self.state.sandboxes)
         #: Those of `places`.
-        self.placements = self.places.placements
+        self.placements = self.placement_cache.placements
         #: Where threads ran, as far as samples are taken.
         self.ledger = Ledger()
-        self.circumstances = Circumstances(self.proc, self.sysfs, self.cgroups, self.tally, self.ledger,
+        self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.tally, self.ledger,
                                            f"{self.proc.root}/1/root")
-        self.pinner = Pinner(self.proc, self.cgroups, kept.before, Drifts(self._explain, config.fight_rules))
+        self.drift_tracker = DriftTracker(self._explain, config.fight_rules)
+        self.pinner = Pinner(self.proc, self.cgroups, kept.before, self.drift_tracker)
         #: The cpuset.cpus of the cgroups that container processes and VMMs are in.
         self._cgroup_of: dict[ThreadId, Path | None] = {}
         self._changed = self.kubelet != kept.kubelet
@@ -120,21 +131,23 @@ class Reconciler:
         self._exclusion = Exclusion()
         #: What went wrong with a VM, so that it is told once.
         self._odd: dict[SandboxId, str] = {}
+        #: For all that only reads.
+        self.view = NodeView(self)
 
     @property
     def node(self) -> Node:
         """The CPUs there are, and whose they are by configuration."""
-        return self.places.node
+        return self.placement_cache.node
 
     @property
     def kubelet(self) -> CpuManagerState | None:
         """The kubelet's checkpoint; None where it is not read, or cannot be."""
-        return self.places.kubelet
+        return self.placement_cache.kubelet
 
     @property
     def unsaved(self) -> bool:
         """Whether the state file is behind."""
-        return self._changed or self.pinner.learned or self.places.learned or self.observer.learned
+        return self._changed or self.pinner.learned or self.placement_cache.learned or self.observer.learned
 
     def save_again(self) -> None:
         """The state file is gone: everything is to be written once more."""
@@ -153,7 +166,7 @@ class Reconciler:
             state = reduce(self.state, event)
             if state is not self.state:
                 self.state = state
-                self.places.dirty.add(event.sandbox)
+                self.placement_cache.dirty.add(event.sandbox)
                 self._changed = True
 
     def hook(self, message: HookMessage) -> set[SandboxId]:
@@ -162,18 +175,19 @@ class Reconciler:
         self.reduce(events)
         return {event.sandbox for event in events}
 
-    def nri(self, events: Iterable[NriEvent]) -> set[SandboxId]:
-        """Take in what the runtime told. :returns: the sandboxes it is about."""
+    def nri(self, events: Iterable[NriEvent]) -> NriOutcome:
+        """Take in what the runtime reported."""
         from vmpin.sources.nri import translation  # not at the top: the first pass of a starting watcher has no events
 
         touched: set[SandboxId] = set()
+        lost = False
         for told in events:
             try:
                 found = translation.events_of(self.reports.take(told), self.state, self.proc,
                                             self.config.exclusive_annotation)
             except OSError as err:  # out of descriptors, as it may be: the other events count all the same
                 logger.error("what the runtime told cannot be looked up: %s", err)
-                self.sources.nri_lost += 1
+                lost = True
                 continue
             for event in found:
                 if isinstance(event, ContainerElsewhere):
@@ -182,7 +196,7 @@ class Reconciler:
                                    event.sandbox, event.container)
             self.reduce(found)
             touched.update(event.sandbox for event in found)
-        return touched
+        return NriOutcome(touched, lost)
 
     def cpuset_files(self) -> Iterable[Path]:
         """Where the CPUs of the followed containers, and of the VMMs' cgroups, are written by whoever changes them."""
@@ -216,16 +230,65 @@ class Reconciler:
         for vm in self.observer.vms.values():
             if self._cgroup_of.get(vm.vmm.id) in files:
                 touched.add(vm.sandbox)
-                self.circumstances.written(vm.sandbox)
-                self.pinner.look_again(vm.sandbox)
+                self.drift_evidence.written(vm.sandbox)
+                self.pinner.recheck(vm.sandbox)
         return touched
+
+    def read_cgroups(self, containers: Container[ContainerId]) -> None:
+        """Read the CPUs of some containers' cgroups into the state."""
+        for sandbox in self.state.sandboxes.values():
+            for record in sandbox.containers.values():
+                if record.container.id in containers and record.init is not None:
+                    self.reduce(self.sources.cgroup(sandbox.id, record, record.init))
+
+    def nri_connected(self, listed: bool) -> None:
+        """Take in whether the runtime has listed its containers over NRI, and the connection is up."""
+        self.sources.nri = listed
+
+    def births_reported(self, reported: bool) -> None:
+        """Take in whether every fork event arrives: a process with as many threads as before is not listed then."""
+        self.observer.told = reported
+
+    def pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
+        """Take in the answer of PodResources, None without one."""
+        self.disagreements.set_pod_resources(resources)
+
+    def report_strays(self, stray: Callable[[SandboxId, VmThread, int, CpuSet], None] | None) -> None:
+        """Have each thread that is put back reported with the CPU that it was on outside its place; None ends that."""
+        self.drift_tracker.strayed = stray
+
+    def birth_account(self, sandbox: SandboxId) -> Account:
+        """A sandbox's account of births, opened at the first call."""
+        return self.births.setdefault(sandbox, Account())
+
+    def wanting_qmp(self) -> list[Vm]:
+        """The VMs whose threads only QMP can identify, and that were not asked as they are; none if QMP is off."""
+        return self.observer.wanting_qmp() if self.config.qmp else []
+
+    def inspect_process(self, pid: int) -> Found | None:
+        """Classify a process that has just executed a program, or appeared: (main thread, classification, argv); None
+        if unrelated."""
+        return self.observer.look(pid)
+
+    def pin_newborn(self, sandbox: SandboxId, thread: VmThread, cpus: CpuSet, mask: CpuSet) -> Result:
+        """Set the mask of a thread that has just appeared (`mask` until now), ahead of its VM's next pass. A main
+        thread's mask is kept first."""
+        if thread.main:
+            self.keep_mask(sandbox, thread, mask)
+        result = self.pinner.place_now(sandbox, thread, cpus, mask)
+        self.tally.pins[thread.role, result.outcome.value] += 1
+        return result
+
+    def recheck(self, sandbox: SandboxId) -> None:
+        """Have a VM's threads compared one by one in its next pass."""
+        self.pinner.recheck(sandbox)
 
     def without_kata(self, sandboxes: Iterable[SandboxId]) -> set[SandboxId]:
         """Those that are VMs whose containers' CPUs no file of Kata's has."""
         return {sandbox for sandbox in sandboxes if sandbox in self.observer.vms
                 and ((kata := self.sources.sandboxes.get(sandbox)) is None or kata.containers is None)}
 
-    def touched(self) -> list[SandboxId]:
+    def all_sandboxes(self) -> list[SandboxId]:
         """Every sandbox that is known, or of whose threads masks from before are kept."""
         return list(dict.fromkeys([*self.state.sandboxes, *self.pinner.before]))
 
@@ -238,13 +301,13 @@ class Reconciler:
         """Go on with another configuration. What is set from paths stays as it was until a restart."""
         self.config = config
         self.observer.only = config.only
-        self.pinner.drifts.fights.rules = config.fight_rules
+        self.pinner.drift_tracker.fights.rules = config.fight_rules
         self.sources.kata.use_annotation(config.exclusive_annotation)
         self._renew(self.node.topology, self.checkpoint.read() if config.kubelet else None)
 
     # Passes
 
-    def resync(self, act: bool = True, full: bool = False) -> Report:
+    def resync(self, act: bool = True, full: bool = False) -> PassReport:
         """Read everything again, and make it true if `act`.
 
         :param full: also look again at processes that were found to be nothing to us.
@@ -258,17 +321,17 @@ class Reconciler:
         self.reduce(self._requests.over(self.state, time.monotonic()))
         self._tidy()
         if act:
-            self._exclusion.give_back(self)
+            self._exclusion.restore(self)
         # What a full pass reads is mostly new: the files of its threads are kept open for the masks that follow.
         with self.proc.keeping_stat_files() if act and full else contextlib.nullcontext():
             found = self._pass(list(self.observer.vms), act)
         if act:
-            self.circumstances.settled(self.node.topology.known, self.observer.vms.values())
-        self.agreement.look(self.state, self.kubelet, self.node.online, self.config.resync_seconds,
+            self.drift_evidence.settled(self.node.topology.known, self.observer.vms.values())
+        self.disagreements.compare(self.state, self.kubelet, self.node.online, self.config.resync_seconds,
                             nri=self.sources.nri)
-        return Report(found, len(self.observer.vms), time.perf_counter() - started)
+        return PassReport(found, len(self.observer.vms), time.perf_counter() - started)
 
-    def settle(self, sandboxes: Iterable[SandboxId], act: bool = True, scan: bool = True) -> Report:
+    def reconcile(self, sandboxes: Iterable[SandboxId], act: bool = True, scan: bool = True) -> PassReport:
         """Make true what concerns some sandboxes, and whatever others follow from it (the shared pool).
 
         :param scan: whether to look for VMs of those sandboxes that have none.
@@ -282,9 +345,9 @@ class Reconciler:
         if scan and any(sandbox not in self.observer.vms for sandbox in wanted):
             self._scan(full=False)
         found = self._pass([sandbox for sandbox in self.observer.vms if sandbox in wanted], act)
-        return Report(found, len(wanted), time.perf_counter() - started)
+        return PassReport(found, len(wanted), time.perf_counter() - started)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """See which threads the known VMs have at this moment, so that status speaks of no others. Sets no mask: what
         is new is placed, and set in the next pass."""
         for sandbox in list(self.observer.vms):
@@ -294,17 +357,17 @@ class Reconciler:
     def _scan(self, full: bool) -> None:
         self._came(self.observer.scan(self.sources.claims(self.state), full))
 
-    def meet(self) -> set[SandboxId]:
+    def assign_processes(self) -> set[SandboxId]:
         """Give sandboxes the processes that `observer.look` has found. :returns: those whose VM is another now."""
         changed = self.observer.assign(self.sources.claims(self.state))
         self._came(changed)
         return changed
 
     def _came(self, changed: set[SandboxId]) -> None:
-        self.places.dirty |= changed
+        self.placement_cache.dirty |= changed
         for sandbox in changed & self.observer.vms.keys():
             # A kernel thread that came late (kvm-pit) changes neither the VMM's own threads nor the placement.
-            self.pinner.look_again(sandbox)
+            self.pinner.recheck(sandbox)
         self.reduce([SandboxSeen(sandbox, "vmm") for sandbox in self.observer.vms])
 
     def _read_kubelet(self) -> None:
@@ -329,23 +392,23 @@ class Reconciler:
         self._renew(topology, self.kubelet)
 
     def _renew(self, topology: Topology, kubelet: CpuManagerState | None) -> None:
-        self.places.renew(self.config, topology, kubelet, self.state.sandboxes)
+        self.placement_cache.renew(self.config, topology, kubelet, self.state.sandboxes)
 
     def _tidy(self) -> None:
         """Forget what is over: VMs' masks, sandboxes nobody knows, containers stopped long ago."""
         vms = self.observer.vms
         self.pinner.keep_only(vms)
-        self.circumstances.keep_only(vms)
+        self.drift_evidence.keep_only(vms)
         for sandbox in self.placements.keys() - vms.keys():
             del self.placements[sandbox]
-        self.places.unmanaged &= vms.keys()
+        self.placement_cache.unmanaged &= vms.keys()
         for sandbox in self._odd.keys() - vms.keys():
             del self._odd[sandbox]
         helped = self.observer.census.helped()
         for sandbox in self.births.keys() - vms.keys() - helped:
             del self.births[sandbox]
         before = self.pinner.before
-        for kept in (self.places.previous, self.observer.vcpus, before):
+        for kept in (self.placement_cache.previous, self.observer.vcpus, before):
             for sandbox in kept.keys() - vms.keys() - self.state.sandboxes.keys() - helped:
                 had = before.get(sandbox)
                 if kept is not before or had is None or not any(map(self.observer.census.runs, had.processes)):
@@ -366,12 +429,12 @@ class Reconciler:
             if sandbox not in seen and (vm := self._safely(sandbox, self._refresh)) is not None:
                 vms.append(vm)
         operations = [operation for vm in vms for operation in self._safely(vm.sandbox, self._operations) or ()]
-        self.tally.fights = self.pinner.drifts.fought
+        self.tally.fights = self.pinner.drift_tracker.fought
         if not operations:
             return ()
         if not act:
             for operation in operations:
-                self.pinner.look_again(operation.sandbox)  # still to be done
+                self.pinner.recheck(operation.sandbox)  # still to be done
             return tuple(Result(operation, Outcome.DONE, None) for operation in ordered(operations))
         if self.pinner.learned:
             self.save()  # before the first mask is changed: whatever happens then, it can be given back
@@ -383,11 +446,11 @@ class Reconciler:
     def _explain(self, changes: Mapping[SandboxId, Counter[Change]]) -> Mapping[SandboxId, Sequence[Explained]]:
         """Why threads had to be put back, as far as can be known."""
         found = {}
-        replugged = self.circumstances.replugged()
+        replugged = self.drift_evidence.replugged()
         for sandbox, changed in changes.items():
             vm, kata = self.observer.vms.get(sandbox), self.sources.sandboxes.get(sandbox)
             if vm is not None:
-                found[sandbox] = self.circumstances.explain(vm, changed, replugged,
+                found[sandbox] = self.drift_evidence.explain(vm, changed, replugged,
                                                             kata is not None and kata.pins_vcpus)
         return found
 
@@ -405,7 +468,7 @@ class Reconciler:
 
     def _failed(self, sandbox: SandboxId, err: Exception) -> None:
         """A step for one sandbox failed (in an except block): it is done again in the next pass."""
-        self.pinner.look_again(sandbox)
+        self.pinner.recheck(sandbox)
         if self._odd.get(sandbox) != repr(err):
             logger.error("sandbox=%s cannot be looked after: %r", sandbox, err)
             logger.debug("sandbox=%s", sandbox, exc_info=True)
@@ -418,16 +481,16 @@ class Reconciler:
             return None
         changed = self.observer.refresh(vm)
         if changed is None:
-            self.places.dirty.add(sandbox)
+            self.placement_cache.dirty.add(sandbox)
             return None
         if changed:
-            self.pinner.look_again(sandbox)
-            self.places.dirty.add(sandbox)
+            self.pinner.recheck(sandbox)
+            self.placement_cache.dirty.add(sandbox)
         return vm
 
     def _place(self) -> set[SandboxId]:
         """Place again what is to be. :returns: the sandboxes whose placement is another than before."""
-        return self.places.place(self.state, self.observer.vms, self.pinner.look_again, self._failed)
+        return self.placement_cache.place(self.state, self.observer.vms, self.pinner.recheck, self._failed)
 
     # Giving back
 
@@ -443,27 +506,27 @@ class Reconciler:
             if leaving and known is not None and not known.held:
                 self._left.add(sandbox)
             self.reduce([Held(sandbox, True)])
-            results += self.give_back(sandbox)
+            results += self.restore(sandbox)
         self.save()
         return results
 
-    def give_back(self, sandbox: SandboxId) -> list[Result]:
+    def restore(self, sandbox: SandboxId) -> list[Result]:
         """Give a sandbox's threads the masks they had before vmpin. A sandbox that is followed and not held is placed
         again in the next pass."""
         self.placements.pop(sandbox, None)
-        results = self._safely(sandbox, self._give_back) or []
+        results = self._safely(sandbox, self._restore) or []
         self.pinner.forget(sandbox)
-        self.places.previous.pop(sandbox, None)
+        self.placement_cache.previous.pop(sandbox, None)
         self._changed = True
         return results
 
-    def giving_back(self, sandbox: SandboxId) -> tuple[SetAffinity, ...]:
-        """What `give_back` would set now that is another mask."""
-        return self._safely(sandbox, lambda each: self.pinner.giving_back(
-            each, self._owned(each), self.node.topology)) or ()
+    def restoring(self, sandboxes: Iterable[SandboxId]) -> list[SetAffinity]:
+        """The operations of `restore` that would change a mask now. Sets none."""
+        return [operation for sandbox in sandboxes for operation in self._safely(
+            sandbox, lambda each: self.pinner.restoring(each, self._owned(each), self.node.topology)) or ()]
 
-    def _give_back(self, sandbox: SandboxId) -> list[Result]:
-        return self.pinner.give_back(sandbox, partial(self._owned, sandbox), self.node.topology)
+    def _restore(self, sandbox: SandboxId) -> list[Result]:
+        return self.pinner.restore(sandbox, partial(self._owned, sandbox), self.node.topology)
 
     def _owned(self, sandbox: SandboxId) -> list[tuple[VmThread, ThreadId]]:
         """The threads of a sandbox at this moment, each with its process; without a VM those of its helpers."""
@@ -477,7 +540,7 @@ class Reconciler:
     def take_back(self, sandboxes: Iterable[SandboxId]) -> None:
         """Take sandboxes that were unpinned into vmpin's hands again."""
         self.reduce([Held(sandbox, False) for sandbox in sandboxes])
-        self.pinner.insist()
+        self.pinner.retry_now()
 
     # Keeping
 
@@ -487,10 +550,11 @@ class Reconciler:
         if self._left:
             state = DesiredState({name: replace(known, held=False) if name in self._left else known
                                   for name, known in state.sandboxes.items()})
-        if not self._keeper.save(Kept(state, self.places.previous, self.pinner.before, self.observer.vcpus,
-                                      self.kubelet if self.kubelet is not None and self.kubelet.static else None)):
+        kubelet = self.kubelet if self.kubelet is not None and self.kubelet.static else None
+        if not self._keeper.save(SavedState(state, self.placement_cache.previous, self.pinner.before,
+                                            self.observer.vcpus, kubelet)):
             return False
-        self._changed = self.pinner.learned = self.places.learned = self.observer.learned = False
+        self._changed = self.pinner.learned = self.placement_cache.learned = self.observer.learned = False
         return True
 
     def keep_mask(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> None:

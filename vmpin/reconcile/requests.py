@@ -17,7 +17,7 @@ from vmpin.domain.model import ContainerId, SandboxId
 CREATION, UPDATE = 300.0, 60.0
 
 
-class Requests:
+class RuntimeRequests:
     """Of all containers."""
 
     def __init__(self) -> None:

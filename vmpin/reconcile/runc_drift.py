@@ -24,7 +24,7 @@ TRIES, WITHIN = 3, 600.0
 PAUSE = 5.0
 
 
-class Repairs:
+class RuncDriftRepairs:
     """What was repaired, so that a fight ends."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, Sand
 from vmpin.errors import StateFileError
 from vmpin.host import boottime
 from vmpin.host.regular import open_regular, read_regular
-from vmpin.pinning.original_masks import Before, ProcessMasks
+from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
 from vmpin.placement.vcpus import Previous
 
 VERSION = 2
@@ -36,22 +36,23 @@ MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedState:
     """What is carried over a restart."""
 
     state: DesiredState = field(default_factory=DesiredState)
     previous: Mapping[SandboxId, Previous] = field(default_factory=dict)
-    before: Mapping[SandboxId, Before] = field(default_factory=dict)
+    before: Mapping[SandboxId, OriginalMasks] = field(default_factory=dict)
     vcpus: Mapping[SandboxId, VcpuThreads] = field(default_factory=dict)
     #: The kubelet's last good static checkpoint, should its file be gone; None for none (also in files of before).
     kubelet: CpuManagerState | None = None
 
 
 #: What was written of a sandbox, and the text it became.
-Written = dict[SandboxId, tuple[tuple[SandboxState | None, Previous | None, Before | None, VcpuThreads | None], str]]
+Written = dict[SandboxId, tuple[
+    tuple[SandboxState | None, Previous | None, OriginalMasks | None, VcpuThreads | None], str]]
 
 
-def save(path: Path, boot_id: str, kept: Kept, written: Written | None = None) -> None:
+def save(path: Path, boot_id: str, kept: SavedState, written: Written | None = None) -> None:
     """Replace the file. :raises StateFileError: the old file is then still whole.
 
     :param written: handed in again the next time, so that only sandboxes that have changed are put into words again:
@@ -84,7 +85,7 @@ def note(path: Path, boot_id: str, sandbox: SandboxId, main: ThreadId, mask: Cpu
                              "free space or inodes there") from err
 
 
-def with_notes(path: Path, boot_id: str, kept: Kept) -> Kept:
+def with_notes(path: Path, boot_id: str, kept: SavedState) -> SavedState:
     """With what the notes have that the file has not. A line that is none, as the last may be, is left out."""
     try:
         raw, _ = read_regular(path, MAX_BYTES)
@@ -97,10 +98,10 @@ def with_notes(path: Path, boot_id: str, kept: Kept) -> Kept:
             if boot != boot_id or not all(isinstance(each, int) for each in (tid, starttime)):
                 continue
             main, sandbox = ThreadId(tid, starttime), SandboxId(str(name))
-            known = before.get(sandbox, Before())
+            known = before.get(sandbox, OriginalMasks())
             cpus = CpuSet.parse(mask)
             if cpus and main not in known.processes:
-                before[sandbox] = Before({**known.processes, main: ProcessMasks(cpus)})
+                before[sandbox] = OriginalMasks({**known.processes, main: ProcessMasks(cpus)})
         except (ValueError, TypeError, RecursionError):
             continue
     return kept if before == kept.before else dataclasses.replace(kept, before=before)
@@ -129,7 +130,7 @@ def beside(path: Path) -> tuple[Path, Path]:
     return path.with_name(f".{path.name}.new"), path.with_name(f"{path.name}.bad")
 
 
-def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[Kept, str]:
+def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, str]:
     """Read the file. :returns: what it holds, and what was wrong with it ("" if nothing): a file that cannot be
     believed counts as empty, as does one from another boot.
 
@@ -138,9 +139,9 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[Kept, str]:
     try:
         raw, _ = read_regular(path, MAX_BYTES)
     except FileNotFoundError:
-        return Kept(), ""
+        return SavedState(), ""
     except OSError as err:
-        return Kept(), f"{path}: cannot be read: {err.strerror}"
+        return SavedState(), f"{path}: cannot be read: {err.strerror}"
     try:
         sealed = json.loads(raw)
         body = sealed["body"]
@@ -149,19 +150,19 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[Kept, str]:
         if body["version"] != VERSION:
             raise ValueError(f"version {body['version']!r} is unknown")
         if body["boot_id"] != boot_id:
-            return Kept(), ""
+            return SavedState(), ""
         # A time that is yet to come is now, else no report would ever be later.
         now, ahead = boottime.now(), 0 if body.get("clock") == CLOCK else boottime.wall_offset()
         return _unpack(body, lambda kept: max(0, min(now, kept - ahead))), ""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         if not set_aside:
-            return Kept(), f"{path}: {err}: its content is not used"
+            return SavedState(), f"{path}: {err}: its content is not used"
         aside = path.with_name(f"{path.name}.bad")
         try:
             os.replace(path, aside)
         except OSError:
-            return Kept(), f"{path}: {err}: its content is not used"
-        return Kept(), f"{path}: {err}: set aside as {aside.name}, the state is rebuilt from what runs"
+            return SavedState(), f"{path}: {err}: its content is not used"
+        return SavedState(), f"{path}: {err}: set aside as {aside.name}, the state is rebuilt from what runs"
 
 
 def _digest(body: str) -> int:
@@ -177,7 +178,7 @@ def _cpus(text: str | None) -> CpuSet | None:
     return None if text is None else CpuSet.parse(text)
 
 
-def _text_of(boot_id: str, kept: Kept, written: Written) -> str:
+def _text_of(boot_id: str, kept: SavedState, written: Written) -> str:
     """What json.dumps would make of all of it: the checksum is of that."""
     names = dict.fromkeys([*kept.state.sandboxes, *kept.previous, *kept.before, *kept.vcpus])
     for gone in written.keys() - names.keys():
@@ -237,7 +238,7 @@ def _pack_previous(previous: Previous | None) -> dict[str, object]:
             "pairs": list(previous.pairs.items())}
 
 
-def _pack_before(before: Before | None) -> dict[str, object]:
+def _pack_before(before: OriginalMasks | None) -> dict[str, object]:
     if before is None:
         return {}
     return {"before": [
@@ -253,7 +254,7 @@ def _pack_vcpus(vcpus: VcpuThreads | None) -> dict[str, object]:
                         [[thread.tid, thread.starttime, vcpu] for thread, vcpu in vcpus.threads.items()]]}
 
 
-def _unpack(body: dict[str, Any], moment: Callable[[int], int]) -> Kept:
+def _unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
     """:param moment: what becomes of each time."""
     states, previous, before, vcpus = {}, {}, {}, {}
     for name, entry in body["sandboxes"].items():
@@ -266,7 +267,7 @@ def _unpack(body: dict[str, Any], moment: Callable[[int], int]) -> Kept:
                 for vcpu, cpus, container in entry["vcpus"]},
                 {VcpuId(vcpu): cpu for vcpu, cpu in entry.get("pairs", ())})
         if "before" in entry:
-            before[sandbox] = Before({
+            before[sandbox] = OriginalMasks({
                 ThreadId(tid, start): ProcessMasks(CpuSet.parse(main), {
                     ThreadId(other, since): CpuSet.parse(cpus) for other, since, cpus in others})
                 for tid, start, main, others in entry["before"]})
@@ -276,7 +277,8 @@ def _unpack(body: dict[str, Any], moment: Callable[[int], int]) -> Kept:
                                                           for tid, start, vcpu in threads},
                                          frozenset(VcpuId(vcpu) for vcpu in gone), found_by)
     kubelet = body.get("kubelet")
-    return Kept(DesiredState(states), previous, before, vcpus, None if kubelet is None else _unpack_kubelet(kubelet))
+    return SavedState(DesiredState(states), previous, before, vcpus,
+                      None if kubelet is None else _unpack_kubelet(kubelet))
 
 
 def _pack_kubelet(kubelet: CpuManagerState) -> dict[str, object]:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 def give_all_back(reconciler: Reconciler) -> list[Result]:
     """Every thread gets the mask it had. Until `forget` nothing places them again. Called again it is about those that
     came since, and what was refused."""
-    return reconciler.unpin(reconciler.touched(), leaving=True)
+    return reconciler.unpin(reconciler.all_sandboxes(), leaving=True)
 
 
 def forget(config: Config, reconciler: Reconciler) -> bool:

@@ -39,8 +39,6 @@ class DiskSources:
         self.kata = kata
         #: Whether the runtime tells of every end (NRI): until then what it told of is there.
         self.nri = False
-        #: What it told and could not be looked up; then it is asked for everything again.
-        self.nri_lost = 0
         #: The CPUs that are online; empty as long as nobody said.
         self.online: CpuSet = EMPTY
         self.sandboxes: dict[SandboxId, KataSandbox] = {}

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from vmpin.config.settings import Config
-from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.view import NodeView
 from vmpin.status.health import SourceHealth
 
 
@@ -19,7 +19,7 @@ class Watched(Protocol):
     """What is told of a watcher."""
 
     config: Config
-    reconciler: Reconciler
+    view: NodeView
     #: When everything was last looked at, by time.monotonic(); None for never.
     resynced: float | None
 
@@ -47,15 +47,15 @@ class About:
 
     def data(self, watched: Watched) -> dict[str, object]:
         """:returns: times in seconds, `resynced` and the `age` of the last hook as how long ago that was."""
-        now, tally = time.monotonic(), watched.reconciler.tally
+        now, tally = time.monotonic(), watched.view.counters
         return {
             "pid": os.getpid(), "version": self._version, "uptime": round(now - self._since, 3),
             "resynced": None if watched.resynced is None else round(now - watched.resynced, 3),
             "resync_seconds": watched.config.resync_seconds,
-            "passes": dict(watched.reconciler.tally.passes),
+            "passes": dict(watched.view.counters.passes),
             "hooks": {"taken": tally.hooks["taken"], "age": None if tally.hook_at is None else round(
                 time.clock_gettime(time.CLOCK_BOOTTIME) - tally.hook_at, 3)},
             "sources": [{"name": source.name, "up": source.up, "needed": source.needed, "why": source.why}
                         for source in watched.source_health()],
-            "saved": watched.reconciler.saved,
+            "saved": watched.view.saved,
             "config": watched.config.data()}

@@ -19,7 +19,8 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.pinning.apply import Result
 from vmpin.pinning.plan import SetAffinity
 from vmpin.placement.ownership import contested
-from vmpin.reconcile.reconciler import Reconciler, Report
+from vmpin.reconcile.reconciler import PassReport
+from vmpin.reconcile.view import NodeView
 from vmpin.status.document import VERSION, Seen, node_data, pod_data, sandbox_data, trespasses
 from vmpin.vmm.inventory import Vm
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData
 
 
-def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | None = None,
+def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = None,
              nri: dict[str, object] | None = None, wide: bool = False,
              guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None,
              births: dict[str, object] | None = None, pods: bool = False,
@@ -43,82 +44,82 @@ def document(reconciler: Reconciler, watcher_pid: int | None, only: SandboxId | 
     """
     masks: dict[frozenset[int], CpuSet] = {}
     sandboxes = []
-    collisions = contested(reconciler.places.own)
-    for sandbox in shown(reconciler):
-        vm = reconciler.observer.vms.get(sandbox.id)
-        threads = [] if vm is None else threads_of(reconciler, vm, masks)
-        collisions += trespasses(reconciler.places.own, sandbox.id, threads)
+    collisions = contested(view.ownership)
+    for sandbox in shown(view):
+        vm = view.vms.get(sandbox.id)
+        threads = [] if vm is None else threads_of(view, vm, masks)
+        collisions += trespasses(view.ownership, sandbox.id, threads)
         if only in (None, sandbox.id):
-            sandboxes.append(entry(_sandbox(reconciler, sandbox, vm, threads, wide or only is not None,
+            sandboxes.append(entry(_sandbox(view, sandbox, vm, threads, wide or only is not None,
                                             guest(sandbox.id))))
     return {
         "version": VERSION,
         "time": when(time.time()),
         "watcher": watcher_pid,
-        "policy": reconciler.config.policy.words(),
-        "node": node_data(reconciler.node, reconciler.places.own,
+        "policy": view.config.policy.words(),
+        "node": node_data(view.node, view.ownership,
                           sorted(collisions, key=lambda collision: (collision.cpu, collision.sandboxes)),
-                          _owners(reconciler), _disagreements(reconciler)),
-        "sources": {"nri": nri, "kubelet": _kubelet(reconciler), "births": births,
-                    "hooks": {**{result: reconciler.tally.hooks[result] for result in ("taken", "refused")},
-                              "disputed": reconciler.tally.disputed, "last": _last_hook(reconciler)},
-                    "repairs": {outcome: reconciler.tally.repairs[outcome] for outcome in ("done", "failed")}},
+                          _owners(view), _disagreements(view)),
+        "sources": {"nri": nri, "kubelet": _kubelet(view), "births": births,
+                    "hooks": {**{result: view.counters.hooks[result] for result in ("taken", "refused")},
+                              "disputed": view.counters.disputed, "last": _last_hook(view)},
+                    "repairs": {outcome: view.counters.repairs[outcome] for outcome in ("done", "failed")}},
         "sandboxes": sandboxes,
-        **({"pods": _pods(reconciler)} if pods else {}),
+        **({"pods": _pods(view)} if pods else {}),
     }
 
 
-def shown(reconciler: Reconciler) -> list[SandboxState]:
+def shown(view: NodeView) -> list[SandboxState]:
     """The sandboxes that are VMs and looked after."""
-    known = reconciler.vm_sandboxes()
-    return [sandbox for sandbox in reconciler.state.sandboxes.values()
-            if sandbox.id in reconciler.observer.vms
-            or (sandbox.id in known and fnmatchcase(sandbox.id, reconciler.config.only))]
+    known = view.vm_sandboxes()
+    return [sandbox for sandbox in view.sandboxes.values()
+            if sandbox.id in view.vms
+            or (sandbox.id in known and fnmatchcase(sandbox.id, view.config.only))]
 
 
-def _last_hook(reconciler: Reconciler) -> str | None:
-    at = reconciler.tally.hook_at
+def _last_hook(view: NodeView) -> str | None:
+    at = view.counters.hook_at
     return None if at is None else when(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + at)
 
 
-def _kubelet(reconciler: Reconciler) -> dict[str, object] | None:
+def _kubelet(view: NodeView) -> dict[str, object] | None:
     """None where nothing of the kubelet's was met; all but `trouble` and `bad` is of its last good checkpoint."""
-    found, file = reconciler.kubelet, reconciler.checkpoint
-    if found is None and not file.trouble and reconciler.agreement.resources is None:
+    found, file = view.kubelet, view.checkpoint
+    if found is None and not file.trouble and view.pod_resources is None:
         return None
     facts = dict.fromkeys(("policy", "shared_pool", "exclusive", "version", "checksum_ok")) if found is None else {
         "policy": found.policy, "shared_pool": str(found.default), "exclusive": str(found.exclusive),
         "version": found.version, "checksum_ok": found.checksum_ok}
     stale = file.stale and found is not None
     return {**facts, "trouble": file.trouble, "bad": file.bad,
-            "pod_resources": reconciler.agreement.resources is not None,
+            "pod_resources": view.pod_resources is not None,
             "stale": stale, "written": when(file.written / 1e9) if file.written else None,
-            "second_witness": second_witness(found, reconciler.agreement.resources) if stale and found else None}
+            "second_witness": second_witness(found, view.pod_resources) if stale and found else None}
 
 
-def _disagreements(reconciler: Reconciler) -> list[dict[str, object]]:
+def _disagreements(view: NodeView) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
-    for (sandbox, container), text in reconciler.agreement.lasting.items():
-        state = reconciler.state.sandboxes.get(sandbox)
+    for (sandbox, container), text in view.disagreements.items():
+        state = view.sandboxes.get(sandbox)
         known = None if state is None else state.containers.get(container)
         found.append({"sandbox": sandbox, "pod": pod_data(None if state is None else state.pod),
                       "container": container, "name": "" if known is None else known.container.name, "what": text})
     return found
 
 
-def _pods(reconciler: Reconciler) -> list[dict[str, object]]:
+def _pods(view: NodeView) -> list[dict[str, object]]:
     return [{"sandbox": sandbox.id, "pod": pod_data(sandbox.pod), "containers": [
         {"id": container.id, "name": container.name, "pause": container.pause} for container in sandbox.live()]}
-        for sandbox in reconciler.state.sandboxes.values()]
+        for sandbox in view.sandboxes.values()]
 
 
-def _owners(reconciler: Reconciler) -> dict[tuple[SandboxId, ContainerId], dict[str, object]]:
+def _owners(view: NodeView) -> dict[tuple[SandboxId, ContainerId], dict[str, object]]:
     """Of every container that owns CPUs: whether it is a VM's, its first process on the host, its cpuset cgroup."""
     found: dict[tuple[SandboxId, ContainerId], dict[str, object]] = {}
-    vms = reconciler.vm_sandboxes()
-    by_uid = {known.pod.uid: known.pod for known in reconciler.state.sandboxes.values() if known.pod is not None}
-    for sandbox, claim in reconciler.places.own.claims.items():
-        state = reconciler.state.sandboxes.get(sandbox)
+    vms = view.vm_sandboxes()
+    by_uid = {known.pod.uid: known.pod for known in view.sandboxes.values() if known.pod is not None}
+    for sandbox, claim in view.ownership.claims.items():
+        state = view.sandboxes.get(sandbox)
         for container, _ in claim.exclusive:
             if state is None:  # only the kubelet's checkpoint has it, by its pod's uid
                 found[sandbox, container] = {"kind": "unseen", "pod": pod_data(by_uid.get(sandbox)),
@@ -126,7 +127,7 @@ def _owners(reconciler: Reconciler) -> dict[tuple[SandboxId, ContainerId], dict[
                 continue
             known = state.containers.get(container)
             init = None if known is None else known.init
-            path = None if init is None else reconciler.cgroups.cpuset_path(init.tid)
+            path = None if init is None else view.cgroups.cpuset_path(init.tid)
             found[sandbox, container] = {
                 "kind": "vm" if sandbox in vms else "runc",
                 "pod": pod_data(state.pod), "name": "" if known is None else known.container.name,
@@ -135,9 +136,9 @@ def _owners(reconciler: Reconciler) -> dict[tuple[SandboxId, ContainerId], dict[
     return found
 
 
-def threads_of(reconciler: Reconciler, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> list[Seen]:
+def threads_of(view: NodeView, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> list[Seen]:
     """A VM's threads with the masks the kernel shows now. `masks` keeps the sets that were met, for the next VM."""
-    placement = reconciler.placements.get(vm.sandbox)
+    placement = view.placements.get(vm.sandbox)
     get = os.sched_getaffinity
     limits: dict[Path, CpuSet] = {}
     threads = []
@@ -150,7 +151,7 @@ def threads_of(reconciler: Reconciler, vm: Vm, masks: dict[frozenset[int], CpuSe
         if actual is None:
             actual = masks[mask] = CpuSet(mask)
         wanted = None if placement is None else placement.cpus_for(thread.role, thread.vcpu)
-        limit = None if wanted is None or wanted == actual else _limit(reconciler.cgroups, thread, limits)
+        limit = None if wanted is None or wanted == actual else _limit(view.cgroups, thread, limits)
         threads.append(Seen(thread, wanted, actual, limit))
     return threads
 
@@ -167,39 +168,39 @@ def _limit(cgroups: Cgroups, thread: VmThread, limits: dict[Path, CpuSet]) -> Cp
     return found.effective
 
 
-def _sandbox(reconciler: Reconciler, sandbox: SandboxState, vm: Vm | None, threads: list[Seen],
+def _sandbox(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list[Seen],
              wide: bool, guest: GuestData | None) -> dict[str, object]:
     vmm = None if vm is None else {"type": vm.type.value, "pid": vm.vmm.pid}
     # Why a cgroup refuses is said once for all the threads that it refuses.
-    notes = reconciler.pinner.refusals(sandbox.id, {seen.thread.id for seen in threads if seen.barred})
-    kata = reconciler.sources.sandboxes.get(sandbox.id)
+    notes = view.refusals(sandbox.id, {seen.thread.id for seen in threads if seen.barred})
+    kata = view.kata(sandbox.id)
     if kata is not None and kata.pins_vcpus:
         notes.append("Kata pins the vCPUs too (enable_vcpus_pinning): two writers of the same masks, turn one off")
-    history = reconciler.circumstances.histories.get(sandbox.id)
-    account = reconciler.ledger.sandboxes.get(sandbox.id)
-    births = reconciler.births.get(sandbox.id)
-    return sandbox_data(sandbox, reconciler.node, reconciler.placements.get(sandbox.id), vmm,
-                        "none" if vm is None else vm.found_by, threads, notes, reconciler.kubelet,
-                        {container: text for (of, container), text in reconciler.agreement.lasting.items()
+    history = view.drift(sandbox.id)
+    account = view.ledger.sandboxes.get(sandbox.id)
+    births = view.births(sandbox.id)
+    return sandbox_data(sandbox, view.node, view.placements.get(sandbox.id), vmm,
+                        "none" if vm is None else vm.found_by, threads, notes, view.kubelet,
+                        {container: text for (of, container), text in view.disagreements.items()
                          if of == sandbox.id},
-                        _cgroup(reconciler, vm) if wide and vm is not None else None, guest,
+                        _cgroup(view, vm) if wide and vm is not None else None, guest,
                         None if history is None else history.data(),
                         account.data() if wide and account is not None else None,
-                        None if births is None else births.data(), sandbox.id in reconciler.places.unmanaged,
+                        None if births is None else births.data(), sandbox.id in view.unmanaged,
                         boottime.wall_offset())
 
 
-def _cgroup(reconciler: Reconciler, vm: Vm) -> dict[str, object] | None:
-    found = reconciler.cgroups.cpuset_of(vm.vmm.pid)
+def _cgroup(view: NodeView, vm: Vm) -> dict[str, object] | None:
+    found = view.cgroups.cpuset_of(vm.vmm.pid)
     return None if found is None else {"path": str(found.path), "cpus": str(found.effective)}
 
 
-def proved(reconciler: Reconciler, proof: Proof, only: SandboxId | None = None) -> dict[str, object]:
+def proved(view: NodeView, proof: Proof, only: SandboxId | None = None) -> dict[str, object]:
     """Where threads ran, as `vmpin verify --since` tells it. `only` leaves other sandboxes out."""
     sandboxes = []
     for sandbox, account in proof.sandboxes.items():
         if only in (None, sandbox):
-            state = reconciler.state.sandboxes.get(sandbox)
+            state = view.sandboxes.get(sandbox)
             sandboxes.append({"id": sandbox, "pod": pod_data(None if state is None else state.pod), **account.data()})
     return {"version": VERSION, "since": when(proof.since), "until": when(proof.until),
             "seconds": round(proof.until - proof.since, 3), "watched": round(proof.watched, 3),
@@ -214,16 +215,16 @@ def when(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def outcome(report: Report) -> dict[str, object]:
+def outcome(report: PassReport) -> dict[str, object]:
     """What a pass did, as `vmpin reconcile` tells it."""
     return {"vms": report.vms, "operations": [_result(result) for result in report.results],
             "seconds": round(report.seconds, 6)}
 
 
-def planned(reconciler: Reconciler, report: Report) -> dict[str, object]:
+def planned(view: NodeView, report: PassReport) -> dict[str, object]:
     """What a pass would do, and which VMs it leaves as they are, as `vmpin plan` shows it."""
     return {"operations": [_operation(result.operation) for result in report.results],
-            "unmanaged": sorted(reconciler.places.unmanaged)}
+            "unmanaged": sorted(view.unmanaged)}
 
 
 def unpinned(results: list[Result], kept: Iterable[SandboxId]) -> dict[str, object]:
@@ -234,17 +235,17 @@ def unpinned(results: list[Result], kept: Iterable[SandboxId]) -> dict[str, obje
     return {"operations": [_result(result) for result in results], "kept": sorted(kept)}
 
 
-def unpinning(reconciler: Reconciler, sandboxes: Iterable[SandboxId],
+def unpinning(view: NodeView, sandboxes: Iterable[SandboxId], operations: Iterable[SetAffinity],
               guests: Iterable[SandboxId]) -> dict[str, object]:
     """What `vmpin unpin` would change, as its --dry-run prints it.
 
+    :param operations: what would give these sandboxes' threads their masks from before (`Reconciler.restoring`).
     :param guests: sandboxes whose guests would be asked to take back their maps.
     """
-    wanted, vms = list(sandboxes), reconciler.vm_sandboxes()
+    wanted, vms = list(sandboxes), view.vm_sandboxes()
     held = [sandbox for sandbox in wanted if sandbox in vms
-            and (known := reconciler.state.sandboxes.get(sandbox)) is not None and not known.held]
-    return {"dry_run": True, "operations": [_operation(operation) for sandbox in wanted
-                                            for operation in reconciler.giving_back(sandbox)],
+            and (known := view.sandboxes.get(sandbox)) is not None and not known.held]
+    return {"dry_run": True, "operations": [_operation(operation) for operation in operations],
             "held": sorted(held), "guests": sorted(guests)}
 
 

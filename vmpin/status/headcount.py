@@ -15,7 +15,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.placement.ownership import contested
 from vmpin.placement.rules import Verdict
-from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.view import NodeView
 from vmpin.status.collector import shown, threads_of
 from vmpin.status.document import Seen, judge, trespasses
 
@@ -46,25 +46,25 @@ class Headcount:
     #: As status lists them.
     collisions: int = 0
 
-    def take(self, reconciler: Reconciler) -> Iterator[None]:
+    def take(self, view: NodeView) -> Iterator[None]:
         """Count, a sandbox a step."""
         masks: dict[frozenset[int], CpuSet] = {}
         trespassed = 0
-        listing = shown(reconciler)
+        listing = shown(view)
         yield
         for listed in listing:
-            sandbox = reconciler.state.sandboxes.get(listed.id)
+            sandbox = view.sandboxes.get(listed.id)
             if sandbox is None:
                 continue
-            vm = reconciler.observer.vms.get(sandbox.id)
-            threads = [] if vm is None else threads_of(reconciler, vm, masks)
-            verdict, _ = judge(sandbox, reconciler.placements.get(sandbox.id), None if vm is None else {}, threads,
-                               unmanaged=sandbox.id in reconciler.places.unmanaged)
+            vm = view.vms.get(sandbox.id)
+            threads = [] if vm is None else threads_of(view, vm, masks)
+            verdict, _ = judge(sandbox, view.placements.get(sandbox.id), None if vm is None else {}, threads,
+                               unmanaged=sandbox.id in view.unmanaged)
             self.sandboxes[sandbox.id] = SandboxCount(
                 sandbox.pod, verdict, Counter((seen.thread.role, _place(seen)) for seen in threads))
-            trespassed += len(trespasses(reconciler.places.own, sandbox.id, threads))
+            trespassed += len(trespasses(view.ownership, sandbox.id, threads))
             yield
-        self.collisions = len(contested(reconciler.places.own)) + trespassed
+        self.collisions = len(contested(view.ownership)) + trespassed
 
     def verdicts(self) -> Counter[Verdict]:
         return Counter(count.verdict for count in self.sandboxes.values())

@@ -22,7 +22,7 @@ from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.domain.proof import Account, Ledger
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.rules import Verdict
-from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.view import NodeView
 from vmpin.status.about import version
 from vmpin.status.headcount import Headcount, Place
 from vmpin.status.health import SourceHealth
@@ -41,7 +41,7 @@ Values = Mapping[tuple[str, ...], float]
 class Facts:
     """What a scrape is made of, beside the reconciler's own."""
 
-    reconciler: Reconciler
+    view: NodeView
     headcount: Headcount
     sources: Iterable[SourceHealth]
     #: Containers by the state of what their guest was told.
@@ -68,10 +68,10 @@ class NodeCollector(Collector):
             return
         yield _gauge("vmpin_build_info", "The running version, always 1.", ("version",), {(self._version,): 1})
         yield _gauge("vmpin_node_info", "The node that it runs on, by the kernel's boot id, always 1.", ("boot_id",),
-                     {(self.facts.reconciler.boot_id,): 1})
+                     {(self.facts.view.boot_id,): 1})
         yield from _state(self.facts)
         yield from _counts(self.facts)
-        yield from _ran(self.facts.reconciler.ledger)
+        yield from _ran(self.facts.view.ledger)
         if self.facts.per_sandbox:
             yield from _sandboxes(self.facts)
         yield from self._process.collect()
@@ -92,7 +92,7 @@ def text_of(family: Metric) -> bytes:
 
 def _state(facts: Facts) -> Iterator[Metric]:
     """What is so now."""
-    known, count = facts.reconciler, facts.headcount
+    view, count = facts.view, facts.headcount
     verdicts, threads = count.verdicts(), count.threads()
     yield _gauge("vmpin_sandboxes", "VM sandboxes, by verdict as in vmpin status.", ("verdict",),
                  {(verdict.value,): verdicts[verdict] for verdict in Verdict})
@@ -102,11 +102,11 @@ def _state(facts: Facts) -> Iterator[Metric]:
     yield _gauge("vmpin_collisions", "CPUs on which more work may run than their owner agreed to, as listed by vmpin "
                  "status.", (), {(): count.collisions})
     yield _gauge("vmpin_disagreements", "Containers on whose CPUs the sources have not agreed for longer than a "
-                 "resync.", (), {(): len(known.agreement.lasting)})
+                 "resync.", (), {(): len(view.disagreements)})
     yield _gauge("vmpin_cpus", "Online CPUs of the node, and how many of them are owned by one container, shared, or "
                  "for housekeeping.", ("set",),
-                 {("online",): len(known.node.online), ("exclusive",): len(known.places.own.exclusive),
-                  ("shared",): len(known.places.own.pool), ("housekeeping",): len(known.node.housekeeping)})
+                 {("online",): len(view.node.online), ("exclusive",): len(view.ownership.exclusive),
+                  ("shared",): len(view.ownership.pool), ("housekeeping",): len(view.node.housekeeping)})
     yield _gauge("vmpin_source_up", "Whether a source of the watcher's is there and works.", ("source",),
                  {(source.name,): source.up for source in facts.sources})
     states: Counter[str] = Counter()
@@ -116,7 +116,7 @@ def _state(facts: Facts) -> Iterator[Metric]:
                  ("state",),
                  {(state,): states[state] for state in GUEST_STATES})
     yield _gauge("vmpin_state_saved", "Whether the state file could be written when it was last tried.", (),
-                 {(): known.saved})
+                 {(): view.saved})
     yield _gauge("vmpin_tasks", "Tasks of the watcher's event loop.", (), {(): facts.tasks})
     yield _gauge("vmpin_last_resync_timestamp_seconds", "Unix time of the last look at everything.", (),
                  {(): facts.resynced})
@@ -124,11 +124,11 @@ def _state(facts: Facts) -> Iterator[Metric]:
 
 def _counts(facts: Facts) -> Iterator[Metric]:
     """What happened since the watcher started."""
-    tally = facts.reconciler.tally
+    tally = facts.view.counters
     yield _counter("vmpin_pins_total", "Masks set, by role and by what the kernel made of it.", ("role", "outcome"),
                    {(role.value, outcome.value): tally.pins[role, outcome.value]
                     for role in ThreadRole for outcome in Outcome})
-    yield _counter("vmpin_drift_total", "Threads found elsewhere and put back, by cause as far as it is known.",
+    yield _counter("vmpin_drift_total", "Threads found elsewhere and put back, by cause as far as it is view.",
                    ("cause",), {(cause.value,): tally.drift[cause.value] for cause in Cause})
     yield _counter("vmpin_fights_total", "Fights with another writer of the same masks that were noticed.", (),
                    {(): tally.fights})
@@ -180,7 +180,7 @@ def _by_place(account: Account) -> Iterable[tuple[str, float]]:
 
 def _sandboxes(facts: Facts) -> Iterator[Metric]:
     """With pods' names, for who asked for that."""
-    count, ledger = facts.headcount, facts.reconciler.ledger
+    count, ledger = facts.headcount, facts.view.ledger
     labels = {sandbox: _names(sandbox, one.pod) for sandbox, one in count.sandboxes.items()}
     yield _gauge("vmpin_sandbox_verdict", "The verdict on each VM sandbox, always 1.",
                  ("sandbox", "namespace", "pod", "verdict"),

@@ -240,8 +240,12 @@ class Vmpin:
         return configuration.load(self.file, {}, {})
 
     def reconcile(self) -> Reconciler:
-        """What `vmpin reconcile` does, without the seconds that starting a Python takes here."""
-        return one_pass.reconcile(self.config(), None)[0]
+        """What `vmpin reconcile` does, without the seconds that starting a Python takes here. :returns: one made after
+        it, that sees what it left."""
+        one_pass.reconcile(self.config(), None)
+        found = Reconciler(self.config(), acts=False)
+        found.resync(act=False, full=True)
+        return found
 
     def status(self, vm: Sandboxed) -> dict[str, Any]:
         """What `vmpin status` has of a VM, from the watcher if one runs; likewise in no time."""

@@ -36,11 +36,11 @@ def _node(vmpin: Vmpin) -> None:
 
 
 @pytest.fixture
-def place(vmpin: Vmpin, kata: Kata) -> Places:
-    return Places(vmpin, kata)
+def place(vmpin: Vmpin, kata: Kata) -> PlacementCache:
+    return PlacementCache(vmpin, kata)
 
 
-class Places:
+class PlacementCache:
     """Gives a VM containers and puts its threads where they belong."""
 
     def __init__(self, vmpin: Vmpin, kata: Kata) -> None:
@@ -112,7 +112,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_threads_are_where_the_rules_put_them(case: Case, vm: NestedVm, place: Places) -> None:
+def test_threads_are_where_the_rules_put_them(case: Case, vm: NestedVm, place: PlacementCache) -> None:
     placed = place(vm, case.containers, **case.policy)
     assert vcpus(vm) == case.vcpus
     assert others(vm) == {case.others or case.mask}
@@ -125,7 +125,7 @@ def test_threads_are_where_the_rules_put_them(case: Case, vm: NestedVm, place: P
     ({"c": "0-1"}, {"2-5": 2, "6-7": 1, "0-1": 1}),
 ], ids=["exclusive containers only", "one vCPU is kept for the shared"])
 def test_fewer_vcpus_than_exclusive_cpus_are_shared_out(shared: Mapping[str, str], shares: Mapping[str, int],
-                                                       vm: NestedVm, place: Places) -> None:
+                                                       vm: NestedVm, place: PlacementCache) -> None:
     placed = place(vm, {"a": "2-5", "b": "6-7", **shared})
     assert Counter(vcpus(vm)) == shares
     assert placed.verdict == "degraded"
@@ -134,7 +134,7 @@ def test_fewer_vcpus_than_exclusive_cpus_are_shared_out(shared: Mapping[str, str
         assert vcpus(vm)[0] == "0-1"  # the boot vCPU carries the guest's own work
 
 
-def test_vcpus_that_are_off_keep_what_they_have(vm: NestedVm, place: Places) -> None:
+def test_vcpus_that_are_off_keep_what_they_have(vm: NestedVm, place: PlacementCache) -> None:
     place(vm, {"a": "2-3", "b": "0-1"})
     before = vcpus(vm)
     place(vm, {"a": "4-5", "b": "0-1"}, vcpus="off")
@@ -142,7 +142,7 @@ def test_vcpus_that_are_off_keep_what_they_have(vm: NestedVm, place: Places) -> 
     assert others(vm) == {"0-1"}
 
 
-def test_every_other_role_goes_by_its_policy(vm: NestedVm, place: Places) -> None:
+def test_every_other_role_goes_by_its_policy(vm: NestedVm, place: PlacementCache) -> None:
     assert set(by_role(vm)) == {ThreadRole.IOTHREAD, ThreadRole.VHOST, ThreadRole.EMULATOR, ThreadRole.KVM}
     containers = {"a": "2-3", "b": "0"}
     place(vm, containers, iothreads="shared", vhost="housekeeping", emulator="1,6")
@@ -157,7 +157,7 @@ def test_every_other_role_goes_by_its_policy(vm: NestedVm, place: Places) -> Non
     assert vcpus(vm) == ["2-3", "2-3", "2", "3"]
 
 
-def test_no_role_goes_onto_another_sandboxs_cpus_whatever_its_policy(vm: NestedVm, place: Places,
+def test_no_role_goes_onto_another_sandboxs_cpus_whatever_its_policy(vm: NestedVm, place: PlacementCache,
                                                                     nested_vm: StartsVms) -> None:
     other = nested_vm(vcpus=2, guest=Guest.IDLE)
     place.kata.write(other, {"theirs": "6-7"})
@@ -173,7 +173,7 @@ def test_no_role_goes_onto_another_sandboxs_cpus_whatever_its_policy(vm: NestedV
     ({"virtiofsd": "5", "shim": "off"}, ("5", "0-7")),
 ], ids=["by default", "shared, housekeeping", "a list, off"])
 def test_virtiofsd_and_shim_go_by_their_policies(policies: Mapping[str, str], places: tuple[str, str], vm: NestedVm,
-                                                 place: Places) -> None:
+                                                 place: PlacementCache) -> None:
     """Processes with the command lines of both; what they are is told by that."""
     shared_dir = f"--shared-dir=/run/kata-containers/shared/sandboxes/{vm.sandbox}/shared"
     with (subprocess.Popen(["virtiofsd", "-c", "read _", shared_dir], executable="/bin/sh",
@@ -184,7 +184,7 @@ def test_virtiofsd_and_shim_go_by_their_policies(policies: Mapping[str, str], pl
         assert (str(mask(virtiofsd.pid)), str(mask(shim.pid))) == places
 
 
-def test_guest_numa_nodes_stay_together_on_host_nodes(nested_vm: StartsVms, place: Places) -> None:
+def test_guest_numa_nodes_stay_together_on_host_nodes(nested_vm: StartsVms, place: PlacementCache) -> None:
     memory = [word for node in (0, 1) for word in (
         "-object", f"memory-backend-ram,id=m{node},size=32M",
         "-numa", f"node,nodeid={node},memdev=m{node},cpus={node},cpus={node + 2}")]
@@ -194,7 +194,7 @@ def test_guest_numa_nodes_stay_together_on_host_nodes(nested_vm: StartsVms, plac
     assert vcpus(vm) == ["2", "4", "3", "5"]  # 0 and 2 are one node of the guest, 2 and 3 are on one of the host
 
 
-def test_guest_siblings_go_onto_siblings(nested_vm: StartsVms, place: Places) -> None:
+def test_guest_siblings_go_onto_siblings(nested_vm: StartsVms, place: PlacementCache) -> None:
     vm = nested_vm(smp="4,sockets=1,cores=2,threads=2", guest=Guest.IDLE)
     vm.wait_idle()
     place.vmpin.configure(node__shared_pool="0")

@@ -108,6 +108,6 @@ def test_a_dry_run_says_what_the_real_one_does_and_changes_nothing(machine: Mach
     else:
         assert removed == set()
         assert run()[0] == "nothing to give back"
-        known = one_pass.look_over(machine.reconciler.config)
-        assert known.state.sandboxes[sandbox("a")].held
-        assert known.state.sandboxes[sandbox("b")].held is (which == "--every")
+        view, _ = one_pass.plan_unpin(machine.reconciler.config, None)
+        assert view.sandboxes[sandbox("a")].held
+        assert view.sandboxes[sandbox("b")].held is (which == "--every")

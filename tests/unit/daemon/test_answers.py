@@ -25,6 +25,7 @@ class Asked:
 
     def __init__(self, machine: Machine) -> None:
         self.reconciler = machine.reconciler
+        self.view = machine.reconciler.view
         self.guests = self
 
     def feeds(self) -> tuple[None, None]:
@@ -46,7 +47,8 @@ def test_the_status_is_the_document(machine: Machine, request_: dict[str, bool])
     machine.vmm("a")
     machine.resync()
     found = answer(machine, op="status", **request_)
-    whole = json.loads(json.dumps(collector.document(machine.reconciler, os.getpid(), wide=request_.get("wide", False),
+    whole = json.loads(json.dumps(collector.document(machine.reconciler.view, os.getpid(),
+                                                    wide=request_.get("wide", False),
                                                     pods=request_.get("pods", False))))
     assert [entry["id"] for entry in found["sandboxes"]] == [sandbox("a")]
     del found["time"], whole["time"]

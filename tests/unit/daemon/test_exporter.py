@@ -28,7 +28,7 @@ from vmpin.errors import ConfigError
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import Claims, ownership
 from vmpin.placement.rules import Verdict
-from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.view import NodeView
 from vmpin.status.headcount import Headcount
 from vmpin.status.health import SourceHealth
 
@@ -93,14 +93,14 @@ def test_a_mask_smaller_than_what_the_cgroup_has_was_narrowed_by_another_hand(no
 def test_a_thread_on_the_cpus_of_another_container_is_a_collision(node: Node) -> None:
     assert node.values("vmpin_collisions") == {(): 0}
     other = SandboxId("other")
-    node.reconciler.places.own = ownership({other: Claims(((WEB, node.second),), ())}, node.reconciler.node)
+    node.reconciler.placement_cache.own = ownership({other: Claims(((WEB, node.second),), ())}, node.reconciler.node)
     assert node.values("vmpin_collisions") == {(): 1}
     assert node.values("vmpin_cpus")["exclusive",] == 1
 
 
 def test_a_vm_that_ends_while_it_is_counted_is_off(node: Node) -> None:
     count = Headcount()
-    steps = count.take(node.reconciler)
+    steps = count.take(node.view)
     next(steps)
     del node.reconciler.observer.vms[node.id]
     for _ in steps:
@@ -160,10 +160,10 @@ def test_who_asks_again_at_once_is_told_the_same(node: Node, monkeypatch: pytest
     counted = 0
 
     class Counting(Headcount):
-        def take(self, reconciler: Reconciler) -> Iterator[None]:
+        def take(self, view: NodeView) -> Iterator[None]:
             nonlocal counted
             counted += 1
-            return super().take(reconciler)
+            return super().take(view)
 
     monkeypatch.setattr(exporter, "Headcount", Counting)
     monkeypatch.setattr(exporter, "FRESH", 60.0)

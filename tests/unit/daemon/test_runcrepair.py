@@ -51,12 +51,13 @@ class Drifted:
         self.socket = path / "cri.sock"
         self.reconciler = Reconciler(settings.load(None, {}, {
             **paths, "paths.cri": str(self.socket), "policy.runc_repair": "true", "watch.only": "none"}))
-        self.reconciler.sources.nri = True
+        self.reconciler.nri_connected(True)
         self.plugin = FakePlugin()
         #: What the runtime has.
         self.listed: dict[ContainerId, NriContainer] = {}
         self.reconciler.nri([Synced((), (), 0, runtime=7)])
-        self.repair = RuncRepair(self.reconciler, lambda: cast("NriPlugin", self.plugin))
+        self.repair = RuncRepair(self.reconciler.view, self.reconciler.tally, self.reconciler.read_cgroups,
+                                 lambda: cast("NriPlugin", self.plugin))
 
     def drift(self, *names: str, sandbox: SandboxId = POD, handler: str = "") -> None:
         self.reconciler.reduce([SandboxSeen(sandbox, "nri", Pod("ns", "web", "uid"), handler=handler)])
@@ -67,7 +68,7 @@ class Drifted:
             made = NriContainer(ContainerId(name), sandbox, name, 3, CpuSet.parse("2-3"), {}, 0, "")
             self.reconciler.reports.take(ContainerEvent("create", None, made, 1))
             self.listed[made.id] = made
-            self.reconciler.agreement.lasting[sandbox, ContainerId(name)] = "nri 2-3, cgroup 4"
+            self.reconciler.disagreements.lasting[sandbox, ContainerId(name)] = "nri 2-3, cgroup 4"
 
     def look(self, times: int = 1) -> None:
         """As after resyncs; the runtime lists all when it is asked to."""

@@ -195,7 +195,7 @@ def test_the_run_directory_is_described(own: Config) -> None:
     os.utime(old, (time.time() - 100, time.time() - 100))
     (own.spool / "2.hook").touch()
     (own.spool / ".3.hook.tmp").touch()
-    state_file.save(own.state_file, Procfs().boot_id(), state_file.Kept())
+    state_file.save(own.state_file, Procfs().boot_id(), state_file.SavedState())
     found = run_directory(own, Procfs())
     assert (found.exists, found.uid, found.mode, found.spooled) == (True, os.geteuid(), 0o755, 2)
     assert 99 < found.oldest < 200

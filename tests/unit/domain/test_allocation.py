@@ -14,8 +14,8 @@ from vmpin.domain.kubelet_cpus import CpuManagerState, disagreements, judged, se
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import Node, claims
-from vmpin.reconcile.disagreements import Agreement
-from vmpin.reconcile.runc_drift import TRIES, WITHIN, Repairs
+from vmpin.reconcile.disagreements import SourceDisagreements
+from vmpin.reconcile.runc_drift import TRIES, WITHIN, RuncDriftRepairs
 
 POD, APP, SIDE = SandboxId("pod-a"), ContainerId("c1"), ContainerId("c2")
 ONLINE = CpuSet.parse("0-7")
@@ -189,46 +189,46 @@ def state_of(sandbox: SandboxState) -> DesiredState:
 
 
 def test_only_a_disagreement_that_lasts_is_told_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    agreement, odd = Agreement(), state_of(pod(container(nri="2-3", cgroup="4")))
+    agreement, odd = SourceDisagreements(), state_of(pod(container(nri="2-3", cgroup="4")))
     caplog.set_level(logging.WARNING)
     for now in (100.0, 109.9):
-        agreement.look(odd, None, ONLINE, 10, now)
+        agreement.compare(odd, None, ONLINE, 10, now)
         assert agreement.lasting == {}
     for now in (110.0, 120.0):
-        agreement.look(odd, None, ONLINE, 10, now)
+        agreement.compare(odd, None, ONLINE, 10, now)
         assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 4"}
     assert len(caplog.messages) == 1
     # Another one begins anew, and it is over when they agree.
-    agreement.look(state_of(pod(container(nri="2-3", cgroup="5"))), None, ONLINE, 10, 130.0)
+    agreement.compare(state_of(pod(container(nri="2-3", cgroup="5"))), None, ONLINE, 10, 130.0)
     assert agreement.lasting == {}
-    agreement.look(state_of(pod(container(nri="2-3", cgroup="2-3"))), None, ONLINE, 10, 150.0)
+    agreement.compare(state_of(pod(container(nri="2-3", cgroup="2-3"))), None, ONLINE, 10, 150.0)
     assert agreement.lasting == {}
     assert len(caplog.messages) == 1
 
 
 def test_a_sandbox_that_stayed_as_it_was_is_compared_again_when_a_witness_says_something_else() -> None:
-    agreement, state = Agreement(), state_of(pod(container(nri="2-3", cgroup="2-3")))
-    agreement.look(state, None, ONLINE, 0, 100.0)
+    agreement, state = SourceDisagreements(), state_of(pod(container(nri="2-3", cgroup="2-3")))
+    agreement.compare(state, None, ONLINE, 0, 100.0)
     assert agreement.lasting == {}
     given_out = kubelet({(UID, "app"): "4-5"})
-    agreement.look(state, given_out, ONLINE, 0, 110.0)
+    agreement.compare(state, given_out, ONLINE, 0, 110.0)
     assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 2-3, kubelet 4-5"}
-    agreement.hear({("ns", "web", "app"): CpuSet.parse("6")})
-    agreement.look(state, given_out, ONLINE, 0, 120.0)
+    agreement.set_pod_resources({("ns", "web", "app"): CpuSet.parse("6")})
+    agreement.compare(state, given_out, ONLINE, 0, 120.0)
     assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 2-3, kubelet 4-5, podresources 6"}
-    agreement.look(state, given_out, EMPTY, 0, 130.0)  # none of all these CPUs is online
+    agreement.compare(state, given_out, EMPTY, 0, 130.0)  # none of all these CPUs is online
     assert agreement.lasting == {}
 
 
 def test_what_a_state_file_kept_of_nri_takes_no_part_until_the_runtime_has_listed_its_containers() -> None:
     """After a restart of the watcher the cgroup is read at once, and NRI's own report comes later."""
-    agreement, state = Agreement(), state_of(pod(container(nri="0-7", cgroup="0,4-7")))
+    agreement, state = SourceDisagreements(), state_of(pod(container(nri="0-7", cgroup="0,4-7")))
     for now in (100.0, 110.0, 120.0):
-        agreement.look(state, None, ONLINE, 10, now, nri=False)
+        agreement.compare(state, None, ONLINE, 10, now, nri=False)
         assert agreement.lasting == {}
-    agreement.look(state, None, ONLINE, 10, 130.0)
+    agreement.compare(state, None, ONLINE, 10, 130.0)
     assert agreement.lasting == {}
-    agreement.look(state, None, ONLINE, 10, 140.0)
+    agreement.compare(state, None, ONLINE, 10, 140.0)
     assert agreement.lasting == {(POD, APP): "nri 0-7, cgroup 0,4-7"}
 
 
@@ -259,12 +259,12 @@ ANNOUNCED = {APP: CpuSet.parse("2-3")}
 ])
 def test_a_runc_container_is_given_back_what_it_was_given(known: Known, given: CpuManagerState | None,
                                                           vms: set[SandboxId], wanted: str | None) -> None:
-    found = Repairs().due(state_of(pod(known)), given, vms, LASTING, ANNOUNCED, 0.0)
+    found = RuncDriftRepairs().due(state_of(pod(known)), given, vms, LASTING, ANNOUNCED, 0.0)
     assert found == ({} if wanted is None else {APP: CpuSet.parse(wanted)})
 
 
 def test_a_fight_ends(caplog: pytest.LogCaptureFixture) -> None:
-    repairs, odd = Repairs(), state_of(pod(container(nri="2-3", cgroup="4")))
+    repairs, odd = RuncDriftRepairs(), state_of(pod(container(nri="2-3", cgroup="4")))
     caplog.set_level(logging.WARNING)
 
     def tried(now: float) -> int:
@@ -280,12 +280,12 @@ def test_a_fight_ends(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_repair_that_was_not_begun_does_not_count() -> None:
-    repairs, odd = Repairs(), state_of(pod(container(nri="2-3", cgroup="4")))
+    repairs, odd = RuncDriftRepairs(), state_of(pod(container(nri="2-3", cgroup="4")))
     tries = [repairs.due(odd, None, set(), LASTING, ANNOUNCED, float(now)) for now in range(TRIES + 3)]
     assert tries == [ANNOUNCED] * (TRIES + 3)
 
 
 def test_nothing_is_repaired_from_a_list_alone() -> None:
     odd = state_of(pod(container(nri="2-3", cgroup="4")))
-    assert Repairs().due(odd, None, set(), LASTING, {}) == {}
-    assert Repairs().due(odd, kubelet({(UID, "app"): "2-3"}), set(), LASTING, {}) == ANNOUNCED
+    assert RuncDriftRepairs().due(odd, None, set(), LASTING, {}) == {}
+    assert RuncDriftRepairs().due(odd, kubelet({(UID, "app"): "2-3"}), set(), LASTING, {}) == ANNOUNCED

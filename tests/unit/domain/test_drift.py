@@ -11,9 +11,9 @@ from vmpin.domain.drift import (
     VCPUS_ONLY,
     Cause,
     Change,
-    Facts,
-    FightRules,
-    Fights,
+    Contention,
+    ContentionRules,
+    DriftFacts,
     OnFight,
     Rival,
     explain,
@@ -33,52 +33,54 @@ def moved(role: ThreadRole = ThreadRole.VCPU, wanted: CpuSet = ONE, shown: CpuSe
 
 
 @pytest.mark.parametrize(("change", "facts", "cause"), [
-    (moved(), Facts(), Cause.OTHER),
-    (moved(), Facts(rivals=(TUNED,)), Cause.TUNED),
-    (moved(), Facts(rivals=(IRQ,)), Cause.OTHER),  # it moves interrupts, and no threads
-    (moved(), Facts(rivals=(IRQ, KATA, TUNED)), Cause.KATA),
-    (moved(ThreadRole.IOTHREAD), Facts(rivals=(KATA, TUNED)), Cause.TUNED),  # Kata knows vCPUs alone
+    (moved(), DriftFacts(), Cause.OTHER),
+    (moved(), DriftFacts(rivals=(TUNED,)), Cause.TUNED),
+    (moved(), DriftFacts(rivals=(IRQ,)), Cause.OTHER),  # it moves interrupts, and no threads
+    (moved(), DriftFacts(rivals=(IRQ, KATA, TUNED)), Cause.KATA),
+    (moved(ThreadRole.IOTHREAD), DriftFacts(rivals=(KATA, TUNED)), Cause.TUNED),  # Kata knows vCPUs alone
     # A CPU of its own was away; another's is no reason.
-    (moved(), Facts(replugged=ONE, rivals=(TUNED,)), Cause.HOTPLUG),
-    (moved(), Facts(replugged=TWO, rivals=(TUNED,)), Cause.TUNED),
+    (moved(), DriftFacts(replugged=ONE, rivals=(TUNED,)), Cause.HOTPLUG),
+    (moved(), DriftFacts(replugged=TWO, rivals=(TUNED,)), Cause.TUNED),
     # The cpuset cgroup has less than before, or nothing of it.
-    (moved(wanted=ALL, shown=ALL, found=TWO, left=TWO), Facts(rivals=(TUNED,)), Cause.CPUSET),
-    (moved(found=TWO, left=None), Facts(rivals=(TUNED,), limits={ThreadRole.VCPU: TWO}), Cause.CPUSET),
+    (moved(wanted=ALL, shown=ALL, found=TWO, left=TWO), DriftFacts(rivals=(TUNED,)), Cause.CPUSET),
+    (moved(found=TWO, left=None), DriftFacts(rivals=(TUNED,), limits={ThreadRole.VCPU: TWO}), Cause.CPUSET),
     # Refused, and not by the cgroup: for want of a right.
-    (moved(found=TWO, left=None), Facts(rivals=(TUNED,)), Cause.TUNED),
-    (moved(found=TWO, left=None), Facts(rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}), Cause.TUNED),
+    (moved(found=TWO, left=None), DriftFacts(rivals=(TUNED,)), Cause.TUNED),
+    (moved(found=TWO, left=None), DriftFacts(rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}), Cause.TUNED),
     # It never had more: that is no news.
-    (moved(wanted=ALL, shown=TWO, found=ONE, left=TWO), Facts(rivals=(TUNED,)), Cause.TUNED),
+    (moved(wanted=ALL, shown=TWO, found=ONE, left=TWO), DriftFacts(rivals=(TUNED,)), Cause.TUNED),
     # Before Linux 6.2 a write forgets the mask; a kernel that remembers it gives it back by itself.
-    (moved(), Facts(remembers=False, cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}), Cause.CPUSET),
-    (moved(), Facts(remembers=True, cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}), Cause.TUNED),
+    (moved(), DriftFacts(remembers=False, cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}),
+     Cause.CPUSET),
+    (moved(), DriftFacts(remembers=True, cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}),
+     Cause.TUNED),
     (moved(wanted=ALL, shown=ALL, found=TWO, left=ALL),
-     Facts(cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: TWO}), Cause.CPUSET),
+     DriftFacts(cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: TWO}), Cause.CPUSET),
     # It was written, and has more than the thread was found on: another hand narrowed the mask.
     (moved(wanted=ALL, shown=ALL, found=TWO, left=ALL),
-     Facts(cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}), Cause.TUNED),
-    (moved(found=TWO), Facts(remembers=False, cgroup="written", limits={ThreadRole.VCPU: ALL}), Cause.OTHER),
+     DriftFacts(cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}), Cause.TUNED),
+    (moved(found=TWO), DriftFacts(remembers=False, cgroup="written", limits={ThreadRole.VCPU: ALL}), Cause.OTHER),
     # It was written, and what it has is not known.
-    (moved(), Facts(remembers=False, cgroup="written"), Cause.OTHER),
-    (moved(), Facts(remembers=False, rivals=(TUNED,)), Cause.TUNED),
+    (moved(), DriftFacts(remembers=False, cgroup="written"), Cause.OTHER),
+    (moved(), DriftFacts(remembers=False, rivals=(TUNED,)), Cause.TUNED),
 ])
-def test_the_cause_is_what_the_facts_allow_to_say(change: Change, facts: Facts, cause: Cause) -> None:
+def test_the_cause_is_what_the_facts_allow_to_say(change: Change, facts: DriftFacts, cause: Cause) -> None:
     found = explain(change, facts)
     assert found.cause is cause
     assert found.evidence
 
 
 def test_the_evidence_says_what_was_seen() -> None:
-    assert explain(moved(), Facts(replugged=ALL)).evidence == "CPUs 1 went off or came back"
-    assert explain(moved(wanted=ALL, shown=ALL, left=TWO), Facts()).evidence == (
+    assert explain(moved(), DriftFacts(replugged=ALL)).evidence == "CPUs 1 went off or came back"
+    assert explain(moved(wanted=ALL, shown=ALL, left=TWO), DriftFacts()).evidence == (
         "of CPUs 0-3 its cpuset cgroup leaves 2")
-    assert explain(moved(left=None), Facts(limits={ThreadRole.VCPU: TWO})).evidence == (
+    assert explain(moved(left=None), DriftFacts(limits={ThreadRole.VCPU: TWO})).evidence == (
         "of CPUs 1 its cpuset cgroup leaves none of them")
-    assert explain(moved(), Facts(rivals=(TUNED,))).evidence == "tuned runs"
+    assert explain(moved(), DriftFacts(rivals=(TUNED,))).evidence == "tuned runs"
 
 
 def test_a_thread_that_drifts_now_and_then_is_put_back_each_time() -> None:
-    fights = Fights(FightRules(repairs=3))
+    fights = Contention(ContentionRules(repairs=3))
     for minute in range(20):
         assert not fights.begins(A, ONE, minute * 30.0)
         fights.repaired([A], minute * 30.0)
@@ -86,7 +88,7 @@ def test_a_thread_that_drifts_now_and_then_is_put_back_each_time() -> None:
 
 
 def test_more_repairs_a_minute_than_the_rules_allow_are_a_fight_of_that_thread_alone() -> None:
-    fights = Fights(FightRules(repairs=3, rest=300))
+    fights = Contention(ContentionRules(repairs=3, rest=300))
     for second in (0.0, 10.0, 20.0):
         assert not fights.begins(A, ONE, second)
         fights.repaired([A], second)
@@ -102,14 +104,14 @@ def test_more_repairs_a_minute_than_the_rules_allow_are_a_fight_of_that_thread_a
 
 
 def test_what_rests_is_set_all_the_same_when_it_is_to_be_elsewhere() -> None:
-    fights = Fights(FightRules(repairs=1))
+    fights = Contention(ContentionRules(repairs=1))
     fights.repaired([A], 0.0)
     assert fights.begins(A, ONE, 1.0)
     assert not fights.resting(A, TWO, 2.0)
 
 
 def test_after_its_rest_a_thread_is_tried_once_and_rests_twice_as_long() -> None:
-    fights = Fights(FightRules(repairs=3, rest=100))
+    fights = Contention(ContentionRules(repairs=3, rest=100))
     for second in (0.0, 1.0, 2.0):
         fights.repaired([A], second)
     now, rests = 3.0, []
@@ -129,7 +131,7 @@ def test_after_its_rest_a_thread_is_tried_once_and_rests_twice_as_long() -> None
 
 
 def test_a_thread_that_stays_after_its_rest_is_fought_over_no_more() -> None:
-    fights = Fights(FightRules(repairs=2, rest=100))
+    fights = Contention(ContentionRules(repairs=2, rest=100))
     for second in (0.0, 1.0):
         fights.repaired([A], second)
     assert fights.begins(A, ONE, 2.0)
@@ -143,7 +145,7 @@ def test_a_thread_that_stays_after_its_rest_is_fought_over_no_more() -> None:
 
 
 def test_leave_rests_for_good_and_persist_never() -> None:
-    left, kept = Fights(FightRules(OnFight.LEAVE, 1)), Fights(FightRules(OnFight.PERSIST, 1))
+    left, kept = Contention(ContentionRules(OnFight.LEAVE, 1)), Contention(ContentionRules(OnFight.PERSIST, 1))
     for fights in (left, kept):
         fights.repaired([A], 0.0)
         assert fights.begins(A, ONE, 1.0)
@@ -156,17 +158,17 @@ def test_leave_rests_for_good_and_persist_never() -> None:
 
 
 def test_by_hand_all_is_taken_up_again() -> None:
-    fights = Fights(FightRules(OnFight.LEAVE, 2))
+    fights = Contention(ContentionRules(OnFight.LEAVE, 2))
     fights.repaired([A], 0.0)
     fights.repaired([A], 1.0)
     assert fights.begins(A, ONE, 2.0)
-    fights.insist()
+    fights.retry_now()
     assert not fights.resting(A, ONE, 2.0)
     assert not fights.begins(A, ONE, 2.0)
 
 
 def test_threads_that_ended_are_forgotten() -> None:
-    fights = Fights(FightRules())
+    fights = Contention(ContentionRules())
     fights.repaired([A], 0.0)
     fights.repaired([B], 0.0)
     fights.keep_only({B}, 1.0)
@@ -177,9 +179,9 @@ def test_threads_that_ended_are_forgotten() -> None:
 
 @pytest.mark.parametrize(("resync", "within"), [(1.0, 60.0), (10.0, 60.0), (60.0, 360.0)])
 def test_where_everything_is_looked_at_seldom_a_fight_takes_longer_to_be_seen(resync: float, within: float) -> None:
-    rules = FightRules(repairs=3, resync=resync)
+    rules = ContentionRules(repairs=3, resync=resync)
     assert rules.within == within
-    fights = Fights(rules)
+    fights = Contention(rules)
     now = 0.0
     for _ in range(3):
         assert not fights.begins(A, ONE, now)

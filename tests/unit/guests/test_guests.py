@@ -21,7 +21,7 @@ from kata_peer import Server
 from vmpin.config import settings as configuration
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
-from vmpin.domain.desired_state import DesiredState, Known, SandboxState
+from vmpin.domain.desired_state import Known, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
 from vmpin.domain.topology import Topology
@@ -33,7 +33,7 @@ from vmpin.placement.ownership import Node, claims, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, Request, place
 from vmpin.protocol import parsing
-from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.view import NodeView
 from vmpin.vmm.inventory import Process, Vm
 
 POD = SandboxId("pod-a")
@@ -43,7 +43,7 @@ NODE = Node(Topology.build(CpuSet.parse("0-7")), CpuSet.parse("0-1"))
 
 @dataclass
 class Machine:
-    """A node with one VM of four vCPUs, as a reconciler shows it, and both agents in its guest."""
+    """A node with one VM of four vCPUs, as a view shows it, and both agents in its guest."""
 
     root: Path
     values: dict[str, str] = field(default_factory=dict)
@@ -59,9 +59,8 @@ class Machine:
         process = Process(os.getpid(), ThreadId(os.getpid(), 1), ThreadRole.EMULATOR, ["firecracker"], threads=threads)
         self.vm = Vm(POD, VmmType.FIRECRACKER, process, known=True,
                      vcpus=tuple(Vcpu(VcpuId(number)) for number in range(4)))
-        self.reconciler = SimpleNamespace(
-            observer=SimpleNamespace(vms={POD: self.vm}), state=DesiredState(), placements={}, proc=Procfs(),
-            sources=SimpleNamespace(sandboxes={}), config=self.config(**self.values))
+        self.view = SimpleNamespace(vms={POD: self.vm}, sandboxes={}, placements={}, proc=Procfs(),
+                                    kata=lambda sandbox: None, config=self.config(**self.values))
         self.give("2-3")
 
     def config(self, **values: str) -> Config:
@@ -72,20 +71,20 @@ class Machine:
         """Place the sandbox with these CPUs for the container `web`."""
         containers = (Container(WEB, "web", CpuSet.parse(web)), Container(LOGS, "logs", CpuSet.parse("0-1")))
         known = {each.id: Known(each, Source.BUNDLE, 1) for each in containers}
-        self.reconciler.state = DesiredState({POD: SandboxState(POD, containers=known, held=held, handler="kata-fc")})
+        self.view.sandboxes = {POD: SandboxState(POD, containers=known, held=held, handler="kata-fc")}
         previous = self.placement.previous() if self.placement else None
-        self.reconciler.placements = {} if held else {POD: place(
+        self.view.placements = {} if held else {POD: place(
             Request(POD, self.vm.vcpus, containers, self.vm.known), NODE,
             ownership({POD: claims(containers, NODE)}, NODE), Policy(), previous)}
         self.update()
 
     @property
     def placement(self) -> Placement | None:
-        found: Placement | None = self.reconciler.placements.get(POD)
+        found: Placement | None = self.view.placements.get(POD)
         return found
 
     def update(self) -> None:
-        self.guests.update(cast(Reconciler, self.reconciler))
+        self.guests.update(cast(NodeView, self.view))
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not (line := await reader.readline()):
@@ -223,14 +222,14 @@ def test_switched_off_while_it_runs_everything_is_taken_back(tmp_path: Path) -> 
     async def test() -> None:
         async with running(Machine(tmp_path)) as node:
             await until(lambda: node.states().get("web") == "applied")
-            node.reconciler.config = node.config(log_level="debug")
+            node.view.config = node.config(log_level="debug")
             node.update()
             await asyncio.sleep(0.05)
             assert node.agent.connections == 1  # nothing of the guest's has changed
-            node.reconciler.config = node.config(guest_system="off")
+            node.view.config = node.config(guest_system="off")
             node.update()
             await until(lambda: node.agent.maps[-1].system is None)
-            node.reconciler.config = node.config(guest_via="off")
+            node.view.config = node.config(guest_via="off")
             node.update()
             assert node.guests.report(POD) is None
             await until(lambda: isinstance(node.agent.requests[-1], parsing.Unpin))
@@ -244,8 +243,8 @@ def test_the_guest_of_a_sandbox_that_is_excluded_takes_everything_back(tmp_path:
         async with running(Machine(tmp_path)) as node:
             await until(lambda: node.states().get("web") == "applied")
             if excluded:
-                node.reconciler.config = node.config(watch_only="another*")
-            node.reconciler.observer.vms.clear()
+                node.view.config = node.config(watch_only="another*")
+            node.view.vms.clear()
             node.update()
             assert node.guests.report(POD) is None
             leaving = list(node.guests._leaving.values())
@@ -260,14 +259,14 @@ def test_another_way_begins_when_the_one_before_has_taken_everything_back(pause:
         async with running(Machine(tmp_path)) as node:
             await until(lambda: node.states().get("web") == "applied")
             for via in ("off", "kata-agent") if pause else ("kata-agent",):
-                node.reconciler.config = node.config(guest_via=via)
+                node.view.config = node.config(guest_via=via)
                 node.update()
                 await asyncio.sleep(pause)
             await until(lambda: node.states().get("web") == "sent")
             assert isinstance(node.agent.requests[-1], parsing.Unpin)
             assert node.kata.containers == {"web": "2-3", "logs": "0-1"}
             count = len(node.agent.maps)
-            node.reconciler.config = node.config(guest_via="vmpin-agent")
+            node.view.config = node.config(guest_via="vmpin-agent")
             node.update()
             await until(lambda: node.states().get("web") == "applied")
             assert node.kata.containers == {"web": "0-3", "logs": "0-3"}
@@ -281,7 +280,7 @@ def test_off_and_on_again_at_once_ends_with_the_map(tmp_path: Path) -> None:
             await until(lambda: node.states().get("web") == "applied")
             for _ in range(5):
                 for via in ("off", "vmpin-agent"):
-                    node.reconciler.config = node.config(guest_via=via)
+                    node.view.config = node.config(guest_via=via)
                     node.update()
             await until(lambda: node.states().get("web") == "applied")
             assert isinstance([each for each in node.agent.requests if isinstance(
@@ -348,7 +347,7 @@ def test_a_vm_that_ends_and_one_that_comes_in_its_place(tmp_path: Path) -> None:
             node.update()
             await until(lambda: node.agent.connections == 2)
             await until(lambda: node.states().get("web") == "applied")
-            node.reconciler.observer.vms = {}
+            node.view.vms = {}
             node.update()
             assert node.guests.report(POD) is None
             await asyncio.sleep(0.05)
@@ -443,8 +442,8 @@ def take_back(node: Machine) -> dict[SandboxId, str]:
         place = node.root / "vm" / POD
         place.mkdir(parents=True)
         async with serving(node.talk, place / "kata.hvsock"):
-            node.reconciler.placements = {}
-            found.update(await node.guests.take_back(cast(Reconciler, node.reconciler), [POD, SandboxId("other")]))
+            node.view.placements = {}
+            found.update(await node.guests.take_back(cast(NodeView, node.view), [POD, SandboxId("other")]))
         assert len(asyncio.all_tasks()) == 1
     run(test())
     return found
@@ -504,10 +503,10 @@ def test_looking_after_three_hundred_guests_in_which_nothing_changed_costs_littl
         for number in range(300):
             pod = SandboxId(f"pod-{number}")
             vms[pod] = replace(node.vm, sandbox=pod)
-            states[pod] = replace(node.reconciler.state.sandboxes[POD], id=pod)
-            placements[pod] = replace(node.reconciler.placements[POD], sandbox=pod)
-        node.reconciler.observer.vms, node.reconciler.placements = vms, placements
-        node.reconciler.state = DesiredState(states)
+            states[pod] = replace(node.view.sandboxes[POD], id=pod)
+            placements[pod] = replace(node.view.placements[POD], sandbox=pod)
+        node.view.vms, node.view.placements = vms, placements
+        node.view.sandboxes = states
         node.update()
         assert effort(node.update, 20) < 0.6
     run(test())
@@ -534,18 +533,18 @@ def test_a_cid_that_two_claim_is_nobodys(tmp_path: Path) -> None:
         pods = [SandboxId("pod-a"), SandboxId("pod-b")]
         vms = {pod: replace(node.vm, sandbox=pod, type=VmmType.QEMU, vmm=replace(node.vm.vmm, argv=argv))
                for pod in pods}
-        node.reconciler.config = node.config()
-        node.reconciler.observer.vms = {pods[0]: vms[pods[0]]}
+        node.view.config = node.config()
+        node.view.vms = {pods[0]: vms[pods[0]]}
         node.update()
         (alone,) = node.guests._guests[pods[0]].channels()
         assert isinstance(alone, Vsock)
-        node.reconciler.observer.vms = vms
+        node.view.vms = vms
         node.update()
         for pod, other in zip(pods, reversed(pods), strict=True):
             (way,) = node.guests._guests[pod].channels()
             with pytest.raises(OSError, match=f"sandbox {other} says"):
                 await way.open(10789)
-        node.reconciler.observer.vms = {pods[1]: vms[pods[1]]}
+        node.view.vms = {pods[1]: vms[pods[1]]}
         node.update()
         (alone,) = node.guests._guests[pods[1]].channels()
         assert isinstance(alone, Vsock)

@@ -21,9 +21,9 @@ from vmpin.errors import ConfigError, SourceError, StateFileError, UsageError
 from vmpin.host.files import Files
 from vmpin.host.regular import open_regular, read_regular
 from vmpin.install import hook_files
-from vmpin.pinning.original_masks import Before
+from vmpin.pinning.original_masks import OriginalMasks
 from vmpin.reconcile import state_file
-from vmpin.reconcile.state_file import Kept
+from vmpin.reconcile.state_file import SavedState
 from vmpin.reports.residency import books_file
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import read_bundle
@@ -99,11 +99,11 @@ def test_a_link_on_the_way_is_followed(tmp_path: Path) -> None:
 @KINDS
 def test_the_state_file(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     path = tmp_path / "state.json"
-    kept = Kept(before={SandboxId("a"): Before()})
+    kept = SavedState(before={SandboxId("a"): OriginalMasks()})
     state_file.save(path, BOOT, kept)
     put(path, kind)
     found, trouble = state_file.load(path, BOOT)
-    assert found == Kept()
+    assert found == SavedState()
     assert f"{path}: cannot be read: " in trouble
     # It is replaced, wherever a link leads; and so is what lies where the new one is written.
     put(tmp_path / ".state.json.new", kind)
@@ -117,9 +117,9 @@ def test_the_state_file(tmp_path: Path, kind: Callable[[Path], None]) -> None:
 def test_the_notes_of_masks(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     path = tmp_path / "before.notes"
     state_file.note(path, BOOT, SandboxId("a"), ThreadId(7, 8), CpuSet([1]))
-    assert state_file.with_notes(path, BOOT, Kept()).before
+    assert state_file.with_notes(path, BOOT, SavedState()).before
     put(path, kind)
-    assert state_file.with_notes(path, BOOT, Kept()) == Kept()
+    assert state_file.with_notes(path, BOOT, SavedState()) == SavedState()
     with pytest.raises(StateFileError):
         state_file.note(path, BOOT, SandboxId("a"), ThreadId(7, 8), CpuSet([1]))
 

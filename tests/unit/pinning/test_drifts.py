@@ -17,7 +17,7 @@ from strayed import Spinners, spinners
 from trees import make_tree
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.drift import Cause, Change, FightRules, OnFight
+from vmpin.domain.drift import Cause, Change, ContentionRules, OnFight
 from vmpin.domain.model import ThreadRole, VmThread
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
@@ -65,7 +65,7 @@ def test_a_thread_that_another_hand_moved_is_put_back_counted_and_explained(
     (record,) = log(caplog, "repaired")
     assert record.levelno == logging.INFO
     assert f"sandbox={vm.sandbox} threads=1 cause=other: nothing known of sets such masks here" in record.message
-    history = node.reconciler.circumstances.histories[vm.sandbox]
+    history = node.reconciler.drift_evidence.histories[vm.sandbox]
     assert (history.repairs, history.why) == ({"other": 1}, "nothing known of sets such masks here")
     assert abs(history.last - time.time()) < 60
 
@@ -145,7 +145,7 @@ def test_drift_that_a_plan_found_is_counted_when_it_is_repaired(node: Spinners) 
     pinner, placement = node.reconciler.pinner, node.reconciler.placements[vm.sandbox]
     for _ in range(3):
         assert len(pinner.operations(vm, placement)) == 1
-        pinner.look_again(vm.sandbox)
+        pinner.recheck(vm.sandbox)
     assert node.reconciler.tally.drift == {}
     assert node.repair(vm) == 1
     assert node.reconciler.tally.drift == {"other": 1}
@@ -157,7 +157,7 @@ def test_drift_that_went_away_by_itself_is_not_counted(node: Spinners) -> None:
     node.move(vm, node.there)
     pinner, placement = node.reconciler.pinner, node.reconciler.placements[vm.sandbox]
     assert len(pinner.operations(vm, placement)) == 1
-    pinner.look_again(vm.sandbox)
+    pinner.recheck(vm.sandbox)
     node.move(vm, node.here)
     assert node.repair(vm) == 0
     node.place(vm.sandbox, node.there)
@@ -179,7 +179,7 @@ def test_a_fight_is_said_once_loudly_and_the_thread_is_left_alone(
     (note,) = node.reconciler.pinner.refusals(vm.sandbox)
     assert note == ("1 threads are moved by somebody else again and again (the last time: nothing known of sets such "
                     "masks here) and are left alone (drift.on_fight=rest)")
-    assert node.reconciler.pinner.drifts.fought == 1
+    assert node.reconciler.pinner.drift_tracker.fought == 1
     assert fight(node, other, 1) == 1  # nobody fights over that one
     assert node.reconciler.pinner.refusals(other.sandbox) == []
 
@@ -201,8 +201,8 @@ def test_after_its_rest_a_thread_is_tried_again_and_the_fight_goes_on_quietly(
     for module in ("pinning.drift_tracker", "pinning.pinner"):
         monkeypatch.setattr(f"vmpin.{module}.time", SimpleNamespace(monotonic=lambda: now))
     vm = node.vm()
-    drifts = node.reconciler.pinner.drifts
-    drifts.fights.rules = FightRules(rest=1.0)
+    drifts = node.reconciler.pinner.drift_tracker
+    drifts.fights.rules = ContentionRules(rest=1.0)
     assert node.repair(vm) == 0
     assert fight(node, vm, 4) == 3
     assert node.repair(vm) == 0
@@ -221,10 +221,10 @@ def test_after_its_rest_a_thread_is_tried_again_and_the_fight_goes_on_quietly(
 
 def test_by_hand_it_is_taken_up_again(node: Spinners) -> None:
     vm = node.vm()
-    node.reconciler.pinner.drifts.fights.rules = FightRules(OnFight.LEAVE)
+    node.reconciler.pinner.drift_tracker.fights.rules = ContentionRules(OnFight.LEAVE)
     assert node.repair(vm) == 0
     assert fight(node, vm, 5) == 3
-    node.reconciler.pinner.insist()
+    node.reconciler.pinner.retry_now()
     assert node.repair(vm) == 1
     assert mask(vm) == node.here
     assert node.reconciler.pinner.refusals(vm.sandbox) == []
@@ -232,7 +232,7 @@ def test_by_hand_it_is_taken_up_again(node: Spinners) -> None:
 
 def test_who_persists_is_heard_once_and_puts_back_for_ever(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     vm = node.vm()
-    node.reconciler.pinner.drifts.fights.rules = FightRules(OnFight.PERSIST)
+    node.reconciler.pinner.drift_tracker.fights.rules = ContentionRules(OnFight.PERSIST)
     assert node.repair(vm) == 0
     assert fight(node, vm, 12) == 12
     assert mask(vm) == node.here
@@ -243,7 +243,7 @@ def test_who_persists_is_heard_once_and_puts_back_for_ever(node: Spinners, caplo
     assert pinner.refusals(vm.sandbox) == [
         "1 threads are moved by somebody else again and again (the last time: nothing known of sets such masks here) "
         "and are put back each time (drift.on_fight=persist)"]
-    pinner.insist()
+    pinner.retry_now()
     assert pinner.refusals(vm.sandbox) == []
 
 
@@ -253,7 +253,7 @@ def test_a_thread_that_ended_in_a_fight_is_forgotten(node: Spinners) -> None:
     assert fight(node, vm, 5) == 3
     node.end(vm)
     node.reconciler.pinner.keep_only([])
-    assert not node.reconciler.pinner.drifts.fights
+    assert not node.reconciler.pinner.drift_tracker.fights
     assert node.reconciler.pinner.refusals(vm.sandbox) == []
 
 
@@ -274,7 +274,7 @@ def test_a_daemon_that_sets_masks_is_named(node: Spinners, tmp_path: Path) -> No
         finally:
             rival.kill()
     assert node.reconciler.tally.drift == {"numad": 1}
-    assert node.reconciler.circumstances.histories[vm.sandbox].why == f"numad (pid {rival.pid}) runs"
+    assert node.reconciler.drift_evidence.histories[vm.sandbox].why == f"numad (pid {rival.pid}) runs"
 
 
 def test_where_nobody_can_be_looked_up_it_is_put_back_all_the_same(node: Spinners,
@@ -294,10 +294,10 @@ def test_each_threads_cause_is_its_own(node: Spinners) -> None:
     here, there = node.here, node.there
     changes = {Change(ThreadRole.VCPU, here, here, there, here): 3,
                Change(ThreadRole.IOTHREAD, here, here, there, here): 1}
-    found = node.reconciler.circumstances.explain(vm, changes, kata_pins=True)
+    found = node.reconciler.drift_evidence.explain(vm, changes, kata_pins=True)
     assert [each.cause for each in found] == [Cause.KATA, Cause.OTHER]
     assert node.reconciler.tally.drift == {"kata": 3, "other": 1}
-    assert node.reconciler.circumstances.histories[vm.sandbox].data()["repairs"] == {"kata": 3, "other": 1}
+    assert node.reconciler.drift_evidence.histories[vm.sandbox].data()["repairs"] == {"kata": 3, "other": 1}
 
 
 def in_cgroups(root: Path, vm: Vm, **cpus: CpuSet) -> Cgroups:
@@ -315,15 +315,15 @@ def test_a_mask_that_another_hand_narrowed_is_put_back_and_no_cgroup_is_blamed(n
     both = node.here | node.there
     node.place(vm.sandbox, both)
     assert (node.repair(vm), node.repair(vm)) == (1, 0)
-    known = node.reconciler.circumstances
+    known = node.reconciler.drift_evidence
     known.cgroups = in_cgroups(tmp_path, vm, a=both)
     for remembers in (True, False):
         known.remembers = remembers
         known.written(vm.sandbox)
         node.move(vm, node.here)
-        (seen,) = threads_of(node.reconciler, vm, {})
+        (seen,) = threads_of(node.reconciler.view, vm, {})
         assert (seen.ok, seen.less) == (False, False)
-        node.reconciler.pinner.look_again(vm.sandbox)
+        node.reconciler.pinner.recheck(vm.sandbox)
         assert node.repair(vm) == 1
         assert mask(vm) == both
     assert node.reconciler.tally.drift == {"other": 2}
@@ -331,7 +331,7 @@ def test_a_mask_that_another_hand_narrowed_is_put_back_and_no_cgroup_is_blamed(n
 
 def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spinners, tmp_path: Path) -> None:
     vm = node.vm()
-    known = node.reconciler.circumstances
+    known = node.reconciler.drift_evidence
     everywhere = node.here | node.there
     change = {Change(ThreadRole.EMULATOR, node.here, node.here, everywhere, node.here): 1}
     known.remembers = False
@@ -344,7 +344,7 @@ def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spin
 
 def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_path: Path) -> None:
     vm = node.vm()
-    known, tree = node.reconciler.circumstances, tmp_path / "tree"
+    known, tree = node.reconciler.drift_evidence, tmp_path / "tree"
     known.cgroups = in_cgroups(tmp_path, vm, a=node.here, b=node.here | node.there)
     known.remembers = False
     change = {Change(ThreadRole.EMULATOR, node.here, node.here, node.here | node.there, node.here): 1}
@@ -359,7 +359,7 @@ def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_p
 def test_a_cpu_that_was_away_explains_it_until_all_is_settled(node: Spinners, tmp_path: Path) -> None:
     sys = make_tree(tmp_path / "sys", "devices/system/cpu/cpu0/topology/core_id = 0\n"
                     "devices/system/cpu/cpu1/topology/core_id = 1\ndevices/system/cpu/cpu2/ =\n")
-    known = node.reconciler.circumstances
+    known = node.reconciler.drift_evidence
     known.sysfs = Sysfs(sys)
     cpus = CpuSet(range(4))
     known.settled(cpus, [])
@@ -381,7 +381,7 @@ def test_the_strayed_threads_last_cpu_is_told(node: Spinners) -> None:
 
     vm = node.vm()
     assert node.repair(vm) == 0
-    node.reconciler.pinner.drifts.strayed = strayed
+    node.reconciler.pinner.drift_tracker.strayed = strayed
     node.move(vm, node.there)  # one that runs goes there at once
     assert node.repair(vm) == 1
     assert seen == [(vm.vmm.pid, node.there.first, node.here)]
@@ -399,7 +399,7 @@ def test_a_mask_that_is_refused_is_counted_once(node: Spinners) -> None:
     pinner.of(vm.sandbox).expected = [(vm.vmm.pid, nowhere.frozen())]  # as if it had been there, and went off
     node.place(vm.sandbox, nowhere)
     known: Placement = node.reconciler.placements[vm.sandbox]
-    pinner.drifts._of[vm.sandbox].placement = known
+    pinner.drift_tracker._of[vm.sandbox].placement = known
     for _ in range(3):
         node.repair(vm)
     assert node.reconciler.tally.drift == {"cpuset": 1}

@@ -17,7 +17,7 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.pinning import pinner
-from vmpin.pinning.original_masks import Before
+from vmpin.pinning.original_masks import OriginalMasks
 from vmpin.pinning.pinner import Pinner
 
 A = SandboxId("a")
@@ -62,7 +62,7 @@ class Pool:
         workers.append(Worker())
         os.sched_setaffinity(workers[0].tid, self.here.frozen())
         self.pinner = Pinner(Procfs(), Cgroups(Path("/nowhere")), {
-            A: Before().remember(self.main.id, [(self.main, self.had)])})
+            A: OriginalMasks().remember(self.main.id, [(self.main, self.had)])})
         #: How many workers come right after a listing.
         self.to_come = 0
         #: Whether anybody knows that they are the sandbox's.
@@ -78,8 +78,8 @@ class Pool:
             assert self.workers[-1].mask() == self.here
         return found
 
-    def give_back(self) -> None:
-        self.pinner.give_back(A, self.listing, Sysfs().topology())
+    def restore(self) -> None:
+        self.pinner.restore(A, self.listing, Sysfs().topology())
 
     def masks(self) -> set[CpuSet]:
         return {worker.mask() for worker in self.workers}
@@ -95,7 +95,7 @@ def pool() -> Iterator[Pool]:
 
 def test_threads_that_are_made_while_others_get_their_masks_back_get_theirs(pool: Pool) -> None:
     pool.to_come = 3
-    pool.give_back()
+    pool.restore()
     assert len(pool.workers) == 4
     assert pool.masks() == {pool.had}
     assert A not in pool.pinner.before
@@ -104,18 +104,18 @@ def test_threads_that_are_made_while_others_get_their_masks_back_get_theirs(pool
 def test_what_they_had_is_kept_where_new_ones_come_without_end(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pinner, "LISTINGS", 3)
     pool.to_come = 4
-    pool.give_back()
+    pool.restore()
     assert pool.masks() == {pool.here, pool.had}
     assert A in pool.pinner.before
     pool.to_come = 0
-    pool.give_back()
+    pool.restore()
     assert pool.masks() == {pool.had}
     assert A not in pool.pinner.before
 
 
 def test_who_is_not_known_to_be_the_sandboxs_any_more_gets_its_mask_all_the_same(pool: Pool) -> None:
     pool.known = False
-    pool.give_back()
+    pool.restore()
     assert pool.masks() == {pool.had}
     assert A not in pool.pinner.before
 
@@ -123,7 +123,7 @@ def test_who_is_not_known_to_be_the_sandboxs_any_more_gets_its_mask_all_the_same
 def test_who_has_the_number_of_a_process_that_has_ended_keeps_its_mask(pool: Pool) -> None:
     pool.known = False
     ended = pool.main._replace(id=ThreadId(pool.pid, pool.main.id.starttime - 1))
-    pool.pinner.before[A] = Before().remember(ended.id, [(ended, pool.had)])
-    pool.give_back()
+    pool.pinner.before[A] = OriginalMasks().remember(ended.id, [(ended, pool.had)])
+    pool.restore()
     assert pool.masks() == {pool.here}
     assert A not in pool.pinner.before

@@ -31,7 +31,7 @@ from vmpin.placement.vcpus import Previous
 
 #: CPUs of the largest node drawn.
 MOST = 16
-Before = Mapping[SandboxId, Previous]
+OriginalMasks = Mapping[SandboxId, Previous]
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class World:
     def own(self) -> Ownership:
         return ownership({each.id: claims(each.containers, self.node) for each in self.requests}, self.node)
 
-    def place(self, policy: Policy | None = None, before: Before | None = None) -> tuple[Placement, ...]:
+    def place(self, policy: Policy | None = None, before: OriginalMasks | None = None) -> tuple[Placement, ...]:
         own = self.own
         return tuple(place(each, self.node, own, policy or Policy(), (before or {}).get(each.id))
                      for each in self.requests)
 
 
-def previous_of(placements: Iterable[Placement]) -> Before:
+def previous_of(placements: Iterable[Placement]) -> OriginalMasks:
     return {placement.sandbox: placement.previous() for placement in placements}
 
 
@@ -147,7 +147,7 @@ policies = st.builds(Policy, st.sampled_from(Vcpus), st.sampled_from(Spare), rul
 
 
 @st.composite
-def befores(draw: st.DrawFn, world: World) -> Before:
+def befores(draw: st.DrawFn, world: World) -> OriginalMasks:
     """What a placement before could have been, or a state file says: anything."""
     lone = st.integers(0, MOST + 1).map(lambda cpu: CpuSet([cpu]))
     names = st.none() | st.sampled_from([ContainerId(f"c{number}") for number in range(4)])

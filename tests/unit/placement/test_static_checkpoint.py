@@ -293,14 +293,14 @@ def test_a_report_in_the_state_file_that_is_older_than_the_checkpoint_gives_noth
         SandboxId(f"sandbox-{uid}"), "nri", Pod("ns", uid, uid), {
             ContainerId(uid): reported(uid, second, boottime.now())})
         for uid in ("shared", "grown"))
-    kept = state_file.Kept(DesiredState({each.id: each for each in (shared, grown)}))
+    kept = state_file.SavedState(DesiredState({each.id: each for each in (shared, grown)}))
     state_file.save(settings.state_file, Procfs().boot_id(), kept)
     checkpoint = tmp_path / "kubelet/cpu_manager_state"
     checkpoint.write_text(json.dumps({"policyName": "static", "defaultCpuSet": str(first), "checksum": 0,
                                       "entries": {"other": {"db": str(second)}}}))
     reconciler = Reconciler(settings)
-    reconciler.settle([], act=False)
-    own = reconciler.places.own
+    reconciler.reconcile([], act=False)
+    own = reconciler.placement_cache.own
     assert (own.claims[shared.id].exclusive, own.claims[grown.id].exclusive) == ((), ())
     assert own.named(second.first) == "db of other"
     reconciler.save()
@@ -308,11 +308,11 @@ def test_a_report_in_the_state_file_that_is_older_than_the_checkpoint_gives_noth
     checkpoint.write_text(json.dumps({"policyName": "static", "defaultCpuSet": "", "checksum": 0,
                                       "entries": {"grown": {"grown": str(first)}}}))
     again = Reconciler(settings)
-    again.settle([], act=False)
-    assert again.places.own.claims[grown.id].exclusive == ((ContainerId("grown"), first),)
+    again.reconcile([], act=False)
+    assert again.placement_cache.own.claims[grown.id].exclusive == ((ContainerId("grown"), first),)
     again.save()
     checkpoint.unlink()
     third = Reconciler(settings)
-    third.settle([], act=False)
+    third.reconcile([], act=False)
     assert third.checkpoint.stale
-    assert third.places.own.claims == again.places.own.claims
+    assert third.placement_cache.own.claims == again.placement_cache.own.claims

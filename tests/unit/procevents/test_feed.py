@@ -225,12 +225,12 @@ def test_what_was_done_ahead_is_looked_at_in_one_pass_a_moment_later(heard: Hear
             heard.feed._pass_later({two, one}, since + 10)
             assert heard.touched == []
             await until(lambda: heard.touched)
-            assert ([touched.settle for touched in heard.touched], heard.since) == ([{one, two}], [since])
+            assert ([touched.reconcile for touched in heard.touched], heard.since) == ([{one, two}], [since])
             heard.feed._pass_later({two}, since)
             await until(lambda: len(heard.touched) == 2)
             heard.feed._pass_later({one}, since)
         await asyncio.sleep(0.05)  # it has stopped
-        assert [touched.settle for touched in heard.touched] == [{one, two}, {two}]
+        assert [touched.reconcile for touched in heard.touched] == [{one, two}, {two}]
 
     asyncio.run(scenario())
 

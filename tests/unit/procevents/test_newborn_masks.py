@@ -80,10 +80,10 @@ def test_a_helper_without_a_vm_gets_back_what_it_had(machine: Machine) -> None:
     machine.executed(helper)
     machine.resync()
     assert mask(helper) == machine.pool
-    assert machine.reconciler.touched() == [sandbox("a")]
-    machine.reconciler.unpin(machine.reconciler.touched())
+    assert machine.reconciler.all_sandboxes() == [sandbox("a")]
+    machine.reconciler.unpin(machine.reconciler.all_sandboxes())
     assert mask(helper) == machine.both
-    assert machine.reconciler.touched() == []
+    assert machine.reconciler.all_sandboxes() == []
 
 
 @pytest.mark.parametrize("name", ["virtiofsd", "shim"])
@@ -93,7 +93,7 @@ def test_a_helper_that_has_ended_is_forgotten(machine: Machine, name: str) -> No
     helper.kill()
     helper.wait()
     machine.resync()
-    assert (machine.reconciler.births, machine.reconciler.touched()) == ({}, [])
+    assert (machine.reconciler.births, machine.reconciler.all_sandboxes()) == ({}, [])
 
 
 # Without events

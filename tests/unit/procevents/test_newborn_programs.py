@@ -67,13 +67,13 @@ def test_other_programs_are_left_alone(machine: Machine) -> None:
               machine.process("qemu-system-x86_64", "-name", "sandbox-x" + PREFIX), machine.process(SHIM, "-id", "x")]
     touched = machine.executed(*others, os.getpid(), 2, 1 << 22)
     assert {mask(each) for each in others} == {machine.both}
-    assert (touched.ours, touched.settle, machine.reconciler.births) == (False, set(), {})
+    assert (touched.ours, touched.reconcile, machine.reconciler.births) == (False, set(), {})
 
 
 def test_a_sandbox_out_of_our_hands_is_left_alone_at_its_vmms_exec(machine: Machine) -> None:
     machine.tell("a", machine.other)
     machine.reconciler.reduce([Held(sandbox("a"), True)])
-    machine.reconciler.settle([sandbox("a")])
+    machine.reconciler.reconcile([sandbox("a")])
     vmm = machine.vmm("a")
     machine.executed(vmm)
     assert mask(vmm) == machine.both
@@ -111,7 +111,7 @@ def test_a_container_that_executes_such_a_program_is_left_alone(machine: Machine
     machine.resync()
     assert mask(inside) == machine.both
     assert (touched.ours, machine.reconciler.observer.vms, machine.reconciler.births) == (False, {}, {})
-    assert machine.reconciler.touched() == []
+    assert machine.reconciler.all_sandboxes() == []
 
 
 def test_threads_of_a_helper_that_was_given_back_are_left_alone(machine: Machine, crowd: Path) -> None:
@@ -207,7 +207,8 @@ def test_a_shim_keeps_its_mask_until_its_vmm_runs(machine: Machine, crowd: Path)
     machine.fresh().resync(full=True)
     machine.executed(shim)
     assert {mask(each) for each in tids(shim)} == {machine.both}
-    assert (touched.settle, machine.reconciler.births, machine.reconciler.touched()) == (set(), {}, [sandbox("a")])
+    assert (touched.reconcile, machine.reconciler.births) == (set(), {})
+    assert machine.reconciler.all_sandboxes() == [sandbox("a")]
     vmm = machine.vmm("a")
     machine.executed(vmm)
     assert {mask(vmm), *(mask(each) for each in tids(shim))} == {machine.other}
@@ -285,7 +286,7 @@ def test_the_runtimes_calls_of_the_shims_program_are_no_sandboxes(machine: Machi
     touched = machine.executed(*called)
     machine.resync()
     assert {mask(each) for each in called} == {machine.both}
-    assert (touched.ours, touched.settle) == (False, set())
+    assert (touched.ours, touched.reconcile) == (False, set())
     assert machine.reconciler.vm_sandboxes() == set(machine.reconciler.births) == {sandbox("a")}
     assert not {each.pid for each in called} & machine.reconciler.observer.census.helpers.keys()
 

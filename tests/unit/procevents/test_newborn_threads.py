@@ -40,7 +40,7 @@ def test_a_thread_that_was_born_outside_is_put_with_the_others(machine: Machine,
     born = time.monotonic_ns() - 3_000_000
     touched = machine.placer.take([Fork(born, vmm.pid, vmm.pid, tid, vmm.pid)])
     assert mask(tid) == machine.pool
-    assert (touched.ours, touched.settle) == (True, set())
+    assert (touched.ours, touched.reconcile) == (True, set())
     account = machine.account("a")
     assert account.outside == 1
     assert 0.003 <= account.outside_max < 10
@@ -79,11 +79,11 @@ def test_a_vcpus_name_puts_it_where_vcpus_go(machine: Machine, crowd: Path) -> N
     touched = machine.placer.take([Fork(born, vmm.pid, vmm.pid, tid, vmm.pid),
                                      Comm(born + 1, tid, vmm.pid, "CPU 1/KVM")])
     assert mask(tid) == machine.pool
-    assert (touched.settle, touched.done) == (set(), {sandbox("a")})  # the pass can wait
+    assert (touched.reconcile, touched.done) == (set(), {sandbox("a")})  # the pass can wait
     assert machine.account("a").placed == 0  # not before it bears that out
     until_then = (time.monotonic_ns() - born) / 1e9
     time.sleep(0.02)
-    machine.placer.passed(machine.reconciler.settle(touched.done, scan=False))
+    machine.placer.passed(machine.reconciler.reconcile(touched.done, scan=False))
     assert machine.account("a").placed == 1
     assert machine.account("a").placed_max <= until_then
     assert machine.reconciler.tally.births.total == 1
@@ -97,12 +97,12 @@ def test_a_new_vcpu_is_placed_by_its_name_before_the_pass(machine: Machine, crow
     assert mask(by_name(vmm, "CPU 0/KVM")) == machine.other
     machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("more"), cpuset=machine.pool),
                                              Source.BUNDLE, boottime.now(), bundle=str(machine.path))])
-    machine.reconciler.settle([sandbox("a")])
+    machine.reconciler.reconcile([sandbox("a")])
     assert mask(vmm) == machine.both
     tid = by_name(vmm, "call_rcu")
     machine.placer.take([Comm(time.monotonic_ns(), tid, vmm.pid, "CPU 5/KVM")])
     assert mask(tid) == machine.pool
-    machine.reconciler.settle([sandbox("a")])  # the thread's real name is another
+    machine.reconciler.reconcile([sandbox("a")])  # the thread's real name is another
     assert mask(tid) == machine.both
 
 
@@ -115,7 +115,7 @@ def test_of_two_vcpus_that_come_before_the_pass_the_second_does_not_wait(machine
     vmm = machine.running(crowd, vcpus=1)
     first = machine.placer.take([named(vmm, "call_rcu", "CPU 5/KVM")])
     second = machine.placer.take([named(vmm, "IO mon_iothread", "CPU 6/KVM")])
-    assert (first.settle, first.done, second.settle) == (set(), {sandbox("a")}, {sandbox("a")})
+    assert (first.reconcile, first.done, second.reconcile) == (set(), {sandbox("a")}, {sandbox("a")})
 
 
 def test_while_not_all_vcpus_are_known_none_of_them_waits_for_the_pass(machine: Machine, crowd: Path) -> None:
@@ -123,7 +123,7 @@ def test_while_not_all_vcpus_are_known_none_of_them_waits_for_the_pass(machine: 
     vmm = machine.running(crowd)
     machine.reconciler.observer.vms[sandbox("a")].known = False
     touched = machine.placer.take([named(vmm, "call_rcu", "CPU 2/KVM")])
-    assert (touched.settle, touched.done) == ({sandbox("a")}, set())
+    assert (touched.reconcile, touched.done) == ({sandbox("a")}, set())
 
 
 def test_a_vcpu_for_which_another_has_to_move_does_not_wait_for_the_pass(machine: Machine, crowd: Path) -> None:
@@ -133,11 +133,11 @@ def test_a_vcpu_for_which_another_has_to_move_does_not_wait_for_the_pass(machine
     machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("a-c"), cpuset=machine.both,
                                                                      exclusive=True),
                                              Source.BUNDLE, boottime.now(), bundle=str(machine.path))])
-    machine.reconciler.settle([sandbox("a")])
+    machine.reconciler.reconcile([sandbox("a")])
     placement = machine.reconciler.placements[sandbox("a")]
     assert placement.by_vcpu == {0: machine.both}
     touched = machine.placer.take([named(vmm, "call_rcu", "CPU 1/KVM")])
-    assert (touched.settle, touched.done) == ({sandbox("a")}, set())
+    assert (touched.reconcile, touched.done) == ({sandbox("a")}, set())
 
 
 def test_whom_vmpin_itself_has_moved_did_not_drift(machine: Machine, crowd: Path) -> None:
@@ -147,12 +147,12 @@ def test_whom_vmpin_itself_has_moved_did_not_drift(machine: Machine, crowd: Path
         machine.placer.take([Comm(time.monotonic_ns(), tid, vmm.pid, "CPU 5/KVM")])
         assert mask(tid) == machine.pool
         for _ in range(2):  # by then it bears its old name
-            machine.reconciler.settle([sandbox("a")])
+            machine.reconciler.reconcile([sandbox("a")])
         assert mask(tid) == machine.both
     assert machine.reconciler.tally.drift == {}
     assert machine.reconciler.tally.fights == 0
     os.sched_setaffinity(tid, machine.other.frozen())  # as another hand does
-    machine.reconciler.settle([sandbox("a")])
+    machine.reconciler.reconcile([sandbox("a")])
     assert machine.reconciler.tally.drift == {"other": 1}
 
 
@@ -162,7 +162,7 @@ def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pas
     vmm = machine.running(crowd)
     tid = by_name(vmm, "call_rcu")
     asked: list[int] = []
-    places = machine.reconciler.places
+    places = machine.reconciler.placement_cache
     with_vcpu = places.with_vcpu
 
     def counted(vm: Vm, vcpu: VcpuId, state: DesiredState) -> Placement | None:
@@ -173,8 +173,8 @@ def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pas
     names = [Comm(time.monotonic_ns(), tid, vmm.pid, f"CPU {number}/KVM") for number in range(2, 500)]
     touched = machine.placer.take(names)
     assert asked == [2]
-    machine.reconciler.settle(touched.settle, scan=False)  # reads the name as it is, and nobody is a newcomer then
-    machine.reconciler.settle(touched.settle, scan=False)
+    machine.reconciler.reconcile(touched.reconcile, scan=False)  # reads the name as it is: none is new then
+    machine.reconciler.reconcile(touched.reconcile, scan=False)
     machine.placer.take(names)
     assert asked == [2, 2]
 
@@ -186,7 +186,7 @@ def pinned(machine: Machine, crowd: Path) -> subprocess.Popen[bytes]:
     vmm = machine.running(crowd)
     machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("more"), cpuset=machine.pool),
                                              Source.BUNDLE, boottime.now(), bundle=str(machine.path))])
-    machine.reconciler.settle([sandbox("a")])
+    machine.reconciler.reconcile([sandbox("a")])
     assert [mask(by_name(vmm, f"CPU {vcpu}/KVM")) for vcpu in (0, 1)] == [machine.pool, machine.other]
     assert mask(by_name(vmm, "call_rcu")) == machine.both
     return vmm
@@ -219,7 +219,7 @@ def test_a_name_that_says_nothing_makes_no_pass(machine: Machine, crowd: Path) -
     tid = by_name(vmm, "call_rcu")
     touched = machine.placer.take([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid),
                                      Comm(time.monotonic_ns(), tid, vmm.pid, "worker")])
-    assert (touched.settle, touched.unnamed) == (set(), set())
+    assert (touched.reconcile, touched.unnamed) == (set(), set())
     assert machine.account("a").placed == 1
 
 
@@ -342,7 +342,7 @@ def test_what_is_born_of_a_vm_that_is_unmanaged_is_left_as_it_is(machine: Machin
     machine.settings["node.shared_pool"] = ""
     machine.configure()
     vmm = machine.running(crowd)
-    assert machine.reconciler.places.unmanaged == {sandbox("a")}
+    assert machine.reconciler.placement_cache.unmanaged == {sandbox("a")}
     tid = by_name(vmm, "call_rcu")
     os.sched_setaffinity(tid, machine.other.frozen())
     now = time.monotonic_ns()
@@ -356,4 +356,4 @@ def test_what_is_born_of_a_vm_that_is_unmanaged_is_left_as_it_is(machine: Machin
     assert machine.reconciler.pinner.before == {}  # kept once it is managed: what is set by hand until then counts
     machine.tell("a", machine.pool)
     assert (mask(tid), mask(vmm), mask(helper)) == (machine.pool,) * 3
-    assert machine.reconciler.places.unmanaged == set()
+    assert machine.reconciler.placement_cache.unmanaged == set()

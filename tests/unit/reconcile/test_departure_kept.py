@@ -40,17 +40,17 @@ def test_what_threads_had_is_kept_while_they_live_whatever_they_are_taken_for(tm
         assert node.repair(vm) == 1
         known.resync()  # a shell is nobody's VMM
         assert vm.sandbox not in known.observer.vms
-        assert known.touched() == [vm.sandbox]
-        assert len(known.unpin(known.touched())) == 1
+        assert known.all_sandboxes() == [vm.sandbox]
+        assert len(known.unpin(known.all_sandboxes())) == 1
         assert frozenset(os.sched_getaffinity(vm.vmm.pid)) == both.frozen()
-        assert known.touched() == []
+        assert known.all_sandboxes() == []
 
 
 def test_what_a_process_had_is_forgotten_with_it(tmp_path: Path) -> None:
     with spinners(tmp_path) as node:
         vm, known = node.vm(), node.reconciler
         assert node.repair(vm) == 0
-        assert known.touched() == [vm.sandbox]
+        assert known.all_sandboxes() == [vm.sandbox]
         node.end(vm)
         known.resync()
-        assert known.touched() == []
+        assert known.all_sandboxes() == []

@@ -16,7 +16,7 @@ from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, Thre
 from vmpin.domain.topology import Topology
 from vmpin.placement.rules import UNMANAGED, Request
 from vmpin.reconcile import placement_cache
-from vmpin.reconcile.placement_cache import Places
+from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.vmm.inventory import Process, Vm
 
 ONE, TWO = SandboxId("one"), SandboxId("two")
@@ -31,8 +31,9 @@ def fail(sandbox: SandboxId, err: Exception) -> None:
 
 
 @pytest.fixture
-def known(tmp_path: Path) -> Places:
-    made = Places(settings.load(None, {}, {"paths.run": str(tmp_path)}), Topology.build(CpuSet(range(4))), None, {})
+def known(tmp_path: Path) -> PlacementCache:
+    made = PlacementCache(settings.load(None, {}, {"paths.run": str(tmp_path)}), Topology.build(CpuSet(range(4))),
+                          None, {})
     made.dirty = {ONE, TWO}
     return made
 
@@ -42,7 +43,7 @@ STATE = DesiredState({sandbox: SandboxState(sandbox, containers={SIDE.container.
 VMS = {ONE: vm(ONE, 10), TWO: vm(TWO, 20)}
 
 
-def test_nobody_is_placed_again_for_whom_nothing_changed(known: Places) -> None:
+def test_nobody_is_placed_again_for_whom_nothing_changed(known: PlacementCache) -> None:
     moved: list[SandboxId] = []
     assert known.place(STATE, VMS, moved.append, fail) == {ONE, TWO}
     assert (set(moved), known.learned) == ({ONE, TWO}, True)
@@ -53,7 +54,8 @@ def test_nobody_is_placed_again_for_whom_nothing_changed(known: Places) -> None:
     assert (len(moved), known.learned) == (2, False)
 
 
-def test_a_vm_is_unmanaged_until_a_container_of_it_is_known(known: Places, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_vm_is_unmanaged_until_a_container_of_it_is_known(known: PlacementCache,
+                                                             caplog: pytest.LogCaptureFixture) -> None:
     moved: list[SandboxId] = []
     bare = DesiredState({sandbox: SandboxState(sandbox) for sandbox in (ONE, TWO)})
     with caplog.at_level(logging.INFO):
@@ -81,7 +83,7 @@ def test_a_vm_is_unmanaged_until_a_container_of_it_is_known(known: Places, caplo
 
 @pytest.mark.parametrize("wrong", ["place", "judged"])
 def test_a_sandbox_that_cannot_be_placed_stays_dirty_and_the_others_are_placed(
-        known: Places, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+        known: PlacementCache, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     """Whatever the order is: each of two fails once."""
     right = getattr(placement_cache, wrong)
     for bad, good in ((ONE, TWO), (TWO, ONE)):
@@ -115,7 +117,7 @@ def test_a_sandbox_that_cannot_be_placed_stays_dirty_and_the_others_are_placed(
 def test_a_vm_is_unmanaged_where_neither_checkpoint_nor_configuration_give_a_pool(
         kubelet: CpuManagerState | None, pool: str, unmanaged: bool, tmp_path: Path) -> None:
     flags = {"paths.run": str(tmp_path), "node.shared_pool": pool}
-    made = Places(settings.load(None, {}, flags), Topology.build(CpuSet(range(4))), kubelet, {})
+    made = PlacementCache(settings.load(None, {}, flags), Topology.build(CpuSet(range(4))), kubelet, {})
     made.dirty = {ONE}
     made.place(DesiredState({ONE: SandboxState(ONE)}), VMS, lambda _: None, fail)
     assert (made.unmanaged == {ONE}) == unmanaged == (ONE not in made.placements)

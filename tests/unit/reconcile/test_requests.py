@@ -21,7 +21,7 @@ from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import Claims, claims
 from vmpin.placement.rules import Placement, Verdict
-from vmpin.reconcile.requests import CREATION, UPDATE, Requests
+from vmpin.reconcile.requests import CREATION, UPDATE, RuntimeRequests
 from vmpin.sources.nri.translation import ContainerEvent, Kind, NriEvent, Synced
 
 
@@ -125,7 +125,7 @@ def test_the_owner_of_cpus_is_the_same_while_an_update_is_under_way() -> None:
 
 def test_a_request_ends_after_some_time_at_the_latest() -> None:
     """A failed update is followed by nothing; nor is a creation that failed while there was no connection."""
-    requests = Requests()
+    requests = RuntimeRequests()
     for events, base, limit, left in (
             (CREATION_EVENTS[:1], DesiredState(), CREATION, ContainerState.STOPPED),
             (CREATION_EVENTS[:2], DesiredState(), CREATION, ContainerState.CREATED),
@@ -142,7 +142,7 @@ def test_a_request_ends_after_some_time_at_the_latest() -> None:
 
 def test_each_update_has_its_own_time() -> None:
     """The one before was done, and the next one asked for, between two resyncs."""
-    requests = Requests()
+    requests = RuntimeRequests()
     first = after([event("updating", 20, "2-3", "0-1", state=3)], RUNNING)
     assert requests.over(first, 1000.0) == []
     second = after([event("update", 21, "0-1", state=3), event("updating", 22, "0-1", "2", state=3)], first)
@@ -151,7 +151,7 @@ def test_each_update_has_its_own_time() -> None:
 
 
 def test_a_container_that_is_gone_is_forgotten_with_its_request() -> None:
-    requests = Requests()
+    requests = RuntimeRequests()
     state = after(CREATION_EVENTS[:1])
     assert requests.over(state, 1000.0) == []
     assert requests.over(DesiredState(), 1001.0) == []
@@ -257,7 +257,7 @@ def test_what_happens_to_masks_while_the_runtime_works_is_no_drift_and_put_right
         known[vm.sandbox] = replace(known[vm.sandbox], waiting="", pending=False)
         assert machine.repair(vm) == 0
     assert CpuSet(os.sched_getaffinity(vm.vmm.pid)) == machine.here
-    assert (machine.reconciler.tally.drift, machine.reconciler.pinner.drifts.fought) == ({}, 0)
+    assert (machine.reconciler.tally.drift, machine.reconciler.pinner.drift_tracker.fought) == ({}, 0)
     machine.move(vm, machine.there)
     assert machine.repair(vm) == 1
     assert machine.reconciler.tally.drift == {"other": 1}

@@ -25,10 +25,10 @@ from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
 from vmpin.errors import StateFileError
 from vmpin.host import boottime
-from vmpin.pinning.original_masks import Before, ProcessMasks
+from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
 from vmpin.placement.vcpus import Previous
 from vmpin.reconcile import state_file
-from vmpin.reconcile.state_file import Kept
+from vmpin.reconcile.state_file import SavedState
 
 T = TypeVar("T")
 BOOT = "6f8a1c5e-0000-4000-8000-000000000001"
@@ -65,7 +65,7 @@ def states(draw: st.DrawFn, name: SandboxId) -> SandboxState:
 previous = st.builds(Previous, cpus, st.dictionaries(
     st.integers(0, 4096).map(VcpuId), st.tuples(st.none() | cpus, st.none() | ids.map(ContainerId)), max_size=4),
     st.dictionaries(st.integers(0, 4096).map(VcpuId), st.integers(0, 300), max_size=4))
-befores = st.builds(Before, st.dictionaries(
+befores = st.builds(OriginalMasks, st.dictionaries(
     threads, st.builds(ProcessMasks, cpus, st.dictionaries(threads, cpus, max_size=3)), max_size=3))
 
 vcpus = st.builds(VcpuThreads, threads, st.dictionaries(threads, st.integers(0, 4096).map(VcpuId), max_size=3),
@@ -81,28 +81,28 @@ def checkpoints(draw: st.DrawFn) -> CpuManagerState:
 
 
 @st.composite
-def kept(draw: st.DrawFn) -> Kept:
+def kept(draw: st.DrawFn) -> SavedState:
     sandboxes = [SandboxId(each) for each in draw(st.lists(ids, unique=True, max_size=3))]
-    return Kept(DesiredState({each: draw(states(each)) for each in sandboxes if draw(st.booleans())}),
+    return SavedState(DesiredState({each: draw(states(each)) for each in sandboxes if draw(st.booleans())}),
                 {each: draw(previous) for each in sandboxes if draw(st.booleans())},
                 {each: draw(befores) for each in sandboxes if draw(st.booleans())},
                 {each: draw(vcpus) for each in sandboxes if draw(st.booleans())}, draw(st.none() | checkpoints()))
 
 
-SAMPLE = Kept(
+SAMPLE = SavedState(
     DesiredState({SandboxId("pod-a"): SandboxState(SandboxId("pod-a"), "kata-go", Pod("ns", "nöme", "uid"), {
         ContainerId("main"): Known(Container(ContainerId("main"), "app", CpuSet.parse("2-3"), True), Source.BUNDLE, 17,
                                    "/bundle", ThreadId(7, 8),
                                    {Source.BUNDLE: Word(CpuSet.parse("2-3"), 17)})}, held=True, vmm=ThreadId(5, 6))}),
     {SandboxId("pod-a"): Previous(CpuSet.parse("2-3"), {VcpuId(1): (CpuSet.parse("2"), ContainerId("main")),
                                                         VcpuId(0): (None, None)})},
-    {SandboxId("pod-b"): Before({ThreadId(5, 6): ProcessMasks(CpuSet.parse("0-7"), {
+    {SandboxId("pod-b"): OriginalMasks({ThreadId(5, 6): ProcessMasks(CpuSet.parse("0-7"), {
         ThreadId(9, 10): CpuSet.parse("1")})})})
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kept())
-def test_what_is_saved_is_loaded_the_same(tmp_path: Path, what: Kept) -> None:
+def test_what_is_saved_is_loaded_the_same(tmp_path: Path, what: SavedState) -> None:
     path = tmp_path / "state.json"
     state_file.save(path, BOOT, what)
     assert state_file.load(path, BOOT) == (what, "")
@@ -114,20 +114,20 @@ def test_the_file_is_roots_alone_and_replaced_as_a_whole(tmp_path: Path) -> None
     state_file.save(path, BOOT, SAMPLE)
     first = path.stat()
     assert first.st_mode & 0o777 == 0o600
-    state_file.save(path, BOOT, Kept())
+    state_file.save(path, BOOT, SavedState())
     assert path.stat().st_ino != first.st_ino
-    assert state_file.load(path, BOOT) == (Kept(), "")
+    assert state_file.load(path, BOOT) == (SavedState(), "")
 
 
-def told_at(time: int) -> Kept:
+def told_at(time: int) -> SavedState:
     """A container that was reported then."""
     word = {Source.NRI: Word(CpuSet([2]), time)}
     known = Known(Container(ContainerId("main"), "app", CpuSet([2])), Source.NRI, time, words=word)
-    return Kept(DesiredState({SandboxId("pod-a"): SandboxState(SandboxId("pod-a"), containers={
+    return SavedState(DesiredState({SandboxId("pod-a"): SandboxState(SandboxId("pod-a"), containers={
         ContainerId("main"): known})}))
 
 
-def times(kept: Kept) -> set[int]:
+def times(kept: SavedState) -> set[int]:
     known = kept.state.sandboxes[SandboxId("pod-a")].containers[ContainerId("main")]
     return {known.time, known.words[Source.NRI].time}
 
@@ -158,13 +158,13 @@ def test_times_of_the_wall_clock_are_taken_from_an_older_file(tmp_path: Path, ah
 
 
 def test_no_file_is_nothing_kept(tmp_path: Path) -> None:
-    assert state_file.load(tmp_path / "state.json", BOOT) == (Kept(), "")
+    assert state_file.load(tmp_path / "state.json", BOOT) == (SavedState(), "")
 
 
 def test_what_is_of_another_boot_is_not_used_and_no_fault(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     state_file.save(path, BOOT, SAMPLE)
-    assert state_file.load(path, "another") == (Kept(), "")
+    assert state_file.load(path, "another") == (SavedState(), "")
     assert state_file.load(path, BOOT) == (SAMPLE, "")
 
 
@@ -174,7 +174,7 @@ def set_aside(tmp_path: Path, raw: bytes) -> str:
     aside.unlink(missing_ok=True)
     path.write_bytes(raw)
     found, said = state_file.load(path, BOOT)
-    assert found == Kept()
+    assert found == SavedState()
     assert said.startswith(f"{path}: ")
     assert said.endswith("set aside as state.json.bad, the state is rebuilt from what runs")
     assert said.isprintable()
@@ -207,7 +207,7 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path, data: st.Da
     path = tmp_path / "state.json"
     path.write_bytes(raw)
     found, said = state_file.load(path, BOOT)
-    assert (found == SAMPLE and not said) or (found == Kept() and "set aside" in said)
+    assert (found == SAMPLE and not said) or (found == SavedState() and "set aside" in said)
     assert path.exists() == (not said)
 
 
@@ -245,13 +245,13 @@ def test_what_was_not_written_by_this_version_is_set_aside(tmp_path: Path, raw: 
 def test_a_file_that_cannot_be_read_or_moved_is_said_so(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     path.mkdir()
-    assert state_file.load(path, BOOT) == (Kept(), f"{path}: cannot be read: Is a directory")
+    assert state_file.load(path, BOOT) == (SavedState(), f"{path}: cannot be read: Is a directory")
     path.rmdir()
     path.write_bytes(b"x")
     (tmp_path / "state.json.bad").mkdir()
     (tmp_path / "state.json.bad" / "full").touch()
     found, said = state_file.load(path, BOOT)
-    assert found == Kept()
+    assert found == SavedState()
     assert said.endswith("its content is not used")
 
 
@@ -273,7 +273,7 @@ def test_a_symlink_in_the_way_is_not_followed(tmp_path: Path) -> None:
     assert state_file.load(path, BOOT) == (SAMPLE, "")
     path.unlink()
     path.symlink_to(victim)
-    assert state_file.load(path, BOOT) == (Kept(), f"{path}: cannot be read: {os.strerror(errno.ELOOP)}")
+    assert state_file.load(path, BOOT) == (SavedState(), f"{path}: cannot be read: {os.strerror(errno.ELOOP)}")
     state_file.save(path, BOOT, SAMPLE)
     assert victim.read_text() == "precious"
     assert state_file.load(path, BOOT) == (SAMPLE, "")
@@ -291,14 +291,14 @@ state_file.save(here / "state.json", BOOT, SAMPLE)
 (here / "filler").write_bytes(bytes(os.statvfs(here).f_bavail * os.statvfs(here).f_bsize))
 assert os.statvfs(here).f_bavail == 0
 try:
-    state_file.save(here / "state.json", BOOT, state_file.Kept())
+    state_file.save(here / "state.json", BOOT, state_file.SavedState())
 except StateFileError as err:
     print(err)
 assert state_file.load(here / "state.json", BOOT) == (SAMPLE, "")
 assert sorted(os.listdir(here)) == ["filler", "state.json"]
 (here / "filler").unlink()
-state_file.save(here / "state.json", BOOT, state_file.Kept())
-assert state_file.load(here / "state.json", BOOT) == (state_file.Kept(), "")
+state_file.save(here / "state.json", BOOT, state_file.SavedState())
+assert state_file.load(here / "state.json", BOOT) == (state_file.SavedState(), "")
 """
 
 
@@ -327,7 +327,7 @@ except StateFileError as err:
 assert (here / "notes").stat().st_size % os.statvfs(here).f_bsize == 0  # the last one was torn
 (here / "filler").unlink()
 note(1000)
-assert sorted(state_file.with_notes(here / "notes", BOOT, state_file.Kept()).before) == sorted(noted)
+assert sorted(state_file.with_notes(here / "notes", BOOT, state_file.SavedState()).before) == sorted(noted)
 """
 
 
@@ -351,13 +351,13 @@ def test_on_a_full_disk_what_was_kept_stays_and_the_next_is_kept_too(tmp_path: P
 def test_what_was_written_before_makes_no_difference(tmp_path: Path, names_: list[str], data: st.DataObject) -> None:
     """One sandbox after the other comes, changes or goes; the file is as if written anew each time."""
     written: state_file.Written = {}
-    kept = Kept()
+    kept = SavedState()
     for each in names_:
         name = SandboxId(each)
         state = data.draw(st.none() | states(name))
         before = data.draw(st.none() | befores)
         last = data.draw(st.none() | previous)
-        kept = Kept(DesiredState(_with(kept.state.sandboxes, name, state)), _with(kept.previous, name, last),
+        kept = SavedState(DesiredState(_with(kept.state.sandboxes, name, state)), _with(kept.previous, name, last),
                     _with(kept.before, name, before))
         state_file.save(tmp_path / "one", BOOT, kept, written)
         state_file.save(tmp_path / "two", BOOT, kept)
@@ -380,11 +380,12 @@ def test_a_note_is_taken_into_what_the_file_holds(tmp_path: Path) -> None:
     state_file.note(path, BOOT, SandboxId("a"), main, CpuSet.parse("0-3"))
     state_file.note(path, BOOT, SandboxId("a"), other, CpuSet.parse("1"))
     state_file.note(path, BOOT, SandboxId("b"), main, CpuSet.parse("2"))
-    known = Before({main: ProcessMasks(CpuSet.parse("0-7"))})
-    kept = state_file.with_notes(path, BOOT, Kept(before={SandboxId("a"): known}))
+    known = OriginalMasks({main: ProcessMasks(CpuSet.parse("0-7"))})
+    kept = state_file.with_notes(path, BOOT, SavedState(before={SandboxId("a"): known}))
     assert kept.before == {
-        SandboxId("a"): Before({main: ProcessMasks(CpuSet.parse("0-7")), other: ProcessMasks(CpuSet.parse("1"))}),
-        SandboxId("b"): Before({main: ProcessMasks(CpuSet.parse("2"))})}
+        SandboxId("a"): OriginalMasks({main: ProcessMasks(CpuSet.parse("0-7")),
+                                       other: ProcessMasks(CpuSet.parse("1"))}),
+        SandboxId("b"): OriginalMasks({main: ProcessMasks(CpuSet.parse("2"))})}
     assert os.stat(path).st_mode & 0o777 == 0o600
 
 
@@ -396,19 +397,19 @@ def test_notes_of_another_boot_and_torn_ones_count_for_nothing(tmp_path: Path) -
     for line in (b"{}", b"[]", b"[1,2,3,4,5]", f'["{BOOT}","c",true,1,"x"]'.encode(), b"\xff\xff", b"[" * 5000,
                  f'["{BOOT}","c",1,1,""]'.encode(), raw[-20:-5]):
         path.write_bytes(line + b"\n" + raw + line)
-        kept = state_file.with_notes(path, BOOT, Kept())
-        assert kept.before == {SandboxId("b"): Before({main: ProcessMasks(CpuSet.parse("1"))})}
+        kept = state_file.with_notes(path, BOOT, SavedState())
+        assert kept.before == {SandboxId("b"): OriginalMasks({main: ProcessMasks(CpuSet.parse("1"))})}
 
 
 @given(st.binary(max_size=200))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_notes_may_be_anything(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "notes").write_bytes(raw)
-    assert state_file.with_notes(tmp_path / "notes", BOOT, Kept()) == Kept()
+    assert state_file.with_notes(tmp_path / "notes", BOOT, SavedState()) == SavedState()
 
 
 def test_no_notes_are_no_trouble(tmp_path: Path) -> None:
-    kept = Kept(before={SandboxId("a"): Before()})
+    kept = SavedState(before={SandboxId("a"): OriginalMasks()})
     assert state_file.with_notes(tmp_path / "notes", BOOT, kept) is kept
     (tmp_path / "notes").mkdir()
     assert state_file.with_notes(tmp_path / "notes", BOOT, kept) is kept

@@ -44,8 +44,9 @@ class Node:
             "run", "kata_go", "kata_rs", "kubelet", "nri", "cri")}
         self.reconciler = Reconciler(settings.load(None, {}, {**paths, "watch.only": "none",
                                                             "policy.runc_repair": "true"}))
-        self.repair = RuncRepair(self.reconciler, lambda: self.plugin)
-        self.reconciler.sources.nri = True
+        self.repair = RuncRepair(self.reconciler.view, self.reconciler.tally, self.reconciler.read_cgroups,
+                                 lambda: self.plugin)
+        self.reconciler.nri_connected(True)
 
     def hear(self) -> NriEvent:
         event = self._told.get(timeout=PATIENCE)
@@ -78,7 +79,7 @@ class Node:
 
     def repaired(self) -> list[ContainerId]:
         """What is asked of the runtime for a disagreement that lasts."""
-        self.reconciler.agreement.lasting[SandboxId("pod1"), ContainerId("c1")] = "the sources disagree"
+        self.reconciler.disagreements.lasting[SandboxId("pod1"), ContainerId("c1")] = "the sources disagree"
 
         async def look() -> None:
             self.repair.look()

@@ -18,7 +18,7 @@ from vmpin.domain.proof import Finding, Proof
 from vmpin.errors import StateFileError
 from vmpin.host.schedstat import Schedstat, process_ran
 from vmpin.placement.rules import Placement
-from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.view import NodeView
 from vmpin.reports.residency import books_file
 from vmpin.vmm.inventory import Process, Vm
 
@@ -71,11 +71,11 @@ class Sampler:
     :param keep: the file in which the books outlive a restart; None keeps them nowhere.
     """
 
-    def __init__(self, reconciler: Reconciler, keep: Path | None = None) -> None:
-        self.reconciler = reconciler
-        self.ledger = reconciler.ledger
+    def __init__(self, view: NodeView, keep: Path | None = None) -> None:
+        self.view = view
+        self.ledger = view.ledger
         self.keep = keep
-        self.host = Schedstat(reconciler.proc)
+        self.host = Schedstat(view.proc)
         #: Rounds since it began, and CPU seconds that the last one took.
         self.rounds = 0
         self.cost = 0.0
@@ -88,23 +88,22 @@ class Sampler:
         self._last = time.monotonic()
         self._failing = ""
         if keep is not None and self.ledger.began is None:  # else the ledger knows more than the file
-            trouble = books_file.load(keep, reconciler.boot_id, self.ledger)
+            trouble = books_file.load(keep, view.boot_id, self.ledger)
             if trouble:
                 logger.warning("%s", trouble)
         if self.ledger.began is None:
             self.ledger.began = time.time()
-        reconciler.pinner.drifts.strayed = self.strayed
 
     def turn(self, every: float) -> float:
         """Sample for a slice, of a round every so many seconds. :returns: after how many seconds to come again."""
         if not self._waiting:
-            self._waiting = list(self.reconciler.observer.vms)
+            self._waiting = list(self.view.vms)
             self._spent = 0.0
         return max(every, self.cost / SHARE) if self._step(SLICE) else BREATH
 
     def round(self) -> None:
         """All of it at once."""
-        self._waiting = list(self.reconciler.observer.vms)
+        self._waiting = list(self.view.vms)
         self._spent = 0.0
         self._step(float("inf"))
 
@@ -112,7 +111,7 @@ class Sampler:
         """Sample VMs for `budget` seconds. :returns: True when the round is over."""
         began, cost = time.perf_counter(), time.thread_time()
         while self._waiting:
-            vm = self.reconciler.observer.vms.get(self._waiting.pop())
+            vm = self.view.vms.get(self._waiting.pop())
             if vm is not None:
                 self._sample(vm)
             if time.perf_counter() - began > budget:
@@ -130,7 +129,7 @@ class Sampler:
         self.ledger.watched += now - self._last
         self._last = now
         self.rounds += 1
-        vms = self.reconciler.observer.vms
+        vms = self.view.vms
         here = {process.id for vm in vms.values() for process in vm.processes()}
         here |= {thread.id for vm in vms.values() for thread in vm.kernel}
         gone = self._books.keys() - here
@@ -144,7 +143,7 @@ class Sampler:
 
     def _sample(self, vm: Vm) -> None:
         self.ledger.of(vm.sandbox)
-        placement = self.reconciler.placements.get(vm.sandbox)
+        placement = self.view.placements.get(vm.sandbox)
         for process in vm.processes():
             self._process(vm.sandbox, process, placement)
         for thread in vm.kernel:
@@ -235,7 +234,7 @@ class Sampler:
     def strayed(self, sandbox: SandboxId, thread: VmThread, cpu: int, place: CpuSet) -> None:
         """A thread is about to be put back that is on `cpu`, outside its place: at the next sample nothing would tell
         that any more."""
-        vm = self.reconciler.observer.vms.get(sandbox)
+        vm = self.view.vms.get(sandbox)
         books = None if vm is None else self._books.get(vm.main_of(thread))
         meter = None if books is None else books.meters.get(thread.id)
         if books is None or meter is None:
@@ -263,7 +262,7 @@ class Sampler:
         if self.keep is None:
             return
         try:
-            books_file.save(self.keep, self.reconciler.boot_id, self.ledger)
+            books_file.save(self.keep, self.view.boot_id, self.ledger)
         except StateFileError as err:
             if str(err) != self._failing:
                 logger.error("%s (%s)", err, err.hint)
@@ -276,4 +275,3 @@ class Sampler:
         self.round()
         self.ledger.mark(time.time())
         self.save()
-        self.reconciler.pinner.drifts.strayed = None
