@@ -15,7 +15,7 @@ from typing import List, Optional
 from vmpin.protocol.parsing import PORT
 from vmpin_agent import VERSION, files
 from vmpin_agent.agent import Agent
-from vmpin_agent.cgroups import Cgroups
+from vmpin_agent.cgroups import GuestCgroups
 from vmpin_agent.server import Server
 
 #: An init has mounted everything by then (seconds); else there are no cgroups.
@@ -98,7 +98,7 @@ def _wait_for(cgroup: str) -> None:
     """Where Kata's agent is the init it mounts /proc, /sys, /dev, /run and then the cgroups (src/agent/src/main.rs:
     init_agent_as_init). What is written to /run before is lost, and the lock with it."""
     deadline = time.monotonic() + _MOUNTED
-    while not Cgroups(cgroup).hierarchies and time.monotonic() < deadline:
+    while not GuestCgroups(cgroup).hierarchies and time.monotonic() < deadline:
         time.sleep(0.1)
 
 

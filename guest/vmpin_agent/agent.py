@@ -28,11 +28,11 @@ from vmpin.protocol.parsing import (
     Unpin,
 )
 from vmpin_agent import VERSION, files, threads
-from vmpin_agent.apply import Pinner
-from vmpin_agent.cgroups import Cgroups, Place, within
-from vmpin_agent.cpus import Cpus
-from vmpin_agent.export import Export
-from vmpin_agent.memory import Memory
+from vmpin_agent.apply import MapApplier
+from vmpin_agent.cgroups import GuestCgroups, ContainerCgroup, within
+from vmpin_agent.cpus import CpuReader
+from vmpin_agent.export import CpusFile
+from vmpin_agent.memory import Originals
 
 #: Every so many seconds all is looked at, whether anything seems to have changed or not.
 _RESYNC = 10
@@ -46,19 +46,19 @@ class Agent:
     def __init__(self, proc: str = "/proc", cgroup: str = "/sys/fs/cgroup", sys: str = "/sys", run: str = "/run/vmpin",
                  kata: str = "/run/kata-containers") -> None:
         self._proc = proc
-        self._cpus = Cpus(proc, sys)
-        self._cgroups = Cgroups(cgroup, proc, kata)
+        self._cpus = CpuReader(proc, sys)
+        self._cgroups = GuestCgroups(cgroup, proc, kata)
         self.boot_id = (files.read(f"{proc}/sys/kernel/random/boot_id") or "").strip()
-        self._memory = Memory(f"{run}/agent.json", self.boot_id)
-        self._pinner = Pinner(proc, self._cpus, self._cgroups, self._memory)
-        self._export = Export(f"{run}/cpus.json")
+        self._memory = Originals(f"{run}/agent.json", self.boot_id)
+        self._pinner = MapApplier(proc, self._cpus, self._cgroups, self._memory)
+        self._export = CpusFile(f"{run}/cpus.json")
         self._map: Optional[Map] = None
         #: Also when it was taken back: an older map is none to go back to.
         self._generation = 0
         self._applied: Optional[Applied] = None
         self._online = self._cpus.plugged()
         self._newest = threads.newest(proc)
-        self._known: Dict[str, Place] = {}
+        self._known: Dict[str, ContainerCgroup] = {}
         #: Whether somebody had subscribed at the last look, or has since.
         self._watched = False
         #: Whether something is yet to be taken back, because that failed.

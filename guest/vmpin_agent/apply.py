@@ -11,20 +11,21 @@ from typing import Dict, List, Optional, Set, Tuple
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.protocol.parsing import APPLIED, ERROR, MAX_OUTSIDE, PENDING, UNKNOWN, Applied, Map, Outcome, clean
 from vmpin_agent import cpusets, files, system
-from vmpin_agent.cgroups import Cgroups, Place, within
-from vmpin_agent.cpus import Cpus, CpuTable
-from vmpin_agent.masks import Group, Masks, Pinned, outside
-from vmpin_agent.memory import Memory
+from vmpin_agent.cgroups import GuestCgroups, ContainerCgroup, within
+from vmpin_agent.cpus import CpuReader, CpuTable
+from vmpin_agent.masks import ThreadGroup, ThreadMasks, PinTarget, outside
+from vmpin_agent.memory import Originals
 from vmpin_agent.threads import ThreadKey, mask
 
 #: So often a cpuset that is being written is looked at.
 _TRIES = 5
 
 
-class Work(Pinned):
+class ContainerWork(PinTarget):
     """One container in one pass."""
 
-    def __init__(self, cid: str, place: Place, wanted: CpuSet, lacking: str, pending: bool, others: Set[str]) -> None:
+    def __init__(self, cid: str, place: ContainerCgroup, wanted: CpuSet, lacking: str, pending: bool,
+                 others: Set[str]) -> None:
         self.cid = cid
         self.place = place
         self.wanted = wanted
@@ -33,13 +34,13 @@ class Work(Pinned):
         self.directories = within(place, others)
         #: Threads with a mask of their own, and the cgroup each is in.
         self.narrower: List[Tuple[ThreadKey, str]] = []
-        self.writes: Optional[List[cpusets.Write]] = None
+        self.writes: Optional[List[cpusets.CpusetWrite]] = None
 
 
-class Pinner:
+class MapApplier:
     """:param memory: what was before, this agent's or an earlier one's."""
 
-    def __init__(self, proc: str, cpus: Cpus, cgroups: Cgroups, memory: Memory) -> None:
+    def __init__(self, proc: str, cpus: CpuReader, cgroups: GuestCgroups, memory: Originals) -> None:
         self._proc = proc
         self._cpus = cpus
         self._cgroups = cgroups
@@ -48,7 +49,7 @@ class Pinner:
 
     def apply(self, map: Map) -> Applied:
         table = self._cpus.read()
-        masks = Masks(self._proc, self._memory, self._everything)
+        masks = ThreadMasks(self._proc, self._memory, self._everything)
         places = self._give_back(masks, map)
         works, outcomes = self._begin(map, table, places)
         for work in works:
@@ -78,19 +79,20 @@ class Pinner:
         kept = self._memory.containers()
         cpusets.restore(self._cgroups, self._memory, list(self._memory.cgroups))
         for path in reversed(self._memory.enabled):
-            self._note_trouble(cpusets.run(cpusets.Write(path, "cgroup.subtree_control", "-cpuset")))
-        self._restore(Masks(self._proc, self._memory, self._everything), kept, self._cgroups.locate(kept - {""}))
+            self._note_trouble(cpusets.run(cpusets.CpusetWrite(path, "cgroup.subtree_control", "-cpuset")))
+        self._restore(ThreadMasks(self._proc, self._memory, self._everything), kept, self._cgroups.locate(kept - {""}))
         self._memory.forget()
         self._note_trouble(self._memory.save())
 
     def cpus_changed(self) -> None:
         """Who was let go while a CPU was not online has it now, too (Linux before 6.2)."""
         if self._memory.left:
-            masks = Masks(self._proc, self._memory, self._everything)
-            masks.free(set(self._memory.left), system.Own(self._proc, set()).threads)
+            masks = ThreadMasks(self._proc, self._memory, self._everything)
+            masks.free(set(self._memory.left), system.SystemProcesses(self._proc, set()).threads)
             self._note_trouble(self._memory.save())
 
-    def _begin(self, map: Map, table: CpuTable, places: Dict[str, Place]) -> Tuple[List[Work], Dict[str, Outcome]]:
+    def _begin(self, map: Map, table: CpuTable, places: Dict[str, ContainerCgroup]) -> Tuple[List[ContainerWork],
+                                                                                             Dict[str, Outcome]]:
         works, outcomes = [], {}
         known = {place.path for place in places.values()}
         for cid, share in map.containers.items():
@@ -104,10 +106,10 @@ class Pinner:
                                         self._processes(paths), len(self._tids(place, paths)),
                                         error=lacking or "it is given no vCPU")
             else:
-                works.append(Work(cid, places[cid], wanted, lacking, pending, known))
+                works.append(ContainerWork(cid, places[cid], wanted, lacking, pending, known))
         return works, outcomes
 
-    def _give_back(self, masks: Masks, map: Map) -> Dict[str, Place]:
+    def _give_back(self, masks: ThreadMasks, map: Map) -> Dict[str, ContainerCgroup]:
         """What was pinned for a container that is no longer named, or has ended. :returns: where those named are."""
         kept = self._memory.containers()
         places = self._cgroups.locate((set(map.containers) | kept) - {""})
@@ -118,7 +120,7 @@ class Pinner:
         self._restore(masks, kept - named.keys() - ({""} if map.system is not None else set()), places)
         return named
 
-    def _restore(self, masks: Masks, cids: Set[str], places: Dict[str, Place]) -> None:
+    def _restore(self, masks: ThreadMasks, cids: Set[str], places: Dict[str, ContainerCgroup]) -> None:
         own = self._own(set(places)) if "" in cids else None
 
         def tids() -> List[int]:
@@ -128,17 +130,18 @@ class Pinner:
         if cids:
             masks.restore(cids, tids)
 
-    def _own(self, named: Set[str]) -> system.Own:
-        return system.Own(self._proc, {pid for place in self._cgroups.all(named).values() for path in within(place)
+    def _own(self, named: Set[str]) -> system.SystemProcesses:
+        return system.SystemProcesses(self._proc,
+                                      {pid for place in self._cgroups.all(named).values() for path in within(place)
                                        for pid in self._cgroups.processes(path)})
 
-    def _tids(self, place: Place, paths: List[str]) -> List[int]:
+    def _tids(self, place: ContainerCgroup, paths: List[str]) -> List[int]:
         return [tid for path in paths for tid in self._cgroups.threads(place.hierarchy, path)]
 
     def _processes(self, paths: List[str]) -> int:
         return sum(len(self._cgroups.processes(path)) for path in paths)
 
-    def _gather(self, work: Work, masks: Masks, online: CpuSet) -> None:
+    def _gather(self, work: ContainerWork, masks: ThreadMasks, online: CpuSet) -> None:
         """The threads that have another mask than their cgroup gives them: before a cpuset changes, which may take
         their masks from them (Linux before 6.2)."""
         for path in work.directories:
@@ -154,7 +157,7 @@ class Pinner:
                 if key is not None:
                     work.narrower.append((key, path))
 
-    def _enable(self, works: List[Work]) -> None:
+    def _enable(self, works: List[ContainerWork]) -> None:
         paths = {work.cid: cpusets.closed(work.place) for work in works}
         fresh = [path for each in paths.values() for path in each if path not in self._memory.enabled]
         if fresh:
@@ -166,7 +169,7 @@ class Pinner:
             refused = cpusets.closed(work.place) if work.trouble else []
             self._memory.enabled = [path for path in self._memory.enabled if path not in refused]
 
-    def _change(self, work: Work) -> bool:
+    def _change(self, work: ContainerWork) -> bool:
         """:returns: whether its cpuset does it; else its threads are to be pinned."""
         hierarchy = work.place.hierarchy
         if work.writes is not None:
@@ -181,12 +184,12 @@ class Pinner:
             work.trouble = work.trouble or f"its cgroup leaves it {got or 'no CPU'}"
         return False
 
-    def _group(self, work: Work, online: CpuSet) -> Group:
+    def _group(self, work: ContainerWork, online: CpuSet) -> ThreadGroup:
         base = cpusets.effective(work.place.hierarchy, work.place.path) or online
-        return Group(work.cid, lambda: self._tids(work.place, work.directories),
+        return ThreadGroup(work.cid, lambda: self._tids(work.place, work.directories),
                      (work.wanted & base) or work.wanted, base)
 
-    def _check(self, work: Work) -> Outcome:
+    def _check(self, work: ContainerWork) -> Outcome:
         tids = self._tids(work.place, work.directories)
         out = outside(tids, work.wanted)
         if work.writes is not None:
@@ -200,7 +203,7 @@ class Pinner:
         return Outcome(state, cgroup, work.wanted, got, self._processes(work.directories), len(tids),
                        tuple(out[:MAX_OUTSIDE]), clean("; ".join(filter(None, (work.lacking, work.trouble)))))
 
-    def _system(self, map: Map, hw: Tuple[int, ...], table: CpuTable, masks: Masks) -> Outcome:
+    def _system(self, map: Map, hw: Tuple[int, ...], table: CpuTable, masks: ThreadMasks) -> Outcome:
         wanted, lacking, pending = table.find(hw)
         if not wanted:
             return Outcome(PENDING if pending else ERROR, error=lacking or "it is given no vCPU")

@@ -27,7 +27,7 @@ class Hierarchy(NamedTuple):
     cpuset: bool
 
 
-class Place(NamedTuple):
+class ContainerCgroup(NamedTuple):
     """A container's cgroup; `inode` tells it from a later one at the same path."""
 
     hierarchy: Hierarchy
@@ -40,7 +40,7 @@ class Place(NamedTuple):
         return self.path[len(self.hierarchy.root) :] or "/"
 
 
-class Cgroups:
+class GuestCgroups:
     """:param root: where the hierarchies are mounted. :param kata: where Kata's agent has a directory a container."""
 
     def __init__(self, root: str = "/sys/fs/cgroup", proc: str = "/proc", kata: str = "/run/kata-containers") -> None:
@@ -48,7 +48,7 @@ class Cgroups:
         self._proc = proc
         self._kata = kata
         self._hierarchies: List[Hierarchy] = []
-        self._known: Dict[str, Place] = {}
+        self._known: Dict[str, ContainerCgroup] = {}
 
     @property
     def hierarchies(self) -> List[Hierarchy]:
@@ -75,7 +75,7 @@ class Cgroups:
             elif os.path.exists(f"{path}/tasks"):
                 yield Hierarchy(path, False, os.path.exists(f"{path}/cpuset.cpus"))
 
-    def locate(self, wanted: Set[str]) -> Dict[str, Place]:
+    def locate(self, wanted: Set[str]) -> Dict[str, ContainerCgroup]:
         """The cgroups of those containers that there are; of several the uppermost, with cpuset if there is one."""
         found = {cid: place for cid, place in self._known.items()
                  if cid in wanted and inode(place.path) == place.inode}
@@ -84,24 +84,24 @@ class Cgroups:
             for path, name in walk(hierarchy.root):
                 for cid in _names(name):
                     if cid in lacking and cid not in found:
-                        found[cid] = Place(hierarchy, path, inode(path) or 0)
+                        found[cid] = ContainerCgroup(hierarchy, path, inode(path) or 0)
         self._known = found
         return dict(found)
 
-    def all(self, named: Set[str]) -> Dict[str, Place]:
+    def all(self, named: Set[str]) -> Dict[str, ContainerCgroup]:
         """Every container there is: those named, and what looks like one to Kata's agent or by its name."""
         try:
             kata = {name for name in os.listdir(self._kata) if is_container(name)}
         except OSError:
             kata = set()
-        found: Dict[str, Place] = {}
+        found: Dict[str, ContainerCgroup] = {}
         for hierarchy in self.hierarchies:
             for path, name in walk(hierarchy.root):
                 match = _LIKE_A_CONTAINER.fullmatch(name)
                 ids = [match[1]] if match else [cid for cid in _names(name) if cid in named or cid in kata]
                 for cid in ids[:1]:
                     if cid not in found:
-                        found[cid] = Place(hierarchy, path, inode(path) or 0)
+                        found[cid] = ContainerCgroup(hierarchy, path, inode(path) or 0)
         return found
 
     def threads(self, hierarchy: Hierarchy, path: str) -> List[int]:
@@ -123,7 +123,7 @@ def inode(path: str) -> Optional[int]:
         return None
 
 
-def within(place: Place, without: Container[str] = ()) -> List[str]:
+def within(place: ContainerCgroup, without: Container[str] = ()) -> List[str]:
     """The cgroups of a container, uppermost first. :param without: paths to leave out."""
     return [place.path, *(path for path, _ in walk(place.path, without))]
 

@@ -52,7 +52,7 @@ class CpuTable(NamedTuple):
         return found, f"vCPU {format_ids(lacking)} is not online in the guest", True
 
 
-class Cpus:
+class CpuReader:
     """:param proc, sys: where those are mounted."""
 
     def __init__(self, proc: str = "/proc", sys: str = "/sys") -> None:

@@ -13,11 +13,11 @@ from typing import Iterable, List, NamedTuple, Optional, Tuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin_agent import files
-from vmpin_agent.cgroups import Cgroups, Hierarchy, Place, inode
-from vmpin_agent.memory import Kept, Memory
+from vmpin_agent.cgroups import GuestCgroups, Hierarchy, ContainerCgroup, inode
+from vmpin_agent.memory import Original, Originals
 
 
-class Write(NamedTuple):
+class CpusetWrite(NamedTuple):
     """To a file of a cgroup's; `text` is a list of CPUs or, as it is, of memory nodes."""
 
     path: str
@@ -40,13 +40,13 @@ def effective(hierarchy: Hierarchy, path: str) -> Optional[CpuSet]:
     return None
 
 
-def above(place: Place) -> List[str]:
+def above(place: ContainerCgroup) -> List[str]:
     """The cgroups over a container's, without the root, uppermost first."""
     parts = place.shown.split("/")[1:-1]
     return [place.hierarchy.root + "/" + "/".join(parts[: at + 1]) for at in range(len(parts))]
 
 
-def closed(place: Place) -> List[str]:
+def closed(place: ContainerCgroup) -> List[str]:
     """Of version 2 the cgroups over a container's which do not pass cpuset on, uppermost first."""
     if not place.hierarchy.v2 or not place.hierarchy.cpuset or os.path.exists(f"{place.path}/cpuset.cpus"):
         return []
@@ -57,13 +57,14 @@ def closed(place: Place) -> List[str]:
 def enable(paths: Iterable[str]) -> str:
     """Have them pass cpuset on. :returns: what is wrong, as a cgroup with processes of its own."""
     for path in paths:
-        trouble = run(Write(path, "cgroup.subtree_control", "+cpuset"))
+        trouble = run(CpusetWrite(path, "cgroup.subtree_control", "+cpuset"))
         if trouble:
             return trouble
     return ""
 
 
-def plan(place: Place, below: List[str], cid: str, wanted: CpuSet, memory: Memory) -> Optional[List[Write]]:
+def plan(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
+         memory: Originals) -> Optional[List[CpusetWrite]]:
     """What to write so that the container has these CPUs; what was there is noted. None: it has no cpuset.
 
     :param below: the cgroups in the container's, uppermost first.
@@ -77,7 +78,8 @@ def plan(place: Place, below: List[str], cid: str, wanted: CpuSet, memory: Memor
     return _plan_v1(place, below, cid, wanted, memory)
 
 
-def _plan_v1(place: Place, below: List[str], cid: str, wanted: CpuSet, memory: Memory) -> List[Write]:
+def _plan_v1(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
+             memory: Originals) -> List[CpusetWrite]:
     writes = []
     for path in above(place):
         writes += _memory_nodes(path)
@@ -87,7 +89,7 @@ def _plan_v1(place: Place, below: List[str], cid: str, wanted: CpuSet, memory: M
     writes += _memory_nodes(place.path)
     top = files.cpus(f"{place.path}/cpuset.cpus") or EMPTY
     kept = _note(memory, place.path, cid, top, None)
-    states: List[Tuple[Kept, str, CpuSet, CpuSet]] = [(kept, place.path, top, wanted)]
+    states: List[Tuple[Original, str, CpuSet, CpuSet]] = [(kept, place.path, top, wanted)]
     had, given = {place.path: top}, {place.path: wanted}
     for path in below:
         current = files.cpus(f"{path}/cpuset.cpus") or EMPTY
@@ -110,14 +112,14 @@ def _plan_v1(place: Place, below: List[str], cid: str, wanted: CpuSet, memory: M
     return writes
 
 
-def _memory_nodes(path: str) -> List[Write]:
+def _memory_nodes(path: str) -> List[CpusetWrite]:
     """Version 1 lets no process into a cgroup that has no memory nodes."""
     if (files.read(f"{path}/cpuset.mems") or "0").strip():
         return []
     for parent in _parents(path):
         nodes = (files.read(f"{parent}/cpuset.mems") or "").strip()
         if nodes:
-            return [Write(path, "cpuset.mems", nodes)]
+            return [CpusetWrite(path, "cpuset.mems", nodes)]
     return []
 
 
@@ -127,10 +129,10 @@ def _parents(path: str) -> Iterable[str]:
         yield path
 
 
-def _note(memory: Memory, path: str, cid: str, current: CpuSet, own: Optional[CpuSet]) -> Kept:
+def _note(memory: Originals, path: str, cid: str, current: CpuSet, own: Optional[CpuSet]) -> Original:
     found, now = memory.cgroups.get(path), inode(path) or 0
     if found is None or found.inode != now:
-        found = memory.cgroups[path] = Kept(cid, current, own, now)
+        found = memory.cgroups[path] = Original(cid, current, own, now)
         memory.changed()
     elif cid and found.container != cid:
         found.container = cid  # until now only one above a container's
@@ -141,7 +143,7 @@ def _note(memory: Memory, path: str, cid: str, current: CpuSet, own: Optional[Cp
     return found
 
 
-def prune(memory: Memory) -> None:
+def prune(memory: Originals) -> None:
     """Forget the cgroups that are gone."""
     gone = [path for path, kept in memory.cgroups.items() if inode(path) != kept.inode]
     for path in gone:
@@ -150,13 +152,13 @@ def prune(memory: Memory) -> None:
         memory.changed()
 
 
-def _write(kept: Kept, memory: Memory, path: str, cpus: CpuSet) -> Write:
+def _write(kept: Original, memory: Originals, path: str, cpus: CpuSet) -> CpusetWrite:
     if kept.will_be(cpus):
         memory.changed()
-    return Write(path, "cpuset.cpus", str(cpus))
+    return CpusetWrite(path, "cpuset.cpus", str(cpus))
 
 
-def run(write: Write) -> str:
+def run(write: CpusetWrite) -> str:
     """:returns: what is wrong, "" when it is done or the cgroup is gone."""
     try:
         files.write(f"{write.path}/{write.file}", write.text)
@@ -167,7 +169,7 @@ def run(write: Write) -> str:
     return ""
 
 
-def restore(cgroups: Cgroups, memory: Memory, kept: List[str]) -> None:
+def restore(cgroups: GuestCgroups, memory: Originals, kept: List[str]) -> None:
     """Put these cgroups back to what they had before, and forget them."""
     upper_first = sorted((path for path in kept if inode(path) == memory.cgroups[path].inode),
                          key=lambda path: path.count("/"))
@@ -180,17 +182,17 @@ def restore(cgroups: Cgroups, memory: Memory, kept: List[str]) -> None:
         if over is not None:
             before[path] &= over  # what went offline since is in none
         if not before[path] <= current:
-            _report(Write(path, "cpuset.cpus", str(current | before[path])))
+            _report(CpusetWrite(path, "cpuset.cpus", str(current | before[path])))
     for path in reversed(upper_first):
         current = files.cpus(f"{path}/cpuset.cpus") or EMPTY
         if current != before[path] and (before[path] or path not in v1):
-            _report(Write(path, "cpuset.cpus", str(before[path])))
+            _report(CpusetWrite(path, "cpuset.cpus", str(before[path])))
     for path in kept:
         del memory.cgroups[path]
     memory.changed()
 
 
-def _report(write: Write) -> None:
+def _report(write: CpusetWrite) -> None:
     trouble = run(write)
     if trouble:
         files.log(trouble)

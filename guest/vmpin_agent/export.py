@@ -16,7 +16,7 @@ from vmpin.protocol.parsing import Applied, Map
 from vmpin_agent import files
 
 
-class Export:
+class CpusFile:
     """:param path: the file."""
 
     def __init__(self, path: str) -> None:

@@ -24,7 +24,7 @@ _MAX_WAITING = 4 << 20
 _READ = 1 << 16
 
 
-class Closed(Exception):
+class LinkClosed(Exception):
     """The other end has gone, or is not to be spoken to any more."""
 
 
@@ -55,9 +55,9 @@ class Link:
         except (BlockingIOError, InterruptedError):
             return b""
         except OSError as err:
-            raise Closed(err.strerror) from None
+            raise LinkClosed(err.strerror) from None
         if not data:
-            raise Closed("")
+            raise LinkClosed("")
         return data
 
     def feed(self, data: bytes) -> None:
@@ -87,7 +87,7 @@ class Link:
             id = getattr(answer, "id", None)
             self._out += encode(Failure(id, f"the answer cannot be sent: {err}").message())
         if len(self._out) > _MAX_WAITING:
-            raise Closed("it does not read what it asked for")
+            raise LinkClosed("it does not read what it asked for")
         self.flush()
 
     def tell(self, answers: List[Answer]) -> None:
@@ -103,7 +103,7 @@ class Link:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as err:
-                raise Closed(err.strerror) from None
+                raise LinkClosed(err.strerror) from None
             if done <= 0:
                 return
             del self._out[:done]

@@ -8,7 +8,7 @@ from typing import Callable, Dict, Iterable, List, Optional, Sequence, Set, Tupl
 
 from vmpin.cpuset import CpuSet
 from vmpin_agent import threads
-from vmpin_agent.memory import Kept, Memory
+from vmpin_agent.memory import Original, Originals
 from vmpin_agent.threads import ThreadKey
 
 #: Linux before 6.2 forgets a thread's mask when its cpuset changes, and gives it all of that (kernel commit
@@ -19,13 +19,13 @@ _FORGETFUL = tuple(int(each) for each in re.findall(r"[0-9]+", os.uname().releas
 _ROUNDS = 10
 
 
-class Pinned:
+class PinTarget:
     """What threads are pinned for; what is wrong with some of them."""
 
     trouble = ""
 
 
-class Group(Pinned):
+class ThreadGroup(PinTarget):
     """Threads that are pinned one by one: those that `tids` gives now, on `cpus`.
 
     :param base: what a thread of them has without a wish of its own.
@@ -39,10 +39,10 @@ class Group(Pinned):
         self.seen: Set[int] = set()
 
 
-class Masks:
+class ThreadMasks:
     """The threads of one pass. :param everything: the mask of a thread that has none of its own."""
 
-    def __init__(self, proc: str, memory: Memory, everything: CpuSet) -> None:
+    def __init__(self, proc: str, memory: Originals, everything: CpuSet) -> None:
         self._proc = proc
         self._memory = memory
         self._everything = everything
@@ -72,7 +72,7 @@ class Masks:
             return key  # as it was left, or what its cpuset made of that
         own = now if now and now < base and not self._is_nobodys(now, cid) else None
         if kept is None:
-            self._memory.threads[key] = Kept(cid, own or self._everything, own)
+            self._memory.threads[key] = Original(cid, own or self._everything, own)
             self._by_tid[tid] = key
             self._memory.changed()
         elif (kept.container, kept.own) != (cid, own) and now != kept.own:
@@ -95,14 +95,14 @@ class Masks:
             self._given.setdefault(kept.container, set()).add(target)
         return target
 
-    def pin_all(self, groups: List[Group]) -> None:
+    def pin_all(self, groups: List[ThreadGroup]) -> None:
         """Pin every thread of every group, until there is no new one."""
         for _ in range(_ROUNDS):
-            planned: List[Tuple[Pinned, ThreadKey, CpuSet]] = []
+            planned: List[Tuple[PinTarget, ThreadKey, CpuSet]] = []
             groups = [group for group in groups if self._plan(group, planned)]
             self.pin(planned)
 
-    def _plan(self, group: Group, planned: List[Tuple[Pinned, ThreadKey, CpuSet]]) -> bool:
+    def _plan(self, group: ThreadGroup, planned: List[Tuple[PinTarget, ThreadKey, CpuSet]]) -> bool:
         """:returns: whether it had threads that were not looked at yet."""
         fresh = [tid for tid in group.tids() if tid not in group.seen]
         for tid in fresh:
@@ -113,7 +113,7 @@ class Masks:
                 planned.append((group, key, group.cpus))
         return bool(fresh)
 
-    def pin(self, planned: Sequence[Tuple[Pinned, ThreadKey, CpuSet]]) -> None:
+    def pin(self, planned: Sequence[Tuple[PinTarget, ThreadKey, CpuSet]]) -> None:
         """Each thread has of these CPUs what it may. What that is is kept before it is done."""
         targets = [(of, key, self.will_be(key, cpus)) for of, key, cpus in planned]
         trouble = self._memory.save()

@@ -17,7 +17,7 @@ from vmpin_agent.threads import ThreadKey
 _OURS = 6
 
 
-class Kept:
+class Original:
     """One cgroup's cpuset or thread's mask.
 
     `before` is what it was; `own` the part that is narrower by its owner's own wish, None when it has none and goes
@@ -54,7 +54,7 @@ class Kept:
                 [str(each) for each in self.ours]]
 
 
-class Memory:
+class Originals:
     """:param path: the file. :param boot: the boot's id, of which alone it is true."""
 
     def __init__(self, path: str, boot: str) -> None:
@@ -63,8 +63,8 @@ class Memory:
         self._saved = ""
         self._changed = False
         #: By path.
-        self.cgroups: Dict[str, Kept] = {}
-        self.threads: Dict[ThreadKey, Kept] = {}
+        self.cgroups: Dict[str, Original] = {}
+        self.threads: Dict[ThreadKey, Original] = {}
         #: The cgroups that were told to pass cpuset on, uppermost first.
         self.enabled: List[str] = []
         #: The masks that the guest's own processes were given: children of theirs begin with one in a container.
@@ -131,9 +131,9 @@ class Memory:
             files.log(f"{self._path} cannot be used: {err!r}")
 
 
-def _kept(data: List[Any]) -> Kept:
+def _kept(data: List[Any]) -> Original:
     """:raises CpuSetError: or TypeError, when the file was not written by this agent."""
     container, before, own, inode, ours = data
-    made = Kept(str(container), CpuSet.parse(before), None if own is None else CpuSet.parse(own), int(inode))
+    made = Original(str(container), CpuSet.parse(before), None if own is None else CpuSet.parse(own), int(inode))
     made.ours = [CpuSet.parse(each) for each in ours]
     return made

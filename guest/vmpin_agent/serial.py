@@ -12,7 +12,7 @@ from typing import Callable, List, Optional
 
 from vmpin.protocol.parsing import SERIAL, Answer, NeedMap, ProtocolError, Request
 from vmpin_agent import files
-from vmpin_agent.link import Closed, Link
+from vmpin_agent.link import LinkClosed, Link
 
 #: After garbage: when nothing came for so long, the next byte begins a frame.
 QUIET = 0.1
@@ -20,7 +20,7 @@ QUIET = 0.1
 _CUT = 2.0
 
 
-class Serial:
+class SerialPort:
     """:param path: the port's device, or "auto". :param sys: to find it where no udev names it."""
 
     def __init__(self, path: str, answer: Callable[[Request], Answer], greeting: Callable[[], List[Answer]],
@@ -80,7 +80,7 @@ class Serial:
         assert self.link is not None
         try:
             data = self.link.receive()
-        except Closed:
+        except LinkClosed:
             self.link = self.quiet_at = None
             raise
         self._last = now
@@ -92,7 +92,7 @@ class Serial:
         except ProtocolError as err:
             files.log(f"garbage on the serial port: {err}")
             self.quiet_at = now + QUIET
-        except Closed:
+        except LinkClosed:
             self.quiet_at = now + QUIET
 
     def clear(self, now: float) -> None:
@@ -110,5 +110,5 @@ class Serial:
         try:
             for answer in answers:
                 self.link.send(answer)
-        except Closed:
+        except LinkClosed:
             self.link = None

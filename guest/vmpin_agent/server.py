@@ -14,8 +14,8 @@ from typing import Callable, Dict, List, Optional, Tuple, Union
 from vmpin.protocol.parsing import Answer, Failure, ProtocolError, Request
 from vmpin_agent import files
 from vmpin_agent.agent import Agent
-from vmpin_agent.link import Closed, Link, serious
-from vmpin_agent.serial import Serial
+from vmpin_agent.link import LinkClosed, Link, serious
+from vmpin_agent.serial import SerialPort
 
 #: linux/vm_sockets.h: VMADDR_CID_ANY and VMADDR_CID_HOST.
 _ANY = 0xFFFFFFFF
@@ -36,7 +36,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._listeners: Dict[str, socket.socket] = {}
         self._links: Dict[Link, socket.socket] = {}
-        self._serial = Serial(serial, self._answer, agent.greeting, sys) if serial else None
+        self._serial = SerialPort(serial, self._answer, agent.greeting, sys) if serial else None
         self._ticks = 0
         self.stopped = False
 
@@ -83,14 +83,14 @@ class Server:
         if told and self._serial is not None and self._serial.link is not None:
             try:
                 self._serial.link.tell(told)
-            except Closed:
+            except LinkClosed:
                 self._serial.link = None
         self._watch_serial()
 
     def _try(self, link: Link, told: List[Answer]) -> None:
         try:
             link.tell(told)
-        except Closed as err:
+        except LinkClosed as err:
             self._drop(link, str(err))
         else:
             self._watch(link)
@@ -145,7 +145,7 @@ class Server:
         try:
             for answer in self._agent.greeting():
                 link.send(answer)
-        except Closed as err:
+        except LinkClosed as err:
             self._drop(link, str(err))
 
     # Connections
@@ -156,7 +156,7 @@ class Server:
                 link.flush()
             if events & selectors.EVENT_READ:
                 link.feed(link.receive())
-        except (Closed, ProtocolError) as err:
+        except (LinkClosed, ProtocolError) as err:
             self._drop(link, str(err))
         else:
             self._watch(link)
@@ -178,7 +178,7 @@ class Server:
 
     # The serial port
 
-    def _serial_tick(self, serial: Serial, now: float) -> None:
+    def _serial_tick(self, serial: SerialPort, now: float) -> None:
         if serial.fd < 0 and (self._ticks - 1) % _AGAIN == 0:
             serial.open()
         if serial.fd >= 0:
@@ -193,7 +193,7 @@ class Server:
                 self._serial.link.flush()
             if self._serial.link is not None and events & selectors.EVENT_READ:
                 self._serial.read(time.monotonic())
-        except Closed:
+        except LinkClosed:
             self._serial.link = None
         self._watch_serial()
 

@@ -7,11 +7,11 @@ from typing import List, Set
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.protocol.parsing import APPLIED, MAX_OUTSIDE, PENDING, Outcome
 from vmpin_agent import threads
-from vmpin_agent.masks import Group, Masks, outside
-from vmpin_agent.memory import Memory
+from vmpin_agent.masks import ThreadGroup, ThreadMasks, outside
+from vmpin_agent.memory import Originals
 
 
-class Own:
+class SystemProcesses:
     """Finds them, all through one pass. :param inside: the processes of containers."""
 
     def __init__(self, proc: str, inside: Set[int]) -> None:
@@ -36,10 +36,10 @@ class Own:
         return [tid for pid in self.processes() for tid in threads.of_process(self._proc, pid)]
 
 
-def pin(own: Own, memory: Memory, masks: Masks, wanted: CpuSet, online: CpuSet) -> Outcome:
+def pin(own: SystemProcesses, memory: Originals, masks: ThreadMasks, wanted: CpuSet, online: CpuSet) -> Outcome:
     """Pin them by mask."""
     memory.system_mask(wanted)
-    group = Group("", own.threads, wanted, online)
+    group = ThreadGroup("", own.threads, wanted, online)
     masks.pin_all([group])
     every = own.threads()
     out = outside(every, wanted)

@@ -20,12 +20,12 @@ class ThreadKey(NamedTuple):
     start: int
 
 
-class Stat(NamedTuple):
+class ThreadStat(NamedTuple):
     start: int
     kernel: bool
 
 
-def stat(path: str) -> Optional[Stat]:
+def stat(path: str) -> Optional[ThreadStat]:
     """A thread's `stat` file; None when it has ended."""
     text = files.read(path)
     if text is None:
@@ -35,7 +35,7 @@ def stat(path: str) -> Optional[Stat]:
     if len(fields) < 20 or fields[0] in ("Z", "X"):
         return None
     try:
-        return Stat(int(fields[19]), bool(int(fields[6]) & _KERNEL_THREAD))
+        return ThreadStat(int(fields[19]), bool(int(fields[6]) & _KERNEL_THREAD))
     except ValueError:
         return None
 

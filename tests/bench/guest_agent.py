@@ -39,7 +39,7 @@ from vmpin.protocol.parsing import Applied, Decoder, Map, Share, Subscribe, enco
 
 sys.path.append(str(data_files.path("guest")))
 
-from vmpin_agent.cpus import Cpus
+from vmpin_agent.cpus import CpuReader
 
 #: Looks after the last change that are no rest yet: new threads may follow it (s).
 _SETTLED = 4.0
@@ -118,7 +118,7 @@ async def _apply(guest: Guest, rounds: int) -> Figure:
 
 def _hw() -> dict[int, int]:
     """What the hardware calls each CPU, as an agent on this machine finds it."""
-    return {cpu.cpu: cpu.hw for cpu in Cpus().read().cpus if cpu.hw is not None}
+    return {cpu.cpu: cpu.hw for cpu in CpuReader().read().cpus if cpu.hw is not None}
 
 
 def _placed(names: list[ContainerId], pool: int, own: CpuSet | None) -> Placement:

@@ -40,9 +40,9 @@ from vmpin.protocol.parsing import (
     encode,
 )
 from vmpin_agent import cpusets
-from vmpin_agent.cgroups import Cgroups
-from vmpin_agent.cpus import Cpus
-from vmpin_agent.link import Closed, Link
+from vmpin_agent.cgroups import GuestCgroups
+from vmpin_agent.cpus import CpuReader
+from vmpin_agent.link import LinkClosed, Link
 
 pytest_plugins = ["given_unit"]
 pytestmark = pytest.mark.usefixtures("two_cpus")
@@ -57,7 +57,7 @@ OTHER = "f" * 64
 def test_cpus_are_known_by_their_initial_apic_id(tmp_path: Path) -> None:
     write(tmp_path, {**cpu_files("0-2", "0-4"), "proc/cpuinfo": cpuinfo({0: 0, 1: 7, 2: 0x100}),
                      "sys/devices/system/node/node1/cpulist": "1-2\n"})
-    table = Cpus(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
+    table = CpuReader(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
     assert [(each.cpu, each.hw, each.online, each.node) for each in table.cpus] == [
         (0, 0, True, 0), (1, 7, True, 1), (2, 0x100, True, 1), (3, None, False, 0), (4, None, False, 0)]
     assert table.find((7, 0x100)) == (CpuSet([1, 2]), "", False)
@@ -67,7 +67,7 @@ def test_cpus_are_known_by_their_initial_apic_id(tmp_path: Path) -> None:
 
 def test_a_vcpu_that_is_not_plugged_in_may_come(tmp_path: Path) -> None:
     write(tmp_path, {**cpu_files("0-1", possible="0-7"), "proc/cpuinfo": cpuinfo({0: 0, 1: 1})})
-    cpus = Cpus(str(tmp_path / "proc"), str(tmp_path / "sys"))
+    cpus = CpuReader(str(tmp_path / "proc"), str(tmp_path / "sys"))
     assert cpus.read().find((1, 7)) == (CpuSet([1]), "there is no vCPU 7 in the guest yet", True)
     before = cpus.plugged()
     write(tmp_path, cpu_files("0-1", "0-2", "0-7"))
@@ -77,7 +77,7 @@ def test_a_vcpu_that_is_not_plugged_in_may_come(tmp_path: Path) -> None:
 
 def test_a_vcpu_that_cannot_come_is_no_vcpu(tmp_path: Path) -> None:
     write(tmp_path, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 1})})
-    table = Cpus(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
+    table = CpuReader(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
     assert table.find((1, 9)) == (CpuSet([1]), "there is no vCPU 9 in the guest", False)
 
 
@@ -87,7 +87,7 @@ def test_on_arm64_mpidr_is_read_from_the_device_tree(tmp_path: Path) -> None:
         reg = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/of_node/reg"
         reg.parent.mkdir(parents=True)
         reg.write_bytes(raw)
-    table = Cpus(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
+    table = CpuReader(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
     assert [(each.hw, each.online) for each in table.cpus] == [(0, True), (0x100000001, True), (0x100, False)]
     assert table.note == ""
 
@@ -100,13 +100,13 @@ def test_on_arm64_with_acpi_it_is_the_order_of_madt(tmp_path: Path) -> None:
     tables = tmp_path / "sys/firmware/acpi/tables"
     tables.mkdir(parents=True)
     (tables / "APIC").write_bytes(raw + b"\x0b")
-    table = Cpus(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
+    table = CpuReader(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
     assert [each.hw for each in table.cpus] == [0, 0x101]
 
 
 def test_where_nothing_tells_it_is_said_to_be_guessed(tmp_path: Path) -> None:
     write(tmp_path, cpu_files("0-1"))
-    table = Cpus(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
+    table = CpuReader(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
     assert [each.hw for each in table.cpus] == [0, 1]
     assert "taken to be the guest's own" in table.note
 
@@ -118,7 +118,7 @@ def test_where_nothing_tells_it_is_said_to_be_guessed(tmp_path: Path) -> None:
                                   f"a.slice/b.slice/crio-{ID}.scope", f"{ID}/{ID}"])
 def test_a_container_is_found_by_its_cgroups_last_part(tmp_path: Path, path: str) -> None:
     write(tmp_path, {"cgroup.controllers": "cpuset", f"{path}/cgroup.procs": "", "system.slice/cgroup.procs": ""})
-    cgroups = Cgroups(str(tmp_path), kata=str(tmp_path / "none"))
+    cgroups = GuestCgroups(str(tmp_path), kata=str(tmp_path / "none"))
     wanted = tmp_path / path if path != f"{ID}/{ID}" else tmp_path / ID
     assert cgroups.locate({ID, "c1"}).keys() == {ID}
     assert Path(cgroups.locate({ID})[ID].path) == wanted
@@ -128,7 +128,7 @@ def test_a_container_is_found_by_its_cgroups_last_part(tmp_path: Path, path: str
 def test_short_ids_are_found_when_they_are_named(tmp_path: Path) -> None:
     write(tmp_path, {"cg/cgroup.controllers": "", "cg/x/pod-a-1.scope/cgroup.procs": "", "cg/b/cgroup.procs": ""})
     (tmp_path / "kata" / "b").mkdir(parents=True)
-    cgroups = Cgroups(str(tmp_path / "cg"), kata=str(tmp_path / "kata"))
+    cgroups = GuestCgroups(str(tmp_path / "cg"), kata=str(tmp_path / "kata"))
     assert cgroups.locate({"a-1", "b", "1", "pod"}).keys() == {"a-1", "b", "1"}
     assert cgroups.all(set()).keys() == {"b"}
 
@@ -138,12 +138,12 @@ def test_short_ids_are_found_when_they_are_named(tmp_path: Path) -> None:
     ({"cpuset/tasks": "", "unified/cgroup.controllers": ""}, "hybrid"),
 ])
 def test_the_layout_is_named(tmp_path: Path, made: dict[str, str], layout: str) -> None:
-    assert Cgroups(str(write(tmp_path, made))).layout == layout
+    assert GuestCgroups(str(write(tmp_path, made))).layout == layout
 
 
 def test_what_is_mounted_later_is_found(tmp_path: Path) -> None:
     """An init mounts version 1 piece by piece, and the agent may be there before it."""
-    cgroups = Cgroups(str(write(tmp_path, {"memory/tasks": ""})))
+    cgroups = GuestCgroups(str(write(tmp_path, {"memory/tasks": ""})))
     assert [each.cpuset for each in cgroups.hierarchies] == [False]
     write(tmp_path, {"cpuset/tasks": "", "cpuset/cpuset.cpus": "0-1"})
     assert [each.cpuset for each in cgroups.hierarchies] == [True, False]
@@ -298,7 +298,7 @@ def test_the_agent_survives_anything(tmp_path: Path) -> None:
             try:
                 link.feed(raw)
                 link.tell(made.look(link.subscribed) if number % 10 == 0 else [])
-            except (ProtocolError, Closed):
+            except (ProtocolError, LinkClosed):
                 ended += 1
                 link = Link(sink, answer)
             except Exception as err:

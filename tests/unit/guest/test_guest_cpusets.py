@@ -24,7 +24,7 @@ from need import need_root
 from vmpin.cpuset import CpuSet
 from vmpin.protocol.parsing import Applied, Unpin
 from vmpin_agent import apply, cpusets, files, threads
-from vmpin_agent.cgroups import Cgroups
+from vmpin_agent.cgroups import GuestCgroups
 
 pytest_plugins = ["given_unit"]
 pytestmark = pytest.mark.usefixtures("two_cpus")
@@ -252,6 +252,6 @@ def test_an_error_is_no_longer_than_the_host_shows(tmp_path: Path, both: tuple[W
 
 def test_what_a_cgroup_leaves_its_threads_is_its_nearest_ancestors(tmp_path: Path) -> None:
     write(tmp_path, {"cgroup.controllers": "cpuset", "a/cpuset.cpus.effective": "0-2", "a/b/c/cgroup.procs": ""})
-    (hierarchy,) = Cgroups(str(tmp_path)).hierarchies
+    (hierarchy,) = GuestCgroups(str(tmp_path)).hierarchies
     assert cpusets.effective(hierarchy, f"{tmp_path}/a/b/c") == CpuSet([0, 1, 2])
     assert cpusets.effective(hierarchy, f"{tmp_path}/x") is None

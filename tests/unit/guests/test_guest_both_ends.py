@@ -23,7 +23,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.guests.agent_session import AgentSession
 from vmpin.protocol.parsing import Map, Share
-from vmpin_agent.cpus import Cpus
+from vmpin_agent.cpus import CpuReader
 
 ROOT = Path(__file__).parents[3]
 WEB, LOGS, NONE = ContainerId("web"), ContainerId("logs"), ContainerId("none")
@@ -77,7 +77,7 @@ async def session(place: Path) -> AsyncIterator[tuple[Guest, AgentSession]]:
 
 def ids() -> tuple[int, int]:
     """The hardware ids of CPUs 0 and 1, as the guest's agent is told them."""
-    known = {cpu.cpu: cpu.hw for cpu in Cpus().read().cpus}
+    known = {cpu.cpu: cpu.hw for cpu in CpuReader().read().cpus}
     first, second = known[0], known[1]
     assert first is not None
     assert second is not None
