@@ -13,9 +13,9 @@ from types import FrameType
 from typing import List, Optional
 
 from vmpin.protocol.parsing import PORT
-from vmpin_agent import VERSION, files
+from vmpin_agent import VERSION, file_io
 from vmpin_agent.agent import Agent
-from vmpin_agent.cgroups import GuestCgroups
+from vmpin_agent.guest_cgroups import GuestCgroups
 from vmpin_agent.server import Server
 
 #: An init has mounted everything by then (seconds); else there are no cgroups.
@@ -34,7 +34,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         _wait_for(args.cgroup)
     lock = _lock(f"{args.run}/agent.lock")
     if lock is None:
-        files.log("another agent is running")
+        file_io.log("another agent is running")
         return 0 if args.detach else 1
     server = Server(Agent(**agent_trees), args.vsock_port, args.serial, args.unix, args.sys)
 
@@ -108,7 +108,7 @@ def _lock(path: str) -> Optional[int]:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as err:
-        files.log(f"{path}: {err.strerror}: goes on without a lock")
+        file_io.log(f"{path}: {err.strerror}: goes on without a lock")
         return -1
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

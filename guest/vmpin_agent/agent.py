@@ -27,12 +27,12 @@ from vmpin.protocol.parsing import (
     Subscribe,
     Unpin,
 )
-from vmpin_agent import VERSION, files, threads
-from vmpin_agent.apply import MapApplier
-from vmpin_agent.cgroups import GuestCgroups, ContainerCgroup, within
-from vmpin_agent.cpus import CpuReader
-from vmpin_agent.export import CpusFile
-from vmpin_agent.memory import Originals
+from vmpin_agent import VERSION, file_io, guest_threads
+from vmpin_agent.cpus_file import CpusFile
+from vmpin_agent.guest_cgroups import ContainerCgroup, GuestCgroups, within
+from vmpin_agent.guest_cpus import CpuReader
+from vmpin_agent.map_applier import MapApplier
+from vmpin_agent.originals import Originals
 
 #: Every so many seconds all is looked at, whether anything seems to have changed or not.
 _RESYNC = 10
@@ -48,7 +48,7 @@ class Agent:
         self._proc = proc
         self._cpus = CpuReader(proc, sys)
         self._cgroups = GuestCgroups(cgroup, proc, kata)
-        self.boot_id = (files.read(f"{proc}/sys/kernel/random/boot_id") or "").strip()
+        self.boot_id = (file_io.read(f"{proc}/sys/kernel/random/boot_id") or "").strip()
         self._memory = Originals(f"{run}/agent.json", self.boot_id)
         self._pinner = MapApplier(proc, self._cpus, self._cgroups, self._memory)
         self._export = CpusFile(f"{run}/cpus.json")
@@ -57,7 +57,7 @@ class Agent:
         self._generation = 0
         self._applied: Optional[Applied] = None
         self._online = self._cpus.plugged()
-        self._newest = threads.newest(proc)
+        self._newest = guest_threads.newest(proc)
         self._known: Dict[str, ContainerCgroup] = {}
         #: Whether somebody had subscribed at the last look, or has since.
         self._watched = False
@@ -84,7 +84,7 @@ class Agent:
                 self._known = self._cgroups.all(self._named())
             return self.inventory(request.id)
         assert isinstance(request, Ping)
-        uptime = (files.read(f"{self._proc}/uptime") or "").split()
+        uptime = (file_io.read(f"{self._proc}/uptime") or "").split()
         try:
             seconds = float(uptime[0])
         except (IndexError, ValueError):
@@ -102,7 +102,7 @@ class Agent:
     def look(self, subscribed: bool) -> List[Answer]:
         """Once a second: what is to be told to who has subscribed. Costs two small files when nothing happened."""
         self._watched = subscribed
-        online, newest = self._cpus.plugged(), threads.newest(self._proc)
+        online, newest = self._cpus.plugged(), guest_threads.newest(self._proc)
         cpus_changed = online != self._online
         self._resync -= 1
         if newest is None or newest != self._newest:

@@ -12,9 +12,9 @@ import os
 from typing import Iterable, List, NamedTuple, Optional, Tuple
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin_agent import files
-from vmpin_agent.cgroups import GuestCgroups, Hierarchy, ContainerCgroup, inode
-from vmpin_agent.memory import Original, Originals
+from vmpin_agent import file_io
+from vmpin_agent.guest_cgroups import ContainerCgroup, GuestCgroups, Hierarchy, inode
+from vmpin_agent.originals import Original, Originals
 
 
 class CpusetWrite(NamedTuple):
@@ -30,10 +30,10 @@ def effective(hierarchy: Hierarchy, path: str) -> Optional[CpuSet]:
     if not hierarchy.cpuset:
         return None
     if not hierarchy.v2:
-        found = files.cpus(f"{path}/cpuset.effective_cpus")
-        return files.cpus(f"{path}/cpuset.cpus") if found is None else found
+        found = file_io.cpus(f"{path}/cpuset.effective_cpus")
+        return file_io.cpus(f"{path}/cpuset.cpus") if found is None else found
     while len(path) >= len(hierarchy.root):  # without the file it is an ancestor's
-        found = files.cpus(f"{path}/cpuset.cpus.effective")
+        found = file_io.cpus(f"{path}/cpuset.cpus.effective")
         if found is not None:
             return found
         path = os.path.dirname(path)
@@ -51,7 +51,7 @@ def closed(place: ContainerCgroup) -> List[str]:
     if not place.hierarchy.v2 or not place.hierarchy.cpuset or os.path.exists(f"{place.path}/cpuset.cpus"):
         return []
     return [path for path in (place.hierarchy.root, *above(place))
-            if "cpuset" not in (files.read(f"{path}/cgroup.subtree_control") or "").split()]
+            if "cpuset" not in (file_io.read(f"{path}/cgroup.subtree_control") or "").split()]
 
 
 def enable(paths: Iterable[str]) -> str:
@@ -69,7 +69,7 @@ def plan(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
 
     :param below: the cgroups in the container's, uppermost first.
     """
-    current = files.cpus(f"{place.path}/cpuset.cpus") if place.hierarchy.cpuset else None
+    current = file_io.cpus(f"{place.path}/cpuset.cpus") if place.hierarchy.cpuset else None
     if current is None:
         return None
     if place.hierarchy.v2:
@@ -83,16 +83,16 @@ def _plan_v1(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
     writes = []
     for path in above(place):
         writes += _memory_nodes(path)
-        current = files.cpus(f"{path}/cpuset.cpus") or EMPTY
+        current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY
         if not wanted <= current:
             writes.append(_write(_note(memory, path, "", current, None), memory, path, current | wanted))
     writes += _memory_nodes(place.path)
-    top = files.cpus(f"{place.path}/cpuset.cpus") or EMPTY
+    top = file_io.cpus(f"{place.path}/cpuset.cpus") or EMPTY
     kept = _note(memory, place.path, cid, top, None)
     states: List[Tuple[Original, str, CpuSet, CpuSet]] = [(kept, place.path, top, wanted)]
     had, given = {place.path: top}, {place.path: wanted}
     for path in below:
-        current = files.cpus(f"{path}/cpuset.cpus") or EMPTY
+        current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY
         parent = os.path.dirname(path)
         if not current or parent not in given:
             continue  # made a moment ago, or just removed
@@ -114,10 +114,10 @@ def _plan_v1(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
 
 def _memory_nodes(path: str) -> List[CpusetWrite]:
     """Version 1 lets no process into a cgroup that has no memory nodes."""
-    if (files.read(f"{path}/cpuset.mems") or "0").strip():
+    if (file_io.read(f"{path}/cpuset.mems") or "0").strip():
         return []
     for parent in _parents(path):
-        nodes = (files.read(f"{parent}/cpuset.mems") or "").strip()
+        nodes = (file_io.read(f"{parent}/cpuset.mems") or "").strip()
         if nodes:
             return [CpusetWrite(path, "cpuset.mems", nodes)]
     return []
@@ -161,7 +161,7 @@ def _write(kept: Original, memory: Originals, path: str, cpus: CpuSet) -> Cpuset
 def run(write: CpusetWrite) -> str:
     """:returns: what is wrong, "" when it is done or the cgroup is gone."""
     try:
-        files.write(f"{write.path}/{write.file}", write.text)
+        file_io.write(f"{write.path}/{write.file}", write.text)
     except OSError as err:
         if err.errno in (errno.ENOENT, errno.ENODEV):
             return ""
@@ -177,14 +177,14 @@ def restore(cgroups: GuestCgroups, memory: Originals, kept: List[str]) -> None:
                                                    if path.startswith(f"{each.root}/"))]
     before = {path: memory.cgroups[path].before for path in upper_first}
     for path in v1:
-        current = files.cpus(f"{path}/cpuset.cpus") or EMPTY
-        over = files.cpus(f"{os.path.dirname(path)}/cpuset.cpus")
+        current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY
+        over = file_io.cpus(f"{os.path.dirname(path)}/cpuset.cpus")
         if over is not None:
             before[path] &= over  # what went offline since is in none
         if not before[path] <= current:
             _report(CpusetWrite(path, "cpuset.cpus", str(current | before[path])))
     for path in reversed(upper_first):
-        current = files.cpus(f"{path}/cpuset.cpus") or EMPTY
+        current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY
         if current != before[path] and (before[path] or path not in v1):
             _report(CpusetWrite(path, "cpuset.cpus", str(before[path])))
     for path in kept:
@@ -195,4 +195,4 @@ def restore(cgroups: GuestCgroups, memory: Originals, kept: List[str]) -> None:
 def _report(write: CpusetWrite) -> None:
     trouble = run(write)
     if trouble:
-        files.log(trouble)
+        file_io.log(trouble)

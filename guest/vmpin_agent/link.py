@@ -17,7 +17,7 @@ from vmpin.protocol.parsing import (
     encode,
     parse_request,
 )
-from vmpin_agent import files
+from vmpin_agent import file_io
 
 #: What waits for a host that does not read; beyond it the connection is given up.
 _MAX_WAITING = 4 << 20
@@ -111,5 +111,5 @@ class Link:
 
 def serious(err: Exception) -> str:
     """A line of log for what nobody thought of."""
-    files.log(f"failed: {err!r}")
+    file_io.log(f"failed: {err!r}")
     return f"the agent failed: {type(err).__name__}"

@@ -12,10 +12,10 @@ import time
 from typing import Callable, Dict, List, Optional, Tuple, Union
 
 from vmpin.protocol.parsing import Answer, Failure, ProtocolError, Request
-from vmpin_agent import files
+from vmpin_agent import file_io
 from vmpin_agent.agent import Agent
-from vmpin_agent.link import LinkClosed, Link, serious
-from vmpin_agent.serial import SerialPort
+from vmpin_agent.link import Link, LinkClosed, serious
+from vmpin_agent.serial_port import SerialPort
 
 #: linux/vm_sockets.h: VMADDR_CID_ANY and VMADDR_CID_HOST.
 _ANY = 0xFFFFFFFF
@@ -124,11 +124,11 @@ class Server:
         except OSError as err:
             made.close()
             if self._ticks == 0:
-                files.log(f"cannot listen on {name}: {err.strerror}")
+                file_io.log(f"cannot listen on {name}: {err.strerror}")
             return
         self._listeners[name] = made
         self._selector.register(made, selectors.EVENT_READ, lambda events: self._accept(made))
-        files.log(f"listens on {name}{f' port {self._port}' if name == 'vsock' else ''}")
+        file_io.log(f"listens on {name}{f' port {self._port}' if name == 'vsock' else ''}")
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -174,7 +174,7 @@ class Server:
             self._selector.unregister(connection)
             connection.close()
             if why:
-                files.log(f"connection ended: {why}")
+                file_io.log(f"connection ended: {why}")
 
     # The serial port
 

@@ -39,7 +39,7 @@ from vmpin.protocol.parsing import Applied, Decoder, Map, Share, Subscribe, enco
 
 sys.path.append(str(data_files.path("guest")))
 
-from vmpin_agent.cpus import CpuReader
+from vmpin_agent.guest_cpus import CpuReader
 
 #: Looks after the last change that are no rest yet: new threads may follow it (s).
 _SETTLED = 4.0

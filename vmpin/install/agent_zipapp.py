@@ -18,8 +18,9 @@ INTERPRETER = "/usr/bin/python3 -IS"
 
 #: All that is in it: what of vmpin it shares with the host, and the agent's modules.
 SHARED = ("__init__", "cpuset", "protocol/__init__", "protocol/frames", "protocol/messages", "protocol/parsing")
-AGENT = ("__init__", "__main__", "agent", "apply", "cgroups", "cpus", "cpusets", "export", "files", "link", "masks",
-         "memory", "serial", "server", "system", "threads")
+AGENT = ("__init__", "__main__", "agent", "cpus_file", "cpusets", "file_io", "guest_cgroups", "guest_cpus",
+         "guest_threads", "link", "map_applier", "originals", "serial_port", "server", "system_processes",
+         "thread_masks")
 NAMES = ("__main__.py", *(f"vmpin/{name}.py" for name in SHARED), *(f"vmpin_agent/{name}.py" for name in AGENT))
 
 _MAIN = """\

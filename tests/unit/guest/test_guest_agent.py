@@ -40,9 +40,9 @@ from vmpin.protocol.parsing import (
     encode,
 )
 from vmpin_agent import cpusets
-from vmpin_agent.cgroups import GuestCgroups
-from vmpin_agent.cpus import CpuReader
-from vmpin_agent.link import LinkClosed, Link
+from vmpin_agent.guest_cgroups import GuestCgroups
+from vmpin_agent.guest_cpus import CpuReader
+from vmpin_agent.link import Link, LinkClosed
 
 pytest_plugins = ["given_unit"]
 pytestmark = pytest.mark.usefixtures("two_cpus")

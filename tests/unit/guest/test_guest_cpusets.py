@@ -23,8 +23,8 @@ from need import need_root
 
 from vmpin.cpuset import CpuSet
 from vmpin.protocol.parsing import Applied, Unpin
-from vmpin_agent import apply, cpusets, files, threads
-from vmpin_agent.cgroups import GuestCgroups
+from vmpin_agent import cpusets, file_io, guest_threads, map_applier
+from vmpin_agent.guest_cgroups import GuestCgroups
 
 pytest_plugins = ["given_unit"]
 pytestmark = pytest.mark.usefixtures("two_cpus")
@@ -59,9 +59,9 @@ def test_what_others_write_to_a_cpuset_meanwhile_is_no_wish_of_the_threads(
     def late(tid: int) -> CpuSet | None:
         write(place, {"cpuset.cpus.effective": "0"})
         os.sched_setaffinity(tid, {0})
-        return threads.mask(tid)
+        return guest_threads.mask(tid)
 
-    monkeypatch.setattr(apply, "mask", late)
+    monkeypatch.setattr(map_applier, "mask", late)
     assert states(put(agent(tmp_path), {"a": "0"})) == {"a": "applied"}
     assert json.loads((tmp_path / "run/agent.json").read_text())["threads"] == []
 
@@ -82,7 +82,7 @@ def test_a_cgroup_file_that_refuses_leaves_the_masks(tmp_path: Path, both: tuple
     def refuse(path: str, text: str) -> None:
         raise OSError(errno.EBUSY, "Device or resource busy")
 
-    monkeypatch.setattr(files, "write", refuse)
+    monkeypatch.setattr(file_io, "write", refuse)
     applied = put(agent(tmp_path), {"a": "1"}).containers["a"]
     assert (applied.state, applied.cgroup) == ("applied", None)
     assert "cpuset.cpus does not take '1': Device or resource busy" in applied.error
@@ -105,7 +105,7 @@ def test_the_controller_is_enabled_down_the_path_and_disabled_again(
         elif path == f"{root}/pods/cgroup.subtree_control" and text == "+cpuset":
             write(root / "pods/a", {"cpuset.cpus": "", "cpuset.cpus.effective": "0-1"})
 
-    monkeypatch.setattr(files, "write", kernel)
+    monkeypatch.setattr(file_io, "write", kernel)
     made = agent(tmp_path)
     assert put(made, {"a": "0"}).containers["a"].cgroup == "/pods/a"
     assert done == [("/cgroup.subtree_control", "+cpuset"), ("/pods/cgroup.subtree_control", "+cpuset"),
@@ -246,7 +246,7 @@ def test_an_error_is_no_longer_than_the_host_shows(tmp_path: Path, both: tuple[W
     def refuse(path: str, text: str) -> None:
         raise OSError(errno.EBUSY, "busy" * 300)
 
-    monkeypatch.setattr(files, "write", refuse)
+    monkeypatch.setattr(file_io, "write", refuse)
     assert len(put(agent(tmp_path), {"a": "1"}).containers["a"].error) == 400
 
 

@@ -23,7 +23,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.guests.agent_session import AgentSession
 from vmpin.protocol.parsing import Map, Share
-from vmpin_agent.cpus import CpuReader
+from vmpin_agent.guest_cpus import CpuReader
 
 ROOT = Path(__file__).parents[3]
 WEB, LOGS, NONE = ContainerId("web"), ContainerId("logs"), ContainerId("none")

@@ -7,9 +7,9 @@ import re
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from vmpin.cpuset import CpuSet
-from vmpin_agent import threads
-from vmpin_agent.memory import Original, Originals
-from vmpin_agent.threads import ThreadKey
+from vmpin_agent import guest_threads
+from vmpin_agent.guest_threads import ThreadKey
+from vmpin_agent.originals import Original, Originals
 
 #: Linux before 6.2 forgets a thread's mask when its cpuset changes, and gives it all of that (kernel commit
 #: 8f9ea86fdf99): then that is no wish of the thread's. Nor does it take a CPU into a mask that is not online.
@@ -62,7 +62,7 @@ class ThreadMasks:
 
         :param base: what it would have without a wish of its own.
         """
-        key = threads.key(self._proc, tid)
+        key = guest_threads.key(self._proc, tid)
         if key is None:
             return None
         self._seen.add(key)
@@ -106,7 +106,7 @@ class ThreadMasks:
         """:returns: whether it had threads that were not looked at yet."""
         fresh = [tid for tid in group.tids() if tid not in group.seen]
         for tid in fresh:
-            now = threads.mask(tid)
+            now = guest_threads.mask(tid)
             key = None if now is None else self.note(tid, now, group.base, group.cid)
             if key is not None:
                 group.seen.add(tid)
@@ -118,14 +118,14 @@ class ThreadMasks:
         targets = [(of, key, self.will_be(key, cpus)) for of, key, cpus in planned]
         trouble = self._memory.save()
         for of, key, target in targets:
-            if threads.mask(key.tid) != target:
-                of.trouble = threads.pin(self._proc, key, target) or of.trouble or trouble
+            if guest_threads.mask(key.tid) != target:
+                of.trouble = guest_threads.pin(self._proc, key, target) or of.trouble or trouble
             self._memory.threads[key].done()
 
     def prune(self) -> None:
         """Forget the threads that have ended."""
         dead = [key for key in self._memory.threads
-                if key not in self._seen and threads.key(self._proc, key.tid) != key]
+                if key not in self._seen and guest_threads.key(self._proc, key.tid) != key]
         for key in dead:
             del self._memory.threads[key]
         if dead:
@@ -142,7 +142,7 @@ class ThreadMasks:
                 continue
             del self._memory.threads[key]
             self._memory.changed()
-            if kept.own is not None or threads.mask(key.tid) in kept.ours:
+            if kept.own is not None or guest_threads.mask(key.tid) in kept.ours:
                 self._let_go(key, kept.before)
         self.free(given, tids)
 
@@ -155,13 +155,14 @@ class ThreadMasks:
                 return
             seen.update(fresh)
             for tid in fresh:
-                key = threads.key(self._proc, tid) if not self.noted(tid) and threads.mask(tid) in given else None
+                key = guest_threads.key(self._proc,
+                                        tid) if not self.noted(tid) and guest_threads.mask(tid) in given else None
                 if key is not None:
                     self._let_go(key, self._everything)
 
     def _let_go(self, key: ThreadKey, before: CpuSet) -> None:
-        threads.pin(self._proc, key, before)
-        got = threads.mask(key.tid) if _FORGETFUL and before == self._everything else None
+        guest_threads.pin(self._proc, key, before)
+        got = guest_threads.mask(key.tid) if _FORGETFUL and before == self._everything else None
         if got is not None and got != before:
             self._memory.left_with(got)
 
@@ -170,7 +171,7 @@ def outside(tids: Iterable[int], cpus: CpuSet) -> List[int]:
     """Those of them that may run elsewhere."""
     found = []
     for tid in tids:
-        mask = threads.mask(tid)
+        mask = guest_threads.mask(tid)
         if mask is not None and not mask <= cpus:
             found.append(tid)
     return found

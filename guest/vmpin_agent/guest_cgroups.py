@@ -11,7 +11,7 @@ import re
 from typing import Container, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from vmpin.protocol.parsing import is_container
-from vmpin_agent import files, threads
+from vmpin_agent import file_io, guest_threads
 
 _LIKE_A_CONTAINER = re.compile(r"(?:.*-)?([0-9a-f]{64})(?:\.scope)?")
 #: Deeper, or more, than a guest has: a container may make cgroups in its own.
@@ -64,12 +64,12 @@ class GuestCgroups:
         return "hybrid" if len(kinds) == 2 else "none" if not kinds else "v2" if kinds[0] else "v1"
 
     def _mounted(self) -> Iterator[Hierarchy]:
-        controllers = files.read(f"{self.root}/cgroup.controllers")
+        controllers = file_io.read(f"{self.root}/cgroup.controllers")
         if controllers is not None:
             yield Hierarchy(self.root, True, "cpuset" in controllers.split())
             return
         for path, _ in _directories(self.root):
-            controllers = files.read(f"{path}/cgroup.controllers")
+            controllers = file_io.read(f"{path}/cgroup.controllers")
             if controllers is not None:
                 yield Hierarchy(path, True, "cpuset" in controllers.split())
             elif os.path.exists(f"{path}/tasks"):
@@ -106,14 +106,14 @@ class GuestCgroups:
 
     def threads(self, hierarchy: Hierarchy, path: str) -> List[int]:
         """The threads in one cgroup, not below it."""
-        text = files.read(f"{path}/cgroup.threads" if hierarchy.v2 else f"{path}/tasks")
+        text = file_io.read(f"{path}/cgroup.threads" if hierarchy.v2 else f"{path}/tasks")
         if text is not None:
             return _numbers(text)
-        return [tid for pid in self.processes(path) for tid in threads.of_process(self._proc, pid)]
+        return [tid for pid in self.processes(path) for tid in guest_threads.of_process(self._proc, pid)]
 
     def processes(self, path: str) -> List[int]:
         """The processes in one cgroup, not below it; of a threaded one the kernel does not say."""
-        return _numbers(files.read(f"{path}/cgroup.procs") or "")
+        return _numbers(file_io.read(f"{path}/cgroup.procs") or "")
 
 
 def inode(path: str) -> Optional[int]:

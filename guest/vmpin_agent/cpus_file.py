@@ -13,7 +13,7 @@ import os
 
 from vmpin.cpuset import EMPTY, union
 from vmpin.protocol.parsing import Applied, Map
-from vmpin_agent import files
+from vmpin_agent import file_io
 
 
 class CpusFile:
@@ -42,10 +42,10 @@ class CpusFile:
         if text == self._written:
             return
         try:
-            files.replace(self._path, text, 0o644)
+            file_io.replace(self._path, text, 0o644)
             self._written = text
         except OSError as err:
-            files.log(f"{self._path}: {err.strerror}")
+            file_io.log(f"{self._path}: {err.strerror}")
 
     def remove(self) -> None:
         self._written = ""

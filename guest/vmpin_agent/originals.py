@@ -10,8 +10,8 @@ import json
 from typing import Any, Dict, List, Optional, Set
 
 from vmpin.cpuset import CpuSet
-from vmpin_agent import files
-from vmpin_agent.threads import ThreadKey
+from vmpin_agent import file_io
+from vmpin_agent.guest_threads import ThreadKey
 
 #: How many values are kept at most: of one thing some are about to be set, of the system's masks some were.
 _OURS = 6
@@ -103,7 +103,7 @@ class Originals:
         if text == self._saved:
             return ""
         try:
-            files.replace(self._path, text, 0o600)
+            file_io.replace(self._path, text, 0o600)
         except OSError as err:
             return f"{self._path}: {err.strerror}"
         self._saved = text
@@ -115,7 +115,7 @@ class Originals:
         self._changed = True
 
     def _load(self) -> None:
-        text = files.read(self._path)
+        text = file_io.read(self._path)
         if text is None:
             return
         try:
@@ -128,7 +128,7 @@ class Originals:
                 self.left = [CpuSet.parse(each) for each in told["left"]]
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as err:
             self.forget()
-            files.log(f"{self._path} cannot be used: {err!r}")
+            file_io.log(f"{self._path} cannot be used: {err!r}")
 
 
 def _kept(data: List[Any]) -> Original:

@@ -11,8 +11,8 @@ import select
 from typing import Callable, List, Optional
 
 from vmpin.protocol.parsing import SERIAL, Answer, NeedMap, ProtocolError, Request
-from vmpin_agent import files
-from vmpin_agent.link import LinkClosed, Link
+from vmpin_agent import file_io
+from vmpin_agent.link import Link, LinkClosed
 
 #: After garbage: when nothing came for so long, the next byte begins a frame.
 QUIET = 0.1
@@ -46,9 +46,9 @@ class SerialPort:
             self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         except OSError as err:
             if self._path != "auto":
-                files.log(f"{path}: {err.strerror}")
+                file_io.log(f"{path}: {err.strerror}")
             return False
-        files.log(f"serves {path}")
+        file_io.log(f"serves {path}")
         return True
 
     def _find(self) -> Optional[str]:
@@ -60,7 +60,7 @@ class SerialPort:
             ports = os.listdir(top)
         except OSError:
             return None
-        found = [port for port in ports if (files.read(f"{top}/{port}/name") or "").strip() == SERIAL]
+        found = [port for port in ports if (file_io.read(f"{top}/{port}/name") or "").strip() == SERIAL]
         return f"/dev/{found[0]}" if found else None
 
     def up(self) -> bool:
@@ -90,7 +90,7 @@ class SerialPort:
         try:
             self.link.feed(data)
         except ProtocolError as err:
-            files.log(f"garbage on the serial port: {err}")
+            file_io.log(f"garbage on the serial port: {err}")
             self.quiet_at = now + QUIET
         except LinkClosed:
             self.quiet_at = now + QUIET

@@ -6,9 +6,9 @@ from typing import List, Set
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.protocol.parsing import APPLIED, MAX_OUTSIDE, PENDING, Outcome
-from vmpin_agent import threads
-from vmpin_agent.masks import ThreadGroup, ThreadMasks, outside
-from vmpin_agent.memory import Originals
+from vmpin_agent import guest_threads
+from vmpin_agent.originals import Originals
+from vmpin_agent.thread_masks import ThreadGroup, ThreadMasks, outside
 
 
 class SystemProcesses:
@@ -22,10 +22,10 @@ class SystemProcesses:
 
     def processes(self) -> List[int]:
         found = []
-        for pid in threads.processes(self._proc):
+        for pid in guest_threads.processes(self._proc):
             if pid in self._inside or pid in self._kernel:
                 continue
-            stat = threads.stat(f"{self._proc}/{pid}/stat")
+            stat = guest_threads.stat(f"{self._proc}/{pid}/stat")
             if stat is not None and stat.kernel:
                 self._kernel.add(pid)
             elif stat is not None:
@@ -33,7 +33,7 @@ class SystemProcesses:
         return found
 
     def threads(self) -> List[int]:
-        return [tid for pid in self.processes() for tid in threads.of_process(self._proc, pid)]
+        return [tid for pid in self.processes() for tid in guest_threads.of_process(self._proc, pid)]
 
 
 def pin(own: SystemProcesses, memory: Originals, masks: ThreadMasks, wanted: CpuSet, online: CpuSet) -> Outcome:
@@ -43,6 +43,6 @@ def pin(own: SystemProcesses, memory: Originals, masks: ThreadMasks, wanted: Cpu
     masks.pin_all([group])
     every = own.threads()
     out = outside(every, wanted)
-    got = union(threads.mask(tid) or EMPTY for tid in every)
+    got = union(guest_threads.mask(tid) or EMPTY for tid in every)
     return Outcome(PENDING if out else APPLIED, None, wanted, got, len(own.processes()), len(every),
                    tuple(out[:MAX_OUTSIDE]), group.trouble)

@@ -6,7 +6,7 @@ import os
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from vmpin.cpuset import CpuSet
-from vmpin_agent import files
+from vmpin_agent import file_io
 
 #: include/linux/sched.h: PF_KTHREAD.
 _KERNEL_THREAD = 0x00200000
@@ -27,7 +27,7 @@ class ThreadStat(NamedTuple):
 
 def stat(path: str) -> Optional[ThreadStat]:
     """A thread's `stat` file; None when it has ended."""
-    text = files.read(path)
+    text = file_io.read(path)
     if text is None:
         return None
     # The name before the last `)` may hold anything; state is the first field behind it, starttime the 20th.
@@ -98,5 +98,5 @@ def processes(proc: str) -> List[int]:
 
 def newest(proc: str) -> Optional[Tuple[str, str]]:
     """What changes when a thread is born or ends: the last id given out, and how many there are."""
-    fields = (files.read(f"{proc}/loadavg") or "").split()
+    fields = (file_io.read(f"{proc}/loadavg") or "").split()
     return (fields[3].partition("/")[2], fields[4]) if len(fields) == 5 else None

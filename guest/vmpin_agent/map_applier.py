@@ -10,12 +10,12 @@ from typing import Dict, List, Optional, Set, Tuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.protocol.parsing import APPLIED, ERROR, MAX_OUTSIDE, PENDING, UNKNOWN, Applied, Map, Outcome, clean
-from vmpin_agent import cpusets, files, system
-from vmpin_agent.cgroups import GuestCgroups, ContainerCgroup, within
-from vmpin_agent.cpus import CpuReader, CpuTable
-from vmpin_agent.masks import ThreadGroup, ThreadMasks, PinTarget, outside
-from vmpin_agent.memory import Originals
-from vmpin_agent.threads import ThreadKey, mask
+from vmpin_agent import cpusets, file_io, system_processes
+from vmpin_agent.guest_cgroups import ContainerCgroup, GuestCgroups, within
+from vmpin_agent.guest_cpus import CpuReader, CpuTable
+from vmpin_agent.guest_threads import ThreadKey, mask
+from vmpin_agent.originals import Originals
+from vmpin_agent.thread_masks import PinTarget, ThreadGroup, ThreadMasks, outside
 
 #: So often a cpuset that is being written is looked at.
 _TRIES = 5
@@ -88,7 +88,7 @@ class MapApplier:
         """Who was let go while a CPU was not online has it now, too (Linux before 6.2)."""
         if self._memory.left:
             masks = ThreadMasks(self._proc, self._memory, self._everything)
-            masks.free(set(self._memory.left), system.SystemProcesses(self._proc, set()).threads)
+            masks.free(set(self._memory.left), system_processes.SystemProcesses(self._proc, set()).threads)
             self._note_trouble(self._memory.save())
 
     def _begin(self, map: Map, table: CpuTable, places: Dict[str, ContainerCgroup]) -> Tuple[List[ContainerWork],
@@ -130,8 +130,8 @@ class MapApplier:
         if cids:
             masks.restore(cids, tids)
 
-    def _own(self, named: Set[str]) -> system.SystemProcesses:
-        return system.SystemProcesses(self._proc,
+    def _own(self, named: Set[str]) -> system_processes.SystemProcesses:
+        return system_processes.SystemProcesses(self._proc,
                                       {pid for place in self._cgroups.all(named).values() for path in within(place)
                                        for pid in self._cgroups.processes(path)})
 
@@ -209,11 +209,11 @@ class MapApplier:
             return Outcome(PENDING if pending else ERROR, error=lacking or "it is given no vCPU")
         if not self._cgroups.hierarchies:
             return Outcome(ERROR, wanted=wanted, error="no cgroups: containers' processes cannot be told apart")
-        outcome = system.pin(self._own(set(map.containers)), self._memory, masks, wanted, table.online)
+        outcome = system_processes.pin(self._own(set(map.containers)), self._memory, masks, wanted, table.online)
         if lacking and outcome.state == APPLIED:
             outcome = outcome._replace(state=PENDING if pending else ERROR)
         return outcome._replace(error="; ".join(filter(None, (lacking, outcome.error))))
 
     def _note_trouble(self, trouble: str) -> None:
         if trouble:
-            files.log(trouble)
+            file_io.log(trouble)

@@ -14,7 +14,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.protocol.parsing import GuestCpu, format_ids
-from vmpin_agent import files
+from vmpin_agent import file_io
 
 #: Of an MPIDR what names the CPU: Aff0 to Aff2, and Aff3.
 _AFFINITY = 0xFF00FFFFFF
@@ -65,24 +65,24 @@ class CpuReader:
 
         Cheap enough for every second.
         """
-        online = files.read(f"{self._cpu}/online")
-        return None if online is None else f"{online};{files.read(f'{self._cpu}/present')}"
+        online = file_io.read(f"{self._cpu}/online")
+        return None if online is None else f"{online};{file_io.read(f'{self._cpu}/present')}"
 
     def everything(self) -> CpuSet:
         """Every CPU that there may ever be: the mask of a thread that has none of its own."""
-        return files.cpus(f"{self._cpu}/possible") or CpuSet(range(MAX_CPU + 1))
+        return file_io.cpus(f"{self._cpu}/possible") or CpuSet(range(MAX_CPU + 1))
 
     def read(self) -> CpuTable:
-        online = files.cpus(f"{self._cpu}/online") or CpuSet()
-        present = (files.cpus(f"{self._cpu}/present") or CpuSet()) | online
+        online = file_io.cpus(f"{self._cpu}/online") or CpuSet()
+        present = (file_io.cpus(f"{self._cpu}/present") or CpuSet()) | online
         hw, note = self._hardware(present)
         nodes = self._nodes()
-        possible = files.cpus(f"{self._cpu}/possible") or present
+        possible = file_io.cpus(f"{self._cpu}/possible") or present
         return CpuTable(tuple(GuestCpu(cpu, hw.get(cpu), cpu in online, nodes.get(cpu, 0)) for cpu in present),
                         len(possible - present), note)
 
     def _hardware(self, present: CpuSet) -> Tuple[Dict[int, int], str]:
-        found = _apic_ids(files.read(f"{self._proc}/cpuinfo") or "")
+        found = _apic_ids(file_io.read(f"{self._proc}/cpuinfo") or "")
         if found:
             return found, ""
         found = self._device_tree(present)
@@ -132,7 +132,7 @@ class CpuReader:
             return {}
         for name in names:
             if re.fullmatch(r"node[0-9]{1,4}", name):
-                for cpu in files.cpus(f"{top}/{name}/cpulist") or ():
+                for cpu in file_io.cpus(f"{top}/{name}/cpulist") or ():
                     found[cpu] = int(name[4:])
         return found
 
