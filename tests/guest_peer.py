@@ -12,7 +12,20 @@ from pathlib import Path
 
 from vmpin.cpuset import CpuSet
 from vmpin.guests.transport import Stream, open_unix
-from vmpin.protocol import parsing
+from vmpin.protocol.frames import FrameDecoder, encode
+from vmpin.protocol.messages import (
+    AgentMessage,
+    Applied,
+    ContainerOutcome,
+    HostMessage,
+    Inventory,
+    NeedMap,
+    Ping,
+    Pong,
+    Unpin,
+    VcpuMap,
+)
+from vmpin.protocol.parsing import parse_request
 
 #: Longer than anything takes on a machine that is busy; nothing waits for it otherwise (seconds).
 PATIENCE = 120.0
@@ -74,7 +87,7 @@ class Agent:
     """A scripted agent that speaks guestproto as it should; a subclass or attribute changes what it says."""
 
     def __init__(self) -> None:
-        self.requests: list[parsing.Request] = []
+        self.requests: list[HostMessage] = []
         self.connections = 0
         self.writer: asyncio.StreamWriter | None = None
         #: Of the map it holds.
@@ -83,39 +96,39 @@ class Agent:
         self.silent_on: tuple[type, ...] = ()
 
     @property
-    def maps(self) -> list[parsing.Map]:
-        return [request for request in self.requests if isinstance(request, parsing.Map)]
+    def maps(self) -> list[VcpuMap]:
+        return [request for request in self.requests if isinstance(request, VcpuMap)]
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self.writer = writer
-        decoder = parsing.Decoder()
+        decoder = FrameDecoder()
         if self.need_map:
-            self.say(parsing.NeedMap())
+            self.say(NeedMap())
         while data := await reader.read(65536):
             for message in decoder.feed(data):
-                request = parsing.parse_request(message)
+                request = parse_request(message)
                 self.requests.append(request)
                 if not isinstance(request, self.silent_on):
                     self.answer(request)
 
-    def say(self, message: parsing.Answer) -> None:
+    def say(self, message: AgentMessage) -> None:
         assert self.writer is not None
-        self.writer.write(parsing.encode(message.message()))
+        self.writer.write(encode(message.message()))
 
-    def answer(self, request: parsing.Request) -> None:
+    def answer(self, request: HostMessage) -> None:
         match request:
-            case parsing.Ping():
-                self.say(parsing.Pong(request.id, "0.1", "boot", 1.5))
-            case parsing.Map():
+            case Ping():
+                self.say(Pong(request.id, "0.1", "boot", 1.5))
+            case VcpuMap():
                 self.generation = max(self.generation, request.generation)
                 self.say(self.applied(request))
-            case parsing.Unpin():
-                self.say(parsing.Applied(request.id, self.generation, {}))
+            case Unpin():
+                self.say(Applied(request.id, self.generation, {}))
             case _:
-                self.say(parsing.Inventory(request.id, (), (), "v2", "3.11"))
+                self.say(Inventory(request.id, (), (), "v2", "3.11"))
 
-    def applied(self, request: parsing.Map) -> parsing.Applied:
-        return parsing.Applied(request.id, self.generation, {
-            cid: parsing.Outcome("applied", f"/{cid}", CpuSet(share.hw), CpuSet(share.hw), 1, 2)
+    def applied(self, request: VcpuMap) -> Applied:
+        return Applied(request.id, self.generation, {
+            cid: ContainerOutcome("applied", f"/{cid}", CpuSet(share.hw), CpuSet(share.hw), 1, 2)
             for cid, share in request.containers.items()})

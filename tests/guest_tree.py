@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from vmpin.cpuset import CpuSet
-from vmpin.protocol.parsing import Applied, Map, Share, parse_ids
+from vmpin.protocol.frames import parse_ids
+from vmpin.protocol.messages import Applied, ContainerVcpus, VcpuMap
 from vmpin_agent.agent import Agent
 
 #: Starts threads and a child when told to, by lines on its standard input, and answers each with one.
@@ -152,7 +153,7 @@ def agent(tmp: Path, cgroup: Path | str = "", proc: Path | str = "/proc", sys: P
 def put(to: Agent, containers: Mapping[str, str], generation: int = 1, system: str | None = None,
         exclusive: tuple[str, ...] = (), export: bool = False) -> Applied:
     """Send a map. :param containers: lists of hardware ids."""
-    answer = to.answer(Map(9, generation, "pod", {cid: Share(parse_ids(hw), cid in exclusive)
+    answer = to.answer(VcpuMap(9, generation, "pod", {cid: ContainerVcpus(parse_ids(hw), cid in exclusive)
                                                   for cid, hw in containers.items()},
                            None if system is None else parse_ids(system), export))
     assert isinstance(answer, Applied)

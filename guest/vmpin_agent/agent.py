@@ -9,24 +9,24 @@ import platform
 from typing import Dict, List, Optional, Set, Tuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.protocol.parsing import (
-    MAX_CONTAINERS,
+from vmpin.protocol.messages import (
     PENDING,
-    Answer,
+    AgentMessage,
     Applied,
-    Event,
+    ContainerOutcome,
     GuestContainer,
+    GuestEvent,
+    HostMessage,
     Inventory,
     InventoryRequest,
-    Map,
     NeedMap,
-    Outcome,
     Ping,
     Pong,
-    Request,
     Subscribe,
     Unpin,
+    VcpuMap,
 )
+from vmpin.protocol.parsing import MAX_CONTAINERS
 from vmpin_agent import VERSION, file_io, guest_threads
 from vmpin_agent.cpus_file import CpusFile
 from vmpin_agent.guest_cgroups import ContainerCgroup, GuestCgroups, within
@@ -52,7 +52,7 @@ class Agent:
         self._memory = Originals(f"{run}/agent.json", self.boot_id)
         self._pinner = MapApplier(proc, self._cpus, self._cgroups, self._memory)
         self._export = CpusFile(f"{run}/cpus.json")
-        self._map: Optional[Map] = None
+        self._map: Optional[VcpuMap] = None
         #: Also when it was taken back: an older map is none to go back to.
         self._generation = 0
         self._applied: Optional[Applied] = None
@@ -66,12 +66,12 @@ class Agent:
         self._resync = _RESYNC
         self._look_again = 0
 
-    def greeting(self) -> List[Answer]:
+    def greeting(self) -> List[AgentMessage]:
         """What a new connection is told."""
         return [NeedMap()] if self._map is None else []
 
-    def answer(self, request: Request) -> Answer:
-        if isinstance(request, Map):
+    def answer(self, request: HostMessage) -> AgentMessage:
+        if isinstance(request, VcpuMap):
             return self._take(request)
         if isinstance(request, Unpin):
             self._map = self._applied = None
@@ -99,7 +99,7 @@ class Agent:
                                                                    for each in within(place))))
         return Inventory(id, table.cpus, containers, self._cgroups.layout, platform.python_version(), table.note)
 
-    def look(self, subscribed: bool) -> List[Answer]:
+    def look(self, subscribed: bool) -> List[AgentMessage]:
         """Once a second: what is to be told to who has subscribed. Costs two small files when nothing happened."""
         self._watched = subscribed
         online, newest = self._cpus.plugged(), guest_threads.newest(self._proc)
@@ -118,9 +118,9 @@ class Agent:
             return []
         self._look_again -= 1
         self._resync = _RESYNC
-        told: List[Answer] = []
+        told: List[AgentMessage] = []
         if cpus_changed:
-            told.append(Event("cpus", _parsed(online)))
+            told.append(GuestEvent("cpus", _parsed(online)))
         if subscribed:
             told += self._containers_changed()
         if self._map is not None:
@@ -130,7 +130,7 @@ class Agent:
                 told.append(self._applied)
         return told
 
-    def _take(self, map: Map) -> Applied:
+    def _take(self, map: VcpuMap) -> Applied:
         if map.generation >= self._generation:
             self._map, self._generation, self._owes = map, map.generation, False
             self._applied = self._apply(map)
@@ -143,20 +143,20 @@ class Agent:
         self._export.remove()
         self._owes = False
 
-    def _apply(self, map: Map) -> Applied:
+    def _apply(self, map: VcpuMap) -> Applied:
         applied = self._pinner.apply(map)
         self._export.update(map, applied)
         if any(each.state == PENDING and each.outside for each in applied.containers.values()):
             self._look_again = max(self._look_again, 1)
         return applied
 
-    def _containers_changed(self) -> List[Answer]:
+    def _containers_changed(self) -> List[AgentMessage]:
         known, self._known = self._known, self._cgroups.all(self._named())
         started = tuple(sorted(cid for cid, place in self._known.items() if known.get(cid) != place))
         stopped = tuple(sorted(cid for cid, place in known.items() if self._known.get(cid) != place))
         if not started and not stopped:
             return []
-        return [Event("containers", started=started[:MAX_CONTAINERS], stopped=stopped[:MAX_CONTAINERS])]
+        return [GuestEvent("containers", started=started[:MAX_CONTAINERS], stopped=stopped[:MAX_CONTAINERS])]
 
     def _named(self) -> Set[str]:
         return set() if self._map is None else set(self._map.containers)
@@ -164,7 +164,7 @@ class Agent:
 
 def _gist(applied: Applied) -> object:
     """What is worth telling anew: not how many threads there are."""
-    def gist(outcome: Optional[Outcome]) -> Tuple[object, ...]:
+    def gist(outcome: Optional[ContainerOutcome]) -> Tuple[object, ...]:
         return () if outcome is None else (outcome.state, outcome.cgroup, outcome.wanted, outcome.effective,
                                            bool(outcome.outside), outcome.error)
 

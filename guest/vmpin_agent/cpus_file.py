@@ -12,7 +12,7 @@ import json
 import os
 
 from vmpin.cpuset import EMPTY, union
-from vmpin.protocol.parsing import Applied, Map
+from vmpin.protocol.messages import Applied, VcpuMap
 from vmpin_agent import file_io
 
 
@@ -23,7 +23,7 @@ class CpusFile:
         self._path = path
         self._written = ""
 
-    def update(self, map: Map, applied: Applied) -> None:
+    def update(self, map: VcpuMap, applied: Applied) -> None:
         """The file is as this says, and is not there unless the map asks for it."""
         if not map.export:
             self.remove()

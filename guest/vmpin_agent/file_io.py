@@ -7,7 +7,7 @@ import sys
 from typing import List, Optional
 
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.protocol.parsing import clean
+from vmpin.protocol.frames import clean
 
 
 def read(path: str) -> Optional[str]:

@@ -13,7 +13,8 @@ import struct
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from vmpin.cpuset import MAX_CPU, CpuSet
-from vmpin.protocol.parsing import GuestCpu, format_ids
+from vmpin.protocol.frames import format_ids
+from vmpin.protocol.messages import GuestCpu
 from vmpin_agent import file_io
 
 #: Of an MPIDR what names the CPU: Aff0 to Aff2, and Aff3.

@@ -5,18 +5,9 @@ from __future__ import annotations
 import os
 from typing import Callable, List, Mapping
 
-from vmpin.protocol.parsing import (
-    Answer,
-    Applied,
-    Decoder,
-    Failure,
-    Map,
-    ProtocolError,
-    Request,
-    Subscribe,
-    encode,
-    parse_request,
-)
+from vmpin.protocol.frames import FrameDecoder, ProtocolError, encode
+from vmpin.protocol.messages import AgentMessage, Applied, Failure, HostMessage, Subscribe, VcpuMap
+from vmpin.protocol.parsing import parse_request
 from vmpin_agent import file_io
 
 #: What waits for a host that does not read; beyond it the connection is given up.
@@ -31,11 +22,11 @@ class LinkClosed(Exception):
 class Link:
     """:param fd: nonblocking, the caller's. :param answer: the agent's, for a request."""
 
-    def __init__(self, fd: int, answer: Callable[[Request], Answer]) -> None:
+    def __init__(self, fd: int, answer: Callable[[HostMessage], AgentMessage]) -> None:
         self.fd = fd
         self.subscribed = False
         self._answer = answer
-        self._decoder = Decoder()
+        self._decoder = FrameDecoder()
         self._out = bytearray()
 
     @property
@@ -63,24 +54,24 @@ class Link:
     def feed(self, data: bytes) -> None:
         """Answer what is complete. :raises ProtocolError: when it is no frame: what follows makes no sense."""
         messages = self._decoder.feed(data)
-        requests: List[Request] = []
+        requests: List[HostMessage] = []
         for message in messages:
             requests += self._parsed(message)
         # Of maps that came together only the newest is made true; the older ones' answer is what became of it.
-        newest = max((each.generation for each in requests if isinstance(each, Map)), default=0)
-        for request in sorted(requests, key=lambda each: isinstance(each, Map) and each.generation < newest):
+        newest = max((each.generation for each in requests if isinstance(each, VcpuMap)), default=0)
+        for request in sorted(requests, key=lambda each: isinstance(each, VcpuMap) and each.generation < newest):
             if isinstance(request, Subscribe):
                 self.subscribed = True
             self.send(self._answer(request))
 
-    def _parsed(self, message: Mapping[str, object]) -> List[Request]:
+    def _parsed(self, message: Mapping[str, object]) -> List[HostMessage]:
         try:
             return [parse_request(message)]
         except ProtocolError as err:
             self.send(Failure(err.id, str(err)))
             return []
 
-    def send(self, answer: Answer) -> None:
+    def send(self, answer: AgentMessage) -> None:
         try:
             self._out += encode(answer.message())
         except ProtocolError as err:
@@ -90,7 +81,7 @@ class Link:
             raise LinkClosed("it does not read what it asked for")
         self.flush()
 
-    def tell(self, answers: List[Answer]) -> None:
+    def tell(self, answers: List[AgentMessage]) -> None:
         """What was not asked for, to who has subscribed."""
         for answer in answers if self.subscribed else ():
             self.send(answer._replace(id=None) if isinstance(answer, Applied) else answer)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Set, Tuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.protocol.parsing import APPLIED, ERROR, MAX_OUTSIDE, PENDING, UNKNOWN, Applied, Map, Outcome, clean
+from vmpin.protocol.frames import clean
+from vmpin.protocol.messages import APPLIED, ERROR, MAX_OUTSIDE, PENDING, UNKNOWN, Applied, ContainerOutcome, VcpuMap
 from vmpin_agent import cpusets, file_io, system_processes
 from vmpin_agent.guest_cgroups import ContainerCgroup, GuestCgroups, within
 from vmpin_agent.guest_cpus import CpuReader, CpuTable
@@ -47,7 +48,7 @@ class MapApplier:
         self._memory = memory
         self._everything = cpus.everything()
 
-    def apply(self, map: Map) -> Applied:
+    def apply(self, map: VcpuMap) -> Applied:
         table = self._cpus.read()
         masks = ThreadMasks(self._proc, self._memory, self._everything)
         places = self._give_back(masks, map)
@@ -91,25 +92,26 @@ class MapApplier:
             masks.free(set(self._memory.left), system_processes.SystemProcesses(self._proc, set()).threads)
             self._note_trouble(self._memory.save())
 
-    def _begin(self, map: Map, table: CpuTable, places: Dict[str, ContainerCgroup]) -> Tuple[List[ContainerWork],
-                                                                                             Dict[str, Outcome]]:
+    def _begin(self, map: VcpuMap, table: CpuTable, places: Dict[str, ContainerCgroup]) -> Tuple[List[ContainerWork],
+                                                                                             Dict[str,
+                                                                                                  ContainerOutcome]]:
         works, outcomes = [], {}
         known = {place.path for place in places.values()}
         for cid, share in map.containers.items():
             wanted, lacking, pending = table.find(share.hw)
             if cid not in places:
-                outcomes[cid] = Outcome(UNKNOWN, wanted=wanted, error="no such container in the guest")
+                outcomes[cid] = ContainerOutcome(UNKNOWN, wanted=wanted, error="no such container in the guest")
             elif not wanted:
                 # An empty cpuset would stop it, and all CPUs would be other containers'.
                 place, paths = places[cid], within(places[cid], known)
-                outcomes[cid] = Outcome(PENDING if pending else ERROR, place.shown, EMPTY, EMPTY,
+                outcomes[cid] = ContainerOutcome(PENDING if pending else ERROR, place.shown, EMPTY, EMPTY,
                                         self._processes(paths), len(self._tids(place, paths)),
                                         error=lacking or "it is given no vCPU")
             else:
                 works.append(ContainerWork(cid, places[cid], wanted, lacking, pending, known))
         return works, outcomes
 
-    def _give_back(self, masks: ThreadMasks, map: Map) -> Dict[str, ContainerCgroup]:
+    def _give_back(self, masks: ThreadMasks, map: VcpuMap) -> Dict[str, ContainerCgroup]:
         """What was pinned for a container that is no longer named, or has ended. :returns: where those named are."""
         kept = self._memory.containers()
         places = self._cgroups.locate((set(map.containers) | kept) - {""})
@@ -189,7 +191,7 @@ class MapApplier:
         return ThreadGroup(work.cid, lambda: self._tids(work.place, work.directories),
                      (work.wanted & base) or work.wanted, base)
 
-    def _check(self, work: ContainerWork) -> Outcome:
+    def _check(self, work: ContainerWork) -> ContainerOutcome:
         tids = self._tids(work.place, work.directories)
         out = outside(tids, work.wanted)
         if work.writes is not None:
@@ -200,15 +202,16 @@ class MapApplier:
             got = union(mask(tid) or EMPTY for tid in tids)
         state = PENDING if out or work.pending else ERROR if work.lacking else APPLIED
         cgroup = work.place.shown if work.writes is not None else None
-        return Outcome(state, cgroup, work.wanted, got, self._processes(work.directories), len(tids),
+        return ContainerOutcome(state, cgroup, work.wanted, got, self._processes(work.directories), len(tids),
                        tuple(out[:MAX_OUTSIDE]), clean("; ".join(filter(None, (work.lacking, work.trouble)))))
 
-    def _system(self, map: Map, hw: Tuple[int, ...], table: CpuTable, masks: ThreadMasks) -> Outcome:
+    def _system(self, map: VcpuMap, hw: Tuple[int, ...], table: CpuTable, masks: ThreadMasks) -> ContainerOutcome:
         wanted, lacking, pending = table.find(hw)
         if not wanted:
-            return Outcome(PENDING if pending else ERROR, error=lacking or "it is given no vCPU")
+            return ContainerOutcome(PENDING if pending else ERROR, error=lacking or "it is given no vCPU")
         if not self._cgroups.hierarchies:
-            return Outcome(ERROR, wanted=wanted, error="no cgroups: containers' processes cannot be told apart")
+            return ContainerOutcome(ERROR, wanted=wanted,
+                                    error="no cgroups: containers' processes cannot be told apart")
         outcome = system_processes.pin(self._own(set(map.containers)), self._memory, masks, wanted, table.online)
         if lacking and outcome.state == APPLIED:
             outcome = outcome._replace(state=PENDING if pending else ERROR)

@@ -10,7 +10,9 @@ import os
 import select
 from typing import Callable, List, Optional
 
-from vmpin.protocol.parsing import SERIAL, Answer, NeedMap, ProtocolError, Request
+from vmpin.protocol.frames import ProtocolError
+from vmpin.protocol.messages import AgentMessage, HostMessage, NeedMap
+from vmpin.protocol.parsing import SERIAL
 from vmpin_agent import file_io
 from vmpin_agent.link import Link, LinkClosed
 
@@ -23,7 +25,8 @@ _CUT = 2.0
 class SerialPort:
     """:param path: the port's device, or "auto". :param sys: to find it where no udev names it."""
 
-    def __init__(self, path: str, answer: Callable[[Request], Answer], greeting: Callable[[], List[Answer]],
+    def __init__(self, path: str, answer: Callable[[HostMessage], AgentMessage],
+                 greeting: Callable[[], List[AgentMessage]],
                  sys: str = "/sys") -> None:
         self._path = path
         self._answer = answer
@@ -105,7 +108,7 @@ class SerialPort:
             self.link = Link(self.fd, self._answer)
             self._say([NeedMap()])
 
-    def _say(self, answers: List[Answer]) -> None:
+    def _say(self, answers: List[AgentMessage]) -> None:
         assert self.link is not None
         try:
             for answer in answers:

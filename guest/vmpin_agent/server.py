@@ -11,7 +11,8 @@ import socket
 import time
 from typing import Callable, Dict, List, Optional, Tuple, Union
 
-from vmpin.protocol.parsing import Answer, Failure, ProtocolError, Request
+from vmpin.protocol.frames import ProtocolError
+from vmpin.protocol.messages import AgentMessage, Failure, HostMessage
 from vmpin_agent import file_io
 from vmpin_agent.agent import Agent
 from vmpin_agent.link import Link, LinkClosed, serious
@@ -87,7 +88,7 @@ class Server:
                 self._serial.link = None
         self._watch_serial()
 
-    def _try(self, link: Link, told: List[Answer]) -> None:
+    def _try(self, link: Link, told: List[AgentMessage]) -> None:
         try:
             link.tell(told)
         except LinkClosed as err:
@@ -95,7 +96,7 @@ class Server:
         else:
             self._watch(link)
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: HostMessage) -> AgentMessage:
         """Whatever goes wrong with one request, the next one is answered."""
         try:
             return self._agent.answer(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import List, Set
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.protocol.parsing import APPLIED, MAX_OUTSIDE, PENDING, Outcome
+from vmpin.protocol.messages import APPLIED, MAX_OUTSIDE, PENDING, ContainerOutcome
 from vmpin_agent import guest_threads
 from vmpin_agent.originals import Originals
 from vmpin_agent.thread_masks import ThreadGroup, ThreadMasks, outside
@@ -36,7 +36,8 @@ class SystemProcesses:
         return [tid for pid in self.processes() for tid in guest_threads.of_process(self._proc, pid)]
 
 
-def pin(own: SystemProcesses, memory: Originals, masks: ThreadMasks, wanted: CpuSet, online: CpuSet) -> Outcome:
+def pin(own: SystemProcesses, memory: Originals, masks: ThreadMasks, wanted: CpuSet,
+        online: CpuSet) -> ContainerOutcome:
     """Pin them by mask."""
     memory.system_mask(wanted)
     group = ThreadGroup("", own.threads, wanted, online)
@@ -44,5 +45,5 @@ def pin(own: SystemProcesses, memory: Originals, masks: ThreadMasks, wanted: Cpu
     every = own.threads()
     out = outside(every, wanted)
     got = union(guest_threads.mask(tid) or EMPTY for tid in every)
-    return Outcome(PENDING if out else APPLIED, None, wanted, got, len(own.processes()), len(every),
+    return ContainerOutcome(PENDING if out else APPLIED, None, wanted, got, len(own.processes()), len(every),
                    tuple(out[:MAX_OUTSIDE]), group.trouble)

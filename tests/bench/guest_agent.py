@@ -35,7 +35,9 @@ from vmpin.placement.ownership import Node as HostCpus
 from vmpin.placement.ownership import claims, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, Request, place
-from vmpin.protocol.parsing import Applied, Decoder, Map, Share, Subscribe, encode, parse_answer
+from vmpin.protocol.frames import FrameDecoder, encode
+from vmpin.protocol.messages import Applied, ContainerVcpus, Subscribe, VcpuMap
+from vmpin.protocol.parsing import parse_answer
 
 sys.path.append(str(data_files.path("guest")))
 
@@ -130,7 +132,7 @@ def _placed(names: list[ContainerId], pool: int, own: CpuSet | None) -> Placemen
     return place(request, node, ownership({sandbox: claims(boxes, node)}, node), Policy())
 
 
-def _map(placement: Placement, hw: Mapping[VcpuId, int]) -> Map:
+def _map(placement: Placement, hw: Mapping[VcpuId, int]) -> VcpuMap:
     made = guest_map(placement, hw)
     assert made is not None
     return made
@@ -184,9 +186,9 @@ def at_rest(made: Node, count: int, seconds: float, build: Path) -> list[Figure]
 
 def _tell(line: socket.socket, guest: Guest) -> None:
     """A map of everybody's, to an agent that tells of what changes."""
-    shares = {str(container): Share((_hw()[cpus()[1]],)) for container in guest.cgroups}
-    line.sendall(encode(Subscribe(1).message()) + encode(Map(2, 1, "bench", shares).message()))
-    decoder = Decoder()
+    shares = {str(container): ContainerVcpus((_hw()[cpus()[1]],)) for container in guest.cgroups}
+    line.sendall(encode(Subscribe(1).message()) + encode(VcpuMap(2, 1, "bench", shares).message()))
+    decoder = FrameDecoder()
     while True:
         for message in decoder.feed(line.recv(1 << 16)):
             answer = parse_answer(message)

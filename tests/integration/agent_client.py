@@ -17,22 +17,19 @@ import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from vmpin.protocol.parsing import (
-    PORT,
-    Answer,
+from vmpin.protocol.frames import FrameDecoder, encode, parse_ids
+from vmpin.protocol.messages import (
+    AgentMessage,
     Applied,
-    Decoder,
+    ContainerVcpus,
     Failure,
+    HostMessage,
     Inventory,
     InventoryRequest,
-    Map,
-    Request,
-    Share,
     Subscribe,
-    encode,
-    parse_answer,
-    parse_ids,
+    VcpuMap,
 )
+from vmpin.protocol.parsing import PORT, parse_answer
 
 #: Emulated guests on a busy machine: Python takes a second to start in one.
 PATIENCE = 120.0
@@ -43,12 +40,12 @@ class AgentClient:
 
     def __init__(self, line: socket.socket, patience: float = PATIENCE) -> None:
         self._line = line
-        self._decoder = Decoder()
+        self._decoder = FrameDecoder()
         self._ids = itertools.count(1)
         self._patience = patience
         self._generation = 0
         #: Everything that came, the newest last.
-        self.said: list[Answer] = []
+        self.said: list[AgentMessage] = []
 
     @classmethod
     def serial(cls, path: str) -> AgentClient:
@@ -99,14 +96,14 @@ class AgentClient:
         self._line.close()
 
     def map(self, containers: Mapping[str, str], system: str | None = None, *, exclusive: tuple[str, ...] = (),
-            export: bool = False) -> Map:
+            export: bool = False) -> VcpuMap:
         """The next generation's map. :param containers: lists of hardware ids."""
         self._generation += 1
-        return Map(None, self._generation, "sandbox",
-                   {cid: Share(parse_ids(hw), cid in exclusive) for cid, hw in containers.items()},
+        return VcpuMap(None, self._generation, "sandbox",
+                   {cid: ContainerVcpus(parse_ids(hw), cid in exclusive) for cid, hw in containers.items()},
                    None if system is None else parse_ids(system), export)
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: HostMessage) -> AgentMessage:
         """The answer to it. :raises TimeoutError: when none comes."""
         number = next(self._ids)
         self.send(encode(request._replace(id=number).message()))
@@ -120,7 +117,7 @@ class AgentClient:
     def send(self, raw: bytes) -> None:
         self._line.sendall(raw)
 
-    def until(self, wanted: Callable[[Answer], object], what: str, seconds: float = 0.0) -> Answer:
+    def until(self, wanted: Callable[[AgentMessage], object], what: str, seconds: float = 0.0) -> AgentMessage:
         """The first message from now on that is wanted. :raises TimeoutError: when none comes, with the last ones."""
         deadline = time.monotonic() + (seconds or self._patience)
         while True:
@@ -128,7 +125,7 @@ class AgentClient:
                 if wanted(answer):
                     return answer
 
-    def _receive(self, deadline: float, what: str) -> list[Answer]:
+    def _receive(self, deadline: float, what: str) -> list[AgentMessage]:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([self._line], [], [], left)[0]:
             raise TimeoutError(f"there is not {what}; the last that came: {self.said[-3:]}")
@@ -145,7 +142,7 @@ class AgentClient:
 
     def wait_for(self, states: Mapping[str, str], seconds: float = 0.0) -> Applied:
         """Until the newest map's containers have these states: asked or not, from what was said last on."""
-        def reached(answer: Answer | None) -> bool:
+        def reached(answer: AgentMessage | None) -> bool:
             return (isinstance(answer, Applied) and answer.generation == self._generation
                     and {cid: each.state for cid, each in answer.containers.items()} == dict(states))
 

@@ -29,7 +29,8 @@ from guest_peer import Agent
 from kata_peer import Server
 from real_node import PATIENCE, Node, wait
 
-from vmpin.protocol import parsing
+from vmpin.protocol.frames import encode
+from vmpin.protocol.messages import Applied, HostMessage, Pong, VcpuMap
 from vmpin.wire import ttrpc
 from vmpin.wire.agent_messages import MESSAGES
 
@@ -140,12 +141,12 @@ class _Guest:
             while True:
                 number += 1
                 writer.write(random.Random(number).randbytes(5000) if who == "garbage" else
-                             parsing.encode(parsing.Pong(number, "\x1b[31m", "boot", 1.0).message()))
+                             encode(Pong(number, "\x1b[31m", "boot", 1.0).message()))
                 await writer.drain()
 
 
 class _Agent(Agent):
-    def answer(self, request: parsing.Request) -> None:
+    def answer(self, request: HostMessage) -> None:
         log(request.message()["type"], message=request.message())
         super().answer(request)
 
@@ -153,8 +154,8 @@ class _Agent(Agent):
 class _Liar(Agent):
     """It says that it holds a newer map than any it was sent, again and again."""
 
-    def applied(self, request: parsing.Map) -> parsing.Applied:
-        return parsing.Applied(request.id, request.generation + 1, {})
+    def applied(self, request: VcpuMap) -> Applied:
+        return Applied(request.id, request.generation + 1, {})
 
 
 class _Kata(Server):

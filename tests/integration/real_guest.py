@@ -39,7 +39,7 @@ from need import lacking, need_root
 from real_qemu import Qemu
 
 from vmpin.cpuset import CpuSet
-from vmpin.protocol import parsing
+from vmpin.protocol.parsing import PORT, SERIAL
 
 _LAB = Path(guest_image.__file__).parent
 #: Boots take 4 s with 4 vCPUs, 9 with 8; one that does not end is not one of a busy machine.
@@ -51,7 +51,7 @@ _CALL = f"""
 import socket
 s = socket.socket(socket.AF_VSOCK)
 s.settimeout(100)
-s.connect((1, {parsing.PORT}))
+s.connect((1, {PORT}))
 print("served" if s.recv(1) else "refused", flush=True)
 """
 #: The command that runs it: Debian's Python of the guest, without site-packages it does not have.
@@ -197,7 +197,7 @@ class RealGuest(Qemu):
         self.argv += [
             "-no-reboot", "-serial", f"file:{self._console}", "-kernel", str(built.kernel),
             "-initrd", str(self.dir / "initrd"), "-append", " ".join(line), "-device", "virtio-serial-pci"]
-        for name, path in (("org.vmpin.test.0", self._control_socket), (parsing.SERIAL, self.agent_socket)):
+        for name, path in (("org.vmpin.test.0", self._control_socket), (SERIAL, self.agent_socket)):
             device = name.split(".")[2]
             self.argv += ["-chardev", f"socket,id={device},path={path},server=on,wait=off", "-device",
                           f"virtserialport,chardev={device},name={name}"]

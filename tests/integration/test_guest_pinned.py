@@ -20,7 +20,7 @@ from real_node import wait
 from vsock_device import vsock_device
 
 from vmpin.cpuset import CpuSet
-from vmpin.protocol.parsing import Applied, Event, NeedMap, Ping, Pong, Unpin
+from vmpin.protocol.messages import Applied, GuestEvent, NeedMap, Ping, Pong, Unpin
 
 ALL = CpuSet.parse("0-3")
 
@@ -154,7 +154,7 @@ def test_a_hotplugged_vcpu_is_used_once_it_is_online(guest: RealGuest, agent: Ag
     wait(lambda: guest.ask("cpus")["present"] == "0-4", "the guest sees no new CPU")
     assert {cpus & ALL for cpus in main.masks().values()} == {ALL}
     guest.online(4)
-    agent.host.until(lambda answer: isinstance(answer, Event) and answer.kind == "cpus", "an event of the CPU")
+    agent.host.until(lambda answer: isinstance(answer, GuestEvent) and answer.kind == "cpus", "an event of the CPU")
     agent.host.wait_for({"main": "applied"})
     wait_for_masks(main, "4")
     wait_for_busy(guest, {4}, {8})
@@ -227,7 +227,7 @@ def test_a_container_may_come_later_and_end_in_the_middle(guest: RealGuest, agen
     agent.host.put({"here": "1", "there": "2"}, {"here": "applied", "there": "unknown"})
     there = guest.container(cgroup="kubepods.slice/kubepods-pod1.slice/cri-containerd-there.scope", idle=1)
     try:
-        agent.host.until(lambda answer: isinstance(answer, Event) and "there" in answer.started, "an event of it")
+        agent.host.until(lambda answer: isinstance(answer, GuestEvent) and "there" in answer.started, "an event of it")
         agent.host.wait_for({"here": "applied", "there": "applied"})
         wait_for_masks(there, "2")
     finally:

@@ -18,7 +18,7 @@ from real_node import Node, seen, wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.host.procfs import Procfs
-from vmpin.protocol.parsing import Unpin
+from vmpin.protocol.messages import Unpin
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root

@@ -11,14 +11,15 @@ from pathlib import Path
 
 from guest_peer import Agent
 
-from vmpin.protocol import parsing
+from vmpin.protocol.frames import ProtocolError
+from vmpin.protocol.messages import Unpin, VcpuMap
 
 PORT = 10789
 #: Seconds in which the watcher surely looks again for an agent that it has lost. After some more it does so every five
 #: minutes only, or when it is asked to (guest/attempts.py).
 SOON = 5.0
 #: What a peer that goes away shows as.
-ENDED = (OSError, EOFError, IndexError, ValueError, parsing.ProtocolError)
+ENDED = (OSError, EOFError, IndexError, ValueError, ProtocolError)
 
 
 class Guest:
@@ -73,12 +74,12 @@ class Guest:
         """The agent is there, and so late that the watcher may not look for it by itself."""
         return self.agent is not None and self.agent.writer is None and time.monotonic() - self.lost > SOON
 
-    def told(self) -> parsing.Map | None:
+    def told(self) -> VcpuMap | None:
         """The map that the agent has, None while it has none."""
         requests = [] if self.agent is None else [
-            request for request in self.agent.requests if isinstance(request, parsing.Map | parsing.Unpin)]
+            request for request in self.agent.requests if isinstance(request, VcpuMap | Unpin)]
         last = requests[-1] if requests else None
-        return last if isinstance(last, parsing.Map) else None
+        return last if isinstance(last, VcpuMap) else None
 
 
 class Agents:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from vmpin.domain.guest_report import APPLIED, ERROR, PENDING, Said
 from vmpin.domain.model import ContainerId
 from vmpin.guests.transport import NotThere
-from vmpin.protocol.parsing import VERSION, Outcome, ProtocolError, clean
+from vmpin.protocol.frames import ProtocolError, clean
+from vmpin.protocol.messages import VERSION, ContainerOutcome
 
 
-def said(outcome: Outcome) -> Said:
+def said(outcome: ContainerOutcome) -> Said:
     """An agent's word on a container; its texts come out of guestproto printable and cut."""
     # Never better than it says itself: what is outside is not applied.
     state = PENDING if outcome.state == APPLIED and outcome.outside else outcome.state

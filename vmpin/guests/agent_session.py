@@ -19,8 +19,20 @@ from vmpin.guests.agent_reports import WAITING, Silence, level, said, summary, w
 from vmpin.guests.limits import MAX_ANSWER, Allowance, Told, longest, only
 from vmpin.guests.tasks import Flag, together
 from vmpin.guests.transport import Channel, NotThere, Stream
-from vmpin.protocol import parsing
-from vmpin.protocol.parsing import Map, ProtocolError, clean
+from vmpin.protocol.frames import FrameDecoder, ProtocolError, clean, encode
+from vmpin.protocol.messages import (
+    Applied,
+    Failure,
+    HostMessage,
+    Inventory,
+    NeedMap,
+    Ping,
+    Pong,
+    Subscribe,
+    Unpin,
+    VcpuMap,
+)
+from vmpin.protocol.parsing import UnknownMessage, parse_answer
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +70,7 @@ class AgentSession:
         self._channels = channels
         self._port = port
         self._changed = changed
-        self._wanted: Map | None = None
+        self._wanted: VcpuMap | None = None
         self._ids: Collection[str] = ()
         self._unpinned = False
         self._wake, self._retry = Flag(), Flag()
@@ -73,7 +85,7 @@ class AgentSession:
         self._way = self._version = ""
         self._allowance = Allowance(0.0)
 
-    def push(self, wanted: Map) -> None:
+    def push(self, wanted: VcpuMap) -> None:
         """From now on this is to be so. Its generation and id are the session's to give."""
         if self._unpinned or self._wanted is None or wanted._replace(generation=0) != self._wanted._replace(
                 generation=0):
@@ -171,13 +183,13 @@ class AgentSession:
     # What is said
 
     async def _say(self, stream: Stream) -> None:
-        await self._send(stream, parsing.Ping(self._next()))
+        await self._send(stream, Ping(self._next()))
         subscribed = False
         while True:
             self._wake.clear()  # before looking: what comes while something is sent is looked at, too
             if self.up and not subscribed:
                 subscribed = True
-                await self._send(stream, parsing.Subscribe(self._next()))
+                await self._send(stream, Subscribe(self._next()))
             if self.up and self._asked is None and (request := self._wish()) is not None:
                 self.counters.pushes += 1
                 await self._send(stream, request)
@@ -189,14 +201,14 @@ class AgentSession:
                 if self._sent_at > self._heard_at:
                     raise Unanswered(f"no answer within {DEADLINE:g} s") from None
                 if not waits:
-                    await self._send(stream, parsing.Ping(self._next()))
+                    await self._send(stream, Ping(self._next()))
 
-    def _wish(self) -> parsing.Request | None:
+    def _wish(self) -> HostMessage | None:
         if self._wanted is None and not self._unpinned:
             return None
         self._asked = self._next()
         if self._wanted is None:
-            return parsing.Unpin(self._asked)
+            return Unpin(self._asked)
         # By the clock, so that a watcher that was started again is ahead of the one before.
         self._generation = max(self._generation + 1, time.time_ns() // 10**6)
         return self._wanted._replace(id=self._asked, generation=self._generation)
@@ -205,17 +217,17 @@ class AgentSession:
         self._id += 1
         return self._id
 
-    async def _send(self, stream: Stream, request: parsing.Request) -> None:
+    async def _send(self, stream: Stream, request: HostMessage) -> None:
         if self._sent_at <= self._heard_at:
             self._sent_at = time.monotonic()  # else the one before is what an answer is waited for
-        stream.writer.write(parsing.encode(request.message()))
+        stream.writer.write(encode(request.message()))
         async with asyncio.timeout(DEADLINE):
             await stream.writer.drain()
 
     # What is heard
 
     async def _hear(self, stream: Stream) -> None:
-        decoder = parsing.Decoder(MAX_ANSWER)
+        decoder = FrameDecoder(MAX_ANSWER)
         while True:
             data = await stream.reader.read(65536)
             if not data:
@@ -226,33 +238,33 @@ class AgentSession:
             for message in messages:
                 try:
                     self._heard(message)
-                except parsing.UnknownMessage:
+                except UnknownMessage:
                     continue  # of a newer agent; an answer to it might be answered for ever
 
     def _heard(self, message: Mapping[str, object]) -> None:
-        answer = parsing.parse_answer(only(self._ids, message))
+        answer = parse_answer(only(self._ids, message))
         self.counters.answers += 1
-        if isinstance(answer, parsing.NeedMap):
+        if isinstance(answer, NeedMap):
             self._allowance.again()
-        if self.up or isinstance(answer, parsing.Pong):
+        if self.up or isinstance(answer, Pong):
             self._heard_at = time.monotonic()
         match answer:
-            case parsing.Pong() if not self.up:
+            case Pong() if not self.up:
                 self._is_up(answer)
-            case parsing.Failure() if not self.up:
+            case Failure() if not self.up:
                 raise Unanswered(answer.error or "it answers with an error")
             case _ if not self.up:
                 pass  # nothing was asked yet but whether it is there
-            case parsing.NeedMap():
+            case NeedMap():
                 self._again()
-            case parsing.Applied():
+            case Applied():
                 self._applied(answer)
-            case parsing.Failure():
+            case Failure():
                 self._failed(answer)
-            case parsing.Inventory():
+            case Inventory():
                 self._shown(answer.note)
 
-    def _is_up(self, pong: parsing.Pong) -> None:
+    def _is_up(self, pong: Pong) -> None:
         self._silence.over()
         self.up, self.odd, self._version = True, False, f"agent {pong.version or '?'} over {self._way}"
         self.state = clean(self._version)
@@ -268,7 +280,7 @@ class AgentSession:
             self.state = state
             self._changed()
 
-    def _applied(self, answer: parsing.Applied) -> None:
+    def _applied(self, answer: Applied) -> None:
         if answer.id is not None and answer.id != self._asked:
             return  # of an earlier wish
         if self._unpinned:
@@ -292,7 +304,7 @@ class AgentSession:
         self.settled.set()
         self._changed()
 
-    def _failed(self, answer: parsing.Failure) -> None:
+    def _failed(self, answer: Failure) -> None:
         text = answer.error or "the agent gives no reason"
         if answer.id is None or answer.id != self._asked:
             logger.debug("sandbox=%s guest agent: error: %s", self.name, text)

@@ -14,7 +14,7 @@ from vmpin.domain.guest_report import Ended, Trouble
 from vmpin.errors import SourceError
 from vmpin.guests.agent_reports import PATIENCE
 from vmpin.guests.tasks import Wake
-from vmpin.protocol.parsing import ProtocolError
+from vmpin.protocol.frames import ProtocolError
 
 logger = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from vmpin.guests.kata_agent import AgentError, KataAgent, Refused, UnknownConta
 from vmpin.guests.metrics import Reading, reading, shows
 from vmpin.guests.tasks import Flag
 from vmpin.guests.transport import Channel
-from vmpin.protocol.parsing import Map
+from vmpin.protocol.messages import VcpuMap
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class KataWish:
     is the one container that does any work, None when there are several or none."""
 
     vcpus: Vcpus
-    map: Map | None = None
+    map: VcpuMap | None = None
     alone: ContainerId | None = None
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 
-from vmpin.protocol.parsing import MAX_FRAME, MAX_NUMBER, ProtocolError
+from vmpin.protocol.frames import MAX_FRAME, ProtocolError
+from vmpin.protocol.parsing import MAX_NUMBER
 
 logger = logging.getLogger(__name__)
 

@@ -11,14 +11,15 @@ from collections.abc import Iterable, Mapping
 from vmpin.cpuset import EMPTY, union
 from vmpin.domain.model import VcpuId, valid_id
 from vmpin.placement.rules import Placement
-from vmpin.protocol.parsing import MAX_CONTAINERS, Map, Share
+from vmpin.protocol.messages import ContainerVcpus, VcpuMap
+from vmpin.protocol.parsing import MAX_CONTAINERS
 
 #: For comparing maps, and until one is sent.
 NO_GENERATION = 0
 
 
 def guest_map(placement: Placement, hw_of: Mapping[VcpuId, int], generation: int = NO_GENERATION,
-              system: str = "spare", export: bool = False, host_cpus: bool = False) -> Map | None:
+              system: str = "spare", export: bool = False, host_cpus: bool = False) -> VcpuMap | None:
     """The map of a sandbox; None when nothing can be told, because some vCPU's number is not known (then nothing is
     narrowed: it might be to the wrong CPUs).
 
@@ -34,16 +35,16 @@ def guest_map(placement: Placement, hw_of: Mapping[VcpuId, int], generation: int
     if not everyone or any(vcpu not in hw_of for vcpu in everyone):
         return None
     owner = {place.id: place.container for place in placement.vcpus if place.container is not None}
-    containers: dict[str, Share] = {}
+    containers: dict[str, ContainerVcpus] = {}
     for container, vcpus in placement.containers.items():
         if vcpus and valid_id(container) and len(containers) < MAX_CONTAINERS:
             # One that has everyone's because none floats has nothing of its own. (CPUs that are handed from an init
             # container to the next are both containers'.)
             own = owner.keys() >= set(vcpus) and (len(vcpus) < len(everyone) or container in owner.values())
             behind = union(placement.by_vcpu[vcpu] or EMPTY for vcpu in vcpus) if host_cpus else EMPTY
-            containers[container] = Share(_ids(hw_of, vcpus), own, behind)
+            containers[container] = ContainerVcpus(_ids(hw_of, vcpus), own, behind)
     spare = [vcpu for vcpu in everyone if vcpu not in owner] or everyone
-    return Map(None, generation, placement.sandbox, containers, _ids(hw_of, spare) if system == "spare" else None,
+    return VcpuMap(None, generation, placement.sandbox, containers, _ids(hw_of, spare) if system == "spare" else None,
                export)
 
 

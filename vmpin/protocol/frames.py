@@ -34,7 +34,7 @@ class ProtocolError(ValueError):
         self.id = id
 
 
-class Decoder:
+class FrameDecoder:
     """Messages out of a stream of bytes; keeps one frame at most, of at most `limit` bytes."""
 
     def __init__(self, limit: int = MAX_FRAME) -> None:

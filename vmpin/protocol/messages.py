@@ -48,9 +48,9 @@ class Subscribe(NamedTuple):
         return _message("subscribe", self.id)
 
 
-class Share(NamedTuple):
+class ContainerVcpus(NamedTuple):
     """A container's vCPUs by hardware id, ascending. `host` are the host's CPUs behind them, where the guest is to
-    know; nothing is done with those but shown (`Map.export`)."""
+    know; nothing is done with those but shown (`VcpuMap.export`)."""
 
     hw: Tuple[int, ...]
     exclusive: bool = False
@@ -61,13 +61,13 @@ class Share(NamedTuple):
         return {"hw": format_ids(self.hw), "exclusive": self.exclusive, **host}
 
 
-class Map(NamedTuple):
+class VcpuMap(NamedTuple):
     """All that is wanted. `system` are the vCPUs of the guest's own processes, None leaves those alone."""
 
     id: Optional[int]
     generation: int
     sandbox: str
-    containers: Mapping[str, Share]
+    containers: Mapping[str, ContainerVcpus]
     system: Optional[Tuple[int, ...]] = None
     export: bool = False
 
@@ -132,7 +132,7 @@ ERROR = "error"
 STATES = (APPLIED, PENDING, UNKNOWN, ERROR)
 
 
-class Outcome(NamedTuple):
+class ContainerOutcome(NamedTuple):
     """What became of a container, or of the guest's own processes.
 
     `wanted` and `effective` are guest CPUs; `cgroup` is the one that was written, None where threads were pinned one
@@ -158,8 +158,8 @@ class Applied(NamedTuple):
 
     id: Optional[int]
     generation: int
-    containers: Mapping[str, Outcome]
-    system: Optional[Outcome] = None
+    containers: Mapping[str, ContainerOutcome]
+    system: Optional[ContainerOutcome] = None
 
     def message(self) -> Dict[str, Any]:
         return _message("applied", self.id, generation=self.generation,
@@ -167,7 +167,7 @@ class Applied(NamedTuple):
                         system=None if self.system is None else self.system.data())
 
 
-class Event(NamedTuple):
+class GuestEvent(NamedTuple):
     """`kind` is "cpus" (then `online` are those now) or "containers" (`started` and `stopped`)."""
 
     kind: str
@@ -199,8 +199,8 @@ class Failure(NamedTuple):
         return _message("error", self.id, error=clean(self.error))
 
 
-Request = Union[Ping, InventoryRequest, Map, Unpin, Subscribe]
-Answer = Union[Pong, Inventory, Applied, Event, NeedMap, Failure]
+HostMessage = Union[Ping, InventoryRequest, VcpuMap, Unpin, Subscribe]
+AgentMessage = Union[Pong, Inventory, Applied, GuestEvent, NeedMap, Failure]
 
 
 def _message(type: str, id: Optional[int], **fields: object) -> Dict[str, Any]:

@@ -26,39 +26,29 @@ import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.protocol.frames import MAX_CPUS, MAX_HW
-from vmpin.protocol.frames import MAX_DEPTH as MAX_DEPTH
-from vmpin.protocol.frames import MAX_FRAME as MAX_FRAME
-from vmpin.protocol.frames import Decoder as Decoder
-from vmpin.protocol.frames import ProtocolError as ProtocolError
-from vmpin.protocol.frames import clean as clean
-from vmpin.protocol.frames import encode as encode
-from vmpin.protocol.frames import format_ids as format_ids
-from vmpin.protocol.frames import parse_ids as parse_ids
-from vmpin.protocol.messages import APPLIED as APPLIED
-from vmpin.protocol.messages import ERROR as ERROR
-from vmpin.protocol.messages import MAX_OUTSIDE as MAX_OUTSIDE
-from vmpin.protocol.messages import PENDING as PENDING
-from vmpin.protocol.messages import STATES as STATES
-from vmpin.protocol.messages import UNKNOWN as UNKNOWN
-from vmpin.protocol.messages import VERSION as VERSION
-from vmpin.protocol.messages import Answer as Answer
-from vmpin.protocol.messages import Applied as Applied
-from vmpin.protocol.messages import Event as Event
-from vmpin.protocol.messages import Failure as Failure
-from vmpin.protocol.messages import GuestContainer as GuestContainer
-from vmpin.protocol.messages import GuestCpu as GuestCpu
-from vmpin.protocol.messages import Inventory as Inventory
-from vmpin.protocol.messages import InventoryRequest as InventoryRequest
-from vmpin.protocol.messages import Map as Map
-from vmpin.protocol.messages import NeedMap as NeedMap
-from vmpin.protocol.messages import Outcome as Outcome
-from vmpin.protocol.messages import Ping as Ping
-from vmpin.protocol.messages import Pong as Pong
-from vmpin.protocol.messages import Request as Request
-from vmpin.protocol.messages import Share as Share
-from vmpin.protocol.messages import Subscribe as Subscribe
-from vmpin.protocol.messages import Unpin as Unpin
+from vmpin.protocol.frames import MAX_CPUS, MAX_HW, ProtocolError, clean, parse_ids
+from vmpin.protocol.messages import (
+    MAX_OUTSIDE,
+    STATES,
+    VERSION,
+    AgentMessage,
+    Applied,
+    ContainerOutcome,
+    ContainerVcpus,
+    Failure,
+    GuestContainer,
+    GuestCpu,
+    GuestEvent,
+    HostMessage,
+    Inventory,
+    InventoryRequest,
+    NeedMap,
+    Ping,
+    Pong,
+    Subscribe,
+    Unpin,
+    VcpuMap,
+)
 
 #: The agent's port of AF_VSOCK, where the configuration says no other; Kata has 1024 to 1027.
 PORT = 10789
@@ -81,7 +71,7 @@ class UnknownMessage(ProtocolError):
     """The message is of a type that this end does not know: answered with an error."""
 
 
-def parse_request(message: Mapping[str, Any]) -> Request:
+def parse_request(message: Mapping[str, Any]) -> HostMessage:
     """What the host said.
 
     :raises VersionError: it is of another version. :raises UnknownMessage: it is of no type known here.
@@ -101,7 +91,7 @@ def parse_request(message: Mapping[str, Any]) -> Request:
     raise UnknownMessage("unknown message", id)
 
 
-def parse_answer(message: Mapping[str, Any]) -> Answer:
+def parse_answer(message: Mapping[str, Any]) -> AgentMessage:
     """What the agent said. :raises ProtocolError: as `parse_request` does."""
     type, id = _envelope(message)
     get = _Fields(message, id)
@@ -112,7 +102,8 @@ def parse_answer(message: Mapping[str, Any]) -> Answer:
     if type == "pong":
         return Pong(id, get.text("version", 64), get.text("boot_id", 64), get.seconds("uptime"))
     if type == "event":
-        return Event(get.text("kind", 32), get.cpus("online"), get.containers("started"), get.containers("stopped"))
+        return GuestEvent(get.text("kind", 32), get.cpus("online"), get.containers("started"),
+                          get.containers("stopped"))
     if type == "need_map":
         return NeedMap(id)
     if type == "error":
@@ -120,16 +111,16 @@ def parse_answer(message: Mapping[str, Any]) -> Answer:
     raise UnknownMessage("unknown message", id)
 
 
-def parse_map(message: Mapping[str, Any]) -> Map:
+def parse_map(message: Mapping[str, Any]) -> VcpuMap:
     """:raises ProtocolError: naming the container and the field that is wrong."""
     _, id = _envelope(message)
     get = _Fields(message, id)
     containers = {}
     for cid, fields in get.objects("containers").items():
         share = _Fields(fields, id, f"container {_container(cid, id)}: ")
-        containers[cid] = Share(share.hw(), share.flag("exclusive"), share.cpus("host"))
+        containers[cid] = ContainerVcpus(share.hw(), share.flag("exclusive"), share.cpus("host"))
     system = message.get("system")
-    return Map(id, get.number("generation", required=True), get.text("sandbox", 256), containers,
+    return VcpuMap(id, get.number("generation", required=True), get.text("sandbox", 256), containers,
                None if system is None else _Fields(system, id, "system: ").hw(), get.flag("export"))
 
 
@@ -162,7 +153,7 @@ def parse_inventory(message: Mapping[str, Any]) -> Inventory:
     return Inventory(id, cpus, containers, get.text("cgroup", 16), get.text("python", 64), get.text("note", 400))
 
 
-def _outcome(get: _Fields) -> Outcome:
+def _outcome(get: _Fields) -> ContainerOutcome:
     state = get.text("state", 16)
     if state not in STATES:
         raise ProtocolError(f"{get.where}state {state!r} is none of {', '.join(STATES)}", get.id)
@@ -170,7 +161,7 @@ def _outcome(get: _Fields) -> Outcome:
     if not all(_is_number(tid, 1 << 31) for tid in outside):
         raise ProtocolError(f"{get.where}outside holds no thread ids", get.id)
     cgroup = None if get.of.get("cgroup") is None else get.text("cgroup", 4096)
-    return Outcome(state, cgroup, get.cpus("wanted"), get.cpus("effective"), get.number("processes"),
+    return ContainerOutcome(state, cgroup, get.cpus("wanted"), get.cpus("effective"), get.number("processes"),
                    get.number("threads"), tuple(outside), get.text("error", 400))
 
 

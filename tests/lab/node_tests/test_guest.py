@@ -12,7 +12,7 @@ from real_guest import GuestContainer, RealGuest, built_agent, image
 
 from lab.node_tests.machines import PATIENCE, Kata, Vmpin, mask, until
 from vmpin.cpuset import CpuSet
-from vmpin.protocol.parsing import NeedMap, Unpin
+from vmpin.protocol.messages import NeedMap, Unpin
 
 CID = 4711
 ALL = CpuSet.parse("0-3")

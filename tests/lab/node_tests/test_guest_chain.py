@@ -23,7 +23,7 @@ from lab.guest_image import GuestImage
 from lab.node_tests.machines import PATIENCE, until
 from lab.node_tests.runs import Runs
 from vmpin.cpuset import CpuSet
-from vmpin.protocol.parsing import NeedMap, Unpin
+from vmpin.protocol.messages import NeedMap, Unpin
 
 CID = 4712
 ALL = CpuSet.parse("0-3")

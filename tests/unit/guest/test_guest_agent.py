@@ -23,21 +23,20 @@ from guest_tree import (
 )
 
 from vmpin.cpuset import CpuSet
-from vmpin.protocol.parsing import (
-    Answer,
+from vmpin.protocol.frames import ProtocolError, encode
+from vmpin.protocol.messages import (
+    AgentMessage,
     Applied,
-    Event,
+    ContainerVcpus,
+    GuestEvent,
+    HostMessage,
     Inventory,
     InventoryRequest,
-    Map,
     Ping,
     Pong,
-    ProtocolError,
-    Request,
-    Share,
     Subscribe,
     Unpin,
-    encode,
+    VcpuMap,
 )
 from vmpin_agent import cpusets
 from vmpin_agent.guest_cgroups import GuestCgroups
@@ -190,7 +189,7 @@ def test_who_subscribed_is_told_of_containers(tmp_path: Path, both: tuple[Worker
     (root / ID / "cgroup.threads").unlink()
     (root / ID).rmdir()
     made._newest = ("", "")
-    assert made.look(True) == [Event("containers", started=(OTHER,), stopped=(ID,))]
+    assert made.look(True) == [GuestEvent("containers", started=(OTHER,), stopped=(ID,))]
     assert made.look(True) == []
 
 
@@ -201,7 +200,7 @@ def test_a_second_subscriber_takes_nothing_from_the_first(tmp_path: Path, both: 
     fill(root / ID, both[0])
     made.answer(Subscribe(2))
     made._newest = ("", "")
-    assert made.look(True) == [Event("containers", started=(ID,))]
+    assert made.look(True) == [GuestEvent("containers", started=(ID,))]
     made.look(False)  # both have gone
     fill(root / OTHER, both[1])
     made.answer(Subscribe(3))
@@ -256,7 +255,8 @@ def test_a_program_may_read_its_cpus(tmp_path: Path, both: tuple[Worker, Worker]
     assert json.loads(told.read_text()) == {"generation": 7, "containers": {
         "a": {"own": "0", "shared": "1"}, "b": {"own": "", "shared": "1"}}}
     assert told.stat().st_mode & 0o777 == 0o644
-    made.answer(Map(None, 8, "pod", {"a": Share((0,), True, CpuSet([14, 15])), "b": Share((1,))}, export=True))
+    made.answer(VcpuMap(None, 8, "pod", {"a": ContainerVcpus((0,), True, CpuSet([14, 15])),
+                                         "b": ContainerVcpus((1,))}, export=True))
     assert json.loads(told.read_text()) == {"generation": 8, "containers": {
         "a": {"own": "0", "shared": "1", "host": "14-15"}, "b": {"own": "", "shared": "1"}}}
     put(made, {"a": "0"}, 9)
@@ -283,9 +283,9 @@ def test_the_agent_survives_anything(tmp_path: Path) -> None:
     applied: set[int] = set()
     link: Link
 
-    def answer(request: Request) -> Answer:
+    def answer(request: HostMessage) -> AgentMessage:
         found = made.answer(request)
-        if isinstance(request, Map) and isinstance(found, Applied) and found.generation == request.generation:
+        if isinstance(request, VcpuMap) and isinstance(found, Applied) and found.generation == request.generation:
             applied.add(number)
         return found
 

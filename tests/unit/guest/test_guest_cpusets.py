@@ -22,7 +22,7 @@ from guest_tree import (
 from need import need_root
 
 from vmpin.cpuset import CpuSet
-from vmpin.protocol.parsing import Applied, Unpin
+from vmpin.protocol.messages import Applied, Unpin
 from vmpin_agent import cpusets, file_io, guest_threads, map_applier
 from vmpin_agent.guest_cgroups import GuestCgroups
 

@@ -19,7 +19,7 @@ import pytest
 from guest_tree import agent, fill, made_up_proc, mask, put, states, v1_cgroup, worker, write
 from need import lacking, need_root, need_tool
 
-from vmpin.protocol.parsing import Applied, Unpin
+from vmpin.protocol.messages import Applied, Unpin
 from vmpin_agent.agent import Agent
 
 ID, OTHER = "0123456789abcdef" * 4, "f" * 64

@@ -22,7 +22,7 @@ from guest_tree import (
 )
 
 from vmpin.cpuset import CpuSet
-from vmpin.protocol.parsing import Applied, Event, NeedMap, Unpin
+from vmpin.protocol.messages import Applied, GuestEvent, NeedMap, Unpin
 
 pytest_plugins = ["given_unit"]
 pytestmark = pytest.mark.usefixtures("two_cpus")
@@ -173,7 +173,7 @@ def test_a_vcpu_is_used_once_it_is_online(tmp_path: Path, both: tuple[Worker, Wo
     assert one.masks() == {"0-1"}
     write(tmp_path, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 7})})
     told = made.look(True)
-    assert told[0] == Event("cpus", CpuSet([0, 1]))
+    assert told[0] == GuestEvent("cpus", CpuSet([0, 1]))
     assert isinstance(told[-1], Applied)
     assert states(told[-1]) == {"a": "applied"}
     assert one.masks() == {"1"}

@@ -22,7 +22,7 @@ from need import lacking
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.guests.agent_session import AgentSession
-from vmpin.protocol.parsing import Map, Share
+from vmpin.protocol.messages import ContainerVcpus, VcpuMap
 from vmpin_agent.guest_cpus import CpuReader
 
 ROOT = Path(__file__).parents[3]
@@ -90,8 +90,9 @@ def test_threads_go_where_the_host_says_and_back(tmp_path: Path, both: tuple[Wor
     web, logs = both
     before = web.masks()
     first, second = ids()
-    here = Map(None, 0, "pod-a", {WEB: Share((second,), True), LOGS: Share((first,)), NONE: Share((first,))})
-    there = here._replace(containers={WEB: Share((first,), True), LOGS: Share((second,))})
+    here = VcpuMap(None, 0, "pod-a", {WEB: ContainerVcpus((second,), True), LOGS: ContainerVcpus((first,)),
+                                      NONE: ContainerVcpus((first,))})
+    there = here._replace(containers={WEB: ContainerVcpus((first,), True), LOGS: ContainerVcpus((second,))})
 
     async def test() -> None:
         async with session(tmp_path) as (guest, ours):
@@ -132,10 +133,10 @@ def test_each_change_is_done(tmp_path: Path, both: tuple[Worker, Worker]) -> Non
 
     async def test() -> None:
         async with session(tmp_path) as (_, ours):
-            ours.push(Map(None, 0, "pod-a", {WEB: Share((first,), True)}))
+            ours.push(VcpuMap(None, 0, "pod-a", {WEB: ContainerVcpus((first,), True)}))
             await until(ours.settled.is_set)
             for hw, mask in ((second, "1"), (first, "0")) * 10:
-                ours.push(Map(None, 0, "pod-a", {WEB: Share((hw,), True)}))
+                ours.push(VcpuMap(None, 0, "pod-a", {WEB: ContainerVcpus((hw,), True)}))
                 await until(lambda: web.masks() == {mask})  # noqa: B023
                 await until(ours.settled.is_set)
     asyncio.run(test())

@@ -9,8 +9,9 @@ from vmpin.guests.vcpu_map import guest_map
 from vmpin.placement.ownership import Node, claims, ownership
 from vmpin.placement.policy import Policy, Vcpus
 from vmpin.placement.rules import Placement, Request, place
-from vmpin.protocol import parsing
-from vmpin.protocol.parsing import Map
+from vmpin.protocol.frames import FrameDecoder, encode, format_ids
+from vmpin.protocol.messages import VcpuMap
+from vmpin.protocol.parsing import parse_request
 
 NODE = Node(Topology.build(CpuSet.parse("0-7")), CpuSet.parse("0-1"))
 POD = SandboxId("pod-a")
@@ -30,9 +31,9 @@ def decide(vcpus: int, *containers: Container, ids: list[int] | None = None) -> 
 def told(placement: Placement, system: str = "spare") -> dict[str, str]:
     found = guest_map(placement, IDS, system=system)
     assert found is not None
-    return {cid: parsing.format_ids(share.hw) + ("!" if share.exclusive else "")
+    return {cid: format_ids(share.hw) + ("!" if share.exclusive else "")
             for cid, share in found.containers.items()} | {
-                "system": "-" if found.system is None else parsing.format_ids(found.system)}
+                "system": "-" if found.system is None else format_ids(found.system)}
 
 
 def test_an_exclusive_container_has_the_vcpus_that_back_it_and_the_others_the_floating_ones() -> None:
@@ -78,9 +79,9 @@ def test_an_id_that_the_protocol_does_not_take_is_left_out() -> None:
 def test_what_is_told_can_be_sent_and_holds_no_cpu_of_the_hosts() -> None:
     found = guest_map(decide(4, box("own", "6-7"), box("shared", "0-1")), IDS, 7)
     assert found is not None
-    (message,) = parsing.Decoder().feed(parsing.encode(found.message()))
-    read = parsing.parse_request(message)
-    assert isinstance(read, Map)
+    (message,) = FrameDecoder().feed(encode(found.message()))
+    read = parse_request(message)
+    assert isinstance(read, VcpuMap)
     assert read == found
     assert "6" not in str(message["containers"])
 

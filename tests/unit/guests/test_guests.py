@@ -32,7 +32,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import Node, claims, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, Request, place
-from vmpin.protocol import parsing
+from vmpin.protocol.messages import Failure, HostMessage, Unpin, VcpuMap
 from vmpin.reconcile.view import NodeView
 from vmpin.vmm.inventory import Process, Vm
 
@@ -211,7 +211,7 @@ def test_unpin_takes_it_back_and_reconcile_tells_it_again(tmp_path: Path) -> Non
         async with running(Machine(tmp_path)) as node:
             await until(lambda: node.states().get("web") == "applied")
             node.give("2-3", held=True)
-            await until(lambda: isinstance(node.agent.requests[-1], parsing.Unpin))
+            await until(lambda: isinstance(node.agent.requests[-1], Unpin))
             assert node.states() == {}
             node.give("2-3")
             await until(lambda: node.states().get("web") == "applied")
@@ -232,7 +232,7 @@ def test_switched_off_while_it_runs_everything_is_taken_back(tmp_path: Path) -> 
             node.view.config = node.config(guest_via="off")
             node.update()
             assert node.guests.report(POD) is None
-            await until(lambda: isinstance(node.agent.requests[-1], parsing.Unpin))
+            await until(lambda: isinstance(node.agent.requests[-1], Unpin))
     run(test())
 
 
@@ -249,7 +249,7 @@ def test_the_guest_of_a_sandbox_that_is_excluded_takes_everything_back(tmp_path:
             assert node.guests.report(POD) is None
             leaving = list(node.guests._leaving.values())
             await asyncio.wait(leaving)
-            assert isinstance(node.agent.requests[-1], parsing.Unpin) is excluded
+            assert isinstance(node.agent.requests[-1], Unpin) is excluded
     run(test())
 
 
@@ -263,7 +263,7 @@ def test_another_way_begins_when_the_one_before_has_taken_everything_back(pause:
                 node.update()
                 await asyncio.sleep(pause)
             await until(lambda: node.states().get("web") == "sent")
-            assert isinstance(node.agent.requests[-1], parsing.Unpin)
+            assert isinstance(node.agent.requests[-1], Unpin)
             assert node.kata.containers == {"web": "2-3", "logs": "0-1"}
             count = len(node.agent.maps)
             node.view.config = node.config(guest_via="vmpin-agent")
@@ -284,7 +284,7 @@ def test_off_and_on_again_at_once_ends_with_the_map(tmp_path: Path) -> None:
                     node.update()
             await until(lambda: node.states().get("web") == "applied")
             assert isinstance([each for each in node.agent.requests if isinstance(
-                each, parsing.Map | parsing.Unpin)][-1], parsing.Map)
+                each, VcpuMap | Unpin)][-1], VcpuMap)
     run(test())
 
 
@@ -299,9 +299,9 @@ def test_unpin_says_what_became_of_it(tmp_path: Path) -> None:
 
 def test_what_a_guest_cannot_take_back_is_said(tmp_path: Path) -> None:
     class Stubborn(Agent):
-        def answer(self, request: parsing.Request) -> None:
-            if isinstance(request, parsing.Unpin):
-                self.say(parsing.Failure(request.id, "read-only file system"))
+        def answer(self, request: HostMessage) -> None:
+            if isinstance(request, Unpin):
+                self.say(Failure(request.id, "read-only file system"))
             else:
                 super().answer(request)
 
@@ -351,7 +351,7 @@ def test_a_vm_that_ends_and_one_that_comes_in_its_place(tmp_path: Path) -> None:
             node.update()
             assert node.guests.report(POD) is None
             await asyncio.sleep(0.05)
-            assert not isinstance(node.agent.requests[-1], parsing.Unpin)
+            assert not isinstance(node.agent.requests[-1], Unpin)
     run(test())
 
 
@@ -381,13 +381,13 @@ def test_what_katas_agent_was_told_before_vmpins_came_is_taken_back_with_the_res
             assert node.kata.containers == {"web": "2-3", "logs": "0-1"}
             node.give("2-3", held=True)
             await until(lambda: node.kata.containers == {"web": "0-3", "logs": "0-3"})
-            unpinned = [type(request) for request in node.agent.requests].index(parsing.Unpin)
-            assert not any(isinstance(request, parsing.Map) for request in node.agent.requests[unpinned:])
+            unpinned = [type(request) for request in node.agent.requests].index(Unpin)
+            assert not any(isinstance(request, VcpuMap) for request in node.agent.requests[unpinned:])
             node.give("2-3")
             await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
             updates = node.kata.calls.count(("grpc.AgentService", "UpdateContainer"))
             node.give("2-3", held=True)
-            await until(lambda: isinstance(node.agent.requests[-1], parsing.Unpin))
+            await until(lambda: isinstance(node.agent.requests[-1], Unpin))
             await asyncio.sleep(0.05)
             assert node.kata.calls.count(("grpc.AgentService", "UpdateContainer")) == updates
     run(test())
@@ -452,7 +452,7 @@ def take_back(node: Machine) -> dict[SandboxId, str]:
 def test_without_a_watcher_vmpins_agent_takes_it_back(tmp_path: Path) -> None:
     node = Machine(tmp_path)
     assert take_back(node) == {POD: "taken back"}
-    assert sum(isinstance(request, parsing.Unpin) for request in node.agent.requests) == 1
+    assert sum(isinstance(request, Unpin) for request in node.agent.requests) == 1
     assert node.agent.maps == []
     assert node.told == [10789]
 
@@ -480,7 +480,7 @@ def test_without_a_watcher_one_that_does_not_answer_is_not_waited_for(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vmpin.guests.manager.GOODBYE", 0.3)
     node = Machine(tmp_path)
-    node.agent.silent_on = (parsing.Unpin,)
+    node.agent.silent_on = (Unpin,)
     assert take_back(node) == {POD: "no answer within 0.3 s"}
 
 

@@ -26,17 +26,17 @@ from vmpin.guests.kata_agent import METHODS, AgentError, KataAgent, Refused, Unk
 from vmpin.guests.kata_session import KataSession, KataWish
 from vmpin.guests.transport import Channel, Stream
 from vmpin.guests.transport.hybrid_vsock import HybridVsock
-from vmpin.protocol.parsing import Map, Share
+from vmpin.protocol.messages import ContainerVcpus, VcpuMap
 from vmpin.wire import ttrpc
 from vmpin.wire.agent_messages import MESSAGES
 
 C1, C2 = ContainerId("c1"), ContainerId("c2")
-MAP = Map(None, 0, "pod-a", {"c1": Share((2, 3), True), "c2": Share((0, 1))}, (0, 1))
+MAP = VcpuMap(None, 0, "pod-a", {"c1": ContainerVcpus((2, 3), True), "c2": ContainerVcpus((0, 1))}, (0, 1))
 #: All four were there at boot; or the last two were plugged in from above, which shows on an old Linux only.
 BOOT = Vcpus({VcpuId(number): number for number in range(4)}, 4, 4)
 PLUGGED = Vcpus({VcpuId(number): number for number in (0, 1, 7, 6)}, 2, 8)
 WISH = KataWish(BOOT, MAP)
-ONE = MAP._replace(containers={"c1": Share((1,), True)})
+ONE = MAP._replace(containers={"c1": ContainerVcpus((1,), True)})
 OLD = (6, 1)
 
 
@@ -293,7 +293,7 @@ def test_an_unknown_container_waits_until_the_agent_knows_it_and_the_others_do_n
     run(test())
 
 
-PLUGGED_MAP = MAP._replace(containers={"c1": Share((6, 7), True), "c2": Share((0, 1))})
+PLUGGED_MAP = MAP._replace(containers={"c1": ContainerVcpus((6, 7), True), "c2": ContainerVcpus((0, 1))})
 
 
 def test_a_cpu_that_is_not_online_is_waited_for() -> None:
@@ -347,7 +347,7 @@ def test_the_guests_counters_can_show_it(monkeypatch: pytest.MonkeyPatch) -> Non
                 server.user[cpu] += 1000 * part
                 server.idle[cpu] += 1000 * (1 - part)
         async with session(server) as ours:
-            ours.push(KataWish(BOOT, MAP._replace(containers={"c1": Share((2, 3), True)}), C1))
+            ours.push(KataWish(BOOT, MAP._replace(containers={"c1": ContainerVcpus((2, 3), True)}), C1))
             await until(lambda: ours.heard)
             assert ours.heard[C1].state == "sent"
             work(0, 0, 1, 0)  # one thread, by chance on one of its CPUs

@@ -28,23 +28,22 @@ from need import lacking, need_root, need_tool
 import vmpin_agent
 from vmpin.cli.main import main
 from vmpin.install import agent_zipapp
-from vmpin.protocol.parsing import (
-    Answer,
+from vmpin.protocol.frames import FrameDecoder, encode
+from vmpin.protocol.messages import (
+    AgentMessage,
     Applied,
-    Decoder,
+    ContainerVcpus,
     Failure,
+    HostMessage,
     Inventory,
     InventoryRequest,
-    Map,
     NeedMap,
     Ping,
     Pong,
-    Request,
-    Share,
     Subscribe,
-    encode,
-    parse_answer,
+    VcpuMap,
 )
+from vmpin.protocol.parsing import parse_answer
 from vmpin_agent import server
 
 ROOT = Path(__file__).parents[3]
@@ -56,13 +55,13 @@ class Host:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._decoder = Decoder()
-        self._said: list[Answer] = []
+        self._decoder = FrameDecoder()
+        self._said: list[AgentMessage] = []
 
-    def send(self, raw: bytes | Request) -> None:
+    def send(self, raw: bytes | HostMessage) -> None:
         os.write(self.fd, raw if isinstance(raw, bytes) else encode(raw.message()))
 
-    def hear(self, seconds: float = PATIENCE) -> Answer | None:
+    def hear(self, seconds: float = PATIENCE) -> AgentMessage | None:
         """The next message; None at the end of the stream. :raises TimeoutError:"""
         deadline = time.monotonic() + seconds
         while not self._said:
@@ -77,7 +76,7 @@ class Host:
             self._said += [parse_answer(each) for each in self._decoder.feed(data)]
         return self._said.pop(0)
 
-    def ask(self, request: Request) -> Answer | None:
+    def ask(self, request: HostMessage) -> AgentMessage | None:
         self.send(request)
         return self.hear()
 
@@ -197,7 +196,7 @@ def test_a_session(start: Start, tmp_path: Path) -> None:
         assert host.hear() == NeedMap()
         assert isinstance(host.ask(Ping(1)), Pong)
         assert isinstance(host.ask(InventoryRequest(2)), Inventory)
-        told = host.ask(Map(3, 1, "pod", {"a": Share((0,))}))
+        told = host.ask(VcpuMap(3, 1, "pod", {"a": ContainerVcpus((0,))}))
         assert isinstance(told, Applied)
         assert (told.id, told.containers["a"].state) == (3, "applied")
         assert one.masks() == {"0"}
@@ -214,7 +213,7 @@ def test_of_maps_that_come_together_the_newest_is_applied(start: Start, tmp_path
     with worker() as one, agent.host() as host:
         fill(tmp_path / "cgroup/a", one)
         assert host.hear() == NeedMap()
-        maps = [Map(number, number, "pod", {"a": Share((number % 2,))}) for number in range(1, 10)]
+        maps = [VcpuMap(number, number, "pod", {"a": ContainerVcpus((number % 2,))}) for number in range(1, 10)]
         host.send(b"".join(encode(each.message()) for each in maps))
         told = [host.hear() for _ in maps]
         assert {each.id for each in told if isinstance(each, Applied)} == set(range(1, 10))
@@ -229,7 +228,7 @@ def test_an_agent_that_was_killed_asks_for_the_map(start: Start, tmp_path: Path)
         fill(tmp_path / "cgroup/a", one)
         with agent.host() as host:
             host.hear()
-            host.ask(Map(1, 9, "pod", {"a": Share((1,))}))
+            host.ask(VcpuMap(1, 9, "pod", {"a": ContainerVcpus((1,))}))
         agent.stop()
         assert one.masks() == {"1"}
         agent.start()
@@ -270,7 +269,7 @@ def test_who_subscribed_is_told_within_some_seconds(start: Start, tmp_path: Path
     with worker() as one, agent.host() as host:
         host.hear()
         assert isinstance(host.ask(Subscribe(1)), Inventory)
-        told = host.ask(Map(2, 1, "pod", {"a": Share((0,))}))
+        told = host.ask(VcpuMap(2, 1, "pod", {"a": ContainerVcpus((0,))}))
         assert isinstance(told, Applied)
         assert told.containers["a"].state == "unknown"
         fill(tmp_path / "cgroup/a", one)
@@ -400,7 +399,7 @@ def test_at_rest_it_wakes_once_a_second_and_is_small(start: Start, tmp_path: Pat
     with worker() as one, agent.host() as host:
         fill(tmp_path / "cgroup/a", one)
         host.hear()
-        host.ask(Map(1, 1, "pod", {"a": Share((0,))}))
+        host.ask(VcpuMap(1, 1, "pod", {"a": ContainerVcpus((0,))}))
 
         def once_a_second() -> bool:
             before, began = agent.status("voluntary_ctxt_switches"), time.monotonic()
@@ -460,7 +459,7 @@ def test_on_python_3_9_it_runs_and_serves(python39: Path, built: Path, tmp_path:
             inventory: Any = host.ask(InventoryRequest(1))
             assert inventory.python.startswith("3.9.")
             assert isinstance(host.ask(Ping(2)), Pong)
-            applied: Any = host.ask(Map(3, 1, "pod", {"a": Share((0,))}))
+            applied: Any = host.ask(VcpuMap(3, 1, "pod", {"a": ContainerVcpus((0,))}))
             assert applied.containers["a"].state == "unknown"
             host.send(b"\xff" * 10)
             assert host.hear() is None

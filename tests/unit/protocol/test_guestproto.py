@@ -15,83 +15,74 @@ from effort import effort
 from guest_fuzz import frame, spoilt
 
 from vmpin.cpuset import CpuSet
-from vmpin.protocol.parsing import (
+from vmpin.protocol.frames import MAX_FRAME, FrameDecoder, ProtocolError, clean, encode, format_ids, parse_ids
+from vmpin.protocol.messages import (
     APPLIED,
-    MAX_FRAME,
     PENDING,
-    Answer,
+    AgentMessage,
     Applied,
-    Decoder,
-    Event,
+    ContainerOutcome,
+    ContainerVcpus,
     Failure,
     GuestContainer,
     GuestCpu,
+    GuestEvent,
+    HostMessage,
     Inventory,
     InventoryRequest,
-    Map,
     NeedMap,
-    Outcome,
     Ping,
     Pong,
-    ProtocolError,
-    Request,
-    Share,
     Subscribe,
-    UnknownMessage,
     Unpin,
-    VersionError,
-    clean,
-    encode,
-    format_ids,
-    parse_answer,
-    parse_ids,
-    parse_map,
-    parse_request,
+    VcpuMap,
 )
+from vmpin.protocol.parsing import UnknownMessage, VersionError, parse_answer, parse_map, parse_request
 
-REQUESTS: list[Request] = [
-    Ping(1), InventoryRequest(2), Unpin(3), Subscribe(4), Map(5, 7, "pod", {}),
-    Map(6, 8, "pod", {"a": Share((0, 2, 3), True), "b.c-1": Share((0x10000,))}, (1,), True),
-    Map(7, 9, "pod", {"a": Share((0,), True, CpuSet([14, 15])), "b": Share((1,))}),
+REQUESTS: list[HostMessage] = [
+    Ping(1), InventoryRequest(2), Unpin(3), Subscribe(4), VcpuMap(5, 7, "pod", {}),
+    VcpuMap(6, 8, "pod", {"a": ContainerVcpus((0, 2, 3), True), "b.c-1": ContainerVcpus((0x10000,))}, (1,), True),
+    VcpuMap(7, 9, "pod", {"a": ContainerVcpus((0,), True, CpuSet([14, 15])), "b": ContainerVcpus((1,))}),
 ]
-ANSWERS: list[Answer] = [
+ANSWERS: list[AgentMessage] = [
     Pong(1, "0.1.0", "b00t", 12.5),
     Inventory(2, [GuestCpu(0, 0, True, 0), GuestCpu(1, None, False, 1)], [GuestContainer("a", "/x/a", 3)], "v2",
               "3.9.2"),
-    Applied(5, 7, {"a": Outcome(APPLIED, "/x/a", CpuSet([1]), CpuSet([1]), 1, 2),
-                   "b": Outcome(PENDING, None, CpuSet([2]), CpuSet(), 1, 2, (77, 78), "why")}, Outcome(APPLIED)),
-    Event("cpus", CpuSet([0, 1])), Event("containers", started=("a",), stopped=("b", "c")),
+    Applied(5, 7, {"a": ContainerOutcome(APPLIED, "/x/a", CpuSet([1]), CpuSet([1]), 1, 2),
+                   "b": ContainerOutcome(PENDING, None, CpuSet([2]), CpuSet(), 1, 2, (77, 78),
+                                         "why")}, ContainerOutcome(APPLIED)),
+    GuestEvent("cpus", CpuSet([0, 1])), GuestEvent("containers", started=("a",), stopped=("b", "c")),
     NeedMap(), Failure(3, "unknown message"), Failure(None, "no"),
 ]
 
 
 def decoded(raw: bytes) -> dict[str, Any]:
-    (message,) = Decoder().feed(raw)
+    (message,) = FrameDecoder().feed(raw)
     return message
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_what_the_host_says_arrives(request_: Request) -> None:
+def test_what_the_host_says_arrives(request_: HostMessage) -> None:
     assert parse_request(decoded(encode(request_.message()))) == request_
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_what_the_agent_says_arrives(answer: Answer) -> None:
+def test_what_the_agent_says_arrives(answer: AgentMessage) -> None:
     assert parse_answer(decoded(encode(answer.message()))) == answer
 
 
 def test_messages_come_out_however_the_stream_is_cut() -> None:
     raw = b"".join(encode(each.message()) for each in REQUESTS)
-    decoder = Decoder()
+    decoder = FrameDecoder()
     found = [message for at in range(len(raw)) for message in decoder.feed(raw[at : at + 1])]
     assert [parse_request(each) for each in found] == REQUESTS
-    assert Decoder().feed(raw) == found
+    assert FrameDecoder().feed(raw) == found
     assert decoder.pending == 0
 
 
 @pytest.mark.parametrize("length", [0, 1, MAX_FRAME + 1, 1 << 30, (1 << 32) - 1])
 def test_a_length_that_cannot_be_is_refused_at_once(length: int) -> None:
-    decoder = Decoder()
+    decoder = FrameDecoder()
     with pytest.raises(ProtocolError, match=f"says it is {length} bytes long"):
         decoder.feed(struct.pack(">I", length))
     with pytest.raises(ProtocolError):
@@ -109,7 +100,7 @@ def test_a_length_that_cannot_be_is_refused_at_once(length: int) -> None:
 def test_a_frame_that_holds_something_else_is_refused_at_little_cost(body: bytes, why: str) -> None:
     def refuse() -> None:
         with pytest.raises(ProtocolError, match=why):
-            Decoder().feed(frame(body))
+            FrameDecoder().feed(frame(body))
 
     assert effort(refuse, 1) < 400
 
@@ -118,17 +109,17 @@ def test_a_frame_that_holds_something_else_is_refused_at_little_cost(body: bytes
     b'{"a":"' + b"[" * 1000 + b'"}', b'{"a":"\\"' + b"[{" * 1000 + b'"}', b'{"a":"\\\\","b":"' + b"{" * 1000 + b'"}',
 ])
 def test_brackets_within_text_are_not_depth(body: bytes) -> None:
-    assert Decoder().feed(frame(body)) == [json.loads(body)]
+    assert FrameDecoder().feed(frame(body)) == [json.loads(body)]
 
 
 @pytest.mark.parametrize("body", [b'{"a":"\\\\",' + b'"b":' + b"[" * 20, b'{"a":"\\"","b":' + b"[" * 20])
 def test_depth_does_not_hide_behind_escapes(body: bytes) -> None:
     with pytest.raises(ProtocolError, match="deep"):
-        Decoder().feed(frame(body))
+        FrameDecoder().feed(frame(body))
 
 
 def test_no_more_than_a_frame_is_kept() -> None:
-    decoder = Decoder()
+    decoder = FrameDecoder()
     tracemalloc.start()
     try:
         decoder.feed(struct.pack(">I", MAX_FRAME))
@@ -148,7 +139,7 @@ def test_unknown_fields_are_ignored_and_missing_ones_are_nothing() -> None:
     assert parse_request({"v": 1, "type": "ping", "id": 1, "colour": ["blue"]}) == Ping(1)
     assert parse_answer({"v": 1, "type": "applied", "generation": 3}) == Applied(None, 3, {})
     told = parse_map({"v": 1, "type": "map", "generation": 1, "containers": {"a": {"hw": "1", "later": {}}}})
-    assert told == Map(None, 1, "", {"a": Share((1,))})
+    assert told == VcpuMap(None, 1, "", {"a": ContainerVcpus((1,))})
 
 
 @pytest.mark.parametrize("parse", [parse_request, parse_answer])
@@ -181,7 +172,7 @@ def test_an_unknown_type_and_another_version_are_told_apart(parse: Callable[[dic
     ("system", {"hw": "x"}, "system: hw"),
 ])
 def test_a_map_that_is_wrong_says_what_is(field: str, value: object, why: str) -> None:
-    good = Map(1, 2, "pod", {"a": Share((1,))}, (0,)).message()
+    good = VcpuMap(1, 2, "pod", {"a": ContainerVcpus((1,))}, (0,)).message()
     assert parse_map(good)
     with pytest.raises(ProtocolError, match=why):
         parse_request({**good, field: value})
@@ -230,7 +221,7 @@ def test_neither_end_falls_for_anything() -> None:
     for number in range(50_000):
         raw = spoilt(chance, chance.choice(frames))
         try:
-            messages = Decoder().feed(raw)
+            messages = FrameDecoder().feed(raw)
         except ProtocolError:
             refused += 1
             continue
