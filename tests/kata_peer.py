@@ -25,18 +25,18 @@ class Server:
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        decoder = ttrpc.Decoder()
+        decoder = ttrpc.TtrpcDecoder()
         while data := await reader.read(65536):
             for request in decoder.feed(data):
-                assert isinstance(request, ttrpc.Request)
+                assert isinstance(request, ttrpc.Call)
                 assert request.timeout_ns > 0
                 self.calls.append((request.service, request.method))
                 await asyncio.sleep(self.slow)
                 writer.write(self.raw if self.raw is not None else ttrpc.encode(self.answer(request)))
 
-    def answer(self, request: ttrpc.Request) -> ttrpc.Response:
+    def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
         if request.method in self.policy:
-            return ttrpc.Response(request.stream, 7, f"{request.method}Request is blocked by policy: \x1b[31m")
+            return ttrpc.Reply(request.stream, 7, f"{request.method}Request is blocked by policy: \x1b[31m")
         match request.service, request.method:
             case "grpc.Health", "Version":
                 found = MESSAGES["VersionCheckResponse"](grpc_version="0.0.1", agent_version="4.1.0")
@@ -52,9 +52,9 @@ class Server:
                 bare.resources.CPU.Cpus = told.resources.CPU.Cpus
                 assert request.payload == bare.SerializeToString()
                 if told.container_id not in self.containers:
-                    return ttrpc.Response(request.stream, 3, "invalid container id")
+                    return ttrpc.Reply(request.stream, 3, "invalid container id")
                 self.containers[told.container_id] = told.resources.CPU.Cpus
-                return ttrpc.Response(request.stream)
+                return ttrpc.Reply(request.stream)
             case _:
                 raise AssertionError(request)
-        return ttrpc.Response(request.stream, payload=found.SerializeToString())
+        return ttrpc.Reply(request.stream, payload=found.SerializeToString())

@@ -31,30 +31,30 @@ class NriRuntime:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.socket.settimeout(PATIENCE)
-        self.asked: list[ttrpc.Request] = []
-        self._answers: dict[int, ttrpc.Response] = {}
+        self.asked: list[ttrpc.Call] = []
+        self._answers: dict[int, ttrpc.Reply] = {}
         self._demux = mux.Demux()
-        self._decoders = {mux.PLUGIN: ttrpc.Decoder(), mux.RUNTIME: ttrpc.Decoder()}
+        self._decoders = {mux.PLUGIN: ttrpc.TtrpcDecoder(), mux.RUNTIME: ttrpc.TtrpcDecoder()}
         self._stream = -1
 
     def send(self, method: str, message: Any = None, service: str = PLUGIN_SERVICE) -> int:
         """A call that is not waited for, with a message or its bytes. :returns: its stream."""
         self._stream += 2
         payload = message if isinstance(message, bytes) else b"" if message is None else message.SerializeToString()
-        raw = ttrpc.encode(ttrpc.Request(self._stream, service, method, payload, 2_000_000_000))
+        raw = ttrpc.encode(ttrpc.Call(self._stream, service, method, payload, 2_000_000_000))
         # The Go side puts a whole message into one frame.
         self.socket.sendall(struct.pack(">II", mux.PLUGIN, len(raw)) + raw)
         return self._stream
 
-    def answer(self, stream: int) -> ttrpc.Response:
+    def answer(self, stream: int) -> ttrpc.Reply:
         while stream not in self._answers:
             self._receive()
         return self._answers.pop(stream)
 
-    def call(self, method: str, message: Any = None, service: str = PLUGIN_SERVICE) -> ttrpc.Response:
+    def call(self, method: str, message: Any = None, service: str = PLUGIN_SERVICE) -> ttrpc.Reply:
         return self.answer(self.send(method, message, service))
 
-    def request(self, method: str) -> ttrpc.Request:
+    def request(self, method: str) -> ttrpc.Call:
         """The plugin's next call, which has to be of this method."""
         while not self.asked:
             self._receive()
@@ -62,16 +62,16 @@ class NriRuntime:
         assert found.method == method
         return found
 
-    def grant(self, request: ttrpc.Request, payload: bytes = b"", code: int = 0, message: str = "") -> None:
+    def grant(self, request: ttrpc.Call, payload: bytes = b"", code: int = 0, message: str = "") -> None:
         self.socket.sendall(mux.frames(mux.RUNTIME, ttrpc.encode(
-            ttrpc.Response(request.stream, code, message, payload))))
+            ttrpc.Reply(request.stream, code, message, payload))))
 
     def _receive(self) -> None:
         data = self.socket.recv(65536)
         assert data, "the plugin closed the connection"
         for connection, payload in self._demux.feed(data):
             for message in self._decoders[connection].feed(payload):
-                if isinstance(message, ttrpc.Request):
+                if isinstance(message, ttrpc.Call):
                     self.asked.append(message)
                 else:
                     self._answers[message.stream] = message
@@ -97,7 +97,7 @@ class NriRuntime:
         self.configure(name)
         self.synchronize(pods, containers)
 
-    def state_change(self, event: int, pod_: Any = None, container_: Any = None) -> ttrpc.Response:
+    def state_change(self, event: int, pod_: Any = None, container_: Any = None) -> ttrpc.Reply:
         return self.call("StateChange", MESSAGES["StateChangeEvent"](event=event, pod=pod_, container=container_))
 
     def closed(self) -> bool:

@@ -159,7 +159,7 @@ class _Liar(Agent):
 
 
 class _Kata(Server):
-    def answer(self, request: ttrpc.Request) -> ttrpc.Response:
+    def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
         log("call", method=request.method)
         if request.method == "UpdateContainer":
             told = MESSAGES.decode("UpdateContainerRequest", request.payload)

@@ -70,13 +70,13 @@ class Tap:
                 end.shutdown(socket.SHUT_RDWR)
 
     def _count(self) -> Callable[[bytes], None]:
-        demux, decoder = mux.Demux(), ttrpc.Decoder()
+        demux, decoder = mux.Demux(), ttrpc.TtrpcDecoder()
 
         def look(data: bytes) -> None:
             for connection, payload in demux.feed(data):
                 if connection == mux.RUNTIME:
                     for message in decoder.feed(payload):
-                        self.asked[message.method if isinstance(message, ttrpc.Request) else "an answer"] += 1
+                        self.asked[message.method if isinstance(message, ttrpc.Call) else "an answer"] += 1
         return look
 
 

@@ -154,9 +154,9 @@ def _in_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> dict[SandboxId
         return {}
     import asyncio
 
-    from vmpin.guests.manager import Guests
+    from vmpin.guests.manager import GuestManager
 
-    return asyncio.run(Guests().take_back(view, sandboxes))
+    return asyncio.run(GuestManager().take_back(view, sandboxes))
 
 
 def _whole(config: Config, sandbox: str | None) -> str | None:

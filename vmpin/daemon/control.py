@@ -12,7 +12,7 @@ from typing import Protocol
 
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
-from vmpin.guests.manager import Guests
+from vmpin.guests.manager import GuestManager
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reports.residency.sampler import Sampler
 from vmpin.status import about, collector
@@ -25,7 +25,7 @@ class Asked(about.Watched, Protocol):
     """What is asked of a watcher."""
 
     reconciler: Reconciler
-    guests: Guests
+    guests: GuestManager
     #: None as long as no samples are taken.
     sampler: Sampler | None
     #: None until it is ready.

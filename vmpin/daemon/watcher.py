@@ -28,7 +28,7 @@ from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.daemon.settling import STEPS, Settling
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError, LockHeldError, SourceError, WatcherError
-from vmpin.guests.manager import Guests
+from vmpin.guests.manager import GuestManager
 from vmpin.host.lock import Lock
 from vmpin.host.unix_sockets import open_to, serve
 from vmpin.pinning.apply import Outcome
@@ -92,7 +92,7 @@ class Watcher:
         self._relist = Relist()
         self._repair = RuncRepair(self.view, self._tally, reconciler.read_cgroups,
                                   lambda: None if self._nri is None else self._nri.plugin)
-        self.guests = Guests(early=config.births and config.guest_via() != "off")
+        self.guests = GuestManager(early=config.births and config.guest_via() != "off")
         #: None as long as no samples are taken.
         self.sampler: Sampler | None = None
         #: When everything was last looked at, by time.monotonic().

@@ -16,7 +16,7 @@ LEFT_ALONE, ERROR = "left alone", "error"
 
 
 @dataclass(frozen=True)
-class Said:
+class ContainerReport:
     """What is known about one container in the guest: `state` is one of the words above; `error` says more. CPUs are
     the guest's own numbers."""
 
@@ -46,20 +46,20 @@ def _shown(cpus: CpuSet) -> str:
     return str(cpus) if len(cpus) <= 1024 else f"{len(cpus)} CPUs"
 
 
-class Trouble(Exception):
+class GuestError(Exception):
     """Why a connection to a guest ended, in words for the status."""
 
 
-class Unanswered(Trouble):
+class NoAgentFound(GuestError):
     """Nobody is there who speaks the protocol."""
 
 
-class Ended(Trouble):
+class SessionEnded(GuestError):
     """Somebody was there a moment ago."""
 
 
 @dataclass
-class Counters:
+class GuestCounters:
     """Of one guest, for the status and for metrics."""
 
     connects: int = 0
@@ -78,21 +78,21 @@ class GuestReport:
 
     by: str = ""
     state: str = ""
-    containers: Mapping[ContainerId, Said] = field(default_factory=dict)
-    system: Said | None = None
-    counters: Counters = field(default_factory=Counters)
+    containers: Mapping[ContainerId, ContainerReport] = field(default_factory=dict)
+    system: ContainerReport | None = None
+    counters: GuestCounters = field(default_factory=GuestCounters)
     odd: bool = False
 
-    def of(self, container: ContainerId) -> Said:
+    def of(self, container: ContainerId) -> ContainerReport:
         found = self.containers.get(container)
         if found is not None:
             return found
         if self.by:
-            return Said(PENDING)
-        return Said(ERROR, self.state) if self.odd else Said(NO_AGENT)
+            return ContainerReport(PENDING)
+        return ContainerReport(ERROR, self.state) if self.odd else ContainerReport(NO_AGENT)
 
     def data(self) -> dict[str, object]:
-        """For the status document, beside each container's own `Said.data`."""
+        """For the status document, beside each container's own `ContainerReport.data`."""
         return {"by": self.by, "state": self.state, "system": None if self.system is None else self.system.data(),
                 **asdict(self.counters)}
 

@@ -6,36 +6,37 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from vmpin.domain.guest_report import APPLIED, ERROR, PENDING, Said
+from vmpin.domain.guest_report import APPLIED, ERROR, PENDING, ContainerReport
 from vmpin.domain.model import ContainerId
-from vmpin.guests.transport import NotThere
+from vmpin.guests.transport import NotListening
 from vmpin.protocol.frames import ProtocolError, clean
 from vmpin.protocol.messages import VERSION, ContainerOutcome
 
 
-def said(outcome: ContainerOutcome) -> Said:
+def container_report(outcome: ContainerOutcome) -> ContainerReport:
     """An agent's word on a container; its texts come out of guestproto printable and cut."""
     # Never better than it says itself: what is outside is not applied.
     state = PENDING if outcome.state == APPLIED and outcome.outside else outcome.state
-    return Said(state, outcome.error, outcome.cgroup or "", outcome.wanted, outcome.effective,
+    return ContainerReport(state, outcome.error, outcome.cgroup or "", outcome.wanted, outcome.effective,
                 outcome.processes, outcome.threads, outcome.outside)
 
 
-def summary(heard: Mapping[ContainerId, Said]) -> str:
+def summary(heard: Mapping[ContainerId, ContainerReport]) -> str:
     """One line for the log: how many are how, and what is wrong with the first few.
 
-    >>> summary({ContainerId("a"): Said("applied"), ContainerId("b"): Said("error", "EIO")})
+    >>> summary({ContainerId("a"): ContainerReport("applied"), ContainerId("b"): ContainerReport("error", "EIO")})
     'applied 1, error 1 (b: EIO)'
     """
-    count = Counter(said.state for said in heard.values())
-    wrong = [f"{container}: {said.error}" for container, said in heard.items() if said.error][:3]
+    count = Counter(container_report.state for container_report in heard.values())
+    wrong = [f"{container}: {container_report.error}" for container,
+             container_report in heard.items() if container_report.error][:3]
     return ", ".join(f"{state} {number}" for state, number in sorted(count.items())) + (
         f" ({'; '.join(wrong)})" if wrong else "")
 
 
-def level(heard: Mapping[ContainerId, Said]) -> int:
+def log_level(heard: Mapping[ContainerId, ContainerReport]) -> int:
     """At which that line is logged."""
-    return logging.WARNING if any(said.state == ERROR for said in heard.values()) else logging.INFO
+    return logging.WARNING if any(container_report.state == ERROR for container_report in heard.values()) else logging.INFO
 
 
 #: Of a guest that boots, or whose agent creates a container: its sockets are there before it answers.
@@ -45,7 +46,7 @@ WAITING = "waiting for an answer"
 PATIENCE = 20
 
 
-class Silence:
+class TimeoutStreak:
     """How often in a row a guest did not answer in time."""
 
     def __init__(self) -> None:
@@ -61,9 +62,9 @@ class Silence:
         self._times = 0
 
 
-def why(err: Exception) -> str:
+def reason(err: Exception) -> str:
     """Why there is no connection any more, fit for a log line and a terminal: a path is the VMM's word."""
-    if isinstance(err, NotThere):
+    if isinstance(err, NotListening):
         return "nobody listens"
     if isinstance(err, ProtocolError):
         return clean(f"what came is not version {VERSION} of the protocol: {err}")

@@ -13,12 +13,12 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from vmpin.domain.guest_report import ERROR, Counters, Ended, Said, Trouble, Unanswered
+from vmpin.domain.guest_report import ERROR, ContainerReport, GuestCounters, GuestError, NoAgentFound, SessionEnded
 from vmpin.domain.model import ContainerId
-from vmpin.guests.agent_reports import WAITING, Silence, level, said, summary, why
-from vmpin.guests.limits import MAX_ANSWER, Allowance, Told, longest, only
-from vmpin.guests.tasks import Flag, together
-from vmpin.guests.transport import Channel, NotThere, Stream
+from vmpin.guests.agent_reports import WAITING, TimeoutStreak, container_report, log_level, reason, summary
+from vmpin.guests.limits import MAX_ANSWER, LogOnce, RateLimit, longest_answer, only_requested
+from vmpin.guests.tasks import Flag, run_together
+from vmpin.guests.transport import Channel, NotListening, Stream
 from vmpin.protocol.frames import FrameDecoder, ProtocolError, clean, encode
 from vmpin.protocol.messages import (
     Applied,
@@ -54,7 +54,7 @@ class AgentSession:
     def __init__(self, name: str, channels: Callable[[], Sequence[Channel]], port: int,
                  changed: Callable[[], None] = lambda: None) -> None:
         self.name = name
-        self.counters = Counters()
+        self.counters = GuestCounters()
         self.up = False
         #: Why it is not up, "" while nothing was tried; and the agent's version and way when it is.
         self.state = ""
@@ -62,9 +62,9 @@ class AgentSession:
         self.odd = False
         #: Why the agent did not take everything back, "" while it did, or was not asked.
         self.unpin_error = ""
-        self.heard: dict[ContainerId, Said] = {}
+        self.heard: dict[ContainerId, ContainerReport] = {}
         #: The guest's own processes.
-        self.system: Said | None = None
+        self.system: ContainerReport | None = None
         #: Set as long as the newest wish was answered.
         self.settled = Flag()
         self._channels = channels
@@ -75,15 +75,15 @@ class AgentSession:
         self._unpinned = False
         self._wake, self._retry = Flag(), Flag()
         self._generation = 0
-        self._told = Told(name)
-        self._silence = Silence()
+        self._told = LogOnce(name)
+        self._silence = TimeoutStreak()
         # Of the connection there is:
         self._id = 0
         #: The number of the newest question about the wish, None when it is yet to be asked.
         self._asked: int | None = None
         self._sent_at = self._heard_at = 0.0
         self._way = self._version = ""
-        self._allowance = Allowance(0.0)
+        self._allowance = RateLimit(0.0)
 
     def push(self, wanted: VcpuMap) -> None:
         """From now on this is to be so. Its generation and id are the session's to give."""
@@ -126,19 +126,19 @@ class AgentSession:
     async def _attempt(self) -> None:
         """One connection, over the first way that leads to an agent. :raises Exception: when it did not last."""
         self._retry.clear()
-        trouble: Exception = Unanswered("no way into the guest is known")
+        trouble: Exception = NoAgentFound("no way into the guest is known")
         for channel in self._channels():
             began = time.monotonic()
             try:
                 stream = await channel.open(self._port)
             except (OSError, TimeoutError) as err:
-                if not isinstance(trouble, NotThere):
+                if not isinstance(trouble, NotListening):
                     trouble = err
                 continue
             try:
                 self.counters.connects += 1
                 await self._serve(stream, channel)
-            except (ProtocolError, Trouble, OSError, TimeoutError) as err:
+            except (ProtocolError, GuestError, OSError, TimeoutError) as err:
                 trouble = err
             finally:
                 stream.close()
@@ -148,13 +148,13 @@ class AgentSession:
             if isinstance(trouble, ProtocolError):
                 self.counters.refused += 1
             if was_up and time.monotonic() - began > LASTED:
-                self._told = Told(self.name)
+                self._told = LogOnce(self.name)
                 self._ended(trouble)
                 return
             # A serial port opens whether or not there is an agent; that none answers there is no news.
-            if not isinstance(trouble, Unanswered):
+            if not isinstance(trouble, NoAgentFound):
                 if was_up and not isinstance(trouble, ProtocolError):
-                    trouble = Ended(why(trouble))
+                    trouble = SessionEnded(reason(trouble))
                 break
         self._ended(trouble)
         try:
@@ -163,22 +163,22 @@ class AgentSession:
             del trouble  # its traceback has this frame: only the garbage collector would find the two
 
     def _ended(self, err: Exception) -> None:
-        state = self.counters.last_error = why(err)
+        state = self.counters.last_error = reason(err)
         waits = self._silence.waits(err)
         if waits:
             state = WAITING
         if state != self.state:
             self.state, self.odd = state, isinstance(err, ProtocolError)
-            nobody = waits or isinstance(err, NotThere | Unanswered)
+            nobody = waits or isinstance(err, NotListening | NoAgentFound)
             self._told.log(logging.DEBUG if nobody else logging.WARNING, "guest agent", state)
             self._changed()
 
     async def _serve(self, stream: Stream, channel: Channel) -> None:
         self._id, self._asked, self._way = 0, None, str(channel)
         self._heard_at = self._sent_at = time.monotonic()
-        self._allowance = Allowance(self._heard_at)
+        self._allowance = RateLimit(self._heard_at)
         self._allowance.asked(len(self._ids))
-        await together(self._say(stream), self._hear(stream))
+        await run_together(self._say(stream), self._hear(stream))
 
     # What is said
 
@@ -199,7 +199,7 @@ class AgentSession:
                     await self._wake.wait()
             except TimeoutError:
                 if self._sent_at > self._heard_at:
-                    raise Unanswered(f"no answer within {DEADLINE:g} s") from None
+                    raise NoAgentFound(f"no answer within {DEADLINE:g} s") from None
                 if not waits:
                     await self._send(stream, Ping(self._next()))
 
@@ -231,8 +231,8 @@ class AgentSession:
         while True:
             data = await stream.reader.read(65536)
             if not data:
-                raise Trouble("the agent closed the connection") if self.up else Unanswered("closed at once")
-            decoder.limit = max(decoder.limit, longest(len(self._ids)))
+                raise GuestError("the agent closed the connection") if self.up else NoAgentFound("closed at once")
+            decoder.limit = max(decoder.limit, longest_answer(len(self._ids)))
             messages = decoder.feed(data)
             self._allowance.heard(len(data), len(messages), time.monotonic())
             for message in messages:
@@ -242,7 +242,7 @@ class AgentSession:
                     continue  # of a newer agent; an answer to it might be answered for ever
 
     def _heard(self, message: Mapping[str, object]) -> None:
-        answer = parse_answer(only(self._ids, message))
+        answer = parse_answer(only_requested(self._ids, message))
         self.counters.answers += 1
         if isinstance(answer, NeedMap):
             self._allowance.again()
@@ -252,7 +252,7 @@ class AgentSession:
             case Pong() if not self.up:
                 self._is_up(answer)
             case Failure() if not self.up:
-                raise Unanswered(answer.error or "it answers with an error")
+                raise NoAgentFound(answer.error or "it answers with an error")
             case _ if not self.up:
                 pass  # nothing was asked yet but whether it is there
             case NeedMap():
@@ -297,10 +297,10 @@ class AgentSession:
             return
         if answer.generation < self._generation or self._wanted is None or self._asked is None:
             return
-        self.heard = {ContainerId(cid): said(outcome) for cid, outcome in answer.containers.items()}
-        self.system = None if answer.system is None else said(answer.system)
+        self.heard = {ContainerId(cid): container_report(outcome) for cid, outcome in answer.containers.items()}
+        self.system = None if answer.system is None else container_report(answer.system)
         if not self.settled.is_set():
-            logger.log(level(self.heard), "sandbox=%s guest containers: %s", self.name, summary(self.heard))
+            logger.log(log_level(self.heard), "sandbox=%s guest containers: %s", self.name, summary(self.heard))
         self.settled.set()
         self._changed()
 
@@ -313,6 +313,6 @@ class AgentSession:
             self.unpin_error = text
             self._told.log(logging.WARNING, "guest containers are not given back what they had", text)
         else:
-            self.heard = {ContainerId(cid): Said(ERROR, text) for cid in self._ids}
+            self.heard = {ContainerId(cid): ContainerReport(ERROR, text) for cid in self._ids}
             self.settled.set()
         self._changed()

@@ -10,7 +10,7 @@ import time
 
 from tenacity import AsyncRetrying, AttemptManager, RetryCallState, wait_exponential
 
-from vmpin.domain.guest_report import Ended, Trouble
+from vmpin.domain.guest_report import GuestError, SessionEnded
 from vmpin.errors import SourceError
 from vmpin.guests.agent_reports import PATIENCE
 from vmpin.guests.tasks import Wake
@@ -71,7 +71,7 @@ class _Attempts:
         state = self._state
         # A guest that boots does not even refuse a connection: it is tried as soon as before, for a while.
         self._silent = self._silent + 1 if isinstance(err, TimeoutError) else 0
-        if isinstance(err, Ended) or 0 < self._silent < PATIENCE:
+        if isinstance(err, SessionEnded) or 0 < self._silent < PATIENCE:
             state.attempt_number = min(state.attempt_number, RECENT)
         backoff = wait_exponential(multiplier=FIRST, max=LAST)
         seconds = backoff(state) if state.attempt_number <= SOON else LAST
@@ -90,6 +90,6 @@ class _Attempts:
 
 def _tell(err: Exception) -> None:
     """What a guest does is foreseen, and told by who met it; the rest is a mistake of ours, and does not end this."""
-    if not isinstance(err, Trouble | ProtocolError | SourceError | OSError):  # TimeoutError is one
+    if not isinstance(err, GuestError | ProtocolError | SourceError | OSError):  # TimeoutError is one
         logger.error("a guest's session failed and goes on: %r", err)
         logger.debug("a guest's session", exc_info=err)

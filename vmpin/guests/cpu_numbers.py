@@ -19,7 +19,7 @@ NUMBERED_AT_BOOT = (6, 9)
 
 
 @dataclass(frozen=True)
-class Vcpus:
+class GuestVcpus:
     """`hw` are the hardware ids of all vCPUs that there are, in the order they came. The VM was started with the
     indices 0 to `boot` - 1, in order of APIC id, and has slots for `most`."""
 
@@ -33,14 +33,14 @@ class Vcpus:
         return [vcpu for vcpu in self.hw if vcpu >= self.boot]
 
 
-def shown(vcpus: Vcpus, kernel: tuple[int, int] | None) -> dict[VcpuId, int]:
+def guest_cpu_numbers(vcpus: GuestVcpus, kernel: tuple[int, int] | None) -> dict[VcpuId, int]:
     """The guest CPU of every vCPU for which it can be shown.
 
     :param kernel: the guest's Linux, None when it is not known: then what every Linux would do alike.
 
-    >>> shown(Vcpus({0: 0, 1: 1, 7: 7}, 2, 8), None)
+    >>> guest_cpu_numbers(GuestVcpus({0: 0, 1: 1, 7: 7}, 2, 8), None)
     {0: 0, 1: 1}
-    >>> shown(Vcpus({0: 0, 1: 1, 7: 7}, 2, 8), (6, 1))
+    >>> guest_cpu_numbers(GuestVcpus({0: 0, 1: 1, 7: 7}, 2, 8), (6, 1))
     {0: 0, 1: 1, 7: 2}
     """
     if not vcpus.hw.keys() >= set(range(vcpus.boot)):

@@ -64,7 +64,7 @@ class KataAgent:
     def __init__(self, stream: Stream, messages: Messages) -> None:
         self._stream = stream
         self._messages = messages
-        self._decoder = ttrpc.Decoder(MAX_ANSWER)
+        self._decoder = ttrpc.TtrpcDecoder(MAX_ANSWER)
         self._number = -1
 
     @classmethod
@@ -103,7 +103,7 @@ class KataAgent:
         self._number += 2
         # The agent gives up by itself, too: nothing of ours goes on in the guest when we do.
         payload = self._messages[request](**fields).SerializeToString()
-        raw = ttrpc.encode(ttrpc.Request(self._number, service, method, payload, int(DEADLINE * 1e9)))
+        raw = ttrpc.encode(ttrpc.Call(self._number, service, method, payload, int(DEADLINE * 1e9)))
         async with asyncio.timeout(DEADLINE):
             self._stream.writer.write(raw)
             await self._stream.writer.drain()
@@ -116,7 +116,7 @@ class KataAgent:
             raise AgentError(method, answer.code, answer.message)
         return None if reply is None else self._messages.decode(reply, answer.payload)
 
-    async def _answer(self, method: str) -> ttrpc.Response:
+    async def _answer(self, method: str) -> ttrpc.Reply:
         size = 0
         while True:
             data = await self._stream.reader.read(65536)
@@ -126,7 +126,7 @@ class KataAgent:
             if size > 2 * MAX_ANSWER:
                 raise WireError("Kata's agent", "says much, and no answer")
             for message in self._decoder.feed(data):
-                if isinstance(message, ttrpc.Request):
+                if isinstance(message, ttrpc.Call):
                     raise WireError("Kata's agent", "asks, where it should answer")
                 if message.stream == self._number:
                     return message

@@ -23,17 +23,17 @@ from vmpin.domain.guest_report import (
     NO_AGENT,
     PENDING,
     SENT,
-    Counters,
-    Said,
-    Trouble,
-    Unanswered,
+    ContainerReport,
+    GuestCounters,
+    GuestError,
+    NoAgentFound,
 )
 from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError, WireError
-from vmpin.guests.agent_reports import WAITING, Silence, why
-from vmpin.guests.cpu_numbers import Vcpus, shown
+from vmpin.guests.agent_reports import WAITING, TimeoutStreak, reason
+from vmpin.guests.cpu_numbers import GuestVcpus, guest_cpu_numbers
 from vmpin.guests.kata_agent import AgentError, KataAgent, Refused, UnknownContainer
-from vmpin.guests.metrics import Reading, reading, shows
+from vmpin.guests.kata_metrics import Reading, reading, shows
 from vmpin.guests.tasks import Flag
 from vmpin.guests.transport import Channel
 from vmpin.protocol.messages import VcpuMap
@@ -53,7 +53,7 @@ class KataWish:
     """What is wanted: this map, or, without one, that every container which was given CPUs gets all of them. `alone`
     is the one container that does any work, None when there are several or none."""
 
-    vcpus: Vcpus
+    vcpus: GuestVcpus
     map: VcpuMap | None = None
     alone: ContainerId | None = None
 
@@ -67,8 +67,8 @@ class KataSession:
                  changed: Callable[[], None] = lambda: None,
                  kernel: Callable[[], tuple[int, int] | None] = lambda: None) -> None:
         self.name = name
-        self.counters = Counters()
-        self.heard: dict[ContainerId, Said] = {}
+        self.counters = GuestCounters()
+        self.heard: dict[ContainerId, ContainerReport] = {}
         #: The agent's version while it answers, else why it does not.
         self.state = ""
         self.up = False
@@ -86,7 +86,7 @@ class KataSession:
         #: Who was given CPUs, and which.
         self._given: dict[ContainerId, CpuSet] = {}
         self._before: Reading | None = None
-        self._silence = Silence()
+        self._silence = TimeoutStreak()
         self._no_metrics = False
 
     @property
@@ -150,13 +150,13 @@ class KataSession:
                     logger.info("sandbox=%s Kata's agent %r sets the containers' CPUs", self.name, version)
                 self.up, self.odd, self.state = True, False, f"Kata's agent {version}"
                 await self._tell(agent, wish)
-        except (SourceError, Trouble, OSError, TimeoutError) as err:
+        except (SourceError, GuestError, OSError, TimeoutError) as err:
             self._lost(err)
             raise
         self._changed()
 
     async def _connect(self) -> KataAgent:
-        trouble: Exception = Unanswered("no way into the guest is known")
+        trouble: Exception = NoAgentFound("no way into the guest is known")
         for channel in self._channels():
             try:
                 return await KataAgent.connect(channel)
@@ -175,30 +175,30 @@ class KataSession:
             # It boots, or creates a container, which it does before it answers: no reason to give it up.
             if self.state != WAITING:
                 logger.debug("sandbox=%s Kata's agent: %s", self.name, WAITING)
-            self.state, self.counters.last_error = WAITING, why(err)
+            self.state, self.counters.last_error = WAITING, reason(err)
             self.heard = self._everyone(PENDING, WAITING)
             self._changed()
             return
-        state = why(err)
+        state = reason(err)
         if state != self.state:
             logger.log(logging.WARNING if self.up else logging.DEBUG, "sandbox=%s Kata's agent: %s", self.name, state)
         self.up, self.state, self.counters.last_error = False, state, state
         self.heard = self._everyone(ERROR if self.odd else NO_AGENT, state)
         self._changed()
 
-    def _everyone(self, state: str, text: str) -> dict[ContainerId, Said]:
+    def _everyone(self, state: str, text: str) -> dict[ContainerId, ContainerReport]:
         wanted = self._wish.map.containers if self._wish is not None and self._wish.map is not None else {}
-        return {ContainerId(cid): Said(state, text) for cid in wanted}
+        return {ContainerId(cid): ContainerReport(state, text) for cid in wanted}
 
-    def _left(self) -> dict[ContainerId, Said]:
+    def _left(self) -> dict[ContainerId, ContainerReport]:
         """After a refusal: who was given CPUs before it keeps them."""
-        return {cid: Said(SENT, self.refused, wanted=given) if (given := self._given.get(cid)) else said
+        return {cid: ContainerReport(SENT, self.refused, wanted=given) if (given := self._given.get(cid)) else said
                 for cid, said in self._everyone(LEFT_ALONE, self.refused).items()}
 
     async def _tell(self, agent: KataAgent, wish: KataWish) -> None:
         plugged = wish.vcpus.plugged
         kernel = await asyncio.to_thread(self._kernel) if plugged else None
-        cpus = shown(wish.vcpus, kernel)
+        cpus = guest_cpu_numbers(wish.vcpus, kernel)
         numbers = {wish.vcpus.hw[vcpu]: cpu for vcpu, cpu in cpus.items()}
         now = await self._metrics(agent) if plugged or wish.alone is not None else None
         online = len(now.cpus) if now is not None and now.cpus else len(wish.vcpus.hw)
@@ -210,7 +210,7 @@ class KataSession:
             if every and wish is self._wish:
                 self.settled.set()
             return
-        heard: dict[ContainerId, Said] = {}
+        heard: dict[ContainerId, ContainerReport] = {}
         hidden = sorted(set(wish.vcpus.hw.values()) - numbers.keys())
         if hidden:
             # Not even those that need none of these: it could not be taken back.
@@ -219,7 +219,8 @@ class KataSession:
         for cid, share in wish.map.containers.items() if not hidden else ():
             wanted = CpuSet(numbers[number] for number in share.hw)
             heard[ContainerId(cid)] = (await self._one(agent, ContainerId(cid), wanted) if late.isdisjoint(share.hw)
-                                       else Said(PENDING, f"{online} of the guest's {len(wish.vcpus.hw)} CPUs are "
+                                       else ContainerReport(PENDING,
+                                                            f"{online} of the guest's {len(wish.vcpus.hw)} CPUs are "
                                                           "online", wanted=wanted))
             if self.refused:
                 self.up, self.state = False, self.refused
@@ -245,22 +246,22 @@ class KataSession:
                     logger.debug("sandbox=%s container=%s is not given its CPUs back: %s", self.name, container, err)
                     del self._given[container]
 
-    async def _one(self, agent: KataAgent, container: ContainerId, cpus: CpuSet) -> Said:
+    async def _one(self, agent: KataAgent, container: ContainerId, cpus: CpuSet) -> ContainerReport:
         try:
             self.counters.pushes += 1
             await agent.set_cpus(container, cpus)
         except Refused as err:
             self.refused = f"refused: {err}"
             logger.warning("sandbox=%s its containers stay as they are: %s", self.name, err)
-            return Said(LEFT_ALONE, self.refused)
+            return ContainerReport(LEFT_ALONE, self.refused)
         except UnknownContainer as err:
-            return Said(PENDING, err.why, wanted=cpus)
+            return ContainerReport(PENDING, err.why, wanted=cpus)
         except AgentError as err:
-            return Said(ERROR, err.why, wanted=cpus)
+            return ContainerReport(ERROR, err.why, wanted=cpus)
         self.counters.answers += 1
         self._given[container] = cpus
         before = self.heard.get(container)
-        return before if before is not None and before.state in (APPLIED, SENT) else Said(SENT, wanted=cpus)
+        return before if before is not None and before.state in (APPLIED, SENT) else ContainerReport(SENT, wanted=cpus)
 
     async def _metrics(self, agent: KataAgent) -> Reading | None:
         """None when the agent does not tell."""
@@ -273,7 +274,8 @@ class KataSession:
             self._no_metrics = isinstance(err, Refused)
             return None
 
-    def _prove(self, wish: KataWish, heard: dict[ContainerId, Said], now: Reading, numbers: Mapping[int, int]) -> None:
+    def _prove(self, wish: KataWish, heard: dict[ContainerId, ContainerReport], now: Reading,
+               numbers: Mapping[int, int]) -> None:
         """`sent` becomes `applied`, or the other way, where the guest's own counters show it."""
         mine = heard.get(wish.alone) if wish.alone is not None else None
         if wish.alone is None or mine is None or mine.state not in (SENT, APPLIED):
@@ -282,6 +284,6 @@ class KataSession:
         place = {cpu: at for at, cpu in enumerate(sorted(numbers.values()))}
         proved = shows(self._before, now, {place[cpu] for cpu in self._given[wish.alone]}) if self._before else None
         if proved is not None:
-            heard[wish.alone] = Said(APPLIED if proved else SENT, "" if proved else
+            heard[wish.alone] = ContainerReport(APPLIED if proved else SENT, "" if proved else
                                      "the guest's CPU times show much work on other CPUs", wanted=mine.wanted)
         self._before = now

@@ -19,15 +19,15 @@ MAX_ANSWER, MAX_EACH = 256 << 10, 768
 WINDOW, MAX_BYTES, MAX_MESSAGES = 60.0, 4 << 20, 600
 ASKED_BYTES, ASKED_MESSAGES = 64 << 10, 4
 #: How often within WINDOW a guest may have the map sent again. What it has sent allows it nothing.
-MAX_AGAIN = 8
+MAX_RESENDS = 8
 
 
-def longest(containers: int) -> int:
+def longest_answer(containers: int) -> int:
     """The longest message (bytes) of a guest that was asked about so many containers."""
     return min(MAX_ANSWER + MAX_EACH * containers, MAX_FRAME)
 
 
-class Allowance:
+class RateLimit:
     """Of one connection. `now` is any clock, in seconds."""
 
     def __init__(self, now: float) -> None:
@@ -45,8 +45,8 @@ class Allowance:
         if generation > MAX_NUMBER // 2:
             raise ProtocolError(f"it claims to have map {generation}")
         self._again += 1
-        if self._again > MAX_AGAIN:
-            raise ProtocolError(f"it wants the map again more than {MAX_AGAIN} times within {WINDOW:g} s")
+        if self._again > MAX_RESENDS:
+            raise ProtocolError(f"it wants the map again more than {MAX_RESENDS} times within {WINDOW:g} s")
 
     def heard(self, size: int, messages: int, now: float) -> None:
         """So many bytes came, in which so many messages ended. :raises ProtocolError: when it is too much."""
@@ -61,7 +61,7 @@ class Allowance:
                                 f"{WINDOW:g} s")
 
 
-class Told:
+class LogOnce:
     """What was logged of a guest: each thing once, and not everything that it comes up with."""
 
     MOST = 16
@@ -79,7 +79,7 @@ class Told:
         logger.log(level, "sandbox=%s %s: %s", self._sandbox, what, text)
 
 
-def only(wanted: Collection[str], message: Mapping[str, object]) -> Mapping[str, object]:
+def only_requested(wanted: Collection[str], message: Mapping[str, object]) -> Mapping[str, object]:
     """An `applied` without the containers nobody asked about: to parse all that a guest may name takes long."""
     containers = message.get("containers")
     if message.get("type") != "applied" or not isinstance(containers, dict):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData, GuestReport
     from vmpin.domain.model import SandboxId
-    from vmpin.guests.vm_guest import Guest
+    from vmpin.guests.vm_guest import VmGuest
     from vmpin.reconcile.view import NodeView
     from vmpin.vmm.inventory import Vm
 
@@ -26,15 +26,15 @@ logger = logging.getLogger(__name__)
 GOODBYE = 3.0
 
 
-class Guests:
+class GuestManager:
     """`run` is one of the watcher's tasks; everything else is called in the same loop."""
 
     def __init__(self, early: bool = False) -> None:
         """:param early: whether to load at once what the first guest takes: a twentieth of a second in which no thread
         of its VM would be placed."""
         self._early = early
-        self._guests: dict[SandboxId, Guest] = {}
-        self._tasks: dict[Guest, asyncio.Task[None]] = {}
+        self._guests: dict[SandboxId, VmGuest] = {}
+        self._tasks: dict[VmGuest, asyncio.Task[None]] = {}
         #: What was told is being taken back; who is told next waits for it.
         self._leaving: dict[SandboxId, asyncio.Task[None]] = {}
         #: By CID of vsock, the sandboxes whose VMMs name it, in the order they came.
@@ -103,11 +103,11 @@ class Guests:
         for guest in self._guests.values():
             guest.look()
 
-    def _begin(self, via: str, vm: Vm, view: NodeView) -> Guest:
-        from vmpin.guests.vm_guest import Guest  # a node without VMs need not load it
+    def _begin(self, via: str, vm: Vm, view: NodeView) -> VmGuest:
+        from vmpin.guests.vm_guest import VmGuest  # a node without VMs need not load it
 
         kata = view.kata(vm.sandbox)
-        made = self._guests[vm.sandbox] = Guest(via, vm, "" if kata is None else kata.agent_url, view.proc,
+        made = self._guests[vm.sandbox] = VmGuest(via, vm, "" if kata is None else kata.agent_url, view.proc,
                                                 view.config, self._rival)
         if made.cid is not None:
             self._cids.setdefault(made.cid, {})[vm.sandbox] = None
@@ -120,7 +120,7 @@ class Guests:
         each attempt of each guest, so it takes no longer where a thousand name the same."""
         return next((other for other in self._cids.get(cid, ()) if other != sandbox), None)
 
-    def _start(self, sandbox: SandboxId, guest: Guest) -> None:
+    def _start(self, sandbox: SandboxId, guest: VmGuest) -> None:
         self._tasks[guest] = asyncio.create_task(_supervised(sandbox, guest, self._leaving.get(sandbox)))
 
     def _end(self, sandbox: SandboxId, goodbye: Vm | None = None) -> None:
@@ -195,7 +195,7 @@ def _load() -> None:
     )
 
 
-async def _supervised(sandbox: SandboxId, guest: Guest, after: asyncio.Task[None] | None) -> None:
+async def _supervised(sandbox: SandboxId, guest: VmGuest, after: asyncio.Task[None] | None) -> None:
     if after is not None:
         await asyncio.wait([after])
     while True:
@@ -209,7 +209,7 @@ async def _supervised(sandbox: SandboxId, guest: Guest, after: asyncio.Task[None
         await asyncio.sleep(30.0)
 
 
-async def _leave(guest: Guest, task: asyncio.Task[None], seconds: float, before: asyncio.Task[None] | None) -> None:
+async def _leave(guest: VmGuest, task: asyncio.Task[None], seconds: float, before: asyncio.Task[None] | None) -> None:
     try:
         if before is not None:
             await asyncio.wait([before])

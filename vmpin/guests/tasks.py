@@ -53,7 +53,7 @@ class Flag:
             self._waiter = None
 
 
-async def together(*parts: Coroutine[Any, Any, None]) -> None:
+async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
     """Until one of them ends or fails, or this is cancelled; the others are cancelled then.
 
     Not a TaskGroup: before Python 3.13 one that is ending by itself loses the cancellation that comes meanwhile, and
@@ -73,7 +73,7 @@ async def together(*parts: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def ended(*tasks: asyncio.Task[None]) -> None:
+async def cancel_all(*tasks: asyncio.Task[None]) -> None:
     """Cancel tasks and wait until they have ended, however they do. (Awaiting one would swallow one's own
     cancellation.)"""
     for task in tasks:

@@ -14,15 +14,15 @@ from typing import Any
 
 from vmpin.config.settings import Config
 from vmpin.domain.desired_state import SandboxState
-from vmpin.domain.guest_report import PENDING, GuestReport, Said
+from vmpin.domain.guest_report import PENDING, ContainerReport, GuestReport
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId, VmmType
 from vmpin.guests.agent_session import AgentSession
-from vmpin.guests.cpu_numbers import Vcpus
+from vmpin.guests.cpu_numbers import GuestVcpus
 from vmpin.guests.kata_session import KataSession, KataWish
-from vmpin.guests.tasks import Flag, ended
+from vmpin.guests.tasks import Flag, cancel_all
 from vmpin.guests.transport import Channel
-from vmpin.guests.transport.find import VmFacts, find, has_ports
-from vmpin.guests.transport.vsock import Contested, Vsock
+from vmpin.guests.transport.discovery import GuestAddress, find_channels, has_ports
+from vmpin.guests.transport.vsock import ContestedVsock, Vsock
 from vmpin.guests.vcpu_map import guest_map
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement
@@ -32,7 +32,7 @@ from vmpin.vmm.inventory import Vm
 from vmpin.vmm.qemu_cmdline import parse_smp
 
 
-class Guest:
+class VmGuest:
     """`tell` what is to be so; `run` makes it so."""
 
     def __init__(self, via: str, vm: Vm, agent_url: str, proc: Procfs, config: Config,
@@ -51,7 +51,7 @@ class Guest:
         self.trouble = ""
         self.agent: AgentSession | None = None
         self.kata: KataSession | None = None
-        self._facts = VmFacts(vm.sandbox, vm.type, vm.vmm.pid, tuple(vm.vmm.argv), agent_url)
+        self._facts = GuestAddress(vm.sandbox, vm.type, vm.vmm.pid, tuple(vm.vmm.argv), agent_url)
         self.cid = guest_cid(vm.vmm.argv)
         self._proc = proc
         self._rival = rival
@@ -65,9 +65,10 @@ class Guest:
 
     def channels(self) -> Sequence[Channel]:
         """The ways in, as they are at this moment: a socket or its daemon may come later, or be another by now."""
-        found = find(self._facts, self._proc, self.config.path("kata_go"), self.config.path("kata_rs"))
+        found = find_channels(self._facts, self._proc, self.config.path("kata_go"), self.config.path("kata_rs"))
         rival = None if self.cid is None else self._rival(self.cid, self._facts.sandbox)
-        return [Contested(str(way), rival) if rival is not None and isinstance(way, Vsock) else way for way in found]
+        return [ContestedVsock(str(way), rival) if rival is not None and isinstance(way,
+                                                                                    Vsock) else way for way in found]
 
     def _changed(self) -> None:
         self._turn.set()
@@ -143,14 +144,14 @@ class Guest:
                 if wanted and task is None:
                     task = self._task(kata.run())
                 elif not wanted and task is not None:
-                    await ended(task)
+                    await cancel_all(task)
                     task = None
                 await self._turn.wait()
                 if task is not None and task.done():
                     task.result()  # refused, for ever; anything else is a mistake of ours
             first.result()
         finally:
-            await ended(first, *(() if task is None else (task,)))
+            await cancel_all(first, *(() if task is None else (task,)))
 
     def _task(self, session: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         made = asyncio.create_task(session)
@@ -198,7 +199,7 @@ class Guest:
             found = GuestReport("kata-agent" if kata.up else "", kata.state, kata.heard, None, kata.counters, kata.odd)
         if not self.trouble:
             return found
-        told = dict.fromkeys(self.placed, Said(PENDING, self.trouble))  # what is heard is of a map before
+        told = dict.fromkeys(self.placed, ContainerReport(PENDING, self.trouble))  # what is heard is of a map before
         return GuestReport(found.by, found.state, told, found.system, found.counters)
 
 
@@ -206,13 +207,13 @@ def _hardware(vm: Vm) -> dict[VcpuId, int]:
     return hardware_ids(vm.type, vm.vmm.argv, (vcpu.id for vcpu in vm.vcpus))
 
 
-def vcpus(vm: Vm, hw: dict[VcpuId, int]) -> Vcpus:
+def vcpus(vm: Vm, hw: dict[VcpuId, int]) -> GuestVcpus:
     """All that are known, in the order they came."""
     threads = sorted((thread.id.starttime, thread.id.tid, thread.vcpu) for thread in vm.vmm.threads.values()
                      if thread.vcpu is not None)
     arrived = {vcpu: hw[vcpu] for _, _, vcpu in threads if vcpu in hw}
     if vm.type is VmmType.QEMU:
         smp = parse_smp(vm.vmm.argv)
-        return Vcpus(arrived, smp.cpus, smp.maxcpus)
+        return GuestVcpus(arrived, smp.cpus, smp.maxcpus)
     # Cloud Hypervisor and Dragonball plug them in ascending order, the others none at all.
-    return Vcpus(arrived, len(arrived), len(arrived))
+    return GuestVcpus(arrived, len(arrived), len(arrived))

@@ -26,7 +26,7 @@ _REQUEST = 1
 _RESPONSE = 2
 
 
-class Request(NamedTuple):
+class Call(NamedTuple):
     """A call. `stream` is its number: odd, and rising, from a client. `timeout_ns` 0 is none."""
 
     stream: int
@@ -36,7 +36,7 @@ class Request(NamedTuple):
     timeout_ns: int = 0
 
 
-class Response(NamedTuple):
+class Reply(NamedTuple):
     """The answer to the call with this number; `code` is gRPC's, and `message` text of the peer's: print its repr."""
 
     stream: int
@@ -45,7 +45,7 @@ class Response(NamedTuple):
     payload: bytes = b""
 
 
-class Decoder:
+class TtrpcDecoder:
     """Messages out of a stream of bytes. Buffers one message at most, so never more than `limit` and a header."""
 
     def __init__(self, limit: int = MAX_MESSAGE) -> None:
@@ -57,7 +57,7 @@ class Decoder:
         self._skip = 0
         self._error: WireError | None = None
 
-    def feed(self, data: bytes) -> list[Request | Response]:
+    def feed(self, data: bytes) -> list[Call | Reply]:
         """The messages that are complete with what came next.
 
         :raises WireError: when the stream is no ttrpc or a message is longer than `limit` (as soon as its header is
@@ -65,7 +65,7 @@ class Decoder:
         """
         if self._error is not None:
             raise self._error
-        found: list[Request | Response] = []
+        found: list[Call | Reply] = []
         at = 0
         try:
             while at < len(data):
@@ -96,7 +96,7 @@ class Decoder:
             raise WireError("ttrpc", f"a message says it is {length} bytes long, at most {self.limit} are read")
         return _HEADER.size + length if kind in (_REQUEST, _RESPONSE) else _HEADER.size
 
-    def _take(self) -> Request | Response | None:
+    def _take(self) -> Call | Reply | None:
         length, stream, kind, _ = _HEADER.unpack_from(self._buffer)
         if kind not in (_REQUEST, _RESPONSE):
             self.skipped += 1
@@ -108,9 +108,9 @@ class Decoder:
         return _request(stream, body) if kind == _REQUEST else _response(stream, body)
 
 
-def encode(message: Request | Response) -> bytes:
+def encode(message: Call | Reply) -> bytes:
     """A message as it goes over the wire. :raises WireError: when it is longer than a peer would take."""
-    if isinstance(message, Request):
+    if isinstance(message, Call):
         kind, body = _REQUEST, b"".join((
             _bytes(1, message.service.encode()), _bytes(2, message.method.encode()), _bytes(3, message.payload),
             _number(4, message.timeout_ns)))
@@ -125,7 +125,7 @@ def encode(message: Request | Response) -> bytes:
     return _HEADER.pack(len(body), message.stream, kind, 0) + body
 
 
-def _request(stream: int, body: bytes) -> Request:
+def _request(stream: int, body: bytes) -> Call:
     service, method, payload, timeout = "", "", b"", 0
     for field, value in _fields(body):
         match field, value:
@@ -137,10 +137,10 @@ def _request(stream: int, body: bytes) -> Request:
                 payload = value
             case 4, int():
                 timeout = value
-    return Request(stream, service, method, payload, timeout)
+    return Call(stream, service, method, payload, timeout)
 
 
-def _response(stream: int, body: bytes) -> Response:
+def _response(stream: int, body: bytes) -> Reply:
     code, message, payload = OK, "", b""
     for field, value in _fields(body):
         match field, value:
@@ -153,7 +153,7 @@ def _response(stream: int, body: bytes) -> Response:
                             message = item.decode("utf-8", "replace")
             case 2, bytes():
                 payload = value
-    return Response(stream, code, message, payload)
+    return Reply(stream, code, message, payload)
 
 
 def _text(raw: bytes) -> str:

@@ -22,7 +22,7 @@ from vmpin.daemon.exporter import Exporter
 from vmpin.daemon.http import Reply
 from vmpin.domain.counters import Histogram
 from vmpin.domain.desired_state import DesiredState
-from vmpin.domain.guest_report import GuestReport, Said
+from vmpin.domain.guest_report import ContainerReport, GuestReport
 from vmpin.domain.model import SandboxId, ThreadRole
 from vmpin.errors import ConfigError
 from vmpin.pinning.apply import Outcome
@@ -117,7 +117,7 @@ def test_what_was_counted_is_told(node: Node) -> None:
     tally.births.observe(99.0)
     tally.passes["hook"] += 2
     node.restarts["nri"] += 1
-    node.report = GuestReport("vmpin-agent", "up", {WEB: Said("applied")})
+    node.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport("applied")})
     assert node.values("vmpin_pins_total")["refused", "vhost"] == 3
     assert sum(node.values("vmpin_pins_total").values()) == 3
     births = node.values("vmpin_birth_latency_seconds_bucket")
@@ -133,7 +133,7 @@ def test_what_was_counted_is_told(node: Node) -> None:
 
 
 def test_a_state_that_no_guest_may_have_counts_as_unknown(node: Node) -> None:
-    node.report = GuestReport("vmpin-agent", "up", {WEB: Said('any"thing')})
+    node.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport('any"thing')})
     assert node.values("vmpin_guest_containers")["unknown",] == 1
     assert ('any"thing',) not in node.values("vmpin_guest_containers")
 

@@ -17,8 +17,8 @@ from guest_peer import Talk, serving
 from need import lacking
 
 from vmpin.domain.model import SandboxId, VmmType
-from vmpin.guests.transport import Channel, NotThere, open_unix
-from vmpin.guests.transport.find import VmFacts, find, has_ports
+from vmpin.guests.transport import Channel, NotListening, open_unix
+from vmpin.guests.transport.discovery import GuestAddress, find_channels, has_ports
 from vmpin.guests.transport.hybrid_vsock import HybridVsock
 from vmpin.guests.transport.virtio_serial import VirtioSerial
 from vmpin.guests.transport.vsock import Vsock
@@ -77,7 +77,7 @@ def test_hybrid_vsock_takes_nothing_else_for_a_yes(answer: bytes) -> None:
             with pytest.raises(OSError) as caught:
                 await HybridVsock(str(path), ME).open(1024)
             # The end is how a VMM says that nobody listens in the guest.
-            assert isinstance(caught.value, NotThere) == (answer == b"")
+            assert isinstance(caught.value, NotListening) == (answer == b"")
     run(test())
 
 
@@ -98,7 +98,7 @@ def test_a_socket_nobody_listens_on_and_one_that_is_not_there(tmp_path: Path) ->
     async def test() -> None:
         with socket.socket(socket.AF_UNIX) as made:
             made.bind(str(tmp_path / "old.sock"))
-        with pytest.raises(NotThere):
+        with pytest.raises(NotListening):
             await open_unix(str(tmp_path / "old.sock"), ME, None)
         for path in (tmp_path / "none.sock", tmp_path / "none" / "x.sock", tmp_path):
             with pytest.raises(OSError):
@@ -162,7 +162,7 @@ def test_vsock_over_the_loopback() -> None:
                 connection.sendall(b"hello")
                 assert await stream.reader.read(5) == b"hello"
             stream.close()
-            with pytest.raises(NotThere):
+            with pytest.raises(NotListening):
                 await Vsock(1).open(port + 1)
         run(test())
 
@@ -180,7 +180,7 @@ def test_vsock_to_a_guest_that_is_not_there() -> None:
 # --- which ways there are --------------------------------------------------------------------------------------------
 
 def ways(vmm_type: VmmType, argv: list[str], tmp_path: Path, url: str = "") -> list[Channel]:
-    return find(VmFacts(POD, vmm_type, ME, argv, url), Procfs(), tmp_path / "vc", tmp_path / "kata")
+    return find_channels(GuestAddress(POD, vmm_type, ME, argv, url), Procfs(), tmp_path / "vc", tmp_path / "kata")
 
 
 def test_qemus_command_line_comes_before_katas_word(tmp_path: Path) -> None:
@@ -265,4 +265,5 @@ def test_a_daemon_in_a_container_is_none_of_the_vms(tmp_path: Path, inside: str,
     (tmp_path / "4000/status").write_text(f"Name:\tvhost-device-vs\nNSpid:\t4000{inside}\n")
     (tmp_path / "4000/cmdline").write_text("\0".join(
         ["vhost-device-vsock", "--socket", "/run/vd.sock", "--uds-path", "vm4.vsock"]) + "\0")
-    assert find(VmFacts(POD, VmmType.QEMU, ME, argv), Procfs(tmp_path), tmp_path / "vc", tmp_path / "kata") == found
+    assert find_channels(GuestAddress(POD, VmmType.QEMU, ME, argv), Procfs(tmp_path), tmp_path / "vc",
+                         tmp_path / "kata") == found

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from vmpin.domain.model import VcpuId
-from vmpin.guests.cpu_numbers import Vcpus, shown
-from vmpin.guests.metrics import Reading, reading, shows
+from vmpin.guests.cpu_numbers import GuestVcpus, guest_cpu_numbers
+from vmpin.guests.kata_metrics import Reading, reading, shows
 from vmpin.host.procfs import Procfs
 from vmpin.vmm.guest_kernel import kernel_version, version_in
 
@@ -44,10 +44,10 @@ OLD, NEW = (6, 8), (6, 9)
 def test_numbers_are_shown_by_what_is_known_of_the_guests_linux(
         boot: int, arrived: list[int], alike: list[int], old: list[int], new: list[int]) -> None:
     """Where the kernel is not known, only what an old and a new one do alike."""
-    vcpus = Vcpus({VcpuId(number): number for number in arrived}, boot, 8)
+    vcpus = GuestVcpus({VcpuId(number): number for number in arrived}, boot, 8)
     order = [*range(boot), *(number for number in arrived if number >= boot)]
     for kernel, found in (None, alike), (OLD, old), (NEW, new):
-        assert shown(vcpus, kernel) == dict(zip(order, found, strict=False)), kernel
+        assert guest_cpu_numbers(vcpus, kernel) == dict(zip(order, found, strict=False)), kernel
 
 
 # The kernel

@@ -21,16 +21,16 @@ from effort import unit
 from guest_peer import Agent, Talk, UnixChannel, serving, until
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.guest_report import Ended, Said, Unanswered
+from vmpin.domain.guest_report import ContainerReport, NoAgentFound, SessionEnded
 from vmpin.domain.model import ContainerId
-from vmpin.guests.agent_reports import PATIENCE, WAITING, said
+from vmpin.guests.agent_reports import PATIENCE, WAITING, container_report
 from vmpin.guests.agent_session import AgentSession
 from vmpin.guests.attempts import attempts
-from vmpin.guests.cpu_numbers import Vcpus
+from vmpin.guests.cpu_numbers import GuestVcpus
 from vmpin.guests.kata_session import KataSession, KataWish
-from vmpin.guests.limits import MAX_AGAIN, MAX_ANSWER, Allowance, longest
+from vmpin.guests.limits import MAX_ANSWER, MAX_RESENDS, RateLimit, longest_answer
 from vmpin.guests.tasks import Flag
-from vmpin.guests.transport import Channel, NotThere, Stream
+from vmpin.guests.transport import Channel, NotListening, Stream
 from vmpin.protocol.frames import MAX_FRAME, FrameDecoder, ProtocolError, encode
 from vmpin.protocol.messages import (
     AgentMessage,
@@ -86,7 +86,7 @@ def test_the_map_is_told_and_what_became_of_it_is_heard() -> None:
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
             await until(ours.settled.is_set)
-            assert ours.heard[C1] == Said("applied", "", "/c1", CpuSet((2, 3)), CpuSet((2, 3)), 1, 2)
+            assert ours.heard[C1] == ContainerReport("applied", "", "/c1", CpuSet((2, 3)), CpuSet((2, 3)), 1, 2)
             assert ours.up
             assert "agent 0.1" in ours.state
             assert agent.maps[-1]._replace(id=None, generation=0) == MAP
@@ -198,7 +198,7 @@ def test_no_agent_is_normal_and_the_one_that_comes_late_is_found(
 def test_nobody_who_listens_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
     class Nobody:
         async def open(self, port: int) -> Stream:
-            raise NotThere(111, "nobody listens", "here")
+            raise NotListening(111, "nobody listens", "here")
 
     async def test() -> None:
         made = AgentSession("pod-a", lambda: [Nobody()], 10789)
@@ -296,7 +296,7 @@ def test_what_it_says_of_containers_nobody_asked_about_is_left_out() -> None:
 
 def test_threads_outside_are_not_applied() -> None:
     outcome = ContainerOutcome("applied", None, CpuSet((1,)), CpuSet((1,)), 1, 3, (77, 78))
-    assert (said(outcome).state, said(outcome).outside) == ("pending", (77, 78))
+    assert (container_report(outcome).state, container_report(outcome).outside) == ("pending", (77, 78))
 
 
 def test_an_error_about_the_map_is_every_containers() -> None:
@@ -312,7 +312,7 @@ def test_an_error_about_the_map_is_every_containers() -> None:
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
             await until(ours.settled.is_set)
-            assert ours.heard[C1] == Said("error", "no \\x1b[31mmap")
+            assert ours.heard[C1] == ContainerReport("error", "no \\x1b[31mmap")
             assert ours.heard[C1].word == "error: no \\x1b[31mmap"
     run(test())
 
@@ -359,7 +359,7 @@ def test_garbage_for_ever_is_dropped_with_backoff_and_counted(what: str, caplog:
             # Some begin well each time.
             await until(lambda: not ours.up and ours.heard == {})
             assert "not version 1 of the protocol" in ours.counters.last_error
-            assert ours.counters.pushes <= ours.counters.connects * (1 + MAX_AGAIN)
+            assert ours.counters.pushes <= ours.counters.connects * (1 + MAX_RESENDS)
     with caplog.at_level(logging.WARNING):
         run(test())
     # A line for each trouble or two, not for each attempt.
@@ -398,7 +398,7 @@ def test_a_guest_that_wants_every_map_again_is_dropped_with_backoff(says: bytes)
                 else:
                     ours.push(MAP)
                 await until(lambda: ours.counters.refused >= 4)
-                assert 4 <= ours.counters.pushes <= ours.counters.connects * (1 + MAX_AGAIN)
+                assert 4 <= ours.counters.pushes <= ours.counters.connects * (1 + MAX_RESENDS)
     run(test())
 
 
@@ -518,7 +518,7 @@ def test_the_answer_about_many_containers_may_be_long() -> None:
                 await until(ours.settled.is_set)
             assert (len(ours.heard), ours.counters.refused) == (1024, 0)
     run(test())
-    assert (longest(0), longest(10**6)) == (MAX_ANSWER, MAX_FRAME)
+    assert (longest_answer(0), longest_answer(10**6)) == (MAX_ANSWER, MAX_FRAME)
 
 
 def test_it_ends_when_it_is_told_to_whatever_the_guest_does_just_then(monkeypatch: pytest.MonkeyPatch,
@@ -599,17 +599,17 @@ def test_a_guest_that_never_ends_takes_no_memory() -> None:
 
 
 def test_what_is_too_much_is_counted_anew_each_minute_and_questions_allow_for_answers() -> None:
-    allowance = Allowance(0.0)
+    allowance = RateLimit(0.0)
     for second in range(0, 600, 20):
         allowance.heard(1 << 20, 100, float(second))
-    allowance = Allowance(0.0)
+    allowance = RateLimit(0.0)
     allowance.heard(4 << 20, 600, 1.0)
     allowance.asked()
     allowance.heard(1000, 1, 2.0)
     with pytest.raises(ProtocolError, match="more than 600 messages"):
         allowance.heard(0, 4, 3.0)
     with pytest.raises(ProtocolError):
-        Allowance(0.0).heard((4 << 20) + 1, 0, 1.0)
+        RateLimit(0.0).heard((4 << 20) + 1, 0, 1.0)
 
 
 @pytest.mark.parametrize("says", [b"", encode(NeedMap().message())])
@@ -660,7 +660,7 @@ def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch:
                 if len(slept) == 25:
                     wake.set()
                 if len(slept) < 30:
-                    raise Ended("it went") if len(slept) == 29 else Unanswered("nobody")
+                    raise SessionEnded("it went") if len(slept) == 29 else NoAgentFound("nobody")
         for at, seconds in enumerate(slept[:26]):
             assert 0.74 <= seconds / (0.1 * 2 ** at if at < 7 else 300.0) <= 1.26
         assert slept[26] < 0.13  # woken, and after the attempt that came of it
@@ -670,7 +670,7 @@ def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch:
         async for attempt in attempts(wake):
             with attempt:
                 if len(slept) < 12:
-                    raise Ended("it went") if len(slept) == 11 else Unanswered("nobody")
+                    raise SessionEnded("it went") if len(slept) == 11 else NoAgentFound("nobody")
         assert slept[10] > 70
         assert slept[11] < 2.1  # it was there a moment ago
         slept.clear()
@@ -701,7 +701,7 @@ def test_a_failed_attempt_leaves_nothing_for_the_garbage_collector() -> None:
 
     async def test() -> None:
         kata = KataSession("pod-a", lambda: [Nothing()])
-        kata.push(KataWish(Vcpus({}, 0, 0), MAP))
+        kata.push(KataWish(GuestVcpus({}, 0, 0), MAP))
         for ours in AgentSession("pod-a", lambda: [Nothing()], 10789), kata:
             made.clear()
             task = asyncio.create_task(ours.run())
@@ -804,7 +804,7 @@ def test_fifty_thousand_spoilt_messages_change_nothing() -> None:
                     raw += b"xxxxx"
         try:
             for message in FrameDecoder().feed(bytes(raw)):
-                ours._allowance = Allowance(0.0)
+                ours._allowance = RateLimit(0.0)
                 ours._heard(message)
         except ProtocolError:
             refused += 1

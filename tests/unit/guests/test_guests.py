@@ -25,7 +25,7 @@ from vmpin.domain.desired_state import Known, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
 from vmpin.domain.topology import Topology
-from vmpin.guests.manager import Guests
+from vmpin.guests.manager import GuestManager
 from vmpin.guests.transport.vsock import Vsock
 from vmpin.guests.vm_guest import vcpus
 from vmpin.host.procfs import Procfs
@@ -51,7 +51,7 @@ class Machine:
     kata: Server = field(default_factory=lambda: Server("web", "logs"))
     ports: set[int] = field(default_factory=lambda: {10789, 1024})
     told: list[int] = field(default_factory=list)
-    guests: Guests = field(default_factory=Guests)
+    guests: GuestManager = field(default_factory=GuestManager)
 
     def __post_init__(self) -> None:
         threads = {tid: VmThread(ThreadId(tid, tid), ThreadRole.VCPU, f"fc_vcpu {number}", os.getpid(), VcpuId(number))
@@ -360,7 +360,7 @@ def test_the_watcher_started_again_tells_it_again(tmp_path: Path) -> None:
         async with running(Machine(tmp_path)) as node:
             await until(lambda: node.states().get("web") == "applied")
             old = node.agent.maps[-1].generation
-            node.guests = Guests()
+            node.guests = GuestManager()
             node.update()
             task = asyncio.create_task(node.guests.run())
             await until(lambda: node.states().get("web") == "applied")

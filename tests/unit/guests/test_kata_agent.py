@@ -17,11 +17,11 @@ from guest_peer import UnixChannel, serving, until
 from kata_peer import Server
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.guest_report import Said
+from vmpin.domain.guest_report import ContainerReport
 from vmpin.domain.model import ContainerId, VcpuId
 from vmpin.errors import SourceError, WireError
 from vmpin.guests.agent_reports import WAITING
-from vmpin.guests.cpu_numbers import Vcpus
+from vmpin.guests.cpu_numbers import GuestVcpus
 from vmpin.guests.kata_agent import METHODS, AgentError, KataAgent, Refused, UnknownContainer
 from vmpin.guests.kata_session import KataSession, KataWish
 from vmpin.guests.transport import Channel, Stream
@@ -33,8 +33,8 @@ from vmpin.wire.agent_messages import MESSAGES
 C1, C2 = ContainerId("c1"), ContainerId("c2")
 MAP = VcpuMap(None, 0, "pod-a", {"c1": ContainerVcpus((2, 3), True), "c2": ContainerVcpus((0, 1))}, (0, 1))
 #: All four were there at boot; or the last two were plugged in from above, which shows on an old Linux only.
-BOOT = Vcpus({VcpuId(number): number for number in range(4)}, 4, 4)
-PLUGGED = Vcpus({VcpuId(number): number for number in (0, 1, 7, 6)}, 2, 8)
+BOOT = GuestVcpus({VcpuId(number): number for number in range(4)}, 4, 4)
+PLUGGED = GuestVcpus({VcpuId(number): number for number in (0, 1, 7, 6)}, 2, 8)
 WISH = KataWish(BOOT, MAP)
 ONE = MAP._replace(containers={"c1": ContainerVcpus((1,), True)})
 OLD = (6, 1)
@@ -108,17 +108,17 @@ def test_it_is_reached_behind_hybrid_vsock() -> None:
     run(test())
 
 
-RIGHT = ttrpc.encode(ttrpc.Response(
+RIGHT = ttrpc.encode(ttrpc.Reply(
     1, payload=MESSAGES["VersionCheckResponse"](agent_version="4").SerializeToString()))
 GARBAGE = {
     "random": random.Random(3).randbytes(4000),
     "4 GB": b"\xff\xff\xff\xff\x00\x00\x00\x01\x02\x00",
     "too long": b"\x00\x20\x00\x00\x00\x00\x00\x01\x02\x00" + b"x" * 100,
-    "a question": ttrpc.encode(ttrpc.Request(1, "a", "b")),
-    "another call": ttrpc.encode(ttrpc.Response(7)),
-    "no protobuf": ttrpc.encode(ttrpc.Response(1, payload=b"\x12\xff")),
+    "a question": ttrpc.encode(ttrpc.Call(1, "a", "b")),
+    "another call": ttrpc.encode(ttrpc.Reply(7)),
+    "no protobuf": ttrpc.encode(ttrpc.Reply(1, payload=b"\x12\xff")),
     "much": struct.pack(">IIBB", 3 << 20, 1, 3, 0) + b"x" * (3 << 20),
-    "no text": ttrpc.encode(ttrpc.Response(1, payload=b"\x12\x01\xff")),
+    "no text": ttrpc.encode(ttrpc.Reply(1, payload=b"\x12\x01\xff")),
 }
 
 
@@ -153,8 +153,8 @@ def test_slow_and_dead() -> None:
 
 def test_fifty_thousand_spoilt_answers_are_no_more_than_source_errors() -> None:
     chance = random.Random(11)
-    right = [ttrpc.encode(ttrpc.Response(1)), RIGHT, ttrpc.encode(ttrpc.Response(1, 7, "blocked")),
-             ttrpc.encode(ttrpc.Response(1, payload=MESSAGES["Metrics"](metrics="x" * 50).SerializeToString()))]
+    right = [ttrpc.encode(ttrpc.Reply(1)), RIGHT, ttrpc.encode(ttrpc.Reply(1, 7, "blocked")),
+             ttrpc.encode(ttrpc.Reply(1, payload=MESSAGES["Metrics"](metrics="x" * 50).SerializeToString()))]
 
     async def test() -> None:
         class Writer:
@@ -230,7 +230,7 @@ def test_a_refusal_is_told_of_the_newest_wish_too() -> None:
     class Late(Server):
         meanwhile: Callable[[], None]
 
-        def answer(self, request: ttrpc.Request) -> ttrpc.Response:
+        def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
             self.meanwhile()
             return super().answer(request)
 
@@ -248,7 +248,7 @@ def test_a_refusal_is_told_of_the_newest_wish_too() -> None:
 
 def test_who_was_given_cpus_before_a_refusal_is_not_left_alone() -> None:
     class Second(Server):
-        def answer(self, request: ttrpc.Request) -> ttrpc.Response:
+        def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
             found = super().answer(request)
             if request.method == "UpdateContainer":
                 self.policy.add("UpdateContainer")
@@ -337,7 +337,7 @@ def test_a_vcpu_whose_number_cannot_be_shown_leaves_everyone_alone() -> None:
 
 
 def test_the_guests_counters_can_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guests.metrics.APART", 0.05)
+    monkeypatch.setattr("vmpin.guests.kata_metrics.APART", 0.05)
 
     async def test() -> None:
         server = Server("c1")
@@ -388,7 +388,7 @@ def test_what_was_given_is_taken_back() -> None:
             await asyncio.sleep(0.5)
             assert len(server.calls) == count  # nobody is asked for nothing
             # A vCPU more: it is everybody's.
-            ours.push(KataWish(Vcpus({**BOOT.hw, VcpuId(7): 7}, 4, 8)))
+            ours.push(KataWish(GuestVcpus({**BOOT.hw, VcpuId(7): 7}, 4, 8)))
             server.user, server.idle, server.online = [0.0] * 5, [0.0] * 5, 5
             await until(lambda: server.containers == {"c1": "0-4", "c2": "0-4", "c3": ""})
     run(test())
@@ -442,7 +442,7 @@ def test_an_agent_that_is_slow_for_once_is_waited_for(caplog: pytest.LogCaptureF
             ours.look()
             await until(lambda: ours.state == WAITING)
             assert ours.up
-            assert ours.heard[C1] == Said("pending", WAITING)
+            assert ours.heard[C1] == ContainerReport("pending", WAITING)
             server.slow = 0.0
             await until(lambda: ours.heard[C1].state == "sent")
             assert ours.state.startswith("Kata's agent ")
@@ -459,9 +459,9 @@ def test_an_agent_that_is_slow_for_once_is_waited_for(caplog: pytest.LogCaptureF
 
 def test_another_no_is_that_containers_error() -> None:
     class Failing(Server):
-        def answer(self, request: ttrpc.Request) -> ttrpc.Response:
+        def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
             if request.method == "UpdateContainer":
-                return ttrpc.Response(request.stream, 13, "EIO\nsecond line")
+                return ttrpc.Reply(request.stream, 13, "EIO\nsecond line")
             return super().answer(request)
 
     async def test() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vmpin.errors import WireError
 from vmpin.wire.protos import Messages
-from vmpin.wire.ttrpc import MAX_MESSAGE, Decoder, Request, Response, encode
+from vmpin.wire.ttrpc import MAX_MESSAGE, Call, Reply, TtrpcDecoder, encode
 
 #: request.proto, read by the protobuf library: what this codec has to agree with.
 PROTO = Messages("ttrpc", """
@@ -21,9 +21,9 @@ PROTO = Messages("ttrpc", """
 """)
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
-requests = st.builds(Request, st.integers(0, 2**32 - 1), texts, texts, st.binary(max_size=200),
+requests = st.builds(Call, st.integers(0, 2**32 - 1), texts, texts, st.binary(max_size=200),
                      st.integers(-(2**63), 2**63 - 1))
-responses = st.builds(Response, st.integers(0, 2**32 - 1), st.integers(-(2**31), 2**31 - 1), texts,
+responses = st.builds(Reply, st.integers(0, 2**32 - 1), st.integers(-(2**31), 2**31 - 1), texts,
                       st.binary(max_size=200))
 
 
@@ -33,19 +33,19 @@ def framed(stream: int, kind: int, body: bytes, flags: int = 0) -> bytes:
 
 def test_a_registration_is_what_containerd_takes() -> None:
     payload = b"\x0a\x05vmpin\x12\x0290"
-    raw = encode(Request(1, "nri.pkg.api.v1alpha1.Runtime", "RegisterPlugin", payload))
+    raw = encode(Call(1, "nri.pkg.api.v1alpha1.Runtime", "RegisterPlugin", payload))
     body = b"\x0a\x1cnri.pkg.api.v1alpha1.Runtime\x12\x0eRegisterPlugin\x1a\x0b" + payload
     assert raw == bytes.fromhex("0000003b 00000001 01 00") + body
 
 
 def test_an_empty_success_has_no_body() -> None:
-    assert encode(Response(1)) == bytes.fromhex("00000000 00000001 02 00")
-    assert Decoder().feed(bytes.fromhex("00000000 00000003 02 00")) == [Response(3)]
+    assert encode(Reply(1)) == bytes.fromhex("00000000 00000001 02 00")
+    assert TtrpcDecoder().feed(bytes.fromhex("00000000 00000003 02 00")) == [Reply(3)]
 
 
 def test_a_reply_to_configure_is_what_containerd_takes() -> None:
     payload = bytes.fromhex("10ff03")  # events = 0x1ff
-    assert encode(Response(1, payload=payload)) == bytes.fromhex("00000005 00000001 02 00 12 03 10 ff 03")
+    assert encode(Reply(1, payload=payload)) == bytes.fromhex("00000005 00000001 02 00 12 03 10 ff 03")
 
 
 def test_a_configure_is_read_as_containerd_sends_it() -> None:
@@ -54,29 +54,29 @@ def test_a_configure_is_read_as_containerd_sends_it() -> None:
     raw = bytes.fromhex("00000051 00000001 01 00") + body + bytes.fromhex("1a21") + payload + bytes.fromhex(
         "20 80 94 eb dc 03")  # one second to answer
     assert len(raw) == 0x51 + 10  # as the golden frame is long
-    assert Decoder().feed(raw) == [
-        Request(1, "nri.pkg.api.v1alpha1.Plugin", "Configure", payload, 1_000_000_000)]
+    assert TtrpcDecoder().feed(raw) == [
+        Call(1, "nri.pkg.api.v1alpha1.Plugin", "Configure", payload, 1_000_000_000)]
 
 
 def test_an_error_has_a_code_and_words() -> None:
-    raw = encode(Response(7, 12, "no method X"))
+    raw = encode(Reply(7, 12, "no method X"))
     assert raw == framed(7, 2, b"\x0a\x0f\x08\x0c\x12\x0bno method X")
-    assert Decoder().feed(raw) == [Response(7, 12, "no method X")]
+    assert TtrpcDecoder().feed(raw) == [Reply(7, 12, "no method X")]
 
 
 @given(requests)
-def test_a_request_is_protobuf(request: Request) -> None:
+def test_a_request_is_protobuf(request: Call) -> None:
     raw = encode(request)
-    assert Decoder().feed(raw) == [request]
+    assert TtrpcDecoder().feed(raw) == [request]
     told = PROTO.decode("Request", raw[10:])
     assert (told.service, told.method, told.payload, told.timeout_nano) == request[1:]
     assert told.SerializeToString() == raw[10:]
 
 
 @given(responses)
-def test_a_response_is_protobuf(response: Response) -> None:
+def test_a_response_is_protobuf(response: Reply) -> None:
     raw = encode(response)
-    assert Decoder().feed(raw) == [response]
+    assert TtrpcDecoder().feed(raw) == [response]
     told = PROTO.decode("Response", raw[10:])
     assert (told.status.code, told.status.message, told.payload) == response[1:]
 
@@ -84,41 +84,41 @@ def test_a_response_is_protobuf(response: Response) -> None:
 def test_what_is_not_known_is_skipped() -> None:
     told = PROTO["Request"](service="s", method="m", metadata=[PROTO["KeyValue"](key="a", value="b")])
     body = told.SerializeToString() + b"\x49" + bytes(8) + b"\x55" + bytes(4) + b"\x78\x05"  # fields 9, 10 and 15
-    assert Decoder().feed(framed(1, 1, body, flags=0xFF)) == [Request(1, "s", "m")]
+    assert TtrpcDecoder().feed(framed(1, 1, body, flags=0xFF)) == [Call(1, "s", "m")]
     # A field of ours with the wrong wire type is one we do not know either, as protobuf has it.
-    assert Decoder().feed(framed(1, 1, b"\x08\x01")) == [Request(1, "", "")]
+    assert TtrpcDecoder().feed(framed(1, 1, b"\x08\x01")) == [Call(1, "", "")]
 
 
 def test_messages_of_other_types_are_skipped() -> None:
-    decoder = Decoder()
-    raw = encode(Response(1)) + framed(5, 3, b"data" * 1000) + framed(5, 9, b"") + encode(Response(3))
-    assert [message for byte in raw for message in decoder.feed(bytes([byte]))] == [Response(1), Response(3)]
+    decoder = TtrpcDecoder()
+    raw = encode(Reply(1)) + framed(5, 3, b"data" * 1000) + framed(5, 9, b"") + encode(Reply(3))
+    assert [message for byte in raw for message in decoder.feed(bytes([byte]))] == [Reply(1), Reply(3)]
     assert decoder.skipped == 2
 
 
 @given(st.lists(st.one_of(requests, responses), max_size=5), st.data())
-def test_every_split_gives_the_same_messages(told: list[Request | Response], data: st.DataObject) -> None:
+def test_every_split_gives_the_same_messages(told: list[Call | Reply], data: st.DataObject) -> None:
     raw = b"".join(map(encode, told))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
-    decoder = Decoder()
-    found: list[Request | Response] = []
+    decoder = TtrpcDecoder()
+    found: list[Call | Reply] = []
     for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
         found += decoder.feed(raw[begin:end])
     assert found == told
 
 
 def test_a_message_too_long_is_refused_with_its_header() -> None:
-    assert Decoder().feed(struct.pack(">IIBB", MAX_MESSAGE, 1, 1, 0)) == []
+    assert TtrpcDecoder().feed(struct.pack(">IIBB", MAX_MESSAGE, 1, 1, 0)) == []
     for kind in 1, 2, 3:
-        decoder = Decoder()
+        decoder = TtrpcDecoder()
         for byte in struct.pack(">IIBB", 5 << 20, 1, kind, 0)[:-1]:
             assert decoder.feed(bytes([byte])) == []
         with pytest.raises(WireError, match="5242880 bytes long, at most 4194304"):
             decoder.feed(b"\0")
         with pytest.raises(WireError, match="5242880"):
-            decoder.feed(encode(Response(1)))  # where it would begin, nobody can tell
+            decoder.feed(encode(Reply(1)))  # where it would begin, nobody can tell
     with pytest.raises(WireError, match="at most 10 "):
-        Decoder(limit=10).feed(framed(1, 1, bytes(11)))
+        TtrpcDecoder(limit=10).feed(framed(1, 1, bytes(11)))
 
 
 @pytest.mark.parametrize("body", [
@@ -127,14 +127,14 @@ def test_a_message_too_long_is_refused_with_its_header() -> None:
 ])
 def test_a_body_that_is_no_protobuf_is_an_error(body: bytes) -> None:
     with pytest.raises(WireError):
-        Decoder().feed(framed(1, 1, body))
+        TtrpcDecoder().feed(framed(1, 1, body))
 
 
 def test_words_of_an_error_may_be_anything() -> None:
-    found = Decoder().feed(framed(1, 2, b"\x0a\x05\x08\x02\x12\x01\xff"))
-    assert found == [Response(1, 2, "\N{REPLACEMENT CHARACTER}")]
+    found = TtrpcDecoder().feed(framed(1, 2, b"\x0a\x05\x08\x02\x12\x01\xff"))
+    assert found == [Reply(1, 2, "\N{REPLACEMENT CHARACTER}")]
 
 
 def test_what_nobody_would_take_is_not_sent() -> None:
     with pytest.raises(WireError, match="too long to send"):
-        encode(Request(1, "s", "m", bytes(MAX_MESSAGE)))
+        encode(Call(1, "s", "m", bytes(MAX_MESSAGE)))

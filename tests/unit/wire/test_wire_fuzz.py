@@ -29,18 +29,18 @@ ROUNDS = 40_000
 
 def whole() -> list[bytes]:
     """Messages that are right, to be spoilt."""
-    messages: list[ttrpc.Request | ttrpc.Response] = [
-        ttrpc.Response(1),
-        ttrpc.Response(1, 2, "plugin name is taken"),
-        ttrpc.Response(3, payload=b"\x0a\x03\x0a\x01c"),
-        ttrpc.Request(1, PLUGIN_SERVICE, "Configure", MESSAGES["ConfigureRequest"](
+    messages: list[ttrpc.Call | ttrpc.Reply] = [
+        ttrpc.Reply(1),
+        ttrpc.Reply(1, 2, "plugin name is taken"),
+        ttrpc.Reply(3, payload=b"\x0a\x03\x0a\x01c"),
+        ttrpc.Call(1, PLUGIN_SERVICE, "Configure", MESSAGES["ConfigureRequest"](
             runtime_name="containerd", runtime_version="v2.1.9").SerializeToString(), 2_000_000_000),
-        ttrpc.Request(3, PLUGIN_SERVICE, "Synchronize", MESSAGES["SynchronizeRequest"](
+        ttrpc.Call(3, PLUGIN_SERVICE, "Synchronize", MESSAGES["SynchronizeRequest"](
             pods=[pod(labels={"a": "b"})], containers=[container(cpus="0-3")], more=True).SerializeToString()),
-        ttrpc.Request(5, PLUGIN_SERVICE, "Shutdown"),
-        ttrpc.Request(7, PLUGIN_SERVICE, "Unknown", b"x"),
+        ttrpc.Call(5, PLUGIN_SERVICE, "Shutdown"),
+        ttrpc.Call(7, PLUGIN_SERVICE, "Unknown", b"x"),
     ]
-    messages += [ttrpc.Request(9, PLUGIN_SERVICE, "StateChange", MESSAGES["StateChangeEvent"](
+    messages += [ttrpc.Call(9, PLUGIN_SERVICE, "StateChange", MESSAGES["StateChangeEvent"](
         event=event, pod=pod(pid=7), container=container(cpus="1,3", annotations={"k": "v"})).SerializeToString())
         for event in range(1, 16)]
     return [ttrpc.encode(message) for message in messages]
@@ -99,7 +99,7 @@ def test_the_multiplexer_survives_anything() -> None:
 
 def test_ttrpc_survives_anything() -> None:
     seeds = whole()
-    assert 0 < run(lambda: ttrpc.Decoder().feed, lambda chance: spoilt(chance, seeds), "ttrpc") < ROUNDS
+    assert 0 < run(lambda: ttrpc.TtrpcDecoder().feed, lambda chance: spoilt(chance, seeds), "ttrpc") < ROUNDS
 
 
 def test_a_session_survives_anything(caplog: pytest.LogCaptureFixture) -> None:
@@ -107,8 +107,8 @@ def test_a_session_survives_anything(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     messages = whole()
     calls = [message[10:] for message in messages]
-    told = [(message.method, message.payload) for raw in messages for message in ttrpc.Decoder().feed(raw)
-            if isinstance(message, ttrpc.Request)]
+    told = [(message.method, message.payload) for raw in messages for message in ttrpc.TtrpcDecoder().feed(raw)
+            if isinstance(message, ttrpc.Call)]
 
     def raw(chance: random.Random) -> bytes:
         depth = chance.random()
@@ -120,7 +120,7 @@ def test_a_session_survives_anything(caplog: pytest.LogCaptureFixture) -> None:
             return mux.frames(chance.choice([1, 1, 2]), header + body)
         method, payload = chance.choice(told)
         payload = spoilt(chance, [payload or b"x"])
-        return mux.frames(1, ttrpc.encode(ttrpc.Request(1, PLUGIN_SERVICE, method, payload)))
+        return mux.frames(1, ttrpc.encode(ttrpc.Call(1, PLUGIN_SERVICE, method, payload)))
 
     counters = NriCounters()
 
@@ -138,7 +138,7 @@ def test_a_session_survives_anything(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_hostile_list_is_left_out_at_little_cost() -> None:
     """A message of the largest size, with nothing in it but empty containers: two million of them."""
     body = b"\x12\x00" * (1 << 20)
-    raw = mux.frames(1, ttrpc.encode(ttrpc.Request(1, PLUGIN_SERVICE, "Synchronize", body)))
+    raw = mux.frames(1, ttrpc.encode(ttrpc.Call(1, PLUGIN_SERVICE, "Synchronize", body)))
 
     def refuse() -> None:
         with pytest.raises(WireError, match="lists 1048576 pods and containers"):
@@ -160,7 +160,7 @@ def test_a_frame_is_not_kept() -> None:
 
 
 def test_no_more_than_one_message_is_kept() -> None:
-    decoder = ttrpc.Decoder()
+    decoder = ttrpc.TtrpcDecoder()
 
     def feed() -> None:
         for kind in 3, 7, 1:
@@ -180,7 +180,7 @@ def test_a_list_without_an_end_is_refused() -> None:
 
     def listed() -> None:
         for stream in range(1, 400, 2):
-            call = ttrpc.Request(stream, PLUGIN_SERVICE, "Synchronize", part)
+            call = ttrpc.Call(stream, PLUGIN_SERVICE, "Synchronize", part)
             assert list(session.feed(mux.frames(1, ttrpc.encode(call))))
 
     with pytest.raises(WireError, match="lists 64 pods and containers"):

@@ -16,7 +16,7 @@ CONNECT_DEADLINE = 2.0
 BUFFERED = 65536
 
 
-class NotThere(OSError):
+class NotListening(OSError):
     """Nobody listens on the port, though the way into the guest may be right."""
 
 
@@ -57,9 +57,9 @@ async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
             async with asyncio.timeout(CONNECT_DEADLINE):
                 await asyncio.get_running_loop().sock_connect(made, f"/proc/self/fd/{directory}/{place.name}")
         except ConnectionRefusedError as err:
-            raise NotThere(err.errno, err.strerror, path) from err
+            raise NotListening(err.errno, err.strerror, path) from err
         except BlockingIOError as err:  # its backlog is full
-            raise NotThere(err.errno, "is busy", path) from err
+            raise NotListening(err.errno, "is busy", path) from err
         if peer is not None and (found := _peer_pid(made)) != peer:
             raise PermissionError(1, f"process {found} listens there and not {peer}", path)
         reader, writer = await asyncio.open_unix_connection(sock=made, limit=BUFFERED)

@@ -11,7 +11,7 @@ import errno
 import re
 from dataclasses import dataclass
 
-from vmpin.guests.transport import CONNECT_DEADLINE, NotThere, Stream, open_unix
+from vmpin.guests.transport import CONNECT_DEADLINE, NotListening, Stream, open_unix
 
 _OK = re.compile(rb"OK [0-9]{1,10}\n")
 _LONGEST = 32
@@ -36,7 +36,7 @@ class HybridVsock:
                 answer = await _line(stream.reader)
         except ConnectionError as err:
             stream.close()
-            raise NotThere(errno.ECONNREFUSED, f"nobody listens on port {port}", self.path) from err
+            raise NotListening(errno.ECONNREFUSED, f"nobody listens on port {port}", self.path) from err
         except BaseException:
             stream.close()
             raise
@@ -44,7 +44,7 @@ class HybridVsock:
             return stream
         stream.close()
         if not answer:
-            raise NotThere(errno.ECONNREFUSED, f"nobody listens on port {port}", self.path)
+            raise NotListening(errno.ECONNREFUSED, f"nobody listens on port {port}", self.path)
         raise OSError(errno.EPROTO, f"answered {answer!r} to CONNECT", self.path)
 
 

@@ -7,11 +7,11 @@ import errno
 import socket
 from dataclasses import dataclass
 
-from vmpin.guests.transport import BUFFERED, CONNECT_DEADLINE, NotThere, Stream
+from vmpin.guests.transport import BUFFERED, CONNECT_DEADLINE, NotListening, Stream
 
 
 @dataclass(frozen=True)
-class Contested:
+class ContestedVsock:
     """A CID that another VMM's command line names, too: whose guest would answer is not known."""
 
     way: str
@@ -40,7 +40,7 @@ class Vsock:
             except OSError as err:
                 # A port nobody listens on is answered with a reset (net/vmw_vsock/virtio_transport_common.c).
                 if err.errno in (errno.ECONNRESET, errno.ECONNREFUSED):
-                    raise NotThere(err.errno, f"nobody listens on port {port}", str(self)) from err
+                    raise NotListening(err.errno, f"nobody listens on port {port}", str(self)) from err
                 raise
             reader, writer = await asyncio.open_connection(sock=made, limit=BUFFERED)
         except BaseException:

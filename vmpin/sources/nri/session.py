@@ -99,7 +99,7 @@ class NriSession:
         self._updates = updates or {}
         self._peer = peer
         self._demux = mux.Demux()
-        self._decoders = {mux.PLUGIN: ttrpc.Decoder(), mux.RUNTIME: ttrpc.Decoder()}
+        self._decoders = {mux.PLUGIN: ttrpc.TtrpcDecoder(), mux.RUNTIME: ttrpc.TtrpcDecoder()}
         self._parts: list[Any] = []
         self._listed = 0
         self._listed_bytes = 0
@@ -109,7 +109,7 @@ class NriSession:
         calls, hangs every containerd with an NRI older than 0.12.1 for good (containerd#13733: two locks, taken in
         either order)."""
         asked = MESSAGES["RegisterPluginRequest"](plugin_name=self.name, plugin_idx=self.index)
-        return mux.frames(mux.RUNTIME, ttrpc.encode(ttrpc.Request(
+        return mux.frames(mux.RUNTIME, ttrpc.encode(ttrpc.Call(
             _REGISTRATION, nri_messages.RUNTIME_SERVICE, "RegisterPlugin", asked.SerializeToString())))
 
     def feed(self, data: bytes) -> Iterator[bytes | NriEvent]:
@@ -123,9 +123,9 @@ class NriSession:
                 self._unknown(f"connection {connection}")
                 continue
             for message in decoder.feed(payload):
-                if connection == mux.PLUGIN and isinstance(message, ttrpc.Request):
+                if connection == mux.PLUGIN and isinstance(message, ttrpc.Call):
                     yield from self._asked(message)
-                elif connection == mux.RUNTIME and isinstance(message, ttrpc.Response):
+                elif connection == mux.RUNTIME and isinstance(message, ttrpc.Reply):
                     self._answered(message)
                 else:
                     self._unknown(f"a {type(message).__name__.lower()} on connection {connection}")
@@ -144,7 +144,7 @@ class NriSession:
         return ("the runtime closed the connection at once: it takes no plugins from outside (NRI's "
                 "disable_connections), or none of this name and index; see its log")
 
-    def _asked(self, request: ttrpc.Request) -> Iterator[bytes | NriEvent]:
+    def _asked(self, request: ttrpc.Call) -> Iterator[bytes | NriEvent]:
         now = self._clock()
         if request.service != nri_messages.PLUGIN_SERVICE:
             self._unknown(f"service {plain(request.service, 80)}")
@@ -175,11 +175,11 @@ class NriSession:
             self._unknown(f"method {plain(request.method, 80)}")
             yield _answer(request, code=ttrpc.UNIMPLEMENTED, text=f"no method {plain(request.method, 80)}")
 
-    def _answered(self, response: ttrpc.Response) -> None:
+    def _answered(self, response: ttrpc.Reply) -> None:
         if response.stream == _REGISTRATION and response.code:
             self.refusal, self.closing = f"code {response.code}: {plain(response.message, 300)}", True
 
-    def _synchronize(self, request: ttrpc.Request, now: int) -> Iterator[bytes | NriEvent]:
+    def _synchronize(self, request: ttrpc.Call, now: int) -> Iterator[bytes | NriEvent]:
         part = MESSAGES.decode("SynchronizeRequest", request.payload)
         self._listed += len(part.pods) + len(part.containers)
         self._listed_bytes += len(request.payload)
@@ -275,9 +275,9 @@ class NriSession:
         self._told.add(kind)
 
 
-def _answer(request: ttrpc.Request, message: Any = None, code: int = ttrpc.OK, text: str = "") -> bytes:
+def _answer(request: ttrpc.Call, message: Any = None, code: int = ttrpc.OK, text: str = "") -> bytes:
     payload = b"" if message is None else message.SerializeToString()
-    return mux.frames(mux.PLUGIN, ttrpc.encode(ttrpc.Response(request.stream, code, text, payload)))
+    return mux.frames(mux.PLUGIN, ttrpc.encode(ttrpc.Reply(request.stream, code, text, payload)))
 
 
 def _cpus(container: Any) -> CpuSet | None:

@@ -25,7 +25,7 @@ _CID = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class VmFacts:
+class GuestAddress:
     """What is known of a VM. `agent_url` is Kata's own word on how its agent is reached, "" where it keeps none."""
 
     sandbox: SandboxId
@@ -35,7 +35,7 @@ class VmFacts:
     agent_url: str = ""
 
 
-def find(vm: VmFacts, proc: Procfs, kata_go: Path, kata_rs: Path) -> list[Channel]:
+def find_channels(vm: GuestAddress, proc: Procfs, kata_go: Path, kata_rs: Path) -> list[Channel]:
     """The ways in, those with ports first: over them Kata's agent can be reached, too."""
     found: list[Channel] = []
     if vm.type in (VmmType.QEMU, VmmType.STRATOVIRT):
@@ -63,7 +63,7 @@ def has_ports(channel: Channel) -> bool:
     return not isinstance(channel, VirtioSerial)
 
 
-def _of_url(vm: VmFacts) -> Iterable[HybridVsock | Vsock]:
+def _of_url(vm: GuestAddress) -> Iterable[HybridVsock | Vsock]:
     match = _AGENT_URL.fullmatch(vm.agent_url)
     if match is None:
         return
@@ -73,7 +73,7 @@ def _of_url(vm: VmFacts) -> Iterable[HybridVsock | Vsock]:
         yield Vsock(int(match[2]))
 
 
-def _hybrid(vm: VmFacts, kata_go: Path, kata_rs: Path) -> Iterable[HybridVsock]:
+def _hybrid(vm: GuestAddress, kata_go: Path, kata_rs: Path) -> Iterable[HybridVsock]:
     """Where Kata's two runtimes let their VMMs listen (virtcontainers/clh.go, fc.go; runtime-rs hypervisor/src/ch,
     firecracker, utils.rs), as this process sees it, or as a jailed VMM does."""
     me = os.getpid()
