@@ -27,16 +27,16 @@ def summary(heard: Mapping[ContainerId, ContainerReport]) -> str:
     >>> summary({ContainerId("a"): ContainerReport("applied"), ContainerId("b"): ContainerReport("error", "EIO")})
     'applied 1, error 1 (b: EIO)'
     """
-    count = Counter(container_report.state for container_report in heard.values())
-    wrong = [f"{container}: {container_report.error}" for container,
-             container_report in heard.items() if container_report.error][:3]
+    count = Counter(report.state for report in heard.values())
+    wrong = [f"{container}: {report.error}" for container,
+             report in heard.items() if report.error][:3]
     return ", ".join(f"{state} {number}" for state, number in sorted(count.items())) + (
         f" ({'; '.join(wrong)})" if wrong else "")
 
 
 def log_level(heard: Mapping[ContainerId, ContainerReport]) -> int:
     """At which that line is logged."""
-    return logging.WARNING if any(container_report.state == ERROR for container_report in heard.values()) else logging.INFO
+    return logging.WARNING if any(report.state == ERROR for report in heard.values()) else logging.INFO
 
 
 #: Of a guest that boots, or whose agent creates a container: its sockets are there before it answers.
