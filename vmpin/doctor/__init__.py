@@ -1,4 +1,5 @@
-"""The checks of a node: pure, from facts that `collect` gathered, each with a finding and what to do.
+"""The checks of a node: each turns facts into one finding with its level, evidence and remedy.
 
-What stays out: reading (doctor.collect). Imported by cli.
+The checks are pure; the subpackage `collect` reads the facts. What stays out: the output (cli). Imported by cli and
+reports.
 """

@@ -1,4 +1,8 @@
-"""All checks, in the order in which they are told: the machine, who tells vmpin what, who else pins, vmpin itself."""
+"""The table of all checks, in the order of the output: machine, sources, Kata, other writers of masks, vmpin.
+
+Pure. `examine` is called by the command line (`vmpin doctor`, `vmpin gather`). What stays out: the checks themselves
+(the modules named *_checks).
+"""
 
 from __future__ import annotations
 
@@ -12,48 +16,46 @@ CHECKS = (
     Check("privileges", "the capabilities of the watcher, or of this command", node_checks.privileges),
     Check("namespaces", "whether it sees the node's processes", node_checks.namespaces),
     Check("kernel", "its version, and what follows from it", node_checks.kernel),
-    Check("cpus", "offline CPUs that somebody counts on", node_checks.cpus),
+    Check("cpus", "offline CPUs that are exclusive or configured", node_checks.cpus),
     Check("isolation", "isolcpus=, nohz_full= and the shared pool", node_checks.isolation),
     Check("cgroups", "the layout, and cpusets that keep a VMM off its sandbox's CPUs", node_checks.cgroups),
     Check("kubelet", "the CPU manager's policy, its configuration and its checkpoint", cluster_checks.kubelet),
     Check("kubelet-options", "the policy's options, and cores that two owners share", cluster_checks.kubelet_options),
-    Check("nri", "the container runtime's NRI: configured, there, connected", cluster_checks.nri),
-    Check("hooks", "vmpin's OCI hook: where, which runtime reads it, whether it runs and was received",
-          hook_checks.hooks),
+    Check("nri", "the container runtime's NRI: configured, available, connected", cluster_checks.nri),
+    Check("hooks", "vmpin's OCI hook: registrations, their readers, received messages", hook_checks.hooks),
     Check("kata", "Kata's configurations, drop-ins and handlers, of both its runtimes", kata_checks.kata),
     Check("kata-pinning", "Kata's own enable_vcpus_pinning, which fights with vmpin", kata_checks.pinning),
     Check("kata-vcpus", "how many vCPUs Kata's VMs can have (static_sandbox_resource_mgmt, default_maxvcpus)",
           kata_checks.vcpus),
-    Check("kata-cgroup", "policies that a sandbox's cgroup does not let through (sandbox_cgroup_only)",
-          kata_checks.cgroup),
+    Check("kata-cgroup", "policies that a sandbox's cgroup prevents (sandbox_cgroup_only)", kata_checks.cgroup),
     Check("kata-guest", "confidential guests, and hooks of the guest's image", kata_checks.guest),
     Check("irqbalance", "whether it runs; harmless", rival_checks.irqbalance),
-    Check("tuned", "whether its scheduler plugin sets the VMMs' masks, too", rival_checks.tuned),
+    Check("tuned", "whether its scheduler plugin also sets the VMMs' masks", rival_checks.tuned),
     Check("pinners", "KubeVirt, libvirt, NRI policies and others that pin or write cpusets", rival_checks.pinners),
-    Check("proc-connector", "whether the kernel tells of new threads", rival_checks.proc_connector),
+    Check("proc-connector", "whether the kernel reports new threads", rival_checks.proc_connector),
     Check("watcher", "whether it runs, its version, its sources", service_checks.watcher),
-    Check("config", "whether the watcher has the configuration that is there now", service_checks.configuration),
-    Check("resync", "how long ago everything was looked at", service_checks.resync),
-    Check("run-directory", "/run/vmpin: permissions, space, messages that wait", service_checks.run_directory),
+    Check("config", "whether the watcher has loaded the current configuration", service_checks.configuration),
+    Check("resync", "time since the last resync", service_checks.resync),
+    Check("run-directory", "/run/vmpin: permissions, space, waiting messages", service_checks.run_directory),
     Check("state-file", "whether it is sound", service_checks.state_file),
-    Check("vcpu-threads", "whether the VMs' vCPU threads can be told from the others", service_checks.vcpu_threads),
+    Check("vcpu-threads", "whether the VMs' vCPU threads are identified", service_checks.vcpu_threads),
     Check("guests", "whether the guests' agents answer", service_checks.guests),
-    Check("sandboxes", "threads out of place, and sandboxes that have less than was asked", service_checks.sandboxes),
-    Check("collisions", "CPUs that are not their owner's alone", service_checks.collisions),
+    Check("sandboxes", "misplaced threads, and degraded sandboxes", service_checks.sandboxes),
+    Check("collisions", "exclusive CPUs that others may use", service_checks.collisions),
 )
 
 
 def examine(facts: Facts, only: Iterable[str] = ()) -> list[Finding]:
-    """Each check's finding; `only` are names, or beginnings of names (kata: all of Kata's), () is all."""
+    """The findings of the checks. :param only: names, or prefixes of names (kata: all of Kata's); () for all."""
     wanted = tuple(only)
     return [Finding(check.name, _judge(check, facts)) for check in CHECKS
             if not wanted or any(check.name == name or check.name.startswith(f"{name}-") for name in wanted)]
 
 
 def _judge(check: Check, facts: Facts) -> Verdict:
-    """The status may be that of a watcher of another version: what it lacks costs the checks that need it."""
+    """The result of one check; unknown where the status of a watcher of another version lacks a needed key."""
     try:
         return check.judge(facts)
     except (LookupError, TypeError, ValueError, AttributeError) as err:
-        return unknown(f"it cannot be judged by what was found: {err!r}"[:200],
+        return unknown(f"the facts cannot be evaluated: {err!r}"[:200],
                        remedy="are vmpin and its watcher the same version?")

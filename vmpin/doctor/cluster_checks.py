@@ -1,5 +1,7 @@
-"""Checks of where vmpin reads which container has which CPUs: the kubelet and NRI. What stays out: the OCI hook
-(hooks)."""
+"""Checks of the sources of CPU assignments: the kubelet and NRI.
+
+Pure; called by checks.examine. What stays out: the OCI hook (hook_checks).
+"""
 
 from __future__ import annotations
 
@@ -10,66 +12,66 @@ from vmpin.cpuset import CpuSet
 from vmpin.doctor.finding import Verdict, bad, denied, ok, several, unknown, warn
 from vmpin.domain.facts import Engine, Facts
 
-_POOL = ("give the kubelet cpuManagerPolicy: static, or say which CPUs are shared: node.shared_pool in "
+_POOL = ("set cpuManagerPolicy: static in the kubelet's configuration, or name the shared CPUs: node.shared_pool in "
          "/etc/vmpin/vmpin.yaml")
-_THERE = {True: "is there", False: "is not there", None: "cannot be looked at"}
+_THERE = {True: "exists", False: "does not exist", None: "cannot be accessed"}
 
 
 def kubelet(facts: Facts) -> Verdict:
     point, config = facts.checkpoint, facts.kubelet
-    evidence = [*_kubelet_words(facts)]
+    evidence = [*_kubelet_evidence(facts)]
     pool = facts.settings.get("node.shared_pool", "")
     configured = config.text("cpuManagerPolicy")
     stale = ((facts.status.get("sources") or {}).get("kubelet") or {}) if point is None else {}
     if stale.get("stale"):
-        return warn("the kubelet's checkpoint is gone: who owns a CPU is as the last one says, of "
+        return warn("the kubelet's checkpoint is gone: its last contents are used, written "
                     f"{stale['written']}; {stale['second_witness']}",
-                    "the kubelet writes it again at its next allocation. If there is to be no static policy any more, "
-                    "start it with another (its checkpoint then says so), or set watch.kubelet: false", *evidence)
+                    "the kubelet rewrites it at its next allocation. To end the static policy, start the kubelet with "
+                    "another policy, which it writes into its checkpoint, or set watch.kubelet: false", *evidence)
     if point is None:
         if configured == "static":
-            return bad("the kubelet is to run the static policy, and has no checkpoint",
-                       "does the kubelet run? Else paths.kubelet is not its directory (--root-dir)", *evidence)
+            return bad("the kubelet is configured for the static policy, and has no checkpoint",
+                       "start the kubelet; if it runs, set paths.kubelet to its directory (--root-dir)", *evidence)
         if pool:
-            return ok(f"no static CPU manager; node.shared_pool is {pool}, and CPUs outside of it are exclusive",
+            return ok(f"no static CPU manager; node.shared_pool is {pool}, and CPUs outside it are exclusive",
                       *evidence)
         if config.pid is None and not config.files:
-            return unknown("no kubelet is found, and node.shared_pool is unset: no container owns a CPU, so every VM "
+            return unknown("no kubelet was found, and node.shared_pool is unset: no container owns a CPU, so every VM "
                            "floats on its containers' CPUs", *evidence, remedy=_POOL)
-        return warn("no CPU manager tells who owns which CPU: no vCPU gets a CPU of its own", _POOL, *evidence)
+        return warn("no CPU manager assigns exclusive CPUs: no vCPU is pinned one-to-one", _POOL, *evidence)
     if not point.policy and denied(point.trouble):
         return unknown("the kubelet's checkpoint cannot be read", *evidence, remedy="run this as root")
     if not point.policy:
         return bad(f"the kubelet's checkpoint cannot be used: {point.trouble}",
-                   "the kubelet writes it anew at its next allocation; if it does not, drain the node, remove the "
+                   "the kubelet rewrites it at its next allocation; if it does not, drain the node, remove the "
                    "file and restart the kubelet", *evidence)
     if configured and configured.lower() != point.policy.lower():
         return bad(f"the kubelet is configured for policy {configured}, its checkpoint is of policy {point.policy}: "
-                   "it refuses to start like that",
+                   "it refuses to start",
                    f"drain the node, remove {point.path}, restart the kubelet", *evidence)
     if facts.settings.get("watch.kubelet") == "False":
         return warn("the checkpoint is not read (watch.kubelet: false)",
-                    "set watch.kubelet: true, unless another file is meant to rule", *evidence)
+                    "set watch.kubelet: true, unless another file is to decide", *evidence)
     if point.policy.lower() != "static":
         if pool:
-            return ok(f"policy {point.policy}; node.shared_pool is {pool}, and CPUs outside of it are exclusive",
+            return ok(f"policy {point.policy}; node.shared_pool is {pool}, and CPUs outside it are exclusive",
                       *evidence)
-        return warn(f"policy {point.policy}: no container owns a CPU, so no vCPU gets one of its own", _POOL,
+        return warn(f"policy {point.policy}: no container owns a CPU, so no vCPU is pinned one-to-one", _POOL,
                     *evidence)
     if config.pid is None and facts.sees:
-        return warn("a checkpoint of the static policy lies there, and no kubelet runs: CPUs "
-                    f"{point.exclusive or 'none'} stay exclusive as it says",
-                    "start the kubelet; where there is to be none, set watch.kubelet: false", *evidence)
+        return warn("a checkpoint of the static policy exists, and no kubelet runs: CPUs "
+                    f"{point.exclusive or 'none'} stay exclusive by it",
+                    "start the kubelet; on a node without one, set watch.kubelet: false", *evidence)
     if point.trouble:
-        return warn(f"the static policy's checkpoint is odd: {point.trouble}",
-                    "CPUs exclusive to two pods are the kubelet's mistake: restart the younger pod", *evidence)
+        return warn(f"the static policy's checkpoint is inconsistent: {point.trouble}",
+                    "CPUs exclusive to two pods are a fault of the kubelet: restart the younger pod", *evidence)
     return ok(f"static policy: CPUs {point.exclusive or 'none'} exclusive, {point.shared_pool or 'none'} shared",
               *evidence)
 
 
-def _kubelet_words(facts: Facts) -> Iterable[str]:
+def _kubelet_evidence(facts: Facts) -> Iterable[str]:
     point, config = facts.checkpoint, facts.kubelet
-    yield f"kubelet pid {config.pid}" if config.pid else "no kubelet process is seen"
+    yield f"kubelet pid {config.pid}" if config.pid else "no kubelet process was found"
     for key in ("cpuManagerPolicy", "cpuManagerReconcilePeriod", "reservedSystemCPUs", "topologyManagerPolicy",
                 "memoryManagerPolicy"):
         if config.text(key):
@@ -78,7 +80,7 @@ def _kubelet_words(facts: Facts) -> Iterable[str]:
     if point is None:
         yield "no cpu_manager_state"
     else:
-        checksum = {True: "right", False: "wrong", None: "not looked at"}[point.checksum_ok]
+        checksum = {True: "right", False: "wrong", None: "not checked"}[point.checksum_ok]
         yield f"{point.path}: version {point.version}, policy {point.policy or 'unknown'}, checksum {checksum}"
 
 
@@ -90,21 +92,21 @@ def kubelet_options(facts: Facts) -> Verdict:
     if point is not None and denied(point.trouble):
         return unknown("the kubelet's checkpoint cannot be read", *evidence, remedy="run this as root")
     if point is None or point.policy.lower() != "static":
-        return ok("no static policy: there are no options of it", *evidence)
+        return ok("no static policy, so its options do not apply", *evidence)
     split = _split_cores(facts)
     if split and str(options.get("full-pcpus-only", "false")).lower() != "true":
-        return warn(f"{len(split)} cores are shared by two owners of exclusive CPUs: each slows the other down",
+        return warn(f"{len(split)} cores are shared by two owners of exclusive CPUs, which slow each other down",
                     "set cpuManagerPolicyOptions full-pcpus-only: \"true\" (drain the node and remove "
                     f"{point.path} first)", *evidence, *split[:10])
     if not facts.status or not facts.cpus.cores:
-        return unknown("whether two owners of exclusive CPUs share a core cannot be told: "
-                       f"{facts.status_trouble or facts.cpus.trouble or 'the cores are not known'}", *evidence)
+        return unknown("whether two owners of exclusive CPUs share a core is unknown: "
+                       f"{facts.status_trouble or facts.cpus.trouble or 'the cores are unknown'}", *evidence)
     return ok("no core is shared by two owners of exclusive CPUs" if facts.cpus.smt else
-              "every CPU is a core of its own", *evidence)
+              "every core has one CPU", *evidence)
 
 
 def _split_cores(facts: Facts) -> list[str]:
-    """Cores whose threads are exclusive to different containers, in words."""
+    """Cores with CPUs exclusive to different containers, one text each."""
     owners: dict[int, str] = {}
     for owner in (facts.status.get("node") or {}).get("owners", ()):
         for cpu in CpuSet.parse(owner["cpus"]):
@@ -119,64 +121,64 @@ def _split_cores(facts: Facts) -> list[str]:
 
 def nri(facts: Facts) -> Verdict:
     wanted = facts.settings.get("watch.nri", "auto")
-    told = _told_of_nri(facts)
+    link = _nri_link(facts)
     engines = [engine for engine in facts.engines if engine.name != "podman"]
     path = facts.settings.get("paths.nri", "")
     evidence = [f"watch.nri: {wanted}", f"{path} {_THERE[facts.nri_socket]}",
-                *(_engine_words(engine) for engine in engines),
+                *(_engine_evidence(engine) for engine in engines),
                 *(trouble for engine in engines for trouble in engine.trouble)]
-    if told is not None:
-        evidence.append(f"the watcher: {told['state']}, {told['events']} events"
-                        + (f", last error: {told['last_error']}" if told.get("last_error") else ""))
+    if link is not None:
+        evidence.append(f"the watcher: {link['state']}, {link['events']} events"
+                        + (f", last error: {link['last_error']}" if link.get("last_error") else ""))
     if wanted == "off":
         if any(hook.read_by for hook in facts.hooks):
             return ok("NRI is not used (watch.nri: off), the hook is registered", *evidence)
-        return warn("NRI is not used, and no runtime reads a registration of the hook: new containers are seen at a "
-                    "resync, those of Kata's runtime-rs not at all",
+        return warn("NRI is not used, and no runtime reads a registration of the hook: new containers are found at a "
+                    "resync, those of Kata's runtime-rs never",
                     "set watch.nri: auto, or register the hook (vmpin install-hook)", *evidence)
     if connected(facts):
-        return ok(f"NRI is {told['state'] if told else ''}", *evidence)
+        return ok(f"NRI is {link['state'] if link else ''}", *evidence)
     if facts.nri_socket is None:
-        return unknown(f"whether {path} is there cannot be told", *evidence, remedy="run this as root")
+        return unknown(f"whether {path} exists is unknown", *evidence, remedy="run this as root")
     refused = [engine.name for engine in engines if engine.nri is False]
     if not facts.nri_socket:
         return _no_socket(facts, wanted, path, engines, refused, evidence)
-    if told is not None:
+    if link is not None:
         verdict = bad if wanted == "on" else warn
-        return verdict(f"the watcher has no NRI connection: {told['state']}",
-                       "look at the runtime's log: it says why it closed a plugin's connection (journalctl -u "
+        return verdict(f"the watcher has no NRI connection: {link['state']}",
+                       "read the runtime's log for the reason why it closed the plugin's connection (journalctl -u "
                        "containerd, -u crio)", *evidence)
-    return ok("NRI is there for the watcher to use", *evidence)
+    return ok("NRI is available to a watcher", *evidence)
 
 
-def _told_of_nri(facts: Facts) -> Mapping[str, Any] | None:
-    """The watcher's word on its connection."""
+def _nri_link(facts: Facts) -> Mapping[str, Any] | None:
+    """The state of the NRI connection, from the status; None without a watcher."""
     found: Mapping[str, Any] | None = (facts.status.get("sources") or {}).get("nri")
     return found
 
 
 def connected(facts: Facts) -> bool:
-    """Whether the watcher has a connection to the runtime's NRI, by its own word."""
-    told = _told_of_nri(facts)
-    return told is not None and str(told["state"]).startswith("connected")
+    """True if the watcher reports a connection to the runtime's NRI."""
+    link = _nri_link(facts)
+    return link is not None and str(link["state"]).startswith("connected")
 
 
 def _no_socket(facts: Facts, wanted: str, path: str, engines: Sequence[Engine], refused: Sequence[str],
                evidence: Sequence[str]) -> Verdict:
     if not engines:
-        return unknown("no container runtime is found on this node", *evidence)
-    where = (f"NRI is switched off in the configuration of {', '.join(refused)}" if refused else
+        return unknown("no container runtime was found on this node", *evidence)
+    where = (f"NRI is disabled in the configuration of {', '.join(refused)}" if refused else
              f"{', '.join(engine.name for engine in engines)} opens no NRI socket")
-    remedy = ("containerd: disable = false under plugins.'io.containerd.nri.v1.nri' (1.7 has it off by default); "
+    remedy = ("containerd: disable = false under plugins.'io.containerd.nri.v1.nri' (off by default in 1.7); "
               "CRI-O: enable_nri = true under crio.nri; then restart it. Or register the hook: vmpin install-hook")
     other = [engine.nri_socket for engine in engines if engine.nri_socket and engine.nri_socket != path]
     if other:
-        remedy = f"its socket is {other[0]}: set paths.nri to that. Else: {remedy}"
+        remedy = f"its socket is {other[0]}: set paths.nri to that. Otherwise: {remedy}"
     verdict = bad if wanted == "on" else warn
-    return verdict(f"{where}: without it changes are seen at a resync only", remedy, *evidence)
+    return verdict(f"{where}: without it changes are found only at a resync", remedy, *evidence)
 
 
-def _engine_words(engine: Engine) -> str:
+def _engine_evidence(engine: Engine) -> str:
     runs = f"pid {engine.pid}" if engine.pid else "not running"
-    said = {True: "NRI on", False: "NRI off", None: "NRI as its version has it (containerd: on since 2.0)"}[engine.nri]
-    return f"{engine.name}: {runs}, {said}" + (f", {several(engine.files)}" if engine.files else "")
+    nri = {True: "NRI on", False: "NRI off", None: "NRI at its default (containerd: on since 2.0)"}[engine.nri]
+    return f"{engine.name}: {runs}, {nri}" + (f", {several(engine.files)}" if engine.files else "")

@@ -1,4 +1,7 @@
-"""What a check says: how bad it is, in one sentence, with what was seen and what to do."""
+"""The result of a check: its level, one sentence, the evidence and a remedy.
+
+Pure; made by the checks, printed by cli/doctor. What stays out: the table of checks (checks).
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ class Level(enum.StrEnum):
     """How a check ended."""
 
     OK = "ok"
-    #: It works, with less than could be had, or only as long as nothing more happens.
+    #: It works, but less than it could, or only until a certain event.
     WARN = "warn"
     #: Threads are not kept where they belong, or will not be.
     BAD = "bad"
-    #: It could not be looked at, or there is nothing here to look at.
+    #: It could not be read, or this node does not have it.
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A check's answer. `evidence` are the facts behind it, each with where it stands; `remedy` says what to do, ""
-    where nothing has to be done."""
+    """`what` is the finding in one sentence; `evidence` are the facts behind it, each with its file or number;
+    `remedy` is the action to take, "" for none."""
 
     level: Level
     what: str
@@ -37,7 +40,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Check:
-    """`name` is what an operator types; `about` says what it looks at, for the help."""
+    """`name` is the argument of `vmpin doctor`; `about` is its subject, for the help."""
 
     name: str
     about: str
@@ -71,12 +74,12 @@ def unknown(what: str, *evidence: str, remedy: str = "") -> Verdict:
 
 
 def denied(trouble: str) -> bool:
-    """Whether a thing could not be read for want of rights: then nothing is known of it, good or bad."""
-    return any(words in trouble for words in _DENIED)
+    """True if reading failed for lack of privileges: the check is then `unknown`."""
+    return any(text in trouble for text in _DENIED)
 
 
 def several(items: Iterable[str], most: int = 3) -> str:
-    """The first of them in a sentence, and how many more there are."""
+    """The first items for a sentence, and the number of the others."""
     names = list(items)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -1,4 +1,7 @@
-"""The check of vmpin's OCI hook: registered, read by the runtimes that run here, and really received."""
+"""The check of vmpin's OCI hook: its registrations, the runtimes that read them, and its messages to the watcher.
+
+Pure; called by checks.examine. What stays out: finding registrations (doctor.collect.hooks_found).
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ _STAGES = frozenset(("createRuntime", "createContainer", "poststart", "poststop"
 CRIO_DEFAULT = "/usr/share/containers/oci/hooks.d"
 _NAME_IT = ("name the directory in the runtime's hooks_dir (CRI-O's only default is "
             f"{CRIO_DEFAULT}, and it ignores --hooks-dir), or the spec in base_runtime_spec of the handler, and "
-            "restart it: hooks/README.md. What no runtime is to read: vmpin install-hook --remove")
-#: Seconds: a container that began so lately may have its hook under way.
+            "restart it: hooks/README.md. To delete an unused registration: vmpin install-hook --remove")
+#: Seconds: the hook message of a container started more recently may still be on its way.
 _LATELY = 5.0
 
 
@@ -26,25 +29,25 @@ def hooks(facts: Facts) -> Verdict:
     broken = [hook for hook in facts.hooks if hook.broken]
     if broken:
         return bad(f"the hook cannot be run, so no container starts: {broken[0].script}: {broken[0].broken}",
-                   "register it again (vmpin install-hook), or take the registrations out (vmpin install-hook "
+                   "register it again (vmpin install-hook), or remove the registrations (vmpin install-hook "
                    "--remove)", *evidence)
     if not facts.hooks:
         if connected(facts):
-            return ok("no hook is registered; NRI tells of every container")
-        return warn("no hook of vmpin's is registered, and NRI does not tell of containers either",
+            return ok("no hook is registered; NRI reports every container")
+        return warn("no hook of vmpin is registered, and NRI is not connected either",
                     "vmpin install-hook --hooks-dir DIR (podman, CRI-O) or --base-spec FILE (containerd): "
                     "hooks/README.md")
     elsewhere = [hook for hook in facts.hooks if hook.socket != wanted]
     if elsewhere:
-        return warn(f"the hook speaks to {elsewhere[0].socket}, and the watcher listens on {wanted}",
+        return warn(f"the hook connects to {elsewhere[0].socket}, but the watcher listens on {wanted}",
                     f"register it again with --socket {wanted}", *evidence)
     idle = [hook.file for hook in facts.hooks if not hook.read_by]
     if idle:
-        return warn(f"no runtime that is known here reads {several(idle)}", _NAME_IT, *evidence)
+        return warn(f"no runtime on this node reads {several(idle)}", _NAME_IT, *evidence)
     deaf = next((engine for engine in facts.engines if engine.name == "crio" and engine.pid is not None
                  and not _reads(engine, facts)), None)
     if deaf is not None:
-        return warn(f"CRI-O reads no registration of the hook: it looks in {several(deaf.hooks_dirs)}", _NAME_IT,
+        return warn(f"CRI-O reads no registration of the hook: its hooks_dir is {several(deaf.hooks_dirs)}", _NAME_IT,
                     *evidence)
     lacking = _STAGES - {stage for hook in facts.hooks for stage in hook.stages}
     if lacking:
@@ -58,24 +61,24 @@ def hooks(facts: Facts) -> Verdict:
 
 def _received(facts: Facts, evidence: list[str]) -> Verdict:
     """Whether the watcher has received a hook since the runtimes that read it were started."""
-    told: dict[str, Any] | None = facts.watcher.about.get("hooks")
-    if told is None:
+    received: dict[str, Any] | None = facts.watcher.about.get("hooks")
+    if received is None:
         return ok(f"{len(facts.hooks)} registrations", *evidence)
-    age = told["age"]
+    age = received["age"]
     evidence.append("the watcher has received no hook" if age is None else
                     f"the watcher received the last hook {age:.0f} s ago")
     for engine in facts.engines:
         if engine.age is None or not _reads(engine, facts) or (age is not None and age <= engine.age):
             continue
         since = f"since {engine.name} (pid {engine.pid}) started, {engine.age:.0f} s ago"
-        # A watcher that came later, and had no socket, took what lay in the spool.
+        # A watcher that started later has read the messages of the time before from the spool.
         watched = min(engine.age, float(facts.watcher.about.get("uptime", 0.0)))
         if any(_LATELY < begun < watched for begun in engine.begun):
             return warn(f"no hook has been received {since}, and it has started containers",
-                        f"restart {engine.name} if its configuration was changed since; look for hooks in its log. "
+                        f"restart {engine.name} if its configuration was changed since; search its log for hooks. "
                         "No hook runs for CRI-O's pause containers", *evidence)
         return unknown(f"no hook has been received {since}", *evidence,
-                       remedy="start a container and look again: whether the runtime runs the hook shows then")
+                       remedy="start a container and repeat the check: it shows whether the runtime runs the hook")
     return ok(f"{len(facts.hooks)} registrations", *evidence)
 
 

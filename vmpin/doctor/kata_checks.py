@@ -1,4 +1,7 @@
-"""Checks of Kata's configurations: what in them fights with vmpin, or leaves it less to work with."""
+"""Checks of Kata's configurations: settings that conflict with vmpin or limit it.
+
+Pure; called by checks.examine. What stays out: reading the configurations (doctor.collect.kata_config).
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,17 @@ from vmpin.doctor.finding import Verdict, bad, denied, ok, several, unknown, war
 from vmpin.domain.facts import Engine, Facts, Handler, KataConfig
 
 _PINNING = "io.katacontainers.config.runtime.enable_vcpus_pinning"
-#: What each of these says is weighed here; in the evidence, as it says much of how a VM looks.
+#: Settings in the evidence: those that are checked here, and others that determine the shape of a VM.
 SHOWN = ("enable_vcpus_pinning", "sandbox_cgroup_only", "static_sandbox_resource_mgmt", "default_vcpus",
          "default_maxvcpus", "enable_numa", "enable_iothreads", "indep_iothreads", "confidential_guest", "rootless",
          "guest_hook_path", "enable_debug", "enable_template", "vm_cache_number")
-_LOOK = "run this as root; correct the file that is named"
-#: Policies that keep a thread within its sandbox's CPUs, which no cgroup forbids.
+_READ = "run this as root; correct the named file"
+#: Policies that keep a thread within its sandbox's CPUs, which every cgroup allows.
 _INSIDE = ("apart", "sandbox", "off")
 
 
 def kata(facts: Facts) -> Verdict:
-    evidence = [line for config in facts.kata for line in _words(config)]
+    evidence = [line for config in facts.kata for line in _evidence(config)]
     handlers = [handler for engine in facts.engines for handler in engine.handlers if handler.kata]
     evidence += [f"handler {handler.name} of {handler.engine} ({handler.file}): "
                  f"{handler.config_path or 'the default configuration'}" for handler in handlers]
@@ -26,37 +29,37 @@ def kata(facts: Facts) -> Verdict:
     evidence += unread
     broken = [config for config in facts.kata if config.trouble and not denied(config.trouble)]
     if broken:
-        return bad(f"a configuration of Kata's cannot be read: {broken[0].path}: {broken[0].trouble}",
-                   "correct it: no sandbox of its handlers starts like that", *evidence)
+        return bad(f"a configuration of Kata cannot be read: {broken[0].path}: {broken[0].trouble}",
+                   "correct it: no sandbox of its handlers can start", *evidence)
     if unread:
-        return unknown(f"not all of Kata's configuration could be looked at: {unread[0]}", *evidence, remedy=_LOOK)
+        return unknown(f"a part of Kata's configuration could not be read: {unread[0]}", *evidence, remedy=_READ)
     if not facts.kata and not handlers and not facts.kata_sandboxes:
-        return unknown("no Kata is found on this node: no configuration, no handler, no sandbox",
-                       remedy="if it lies elsewhere, see to it that the handler's ConfigPath (containerd) or "
-                       "runtime_config_path (CRI-O) names it")
+        return unknown("no Kata was found on this node: no configuration, no handler, no sandbox",
+                       remedy="if its configuration is elsewhere, name it in the handler's ConfigPath (containerd) or "
+                       "runtime_config_path (CRI-O)")
     known = {config.path for config in facts.kata}
     lost = [handler for handler in handlers if handler.config_path and handler.config_path not in known]
     if lost:
-        return warn(f"handler {lost[0].name} names a configuration that is not there: {lost[0].config_path}",
+        return warn(f"handler {lost[0].name} names a configuration that does not exist: {lost[0].config_path}",
                     f"correct {lost[0].file}, or install that file", *evidence)
     rootless = _where(facts, "rootless")
     if rootless:
-        return warn("Kata runs rootless: its state then lies below $XDG_RUNTIME_DIR and not where vmpin looks",
-                    "sandboxes are known by NRI and the hook then; or set paths.kata_go to that directory", *rootless,
+        return warn("Kata runs rootless: its state is below $XDG_RUNTIME_DIR, which vmpin does not read",
+                    "NRI and the hook still report sandboxes; or set paths.kata_go to that directory", *rootless,
                     *evidence)
     return ok(f"{len(facts.kata)} configurations, {len(handlers)} handlers, {len(facts.kata_sandboxes)} sandboxes",
               *evidence)
 
 
 def _unread(facts: Facts) -> list[str]:
-    """What kept something of the configurations from being read; where there is any, nothing can be called right."""
+    """Why parts of the configurations could not be read; with any of these, no check is `ok`."""
     return [*(trouble for engine in facts.engines for trouble in engine.trouble),
             *(config.trouble for config in facts.kata if config.trouble)]
 
 
-def _words(config: KataConfig) -> list[str]:
-    """A configuration, and those of its settings that matter, one line each."""
-    by = f", read by {several(config.read_by, 6)}" if config.read_by else ", read by nobody that is known"
+def _evidence(config: KataConfig) -> list[str]:
+    """Evidence: a configuration, its drop-ins and those of its settings in SHOWN, one line each."""
+    by = f", read by {several(config.read_by, 6)}" if config.read_by else ", read by no known handler"
     found = [f"{config.path} (runtime-{config.runtime}{by})"]
     found += [f"{config.path}: drop-in {name}" for name in config.dropins]
     found += [f"{setting.file}: {name} = {_toml(setting.value)}"
@@ -69,7 +72,7 @@ def _toml(value: object) -> str:
 
 
 def _where(facts: Facts, key: str, used: bool = True) -> list[str]:
-    """Where a switch is on, in the configurations that somebody reads (`used`) or in the others."""
+    """The files that set a switch to true, among the configurations with a reader (`used`) or without one."""
     return [f"{setting.file}: {name} = true" + (f" (handlers {several(config.read_by)})" if config.read_by else "")
             for config in facts.kata if bool(config.read_by) is used
             for name, setting in config.find(key) if setting.value is True]
@@ -81,19 +84,19 @@ def pinning(facts: Facts) -> Verdict:
     open_to = [handler for engine in facts.engines for handler in engine.handlers
                if handler.kata and _passes(handler, _PINNING)]
     evidence = [*on, *idle, *(f"{sandbox.id} runs with it" for sandbox in running[:10])]
-    evidence += [f"handler {handler.name} passes the annotation {_PINNING} on: a pod can switch it on"
+    evidence += [f"handler {handler.name} passes the annotation {_PINNING} on: a pod can enable it"
                  for handler in open_to]
     remedy = ("set enable_vcpus_pinning = false, in a drop-in beside the configuration (config.d/90-vmpin.toml), and "
-              "have no pod say otherwise by annotation; it counts for sandboxes started from then on")
+              "remove the annotation from pods; this applies to sandboxes started afterwards")
     if on or running:
-        who = f"{len(running)} sandboxes run with it" if running else "it is on for sandboxes to come"
-        return bad(f"Kata pins vCPUs itself, too: two writers of the same masks ({who})", remedy, *evidence)
+        scope = f"{len(running)} sandboxes run with it" if running else "it is on for new sandboxes"
+        return bad(f"Kata also pins vCPUs: two writers of the same masks ({scope})", remedy, *evidence)
     if idle:
-        return warn("a configuration that no known handler reads has Kata's own pinning on", remedy, *evidence)
+        return warn("a configuration that no known handler reads enables Kata's own pinning", remedy, *evidence)
     if not facts.kata and not facts.kata_sandboxes and not _unread(facts):
-        return unknown("no Kata is found on this node")
+        return unknown("no Kata was found on this node")
     if unread := _unread(facts):
-        return unknown(f"whether Kata pins vCPUs itself is not known: {unread[0]}", *evidence, remedy=_LOOK)
+        return unknown(f"whether Kata pins vCPUs itself is unknown: {unread[0]}", *evidence, remedy=_READ)
     return ok("Kata does not pin vCPUs itself", *evidence)
 
 
@@ -103,11 +106,11 @@ def _passes(handler: Handler, annotation: str) -> bool:
 
 def vcpus(facts: Facts) -> Verdict:
     if not facts.kata:
-        return unknown("no configuration of Kata's is found")
-    evidence = [line for config in facts.kata for line in _words(config)
+        return unknown("no configuration of Kata was found")
+    evidence = [line for config in facts.kata for line in _evidence(config)
                 if any(key in line for key in ("static_sandbox", "default_vcpus", "default_maxvcpus"))]
     narrow = [engine for engine in facts.engines if _narrow(engine, facts)]
-    evidence += [f"{engine.name} pid {engine.pid} may use CPUs {engine.cpus}, and so may each shim that it starts"
+    evidence += [f"{engine.name} pid {engine.pid} may use CPUs {engine.cpus}, and its shims inherit that mask"
                  for engine in facts.engines if engine.cpus is not None and _starts_kata(engine)]
     if narrow:
         return warn(f"{narrow[0].name} may use {len(narrow[0].cpus or ())} of {len(facts.cpus.online)} CPUs, and "
@@ -121,7 +124,7 @@ def vcpus(facts: Facts) -> Verdict:
                    setting.value is True for _, setting in config.find("static_sandbox_resource_mgmt"))
                    for config in facts.kata)]
     if by_crio:
-        return warn(f"CRI-O does not tell Kata how large a pod is, and handlers {several(by_crio)} size their VMs at "
+        return warn(f"CRI-O does not pass the size of a pod to Kata, and handlers {several(by_crio)} size VMs at "
                     "start: each gets default_vcpus, however many CPUs its containers own",
                     "set static_sandbox_resource_mgmt = false for them, or default_vcpus to the largest pod",
                     *evidence)
@@ -130,12 +133,12 @@ def vcpus(facts: Facts) -> Verdict:
              for name, setting in config.find("default_maxvcpus")
              if isinstance(setting.value, int) and 0 < setting.value < largest]
     if small:
-        return warn(f"a VM may have fewer vCPUs than a container here has CPUs ({largest}): the rest of them cannot "
-                    "be used", "raise default_maxvcpus (0: as many as the node has CPUs)", *small, *evidence)
+        return warn(f"a VM may have fewer vCPUs than a container here has CPUs ({largest}): the other CPUs stay "
+                    "unused", "raise default_maxvcpus (0: as many as the node has CPUs)", *small, *evidence)
     if unread := _unread(facts):
-        return unknown(f"how many vCPUs VMs can have is not known: {unread[0]}", *evidence, remedy=_LOOK)
+        return unknown(f"the maximum number of vCPUs is unknown: {unread[0]}", *evidence, remedy=_READ)
     if static:
-        evidence.append("sized at start: CPUs that a pod gets later (in-place resize) find no vCPU")
+        evidence.append("sized at start: no vCPU backs CPUs that a pod gets later (in-place resize)")
     return ok("VMs can have as many vCPUs as their containers have CPUs", *evidence)
 
 
@@ -157,21 +160,21 @@ def cgroup(facts: Facts) -> Verdict:
     only = _where(facts, "sandbox_cgroup_only")
     evidence = [*only, *(f"policy.{key}: {value}" for key, value in outside.items()), f"cgroups {facts.cgroups}"]
     if not outside:
-        return ok("every policy keeps threads on their sandbox's CPUs, which no cgroup forbids", *evidence)
+        return ok("every policy keeps threads on their sandbox's CPUs, which every cgroup allows", *evidence)
     if facts.cgroups == "v2" and facts.kata:
-        why = "on cgroup v2 the whole VMM sits in its sandbox's cgroup"
+        why = "on cgroup v2 the whole VMM is in its sandbox's cgroup"
     elif only:
-        why = "with sandbox_cgroup_only the whole of Kata sits in its sandbox's cgroup"
+        why = "with sandbox_cgroup_only all of Kata is in its sandbox's cgroup"
     else:
-        return ok("threads that are to leave their sandbox's CPUs are in a cgroup of their own", *evidence)
+        return ok("threads with a policy outside their sandbox's CPUs are in a separate cgroup", *evidence)
     return warn(f"{why}: its cpuset keeps {', '.join(outside)} on the sandbox's CPUs, whatever the policy",
-                "leave those policies at their defaults, or have sandbox_cgroup_only = false on cgroup v1; `vmpin "
-                "status` shows what each thread really got", *evidence)
+                "leave those policies at their defaults, or set sandbox_cgroup_only = false on cgroup v1; `vmpin "
+                "status` shows the mask of each thread", *evidence)
 
 
 def guest(facts: Facts) -> Verdict:
     if not facts.kata:
-        return unknown("no configuration of Kata's is found")
+        return unknown("no configuration of Kata was found")
     via = facts.settings.get("guest.via", "auto")
     patterns = [text for text in facts.settings.get("guest.disabled_handlers", "").split(",") if text]
     secret = [(config, line) for config in facts.kata for line in _confidential(config)]
@@ -184,14 +187,14 @@ def guest(facts: Facts) -> Verdict:
                for name, setting in config.find("guest_hook_path") if setting.value]
     if dropped and any(hook.read_by for hook in facts.hooks):
         return warn("runtime-rs drops the hooks of a guest's image when vmpin's OCI hook is registered",
-                    "where the guests need theirs: take vmpin's out of those handlers (vmpin install-hook --remove) "
+                    "if the guests need theirs, remove vmpin's from those handlers (vmpin install-hook --remove) "
                     "and use NRI", *dropped, *evidence)
     if via != "off" and asked:
-        return warn(f"handlers {several(asked)} run confidential guests, and vmpin would speak to these",
+        return warn(f"handlers {several(asked)} run confidential guests, and vmpin would connect to these",
                     f"set guest.disabled_handlers: \"{','.join(asked)}\"", *evidence)
     if unread := _unread(facts):
-        return unknown(f"whether Kata runs confidential guests is not known: {unread[0]}", *evidence, remedy=_LOOK)
-    return ok("nothing in Kata's configurations stands between vmpin and the guests", *evidence)
+        return unknown(f"whether Kata runs confidential guests is unknown: {unread[0]}", *evidence, remedy=_READ)
+    return ok("no setting of Kata keeps vmpin from the guests", *evidence)
 
 
 def _confidential(config: KataConfig) -> list[str]:

@@ -1,4 +1,7 @@
-"""Checks of the machine: what vmpin may do on it, its kernel, its CPUs, its cgroups."""
+"""Checks of the machine: privileges and namespaces, kernel, CPUs and their isolation, cgroups.
+
+Pure; called by checks.examine. What stays out: reading them (doctor.collect).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from vmpin.cpuset import CpuSet
 from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
 from vmpin.domain.facts import Facts
 
-#: What each capability is for.
+#: By capability, the effect of its absence.
 NEEDED = {
     "CAP_SYS_NICE": "masks of other users' threads cannot be set",
-    "CAP_SYS_PTRACE": "vCPU threads without a name cannot be told apart (/proc/PID/task/TID/syscall and /proc/PID/fd)",
+    "CAP_SYS_PTRACE": "vCPU threads without a name cannot be identified (/proc/PID/task/TID/syscall and /proc/PID/fd)",
     "CAP_DAC_READ_SEARCH": "VMMs that do not run as root, and their bundles, cannot be read",
 }
 _GRANT = ("run it as root, or give the service the capability (CapabilityBoundingSet= in config/vmpin.service, "
@@ -18,39 +21,39 @@ _GRANT = ("run it as root, or give the service the capability (CapabilityBoundin
 
 def privileges(facts: Facts) -> Verdict:
     rights = facts.rights
-    who = f"{rights.who} (pid {rights.pid}, uid {rights.uid})"
+    process = f"{rights.who} (pid {rights.pid}, uid {rights.uid})"
     if rights.capabilities is None:
-        return unknown(f"the capabilities of {rights.who} cannot be read", who, remedy="run this as root")
-    has = ", ".join(sorted(rights.capabilities)) or "none of those that matter"
-    evidence = [f"{who} has {has}"]
+        return unknown(f"the capabilities of {rights.who} cannot be read", process, remedy="run this as root")
+    has = ", ".join(sorted(rights.capabilities)) or "none of the required ones"
+    evidence = [f"{process} has {has}"]
     wanted = dict(NEEDED)
     if "CAP_DAC_OVERRIDE" in rights.capabilities:
-        del wanted["CAP_DAC_READ_SEARCH"]  # the greater of the two
+        del wanted["CAP_DAC_READ_SEARCH"]  # CAP_DAC_OVERRIDE includes it
     if facts.settings.get("watch.status_group"):
         wanted["CAP_CHOWN"] = "the status socket cannot be given to watch.status_group"
     lacking = [name for name in wanted if name not in rights.capabilities]
     evidence += [f"without {name} {wanted[name]}" for name in lacking]
     if facts.watcher.state != "running" and rights.uid != 0 and "CAP_SYS_NICE" in lacking:
-        return unknown("no watcher is seen, and this command is not root: what the watcher may do cannot be told",
+        return unknown("no watcher was found, and this command is not root: the privileges of a watcher are unknown",
                        *evidence, remedy="run this as root")
     if "CAP_SYS_NICE" in lacking:
         return bad(f"{rights.who} cannot set masks", _GRANT, *evidence)
     if lacking:
         return warn(f"{rights.who} lacks {', '.join(lacking)}", _GRANT, *evidence)
-    return ok(f"{rights.who} may do all that is needed", *evidence)
+    return ok(f"{rights.who} has every required capability", *evidence)
 
 
 def namespaces(facts: Facts) -> Verdict:
     rights = facts.rights
     found = {"pid": rights.pid_ns, "user": rights.user_ns}
-    evidence = [f"{name} namespace: {'the machine' if mine else 'another than the machine'}'s own"
-                for name, mine in found.items() if mine is not None]
+    evidence = [f"{name} namespace: {'the machine' if initial else 'not the machine'}'s own"
+                for name, initial in found.items() if initial is not None]
     if rights.pid_ns is False:
-        return bad(f"{rights.who} is in a pid namespace of its own: the VMMs of the node are not seen",
+        return bad(f"{rights.who} is in a pid namespace of its own: the VMMs of the node are invisible",
                    "in a pod: hostPID: true (config/kubernetes/daemonset.yaml)", *evidence)
     if rights.user_ns is False:
         return bad(f"{rights.who} is in a user namespace: its capabilities do not reach the node's threads",
-                   "run it outside of it; in a pod without hostUsers: false", *evidence)
+                   "run it outside that namespace; in a pod without hostUsers: false", *evidence)
     if None in found.values():
         return unknown("the namespaces cannot be read", *evidence)
     return ok(f"{rights.who} sees the machine's processes", *evidence)
@@ -66,16 +69,16 @@ def kernel(facts: Facts) -> Verdict:
     elif found.version < (6, 12):
         evidence.append("vhost workers are threads of the VMM (since 6.4)")
     else:
-        evidence.append("vhost workers are threads of the VMM (since 6.4), or beside it where the kernel was told to "
-                        "fork them (since 6.12): both are looked for")
+        evidence.append("vhost workers are threads of the VMM (since 6.4), or beside it if the kernel is configured "
+                        "to fork them (since 6.12): vmpin finds both")
     if not found.schedstat:
-        evidence.append("no /proc/PID/schedstat (CONFIG_SCHED_INFO): run times are known in ticks only")
+        evidence.append("no /proc/PID/schedstat (CONFIG_SCHED_INFO): run times are in clock ticks only")
     if not found.kvm_debugfs:
-        evidence.append("no KVM debugfs (/sys/kernel/debug/kvm): one way less to tell vCPU threads apart, which "
-                        "matters where threads have no names")
+        evidence.append("no KVM debugfs (/sys/kernel/debug/kvm): one method less to identify vCPU threads, which "
+                        "matters for threads without names")
     if found.version < (6, 2):
         return warn("before 6.2 the kernel forgets a thread's mask whenever its cpuset changes",
-                    "nothing has to be done: it is put back at the next resync (every "
+                    "none needed: masks are restored at the next resync (every "
                     f"{facts.settings.get('watch.resync_seconds', '10')} s, watch.resync_seconds). Linux 6.2 and "
                     "newer remember it", *evidence)
     return ok("the kernel remembers masks when a cpuset changes (since 6.2)", *evidence)
@@ -84,29 +87,29 @@ def kernel(facts: Facts) -> Verdict:
 def cpus(facts: Facts) -> Verdict:
     found = facts.cpus
     if not found.online:
-        return unknown("the online CPUs cannot be told", found.trouble)
+        return unknown("the online CPUs are unknown", found.trouble)
     evidence = [f"online {found.online}" + (f" of {found.present}" if found.present else ""),
                 f"SMT {'is on' if found.smt else 'is off or absent'}",
                 f"exclusive {facts.exclusive or 'none'}, shared pool {facts.pool or 'unknown'}"]
     gone = facts.exclusive - found.online
     if gone:
-        return bad(f"CPUs {gone} are exclusive to somebody and not online",
-                   "bring them back (echo 1 >/sys/devices/system/cpu/cpuN/online), or restart their pods", *evidence)
+        return bad(f"CPUs {gone} are exclusive to a container and not online",
+                   "bring them online (echo 1 >/sys/devices/system/cpu/cpuN/online), or restart their pods", *evidence)
     configured = _cpus(facts.settings.get("node.shared_pool", "")) | _cpus(facts.settings.get("node.housekeeping", ""))
     if configured - found.online:
         return warn(f"CPUs {configured - found.online} of node.shared_pool or node.housekeeping are not online",
-                    "correct the configuration, or bring them back", *evidence)
+                    "correct the configuration, or bring them online", *evidence)
     offline = found.present - found.online
     if offline and facts.cgroups in ("v1", "hybrid"):
-        return warn(f"CPUs {offline} are offline, and cgroup v1 has taken them out of every cpuset for good",
-                    "once they are online again write the CPUs into cpuset.cpus anew, or restart the pods", *evidence)
+        return warn(f"CPUs {offline} are offline, and cgroup v1 has removed them from every cpuset permanently",
+                    "once they are online, write the CPUs into cpuset.cpus again, or restart the pods", *evidence)
     return ok(f"{len(found.online)} CPUs are online", *evidence)
 
 
 def isolation(facts: Facts) -> Verdict:
     found = facts.cpus
     if not found.online:
-        return unknown("the isolated CPUs cannot be told", found.trouble)
+        return unknown("the isolated CPUs are unknown", found.trouble)
     parameters = [text for text in facts.kernel.parameters
                   if text.partition("=")[0] in ("isolcpus", "nohz_full", "rcu_nocbs", "irqaffinity")]
     evidence = [f"isolated {found.isolated or 'none'}, nohz_full {found.nohz_full or 'none'}", *parameters]
@@ -115,20 +118,21 @@ def isolation(facts: Facts) -> Verdict:
         return warn(f"CPUs {piled} of the shared pool are isolated: the scheduler does not move threads among them, "
                     "so shared containers and floating vCPUs pile up on one",
                     "keep isolated CPUs out of the shared pool (kubelet: reservedSystemCPUs and a static policy leave "
-                    "them to exclusive containers), or take isolcpus off the kernel's command line", *evidence)
+                    "them to exclusive containers), or remove isolcpus from the kernel's command line", *evidence)
     if found.isolated and not found.isolated.isdisjoint(facts.exclusive):
-        evidence.append(f"isolated and exclusive: {found.isolated & facts.exclusive}; a vCPU alone on each is well "
-                        "there, several that float on them are not")
+        evidence.append(f"isolated and exclusive: {found.isolated & facts.exclusive}; one pinned vCPU on each works "
+                        "well, several floating vCPUs do not")
     if found.nohz_full & facts.pool:
-        evidence.append(f"nohz_full CPUs {found.nohz_full & facts.pool} are in the shared pool, where they only cost")
-    return ok("CPU isolation by the kernel's command line is in nobody's way" if evidence[1:] or found.isolated
+        evidence.append(f"nohz_full CPUs {found.nohz_full & facts.pool} are in the shared pool, where it only "
+                        "adds overhead")
+    return ok("the kernel's CPU isolation does not conflict with placement" if evidence[1:] or found.isolated
               else "no CPU is isolated by the kernel", *evidence)
 
 
 def cgroups(facts: Facts) -> Verdict:
     if facts.cgroups == "none":
-        return bad("no cpuset cgroups are seen",
-                   "mount them where paths.cgroup says (in a pod: /sys/fs/cgroup of the node, as in "
+        return bad("no cpuset cgroups were found",
+                   "mount them at paths.cgroup (in a pod: /sys/fs/cgroup of the node, as in "
                    "config/kubernetes/daemonset.yaml)")
     evidence = [f"layout {facts.cgroups}"]
     capped = []
@@ -142,12 +146,12 @@ def cgroups(facts: Facts) -> Verdict:
             evidence.append(f"{sandbox['id']}: mask {mask}, but {group['path']} has {group['cpus']}")
     if capped:
         return warn(f"the cpuset cgroup keeps {len(capped)} VMMs off CPUs of their sandbox: {several(capped)}",
-                    "look who writes that cgroup: the kubelet, Kata (sandbox_cgroup_only), an NRI plugin, or systemd "
-                    "(daemon-reload with AllowedCPUs=)", *evidence)
+                    "find the program that writes that cgroup: the kubelet, Kata (sandbox_cgroup_only), an NRI "
+                    "plugin, or systemd (daemon-reload with AllowedCPUs=)", *evidence)
     if not facts.status:
-        return unknown(f"cgroups are {facts.cgroups}; whether they leave VMMs the CPUs of their sandboxes is not "
-                       f"known: {facts.status_trouble}", *evidence, remedy="run this as root")
-    return ok(f"cgroups are {facts.cgroups}, and leave every VMM the CPUs of its sandbox", *evidence)
+        return unknown(f"cgroups are {facts.cgroups}; whether VMMs have the CPUs of their sandboxes is "
+                       f"unknown: {facts.status_trouble}", *evidence, remedy="run this as root")
+    return ok(f"cgroups are {facts.cgroups}, and every VMM's cgroup has the CPUs of its sandbox", *evidence)
 
 
 def _cpus(text: str) -> CpuSet:

@@ -1,4 +1,7 @@
-"""Checks of who else sets masks on this node, or is blamed for it; and whether births can be seen before they do."""
+"""Checks of other programs that set masks or write cpusets, and of the kernel's process events.
+
+Pure; called by checks.examine. What stays out: finding the programs (host.daemons).
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,28 @@ from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
 from vmpin.domain.facts import Facts, Setting
 
-#: By kind of daemon: what it does to masks, and what to do. Those of their own checks are left out.
+#: By kind of daemon: its effect on masks, and the remedy. irqbalance and tuned have checks of their own.
 PINNERS = {
     "kubevirt": ("KubeVirt pins the vCPUs of its VMs with dedicatedCpuPlacement, and moves every other thread",
-                 "nothing, as long as nobody names its VMs to vmpin (ids sandbox-ID); else leave them out by "
+                 "none, unless its VMs have names that vmpin manages (sandbox-ID); then exclude them by "
                  "watch.only"),
     "libvirt": ("libvirt sets vcpupin, emulatorpin and iothreadpin when its VMs start",
-                "nothing, as long as nobody names its VMs to vmpin (ids sandbox-ID); else take those elements out"),
+                "none, unless its VMs have names that vmpin manages (sandbox-ID); then remove those elements"),
     "balloons": ("the NRI policy plugin gives containers CPUs of its own choosing, shared within a balloon",
-                 "leave node.shared_pool unset: its VMs then float on their balloons' CPUs, wherever balloons moves "
-                 "them. Set, vmpin would take a balloon's CPUs for one container's own"),
-    "topology-aware": ("the NRI policy plugin moves containers' cpusets of its own accord",
-                       "leave policy.runc_repair off: two would fight"),
+                 "leave node.shared_pool unset: its VMs then float on the current CPUs of their balloons. With the "
+                 "key set, vmpin would treat a balloon's CPUs as exclusive to one container"),
+    "topology-aware": ("the NRI policy plugin changes containers' cpusets by itself",
+                       "leave policy.runc_repair off: it would fight the plugin"),
     "numad": ("numad moves processes to the node of their memory, all of their threads at once",
               "stop it (systemctl disable --now numad), or keep it off the VMMs (numad -x PID)"),
     "koordinator": ("koordlet writes cpusets of pods, and those of best-effort ones every second",
-                    "have one of both decide: let vmpin follow (policy.runc_repair off)"),
+                    "let only one of both decide: vmpin follows with policy.runc_repair off"),
     "crane": ("crane-agent writes containers' cpusets every five seconds",
-              "have one of both decide: let vmpin follow (policy.runc_repair off)"),
+              "let only one of both decide: vmpin follows with policy.runc_repair off"),
     "cri-resmgr": ("cri-resource-manager rewrites containers' cpusets between the kubelet and the runtime",
-                   "nothing: vmpin follows what the runtime was told"),
+                   "none: vmpin follows the cpusets that the runtime received"),
 }
-_BLIND = "the node's processes cannot be seen from here"
+_BLIND = "the node's processes are invisible here"
 _SEE = "run this as root; in a pod: hostPID: true"
 
 
@@ -41,7 +44,7 @@ def irqbalance(facts: Facts) -> Verdict:
         return ok("irqbalance does not run", *evidence) if facts.sees else unknown(_BLIND, *evidence, remedy=_SEE)
     open_to = facts.exclusive - _banned(facts.irqbalance) - facts.cpus.isolated - facts.cpus.nohz_full
     if open_to:
-        evidence.append(f"it may put devices' interrupts onto exclusive CPUs {open_to}; where that matters: "
+        evidence.append(f"it may move devices' interrupts to exclusive CPUs {open_to}; to prevent that, set "
                         "IRQBALANCE_BANNED_CPULIST")
     return ok("irqbalance runs: it moves interrupts, never threads", *evidence)
 
@@ -59,28 +62,28 @@ def tuned(facts: Facts) -> Verdict:
     found = facts.tuned
     evidence = [f"tuned pid {daemon.pid}" for daemon in running]
     if found.profile:
-        evidence.append(f"active profile {found.profile} ({several(found.files, 6) or 'its files are not found'})")
+        evidence.append(f"active profile {found.profile} ({several(found.files, 6) or 'its files were not found'})")
     evidence += [f"{setting.file}: [scheduler] {key} = {setting.value}" for key, setting in found.scheduler.items()]
     if not running:
         return ok("tuned does not run", *evidence) if facts.sees else unknown(_BLIND, *evidence, remedy=_SEE)
     if not found.profile:
-        return unknown("tuned runs, and its profile cannot be told", *evidence, remedy="tuned-adm active")
+        return unknown("tuned runs, and its profile is unknown", *evidence, remedy="tuned-adm active")
     movers = [key for key in found.scheduler if key == "isolated_cores" or key.startswith("group.")]
     if not movers and found.lost:
         return unknown(f"tuned runs with profile {found.profile}, and {several(found.lost)} cannot be read here: "
-                       "whether it sets masks is not known", *evidence, remedy="look into the profile's tuned.conf "
+                       "whether it sets masks is unknown", *evidence, remedy="read the profile's tuned.conf "
                        "where tuned runs: isolated_cores and group.* under [scheduler] set masks")
     if not movers:
         return ok(f"tuned's profile {found.profile} sets no masks", *evidence)
     if _spared(found.scheduler.get("ps_blacklist"), "qemu-system-x86_64"):
-        return ok(f"tuned's profile {found.profile} sets masks, and leaves VMMs alone (ps_blacklist)", *evidence)
+        return ok(f"tuned's profile {found.profile} sets masks, but not those of VMMs (ps_blacklist)", *evidence)
     if found.scheduler.get("cgroup_ps_blacklist"):
-        return warn(f"tuned's profile {found.profile} sets masks; it leaves some cgroups alone, and whether these are "
-                    "the VMs' depends on the pattern", "see to it that cgroup_ps_blacklist matches the VMMs' cgroups, "
-                    "/kata_overhead among them", *evidence)
-    return bad(f"tuned's scheduler plugin sets the masks of VMMs, too: profile {found.profile}, {several(movers)}",
+        return warn(f"tuned's profile {found.profile} sets masks; it excludes some cgroups, and the pattern decides "
+                    "whether these are the VMs'", "make cgroup_ps_blacklist match the VMMs' cgroups, including "
+                    "/kata_overhead", *evidence)
+    return bad(f"tuned's scheduler plugin also sets the masks of VMMs: profile {found.profile}, {several(movers)}",
                "in a profile that includes this one: [scheduler] ps_blacklist=.*qemu-system.*;.*cloud-hypervisor.*;"
-               ".*firecracker.*;.*virtiofsd.*;.*containerd-shim-kata.* (its default knows qemu-kvm alone)", *evidence)
+               ".*firecracker.*;.*virtiofsd.*;.*containerd-shim-kata.* (its default has only qemu-kvm)", *evidence)
 
 
 def _spared(setting: Setting | None, command: str) -> bool:
@@ -103,14 +106,14 @@ def pinners(facts: Facts) -> Verdict:
     if not kinds and not facts.sees:
         return unknown(_BLIND, remedy=_SEE)
     if not kinds:
-        return ok("no other program that pins threads or writes cpusets is seen")
+        return ok("no other program that pins threads or writes cpusets was found")
     repair = facts.settings.get("policy.runc_repair") == "True"
     if repair and kinds.keys() & {"balloons", "topology-aware", "koordinator", "crane"}:
         return bad(f"{several(kinds)} write cpusets, and so does vmpin (policy.runc_repair)",
                    "set policy.runc_repair: false", *evidence)
     evidence += [PINNERS[kind][0] for kind in kinds]
     if "numad" in kinds:
-        return warn("numad runs, and moves VMMs as a whole", PINNERS["numad"][1], *evidence)
+        return warn("numad runs, and moves all threads of a VMM together", PINNERS["numad"][1], *evidence)
     if "balloons" in kinds and facts.settings.get("node.shared_pool"):
         return warn("nri-plugins' balloons run here, and node.shared_pool is set", PINNERS["balloons"][1], *evidence)
     return ok(f"{several(kinds)} run here", *evidence, *(f"{kind}: {PINNERS[kind][1]}" for kind in kinds))
@@ -119,18 +122,18 @@ def pinners(facts: Facts) -> Verdict:
 def proc_connector(facts: Facts) -> Verdict:
     found = facts.connector
     if facts.settings.get("watch.births") == "False":
-        return ok("process events are not asked for (watch.births: false): new threads are placed at a resync")
+        return ok("process events are not used (watch.births: false): new threads are placed at a resync")
     if found.available is None:
-        return unknown(f"whether the kernel's process events can be had is not known: {found.why or 'not tried'}",
+        return unknown(f"whether the kernel's process events are available is unknown: {found.why or 'not tried'}",
                        remedy="run this as root")
     if not found.available and facts.watcher.state != "running" and facts.rights.uid != 0:
-        return unknown(f"whether a watcher would get the kernel's process events is not known: {found.why} here",
+        return unknown(f"whether a watcher would receive the kernel's process events is unknown: {found.why} here",
                        remedy="run this as root")
     if not found.available:
-        return warn(f"no process events from the kernel: {found.why}. New threads are placed at a resync, and not at "
-                    "their birth", "it takes CAP_NET_ADMIN, and the machine's own pid, user and network namespaces "
-                    "(config/vmpin.service; in a pod: hostNetwork: true, hostPID: true)")
+        return warn(f"no process events from the kernel: {found.why}. New threads are placed at a resync instead of "
+                    "at their creation", "process events need CAP_NET_ADMIN, and the machine's own pid, user "
+                    "and network namespaces (config/vmpin.service; in a pod: hostNetwork: true, hostPID: true)")
     version = facts.kernel.version
     filters = version is not None and version >= (6, 6)
-    return ok("the kernel tells of new processes and threads", "the kernel filters events (since 6.6)" if filters else
+    return ok("the kernel reports new processes and threads", "the kernel filters events (since 6.6)" if filters else
               "the kernel does not filter events (before 6.6): each one on the node wakes the watcher")

@@ -1,4 +1,7 @@
-"""Checks of vmpin itself: the watcher, its configuration, its files, and what it says of the sandboxes."""
+"""Checks of vmpin itself: the watcher, its configuration and files, and the status of the sandboxes.
+
+Pure; called by checks.examine. What stays out: asking the watcher (cli.questions).
+"""
 
 from __future__ import annotations
 
@@ -10,37 +13,37 @@ from vmpin.domain.facts import Facts
 from vmpin.status.health import alive
 
 _START = "systemctl enable --now vmpin (config/vmpin.service), or the DaemonSet (config/kubernetes/daemonset.yaml)"
-_LOG = "look at its log: journalctl -u vmpin"
+_LOG = "read its log: journalctl -u vmpin"
 #: Bytes and inodes that the run directory should have left: the state of some thousand containers, and the spool.
 _FREE, _INODES = 4 << 20, 1000
-#: A guest's state while it boots, as the guest's session has it (guest.words).
+#: A guest's state while it boots, as the guest's session reports it (guests.agent_reports).
 WAITING = "waiting for an answer"
 
 
 def watcher(facts: Facts) -> Verdict:
     found = facts.watcher
     if found.state == "absent":
-        return bad("no watcher runs: nothing is kept in its place", _START, *([found.why] if found.why else []))
+        return bad("no watcher runs: no thread is kept in place", _START, *([found.why] if found.why else []))
     if found.state == "hidden":
-        return unknown(f"whether a watcher runs cannot be told: {found.why}", remedy="run this as root")
-    who = f"pid {found.pid or 'unknown'}" + (f", unit {found.unit}" if found.unit else "")
+        return unknown(f"whether a watcher runs is unknown: {found.why}", remedy="run this as root")
+    process = f"pid {found.pid or 'unknown'}" + (f", unit {found.unit}" if found.unit else "")
     if found.state == "mute":
-        return bad(f"the watcher ({who}) does not answer: {found.why}", _LOG, who)
+        return bad(f"the watcher ({process}) does not answer: {found.why}", _LOG, process)
     if not found.about:
-        return unknown(f"a watcher runs ({who}), and does not say more: {found.why}",
+        return unknown(f"a watcher runs ({process}), and gives no details: {found.why}",
                        f"this command is {found.version}", remedy="run this as root; if it is root already, the "
                        "watcher is of an older version: systemctl restart vmpin")
     its = str(found.about.get("version", ""))
-    evidence = [who, f"version {its}, running for {float(found.about.get('uptime', 0)):.0f} s"]
+    evidence = [process, f"version {its}, running for {float(found.about.get('uptime', 0)):.0f} s"]
     sources = {source["name"]: source for source in found.about.get("sources", ())}
     # Each watcher has the hook's socket among its sources, up or failing.
     if "hook" in sources and not _receives(facts, {name for name, source in sources.items() if source["up"]}):
         return bad("the watcher receives no events: births and NRI are down or switched off, and no hook reaches it; "
                    "new VMs and containers are placed at a resync at best",
-                   "look at the checks proc-connector, nri and hooks: one of them has to work", *evidence,
+                   "see the checks proc-connector, nri and hooks: one of these sources has to work", *evidence,
                    *_lines(sources.values()))
     if "resync" in sources and not sources["resync"]["up"]:
-        return bad("the watcher's passes fail: nothing is kept in its place", _LOG, *evidence,
+        return bad("the watcher's passes fail: no thread is kept in place", _LOG, *evidence,
                    *_lines(sources.values()))
     if its != found.version:
         return warn(f"the watcher is version {its}, this command {found.version}", "systemctl restart vmpin",
@@ -49,13 +52,12 @@ def watcher(facts: Facts) -> Verdict:
     evidence += _lines(sources.values())
     needed = [source["name"] for source in down if source["needed"]]
     if needed:
-        return warn(f"the watcher runs, and does without {several(needed)}", _LOG, *evidence)
-    return ok(f"the watcher runs ({who})", *evidence)
+        return warn(f"the watcher runs without {several(needed)}", _LOG, *evidence)
+    return ok(f"the watcher runs ({process})", *evidence)
 
 
 def _receives(facts: Facts, up: set[str]) -> bool:
-    """Whether anything reports new VMs and containers. The hook's socket alone does not: some runtime has to run the
-    hook."""
+    """True if a source reports new VMs and containers. The hook's socket is one only if a runtime runs the hook."""
     hook = facts.watcher.about.get("passes", {}).get("hook") or any(
         found.read_by and not found.broken for found in facts.hooks)
     return bool(up & {"births", "nri"} or ("hook" in up and hook))
@@ -72,47 +74,47 @@ def configuration(facts: Facts) -> Verdict:
                 if entry["from"] != "default"]
     its = facts.watcher.about.get("config")
     if not its and facts.watcher.state == "running":
-        return unknown("the watcher does not say which configuration it has", *evidence, remedy="run this as root")
+        return unknown("the watcher does not report its configuration", *evidence, remedy="run this as root")
     if not its:
         return ok(f"{len(evidence)} keys are not at their default", *evidence)
     differing = {key: (entry, here.get(key, {})) for key, entry in its.items()
                  if entry["value"] != here.get(key, {}).get("value")}
-    said = {key: f"{key}: the watcher has {entry['value']} ({entry['from']}), this command {mine.get('value')} "
-                 f"({mine.get('from')})" for key, (entry, mine) in differing.items()}
-    stale = [said[key] for key, (entry, mine) in differing.items() if not _meant(entry) and not _meant(mine)]
-    evidence += [line for line in said.values() if line not in stale]
+    texts = {key: f"{key}: the watcher has {entry['value']} ({entry['from']}), this command {mine.get('value')} "
+                  f"({mine.get('from')})" for key, (entry, mine) in differing.items()}
+    stale = [texts[key] for key, (entry, mine) in differing.items() if not _own_value(entry) and not _own_value(mine)]
+    evidence += [line for line in texts.values() if line not in stale]
     if stale:
-        return warn(f"the configuration was changed, and the watcher has not loaded it again: {len(stale)} keys",
+        return warn(f"the configuration was changed, and the watcher has not reloaded it: {len(stale)} keys",
                     "systemctl reload vmpin; for paths, watch.nri and watch.kubelet, systemctl restart vmpin", *stale,
                     *evidence)
-    return ok(f"the watcher has the configuration that is there now; {len(here)} keys", *evidence)
+    return ok(f"the watcher has the current configuration; {len(here)} keys", *evidence)
 
 
-def _meant(entry: Mapping[str, object]) -> bool:
-    """Whether a value was given to one process alone: by a flag, or in its environment."""
+def _own_value(entry: Mapping[str, object]) -> bool:
+    """True for a value that was given to one process only: by a flag, or in its environment."""
     return str(entry.get("from")).partition(" ")[0] in ("flag", "environment")
 
 
 def resync(facts: Facts) -> Verdict:
     about = facts.watcher.about
     if facts.watcher.state != "running" or not about:
-        return unknown("no watcher says when it last looked at everything")
+        return unknown("no watcher reports the time of its last resync")
     every = float(about.get("resync_seconds", 10.0))
     age = about.get("resynced")
     passes = ", ".join(f"{count} {why}" for why, count in sorted(about.get("passes", {}).items()))
     evidence = [f"every {every:g} s (watch.resync_seconds)", f"passes so far: {passes or 'none'}"]
     if age is None:
-        return bad("the watcher has made no pass yet: nothing is in its place", _LOG, *evidence)
+        return bad("the watcher has made no pass yet: no thread is placed", _LOG, *evidence)
     if not alive(float(age), every).up:
-        return bad(f"the last look at everything was {age:.1f} s ago: drift is not repaired", _LOG, *evidence)
-    return ok(f"everything was looked at {age:.1f} s ago", *evidence)
+        return bad(f"the last resync was {age:.1f} s ago: drift is not repaired", _LOG, *evidence)
+    return ok(f"the last resync was {age:.1f} s ago", *evidence)
 
 
 def run_directory(facts: Facts) -> Verdict:
     found = facts.run
     if not found.exists:
-        return (ok(f"{found.path} is not there, as no watcher has run yet") if facts.watcher.state == "absent" else
-                bad(f"{found.path} is gone under the running watcher",
+        return (ok(f"{found.path} does not exist, as no watcher has run yet") if facts.watcher.state == "absent" else
+                bad(f"{found.path} was removed while the watcher runs",
                     "systemctl restart vmpin; RuntimeDirectoryPreserve=yes keeps it"))
     evidence = [f"{found.path}: uid {found.uid}, mode {found.mode:04o}, {found.file_system}",
                 f"{found.free >> 20} MiB and {found.inodes} inodes free",
@@ -121,15 +123,15 @@ def run_directory(facts: Facts) -> Verdict:
     if found.read_only:
         return bad(f"{found.path} is mounted read-only", "remount it, or set paths.run elsewhere", *evidence)
     if found.mode & 0o022 or found.uid != 0:
-        return bad(f"{found.path} is not root's alone to write: whoever can write there decides what is pinned where",
+        return bad(f"{found.path} is writable for users other than root, who could change the placement",
                    f"chown root {found.path}; chmod 755 {found.path}", *evidence)
     if found.free < _FREE or found.inodes < _INODES:
-        return warn(f"{found.path} is almost full", "free space there: without it, a restart forgets what only hooks "
-                    "told and the masks from before vmpin", *evidence)
+        return warn(f"{found.path} is almost full", "free space there: without it, a restart forgets the cpusets that "
+                    "only hooks reported, and the original masks", *evidence)
     if facts.watcher.state == "running" and found.spooled and found.oldest > 60:
-        return warn(f"{found.spooled} messages of hooks wait in the spool beside a running watcher", _LOG, *evidence)
+        return warn(f"{found.spooled} messages of hooks wait in the spool although a watcher runs", _LOG, *evidence)
     if not found.writable:
-        return unknown(f"whether {found.path} can be written cannot be told", *evidence, remedy="run this as root")
+        return unknown(f"whether {found.path} can be written is unknown", *evidence, remedy="run this as root")
     return ok(f"{found.path} can be written", *evidence)
 
 
@@ -137,11 +139,11 @@ def state_file(facts: Facts) -> Verdict:
     found = facts.run
     if found.state_trouble:
         return bad(f"the state file cannot be used: {found.state_trouble}",
-                   "the watcher sets it aside at its next start and rebuilds the state from what runs; the masks from "
-                   "before vmpin are lost")
+                   "the watcher sets it aside at its next start and rebuilds the state from what runs; the original "
+                   "masks are lost")
     if facts.watcher.about.get("saved") is False:
-        return bad("the watcher cannot write its state file", "free space in the run directory; its log says what the "
-                   "kernel said: journalctl -u vmpin")
+        return bad("the watcher cannot write its state file", "free space in the run directory; its log has the "
+                   "kernel's error: journalctl -u vmpin")
     if found.state_size is None:
         return ok("there is no state file yet")
     evidence = [f"{found.state_size} bytes"]
@@ -149,8 +151,8 @@ def state_file(facts: Facts) -> Verdict:
         return unknown("the state file cannot be read", *evidence, remedy="run this as root")
     if found.set_aside:
         return warn("an earlier state file was damaged and was set aside (state.json.bad)",
-                    "look at it (`vmpin gather` packs it), then remove it", *evidence)
-    return ok("the state file is sound", *evidence)
+                    "inspect it (`vmpin gather` packs it), then remove it", *evidence)
+    return ok("the state file is valid", *evidence)
 
 
 def vcpu_threads(facts: Facts) -> Verdict:
@@ -160,34 +162,35 @@ def vcpu_threads(facts: Facts) -> Verdict:
     blind = [sandbox["id"] for sandbox in running if sandbox["found_by"] == "none" and sandbox["verdict"] != "waiting"]
     ways = dict.fromkeys(sandbox["found_by"] for sandbox in running)
     if blind:
-        remedy = ("mount debugfs (/sys/kernel/debug), or have the VMM name its threads (Kata: enable_debug = true in "
+        remedy = ("mount debugfs (/sys/kernel/debug), or make the VMM name its threads (Kata: enable_debug = true in "
                   "the hypervisor's section gives QEMU debug-threads=on)")
-        return bad(f"the vCPU threads of {len(blind)} VMs cannot be told from the others: {several(blind)}", remedy,
-                   "CAP_SYS_PTRACE is needed to see them in KVM_RUN" if "CAP_SYS_PTRACE" not in
-                   (facts.rights.capabilities or ()) else "they are kept on their sandbox's CPUs as a whole")
-    return ok(f"the vCPU threads of all {len(running)} VMs are known" if running else "no VM runs",
+        return bad(f"the vCPU threads of {len(blind)} VMs cannot be identified: {several(blind)}", remedy,
+                   "CAP_SYS_PTRACE is needed to find them in KVM_RUN" if "CAP_SYS_PTRACE" not in
+                   (facts.rights.capabilities or ()) else "all their threads are kept on their sandbox's CPUs")
+    return ok(f"the vCPU threads of all {len(running)} VMs are identified" if running else "no VM runs",
               *(f"by {way}" for way in ways))
 
 
 def guests(facts: Facts) -> Verdict:
     if facts.settings.get("guest.via") == "off":
-        return ok("guests are told nothing (guest.via: off)")
+        return ok("nothing is sent to guests (guest.via: off)")
     if facts.watcher.state != "running":
-        return unknown("only a running watcher speaks with guests")
+        return unknown("only a running watcher connects to guests")
     if not facts.status:
         return unknown(f"no status: {facts.status_trouble}")
-    spoken = [sandbox for sandbox in facts.sandboxes if sandbox.get("guest")]
-    mute = [sandbox for sandbox in spoken if not sandbox["guest"]["by"] and sandbox["guest"]["state"] != WAITING]
-    evidence = [f"{sandbox['id']}: {sandbox['guest']['by'] or 'nobody'}: {sandbox['guest']['state']}"
-                for sandbox in spoken[:20]]
+    connected = [sandbox for sandbox in facts.sandboxes if sandbox.get("guest")]
+    mute = [sandbox for sandbox in connected if not sandbox["guest"]["by"] and sandbox["guest"]["state"] != WAITING]
+    evidence = [f"{sandbox['id']}: {sandbox['guest']['by'] or 'no agent'}: {sandbox['guest']['state']}"
+                for sandbox in connected[:20]]
     if mute:
-        return warn(f"{len(mute)} of {len(spoken)} guests do not answer: {several(sandbox['id'] for sandbox in mute)}",
-                    "put vmpin's agent into the image (guest/README.md), or let Kata's be used (guest.via: auto); for "
-                    "guests that are to be left alone: guest.disabled_handlers", *evidence)
-    late = sum(sandbox["guest"]["state"] == WAITING for sandbox in spoken)
+        return warn(f"{len(mute)} of {len(connected)} guests do not answer: "
+                    f"{several(sandbox['id'] for sandbox in mute)}",
+                    "put vmpin's agent into the image (guest/README.md), or allow Kata's (guest.via: auto); to leave "
+                    "guests alone: guest.disabled_handlers", *evidence)
+    late = sum(sandbox["guest"]["state"] == WAITING for sandbox in connected)
     if late:
-        return ok(f"{len(spoken) - late} guests answer, and {late} are waited for", *evidence)
-    return ok(f"{len(spoken)} guests answer" if spoken else "no guest is to be told anything now", *evidence)
+        return ok(f"{len(connected) - late} guests answer, and the watcher waits for {late}", *evidence)
+    return ok(f"{len(connected)} guests answer" if connected else "nothing is to be sent to a guest now", *evidence)
 
 
 def sandboxes(facts: Facts) -> Verdict:
@@ -201,25 +204,26 @@ def sandboxes(facts: Facts) -> Verdict:
     evidence = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
     evidence += [f"{sandbox['id']}: {reason}" for sandbox in degraded[:20] for reason in sandbox["reasons"]]
     if drift and facts.watcher.state == "running":
-        return bad(f"{len(drift)} threads are not where they should be", "vmpin verify names them, vmpin explain "
-                   "SANDBOX says why; vmpin reconcile puts them back", *evidence)
+        return bad(f"{len(drift)} threads are misplaced", "vmpin verify names them, vmpin explain SANDBOX has the "
+                   "reasons; vmpin reconcile puts them back", *evidence)
     if drift:
-        return warn(f"{len(drift)} threads are not where vmpin would put them",
+        return warn(f"{len(drift)} threads are not where vmpin would place them",
                     "vmpin reconcile, or start the watcher", *evidence)
     unmanaged = [sandbox["id"] for sandbox in found if sandbox["verdict"] == "unmanaged"]
     if unmanaged:
-        return warn(f"{len(unmanaged)} VMs are left as they are: neither a container of theirs nor a shared pool is "
+        return warn(f"{len(unmanaged)} VMs are left as they are: neither their containers nor a shared pool are "
                     f"known: {several(unmanaged)}", "for pods: NRI, the OCI hook or Kata's state has to report their "
                     "containers (docs/sources.md); node.shared_pool, or the kubelet's static policy, places them "
                     "until then; for VMs that are no pods: watch.only excludes them", *evidence)
     if degraded:
-        return warn(f"{len(degraded)} sandboxes have less than was asked: "
-                    f"{several(sandbox['id'] for sandbox in degraded)}", "vmpin explain SANDBOX says why", *evidence)
+        return warn(f"{len(degraded)} sandboxes are degraded: "
+                    f"{several(sandbox['id'] for sandbox in degraded)}", "vmpin explain SANDBOX has the reasons",
+                    *evidence)
     waiting = verdicts.count("waiting")
     if waiting:
         return ok(f"{len(found)} sandboxes; {waiting} of them wait: for the kubelet or the runtime to rewrite a "
                   "cpuset, or for vCPU threads to be identified", *evidence)
-    return ok(f"{len(found)} sandboxes, every thread in its place" if found else "no VM sandbox runs on this node",
+    return ok(f"{len(found)} sandboxes, every thread in place" if found else "no VM sandbox runs on this node",
               *evidence)
 
 
@@ -230,9 +234,10 @@ def collisions(facts: Facts) -> Verdict:
     found = [f"CPU {collision['cpu']}: {collision['what']}" for collision in node["collisions"]]
     odd = [f"{entry['container']}: {entry['what']}" for entry in node["disagreements"]]
     if found:
-        return bad(f"{len(found)} CPUs that are somebody's alone are not", "vmpin audit says who runs there; vmpin "
-                   "explain SANDBOX says why", *found[:20], *odd[:20])
+        return bad(f"threads of others may use {len(found)} exclusive CPUs", "vmpin audit lists what runs there; "
+                   "vmpin explain SANDBOX has the reasons", *found[:20], *odd[:20])
     if odd:
         return warn(f"the sources disagree on the CPUs of {len(odd)} containers, for longer than a resync",
-                    "docs/sources.md says who is believed; look who writes the cgroup", *odd[:20])
-    return ok("nobody's exclusive CPUs are another's, too")
+                    "docs/sources.md has the precedence of the sources; find the program that writes the cgroup",
+                    *odd[:20])
+    return ok("no exclusive CPU is used by others, and the sources agree")

@@ -1,4 +1,4 @@
-"""Looks at the node for `vmpin doctor` and `vmpin gather`: asks every adapter, and changes nothing.
+"""Collects the facts about a node that the doctor checks and the bug report contains. Reads only.
 
-What stays out: what is right or wrong about it (doctor), and asking the watcher (cli).
+What stays out: evaluating them (doctor), and requests to the watcher (cli). Imported by cli alone.
 """

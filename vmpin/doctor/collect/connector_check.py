@@ -1,5 +1,7 @@
-"""Whether this process could have the kernel's proc connector, found out without listening: the kernel counts its
-listeners, and one that comes and goes may cost another its events. What stays out: listening (proc_connector).
+"""Tests whether this process could use the kernel's proc connector, without subscribing.
+
+The kernel counts its subscribers, and a subscriber that comes and goes may cost another one its events. Called by
+node_facts. What stays out: subscribing (host.proc_connector).
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from vmpin.domain.facts import ProcConnector, Rights
 
 #: linux/netlink.h, linux/connector.h
 _NETLINK_CONNECTOR, _CN_IDX_PROC, _NLMSG_DONE = 11, 1, 3
-#: An id that nobody in the kernel answers to: it is thrown away, but a namespace without a connector refuses it.
-_NOBODY = 0x7FFFFFFF
+#: An id that the kernel does not use: it discards the message, but a namespace without a connector refuses it.
+_UNUSED_ID = 0x7FFFFFFF
 
 
 def available(rights: Rights) -> ProcConnector:
-    """For a process with these rights, which is this one."""
+    """The availability for this process, which has these rights."""
     lacks = [f"it takes the machine's own {name} namespace" for name, own in
              (("pid", rights.pid_ns), ("user", rights.user_ns)) if own is False]
     if rights.capabilities is not None and "CAP_NET_ADMIN" not in rights.capabilities:
@@ -30,9 +32,9 @@ def available(rights: Rights) -> ProcConnector:
                            _NETLINK_CONNECTOR) as made:
             made.bind((0, _CN_IDX_PROC))
             header = struct.pack("=IHHII", 36, _NLMSG_DONE, 0, 0, os.getpid())
-            made.send(header + struct.pack("=IIIIHH", _NOBODY, _NOBODY, 0, 0, 0, 0))
+            made.send(header + struct.pack("=IIIIHH", _UNUSED_ID, _UNUSED_ID, 0, 0, 0, 0))
     except ConnectionRefusedError:
-        return ProcConnector(None, "this is a network namespace of its own; a watcher tries that of process 1")
+        return ProcConnector(None, "this is another network namespace; a watcher tries that of process 1")
     except OSError as err:
         if err.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT):
             return ProcConnector(False, "the kernel has none (CONFIG_PROC_EVENTS), or its sockets are forbidden here")

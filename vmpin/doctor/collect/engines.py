@@ -1,6 +1,6 @@
-"""The configurations of containerd, CRI-O and podman: runtime handlers, NRI, and where hooks are read from.
+"""The configurations of containerd, CRI-O and podman: runtime handlers, NRI, hook directories.
 
-What stays out: what Kata itself is configured to do (kata_config), and asking any of them.
+Called by node_facts. What stays out: Kata's own configuration (kata_config), and requests to the engines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vmpin.host.daemons import Program
 from vmpin.host.files import Files
 from vmpin.runtime.toml_files import Table, dig, load, merge, switch, word, words
 
-#: Where containerd's is, beside what its command line says: its own, and those of the distributions that bring one.
+#: Default paths of containerd's configuration: its own, and those of distributions that contain it.
 _CONTAINERD = ("/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
                "/var/lib/rancher/rke2/agent/etc/containerd/config.toml", "/etc/k0s/containerd.toml",
                "/var/snap/microk8s/current/args/containerd.toml")
@@ -28,7 +28,7 @@ _PODMAN_HOOKS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks
 
 
 def engines(files: Files, programs: Sequence[Program]) -> tuple[Engine, ...]:
-    """Those that run, or have a configuration."""
+    """The container engines that run or have a configuration."""
     found = [_containerd(files, path, pid) for path, pid in _containerds(files, programs)]
     crio = next((program for program in programs if program.name == "crio"), None)
     if crio is not None or files.exists("/etc/crio"):
@@ -155,7 +155,7 @@ def _tables(value: object) -> list[tuple[str, Table]]:
 
 def _handler(engine: str, name: str, table: dict[str, Any], file: str, *, config_path: str, kind: str,
              annotations: tuple[str, ...] | None, base_spec: str) -> Handler:
-    """Kata's are those whose shim or type says so: a handler may have any name."""
+    """A handler is Kata's if its shim or type is: its name may be any."""
     program = word(table.get("runtime_path"))
     kata = ".kata" in kind or "kata" in program.rpartition("/")[2] or (not kind and name.startswith("kata"))
     return Handler(name, engine, kata, file, program, config_path, annotations, base_spec)

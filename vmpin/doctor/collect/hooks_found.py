@@ -1,6 +1,6 @@
-"""Where vmpin's OCI hook is registered: in directories of hooks (podman, CRI-O), and in base specs (containerd).
+"""The registrations of vmpin's OCI hook: in hook directories (podman, CRI-O), and in base specs (containerd).
 
-What stays out: registering it (hooks_install).
+Called by node_facts. What stays out: registering it (install.hook_files).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from vmpin.host.files import Files
 
 _SCRIPT = "vmpin-hook"
 _SOCKET = "/run/vmpin/hook.sock"
-#: Looked into whether a runtime names them or not.
+#: Directories that are read even if no runtime names them.
 _USUAL = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d", "/run/containers/oci/hooks.d")
 
 
 def hooks(files: Files, engines: Sequence[Engine]) -> tuple[Hook, ...]:
     """The registrations, one for each file."""
-    #: By real directory, as /var/run and /run are one on most nodes: the first name it goes by, and who reads it.
+    #: By real directory (/var/run and /run are the same on most nodes): its first name and its readers.
     places: dict[str, tuple[str, list[str]]] = {files.real(place): (place, []) for place in _USUAL}
     for engine in engines:
         for place in engine.hooks_dirs:
@@ -74,14 +74,14 @@ def _hook(files: Files, path: str, entries: Sequence[tuple[str, dict[str, object
           readers: tuple[str, ...]) -> Hook:
     script = str(entries[0][1]["path"]) if entries else ""
     args = entries[0][1].get("args") if entries else []
-    words = [str(word) for word in args] if isinstance(args, list) else []
-    socket = words[words.index("--socket") + 1] if "--socket" in words[:-1] else _SOCKET
-    return Hook(path, tuple(stage for stage, _ in entries), script, socket, "--fail-closed" in words,
+    argv = [str(arg) for arg in args] if isinstance(args, list) else []
+    socket = argv[argv.index("--socket") + 1] if "--socket" in argv[:-1] else _SOCKET
+    return Hook(path, tuple(stage for stage, _ in entries), script, socket, "--fail-closed" in argv,
                 _broken(files, script), readers)
 
 
 def _broken(files: Files, script: str) -> str:
-    """Why a runtime could not run it, "" when it could."""
+    """Why a runtime could not run the script, "" if it could."""
     try:
         raw = files.read(script)
     except SourceError as err:
@@ -98,5 +98,5 @@ def _broken(files: Files, script: str) -> str:
 
 def _interpreter(raw: bytes) -> str:
     line = raw.partition(b"\n")[0][:256]
-    words: Iterable[bytes] = line.removeprefix(b"#!").split() if line.startswith(b"#!") else ()
-    return os.fsdecode(next(iter(words), b""))
+    parts: Iterable[bytes] = line.removeprefix(b"#!").split() if line.startswith(b"#!") else ()
+    return os.fsdecode(next(iter(parts), b""))

@@ -1,8 +1,8 @@
-"""Kata's configuration files, of both its runtimes, as they read them: a file, and every drop-in beside it over that.
+"""The configuration files of both Kata runtimes: each file with its drop-ins, as the runtime merges them.
 
-Go: pkg/katautils/config.go; Rust: libs/kata-types/src/config (default.rs, drop_in.rs). Both take the directory
-`config.d` beside the file that is meant in the end, links followed, and all that lies in it in the order of the names.
-What stays out: what a pod's annotations change, and what a setting means (doctor.kata).
+Go: pkg/katautils/config.go; Rust: libs/kata-types/src/config (default.rs, drop_in.rs). Both follow links to the file,
+take the directory `config.d` beside it, and merge its files in the order of their names. Called by node_facts. What
+stays out: changes by a pod's annotations, and the meaning of a setting (doctor.kata_checks).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vmpin.errors import SourceError
 from vmpin.host.files import Files
 from vmpin.runtime.toml_files import Table, dig, load
 
-#: What is read without being told another, the first that is there; by runtime.
+#: The default configuration files by runtime; the first that exists is used.
 _DEFAULTS = {
     "go": ("/etc/kata-containers/configuration.toml", "/usr/share/defaults/kata-containers/configuration.toml",
            "/opt/kata/share/defaults/kata-containers/configuration.toml"),
@@ -34,7 +34,7 @@ FACTORY = ("enable_template", "vm_cache_number")
 
 
 def configurations(files: Files, engines: Iterable[Engine]) -> tuple[KataConfig, ...]:
-    """Those that a handler names, and the default ones; where no handler is known, all that are found."""
+    """The configurations that handlers name, and the default ones; without any handler, all that exist."""
     handlers = [handler for engine in engines for handler in engine.handlers if handler.kata]
     readers: dict[str, list[str]] = {}
     for handler in handlers:

@@ -1,4 +1,7 @@
-"""The running kernel: its release, its command line, and what it shows. What stays out: what follows (doctor)."""
+"""The running kernel: release, command line, available files.
+
+Called by node_facts. What stays out: the consequences (doctor.node_checks).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from vmpin.reports.redact import kernel_parameters
 
 
 def kernel(proc: Procfs, sys_root: str = "/sys") -> Kernel:
-    """What does not answer is left out."""
+    """The kernel's facts; what cannot be read is left empty."""
     release = _text(f"{proc.root}/sys/kernel/osrelease")
     return Kernel(
         release, linux(release), tuple(kernel_parameters(_text(f"{proc.root}/cmdline"))),

@@ -1,7 +1,7 @@
 """The kubelet's own configuration: its file, the drop-ins beside it, and the flags of its command line.
 
-Only keys that concern CPUs are kept: other parts of these files hold secrets. What stays out: the checkpoint
-(kubelet).
+Only keys that concern CPUs are kept: other parts of these files hold secrets. Called by node_facts. What stays out:
+the checkpoint (runtime.kubelet).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KIND = "KubeletConfiguration"
 
 
 def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
-    """Of the kubelet that runs, else of the files that lie where they usually do."""
+    """The configuration of the running kubelet, else of the files at the usual places."""
     program = next((each for each in programs if each.name in ("kubelet", "k3s", "rke2")), None)
     argv = [] if program is None else _arguments(program)
     named, directory = flag(argv, "config"), flag(argv, "config-dir")
@@ -53,14 +53,14 @@ def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
         given = [] if found is None else found.get("kubelet-arg", [])
         flags.insert(0, (path, [f"--{item}" for item in given if isinstance(item, str)]
                          if isinstance(given, list) else []))
-    for where, words in flags:
+    for where, argv in flags:
         settings |= {key: Setting(_options(value) if name.endswith("options") else value, where)
-                     for name, key in KEYS.items() if (value := flag(words, name))}
+                     for name, key in KEYS.items() if (value := flag(argv, name))}
     return KubeletConfig(None if program is None else program.pid, settings, tuple(read), tuple(trouble))
 
 
 def _arguments(program: Program) -> list[str]:
-    """A kubelet's flags; k3s and rke2 have one within, and give it theirs as --kubelet-arg=NAME=VALUE."""
+    """A kubelet's flags; k3s and rke2 contain a kubelet, and pass its flags as --kubelet-arg=NAME=VALUE."""
     if program.name == "kubelet":
         return program.argv
     found = []

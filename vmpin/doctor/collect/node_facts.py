@@ -1,4 +1,8 @@
-"""Everything that the doctor judges, put together."""
+"""All facts about a node that the doctor checks, collected from the adapters.
+
+Reads only. Called by cli/questions for `vmpin doctor` and `vmpin gather`. What stays out: vmpin's own files
+(own_facts).
+"""
 
 from __future__ import annotations
 
@@ -32,15 +36,15 @@ from vmpin.runtime.kubelet import parse_checkpoint
 logger = logging.getLogger(__name__)
 
 _MONITOR = "conmon"
-#: The watcher's source that hears the proc connector.
+#: Name of the watcher's source of process events.
 BIRTHS = "births"
 
 
 def look(config: Config, root: Path, watcher: Watcher, status: Mapping[str, Any], status_trouble: str = "") -> Facts:
-    """Look at all there is.
+    """Read everything that the checks need.
 
-    :param root: where the node's file system is: `/`, or where a pod has it mounted. What the configuration's paths
-        name (/proc, /sys, the run directory, the kubelet's) is looked for there, not below it.
+    :param root: the mount of the node's file system: `/`, or another directory in a pod. The paths of the
+        configuration (/proc, /sys, the run directory, the kubelet's) are used unchanged, not below it.
     """
     files, proc = Files(root), Procfs(config.path("proc"))
     programs = daemons.programs(proc, (*daemons.DAEMONS, *daemons.CONFIGURED, _MONITOR))
@@ -89,7 +93,7 @@ def _begun(proc: Procfs, programs: Iterable[daemons.Program]) -> tuple[float, ..
 
 
 def _sees(proc: Procfs, own: Rights) -> bool:
-    """Whether the node's programs are there to be seen: not from a pid namespace of its own, nor beyond hidepid=."""
+    """True if the node's processes are visible: not in another pid namespace, nor with hidepid=."""
     try:
         return own.pid_ns is not False and bool(proc.cmdline(1))
     except OSError:
@@ -97,7 +101,7 @@ def _sees(proc: Procfs, own: Rights) -> bool:
 
 
 def _socket(path: Path) -> bool | None:
-    """Whether there is one; None when that is not ours to know."""
+    """True for a socket; None if the path cannot be accessed."""
     try:
         return stat.S_ISSOCK(path.stat().st_mode)
     except PermissionError:
@@ -115,7 +119,7 @@ def _cpus(sysfs: Sysfs) -> Cpus:
 
 
 def _checkpoint(directory: Path) -> Checkpoint | None:
-    """The kubelet's, read anew; it lies where paths.kubelet says and not below the root."""
+    """The kubelet's current checkpoint, in paths.kubelet (not below the root); None if there is none."""
     files = Files("/")
     path = str(directory / "cpu_manager_state")
     try:
@@ -137,7 +141,7 @@ def _sandboxes(config: Config) -> tuple[KataSandbox, ...]:
 
 
 def _connector(watcher: Watcher, own: Rights) -> ProcConnector:
-    """By the running watcher's word, which tried it; else by what this process could do."""
+    """From the running watcher, which has tried it; else from the privileges of this process."""
     for source in watcher.about.get("sources", ()):
         if source["name"] == BIRTHS:
             return ProcConnector(bool(source["up"]), str(source["why"]))

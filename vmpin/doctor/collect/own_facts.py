@@ -1,4 +1,7 @@
-"""vmpin's own files on the node: the run directory, its lock, its spool, its state file."""
+"""vmpin's own files on the node: the run directory, its lock, its spool, its state file.
+
+Reads only. Called by node_facts and cli/questions. What stays out: everything that is not vmpin's (node_facts).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _UNIT = re.compile(r"([A-Za-z0-9:_.@\\-]+\.service)$", re.MULTILINE)
 
 
 def run_directory(config: Config, proc: Procfs) -> RunDirectory:
-    """As it lies there now. Nothing is written to find out whether it could be."""
+    """The run directory now. Write access is tested without writing."""
     path = config.run
     try:
         info = path.lstat()
@@ -35,7 +38,7 @@ def run_directory(config: Config, proc: Procfs) -> RunDirectory:
 
 
 def _spool(path: Path) -> tuple[int, float]:
-    """How many messages wait, and for how long the first (seconds)."""
+    """The number of waiting messages, and the age of the oldest (seconds)."""
     try:
         found = [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(path)
                  if entry.name.endswith(".hook") and not entry.name.startswith(".")]
@@ -55,7 +58,7 @@ def _state(config: Config, proc: Procfs) -> tuple[int | None, str]:
 
 
 def _file_system(path: Path, proc: Procfs) -> str:
-    """The type of what is mounted there, as `tmpfs`."""
+    """The type of the file system at a path, for example `tmpfs`."""
     try:
         table = Path(f"{proc.root}/self/mountinfo").read_bytes()
     except OSError:
@@ -72,9 +75,9 @@ def _file_system(path: Path, proc: Procfs) -> str:
 
 
 def lock_holder(config: Config, proc: Procfs) -> int | None:
-    """Who holds the lock, from the kernel's list of locks; None: nobody.
+    """Pid of the process that holds the watcher's lock, from the kernel's list of locks; None if it is free.
 
-    Trying the lock would be simpler, and would turn away a watcher that starts at that very moment.
+    Trying to lock would be simpler, but would make a watcher fail that starts at that moment.
     """
     try:
         info = config.lock_file.stat()
@@ -91,7 +94,7 @@ def lock_holder(config: Config, proc: Procfs) -> int | None:
 
 
 def unit(proc: Procfs, pid: int) -> str:
-    """The systemd service that a process is of, "" for none."""
+    """The systemd service of a process, "" for none."""
     raw = read_file(f"{proc.root}/{pid}/cgroup") or b""
     found = _UNIT.search(os.fsdecode(raw))
     return "" if found is None else found[1]

@@ -1,4 +1,7 @@
-"""What a process may do: its capabilities and namespaces, from /proc. What stays out: what is needed (doctor)."""
+"""The capabilities and namespaces of a process, from /proc.
+
+Called by node_facts. psutil has neither. What stays out: the required ones (doctor.node_checks).
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ _INODE = re.compile(r"[a-z]+:\[([0-9]+)\]")
 
 
 def rights(proc: Procfs, pid: int | None, who: str) -> Rights:
-    """Of a process; None: this one, under whatever number that /proc knows it."""
+    """The rights of a process; for None those of this process, with its pid in that /proc."""
     at = f"{proc.root}/{'self' if pid is None else pid}"
     try:
         raw = read_file(f"{at}/status", 8192) or b""
     except OSError:
         raw = b""
-    # The name stands before it, but the kernel escapes a newline in that.
+    # The name comes first, but the kernel escapes a newline in it.
     fields = dict(line.split(b":", 1) for line in raw.split(b"\n") if b":" in line)
     uid, effective = fields.get(b"Uid", b"").split(), fields.get(b"CapEff", b"").strip()
     number = fields.get(b"Pid", b"").strip()
@@ -35,7 +38,7 @@ def rights(proc: Procfs, pid: int | None, who: str) -> Rights:
 
 
 def _initial(process: str, kind: str) -> bool | None:
-    """Whether a process is in the machine's own namespace of a kind."""
+    """True for the machine's own namespace of this kind, None if it cannot be read."""
     try:
         found = _INODE.fullmatch(os.readlink(f"{process}/ns/{kind}"))
     except OSError:
