@@ -234,7 +234,7 @@ def collisions(facts: Facts) -> Verdict:
     found = [f"CPU {collision['cpu']}: {collision['what']}" for collision in node["collisions"]]
     odd = [f"{entry['container']}: {entry['what']}" for entry in node["disagreements"]]
     if found:
-        return bad(f"threads of others may use {len(found)} exclusive CPUs", "vmpin audit lists what runs there; "
+        return bad(f"{len(found)} exclusive CPUs are open to others", "vmpin audit lists what runs there; "
                    "vmpin explain SANDBOX has the reasons", *found[:20], *odd[:20])
     if odd:
         return warn(f"the sources disagree on the CPUs of {len(odd)} containers, for longer than a resync",

@@ -144,7 +144,7 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("privileges", facts(rights=rights("CAP_SYS_NICE")), "bad", "cannot set masks"),
     ("privileges", facts(rights=rights("CAP_SYS_PTRACE")), "warn", "lacks CAP_SYS_PTRACE"),
     ("privileges", facts(rights=rights("CAP_DAC_READ_SEARCH")), "warn", "lacks CAP_DAC_READ_SEARCH"),
-    ("privileges", facts(rights=rights("CAP_CHOWN")), "ok", "all that is needed"),
+    ("privileges", facts(rights=rights("CAP_CHOWN")), "ok", "every required"),
     ("privileges", facts(rights=rights("CAP_CHOWN"), settings={"watch.status_group": "ops"}), "warn", "CAP_CHOWN"),
     ("privileges", facts(rights=Rights("the watcher", 100)), "unknown", "cannot be read"),
     ("privileges", facts(rights=Rights("this command", 5, 1000, frozenset()), watcher=Watcher()), "unknown",
@@ -155,13 +155,13 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("kernel", facts(kernel=Kernel("6.1.0-37", (6, 1))), "warn", "before 6.2"),
     ("kernel", facts(kernel=Kernel("6.2.0", (6, 2))), "ok", "remembers"),
     ("kernel", facts(kernel=Kernel("weird")), "unknown", "'weird'"),
-    ("cpus", facts(cpus=Cpus(trouble="no such file")), "unknown", "cannot be told"),
+    ("cpus", facts(cpus=Cpus(trouble="no such file")), "unknown", "are unknown"),
     ("cpus", facts(cpus=Cpus(CpuSet.parse("0-2"), CpuSet.parse("0-3"))), "bad", "CPUs 3 are exclusive"),
     ("cpus", facts(settings={"node.housekeeping": "9"}), "warn", "CPUs 9 of node"),
     ("cpus", facts(cpus=Cpus(CpuSet.parse("0-6"), CpuSet.parse("0-7")), cgroups="hybrid"), "warn", "CPUs 7 are off"),
     ("cpus", facts(cpus=Cpus(CpuSet.parse("0-6"), CpuSet.parse("0-7"))), "ok", "7 CPUs"),
     ("isolation", facts(cpus=Cpus(CpuSet.parse("0-7"), isolated=CpuSet.parse("1-3"))), "warn", "CPUs 1 of the shared"),
-    ("isolation", facts(cpus=Cpus(CpuSet.parse("0-7"), isolated=CpuSet.parse("2-3"))), "ok", "nobody's way"),
+    ("isolation", facts(cpus=Cpus(CpuSet.parse("0-7"), isolated=CpuSet.parse("2-3"))), "ok", "not conflict"),
     ("cgroups", facts(cgroups="none"), "bad", "no cpuset"),
     ("cgroups", facts(status=status(sandbox(cgroup={"path": "/g", "cpus": "2"}))), "warn", "1 VMMs"),
     ("cgroups", facts(status=status(sandbox(cgroup={"path": "/g", "cpus": "0-7"}))), "ok", "v2"),
@@ -175,7 +175,7 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("kubelet", facts(checkpoint=STATIC, kubelet=KubeletConfig(), sees=False), "ok", "static policy"),
     ("kubelet", facts(checkpoint=None, status={"sources": {"kubelet": {
         "stale": True, "written": "2026-11-22T13:41:00Z", "second_witness": "PodResources lists the same CPUs"}}}),
-     "warn", "as the last one says, of 2026-11-22T13:41:00Z; PodResources lists the same CPUs"),
+     "warn", "its last contents are used, written 2026-11-22T13:41:00Z; PodResources lists the same CPUs"),
     ("kubelet", facts(checkpoint=replace(STATIC, policy="none")), "bad", "policy static, its checkpoint"),
     ("kubelet", facts(checkpoint=replace(STATIC, policy="none"), kubelet=KubeletConfig(3)), "warn", "owns a CPU"),
     ("kubelet", facts(checkpoint=replace(STATIC, policy="none"), kubelet=KubeletConfig(3),
@@ -186,11 +186,11 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("nri", facts(settings={"watch.nri": "off"}, hooks=(hook(read_by=()),)), "warn", "no runtime reads"),
     ("nri", facts(settings={"watch.nri": "off"}, hooks=(hook(),)), "ok", "not used"),
     ("nri", facts(status={}, nri_socket=False), "unknown", "no container runtime"),
-    ("nri", facts(status={}, nri_socket=False, engines=(containerd(nri=False),)), "warn", "switched off"),
+    ("nri", facts(status={}, nri_socket=False, engines=(containerd(nri=False),)), "warn", "disabled in"),
     ("nri", facts(status={}, nri_socket=False, engines=(containerd(nri=False),), settings={"watch.nri": "on"}), "bad",
-     "switched off"),
-    ("nri", facts(status={}, engines=(containerd(),)), "ok", "there for the watcher"),
-    ("hooks", facts(), "ok", "NRI tells"),
+     "disabled in"),
+    ("nri", facts(status={}, engines=(containerd(),)), "ok", "available to a watcher"),
+    ("hooks", facts(), "ok", "NRI reports"),
     ("hooks", facts(status={}), "warn", "no hook"),
     ("hooks", facts(hooks=(hook(broken="is not there"),)), "bad", "no container starts"),
     ("hooks", facts(hooks=(hook(socket="/run/other.sock"),)), "warn", "/run/other.sock"),
@@ -213,7 +213,7 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("kata", facts(kata=(replace(kata(), trouble="is not TOML"),)), "bad", "is not TOML"),
     ("kata", facts(kata=(kata(),), engines=(containerd(handler(config_path="/gone.toml")),)), "warn", "/gone.toml"),
     ("kata", facts(kata=(kata(hypervisor__qemu__rootless=True),)), "warn", "rootless"),
-    ("kata-pinning", facts(kata=(kata(runtime__enable_vcpus_pinning=True),)), "bad", "to come"),
+    ("kata-pinning", facts(kata=(kata(runtime__enable_vcpus_pinning=True),)), "bad", "new sandboxes"),
     ("kata-pinning", facts(kata_sandboxes=(KataSandbox("s", "kata-go", True),)), "bad", "1 sandboxes run with it"),
     ("kata-pinning", facts(kata=(kata(readers=(), runtime__enable_vcpus_pinning=True),)), "warn", "no known handler"),
     ("kata-pinning", facts(kata=(kata(runtime__enable_vcpus_pinning=False),)), "ok", "does not pin"),
@@ -227,23 +227,23 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("kata-vcpus", facts(kata=(kata(runtime__static_sandbox_resource_mgmt=True),)), "ok", "as many"),
     ("kata-vcpus", facts(kata=(kata(runtime__static_sandbox_resource_mgmt=True),),
                          engines=(replace(containerd(handler()), name="crio"),)), "warn", "default_vcpus"),
-    ("kata-cgroup", facts(kata=(kata(),)), "ok", "no cgroup forbids"),
+    ("kata-cgroup", facts(kata=(kata(),)), "ok", "every cgroup allows"),
     ("kata-cgroup", facts(kata=(kata(),), status={}, settings={"policy.emulator": "housekeeping"}), "warn",
      "keeps emulator on"),
     ("kata-cgroup", facts(kata=(kata(),), status={}, cgroups="v1", settings={"policy.emulator": "shared"}), "ok",
-     "of their own"),
+     "separate cgroup"),
     ("kata-cgroup", facts(kata=(kata(runtime__sandbox_cgroup_only=True),), status={}, cgroups="v1",
                           settings={"policy.vhost": "0-1"}), "warn", "keeps vhost on"),
     ("kata-guest", facts(kata=(kata(hypervisor__qemu__confidential_guest=True),)), "warn", "handlers kata-qemu run"),
     ("kata-guest", facts(kata=(kata(hypervisor__qemu__confidential_guest=True),),
-                         settings={"guest.disabled_handlers": "kata-tdx,kata-q*"}), "ok", "nothing"),
+                         settings={"guest.disabled_handlers": "kata-tdx,kata-q*"}), "ok", "no setting"),
     ("kata-guest", facts(kata=(kata(runtime="rs", hypervisor__qemu__guest_hook_path="/x"),), hooks=(hook(),)), "warn",
      "drops the hooks"),
-    ("kata-guest", facts(kata=(kata(hypervisor__qemu__guest_hook_path="/x"),), hooks=(hook(),)), "ok", "nothing"),
+    ("kata-guest", facts(kata=(kata(hypervisor__qemu__guest_hook_path="/x"),), hooks=(hook(),)), "ok", "no setting"),
     # who else
     ("irqbalance", facts(daemons=(Daemon("irqbalance", "irqbalance", 4),)), "ok", "never threads"),
     ("irqbalance", facts(), "ok", "does not run"),
-    ("tuned", facts(daemons=(Daemon("tuned", "tuned", 4),)), "unknown", "cannot be told"),
+    ("tuned", facts(daemons=(Daemon("tuned", "tuned", 4),)), "unknown", "is unknown"),
     ("tuned", facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned("balanced")), "ok", "no masks"),
     ("tuned", facts(tuned=Tuned("cpu-partitioning", scheduler={"isolated_cores": Setting("2-3", "/t")})), "ok",
      "does not run"),
@@ -255,7 +255,7 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("pinners", facts(daemons=(Daemon("numad", "numad", 4),)), "warn", "numad"),
     ("proc-connector", facts(connector=ProcConnector(False, "CAP_NET_ADMIN is missing")), "warn", "CAP_NET_ADMIN"),
     ("proc-connector", facts(connector=ProcConnector()), "unknown", "not tried"),
-    ("proc-connector", facts(connector=ProcConnector(False), settings={"watch.births": "False"}), "ok", "not asked"),
+    ("proc-connector", facts(connector=ProcConnector(False), settings={"watch.births": "False"}), "ok", "not used"),
     # vmpin itself
     ("watcher", facts(watcher=Watcher()), "bad", "no watcher runs"),
     ("watcher", running(hook=False), "bad", "receives no events"),
@@ -274,15 +274,15 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("watcher", facts(watcher=Watcher("running", 100, "", {**ABOUT, "sources": [
         {"name": "births", "up": False, "needed": False, "why": ""}]}, "1.2")), "ok", "runs"),
     ("config", configured("auto", "default", "union", "/f"), "warn", "1 keys"),
-    ("config", configured("union", "/f", "union", "/f"), "ok", "there now"),
-    ("config", configured("union", "flag", "auto", "default"), "ok", "there now"),
-    ("config", configured("auto", "default", "union", "environment VMPIN_POLICY_VCPUS"), "ok", "there now"),
+    ("config", configured("union", "/f", "union", "/f"), "ok", "current configuration"),
+    ("config", configured("union", "flag", "auto", "default"), "ok", "current configuration"),
+    ("config", configured("auto", "default", "union", "environment VMPIN_POLICY_VCPUS"), "ok", "current configuration"),
     ("resync", facts(watcher=Watcher()), "unknown", "no watcher"),
     ("resync", facts(watcher=Watcher("running", 100, "", {**ABOUT, "resynced": 61.0})), "bad", "61.0 s ago"),
     ("resync", facts(watcher=Watcher("running", 100, "", {**ABOUT, "resynced": None})), "bad", "no pass yet"),
     ("resync", facts(watcher=Watcher("running", 100, "", {**ABOUT, "resynced": 61.0, "resync_seconds": 60.0})), "ok",
      "61.0 s ago"),
-    ("run-directory", facts(run=RunDirectory("/r")), "bad", "is gone"),
+    ("run-directory", facts(run=RunDirectory("/r")), "bad", "was removed"),
     ("run-directory", facts(run=RunDirectory("/r"), watcher=Watcher()), "ok", "no watcher has run"),
     ("state-file", facts(run=RunDirectory("/r", state_size=1, state_trouble="the checksum is wrong")), "bad",
      "checksum"),
@@ -294,16 +294,16 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("vcpu-threads", facts(status={}, status_trouble="denied"), "unknown", "denied"),
     ("guests", facts(status=status(sandbox(guest={"by": "", "state": "refused"}))), "warn", "1 of 1 guests"),
     ("guests", facts(status=status(sandbox(guest={"by": "vmpin-agent", "state": "up"}))), "ok", "1 guests answer"),
-    ("guests", facts(status=status(sandbox(guest={"by": "", "state": WAITING}))), "ok", "1 are waited for"),
-    ("guests", facts(settings={"guest.via": "off"}), "ok", "told nothing"),
+    ("guests", facts(status=status(sandbox(guest={"by": "", "state": WAITING}))), "ok", "waits for 1"),
+    ("guests", facts(settings={"guest.via": "off"}), "ok", "nothing is sent"),
     ("guests", facts(watcher=Watcher()), "unknown", "only a running watcher"),
     ("sandboxes", facts(status=status(sandbox(threads=[{"ok": False}]))), "bad", "1 threads"),
-    ("sandboxes", facts(status=status(sandbox(threads=[{"ok": False}])), watcher=Watcher()), "warn", "would put"),
-    ("sandboxes", facts(status=status(sandbox(verdict="degraded", reasons=["too few"]))), "warn", "less than"),
+    ("sandboxes", facts(status=status(sandbox(threads=[{"ok": False}])), watcher=Watcher()), "warn", "would place"),
+    ("sandboxes", facts(status=status(sandbox(verdict="degraded", reasons=["too few"]))), "warn", "are degraded"),
     ("sandboxes", facts(status=status(sandbox(threads=[{"ok": True}]))), "ok", "1 sandboxes"),
     ("sandboxes", facts(status=status(sandbox(verdict="unmanaged", reasons=["x"], threads=[{"ok": True}]))), "warn",
      "1 VMs are left as they are"),
-    ("collisions", facts(status=status(collisions=[{"cpu": 2, "what": "two"}])), "bad", "1 CPUs"),
+    ("collisions", facts(status=status(collisions=[{"cpu": 2, "what": "two"}])), "bad", "1 exclusive CPUs"),
     ("collisions", facts(status=status(disagreements=[{"container": "c", "what": "x"}])), "warn", "disagree"),
 ])
 def test_a_check_judges(check: str, found: Facts, level: str, says: str) -> None:
@@ -394,7 +394,7 @@ def test_katas_pinning_names_the_file_the_handler_and_who_may_switch_it_on() -> 
     closed = facts(kata=(kata(),), engines=(containerd(handler(annotations=("other/*",))),))
     assert verdict("kata-pinning", closed).evidence == ()
     crio = facts(kata=(kata(),), engines=(containerd(handler(annotations=None)),))
-    assert "can switch it on" in verdict("kata-pinning", crio).evidence[0]
+    assert "can enable it" in verdict("kata-pinning", crio).evidence[0]
 
 
 @pytest.mark.parametrize(("scheduler", "level"), [
@@ -439,7 +439,7 @@ def test_old_messages_in_the_spool_are_right_where_no_watcher_runs() -> None:
 
 @pytest.mark.parametrize(("version", "words"), [
     ((5, 15), "kernel threads beside"), ((6, 3), "kernel threads beside"), ((6, 4), "are threads of the VMM (since"),
-    ((6, 12), "both are looked for"), ((7, 0), "both are looked for")])
+    ((6, 12), "vmpin finds both"), ((7, 0), "vmpin finds both")])
 def test_where_vhost_workers_live_follows_from_the_version(version: tuple[int, int], words: str) -> None:
     told = verdict("kernel", facts(kernel=Kernel("x", version)))
     assert any(words in line for line in told.evidence)
@@ -483,7 +483,7 @@ def test_lines_are_folded_under_themselves_and_steer_no_terminal() -> None:
     lines = ["".join(word for word, _ in line) for line in text(examine(told, ["collisions"]), False, 60)]
     assert max(map(len, lines)) <= 60
     assert "\x1b" not in "".join(lines)
-    assert lines[0].startswith("bad     collisions  1 CPUs that are somebody's")
+    assert lines[0].startswith("bad     collisions  1 exclusive CPUs are open")
     assert lines[1].startswith("            CPU 2: ")
     assert lines[2].startswith("            word ")
     assert lines[-1] == "1 bad"
