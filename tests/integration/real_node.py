@@ -36,8 +36,8 @@ from need import lacking, need_root, need_tool
 
 from vmpin.cpuset import CpuSet
 from vmpin.host.sysfs import Sysfs
-from vmpin.install import hook_files
-from vmpin.install.hook_files import HookOptions
+from vmpin.install import base_spec, hook_script, hooks_directory
+from vmpin.install.hook_options import HookOptions
 
 #: Seconds for anything to come true. It is there after milliseconds, or a resync; a loaded machine takes longer, and
 #: the lab's emulated node much longer.
@@ -252,9 +252,9 @@ class Node:
 
     @property
     def script(self) -> Path:
-        script = hook_files.script_path(self.top / "hooks.d")
+        script = hook_script.script_path(self.top / "hooks.d")
         if not script.exists():
-            hook_files.install(self.top / "hooks.d", self.options())
+            hooks_directory.install(self.top / "hooks.d", self.options())
         return script
 
     def message(self, stage: str, state: object, when: int | None = None) -> bytes:
@@ -361,7 +361,7 @@ class Bundle:
                       "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")],
                       "maskedPaths": ["/proc/sysrq-trigger", "/proc/kcore"], "readonlyPaths": ["/proc/sys"]},
         }
-        made = hook_files.snippet_base_spec(spec, node.script, node.options())
+        made = base_spec.with_hook(spec, node.script, node.options())
         (self.at / "config.json").write_text(json.dumps(made))
 
     def run(self) -> None:

@@ -23,7 +23,7 @@ from real_containerd import Containerd
 from real_node import COMMAND, Node, two_cpus, wait
 from real_qemu import Qemu
 
-from vmpin.install import hook_files
+from vmpin.install import hooks_directory
 
 SECRETS = {"environment": "hush-in-the-environment", "argv": "hush-in-a-command-line", "vmm": "hush-in-the-vmm"}
 #: Whatever else this machine is, the watcher and its sandboxes are as they should be.
@@ -135,7 +135,7 @@ def test_katas_own_pinning_is_bad_and_so_is_the_exit_code(lab: Lab) -> None:
 @pytest.mark.root
 def test_a_hook_that_is_gone_is_found_below_the_root_that_is_given(lab: Lab, tmp_path: Path) -> None:
     directory = tmp_path / "usr" / "share" / "containers" / "oci" / "hooks.d"
-    hook_files.install(directory, lab.node.options())
+    hooks_directory.install(directory, lab.node.options())
     for file in directory.glob("*.json"):  # as they are when the node's root is mounted elsewhere
         file.write_text(file.read_text().replace(str(tmp_path), ""))
     (tmp_path / "etc" / "crio").mkdir(parents=True)

@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 from need import lacking, need_root, need_tool
 
-from vmpin.install import hook_files
-from vmpin.install.hook_files import HookOptions
+from vmpin.install import base_spec, hook_options, hook_script, hooks_directory
+from vmpin.install.hook_options import HookOptions
 
 pytestmark = pytest.mark.root
 
@@ -162,8 +162,8 @@ class Runtime:
         spec["annotations"] = {"org.example.note": "ü \U0001f600"}
         spec["hooks"] = {stage: [{"path": need_tool("tee"), "args": ["tee", str(self.witness / stage)]}]
                          for stage in options.stages}
-        script = hook_files.script_path(self.machine.hooks_dir)
-        config.write_text(json.dumps(hook_files.snippet_base_spec(spec, script, options)))
+        script = hook_script.script_path(self.machine.hooks_dir)
+        config.write_text(json.dumps(base_spec.with_hook(spec, script, options)))
 
     def run(self) -> subprocess.CompletedProcess[str]:
         return self.machine.run(*self.argv, "run", "--bundle", str(self.machine.rootfs.parent), self.machine.name)
@@ -179,7 +179,7 @@ class Runtime:
 def runtime(request: pytest.FixtureRequest, machine: Machine) -> Iterator[Runtime]:
     made = Runtime(machine, request.param)
     options = machine.options(stages=HOST_STAGES)
-    hook_files.install(machine.hooks_dir, options)
+    hooks_directory.install(machine.hooks_dir, options)
     made.spec(options)
     yield made
     made.delete()
@@ -226,7 +226,7 @@ def test_a_container_starts_while_the_watcher_is_mute(runtime: Runtime) -> None:
 
 
 def test_a_container_starts_when_the_hook_goes_wrong(runtime: Runtime) -> None:
-    script = hook_files.script_path(runtime.machine.hooks_dir)
+    script = hook_script.script_path(runtime.machine.hooks_dir)
     sound = script.read_text()
     broken = sound.replace("    body = state()\n", "    raise RuntimeError('broken')\n")
     assert broken != sound
@@ -281,7 +281,7 @@ class Podman:
 
 @pytest.fixture
 def podman(machine: Machine) -> Iterator[Podman]:
-    hook_files.install(machine.hooks_dir, machine.options())
+    hooks_directory.install(machine.hooks_dir, machine.options())
     # tmp_path is too long: podman takes a runroot of 50 characters at most.
     with tempfile.TemporaryDirectory(prefix="vmpin-") as top:
         made = Podman(machine, top)
@@ -293,31 +293,31 @@ def test_podman_runs_what_is_in_the_hooks_directory(podman: Podman) -> None:
     with listening(podman.machine.socket) as watcher:
         podman.container()
     states = by_stage(watcher.messages)
-    assert sorted(states) == sorted(hook_files.DEFAULT_STAGES)
+    assert sorted(states) == sorted(hook_options.DEFAULT_STAGES)
     assert len({json.loads(state)["id"] for state in states.values()}) == 1
     assert podman.machine.spooled() == []
 
 
 def test_podman_starts_containers_while_the_watcher_is_away(podman: Podman) -> None:
     podman.container()
-    assert sorted(by_stage(podman.machine.spooled())) == sorted(hook_files.DEFAULT_STAGES)
+    assert sorted(by_stage(podman.machine.spooled())) == sorted(hook_options.DEFAULT_STAGES)
 
 
 def test_podman_starts_containers_while_the_watcher_is_mute(podman: Podman) -> None:
-    hook_files.install(podman.machine.hooks_dir, podman.machine.options(MUTE_MS))
+    hooks_directory.install(podman.machine.hooks_dir, podman.machine.options(MUTE_MS))
 
     def all_kept() -> bool:
         """As above."""
         shutil.rmtree(podman.machine.spool, ignore_errors=True)
         podman.container()
-        return sorted(by_stage(podman.machine.spooled())) == sorted(hook_files.DEFAULT_STAGES)
+        return sorted(by_stage(podman.machine.spooled())) == sorted(hook_options.DEFAULT_STAGES)
 
     with listening(podman.machine.socket, answer=None):
         assert any(all_kept() for _ in range(5)), podman.machine.spooled()
 
 
 def test_podman_no_longer_knows_of_a_hook_that_was_removed(podman: Podman) -> None:
-    hook_files.remove(podman.machine.hooks_dir)
+    hooks_directory.remove(podman.machine.hooks_dir)
     assert os.listdir(podman.machine.hooks_dir) == []
     with listening(podman.machine.socket) as watcher:
         podman.container()

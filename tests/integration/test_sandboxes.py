@@ -20,7 +20,7 @@ from need import need_root, need_tool
 from real_node import PATIENCE, Node, by_tid, cri, kept, seen, union, wait
 from real_qemu import Qemu, need_kvm
 
-from vmpin.install import hook_files
+from vmpin.install import hook_options
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
@@ -312,7 +312,7 @@ def test_trap_4_nothing_is_left_in_a_spec_that_would_drop_the_guests_hooks(node:
     hooks = ("install-hook", "--hooks-dir", str(node.top / "hooks.d"), "--base-spec", str(spec))
     done = node.cli(*hooks, "--out", str(spec))
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(spec.read_text())["hooks"]) == set(hook_files.DEFAULT_STAGES)
+    assert set(json.loads(spec.read_text())["hooks"]) == set(hook_options.DEFAULT_STAGES)
     done = node.cli(*hooks, "--out", str(spec), "--remove")
     assert done.returncode == 0, done.stderr
     assert json.loads(spec.read_text()) == {"ociVersion": "1.0.2"}, "an empty `hooks` object counts as one"

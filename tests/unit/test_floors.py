@@ -55,7 +55,7 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.common"}, "rich": {"cli.common"}, "
            "prometheus_client": {"status.prometheus"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.unix_sockets", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests", "daemon"}
-PROCESSES = {"install.hook_files"}
+PROCESSES = {"install.file_operations", "install.hook_script"}
 
 MODULES = {".".join(path.relative_to(ROOT / "vmpin").with_suffix("").parts).removesuffix(".__init__"): path
            for path in sorted((ROOT / "vmpin").rglob("*.py")) if path != ROOT / "vmpin" / "__init__.py"}

@@ -124,7 +124,7 @@ class _Stage:
     def __init__(self, tools: Tools) -> None:
         from vmpin.demo.containers import Containers
         from vmpin.demo.vm import Vm
-        from vmpin.install.hook_files import HookOptions
+        from vmpin.install.hook_options import HookOptions
 
         self.tools = tools
         self.sandbox = f"demo-{secrets.token_hex(4)}"

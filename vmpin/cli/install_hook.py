@@ -1,7 +1,7 @@
 """`vmpin install-hook`: puts the OCI hook where podman, CRI-O or containerd find it.
 
-What stays out: the files themselves (vmpin/install/hook_files.py), and any runtime's own configuration: it says what
-to put there.
+What stays out: the files themselves (vmpin/install/), and any runtime's own configuration, for which it prints what to
+add.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any
 from vmpin.cli.common import Verbs, directory, new_file, output_flag, verb
 from vmpin.doctor.hook_checks import CRIO_DEFAULT
 from vmpin.errors import UsageError
-from vmpin.install import hook_files as hooks
+from vmpin.install import base_spec, file_operations, hook_options, hook_script, hooks_directory
+from vmpin.install.hook_options import HookOptions
 
 DEFAULT_SCRIPT_DIR = Path("/usr/local/libexec/vmpin")
 
 DESCRIPTION = """\
-Put the OCI hook where the runtime finds it. The hook tells the watcher about each container that is created,
-started or stopped; it never stops a container from starting unless --fail-closed is given.
+Put the OCI hook where the runtime finds it. The hook reports each container that is created, started or stopped to
+the watcher; it never stops a container from starting unless --fail-closed is given.
 
 Podman and CRI-O read a hooks directory: --hooks-dir gets a copy of the hook and one JSON file a stage.
 containerd has no such directory: --base-spec takes an OCI spec and prints it with the hook added.
@@ -48,23 +49,23 @@ def add_parser(verbs: Verbs) -> None:
     _add_hook_options(parser)
     parser.add_argument("--remove", action="store_true",
                         help="take the hook out again; with --base-spec, out of the spec only")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
     output_flag(parser, ("table", "json"))
     parser.set_defaults(run=run)
 
 
 def _add_hook_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the hook")
-    group.add_argument("--stage", action="append", choices=hooks.STAGES, metavar="STAGE",
-                       help=f"a stage to register for, repeatable ({', '.join(hooks.DEFAULT_STAGES)})")
-    group.add_argument("--socket", type=Path, default=hooks.DEFAULT_SOCKET, metavar="PATH",
-                       help="where the watcher listens (%(default)s)")
-    group.add_argument("--spool", type=Path, default=hooks.DEFAULT_SPOOL, metavar="DIR",
-                       help="where messages wait while the watcher is away (%(default)s)")
-    group.add_argument("--deadline", type=int, default=hooks.DEFAULT_DEADLINE_MS, metavar="MS",
+    group.add_argument("--stage", action="append", choices=hook_options.STAGES, metavar="STAGE",
+                       help=f"a stage to register for, repeatable ({', '.join(hook_options.DEFAULT_STAGES)})")
+    group.add_argument("--socket", type=Path, default=hook_options.DEFAULT_SOCKET, metavar="PATH",
+                       help="the watcher's socket (%(default)s)")
+    group.add_argument("--spool", type=Path, default=hook_options.DEFAULT_SPOOL, metavar="DIR",
+                       help="the directory for messages while the watcher is away (%(default)s)")
+    group.add_argument("--deadline", type=int, default=hook_options.DEFAULT_DEADLINE_MS, metavar="MS",
                        help="how long a container may wait for the watcher, in milliseconds (%(default)s)")
     group.add_argument("--fail-closed", action="store_true",
-                       help="no container starts unless the watcher has said ok")
+                       help="no container starts unless the watcher answers ok")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,10 +76,10 @@ def run(args: argparse.Namespace) -> int:
                          "podman and CRI-O: --hooks-dir DIR, containerd: --base-spec FILE")
     if args.out is not None:
         raise UsageError("--out goes with --base-spec only", "the hooks directory is --hooks-dir")
-    operations = (hooks.plan_remove(args.hooks_dir) if args.remove
-                  else hooks.plan_install(args.hooks_dir, _options(args)))
+    operations = (hooks_directory.plan_remove(args.hooks_dir) if args.remove
+                  else hooks_directory.plan_install(args.hooks_dir, _options(args)))
     if not args.dry_run:
-        hooks.execute(operations)
+        file_operations.execute(operations)
     advice = _removed_advice(args.hooks_dir) if args.remove else _directory_advice(args.hooks_dir)
     _report(args, operations, advice)
     return 0
@@ -86,30 +87,30 @@ def run(args: argparse.Namespace) -> int:
 
 def _base_spec(args: argparse.Namespace) -> int:
     script_dir = args.hooks_dir or DEFAULT_SCRIPT_DIR
-    script = hooks.script_path(script_dir)
+    script = hook_script.script_path(script_dir)
     spec = _read_spec(args.base_spec)
-    operations: list[hooks.Operation] = []
+    operations: list[file_operations.Operation] = []
     if args.remove:
-        made = hooks.without_hook(spec, script)
+        made = base_spec.without_hook(spec, script)
     else:
-        made = hooks.snippet_base_spec(spec, script, _options(args))
-        operations.append(hooks.script_operation(script_dir))
+        made = base_spec.with_hook(spec, script, _options(args))
+        operations.append(hook_script.script_operation(script_dir))
     text = json.dumps(made, indent=2) + "\n"
     if args.out is not None:
-        operations.append(hooks.WriteFile(Path(args.out), text.encode()))
+        operations.append(file_operations.WriteFile(Path(args.out), text.encode()))
     if not args.dry_run:
-        hooks.execute(operations)
+        file_operations.execute(operations)
     if args.out is None:
         print(text, end="")
     _report(args, operations, _containerd_advice(args.out))
     return 0
 
 
-def _options(args: argparse.Namespace) -> hooks.HookOptions:
-    stages = tuple(dict.fromkeys(args.stage or hooks.DEFAULT_STAGES))
+def _options(args: argparse.Namespace) -> HookOptions:
+    stages = tuple(dict.fromkeys(args.stage or hook_options.DEFAULT_STAGES))
     # The runtime's limit fails the container: always well beyond the hook's own deadline.
-    timeout = max(hooks.DEFAULT_TIMEOUT_S, 2 * args.deadline // 1000)
-    return hooks.HookOptions(stages, args.socket, args.spool, args.deadline, args.fail_closed, timeout)
+    timeout = max(hook_options.DEFAULT_TIMEOUT_S, 2 * args.deadline // 1000)
+    return HookOptions(stages, args.socket, args.spool, args.deadline, args.fail_closed, timeout)
 
 
 def _read_spec(name: str) -> dict[str, Any]:
@@ -125,11 +126,11 @@ def _read_spec(name: str) -> dict[str, Any]:
     return spec
 
 
-def _report(args: argparse.Namespace, operations: list[hooks.Operation], advice: str) -> None:
+def _report(args: argparse.Namespace, operations: list[file_operations.Operation], advice: str) -> None:
     """One path a line, then what to do next; on standard error when the spec has standard output."""
     out = sys.stderr if args.base_spec is not None and args.out is None else sys.stdout
-    written = [str(each.path) for each in operations if isinstance(each, hooks.WriteFile)]
-    removed = [str(each.path) for each in operations if isinstance(each, hooks.RemoveFile)]
+    written = [str(each.path) for each in operations if isinstance(each, file_operations.WriteFile)]
+    removed = [str(each.path) for each in operations if isinstance(each, file_operations.RemoveFile)]
     if args.output == "json":
         print(json.dumps({"dry_run": args.dry_run, "written": written, "removed": removed}, indent=2), file=out)
         return
@@ -137,7 +138,8 @@ def _report(args: argparse.Namespace, operations: list[hooks.Operation], advice:
         if args.dry_run:
             print(f"would {each.describe()}", file=out)
         else:
-            print(each.path if isinstance(each, hooks.WriteFile) == (not args.remove) else each.describe(), file=out)
+            expected = isinstance(each, file_operations.WriteFile) == (not args.remove)
+            print(each.path if expected else each.describe(), file=out)
     if not operations:
         gone = args.remove and args.base_spec is None and not args.hooks_dir.exists()
         print("nothing to do" + (f": {args.hooks_dir} is not there" if gone else ""), file=out)
@@ -146,20 +148,20 @@ def _report(args: argparse.Namespace, operations: list[hooks.Operation], advice:
 
 
 def _directory_advice(hooks_dir: Path) -> str:
-    where = hooks.script_path(hooks_dir).parent
+    where = hook_script.script_path(hooks_dir).parent
     return f"""\
-next, tell the runtime about the directory unless it reads it already:
+next, add the directory to the runtime's configuration unless it reads it already:
   podman   podman --hooks-dir {where} run …, or hooks_dir = ["{where}"] under [engine] in containers.conf
   CRI-O    hooks_dir = ["{where}"] under [crio.runtime], then restart CRI-O. It reads
            {CRIO_DEFAULT} alone by default, ignores --hooks-dir on its command line,
            and runs no hook for its pause containers
   containerd has no hooks directory: see vmpin install-hook --base-spec
-Then start a container: `vmpin doctor hooks` says whether its hook was received."""
+Then start a container: `vmpin doctor hooks` shows whether its hook was received."""
 
 
 def _removed_advice(hooks_dir: Path) -> str:
     return f"""\
-next, take {hooks.script_path(hooks_dir).parent} out of the runtime's hooks_dir if nothing else is in it.
+next, take {hook_script.script_path(hooks_dir).parent} out of the runtime's hooks_dir if nothing else is in it.
 Containers made before keep the hook in their own config.json until they are deleted."""
 
 

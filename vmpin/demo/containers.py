@@ -17,7 +17,8 @@ from typing import Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.errors import VmpinError
-from vmpin.install import hook_files
+from vmpin.install import base_spec, hook_script, hooks_directory
+from vmpin.install.hook_options import HookOptions
 
 # crun up to 1.8 refuses a machine whose controllers are split between cgroup v1 and v2. In a mount namespace of its
 # own it does not see the v2 part; the machine's own mounts stay as they are.
@@ -31,18 +32,18 @@ class Containers:
     """Those of one sandbox. `close` leaves nothing of them."""
 
     def __init__(self, crun: str, busybox: str, sandbox: str, directory: Path,
-                 options: hook_files.HookOptions) -> None:
+                 options: HookOptions) -> None:
         self.sandbox = sandbox
         self.directory = directory
         self._crun = crun
         self._options = options
-        self._script = hook_files.script_path(directory / "hooks.d")
+        self._script = hook_script.script_path(directory / "hooks.d")
         self._made: list[str] = []
         rootfs = directory / "rootfs"
         for name in ("bin", "dev", "proc", "sys"):
             (rootfs / name).mkdir(parents=True)
         shutil.copy(busybox, rootfs / "bin" / "busybox")
-        hook_files.install(directory / "hooks.d", options)
+        hooks_directory.install(directory / "hooks.d", options)
 
     def id(self, name: str) -> str:
         return f"{self.sandbox}-{name}"
@@ -51,7 +52,7 @@ class Containers:
         """Make a container and start it; the hook is called on the way. :raises VmpinError:"""
         bundle = self.directory / self.id(name)
         bundle.mkdir()
-        spec = hook_files.snippet_base_spec(self._spec(name, cpus), self._script, self._options)
+        spec = base_spec.with_hook(self._spec(name, cpus), self._script, self._options)
         (bundle / "config.json").write_text(json.dumps(spec, indent=1))
         self._made.append(name)
         self._call("run", "--detach", "--bundle", str(bundle), self.id(name))

@@ -1,7 +1,7 @@
 """Packs the guest's agent into one file that any Python from 3.9 on runs: a zip archive with a first line.
 
 The same sources give the same bytes (with the same zlib). What stays out: how the file gets into a guest
-(guest/README.md).
+(guest/README.md). Called by `vmpin guest`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vmpin.install import data_files
 
 INTERPRETER = "/usr/bin/python3 -IS"
 
-#: All that is in it: what of vmpin it shares with the host, and the agent's modules.
+#: The modules in it: those of vmpin that the agent shares with the host, and the agent's own.
 SHARED = ("__init__", "cpuset", "protocol/__init__", "protocol/frames", "protocol/messages", "protocol/parsing")
 AGENT = ("__init__", "__main__", "agent", "cpus_file", "cpusets", "file_io", "guest_cgroups", "guest_cpus",
          "guest_threads", "link", "map_applier", "originals", "serial_port", "server", "system_processes",
@@ -36,7 +36,7 @@ sys.exit(main())
 
 
 def packed() -> bytes:
-    """The file. :raises VmpinError: when this installation lacks the agent's sources."""
+    """The file's bytes. :raises VmpinError: when this installation lacks the agent's sources."""
     sources = {"vmpin": Path(vmpin.__path__[0]), "vmpin_agent": data_files.path("guest/vmpin_agent")}
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made:
@@ -53,7 +53,7 @@ def packed() -> bytes:
 
 
 def build(path: Path) -> int:
-    """Write it, at once or not at all. :returns: its size in bytes. :raises OSError:"""
+    """Write the file, whole or not at all. :returns: its size in bytes. :raises OSError:"""
     data = packed()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")

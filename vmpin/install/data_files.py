@@ -1,7 +1,7 @@
-"""Where the files that are no Python module lie: the hook, configuration examples.
+"""The paths of the files that are no Python modules: the hook, the guest's agent, configuration examples.
 
 In a wheel they are under vmpin/data, in a checkout at the top of the repository (pyproject.toml moves them). What
-stays out: reading them.
+stays out: reading them. Called by the other modules here, the command line and the demo.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def path(name: str, package: Path = _PACKAGE) -> Path:
-    """The file or directory `name`, as "hooks/vmpin-hook". `package` is the directory of the vmpin package.
+    """The path of the file or directory `name`, as "hooks/vmpin-hook".
+
+    :param package: the directory of the vmpin package.
 
     :raises VmpinError: when this installation has no such file.
     """
     packed = package / "data" / name
     if packed.exists():
         return packed
-    # The directory above an installed package is site-packages, where "hooks" or "config" would be a stranger's.
+    # The directory above an installed package is site-packages, where "hooks" or "config" would be another package's.
     checkout = package.parent
     if (checkout / "pyproject.toml").is_file() and (checkout / name).exists():
         return checkout / name

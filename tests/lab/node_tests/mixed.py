@@ -26,7 +26,7 @@ from lab.node_tests.mixed_model import OWNABLE, POOL, Container, Kind, Pod
 from lab.node_tests.mixed_runtime import Runtime, masks_of
 from vmpin.cli.main import main as vmpin_command
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.install import hook_files
+from vmpin.install import hook_options
 
 RESYNC = 1.0
 #: Within which everything has to be in place after a step: a resync, and what emulation and a busy build machine take.
@@ -220,7 +220,7 @@ class Story:
             self._write_kata(pod)
             return
         self._unheard.add(container.name)
-        stages = self._pick([hook_files.DEFAULT_STAGES, ("createRuntime", "poststop"), ("poststart", "poststop")])
+        stages = self._pick([hook_options.DEFAULT_STAGES, ("createRuntime", "poststop"), ("poststart", "poststop")])
         self.runtime.run(container.runtime, container.name, pod.sandbox, container.cpus, stages)
 
     def _may_update(self) -> Callable[[], None] | None:

@@ -15,8 +15,8 @@ from real_node import cri
 
 from lab.node_tests.mixed_model import NODE
 from vmpin.cpuset import CpuSet
-from vmpin.install import hook_files
-from vmpin.install.hook_files import HookOptions
+from vmpin.install import base_spec, hook_script, hooks_directory
+from vmpin.install.hook_options import HookOptions
 
 #: All of the story's containers live below it.
 CGROUP = Path("/sys/fs/cgroup/mixed")
@@ -54,7 +54,7 @@ class Runtime:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.hooks = directory / "hooks.d"
-        hook_files.install(self.hooks, HookOptions(deadline_ms=_DEADLINE_MS))
+        hooks_directory.install(self.hooks, HookOptions(deadline_ms=_DEADLINE_MS))
         self.rootfs = directory / "rootfs"
         for name in ("bin", "dev", "proc", "sys"):
             (self.rootfs / name).mkdir(parents=True)
@@ -82,8 +82,8 @@ class Runtime:
             "linux": {"cgroupsPath": f"/{CGROUP.name}/{name}",
                       "resources": {"cpu": {"cpus": str(cpus)}} if cpus else {},
                       "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")]}}
-        (bundle / "config.json").write_text(json.dumps(hook_files.snippet_base_spec(
-            spec, hook_files.script_path(self.hooks), HookOptions(stages=stages, deadline_ms=_DEADLINE_MS))))
+        (bundle / "config.json").write_text(json.dumps(base_spec.with_hook(
+            spec, hook_script.script_path(self.hooks), HookOptions(stages=stages, deadline_ms=_DEADLINE_MS))))
         self.made[name] = runtime
         self._call(name, "run", "--detach", "--bundle", str(bundle))
 

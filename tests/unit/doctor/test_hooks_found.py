@@ -10,14 +10,15 @@ from trees import make_tree
 from vmpin.doctor.collect.hooks_found import hooks
 from vmpin.domain.facts import Engine, Handler
 from vmpin.host.files import Files
-from vmpin.install import hook_files
+from vmpin.install import base_spec, file_operations, hook_script, hooks_directory
+from vmpin.install.hook_options import HookOptions
 
 STAGES = ("createRuntime", "createContainer", "poststart", "poststop")
 
 
 def test_what_install_hook_registers_is_found_with_who_reads_it(tmp_path: Path) -> None:
     directory = tmp_path / "hooks.d"
-    hook_files.install(directory, hook_files.HookOptions(socket=Path("/run/x/hook.sock"), fail_closed=True))
+    hooks_directory.install(directory, HookOptions(socket=Path("/run/x/hook.sock"), fail_closed=True))
     (directory / "other.json").write_text('{"hook": {"path": "/bin/true"}, "stages": ["poststop"]}')
     found = hooks(Files("/"), [Engine("crio", hooks_dirs=(str(directory),)), Engine("podman", hooks_dirs=("/none",))])
     assert sorted(hook.file for hook in found) == sorted(str(directory / f"50-vmpin-{stage}.json") for stage in STAGES)
@@ -29,8 +30,8 @@ def test_what_install_hook_registers_is_found_with_who_reads_it(tmp_path: Path) 
 
 def test_a_base_spec_is_found_with_its_handlers(tmp_path: Path) -> None:
     script = tmp_path / "libexec" / "vmpin-hook"
-    hook_files.execute([hook_files.script_operation(script.parent)])
-    spec = hook_files.snippet_base_spec({"ociVersion": "1.0.2"}, script, hook_files.HookOptions())
+    file_operations.execute([hook_script.script_operation(script.parent)])
+    spec = base_spec.with_hook({"ociVersion": "1.0.2"}, script, HookOptions())
     (tmp_path / "base.json").write_text(json.dumps(spec))
     handlers = tuple(Handler(name, "containerd", True, "/c", base_spec=str(tmp_path / "base.json"))
                      for name in ("kata", "kata-2"))

@@ -20,7 +20,8 @@ from vmpin.domain.proof import Ledger
 from vmpin.errors import ConfigError, SourceError, StateFileError, UsageError
 from vmpin.host.files import Files
 from vmpin.host.regular import open_regular, read_regular
-from vmpin.install import hook_files
+from vmpin.install import hooks_directory
+from vmpin.install.hook_options import HookOptions
 from vmpin.pinning.original_masks import OriginalMasks
 from vmpin.reconcile import state_file
 from vmpin.reconcile.state_file import SavedState
@@ -223,13 +224,13 @@ def test_vmpins_own_configuration(tmp_path: Path, kind: Callable[[Path], None]) 
 @KINDS
 def test_a_hooks_registration(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     """A FIFO there is another's."""
-    hook_files.install(tmp_path, hook_files.HookOptions(stages=("poststop",)))
-    path = hook_files.registration_path(tmp_path, "poststop")
+    hooks_directory.install(tmp_path, HookOptions(stages=("poststop",)))
+    path = hooks_directory.registration_path(tmp_path, "poststop")
     if kind is linked:
         return  # test_hooks_install.py
     put(path, kind)
     with pytest.raises(UsageError, match="was not written by vmpin"):
-        hook_files.plan_install(tmp_path, hook_files.HookOptions(stages=("poststop",)))
+        hooks_directory.plan_install(tmp_path, HookOptions(stages=("poststop",)))
 
 
 def test_a_scenario_may_come_through_a_pipe(tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ import pytest
 
 from vmpin.cli import install_hook
 from vmpin.errors import UsageError, VmpinError
-from vmpin.install import data_files
-from vmpin.install import hook_files as hooks
-from vmpin.install.hook_files import HookOptions
+from vmpin.install import base_spec, data_files, file_operations, hook_options, hook_script, hooks_directory
+from vmpin.install.hook_options import HookOptions
 
 DEFAULT_FILES = {"vmpin-hook", "50-vmpin-createRuntime.json", "50-vmpin-createContainer.json",
                  "50-vmpin-poststart.json", "50-vmpin-poststop.json"}
@@ -43,7 +42,7 @@ def command(*args: str) -> int:
 
 
 def test_install_writes_the_script_and_one_registration_a_stage(tmp_path: Path) -> None:
-    written = hooks.install(tmp_path / "new" / "hooks.d", HookOptions())
+    written = hooks_directory.install(tmp_path / "new" / "hooks.d", HookOptions())
     assert {each.name for each in written} == names(tmp_path / "new" / "hooks.d") == DEFAULT_FILES
     assert load(tmp_path / "new" / "hooks.d" / "50-vmpin-poststop.json") == {
         "version": "1.0.0",
@@ -57,17 +56,17 @@ def test_install_writes_the_script_and_one_registration_a_stage(tmp_path: Path) 
 def test_everyone_may_read_the_files_and_run_the_script_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        written = hooks.install(tmp_path, HookOptions())
+        written = hooks_directory.install(tmp_path, HookOptions())
     finally:
         os.umask(before)
     assert [oct(stat.S_IMODE(each.stat().st_mode)) for each in written] == ["0o755"] + ["0o644"] * 4
 
 
 def test_the_script_is_a_copy_that_runs_with_no_environment(tmp_path: Path) -> None:
-    script = hooks.install(tmp_path, HookOptions())[0]
+    script = hooks_directory.install(tmp_path, HookOptions())[0]
     assert not script.is_symlink()
     first, _, rest = script.read_bytes().partition(b"\n")
-    assert first == b"#!" + hooks.interpreter().encode() + b" -IS"
+    assert first == b"#!" + hook_script.interpreter().encode() + b" -IS"
     assert rest == data_files.path("hooks/vmpin-hook").read_bytes().partition(b"\n")[2]
     assert b"usage: vmpin-hook" in subprocess.run([script, "-h"], capture_output=True, check=True, env={}).stdout
 
@@ -80,40 +79,40 @@ def test_only_what_differs_from_the_default_is_in_the_arguments() -> None:
 
 
 def test_the_script_comes_first_and_goes_last(tmp_path: Path) -> None:
-    planned = [each.path.name for each in hooks.plan_install(tmp_path, HookOptions())]
+    planned = [each.path.name for each in hooks_directory.plan_install(tmp_path, HookOptions())]
     assert planned[0] == "vmpin-hook"
-    hooks.install(tmp_path, HookOptions())
-    assert [each.name for each in hooks.remove(tmp_path)][-1] == "vmpin-hook"
+    hooks_directory.install(tmp_path, HookOptions())
+    assert [each.name for each in hooks_directory.remove(tmp_path)][-1] == "vmpin-hook"
     assert names(tmp_path) == set()
 
 
 def test_a_second_run_changes_nothing_but_the_stages_no_longer_wanted(tmp_path: Path) -> None:
-    hooks.install(tmp_path, HookOptions())
+    hooks_directory.install(tmp_path, HookOptions())
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
-    hooks.install(tmp_path, HookOptions())
+    hooks_directory.install(tmp_path, HookOptions())
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
-    hooks.install(tmp_path, HookOptions(stages=("prestart", "poststop")))
+    hooks_directory.install(tmp_path, HookOptions(stages=("prestart", "poststop")))
     assert names(tmp_path) == {"vmpin-hook", "50-vmpin-prestart.json", "50-vmpin-poststop.json"}
 
 
 def test_remove_leaves_what_others_wrote(tmp_path: Path) -> None:
     foreign = {"50-vmpin-prestart.json": '{"hook": {"path": "/bin/true"}}', "60-x.json": "no json", "y.json": "[1]",
                "50-vmpin-startContainer.json": '{"hook": {"path": "vmpin-hook\\u0000"}}'}
-    hooks.install(tmp_path, HookOptions())
+    hooks_directory.install(tmp_path, HookOptions())
     for name, text in foreign.items():
         (tmp_path / name).write_text(text)
-    hooks.remove(tmp_path)
+    hooks_directory.remove(tmp_path)
     assert {each.name: each.read_text() for each in tmp_path.iterdir()} == foreign
-    assert hooks.remove(tmp_path) == []
-    assert hooks.remove(tmp_path / "missing") == []
+    assert hooks_directory.remove(tmp_path) == []
+    assert hooks_directory.remove(tmp_path / "missing") == []
 
 
 def test_remove_refuses_while_another_registration_points_to_the_script(tmp_path: Path) -> None:
-    hooks.install(tmp_path, HookOptions())
+    hooks_directory.install(tmp_path, HookOptions())
     other = tmp_path / "10-mine.json"
     other.write_text(json.dumps({"hook": {"path": str(tmp_path / "vmpin-hook")}}))
     with pytest.raises(UsageError, match=r"10-mine\.json points to"):
-        hooks.remove(tmp_path)
+        hooks_directory.remove(tmp_path)
     assert names(tmp_path) == DEFAULT_FILES | {"10-mine.json"}
 
 
@@ -121,21 +120,21 @@ def test_remove_refuses_while_another_registration_points_to_the_script(tmp_path
 def test_install_overwrites_no_stranger_and_writes_nothing_then(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(UsageError, match="was not written by vmpin"):
-        hooks.install(tmp_path, HookOptions())
+        hooks_directory.install(tmp_path, HookOptions())
     assert names(tmp_path) == {name}
 
 
 def test_a_registration_through_another_name_of_the_directory_is_ours(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "alias").symlink_to("real")
-    hooks.install(tmp_path / "alias", HookOptions())
-    assert {each.name for each in hooks.remove(tmp_path / "real")} == DEFAULT_FILES
+    hooks_directory.install(tmp_path / "alias", HookOptions())
+    assert {each.name for each in hooks_directory.remove(tmp_path / "real")} == DEFAULT_FILES
 
 
 def test_a_relative_directory_is_registered_by_its_absolute_path(tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    hooks.install(Path("hooks.d"), HookOptions())
+    hooks_directory.install(Path("hooks.d"), HookOptions())
     assert load(tmp_path / "hooks.d/50-vmpin-poststart.json")["hook"]["path"] == str(tmp_path / "hooks.d/vmpin-hook")
 
 
@@ -146,8 +145,8 @@ def test_what_was_installed_is_removed_by_any_name_of_the_directory(tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x").mkdir()
     where = typed.format(top=tmp_path)
-    hooks.install(Path(where), HookOptions())
-    assert {each.name for each in hooks.remove(Path(where))} == DEFAULT_FILES
+    hooks_directory.install(Path(where), HookOptions())
+    assert {each.name for each in hooks_directory.remove(Path(where))} == DEFAULT_FILES
     assert command("--hooks-dir", where) == command("--hooks-dir", where, "--remove") == 0
     assert names(tmp_path / "hooks.d") == set()
 
@@ -155,10 +154,10 @@ def test_what_was_installed_is_removed_by_any_name_of_the_directory(tmp_path: Pa
 def test_another_hands_registration_is_named_by_a_relative_path_too(tmp_path: Path,
                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    hooks.install(Path("d"), HookOptions())
+    hooks_directory.install(Path("d"), HookOptions())
     (tmp_path / "d" / "10-mine.json").write_text(json.dumps({"hook": {"path": str(tmp_path / "d" / "vmpin-hook")}}))
     with pytest.raises(UsageError, match=rf"^{tmp_path}/d/10-mine\.json points to"):
-        hooks.remove(Path("d"))
+        hooks_directory.remove(Path("d"))
     assert names(tmp_path / "d") == DEFAULT_FILES | {"10-mine.json"}
 
 
@@ -182,18 +181,18 @@ def test_nothing_to_remove_and_no_such_directory_are_told_apart(tmp_path: Path,
 
 
 def test_a_script_that_cannot_be_run_is_never_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hooks.install(tmp_path, HookOptions(stages=("poststop",)))
+    hooks_directory.install(tmp_path, HookOptions(stages=("poststop",)))
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
-    monkeypatch.setattr(hooks, "interpreter", lambda: "/nonexistent/python3")
+    monkeypatch.setattr(hook_script, "interpreter", lambda: "/nonexistent/python3")
     with pytest.raises(UsageError, match="the hook cannot be run from"):
-        hooks.install(tmp_path, HookOptions())
+        hooks_directory.install(tmp_path, HookOptions())
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"cannot write .*/file/hooks\.d/vmpin-hook"):
-        hooks.install(tmp_path / "file" / "hooks.d", HookOptions())
+        hooks_directory.install(tmp_path / "file" / "hooks.d", HookOptions())
 
 
 @pytest.mark.parametrize(("text", "usable"), [("print(3, 11)", True), ("print(3, 8)", False), ("print(4, 0)", True),
@@ -202,13 +201,13 @@ def test_the_system_python_is_used_when_it_is_new_enough(tmp_path: Path, text: s
     python = tmp_path / "python3"
     python.write_text(f"#!{sys.executable}\n{text}\n")
     python.chmod(0o755)
-    found = hooks.interpreter(python)
+    found = hook_script.interpreter(python)
     assert (found == str(python)) == usable
     assert usable or (os.path.isabs(found) and os.path.realpath(found) == found)
 
 
 def test_without_a_system_python_the_one_below_the_venv_is_used(tmp_path: Path) -> None:
-    found = Path(hooks.interpreter(tmp_path / "none"))
+    found = Path(hook_script.interpreter(tmp_path / "none"))
     assert found.exists()
     assert not found.is_relative_to(sys.prefix) or sys.prefix == sys.base_prefix
 
@@ -216,7 +215,7 @@ def test_without_a_system_python_the_one_below_the_venv_is_used(tmp_path: Path) 
 @pytest.mark.parametrize("python", ["python3", "/opt/my python", "/" + "x" * 300])
 def test_an_interpreter_the_kernel_would_not_find_is_refused(python: str) -> None:
     with pytest.raises(UsageError, match="cannot stand in a script's first line"):
-        hooks.with_interpreter(b"#!/usr/bin/python3 -IS\npass\n", python)
+        hook_script.with_interpreter(b"#!/usr/bin/python3 -IS\npass\n", python)
 
 
 @pytest.mark.parametrize("bad", [{"stages": ()}, {"stages": ("poststarts",)}, {"socket": Path("s")},
@@ -229,17 +228,18 @@ def test_options_that_cannot_work_are_refused(bad: dict[str, Any]) -> None:
 
 def test_the_defaults_are_the_defaults_of_the_script() -> None:
     text = data_files.path("hooks/vmpin-hook").read_text()
-    assert f'"--socket": "{hooks.DEFAULT_SOCKET}"' in text
-    assert f'"--spool": "{hooks.DEFAULT_SPOOL}"' in text
-    assert f'"--deadline": "{hooks.DEFAULT_DEADLINE_MS}"' in text
-    assert ", ".join(f'"{stage}"' for stage in hooks.STAGES) in text
+    assert f'"--socket": "{hook_options.DEFAULT_SOCKET}"' in text
+    assert f'"--spool": "{hook_options.DEFAULT_SPOOL}"' in text
+    assert f'"--deadline": "{hook_options.DEFAULT_DEADLINE_MS}"' in text
+    assert ", ".join(f'"{stage}"' for stage in hook_options.STAGES) in text
 
 
 def test_the_examples_are_what_install_would_write() -> None:
     examples = data_files.path("hooks/hooks.d")
     where = Path("/usr/share/containers/oci/hooks.d")
-    wanted = {hooks.registration_path(where, stage).name:
-              hooks.registration(hooks.script_path(where), stage, HookOptions()) for stage in hooks.DEFAULT_STAGES}
+    wanted = {hooks_directory.registration_path(where, stage).name:
+              hooks_directory.registration(hook_script.script_path(where), stage, HookOptions())
+              for stage in hook_options.DEFAULT_STAGES}
     assert {each.name: load(each) for each in examples.iterdir()} == wanted
     assert all(each.read_text() == json.dumps(load(each), indent=2) + "\n" for each in examples.iterdir())
 
@@ -256,25 +256,25 @@ def test_the_containerd_snippets_name_the_base_spec_of_the_readme(version: int, 
 def test_the_hook_is_added_to_a_spec_beside_other_hooks_and_only_once() -> None:
     spec = SPEC | {"hooks": {"poststop": [{"path": "/bin/other"}], "prestart": None}}
     script = Path("/usr/local/libexec/vmpin/vmpin-hook")
-    made = hooks.snippet_base_spec(spec, script, HookOptions(stages=("createRuntime", "poststop")))
+    made = base_spec.with_hook(spec, script, HookOptions(stages=("createRuntime", "poststop")))
     entry = {"path": str(script), "args": ["vmpin-hook", "poststop"], "timeout": 30}
     assert made["hooks"]["poststop"] == [{"path": "/bin/other"}, entry]
     assert set(made["hooks"]) == {"poststop", "createRuntime"}
-    assert hooks.snippet_base_spec(made, script, HookOptions(stages=("createRuntime", "poststop"))) == made
-    assert hooks.without_hook(made, script) == SPEC | {"hooks": {"poststop": [{"path": "/bin/other"}]}}
+    assert base_spec.with_hook(made, script, HookOptions(stages=("createRuntime", "poststop"))) == made
+    assert base_spec.without_hook(made, script) == SPEC | {"hooks": {"poststop": [{"path": "/bin/other"}]}}
     assert spec["hooks"] == {"poststop": [{"path": "/bin/other"}], "prestart": None}
 
 
 def test_a_spec_with_no_other_hooks_is_left_without_a_hooks_object() -> None:
-    made = hooks.snippet_base_spec(SPEC, Path("/x/vmpin-hook"), HookOptions())
-    assert hooks.without_hook(made, Path("/x/vmpin-hook")) == SPEC
+    made = base_spec.with_hook(SPEC, Path("/x/vmpin-hook"), HookOptions())
+    assert base_spec.without_hook(made, Path("/x/vmpin-hook")) == SPEC
 
 
 @pytest.mark.parametrize("spec", [{}, {"ociVersion": 1}, SPEC | {"hooks": [1]},
                                   SPEC | {"hooks": {"prestart": {"a": 1}}}])
 def test_what_is_no_spec_is_refused(spec: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        hooks.snippet_base_spec(spec, Path("/x"), HookOptions())
+        base_spec.with_hook(spec, Path("/x"), HookOptions())
 
 
 def test_a_resource_is_found_in_a_wheel_and_in_a_checkout_and_not_among_strangers(tmp_path: Path) -> None:
@@ -303,14 +303,14 @@ def test_the_command_installs_and_says_what_to_do_next(tmp_path: Path, capsys: p
 def test_a_dry_run_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command("--hooks-dir", str(tmp_path / "d"), "--dry-run")
     assert capsys.readouterr().out.startswith(f"would write {tmp_path}/d/vmpin-hook\n")
-    hooks.install(tmp_path / "d", HookOptions())
+    hooks_directory.install(tmp_path / "d", HookOptions())
     command("--hooks-dir", str(tmp_path / "d"), "--dry-run", "--remove")
     assert f"would remove {tmp_path}/d/vmpin-hook\n" in capsys.readouterr().out
     assert names(tmp_path / "d") == DEFAULT_FILES
 
 
 def test_the_command_removes_and_says_so_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hooks.install(tmp_path, HookOptions(stages=("poststop",)))
+    hooks_directory.install(tmp_path, HookOptions(stages=("poststop",)))
     command("--hooks-dir", str(tmp_path), "--remove", "-o", "json")
     removed = [str(tmp_path / "50-vmpin-poststop.json"), str(tmp_path / "vmpin-hook")]
     assert json.loads(capsys.readouterr().out) == {"dry_run": False, "written": [], "removed": removed}
@@ -323,7 +323,7 @@ def test_a_base_spec_goes_through_standard_streams(tmp_path: Path, capsys: pytes
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(SPEC).encode())))
     command("--base-spec", "-", "--hooks-dir", str(tmp_path / "libexec"))
     shown = capsys.readouterr()
-    assert json.loads(shown.out) == hooks.snippet_base_spec(SPEC, tmp_path / "libexec/vmpin-hook", HookOptions())
+    assert json.loads(shown.out) == base_spec.with_hook(SPEC, tmp_path / "libexec/vmpin-hook", HookOptions())
     assert shown.err.startswith(f"{tmp_path}/libexec/vmpin-hook\n")
     assert "base_runtime_spec" in shown.err
     assert names(tmp_path / "libexec") == {"vmpin-hook"}
@@ -335,7 +335,7 @@ def test_a_base_spec_is_written_to_a_file_and_cleaned_again(tmp_path: Path,
     where = ["--out", str(tmp_path / "out.json"), "--hooks-dir", str(tmp_path / "libexec")]
     command("--base-spec", str(tmp_path / "in.json"), *where)
     assert f'base_runtime_spec = "{tmp_path}/out.json"' in capsys.readouterr().out
-    assert set(load(tmp_path / "out.json")["hooks"]) == set(hooks.DEFAULT_STAGES)
+    assert set(load(tmp_path / "out.json")["hooks"]) == set(hook_options.DEFAULT_STAGES)
     command("--base-spec", str(tmp_path / "out.json"), *where, "--remove")
     assert load(tmp_path / "out.json") == SPEC
     assert names(tmp_path / "libexec") == {"vmpin-hook"}
@@ -391,13 +391,13 @@ def test_an_edited_spec_keeps_link_owner_mode_and_attributes(tmp_path: Path, rem
 def test_registrations_and_script_written_again_keep_links_and_modes(tmp_path: Path) -> None:
     """A script that lost its x is no hook: that it gets back."""
     at, kept = tmp_path / "hooks.d", tmp_path / "kept"
-    hooks.install(at, HookOptions())
+    hooks_directory.install(at, HookOptions())
     kept.mkdir()
     for name in ("vmpin-hook", "50-vmpin-poststop.json"):
         (at / name).rename(kept / name)
         (at / name).symlink_to(kept / name)
         (kept / name).chmod(0o600)
-    hooks.install(at, HookOptions(deadline_ms=99))
+    hooks_directory.install(at, HookOptions(deadline_ms=99))
     assert [oct(stat.S_IMODE((kept / name).stat().st_mode)) for name in ("vmpin-hook", "50-vmpin-poststop.json")] == [
         "0o755", "0o600"]
     assert all((at / name).is_symlink() for name in ("vmpin-hook", "50-vmpin-poststop.json"))
@@ -406,12 +406,12 @@ def test_registrations_and_script_written_again_keep_links_and_modes(tmp_path: P
 
 def test_a_link_that_leads_nowhere_yet_is_written_through(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("there/base.json")
-    hooks.WriteFile(tmp_path / "link", b"{}").execute()
+    file_operations.WriteFile(tmp_path / "link", b"{}").execute()
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "there/base.json").read_bytes() == b"{}"
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(UsageError, match="Too many levels"):
-        hooks.WriteFile(tmp_path / "loop", b"{}").execute()
+        file_operations.WriteFile(tmp_path / "loop", b"{}").execute()
 
 
 @pytest.mark.root
@@ -422,5 +422,5 @@ def test_a_link_of_another_users_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(victim)
     os.chown(tmp_path / "link", 12345, 12345, follow_symlinks=False)
     with pytest.raises(UsageError, match="is a symbolic link of uid 12345's"):
-        hooks.WriteFile(tmp_path / "link", b"{}").execute()
+        file_operations.WriteFile(tmp_path / "link", b"{}").execute()
     assert victim.read_text() == "precious"

@@ -1,0 +1,100 @@
+"""The hook in a hooks.d directory, which podman and CRI-O read: the script and one JSON registration for each stage.
+
+`plan_install` and `plan_remove` return operations in an order in which no registration ever points to a missing
+script. What stays out: containerd's base specs (base_spec), and the runtimes' own configuration, which is the
+operator's. Called by `vmpin install-hook` and the demo.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vmpin.errors import UsageError
+from vmpin.host.regular import read_regular
+from vmpin.install.file_operations import Operation, RemoveFile, WriteFile, execute, failing_as
+from vmpin.install.hook_options import STAGES, HookOptions
+from vmpin.install.hook_script import MAX_BYTES, foreign_file, is_script, points_to, script_operation, script_path
+
+
+def install(hooks_dir: Path, options: HookOptions) -> list[Path]:
+    """Put the hook and its registrations into `hooks_dir`. :returns: the files written. :raises UsageError:"""
+    operations = plan_install(hooks_dir, options)
+    execute(operations)
+    return [each.path for each in operations if isinstance(each, WriteFile)]
+
+
+def remove(hooks_dir: Path) -> list[Path]:
+    """Remove from `hooks_dir` what install() put there. :returns: the files removed. :raises UsageError:"""
+    operations = plan_remove(hooks_dir)
+    execute(operations)
+    return [each.path for each in operations]
+
+
+def plan_install(hooks_dir: Path, options: HookOptions) -> list[Operation]:
+    """The operations of install(), in order: the script, its registrations, and the removal of registrations for other
+    stages.
+
+    :raises UsageError: when another file has one of the names.
+    """
+    script = script_path(hooks_dir)
+    operations: list[Operation] = [script_operation(hooks_dir)]
+    for stage in options.stages:
+        path = registration_path(hooks_dir, stage)
+        if path.exists() and not _is_registration(path, script):
+            raise foreign_file(path)
+        text = json.dumps(registration(script, stage, options), indent=2) + "\n"
+        operations.append(WriteFile(path, text.encode()))
+    unwanted = [stage for stage in STAGES if stage not in options.stages]
+    return operations + _removals(hooks_dir, script, unwanted)
+
+
+def plan_remove(hooks_dir: Path) -> list[Operation]:
+    """The operations of remove(), in order: the registrations, then the script.
+
+    :raises UsageError: naming a registration of the script that vmpin did not write, or a directory that cannot be
+        read: it may hold such a registration.
+    """
+    script = script_path(hooks_dir)
+    ours = _removals(hooks_dir, script, STAGES)
+    mine = {each.path for each in ours}
+    where = script.parent
+    with failing_as(f"read {where}"):
+        found = sorted(where / name for name in os.listdir(where) if name.endswith(".json")) if where.exists() else []
+    for path in found:
+        if path not in mine and _is_registration(path, script):
+            raise UsageError(f"{path} points to {script} and was not written by vmpin",
+                             "remove it first: with the hook gone it would stop every container from starting")
+    return ours + ([RemoveFile(script)] if is_script(script) else [])
+
+
+def registration_path(hooks_dir: Path, stage: str) -> Path:
+    """Podman and CRI-O run the files of a directory in the order of their names, and read only *.json."""
+    return Path(os.path.abspath(hooks_dir)) / f"50-vmpin-{stage}.json"
+
+
+def registration(script: Path, stage: str, options: HookOptions) -> dict[str, Any]:
+    """A hooks.d file, version 1.0.0 (containers/common, pkg/hooks/docs/oci-hooks.5.md)."""
+    return {
+        "version": "1.0.0",
+        "hook": options.entry(script, stage),
+        "when": {"always": True},
+        "stages": [stage],
+    }
+
+
+def _removals(hooks_dir: Path, script: Path, stages: Sequence[str]) -> list[Operation]:
+    paths = [registration_path(hooks_dir, stage) for stage in stages]
+    return [RemoveFile(path) for path in paths if _is_registration(path, script)]
+
+
+def _is_registration(path: Path, script: Path) -> bool:
+    """Whether `path` is a hooks.d file for `script`; False for a file that cannot be read."""
+    try:
+        found = json.loads(read_regular(path, MAX_BYTES, follow=True)[0])
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and points_to(found.get("hook"), script)
