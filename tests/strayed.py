@@ -15,7 +15,7 @@ from need import lacking
 from vmpin.config import settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
-from vmpin.domain.proof import Account
+from vmpin.domain.proof import RunAccount
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.reconcile.reconciler import Reconciler
@@ -87,9 +87,9 @@ class Spinners:
         """As another hand does."""
         os.sched_setaffinity(vm.vmm.pid, cpus.frozen())
 
-    def account(self, vm: Vm) -> Account:
+    def account(self, vm: Vm) -> RunAccount:
         """What is in the books of it now, in copy."""
-        total = Account()
+        total = RunAccount()
         total.add(self.reconciler.ledger.of(vm.sandbox).total)
         return total
 

@@ -26,10 +26,10 @@ from vmpin.domain.pod_names import PodNames
 from vmpin.errors import ConfigError, UsageError, VmpinError
 from vmpin.reports.audit import (
     VERSION,
-    Finding,
+    AuditFinding,
+    CpuOwner,
     Judgement,
     Kind,
-    Owner,
     Use,
     brief,
     judge,
@@ -37,7 +37,7 @@ from vmpin.reports.audit import (
     owners_of,
     sandboxes_of,
 )
-from vmpin.reports.residency.thread_usage import Census
+from vmpin.reports.residency.thread_usage import ThreadUsageSampler
 
 #: Rows for a person to read; -o json has all.
 _ROWS = 15
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 def _audit(args: argparse.Namespace) -> int:
     config = load_config(args)
     before = status_document(config, None, direct=args.direct, pods=True)
-    census = Census()
+    census = ThreadUsageSampler()
     owners = owners_of(before)
     changed = CpuSet()
     sandboxes = sandboxes_of(before)
@@ -140,12 +140,12 @@ def _audit(args: argparse.Namespace) -> int:
     return 0 if found.alone or (found.apart and not args.strict) else 1
 
 
-def _owner(owner: Owner) -> Document:
+def _owner(owner: CpuOwner) -> Document:
     return {"sandbox": owner.sandbox, "container": owner.container, "cpus": str(owner.cpus),
             "kind": "vm" if owner.vm else "runc", "name": owner.words}
 
 
-def _limits(census: Census, changed: CpuSet) -> list[str]:
+def _limits(census: ThreadUsageSampler, changed: CpuSet) -> list[str]:
     """What the answer does not hold, in sentences."""
     found = []
     if changed:
@@ -165,7 +165,7 @@ def _limits(census: Census, changed: CpuSet) -> list[str]:
     return found
 
 
-def _print(found: Judgement, census: Census, limits: Iterable[str], strict: bool) -> None:
+def _print(found: Judgement, census: ThreadUsageSampler, limits: Iterable[str], strict: bool) -> None:
     print(_answer(found, census, strict))
     for use in found.uses:
         if use.cpu in found.contested:
@@ -181,7 +181,7 @@ def _print(found: Judgement, census: Census, limits: Iterable[str], strict: bool
     print("".join(f"\n{limit}" for limit in limits), end="\n" if limits else "")
 
 
-def _answer(found: Judgement, census: Census, strict: bool) -> str:
+def _answer(found: Judgement, census: ThreadUsageSampler, strict: bool) -> str:
     """The one line that is asked for."""
     if not found.exclusive:
         return "no CPU of this node is exclusive to anyone: nothing to audit"
@@ -216,7 +216,7 @@ def _answer(found: Judgement, census: Census, strict: bool) -> str:
 
 def _print_uses(uses: Iterable[Use], measured: bool) -> None:
     """By owner: a node may have hundreds of exclusive CPUs."""
-    groups: dict[tuple[Owner, ...], list[Use]] = {}
+    groups: dict[tuple[CpuOwner, ...], list[Use]] = {}
     for use in uses:
         groups.setdefault(use.owners, []).append(use)
     rows = sorted(groups.values(), key=lambda group: (-sum(use.others for use in group), group[0].cpu))
@@ -238,7 +238,7 @@ def _spent(group: Iterable[Use]) -> list[str]:
 
 def _print_findings(found: Judgement) -> None:
     everyone = len({owner for use in found.uses for owner in use.owners})
-    groups: dict[object, list[Finding]] = {}
+    groups: dict[object, list[AuditFinding]] = {}
     for finding in found.findings:
         # A node has a hundred kworkers and as many shims: those that only may are one row each kind.
         alike = (finding.kind, _name(finding), finding.may, _home(finding))
@@ -258,7 +258,7 @@ def _print_findings(found: Judgement) -> None:
         print(f"and {_many(len(more), 'more ')} may run there ({did}{_counted(counts)}): -o json lists them")
 
 
-def _name(finding: Finding) -> str:
+def _name(finding: AuditFinding) -> str:
     """What it calls itself. A kworker's name ends with the work it did last: kworker/u8:1-events_unbound."""
     name = finding.process.comm
     if finding.process.pid == os.getpid():
@@ -266,14 +266,14 @@ def _name(finding: Finding) -> str:
     return f"{name.partition(':')[0]}:*" if finding.kind is Kind.KERNEL and name.startswith("kworker/u") else name
 
 
-def _home(finding: Finding) -> str:
+def _home(finding: AuditFinding) -> str:
     """The pod's or unit's part of where it comes from."""
     name = (finding.words or finding.sandbox or finding.container
             or finding.process.cgroup.rpartition("/")[2])
     return brief(name) or "-"
 
 
-def _names(owners: Iterable[Owner], everyone: int = 0) -> str:
+def _names(owners: Iterable[CpuOwner], everyone: int = 0) -> str:
     names = [owner.words for owner in owners]
     if len(names) > 2 and len(names) == everyone:
         return f"all {everyone} owners"

@@ -168,7 +168,7 @@ def status_document(config: Config, sandbox: str | None, wide: bool = False,
     """
     found = None if direct else ask(config, {"op": "status", "wide": wide, "pods": pods},
                                           has_direct=direct is not None)
-    found = found or look_for_status(config, wide, pods)
+    found = found or read_status(config, wide, pods)
     if sandbox is not None:
         chosen = by_prefix(sandbox, [entry["id"] for entry in found["sandboxes"]])
         found["sandboxes"] = [entry for entry in found["sandboxes"] if entry["id"] == chosen]
@@ -184,7 +184,7 @@ def stale_checkpoint(found: Document) -> str | None:
             f"{kubelet['written'] or 'at an unknown time'}; {kubelet['second_witness']}")
 
 
-def look_for_status(config: Config, wide: bool = False, pods: bool = False) -> Document:
+def read_status(config: Config, wide: bool = False, pods: bool = False) -> Document:
     from vmpin.reconcile import one_pass
     from vmpin.status import collector
 

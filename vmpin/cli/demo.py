@@ -27,7 +27,7 @@ from vmpin.errors import VmpinError
 
 if TYPE_CHECKING:
     from vmpin.demo.needs import Tools
-    from vmpin.demo.vm import Masks
+    from vmpin.demo.vm import VmMasks
 
 _ABOUT = """\
 Shows on this machine what vmpin does: a real QEMU as a sandbox's VM, the real watcher, and two containers made by a
@@ -123,7 +123,7 @@ class _Stage:
 
     def __init__(self, tools: Tools) -> None:
         from vmpin.demo.containers import Containers
-        from vmpin.demo.vm import Vm
+        from vmpin.demo.vm import DemoVm
         from vmpin.install.hook_options import HookOptions
 
         self.tools = tools
@@ -136,7 +136,7 @@ class _Stage:
         self._config = self.directory / "vmpin.yaml"
         self._log = self.directory / "watcher.log"
         try:
-            self.vm = Vm(tools.qemu, self.sandbox, self.directory)
+            self.vm = DemoVm(tools.qemu, self.sandbox, self.directory)
             self._configure(None)
             self.containers = Containers(tools.crun, tools.busybox, self.sandbox, self.directory, HookOptions(
                 socket=self.directory / "run" / "hook.sock", spool=self.directory / "run" / "spool"))
@@ -242,7 +242,7 @@ class _Stage:
         self._watcher = None
 
 
-def _as_wanted(masks: Masks, exclusive: CpuSet, pool: CpuSet) -> bool:
+def _as_wanted(masks: VmMasks, exclusive: CpuSet, pool: CpuSet) -> bool:
     alone = [cpus for cpus in masks.vcpus.values() if cpus <= exclusive]
     floating = [cpus for cpus in masks.vcpus.values() if not cpus <= exclusive]
     return (len(masks.vcpus) == 3 and all(len(cpus) == 1 for cpus in alone)
@@ -251,7 +251,7 @@ def _as_wanted(masks: Masks, exclusive: CpuSet, pool: CpuSet) -> bool:
             and bool(masks.others) and all(cpus == pool for cpus in masks.others.values()))
 
 
-def _same(masks: Masks, before: Masks, cpus: CpuSet) -> bool:
+def _same(masks: VmMasks, before: VmMasks, cpus: CpuSet) -> bool:
     """On the CPUs that can be used: a mask may also name some that are offline."""
     main = next(iter(before.others.values()))
     return (all(mask & cpus == before.vcpus[number] & cpus for number, mask in masks.vcpus.items())

@@ -76,10 +76,10 @@ def _list() -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vmpin.cli.questions import look
+    from vmpin.cli.questions import read_facts
 
     _refuse_unknown(args.checks)
-    findings = examine(look(load_config(args), args.root), args.checks)
+    findings = examine(read_facts(load_config(args), args.root), args.checks)
     if args.output == "json":
         print_data(data(findings), "json")
     else:

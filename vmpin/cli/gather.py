@@ -93,11 +93,11 @@ def _made(path: Path) -> int:
 
 def _collect(config: Config, args: argparse.Namespace) -> Pieces:
     from vmpin.cli.doctor import data, text
-    from vmpin.cli.questions import look
+    from vmpin.cli.questions import read_facts
     from vmpin.doctor.checks import examine
     from vmpin.reports.bundle.report import collect
 
-    facts = look(config, args.root)
+    facts = read_facts(config, args.root)
     findings = examine(facts)
     told = "".join("".join(word for word, _ in line).rstrip() + "\n" for line in text(findings, wide=True))
     pieces = collect(config, facts, data(findings), told, args.limit * _MIB)

@@ -6,28 +6,28 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from vmpin.cli.common import Document, ask, look_for_status
+from vmpin.cli.common import Document, ask, read_status
 from vmpin.config.settings import Config
-from vmpin.doctor.collect.node_facts import look as look_at_node
+from vmpin.doctor.collect.node_facts import collect_facts
 from vmpin.doctor.collect.own_facts import lock_holder, unit
-from vmpin.domain.facts import Facts, Watcher
+from vmpin.domain.facts import NodeFacts, WatcherFacts
 from vmpin.errors import UsageError, VmpinError, WatcherError
 from vmpin.host.procfs import Procfs
 from vmpin.status.about import version
 
 
-def look(config: Config, root: Path = Path("/")) -> Facts:
+def read_facts(config: Config, root: Path = Path("/")) -> NodeFacts:
     """Everything that the doctor judges. Never fails for what the node is like: that is what is to be found out."""
     watcher = ask_watcher(config)
     status, trouble = ask_status(config, watcher)
-    return look_at_node(config, root, watcher, status, trouble)
+    return collect_facts(config, root, watcher, status, trouble)
 
 
-def ask_watcher(config: Config) -> Watcher:
+def ask_watcher(config: Config) -> WatcherFacts:
     """Whether one runs, and what it says of itself."""
     proc = Procfs(config.path("proc"))
     holder = lock_holder(config, proc)
-    found = Watcher(pid=holder, version=version(), config=config.data(), unit=_unit(proc, holder))
+    found = WatcherFacts(pid=holder, version=version(), config=config.data(), unit=_unit(proc, holder))
     try:
         about = ask(config, {"op": "about"})
     except UsageError as err:  # it answered, and said no: an older one, or we are not root
@@ -48,7 +48,7 @@ def _unit(proc: Procfs, pid: int | None) -> str:
     return "" if pid is None else unit(proc, pid)
 
 
-def ask_status(config: Config, watcher: Watcher) -> tuple[Document, str]:
+def ask_status(config: Config, watcher: WatcherFacts) -> tuple[Document, str]:
     """The status document with the VMMs' cgroups, and why there is none."""
     try:
         if watcher.state in ("running", "hidden"):  # a mute one would be waited for once more
@@ -65,6 +65,6 @@ def _own_look(config: Config) -> Document:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        return look_for_status(config, wide=True)
+        return read_status(config, wide=True)
     finally:
         logging.disable(before)

@@ -13,9 +13,9 @@ from vmpin.cli.common import (
     ask_raw,
     direct_flag,
     load_config,
-    look_for_status,
     output_flag,
     print_data,
+    read_status,
     short,
     shown,
     stale_checkpoint,
@@ -65,7 +65,7 @@ def _once(config: Config, args: argparse.Namespace) -> None:
         # The watcher's answer is the document: thousands of threads need not be read and written once more.
         raw = None if args.direct else ask_raw(config, {"op": "status"}, has_direct=True)
         if raw is None:
-            print_data(look_for_status(config), "json")
+            print_data(read_status(config), "json")
             return
         sys.stdout.buffer.write(raw)
         return

@@ -21,7 +21,7 @@ from vmpin.status.about import About
 _OTHER_VERSION = "are vmpin and its watcher the same version?"
 
 
-class Asked(about.Watched, Protocol):
+class Asked(about.DescribedWatcher, Protocol):
     """What is asked of a watcher."""
 
     reconciler: Reconciler

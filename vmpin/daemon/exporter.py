@@ -121,12 +121,12 @@ class Exporter:
             return self._page
 
     async def _write(self, count: Headcount) -> bytes:
-        from vmpin.status.prometheus import Facts, NodeCollector, text_of
+        from vmpin.status.prometheus import NodeCollector, ScrapeData, text_of
 
         watched = self._watched
         collector = self._collector = self._collector or NodeCollector()
         since = watched.resynced
-        collector.facts = Facts(
+        collector.facts = ScrapeData(
             watched.view, count, tuple(watched.source_health()), self._guests(), watched.restarts,
             0.0 if since is None else time.time() - (time.monotonic() - since), len(asyncio.all_tasks()),
             watched.config.per_sandbox)

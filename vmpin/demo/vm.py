@@ -24,7 +24,7 @@ _VCPU = re.compile(r"CPU ([0-9]+)/[A-Z]+")
 
 
 @dataclass(frozen=True)
-class Masks:
+class VmMasks:
     """Where the kernel lets the VM's threads run: the vCPUs by number, the others by thread id."""
 
     vcpus: dict[int, CpuSet]
@@ -42,7 +42,7 @@ class Masks:
         return ", ".join([*parts, *(f"{count} other threads on CPU {cpus}" for cpus, count in counts.items())])
 
 
-class Vm:
+class DemoVm:
     """One QEMU, named as Kata names its own. `stop` ends exactly this process."""
 
     def __init__(self, qemu: str, sandbox: str, directory: Path) -> None:
@@ -114,9 +114,9 @@ class Vm:
             self._process.wait()
             self._process = None
 
-    def masks(self) -> Masks:
+    def masks(self) -> VmMasks:
         """What the kernel has for each thread at this moment."""
-        masks = Masks({}, {})
+        masks = VmMasks({}, {})
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             try:
                 fields = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines() if ":" in line)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vmpin.doctor import cluster_checks, hook_checks, kata_checks, node_checks, rival_checks, service_checks
-from vmpin.doctor.finding import Check, Finding, Verdict, unknown
-from vmpin.domain.facts import Facts
+from vmpin.doctor.finding import Check, CheckResult, Finding, unknown
+from vmpin.domain.facts import NodeFacts
 
 CHECKS = (
     Check("privileges", "the capabilities of the watcher, or of this command", node_checks.privileges),
@@ -45,14 +45,14 @@ CHECKS = (
 )
 
 
-def examine(facts: Facts, only: Iterable[str] = ()) -> list[Finding]:
+def examine(facts: NodeFacts, only: Iterable[str] = ()) -> list[Finding]:
     """The findings of the checks. :param only: names, or prefixes of names (kata: all of Kata's); () for all."""
     wanted = tuple(only)
     return [Finding(check.name, _judge(check, facts)) for check in CHECKS
             if not wanted or any(check.name == name or check.name.startswith(f"{name}-") for name in wanted)]
 
 
-def _judge(check: Check, facts: Facts) -> Verdict:
+def _judge(check: Check, facts: NodeFacts) -> CheckResult:
     """The result of one check; unknown where the status of a watcher of another version lacks a needed key."""
     try:
         return check.judge(facts)

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vmpin.cpuset import CpuSet
-from vmpin.doctor.finding import Verdict, bad, denied, ok, several, unknown, warn
-from vmpin.domain.facts import Engine, Facts
+from vmpin.doctor.finding import CheckResult, bad, denied, ok, several, unknown, warn
+from vmpin.domain.facts import Engine, NodeFacts
 
 _POOL = ("set cpuManagerPolicy: static in the kubelet's configuration, or name the shared CPUs: node.shared_pool in "
          "/etc/vmpin/vmpin.yaml")
 _THERE = {True: "exists", False: "does not exist", None: "cannot be accessed"}
 
 
-def kubelet(facts: Facts) -> Verdict:
+def kubelet(facts: NodeFacts) -> CheckResult:
     point, config = facts.checkpoint, facts.kubelet
     evidence = [*_kubelet_evidence(facts)]
     pool = facts.settings.get("node.shared_pool", "")
@@ -69,7 +69,7 @@ def kubelet(facts: Facts) -> Verdict:
               *evidence)
 
 
-def _kubelet_evidence(facts: Facts) -> Iterable[str]:
+def _kubelet_evidence(facts: NodeFacts) -> Iterable[str]:
     point, config = facts.checkpoint, facts.kubelet
     yield f"kubelet pid {config.pid}" if config.pid else "no kubelet process was found"
     for key in ("cpuManagerPolicy", "cpuManagerReconcilePeriod", "reservedSystemCPUs", "topologyManagerPolicy",
@@ -84,7 +84,7 @@ def _kubelet_evidence(facts: Facts) -> Iterable[str]:
         yield f"{point.path}: version {point.version}, policy {point.policy or 'unknown'}, checksum {checksum}"
 
 
-def kubelet_options(facts: Facts) -> Verdict:
+def kubelet_options(facts: NodeFacts) -> CheckResult:
     point = facts.checkpoint
     found = facts.kubelet.settings.get("cpuManagerPolicyOptions")
     options = found.value if found is not None and isinstance(found.value, dict) else {}
@@ -105,7 +105,7 @@ def kubelet_options(facts: Facts) -> Verdict:
               "every core has one CPU", *evidence)
 
 
-def _split_cores(facts: Facts) -> list[str]:
+def _split_cores(facts: NodeFacts) -> list[str]:
     """Cores with CPUs exclusive to different containers, one text each."""
     owners: dict[int, str] = {}
     for owner in (facts.status.get("node") or {}).get("owners", ()):
@@ -119,7 +119,7 @@ def _split_cores(facts: Facts) -> list[str]:
     return found
 
 
-def nri(facts: Facts) -> Verdict:
+def nri(facts: NodeFacts) -> CheckResult:
     wanted = facts.settings.get("watch.nri", "auto")
     link = _nri_link(facts)
     engines = [engine for engine in facts.engines if engine.name != "podman"]
@@ -151,20 +151,20 @@ def nri(facts: Facts) -> Verdict:
     return ok("NRI is available to a watcher", *evidence)
 
 
-def _nri_link(facts: Facts) -> Mapping[str, Any] | None:
+def _nri_link(facts: NodeFacts) -> Mapping[str, Any] | None:
     """The state of the NRI connection, from the status; None without a watcher."""
     found: Mapping[str, Any] | None = (facts.status.get("sources") or {}).get("nri")
     return found
 
 
-def connected(facts: Facts) -> bool:
+def connected(facts: NodeFacts) -> bool:
     """True if the watcher reports a connection to the runtime's NRI."""
     link = _nri_link(facts)
     return link is not None and str(link["state"]).startswith("connected")
 
 
-def _no_socket(facts: Facts, wanted: str, path: str, engines: Sequence[Engine], refused: Sequence[str],
-               evidence: Sequence[str]) -> Verdict:
+def _no_socket(facts: NodeFacts, wanted: str, path: str, engines: Sequence[Engine], refused: Sequence[str],
+               evidence: Sequence[str]) -> CheckResult:
     if not engines:
         return unknown("no container runtime was found on this node", *evidence)
     where = (f"NRI is disabled in the configuration of {', '.join(refused)}" if refused else

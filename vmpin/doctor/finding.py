@@ -9,7 +9,7 @@ import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from vmpin.domain.facts import Facts
+from vmpin.domain.facts import NodeFacts
 
 #: As strerror() has EACCES and EPERM.
 _DENIED = ("Permission denied", "Operation not permitted")
@@ -28,7 +28,7 @@ class Level(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckResult:
     """`what` is the finding in one sentence; `evidence` are the facts behind it, each with its file or number;
     `remedy` is the action to take, "" for none."""
 
@@ -44,33 +44,33 @@ class Check:
 
     name: str
     about: str
-    judge: Callable[[Facts], Verdict]
+    judge: Callable[[NodeFacts], CheckResult]
 
 
 @dataclass(frozen=True)
 class Finding:
     check: str
-    verdict: Verdict
+    verdict: CheckResult
 
     def data(self) -> dict[str, object]:
         return {"check": self.check, "level": str(self.verdict.level), "what": self.verdict.what,
                 "evidence": list(self.verdict.evidence), "remedy": self.verdict.remedy}
 
 
-def ok(what: str, *evidence: str) -> Verdict:
-    return Verdict(Level.OK, what, evidence)
+def ok(what: str, *evidence: str) -> CheckResult:
+    return CheckResult(Level.OK, what, evidence)
 
 
-def warn(what: str, remedy: str, *evidence: str) -> Verdict:
-    return Verdict(Level.WARN, what, evidence, remedy)
+def warn(what: str, remedy: str, *evidence: str) -> CheckResult:
+    return CheckResult(Level.WARN, what, evidence, remedy)
 
 
-def bad(what: str, remedy: str, *evidence: str) -> Verdict:
-    return Verdict(Level.BAD, what, evidence, remedy)
+def bad(what: str, remedy: str, *evidence: str) -> CheckResult:
+    return CheckResult(Level.BAD, what, evidence, remedy)
 
 
-def unknown(what: str, *evidence: str, remedy: str = "") -> Verdict:
-    return Verdict(Level.UNKNOWN, what, evidence, remedy)
+def unknown(what: str, *evidence: str, remedy: str = "") -> CheckResult:
+    return CheckResult(Level.UNKNOWN, what, evidence, remedy)
 
 
 def denied(trouble: str) -> bool:

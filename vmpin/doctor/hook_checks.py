@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from vmpin.doctor.cluster_checks import connected
-from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
-from vmpin.domain.facts import Engine, Facts
+from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
+from vmpin.domain.facts import Engine, NodeFacts
 
 _STAGES = frozenset(("createRuntime", "createContainer", "poststart", "poststop"))
 #: CRI-O 1.37, pkg/config/config.go:1239; a --hooks-dir on its command line has no effect.
@@ -22,7 +22,7 @@ _NAME_IT = ("name the directory in the runtime's hooks_dir (CRI-O's only default
 _LATELY = 5.0
 
 
-def hooks(facts: Facts) -> Verdict:
+def hooks(facts: NodeFacts) -> CheckResult:
     wanted = facts.settings.get("paths.run", "/run/vmpin") + "/hook.sock"
     evidence = [f"{hook.file}: {', '.join(hook.stages)} → {hook.script}, "
                 f"read by {several(hook.read_by) or 'no runtime'}" for hook in facts.hooks]
@@ -59,7 +59,7 @@ def hooks(facts: Facts) -> Verdict:
     return _received(facts, evidence)
 
 
-def _received(facts: Facts, evidence: list[str]) -> Verdict:
+def _received(facts: NodeFacts, evidence: list[str]) -> CheckResult:
     """Whether the watcher has received a hook since the runtimes that read it were started."""
     received: dict[str, Any] | None = facts.watcher.about.get("hooks")
     if received is None:
@@ -82,10 +82,10 @@ def _received(facts: Facts, evidence: list[str]) -> Verdict:
     return ok(f"{len(facts.hooks)} registrations", *evidence)
 
 
-def _reads(engine: Engine, facts: Facts) -> bool:
+def _reads(engine: Engine, facts: NodeFacts) -> bool:
     return any(reader.split(" ")[0] == engine.name for reader in _readers(facts))
 
 
-def _readers(facts: Facts) -> Iterator[str]:
+def _readers(facts: NodeFacts) -> Iterator[str]:
     for hook in facts.hooks:
         yield from hook.read_by

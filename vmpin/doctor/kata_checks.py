@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from vmpin.doctor.finding import Verdict, bad, denied, ok, several, unknown, warn
-from vmpin.domain.facts import Engine, Facts, Handler, KataConfig
+from vmpin.doctor.finding import CheckResult, bad, denied, ok, several, unknown, warn
+from vmpin.domain.facts import Engine, Handler, KataConfig, NodeFacts
 
 _PINNING = "io.katacontainers.config.runtime.enable_vcpus_pinning"
 #: Settings in the evidence: those that are checked here, and others that determine the shape of a VM.
@@ -20,7 +20,7 @@ _READ = "run this as root; correct the named file"
 _INSIDE = ("apart", "sandbox", "off")
 
 
-def kata(facts: Facts) -> Verdict:
+def kata(facts: NodeFacts) -> CheckResult:
     evidence = [line for config in facts.kata for line in _evidence(config)]
     handlers = [handler for engine in facts.engines for handler in engine.handlers if handler.kata]
     evidence += [f"handler {handler.name} of {handler.engine} ({handler.file}): "
@@ -51,7 +51,7 @@ def kata(facts: Facts) -> Verdict:
               *evidence)
 
 
-def _unread(facts: Facts) -> list[str]:
+def _unread(facts: NodeFacts) -> list[str]:
     """Why parts of the configurations could not be read; with any of these, no check is `ok`."""
     return [*(trouble for engine in facts.engines for trouble in engine.trouble),
             *(config.trouble for config in facts.kata if config.trouble)]
@@ -71,14 +71,14 @@ def _toml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _where(facts: Facts, key: str, used: bool = True) -> list[str]:
+def _where(facts: NodeFacts, key: str, used: bool = True) -> list[str]:
     """The files that set a switch to true, among the configurations with a reader (`used`) or without one."""
     return [f"{setting.file}: {name} = true" + (f" (handlers {several(config.read_by)})" if config.read_by else "")
             for config in facts.kata if bool(config.read_by) is used
             for name, setting in config.find(key) if setting.value is True]
 
 
-def pinning(facts: Facts) -> Verdict:
+def pinning(facts: NodeFacts) -> CheckResult:
     on, idle = _where(facts, "enable_vcpus_pinning"), _where(facts, "enable_vcpus_pinning", used=False)
     running = [sandbox for sandbox in facts.kata_sandboxes if sandbox.pins_vcpus]
     open_to = [handler for engine in facts.engines for handler in engine.handlers
@@ -104,7 +104,7 @@ def _passes(handler: Handler, annotation: str) -> bool:
     return handler.annotations is None or any(fnmatchcase(annotation, pattern) for pattern in handler.annotations)
 
 
-def vcpus(facts: Facts) -> Verdict:
+def vcpus(facts: NodeFacts) -> CheckResult:
     if not facts.kata:
         return unknown("no configuration of Kata was found")
     evidence = [line for config in facts.kata for line in _evidence(config)
@@ -146,11 +146,11 @@ def _starts_kata(engine: Engine) -> bool:
     return any(handler.kata for handler in engine.handlers)
 
 
-def _narrow(engine: Engine, facts: Facts) -> bool:
+def _narrow(engine: Engine, facts: NodeFacts) -> bool:
     return engine.cpus is not None and _starts_kata(engine) and not facts.cpus.online <= engine.cpus
 
 
-def cgroup(facts: Facts) -> Verdict:
+def cgroup(facts: NodeFacts) -> CheckResult:
     policy = facts.status.get("policy") or {key.removeprefix("policy."): value for key, value in
                                             facts.settings.items() if key.startswith("policy.")}
     outside = {key: policy[key] for key in ("iothreads", "vhost", "emulator", "virtiofsd", "shim")
@@ -172,7 +172,7 @@ def cgroup(facts: Facts) -> Verdict:
                 "status` shows the mask of each thread", *evidence)
 
 
-def guest(facts: Facts) -> Verdict:
+def guest(facts: NodeFacts) -> CheckResult:
     if not facts.kata:
         return unknown("no configuration of Kata was found")
     via = facts.settings.get("guest.via", "auto")

@@ -6,8 +6,8 @@ Pure; called by checks.examine. What stays out: reading them (doctor.collect).
 from __future__ import annotations
 
 from vmpin.cpuset import CpuSet
-from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
-from vmpin.domain.facts import Facts
+from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
+from vmpin.domain.facts import NodeFacts
 
 #: By capability, the effect of its absence.
 NEEDED = {
@@ -19,7 +19,7 @@ _GRANT = ("run it as root, or give the service the capability (CapabilityBoundin
           "securityContext in config/kubernetes/daemonset.yaml)")
 
 
-def privileges(facts: Facts) -> Verdict:
+def privileges(facts: NodeFacts) -> CheckResult:
     rights = facts.rights
     process = f"{rights.who} (pid {rights.pid}, uid {rights.uid})"
     if rights.capabilities is None:
@@ -43,7 +43,7 @@ def privileges(facts: Facts) -> Verdict:
     return ok(f"{rights.who} has every required capability", *evidence)
 
 
-def namespaces(facts: Facts) -> Verdict:
+def namespaces(facts: NodeFacts) -> CheckResult:
     rights = facts.rights
     found = {"pid": rights.pid_ns, "user": rights.user_ns}
     evidence = [f"{name} namespace: {'the machine' if initial else 'not the machine'}'s own"
@@ -59,7 +59,7 @@ def namespaces(facts: Facts) -> Verdict:
     return ok(f"{rights.who} sees the machine's processes", *evidence)
 
 
-def kernel(facts: Facts) -> Verdict:
+def kernel(facts: NodeFacts) -> CheckResult:
     found = facts.kernel
     if found.version is None:
         return unknown(f"the kernel's release {found.release!r} names no version")
@@ -84,7 +84,7 @@ def kernel(facts: Facts) -> Verdict:
     return ok("the kernel remembers masks when a cpuset changes (since 6.2)", *evidence)
 
 
-def cpus(facts: Facts) -> Verdict:
+def cpus(facts: NodeFacts) -> CheckResult:
     found = facts.cpus
     if not found.online:
         return unknown("the online CPUs are unknown", found.trouble)
@@ -106,7 +106,7 @@ def cpus(facts: Facts) -> Verdict:
     return ok(f"{len(found.online)} CPUs are online", *evidence)
 
 
-def isolation(facts: Facts) -> Verdict:
+def isolation(facts: NodeFacts) -> CheckResult:
     found = facts.cpus
     if not found.online:
         return unknown("the isolated CPUs are unknown", found.trouble)
@@ -129,7 +129,7 @@ def isolation(facts: Facts) -> Verdict:
               else "no CPU is isolated by the kernel", *evidence)
 
 
-def cgroups(facts: Facts) -> Verdict:
+def cgroups(facts: NodeFacts) -> CheckResult:
     if facts.cgroups == "none":
         return bad("no cpuset cgroups were found",
                    "mount them at paths.cgroup (in a pod: /sys/fs/cgroup of the node, as in "

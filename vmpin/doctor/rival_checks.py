@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
-from vmpin.domain.facts import Facts, Setting
+from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
+from vmpin.domain.facts import FoundSetting, NodeFacts
 
 #: By kind of daemon: its effect on masks, and the remedy. irqbalance and tuned have checks of their own.
 PINNERS = {
@@ -36,7 +36,7 @@ _BLIND = "the node's processes are invisible here"
 _SEE = "run this as root; in a pod: hostPID: true"
 
 
-def irqbalance(facts: Facts) -> Verdict:
+def irqbalance(facts: NodeFacts) -> CheckResult:
     running = [daemon for daemon in facts.daemons if daemon.kind == "irqbalance"]
     evidence = [f"irqbalance pid {daemon.pid}" for daemon in running]
     evidence += [f"{setting.file}: {key}={setting.value}" for key, setting in facts.irqbalance.items()]
@@ -52,12 +52,12 @@ def irqbalance(facts: Facts) -> Verdict:
 def _banned(settings: object) -> CpuSet:
     found = settings.get("IRQBALANCE_BANNED_CPULIST") if isinstance(settings, dict) else None
     try:
-        return CpuSet.parse(str(found.value)) if isinstance(found, Setting) else CpuSet()
+        return CpuSet.parse(str(found.value)) if isinstance(found, FoundSetting) else CpuSet()
     except CpuSetError:
         return CpuSet()
 
 
-def tuned(facts: Facts) -> Verdict:
+def tuned(facts: NodeFacts) -> CheckResult:
     running = [daemon for daemon in facts.daemons if daemon.kind == "tuned"]
     found = facts.tuned
     evidence = [f"tuned pid {daemon.pid}" for daemon in running]
@@ -86,7 +86,7 @@ def tuned(facts: Facts) -> Verdict:
                ".*firecracker.*;.*virtiofsd.*;.*containerd-shim-kata.* (its default has only qemu-kvm)", *evidence)
 
 
-def _spared(setting: Setting | None, command: str) -> bool:
+def _spared(setting: FoundSetting | None, command: str) -> bool:
     """Whether tuned leaves a command alone: patterns separated by semicolons (plugin_scheduler.py)."""
     if setting is None:
         return False
@@ -99,7 +99,7 @@ def _spared(setting: Setting | None, command: str) -> bool:
     return False
 
 
-def pinners(facts: Facts) -> Verdict:
+def pinners(facts: NodeFacts) -> CheckResult:
     there = [daemon for daemon in facts.daemons if daemon.kind in PINNERS]
     kinds = dict.fromkeys(daemon.kind for daemon in there)
     evidence = [f"{daemon.name} pid {daemon.pid}" for daemon in there]
@@ -119,7 +119,7 @@ def pinners(facts: Facts) -> Verdict:
     return ok(f"{several(kinds)} run here", *evidence, *(f"{kind}: {PINNERS[kind][1]}" for kind in kinds))
 
 
-def proc_connector(facts: Facts) -> Verdict:
+def proc_connector(facts: NodeFacts) -> CheckResult:
     found = facts.connector
     if facts.settings.get("watch.births") == "False":
         return ok("process events are not used (watch.births: false): new threads are placed at a resync")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vmpin.doctor.finding import Verdict, bad, ok, several, unknown, warn
-from vmpin.domain.facts import Facts
+from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
+from vmpin.domain.facts import NodeFacts
 from vmpin.status.health import alive
 
 _START = "systemctl enable --now vmpin (config/vmpin.service), or the DaemonSet (config/kubernetes/daemonset.yaml)"
@@ -20,7 +20,7 @@ _FREE, _INODES = 4 << 20, 1000
 WAITING = "waiting for an answer"
 
 
-def watcher(facts: Facts) -> Verdict:
+def watcher(facts: NodeFacts) -> CheckResult:
     found = facts.watcher
     if found.state == "absent":
         return bad("no watcher runs: no thread is kept in place", _START, *([found.why] if found.why else []))
@@ -56,7 +56,7 @@ def watcher(facts: Facts) -> Verdict:
     return ok(f"the watcher runs ({process})", *evidence)
 
 
-def _receives(facts: Facts, up: set[str]) -> bool:
+def _receives(facts: NodeFacts, up: set[str]) -> bool:
     """True if a source reports new VMs and containers. The hook's socket is one only if a runtime runs the hook."""
     hook = facts.watcher.about.get("passes", {}).get("hook") or any(
         found.read_by and not found.broken for found in facts.hooks)
@@ -68,7 +68,7 @@ def _lines(sources: Iterable[Mapping[str, Any]]) -> list[str]:
             + (f" ({source['why']})" if source["why"] else "") for source in sources]
 
 
-def configuration(facts: Facts) -> Verdict:
+def configuration(facts: NodeFacts) -> CheckResult:
     here = facts.watcher.config
     evidence = [f"{key} = {entry['value']} ({entry['from']})" for key, entry in here.items()
                 if entry["from"] != "default"]
@@ -95,7 +95,7 @@ def _own_value(entry: Mapping[str, object]) -> bool:
     return str(entry.get("from")).partition(" ")[0] in ("flag", "environment")
 
 
-def resync(facts: Facts) -> Verdict:
+def resync(facts: NodeFacts) -> CheckResult:
     about = facts.watcher.about
     if facts.watcher.state != "running" or not about:
         return unknown("no watcher reports the time of its last resync")
@@ -110,7 +110,7 @@ def resync(facts: Facts) -> Verdict:
     return ok(f"the last resync was {age:.1f} s ago", *evidence)
 
 
-def run_directory(facts: Facts) -> Verdict:
+def run_directory(facts: NodeFacts) -> CheckResult:
     found = facts.run
     if not found.exists:
         return (ok(f"{found.path} does not exist, as no watcher has run yet") if facts.watcher.state == "absent" else
@@ -135,7 +135,7 @@ def run_directory(facts: Facts) -> Verdict:
     return ok(f"{found.path} can be written", *evidence)
 
 
-def state_file(facts: Facts) -> Verdict:
+def state_file(facts: NodeFacts) -> CheckResult:
     found = facts.run
     if found.state_trouble:
         return bad(f"the state file cannot be used: {found.state_trouble}",
@@ -155,7 +155,7 @@ def state_file(facts: Facts) -> Verdict:
     return ok("the state file is valid", *evidence)
 
 
-def vcpu_threads(facts: Facts) -> Verdict:
+def vcpu_threads(facts: NodeFacts) -> CheckResult:
     if not facts.status:
         return unknown(f"no status: {facts.status_trouble}")
     running = [sandbox for sandbox in facts.sandboxes if sandbox["vmm"]]
@@ -171,7 +171,7 @@ def vcpu_threads(facts: Facts) -> Verdict:
               *(f"by {way}" for way in ways))
 
 
-def guests(facts: Facts) -> Verdict:
+def guests(facts: NodeFacts) -> CheckResult:
     if facts.settings.get("guest.via") == "off":
         return ok("nothing is sent to guests (guest.via: off)")
     if facts.watcher.state != "running":
@@ -193,7 +193,7 @@ def guests(facts: Facts) -> Verdict:
     return ok(f"{len(connected)} guests answer" if connected else "nothing is to be sent to a guest now", *evidence)
 
 
-def sandboxes(facts: Facts) -> Verdict:
+def sandboxes(facts: NodeFacts) -> CheckResult:
     if not facts.status:
         return unknown(f"no status: {facts.status_trouble}", remedy="run this as root")
     found = facts.sandboxes
@@ -227,7 +227,7 @@ def sandboxes(facts: Facts) -> Verdict:
               *evidence)
 
 
-def collisions(facts: Facts) -> Verdict:
+def collisions(facts: NodeFacts) -> CheckResult:
     if not facts.status:
         return unknown(f"no status: {facts.status_trouble}")
     node = facts.status["node"]

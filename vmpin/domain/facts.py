@@ -14,7 +14,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 
 
 @dataclass(frozen=True)
-class Setting:
+class FoundSetting:
     """A value in somebody's configuration, and the file that has the last word on it."""
 
     value: object
@@ -49,7 +49,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Cpus:
+class CpuFacts:
     """The node's CPUs. `cores` are the SMT siblings, a CPU without any among them alone."""
 
     online: CpuSet = EMPTY
@@ -70,7 +70,7 @@ class KubeletConfig:
     concern CPUs (config.yaml's names) and no other."""
 
     pid: int | None = None
-    settings: Mapping[str, Setting] = field(default_factory=dict)
+    settings: Mapping[str, FoundSetting] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     trouble: tuple[str, ...] = ()
 
@@ -156,16 +156,16 @@ class KataConfig:
     runtime: str
     read_by: tuple[str, ...] = ()
     dropins: tuple[str, ...] = ()
-    settings: Mapping[str, Setting] = field(default_factory=dict)
+    settings: Mapping[str, FoundSetting] = field(default_factory=dict)
     trouble: str = ""
 
-    def find(self, key: str) -> list[tuple[str, Setting]]:
+    def find(self, key: str) -> list[tuple[str, FoundSetting]]:
         """By the last part of a key, in every section that has it."""
         return [(name, setting) for name, setting in self.settings.items() if name.rpartition(".")[2] == key]
 
 
 @dataclass(frozen=True)
-class KataSandbox:
+class KataSandboxFacts:
     """A sandbox that Kata has on disk, and whether it runs with Kata's own pinning."""
 
     id: str
@@ -189,12 +189,12 @@ class Tuned:
 
     profile: str = ""
     files: tuple[str, ...] = ()
-    scheduler: Mapping[str, Setting] = field(default_factory=dict)
+    scheduler: Mapping[str, FoundSetting] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class ProcConnector:
+class ConnectorFacts:
     """Whether the kernel's process events can be had from here, and why not."""
 
     available: bool | None = None
@@ -202,7 +202,7 @@ class ProcConnector:
 
 
 @dataclass(frozen=True)
-class Watcher:
+class WatcherFacts:
     """`state` is running, absent, mute (it holds the lock, or its socket, and does not answer), or hidden (its socket
     is there, and not for us to ask).
 
@@ -220,7 +220,7 @@ class Watcher:
 
 
 @dataclass(frozen=True)
-class RunDirectory:
+class RunDirectoryFacts:
     """The run directory as it lies there. Ages in seconds, sizes in bytes."""
 
     path: str
@@ -242,7 +242,7 @@ class RunDirectory:
 
 
 @dataclass(frozen=True)
-class Facts:
+class NodeFacts:
     """All of it. `status` is the status document, {} where none could be had (`status_trouble`); `settings` are the
     effective configuration's values as words, by key. `sees` is whether other programs' processes are seen from here,
     `nri_socket` None where that cannot be told."""
@@ -250,7 +250,7 @@ class Facts:
     rights: Rights
     sees: bool = True
     kernel: Kernel = Kernel()
-    cpus: Cpus = Cpus()
+    cpus: CpuFacts = CpuFacts()
     cgroups: str = "none"
     kubelet: KubeletConfig = KubeletConfig()
     checkpoint: Checkpoint | None = None
@@ -258,13 +258,13 @@ class Facts:
     nri_socket: bool | None = False
     hooks: tuple[Hook, ...] = ()
     kata: tuple[KataConfig, ...] = ()
-    kata_sandboxes: tuple[KataSandbox, ...] = ()
+    kata_sandboxes: tuple[KataSandboxFacts, ...] = ()
     daemons: tuple[Daemon, ...] = ()
     tuned: Tuned = Tuned()
-    irqbalance: Mapping[str, Setting] = field(default_factory=dict)
-    connector: ProcConnector = ProcConnector()
-    watcher: Watcher = Watcher()
-    run: RunDirectory = RunDirectory("")
+    irqbalance: Mapping[str, FoundSetting] = field(default_factory=dict)
+    connector: ConnectorFacts = ConnectorFacts()
+    watcher: WatcherFacts = WatcherFacts()
+    run: RunDirectoryFacts = RunDirectoryFacts("")
     status: Mapping[str, Any] = field(default_factory=dict)
     status_trouble: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)

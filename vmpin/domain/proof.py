@@ -23,7 +23,7 @@ MAX_FINDINGS = 64
 
 
 @dataclass(slots=True)
-class Account:
+class RunAccount:
     """What threads did, in nanoseconds that add up to what they ran (`waited` and `migrations` aside)."""
 
     #: Ran on the CPUs that were their place.
@@ -46,7 +46,7 @@ class Account:
     def ran(self) -> int:
         return self.placed + self.elsewhere + self.free
 
-    def add(self, other: Account) -> None:
+    def add(self, other: RunAccount) -> None:
         self.placed += other.placed
         self.certain += other.certain
         self.elsewhere += other.elsewhere
@@ -54,9 +54,9 @@ class Account:
         self.waited += other.waited
         self.migrations += other.migrations
 
-    def since(self, before: Account) -> Account:
+    def since(self, before: RunAccount) -> RunAccount:
         """What was added to it since it was `before`."""
-        return Account(*(now - then for now, then in zip(self.numbers(), before.numbers(), strict=True)))
+        return RunAccount(*(now - then for now, then in zip(self.numbers(), before.numbers(), strict=True)))
 
     def data(self) -> dict[str, object]:
         """Seconds, and a count."""
@@ -74,18 +74,18 @@ class SandboxAccount:
     """One sandbox's. `unseen` is what its processes ran in all beyond what was booked: threads that ended between two
     samples, and the last moments of those that run right now."""
 
-    roles: dict[ThreadRole, Account] = field(default_factory=dict)
+    roles: dict[ThreadRole, RunAccount] = field(default_factory=dict)
     unseen: int = 0
 
-    def of(self, role: ThreadRole) -> Account:
+    def of(self, role: ThreadRole) -> RunAccount:
         account = self.roles.get(role)
         if account is None:
-            account = self.roles[role] = Account()
+            account = self.roles[role] = RunAccount()
         return account
 
     @property
-    def total(self) -> Account:
-        found = Account()
+    def total(self) -> RunAccount:
+        found = RunAccount()
         for account in self.roles.values():
             found.add(account)
         return found
@@ -110,11 +110,11 @@ class SandboxAccount:
                 "unseen": seconds(max(0, self.unseen))}
 
 
-_NOTHING = Account()
+_NOTHING = RunAccount()
 
 
 @dataclass
-class Finding:
+class StrayRun:
     """A thread that ran where it should not: `spent` nanoseconds booked to `cpu`, first and last between two samples
     that ended at those times."""
 
@@ -152,10 +152,10 @@ class Proof:
     sandboxes: Mapping[SandboxId, SandboxAccount]
     ended: SandboxAccount
     drift: Mapping[str, int]
-    findings: tuple[Finding, ...]
+    findings: tuple[StrayRun, ...]
 
     @property
-    def total(self) -> Account:
+    def total(self) -> RunAccount:
         found = self.ended.total
         for account in self.sandboxes.values():
             found.add(account.total)
@@ -174,7 +174,7 @@ class Ledger:
         #: Repairs, by cause, since then.
         self.drift: Counter[str] = Counter()
         #: The latest, by thread and CPU.
-        self.findings: dict[tuple[ThreadId, int], Finding] = {}
+        self.findings: dict[tuple[ThreadId, int], StrayRun] = {}
         self.marks: list[Mark] = []
         #: What was taken up from a process before this one, None for nothing.
         self.taken_up: Ledger | None = None
@@ -185,7 +185,7 @@ class Ledger:
             account = self.sandboxes[sandbox] = SandboxAccount()
         return account
 
-    def roles(self) -> dict[ThreadRole, Account]:
+    def roles(self) -> dict[ThreadRole, RunAccount]:
         """All sandboxes' that ever were, by role: these only grow."""
         found = SandboxAccount()
         for account in (self.ended, *self.sandboxes.values()):
@@ -195,12 +195,12 @@ class Ledger:
     # Since this process began: what is taken up from one that was killed is minutes behind what that told, and whoever
     # follows a counter takes one that went back for one that began anew at nothing.
 
-    def added(self) -> dict[ThreadRole, Account]:
+    def added(self) -> dict[ThreadRole, RunAccount]:
         """As `roles`."""
         before = {} if self.taken_up is None else self.taken_up.roles()
         return {role: account.since(before.get(role, _NOTHING)) for role, account in self.roles().items()}
 
-    def added_to(self, sandbox: SandboxId) -> Account:
+    def added_to(self, sandbox: SandboxId) -> RunAccount:
         """One sandbox's, in all roles."""
         before = None if self.taken_up is None else self.taken_up.sandboxes.get(sandbox)
         return self.sandboxes[sandbox].total.since(_NOTHING if before is None else before.total)
@@ -209,7 +209,7 @@ class Ledger:
         """In which samples were taken."""
         return self.watched - (0.0 if self.taken_up is None else self.taken_up.watched)
 
-    def found(self, finding: Finding, thread: ThreadId) -> None:
+    def found(self, finding: StrayRun, thread: ThreadId) -> None:
         """Keep what ran where it should not; more of the same is added to it."""
         key = (thread, finding.cpu)
         old = self.findings.pop(key, None)
@@ -293,7 +293,7 @@ def _pack(account: SandboxAccount) -> list[object]:
 
 def _unpack(packed: Any) -> SandboxAccount:
     unseen, roles = packed
-    return SandboxAccount({ThreadRole(role): Account(*map(int, numbers)) for role, numbers in roles.items()},
+    return SandboxAccount({ThreadRole(role): RunAccount(*map(int, numbers)) for role, numbers in roles.items()},
                           int(unseen))
 
 

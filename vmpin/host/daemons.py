@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from vmpin.domain.facts import Daemon, Setting, Tuned
+from vmpin.domain.facts import Daemon, FoundSetting, Tuned
 from vmpin.errors import SourceError
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs
@@ -77,15 +77,15 @@ def daemons(found: Iterable[Program]) -> tuple[Daemon, ...]:
                  if program.name in DAEMONS)
 
 
-def irqbalance(files: Files) -> dict[str, Setting]:
+def irqbalance(files: Files) -> dict[str, FoundSetting]:
     """The CPUs that it leaves alone."""
-    found: dict[str, Setting] = {}
+    found: dict[str, FoundSetting] = {}
     for path in _IRQBALANCE:
         try:
             text = files.text(path) or ""
         except SourceError:
             continue
-        found |= {key: Setting(value.strip(), path) for key, value in _BANNED.findall(text)}
+        found |= {key: FoundSetting(value.strip(), path) for key, value in _BANNED.findall(text)}
     return found
 
 
@@ -95,7 +95,7 @@ def tuned(files: Files) -> Tuned:
         active = (files.text("/etc/tuned/active_profile") or "").split()
     except SourceError:
         active = []
-    scheduler: dict[str, Setting] = {}
+    scheduler: dict[str, FoundSetting] = {}
     read: list[str] = []
     lost: list[str] = []
     for name in active:
@@ -103,7 +103,7 @@ def tuned(files: Files) -> Tuned:
     return Tuned(" ".join(active), tuple(read), scheduler, tuple(lost))
 
 
-def _profile(files: Files, name: str, scheduler: dict[str, Setting], read: list[str], lost: list[str]) -> None:
+def _profile(files: Files, name: str, scheduler: dict[str, FoundSetting], read: list[str], lost: list[str]) -> None:
     """Read a profile over those that it includes (tuned/profiles/loader.py); `lost` are those that cannot be read."""
     optional, name = name.startswith("-"), name.removeprefix("-")
     if not name:
@@ -125,7 +125,7 @@ def _profile(files: Files, name: str, scheduler: dict[str, Setting], read: list[
         _profile(files, included, scheduler, read, lost)
     for section, options in sections.items():
         if section == "scheduler" or options.get("type") == "scheduler":
-            scheduler |= {key: Setting(value, path) for key, value in options.items()
+            scheduler |= {key: FoundSetting(value, path) for key, value in options.items()
                           if key in _MASKS or key.startswith("group.")}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.pod_names import PodNames
-from vmpin.reports.residency.usage import Process, Task, container_of
+from vmpin.reports.residency.usage import SampledProcess, SampledThread, container_of
 
 VERSION = 1
 
@@ -34,7 +34,7 @@ _GRAVITY = {kind: number for number, kind in enumerate(Kind)}
 
 
 @dataclass(frozen=True)
-class Owner:
+class CpuOwner:
     """One entry of the status document's node.owners. `words` names it for a person."""
 
     sandbox: str
@@ -47,7 +47,7 @@ class Owner:
     #: Of a pod that only the kubelet told of: its cgroup is named after it (pod1-2, and with systemd pod1_2.slice).
     uid: str = ""
 
-    def owns(self, process: Process, sandbox: str | None) -> bool:
+    def owns(self, process: SampledProcess, sandbox: str | None) -> bool:
         """Whether a process is the owner's: every thread of the owning VM sandbox, else what is in the container's
         cgroup (probes and `kubectl exec` come in there, too). A VMM's cgroup is not asked: Kata may keep all of a
         node's in one."""
@@ -61,17 +61,17 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """A process with threads that may run, or ran, on CPUs exclusive to others. `sandbox` or `container` says whose
     it is, as far as it belongs to one, and `words` names its pod (and container), "" where that is not known;
     `threads` are only those concerned, with those CPUs."""
 
-    process: Process
+    process: SampledProcess
     kind: Kind
     sandbox: str | None
     container: str | None
-    threads: tuple[Task, ...]
-    owners: tuple[Owner, ...]
+    threads: tuple[SampledThread, ...]
+    owners: tuple[CpuOwner, ...]
     words: str = ""
 
     @property
@@ -106,7 +106,7 @@ class Use:
     what it holds more than the others is interrupts and what no sample met."""
 
     cpu: int
-    owners: tuple[Owner, ...]
+    owners: tuple[CpuOwner, ...]
     busy: int | None = None
     owner: int = 0
     bound: int = 0
@@ -129,7 +129,7 @@ class Judgement:
     exclusive: CpuSet
     contested: CpuSet
     uses: list[Use] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     #: Processes left out as asked, by class.
     ignored: dict[Kind, int] = field(default_factory=dict)
 
@@ -143,7 +143,7 @@ class Judgement:
         return not self.contested and not any(finding.kind in PODS for finding in self.findings)
 
     @property
-    def ran(self) -> list[Finding]:
+    def ran(self) -> list[AuditFinding]:
         return [finding for finding in self.findings if finding.spent]
 
     def data(self) -> dict[str, object]:
@@ -153,14 +153,14 @@ class Judgement:
                 "ignored": {str(kind): count for kind, count in sorted(self.ignored.items())}}
 
 
-def owners_of(document: Mapping[str, Any]) -> tuple[Owner, ...]:
+def owners_of(document: Mapping[str, Any]) -> tuple[CpuOwner, ...]:
     """The owners in a status document. One that says not what it is is a VM when it is among the sandboxes."""
     sandboxes = {sandbox["id"]: sandbox for sandbox in document["sandboxes"]}
     found = []
     for entry in document["node"]["owners"]:
         sandbox = sandboxes.get(entry["sandbox"])
         kind = entry.get("kind") or ("runc" if sandbox is None else "vm")
-        found.append(Owner(entry["sandbox"], entry["container"], CpuSet.parse(entry["cpus"]), kind == "vm",
+        found.append(CpuOwner(entry["sandbox"], entry["container"], CpuSet.parse(entry["cpus"]), kind == "vm",
                            entry.get("init"), entry.get("cgroup") or "", _words(entry, sandbox),
                            entry["sandbox"] if kind == "unseen" else ""))
     return tuple(found)
@@ -177,12 +177,12 @@ def sandboxes_of(document: Mapping[str, Any]) -> dict[int, str]:
     return found
 
 
-def lasting(before: Sequence[Owner], after: Sequence[Owner]) -> tuple[tuple[Owner, ...], CpuSet]:
+def lasting(before: Sequence[CpuOwner], after: Sequence[CpuOwner]) -> tuple[tuple[CpuOwner, ...], CpuSet]:
     """The owners with those CPUs only that were theirs all the time, and the CPUs whose owners changed.
 
     A thread is not to blame for having run on a CPU before someone got it.
     """
-    def by_cpu(owners: Iterable[Owner]) -> dict[int, set[tuple[str, str]]]:
+    def by_cpu(owners: Iterable[CpuOwner]) -> dict[int, set[tuple[str, str]]]:
         found: dict[int, set[tuple[str, str]]] = {}
         for owner in owners:
             for cpu in owner.cpus:
@@ -191,12 +191,12 @@ def lasting(before: Sequence[Owner], after: Sequence[Owner]) -> tuple[tuple[Owne
 
     then, now = by_cpu(before), by_cpu(after)
     changed = CpuSet(cpu for cpu in then.keys() | now.keys() if then.get(cpu) != now.get(cpu))
-    kept = (Owner(owner.sandbox, owner.container, owner.cpus - changed, owner.vm, owner.init, owner.cgroup,
+    kept = (CpuOwner(owner.sandbox, owner.container, owner.cpus - changed, owner.vm, owner.init, owner.cgroup,
                   owner.words, owner.uid) for owner in after)
     return tuple(owner for owner in kept if owner.cpus), changed
 
 
-def judge(owners: Sequence[Owner], sandboxes: Mapping[int, str], processes: Iterable[Process],
+def judge(owners: Sequence[CpuOwner], sandboxes: Mapping[int, str], processes: Iterable[SampledProcess],
           busy: Mapping[int, int] | None = None, ignore: Collection[Kind] = (),
           names: PodNames | None = None) -> Judgement:
     """Who may run, and who did, on CPUs that are exclusive to others.
@@ -244,15 +244,16 @@ def judge(owners: Sequence[Owner], sandboxes: Mapping[int, str], processes: Iter
     return made
 
 
-def _concerned(task: Task, foreign: CpuSet) -> Task | None:
+def _concerned(task: SampledThread, foreign: CpuSet) -> SampledThread | None:
     """The thread as far as others' CPUs are concerned, None when it has nothing to do with them."""
     may = task.cpus & foreign if task.alive else EMPTY
     ran = {cpu: spent for cpu, spent in task.ran.items() if cpu in foreign}
-    return Task(task.tid, task.comm, may, ran, task.alive) if may or ran else None
+    return SampledThread(task.tid, task.comm, may, ran, task.alive) if may or ran else None
 
 
-def _finding(process: Process, sandbox: str | None, threads: Sequence[Task], owners: Sequence[Owner],
-             names: PodNames) -> Finding:
+def _finding(process: SampledProcess, sandbox: str | None, threads: Sequence[SampledThread],
+             owners: Sequence[CpuOwner],
+             names: PodNames) -> AuditFinding:
     container = None
     if sandbox is not None:
         kind = Kind.VM
@@ -267,12 +268,12 @@ def _finding(process: Process, sandbox: str | None, threads: Sequence[Task], own
                 and not any(task.ran for task in threads)):
             kind = Kind.PAUSE
     there = union([*(task.cpus for task in threads), CpuSet(cpu for task in threads for cpu in task.ran)])
-    return Finding(process, kind, sandbox, container, tuple(threads),
+    return AuditFinding(process, kind, sandbox, container, tuple(threads),
                    tuple(owner for owner in owners if not owner.cpus.isdisjoint(there)),
                    names.name(sandbox, container, process.cgroup))
 
 
-def _weight(finding: Finding) -> tuple[int, int, int, int]:
+def _weight(finding: AuditFinding) -> tuple[int, int, int, int]:
     """What ran longest comes first, then what may run: by class and by CPU."""
     return -finding.spent, _GRAVITY[finding.kind], (finding.may.first if finding.may else 0), finding.process.pid
 
@@ -281,11 +282,11 @@ def _within(cgroup: str, above: str) -> bool:
     return bool(above) and (cgroup == above or cgroup.startswith(f"{above}/"))
 
 
-def _located(owners: Iterable[Owner], processes: Iterable[Process]) -> list[Owner]:
+def _located(owners: Iterable[CpuOwner], processes: Iterable[SampledProcess]) -> list[CpuOwner]:
     """Each container's cgroup is where its init is now: none of its own if that is the topmost, or it has ended."""
     cgroups = {process.pid: process.cgroup for process in processes}
     return [owner if owner.init is None else
-            Owner(owner.sandbox, owner.container, owner.cpus, owner.vm, owner.init, cgroups.get(owner.init, ""),
+            CpuOwner(owner.sandbox, owner.container, owner.cpus, owner.vm, owner.init, cgroups.get(owner.init, ""),
                   owner.words) for owner in owners]
 
 

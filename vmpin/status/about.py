@@ -15,7 +15,7 @@ from vmpin.reconcile.view import NodeView
 from vmpin.status.health import SourceHealth
 
 
-class Watched(Protocol):
+class DescribedWatcher(Protocol):
     """What is told of a watcher."""
 
     config: Config
@@ -45,7 +45,7 @@ class About:
         self._version = version()
         self._since = time.monotonic()
 
-    def data(self, watched: Watched) -> dict[str, object]:
+    def data(self, watched: DescribedWatcher) -> dict[str, object]:
         """:returns: times in seconds, `resynced` and the `age` of the last hook as how long ago that was."""
         now, tally = time.monotonic(), watched.view.counters
         return {

@@ -21,7 +21,7 @@ from vmpin.pinning.plan import SetAffinity
 from vmpin.placement.ownership import contested
 from vmpin.reconcile.reconciler import PassReport
 from vmpin.reconcile.view import NodeView
-from vmpin.status.document import VERSION, Seen, node_data, pod_data, sandbox_data, trespasses
+from vmpin.status.document import VERSION, ThreadStatus, node_data, pod_data, sandbox_data, trespasses
 from vmpin.vmm.inventory import Vm
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _owners(view: NodeView) -> dict[tuple[SandboxId, ContainerId], dict[str, obj
     return found
 
 
-def threads_of(view: NodeView, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> list[Seen]:
+def threads_of(view: NodeView, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> list[ThreadStatus]:
     """A VM's threads with the masks the kernel shows now. `masks` keeps the sets that were met, for the next VM."""
     placement = view.placements.get(vm.sandbox)
     get = os.sched_getaffinity
@@ -152,7 +152,7 @@ def threads_of(view: NodeView, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> l
             actual = masks[mask] = CpuSet(mask)
         wanted = None if placement is None else placement.cpus_for(thread.role, thread.vcpu)
         limit = None if wanted is None or wanted == actual else _limit(view.cgroups, thread, limits)
-        threads.append(Seen(thread, wanted, actual, limit))
+        threads.append(ThreadStatus(thread, wanted, actual, limit))
     return threads
 
 
@@ -168,7 +168,7 @@ def _limit(cgroups: Cgroups, thread: VmThread, limits: dict[Path, CpuSet]) -> Cp
     return found.effective
 
 
-def _sandbox(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list[Seen],
+def _sandbox(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list[ThreadStatus],
              wide: bool, guest: GuestData | None) -> dict[str, object]:
     vmm = None if vm is None else {"type": vm.type.value, "pid": vm.vmm.pid}
     # Why a cgroup refuses is said once for all the threads that it refuses.

@@ -19,7 +19,7 @@ from vmpin.placement.rules import UNMANAGED, Placement, Verdict
 VERSION = 1
 
 
-class Seen:
+class ThreadStatus:
     """A thread with what was wanted and what the kernel shows (None: it ended while it was asked for).
 
     `limit` is what its cpuset cgroup has, None where that is not known; it is asked for only where the mask is not as
@@ -56,7 +56,7 @@ class Seen:
         return self.wanted.isdisjoint(self.limit) and self.actual <= self.limit
 
 
-def thread_data(seen: Seen) -> dict[str, object]:
+def thread_data(seen: ThreadStatus) -> dict[str, object]:
     thread = seen.thread
     return {"tid": thread.id.tid, "role": thread.role.value, "name": thread.name, "vcpu": thread.vcpu,
             "wanted": None if seen.wanted is None else str(seen.wanted), "actual": str(seen.actual), "ok": seen.ok,
@@ -69,7 +69,7 @@ def pod_data(pod: Pod | None) -> dict[str, str] | None:
 
 
 def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, vmm: Mapping[str, object] | None,
-                 found_by: str, threads: Sequence[Seen], notes: Iterable[str] = (),
+                 found_by: str, threads: Sequence[ThreadStatus], notes: Iterable[str] = (),
                  kubelet: CpuManagerState | None = None, disagreements: Mapping[ContainerId, str] | None = None,
                  cgroup: Mapping[str, object] | None = None,
                  guest: tuple[Mapping[str, object], Mapping[ContainerId, Mapping[str, object]]] | None = None,
@@ -151,7 +151,8 @@ def _when(moment: int, wall_offset: int) -> str | None:
 
 
 def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, object] | None,
-          threads: Sequence[Seen], notes: Iterable[str] = (), unmanaged: bool = False) -> tuple[Verdict, list[str]]:
+          threads: Sequence[ThreadStatus], notes: Iterable[str] = (), unmanaged: bool = False) -> tuple[Verdict,
+                                                                                                        list[str]]:
     """What a sandbox is to be called, and why; `notes` are more reasons, and change no verdict.
 
     :param unmanaged: nothing says where its threads belong, so that it has no placement.
@@ -184,7 +185,7 @@ def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, ob
     return verdict, list(dict.fromkeys(reasons))
 
 
-def _barred(state: SandboxState, threads: int, barred: Sequence[Seen]) -> str:
+def _barred(state: SandboxState, threads: int, barred: Sequence[ThreadStatus]) -> str:
     """Why threads cannot leave their cgroup's CPUs, and the way out where it is known."""
     limit = union(seen.limit for seen in barred if seen.limit is not None)
     wanted = union(seen.wanted for seen in barred if seen.wanted is not None)
@@ -214,7 +215,7 @@ def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
                        for collision in collisions]}
 
 
-def trespasses(own: Ownership, sandbox: SandboxId, threads: Iterable[Seen]) -> list[Collision]:
+def trespasses(own: Ownership, sandbox: SandboxId, threads: Iterable[ThreadStatus]) -> list[Collision]:
     """CPUs that are another's alone and that the kernel lets this sandbox's threads use, one line a CPU."""
     foreign = own.foreign(sandbox)
     if not foreign:

@@ -17,10 +17,10 @@ from vmpin.placement.ownership import contested
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.view import NodeView
 from vmpin.status.collector import shown, threads_of
-from vmpin.status.document import Seen, judge, trespasses
+from vmpin.status.document import ThreadStatus, judge, trespasses
 
 
-class Place(enum.StrEnum):
+class ThreadPlace(enum.StrEnum):
     """How a thread's mask compares with what was decided."""
 
     PLACED = "placed"
@@ -35,7 +35,7 @@ class Place(enum.StrEnum):
 class SandboxCount:
     pod: Pod | None
     verdict: Verdict
-    threads: Counter[tuple[ThreadRole, Place]]
+    threads: Counter[tuple[ThreadRole, ThreadPlace]]
 
 
 @dataclass
@@ -69,16 +69,16 @@ class Headcount:
     def verdicts(self) -> Counter[Verdict]:
         return Counter(count.verdict for count in self.sandboxes.values())
 
-    def threads(self) -> Counter[tuple[ThreadRole, Place]]:
-        found: Counter[tuple[ThreadRole, Place]] = Counter()
+    def threads(self) -> Counter[tuple[ThreadRole, ThreadPlace]]:
+        found: Counter[tuple[ThreadRole, ThreadPlace]] = Counter()
         for count in self.sandboxes.values():
             found.update(count.threads)
         return found
 
 
-def _place(seen: Seen) -> Place:
+def _place(seen: ThreadStatus) -> ThreadPlace:
     if seen.wanted is None:
-        return Place.UNASKED
+        return ThreadPlace.UNASKED
     if seen.ok:
-        return Place.PLACED
-    return Place.TRIMMED if seen.less else Place.ELSEWHERE
+        return ThreadPlace.PLACED
+    return ThreadPlace.TRIMMED if seen.less else ThreadPlace.ELSEWHERE

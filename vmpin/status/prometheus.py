@@ -19,12 +19,12 @@ from prometheus_client.registry import Collector
 from vmpin.domain.counters import Histogram
 from vmpin.domain.drift import Cause
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
-from vmpin.domain.proof import Account, Ledger
+from vmpin.domain.proof import Ledger, RunAccount
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.view import NodeView
 from vmpin.status.about import version
-from vmpin.status.headcount import Headcount, Place
+from vmpin.status.headcount import Headcount, ThreadPlace
 from vmpin.status.health import SourceHealth
 
 #: The text format that every Prometheus reads; prometheus_client's own constant is another with each version.
@@ -38,7 +38,7 @@ Values = Mapping[tuple[str, ...], float]
 
 
 @dataclass(frozen=True)
-class Facts:
+class ScrapeData:
     """What a scrape is made of, beside the reconciler's own."""
 
     view: NodeView
@@ -59,7 +59,7 @@ class NodeCollector(Collector):
     """A custom collector of prometheus_client's. `facts` is set before each collection."""
 
     def __init__(self) -> None:
-        self.facts: Facts | None = None
+        self.facts: ScrapeData | None = None
         self._version = version()
         self._process = ProcessCollector(registry=None)
 
@@ -90,7 +90,7 @@ def text_of(family: Metric) -> bytes:
     return generate_latest(_Only(family))  # type: ignore[arg-type,unused-ignore]  # 0.16 asks for a whole registry
 
 
-def _state(facts: Facts) -> Iterator[Metric]:
+def _state(facts: ScrapeData) -> Iterator[Metric]:
     """What is so now."""
     view, count = facts.view, facts.headcount
     verdicts, threads = count.verdicts(), count.threads()
@@ -98,7 +98,7 @@ def _state(facts: Facts) -> Iterator[Metric]:
                  {(verdict.value,): verdicts[verdict] for verdict in Verdict})
     yield _gauge("vmpin_threads", "Threads of VM sandboxes, by role and by how their mask, read from the kernel, "
                  "compares with what was decided.", ("role", "place"),
-                 {(role.value, place.value): threads[role, place] for role in ThreadRole for place in Place})
+                 {(role.value, place.value): threads[role, place] for role in ThreadRole for place in ThreadPlace})
     yield _gauge("vmpin_collisions", "CPUs on which more work may run than their owner agreed to, as listed by vmpin "
                  "status.", (), {(): count.collisions})
     yield _gauge("vmpin_disagreements", "Containers on whose CPUs the sources have not agreed for longer than a "
@@ -122,7 +122,7 @@ def _state(facts: Facts) -> Iterator[Metric]:
                  {(): facts.resynced})
 
 
-def _counts(facts: Facts) -> Iterator[Metric]:
+def _counts(facts: ScrapeData) -> Iterator[Metric]:
     """What happened since the watcher started."""
     tally = facts.view.counters
     yield _counter("vmpin_pins_total", "Masks set, by role and by what the kernel made of it.", ("role", "outcome"),
@@ -160,7 +160,7 @@ def _counts(facts: Facts) -> Iterator[Metric]:
 def _ran(ledger: Ledger) -> Iterator[Metric]:
     """What samples add up to since the watcher started."""
     found = ledger.added()
-    roles = {role: found.get(role, Account()) for role in ThreadRole}
+    roles = {role: found.get(role, RunAccount()) for role in ThreadRole}
     yield _counter("vmpin_run_seconds_total", "What threads ran, by role and by whether that was in their place.",
                    ("role", "place"), {(role.value, place): spent for role, account in roles.items()
                                        for place, spent in _by_place(account)})
@@ -172,13 +172,13 @@ def _ran(ledger: Ledger) -> Iterator[Metric]:
                    {(): ledger.added_seconds()})
 
 
-def _by_place(account: Account) -> Iterable[tuple[str, float]]:
+def _by_place(account: RunAccount) -> Iterable[tuple[str, float]]:
     """Seconds."""
-    return ((Place.PLACED.value, account.placed / 1e9), (Place.ELSEWHERE.value, account.elsewhere / 1e9),
-            (Place.UNASKED.value, account.free / 1e9))
+    return ((ThreadPlace.PLACED.value, account.placed / 1e9), (ThreadPlace.ELSEWHERE.value, account.elsewhere / 1e9),
+            (ThreadPlace.UNASKED.value, account.free / 1e9))
 
 
-def _sandboxes(facts: Facts) -> Iterator[Metric]:
+def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
     """With pods' names, for who asked for that."""
     count, ledger = facts.headcount, facts.view.ledger
     labels = {sandbox: _names(sandbox, one.pod) for sandbox, one in count.sandboxes.items()}

@@ -20,10 +20,10 @@ from vmpin.cpuset import CpuSet
 from vmpin.doctor.checks import examine
 from vmpin.doctor.collect.connector_check import available
 from vmpin.doctor.collect.kernel import kernel
-from vmpin.doctor.collect.node_facts import look
+from vmpin.doctor.collect.node_facts import collect_facts
 from vmpin.doctor.collect.own_facts import lock_holder, run_directory, unit
 from vmpin.doctor.collect.rights import CAPABILITIES, rights
-from vmpin.domain.facts import Facts, ProcConnector, Rights, Watcher
+from vmpin.domain.facts import ConnectorFacts, NodeFacts, Rights, WatcherFacts
 from vmpin.host.lock import Lock
 from vmpin.host.procfs import Procfs
 from vmpin.reconcile import state_file
@@ -69,8 +69,8 @@ def made_up(tmp_path: Path, tree: str = NODE, **more: str) -> Config:
     return configuration.load(None, {}, {"paths.nri": str(tmp_path / "nri.sock"), **more})
 
 
-def looked(config: Config, root: Path, **more: Any) -> Facts:
-    return look(config, root, Watcher(**more), {}, "no status")
+def looked(config: Config, root: Path, **more: Any) -> NodeFacts:
+    return collect_facts(config, root, WatcherFacts(**more), {}, "no status")
 
 
 def test_a_made_up_node_is_looked_at_as_a_whole(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_running_watchers_word_on_process_events_counts(tmp_path: Path) -> Non
     config = made_up(tmp_path, "proc/\nsys/\n")
     sources = [{"name": "births", "up": False, "needed": False, "why": "told so"}]
     facts = looked(config, tmp_path, state="running", pid=1, about={"sources": sources})
-    assert facts.connector == ProcConnector(False, "told so")
+    assert facts.connector == ConnectorFacts(False, "told so")
 
 
 # The run directory

@@ -13,26 +13,26 @@ from vmpin.cli.doctor import text
 from vmpin.config import settings as config
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.checks import CHECKS, examine
-from vmpin.doctor.finding import Level, Verdict, several
+from vmpin.doctor.finding import CheckResult, Level, several
 from vmpin.doctor.service_checks import WAITING
 from vmpin.domain.facts import (
     Checkpoint,
-    Cpus,
+    ConnectorFacts,
+    CpuFacts,
     Daemon,
     Engine,
-    Facts,
+    FoundSetting,
     Handler,
     Hook,
     KataConfig,
-    KataSandbox,
+    KataSandboxFacts,
     Kernel,
     KubeletConfig,
-    ProcConnector,
+    NodeFacts,
     Rights,
-    RunDirectory,
-    Setting,
+    RunDirectoryFacts,
     Tuned,
-    Watcher,
+    WatcherFacts,
 )
 from vmpin.guests import agent_reports as words
 
@@ -46,17 +46,17 @@ ABOUT: dict[str, Any] = {"pid": 100, "version": "1.2", "uptime": 5.0, "resynced"
 STATIC = Checkpoint("/k/cpu_manager_state", "static", CpuSet.parse("0-1"), CpuSet.parse("2-3"), 2, 2, True)
 
 
-def facts(**changes: Any) -> Facts:
+def facts(**changes: Any) -> NodeFacts:
     """A node on which nothing is wrong, but for the changes."""
     settings = {**DEFAULTS, **changes.pop("settings", {})}
-    base = Facts(
+    base = NodeFacts(
         rights=ROOT, kernel=Kernel("6.12.1-x", (6, 12), schedstat=True, kvm_debugfs=True),
-        cpus=Cpus(CpuSet.parse("0-7"), CpuSet.parse("0-7"), cores=tuple(CpuSet((cpu,)) for cpu in range(8))),
+        cpus=CpuFacts(CpuSet.parse("0-7"), CpuSet.parse("0-7"), cores=tuple(CpuSet((cpu,)) for cpu in range(8))),
         cgroups="v2", checkpoint=STATIC,
-        kubelet=KubeletConfig(7, {"cpuManagerPolicy": Setting("static", "/c.yaml")}, ("/c.yaml",)),
-        nri_socket=True, connector=ProcConnector(True),
-        watcher=Watcher("running", 100, "", ABOUT, "1.2", ABOUT["config"]),
-        run=RunDirectory("/run/vmpin", True, 0, 0o755, "tmpfs", free=1 << 30, inodes=1 << 20, writable=True,
+        kubelet=KubeletConfig(7, {"cpuManagerPolicy": FoundSetting("static", "/c.yaml")}, ("/c.yaml",)),
+        nri_socket=True, connector=ConnectorFacts(True),
+        watcher=WatcherFacts("running", 100, "", ABOUT, "1.2", ABOUT["config"]),
+        run=RunDirectoryFacts("/run/vmpin", True, 0, 0o755, "tmpfs", free=1 << 30, inodes=1 << 20, writable=True,
                          state_size=10),
         status=status(), settings=settings)
     return replace(base, **changes)
@@ -77,7 +77,7 @@ def sandbox(name: str = "a", **changes: Any) -> dict[str, Any]:
             "found_by": "names", "cgroup": None, "guest": None, "containers": [], "threads": [], **changes}
 
 
-def verdict(name: str, found: Facts) -> Verdict:
+def verdict(name: str, found: NodeFacts) -> CheckResult:
     check = next(check for check in CHECKS if check.name == name)
     return check.judge(found)
 
@@ -85,7 +85,7 @@ def verdict(name: str, found: Facts) -> Verdict:
 def kata(path: str = "/k.toml", runtime: str = "go", readers: tuple[str, ...] = ("kata-qemu",),
          **settings: object) -> KataConfig:
     """A configuration with `runtime.x` written as runtime__x."""
-    return KataConfig(path, runtime, readers, (), {key.replace("__", "."): Setting(value, path)
+    return KataConfig(path, runtime, readers, (), {key.replace("__", "."): FoundSetting(value, path)
                                                    for key, value in settings.items()})
 
 
@@ -109,24 +109,24 @@ def containerd(*handlers: Handler, **changes: Any) -> Engine:
 CRIO = Engine("crio", 7, hooks_dirs=("/usr/share/containers/oci/hooks.d",), age=100.0)
 
 
-def received(age: float | None, *begun: float, uptime: float = 1000.0) -> Facts:
+def received(age: float | None, *begun: float, uptime: float = 1000.0) -> NodeFacts:
     """A hook that CRI-O reads, the age of the last that the watcher received, and those of CRI-O's containers."""
     about = {**ABOUT, "uptime": uptime, "hooks": {"taken": 0 if age is None else 1, "age": age}}
     return facts(hooks=(hook(),), engines=(replace(CRIO, begun=begun),),
-                 watcher=Watcher("running", 100, "", about, "1.2", ABOUT["config"]))
+                 watcher=WatcherFacts("running", 100, "", about, "1.2", ABOUT["config"]))
 
 
-def configured(its: str, its_from: str, mine: str, mine_from: str) -> Facts:
+def configured(its: str, its_from: str, mine: str, mine_from: str) -> NodeFacts:
     """A watcher with one value of policy.vcpus, and this command with another."""
     about = {**ABOUT, "config": {"policy.vcpus": {"value": its, "from": its_from}}}
-    return facts(watcher=Watcher("running", 100, "", about, "1.2",
+    return facts(watcher=WatcherFacts("running", 100, "", about, "1.2",
                                  {"policy.vcpus": {"value": mine, "from": mine_from}}))
 
 
-def running(passes: dict[str, int] | None = None, **sources: bool) -> Facts:
+def running(passes: dict[str, int] | None = None, **sources: bool) -> NodeFacts:
     """A watcher with these sources, up or down."""
     told = [{"name": name, "up": up, "needed": name != "births", "why": ""} for name, up in sources.items()]
-    return facts(watcher=Watcher("running", 100, "", {**ABOUT, "sources": told, "passes": passes or {}}, "1.2",
+    return facts(watcher=WatcherFacts("running", 100, "", {**ABOUT, "sources": told, "passes": passes or {}}, "1.2",
                                  ABOUT["config"]))
 
 
@@ -135,7 +135,7 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     found = {finding.check: finding.verdict.level for finding in examine(facts(kata=(kata(),), engines=(
         containerd(handler()),)))}
     assert {name for name, level in found.items() if level is not Level.OK} == set()
-    levels = [finding.verdict.level for finding in examine(Facts(Rights("this command", 1)))]
+    levels = [finding.verdict.level for finding in examine(NodeFacts(Rights("this command", 1)))]
     assert Level.UNKNOWN in levels
 
 
@@ -147,7 +147,7 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("privileges", facts(rights=rights("CAP_CHOWN")), "ok", "every required"),
     ("privileges", facts(rights=rights("CAP_CHOWN"), settings={"watch.status_group": "ops"}), "warn", "CAP_CHOWN"),
     ("privileges", facts(rights=Rights("the watcher", 100)), "unknown", "cannot be read"),
-    ("privileges", facts(rights=Rights("this command", 5, 1000, frozenset()), watcher=Watcher()), "unknown",
+    ("privileges", facts(rights=Rights("this command", 5, 1000, frozenset()), watcher=WatcherFacts()), "unknown",
      "not root"),
     ("namespaces", facts(rights=rights(pid_ns=False)), "bad", "pid namespace"),
     ("namespaces", facts(rights=rights(user_ns=False)), "bad", "user namespace"),
@@ -155,13 +155,15 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("kernel", facts(kernel=Kernel("6.1.0-37", (6, 1))), "warn", "before 6.2"),
     ("kernel", facts(kernel=Kernel("6.2.0", (6, 2))), "ok", "remembers"),
     ("kernel", facts(kernel=Kernel("weird")), "unknown", "'weird'"),
-    ("cpus", facts(cpus=Cpus(trouble="no such file")), "unknown", "are unknown"),
-    ("cpus", facts(cpus=Cpus(CpuSet.parse("0-2"), CpuSet.parse("0-3"))), "bad", "CPUs 3 are exclusive"),
+    ("cpus", facts(cpus=CpuFacts(trouble="no such file")), "unknown", "are unknown"),
+    ("cpus", facts(cpus=CpuFacts(CpuSet.parse("0-2"), CpuSet.parse("0-3"))), "bad", "CPUs 3 are exclusive"),
     ("cpus", facts(settings={"node.housekeeping": "9"}), "warn", "CPUs 9 of node"),
-    ("cpus", facts(cpus=Cpus(CpuSet.parse("0-6"), CpuSet.parse("0-7")), cgroups="hybrid"), "warn", "CPUs 7 are off"),
-    ("cpus", facts(cpus=Cpus(CpuSet.parse("0-6"), CpuSet.parse("0-7"))), "ok", "7 CPUs"),
-    ("isolation", facts(cpus=Cpus(CpuSet.parse("0-7"), isolated=CpuSet.parse("1-3"))), "warn", "CPUs 1 of the shared"),
-    ("isolation", facts(cpus=Cpus(CpuSet.parse("0-7"), isolated=CpuSet.parse("2-3"))), "ok", "not conflict"),
+    ("cpus", facts(cpus=CpuFacts(CpuSet.parse("0-6"), CpuSet.parse("0-7")), cgroups="hybrid"), "warn",
+     "CPUs 7 are off"),
+    ("cpus", facts(cpus=CpuFacts(CpuSet.parse("0-6"), CpuSet.parse("0-7"))), "ok", "7 CPUs"),
+    ("isolation", facts(cpus=CpuFacts(CpuSet.parse("0-7"), isolated=CpuSet.parse("1-3"))), "warn",
+     "CPUs 1 of the shared"),
+    ("isolation", facts(cpus=CpuFacts(CpuSet.parse("0-7"), isolated=CpuSet.parse("2-3"))), "ok", "not conflict"),
     ("cgroups", facts(cgroups="none"), "bad", "no cpuset"),
     ("cgroups", facts(status=status(sandbox(cgroup={"path": "/g", "cpus": "2"}))), "warn", "1 VMMs"),
     ("cgroups", facts(status=status(sandbox(cgroup={"path": "/g", "cpus": "0-7"}))), "ok", "v2"),
@@ -214,7 +216,8 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("kata", facts(kata=(kata(),), engines=(containerd(handler(config_path="/gone.toml")),)), "warn", "/gone.toml"),
     ("kata", facts(kata=(kata(hypervisor__qemu__rootless=True),)), "warn", "rootless"),
     ("kata-pinning", facts(kata=(kata(runtime__enable_vcpus_pinning=True),)), "bad", "new sandboxes"),
-    ("kata-pinning", facts(kata_sandboxes=(KataSandbox("s", "kata-go", True),)), "bad", "1 sandboxes run with it"),
+    ("kata-pinning", facts(kata_sandboxes=(KataSandboxFacts("s", "kata-go", True),)), "bad",
+     "1 sandboxes run with it"),
     ("kata-pinning", facts(kata=(kata(readers=(), runtime__enable_vcpus_pinning=True),)), "warn", "no known handler"),
     ("kata-pinning", facts(kata=(kata(runtime__enable_vcpus_pinning=False),)), "ok", "does not pin"),
     ("kata-vcpus", facts(kata=(kata(hypervisor__qemu__default_maxvcpus=1),)), "warn", "fewer vCPUs"),
@@ -245,7 +248,7 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("irqbalance", facts(), "ok", "does not run"),
     ("tuned", facts(daemons=(Daemon("tuned", "tuned", 4),)), "unknown", "is unknown"),
     ("tuned", facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned("balanced")), "ok", "no masks"),
-    ("tuned", facts(tuned=Tuned("cpu-partitioning", scheduler={"isolated_cores": Setting("2-3", "/t")})), "ok",
+    ("tuned", facts(tuned=Tuned("cpu-partitioning", scheduler={"isolated_cores": FoundSetting("2-3", "/t")})), "ok",
      "does not run"),
     ("pinners", facts(daemons=(Daemon("balloons", "nri-resource-policy-balloons", 4),)), "ok", "balloons"),
     ("pinners", facts(daemons=(Daemon("balloons", "nri-resource-policy-balloons", 4),),
@@ -253,11 +256,11 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("pinners", facts(daemons=(Daemon("koordinator", "koordlet", 4),), settings={"policy.runc_repair": "True"}), "bad",
      "koordinator write"),
     ("pinners", facts(daemons=(Daemon("numad", "numad", 4),)), "warn", "numad"),
-    ("proc-connector", facts(connector=ProcConnector(False, "CAP_NET_ADMIN is missing")), "warn", "CAP_NET_ADMIN"),
-    ("proc-connector", facts(connector=ProcConnector()), "unknown", "not tried"),
-    ("proc-connector", facts(connector=ProcConnector(False), settings={"watch.births": "False"}), "ok", "not used"),
+    ("proc-connector", facts(connector=ConnectorFacts(False, "CAP_NET_ADMIN is missing")), "warn", "CAP_NET_ADMIN"),
+    ("proc-connector", facts(connector=ConnectorFacts()), "unknown", "not tried"),
+    ("proc-connector", facts(connector=ConnectorFacts(False), settings={"watch.births": "False"}), "ok", "not used"),
     # vmpin itself
-    ("watcher", facts(watcher=Watcher()), "bad", "no watcher runs"),
+    ("watcher", facts(watcher=WatcherFacts()), "bad", "no watcher runs"),
     ("watcher", running(hook=False), "bad", "receives no events"),
     ("watcher", running(hook=True, births=False, nri=False), "bad", "receives no events"),
     ("watcher", replace(running(hook=True), hooks=(hook(broken="gone"), hook(read_by=()))), "bad", "no hook reaches"),
@@ -266,29 +269,32 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("watcher", running({"hook": 3}, hook=True, births=False), "ok", "runs"),
     ("watcher", running(hook=False, births=True), "warn", "without hook"),
     ("watcher", running(hook=True, births=True, resync=False), "bad", "passes fail"),
-    ("watcher", facts(watcher=Watcher("mute", 100, "does not answer within 10 s")), "bad", "within 10 s"),
-    ("watcher", facts(watcher=Watcher("running", 100, "unknown request 'about'")), "unknown", "unknown request"),
-    ("watcher", facts(watcher=Watcher("running", 100, "", {**ABOUT, "version": "1.1"}, "1.2")), "warn", "version 1.1"),
-    ("watcher", facts(watcher=Watcher("running", 100, "", {**ABOUT, "sources": [
+    ("watcher", facts(watcher=WatcherFacts("mute", 100, "does not answer within 10 s")), "bad", "within 10 s"),
+    ("watcher", facts(watcher=WatcherFacts("running", 100, "unknown request 'about'")), "unknown", "unknown request"),
+    ("watcher", facts(watcher=WatcherFacts("running", 100, "", {**ABOUT, "version": "1.1"}, "1.2")), "warn",
+     "version 1.1"),
+    ("watcher", facts(watcher=WatcherFacts("running", 100, "", {**ABOUT, "sources": [
         {"name": "nri", "up": False, "needed": True, "why": "refused"}]}, "1.2")), "warn", "without nri"),
-    ("watcher", facts(watcher=Watcher("running", 100, "", {**ABOUT, "sources": [
+    ("watcher", facts(watcher=WatcherFacts("running", 100, "", {**ABOUT, "sources": [
         {"name": "births", "up": False, "needed": False, "why": ""}]}, "1.2")), "ok", "runs"),
     ("config", configured("auto", "default", "union", "/f"), "warn", "1 keys"),
     ("config", configured("union", "/f", "union", "/f"), "ok", "current configuration"),
     ("config", configured("union", "flag", "auto", "default"), "ok", "current configuration"),
-    ("config", configured("auto", "default", "union", "environment VMPIN_POLICY_VCPUS"), "ok", "current configuration"),
-    ("resync", facts(watcher=Watcher()), "unknown", "no watcher"),
-    ("resync", facts(watcher=Watcher("running", 100, "", {**ABOUT, "resynced": 61.0})), "bad", "61.0 s ago"),
-    ("resync", facts(watcher=Watcher("running", 100, "", {**ABOUT, "resynced": None})), "bad", "no pass yet"),
-    ("resync", facts(watcher=Watcher("running", 100, "", {**ABOUT, "resynced": 61.0, "resync_seconds": 60.0})), "ok",
+    ("config", configured("auto", "default", "union", "environment VMPIN_POLICY_VCPUS"), "ok",
+     "current configuration"),
+    ("resync", facts(watcher=WatcherFacts()), "unknown", "no watcher"),
+    ("resync", facts(watcher=WatcherFacts("running", 100, "", {**ABOUT, "resynced": 61.0})), "bad", "61.0 s ago"),
+    ("resync", facts(watcher=WatcherFacts("running", 100, "", {**ABOUT, "resynced": None})), "bad", "no pass yet"),
+    ("resync", facts(watcher=WatcherFacts("running", 100, "", {**ABOUT, "resynced": 61.0, "resync_seconds": 60.0})),
+     "ok",
      "61.0 s ago"),
-    ("run-directory", facts(run=RunDirectory("/r")), "bad", "was removed"),
-    ("run-directory", facts(run=RunDirectory("/r"), watcher=Watcher()), "ok", "no watcher has run"),
-    ("state-file", facts(run=RunDirectory("/r", state_size=1, state_trouble="the checksum is wrong")), "bad",
+    ("run-directory", facts(run=RunDirectoryFacts("/r")), "bad", "was removed"),
+    ("run-directory", facts(run=RunDirectoryFacts("/r"), watcher=WatcherFacts()), "ok", "no watcher has run"),
+    ("state-file", facts(run=RunDirectoryFacts("/r", state_size=1, state_trouble="the checksum is wrong")), "bad",
      "checksum"),
-    ("state-file", facts(run=RunDirectory("/r", state_size=1, set_aside=True)), "warn", "set aside"),
-    ("state-file", facts(run=RunDirectory("/r")), "ok", "no state file"),
-    ("state-file", facts(watcher=Watcher("running", 100, "", {**ABOUT, "saved": False})), "bad", "cannot write"),
+    ("state-file", facts(run=RunDirectoryFacts("/r", state_size=1, set_aside=True)), "warn", "set aside"),
+    ("state-file", facts(run=RunDirectoryFacts("/r")), "ok", "no state file"),
+    ("state-file", facts(watcher=WatcherFacts("running", 100, "", {**ABOUT, "saved": False})), "bad", "cannot write"),
     ("vcpu-threads", facts(status=status(sandbox(found_by="none"))), "bad", "1 VMs cannot"),
     ("vcpu-threads", facts(status=status(sandbox(found_by="none", vmm=None))), "ok", "no VM runs"),
     ("vcpu-threads", facts(status={}, status_trouble="denied"), "unknown", "denied"),
@@ -296,9 +302,10 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("guests", facts(status=status(sandbox(guest={"by": "vmpin-agent", "state": "up"}))), "ok", "1 guests answer"),
     ("guests", facts(status=status(sandbox(guest={"by": "", "state": WAITING}))), "ok", "waits for 1"),
     ("guests", facts(settings={"guest.via": "off"}), "ok", "nothing is sent"),
-    ("guests", facts(watcher=Watcher()), "unknown", "only a running watcher"),
+    ("guests", facts(watcher=WatcherFacts()), "unknown", "only a running watcher"),
     ("sandboxes", facts(status=status(sandbox(threads=[{"ok": False}]))), "bad", "1 threads"),
-    ("sandboxes", facts(status=status(sandbox(threads=[{"ok": False}])), watcher=Watcher()), "warn", "would place"),
+    ("sandboxes", facts(status=status(sandbox(threads=[{"ok": False}])), watcher=WatcherFacts()), "warn",
+     "would place"),
     ("sandboxes", facts(status=status(sandbox(verdict="degraded", reasons=["too few"]))), "warn", "are degraded"),
     ("sandboxes", facts(status=status(sandbox(threads=[{"ok": True}]))), "ok", "1 sandboxes"),
     ("sandboxes", facts(status=status(sandbox(verdict="unmanaged", reasons=["x"], threads=[{"ok": True}]))), "warn",
@@ -306,7 +313,7 @@ def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:
     ("collisions", facts(status=status(collisions=[{"cpu": 2, "what": "two"}])), "bad", "1 exclusive CPUs"),
     ("collisions", facts(status=status(disagreements=[{"container": "c", "what": "x"}])), "warn", "disagree"),
 ])
-def test_a_check_judges(check: str, found: Facts, level: str, says: str) -> None:
+def test_a_check_judges(check: str, found: NodeFacts, level: str, says: str) -> None:
     told = verdict(check, found)
     assert (told.level, says in told.what) == (level, True), told
     if told.level in (Level.WARN, Level.BAD):
@@ -320,10 +327,10 @@ DENIED = "/etc/x: Permission denied"
 
 
 @pytest.mark.parametrize(("check", "found"), [
-    ("cgroups", facts(status={})), ("isolation", facts(cpus=Cpus(trouble="gone"))),
+    ("cgroups", facts(status={})), ("isolation", facts(cpus=CpuFacts(trouble="gone"))),
     ("kubelet", facts(checkpoint=Checkpoint("/k", trouble="Permission denied"))),
     ("kubelet-options", facts(checkpoint=Checkpoint("/k", trouble="Permission denied"))),
-    ("kubelet-options", facts(status={})), ("kubelet-options", facts(cpus=Cpus(CpuSet.parse("0-7")))),
+    ("kubelet-options", facts(status={})), ("kubelet-options", facts(cpus=CpuFacts(CpuSet.parse("0-7")))),
     ("nri", facts(status={}, nri_socket=None)),
     ("kata", facts(engines=(containerd(trouble=(DENIED,)),))),
     ("kata", facts(kata=(replace(kata(), trouble=DENIED),))),
@@ -333,15 +340,15 @@ DENIED = "/etc/x: Permission denied"
     ("kata-guest", facts(kata=(replace(kata(), trouble=DENIED),))),
     ("irqbalance", facts(sees=False)), ("tuned", facts(sees=False)), ("pinners", facts(sees=False)),
     ("tuned", facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned("p", (), {}, ("p",)))),
-    ("proc-connector", facts(connector=ProcConnector(False, "CAP_NET_ADMIN is missing"), rights=NOT_ROOT,
-                             watcher=Watcher())),
-    ("config", facts(watcher=Watcher("running", 100, "not permitted"))),
+    ("proc-connector", facts(connector=ConnectorFacts(False, "CAP_NET_ADMIN is missing"), rights=NOT_ROOT,
+                             watcher=WatcherFacts())),
+    ("config", facts(watcher=WatcherFacts("running", 100, "not permitted"))),
     ("state-file", facts(run=replace(facts().run, state_read=False))),
     ("guests", facts(status={}, status_trouble="no answer")), ("collisions", facts(status={})),
-    ("watcher", facts(watcher=Watcher("hidden", None, "permission denied"))),
-    ("privileges", facts(watcher=Watcher("hidden", None, "permission denied"), rights=NOT_ROOT)),
+    ("watcher", facts(watcher=WatcherFacts("hidden", None, "permission denied"))),
+    ("privileges", facts(watcher=WatcherFacts("hidden", None, "permission denied"), rights=NOT_ROOT)),
     ("sandboxes", facts(status={})), ("vcpu-threads", facts(status={}))])
-def test_what_was_not_looked_at_is_never_called_right_nor_wrong(check: str, found: Facts) -> None:
+def test_what_was_not_looked_at_is_never_called_right_nor_wrong(check: str, found: NodeFacts) -> None:
     told = verdict(check, found)
     assert told.level is Level.UNKNOWN, told
 
@@ -350,7 +357,7 @@ def test_a_mask_setter_that_is_seen_counts_though_not_everything_is() -> None:
     runs = facts(sees=False, daemons=(Daemon("numad", "numad", 4),))
     assert verdict("pinners", runs).level is Level.WARN
     moves = facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned("p", ("/t.conf",), {
-        "isolated_cores": Setting("2-3", "/t.conf")}, ("q",)))
+        "isolated_cores": FoundSetting("2-3", "/t.conf")}, ("q",)))
     assert verdict("tuned", moves).level is Level.BAD
     pins = kata(runtime__enable_vcpus_pinning=True)
     assert verdict("kata-pinning", facts(kata=(pins,), engines=(containerd(trouble=(DENIED,)),))).level is Level.BAD
@@ -374,12 +381,12 @@ def test_nri_at_another_socket_is_named() -> None:
 
 def test_a_core_with_two_owners_is_named_only_where_the_policy_allows_it() -> None:
     owners = [{"sandbox": "a", "container": "x", "cpus": "2"}, {"sandbox": "b", "container": "y", "cpus": "3"}]
-    split = facts(cpus=Cpus(CpuSet.parse("0-3"), cores=(CpuSet.parse("0-1"), CpuSet.parse("2-3"))),
+    split = facts(cpus=CpuFacts(CpuSet.parse("0-3"), cores=(CpuSet.parse("0-1"), CpuSet.parse("2-3"))),
                   status=status(owners=owners))
     told = verdict("kubelet-options", split)
     assert told.level is Level.WARN
     assert "core 2-3: a/x, b/y" in told.evidence
-    options = {"cpuManagerPolicyOptions": Setting({"full-pcpus-only": "true"}, "/c.yaml")}
+    options = {"cpuManagerPolicyOptions": FoundSetting({"full-pcpus-only": "true"}, "/c.yaml")}
     assert verdict("kubelet-options", replace(split, kubelet=KubeletConfig(7, options))).level is Level.OK
     one = status(owners=[{**owners[0], "cpus": "2-3"}])
     assert verdict("kubelet-options", replace(split, status=one)).level is Level.OK
@@ -408,16 +415,16 @@ def test_katas_pinning_names_the_file_the_handler_and_who_may_switch_it_on() -> 
 ])
 def test_tuned_is_judged_by_what_its_profile_says_of_vmms(scheduler: dict[str, str], level: str) -> None:
     found = facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned("p", ("/t.conf",), {
-        key: Setting(value, "/t.conf") for key, value in scheduler.items()}))
+        key: FoundSetting(value, "/t.conf") for key, value in scheduler.items()}))
     assert verdict("tuned", found).level == level
 
 
 def test_irqbalance_names_exclusive_cpus_that_it_may_use() -> None:
     runs = facts(daemons=(Daemon("irqbalance", "irqbalance", 4),))
     assert any("exclusive CPUs 2-3" in line for line in verdict("irqbalance", runs).evidence)
-    banned = replace(runs, irqbalance={"IRQBALANCE_BANNED_CPULIST": Setting("2-7", "/etc/default/irqbalance")})
+    banned = replace(runs, irqbalance={"IRQBALANCE_BANNED_CPULIST": FoundSetting("2-7", "/etc/default/irqbalance")})
     assert not any("exclusive CPUs" in line for line in verdict("irqbalance", banned).evidence)
-    nonsense = replace(runs, irqbalance={"IRQBALANCE_BANNED_CPULIST": Setting("x-y", "/etc/default/irqbalance")})
+    nonsense = replace(runs, irqbalance={"IRQBALANCE_BANNED_CPULIST": FoundSetting("x-y", "/etc/default/irqbalance")})
     assert any("exclusive CPUs 2-3" in line for line in verdict("irqbalance", nonsense).evidence)
 
 
@@ -433,7 +440,7 @@ def test_the_run_directory_is_looked_at(changes: dict[str, Any], level: str) -> 
 
 
 def test_old_messages_in_the_spool_are_right_where_no_watcher_runs() -> None:
-    found = facts(watcher=Watcher())
+    found = facts(watcher=WatcherFacts())
     assert verdict("run-directory", replace(found, run=replace(found.run, spooled=3, oldest=999.0))).level is Level.OK
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
-from vmpin.domain.proof import MAX_FINDINGS, Account, Finding, Ledger, Mark, thinned
+from vmpin.domain.proof import MAX_FINDINGS, Ledger, Mark, RunAccount, StrayRun, thinned
 from vmpin.errors import StateFileError
 from vmpin.reports.residency import books_file
 
@@ -19,7 +19,7 @@ VCPU, SHIM, IOTHREAD = ThreadRole.VCPU, ThreadRole.SHIM, ThreadRole.IOTHREAD
 HOUR, DAY = 3600.0, 86400.0
 SECOND = 10**9
 
-accounts = st.builds(Account, *[st.integers(0, 10**15)] * 6)
+accounts = st.builds(RunAccount, *[st.integers(0, 10**15)] * 6)
 
 
 def ledger(began: float = 0.0) -> Ledger:
@@ -29,13 +29,13 @@ def ledger(began: float = 0.0) -> Ledger:
 
 
 def finding(tid: int = 1, cpu: int = 5, place: int = 2, spent: int = SECOND,
-            now: float = 10.0) -> tuple[Finding, ThreadId]:
-    return Finding(A, VCPU, 0, tid, cpu, CpuSet((place,)), now, now, spent), ThreadId(tid, 1)
+            now: float = 10.0) -> tuple[StrayRun, ThreadId]:
+    return StrayRun(A, VCPU, 0, tid, cpu, CpuSet((place,)), now, now, spent), ThreadId(tid, 1)
 
 
 @given(accounts, accounts)
-def test_what_is_added_is_what_happened_since(before: Account, more: Account) -> None:
-    now = Account(*before.numbers())
+def test_what_is_added_is_what_happened_since(before: RunAccount, more: RunAccount) -> None:
+    now = RunAccount(*before.numbers())
     now.add(more)
     assert now.since(before) == more
     assert now.ran == before.ran + more.ran
@@ -46,7 +46,7 @@ def test_the_time_begins_with_the_last_mark_before_it() -> None:
     books.of(A).of(VCPU).placed = SECOND
     books.watched = 300.0
     books.mark(400.0)
-    books.of(A).of(VCPU).add(Account(placed=2 * SECOND, elsewhere=SECOND, waited=5, migrations=7))
+    books.of(A).of(VCPU).add(RunAccount(placed=2 * SECOND, elsewhere=SECOND, waited=5, migrations=7))
     books.of(A).unseen = 9
     books.drift["tuned"] += 2
     books.watched = 600.0
@@ -55,12 +55,12 @@ def test_the_time_begins_with_the_last_mark_before_it() -> None:
     books.watched = 800.0
     found = books.since(500.0, 900.0)
     assert (found.since, found.until, found.watched) == (400.0, 900.0, 500.0)
-    assert found.sandboxes[A].roles == {VCPU: Account(2 * SECOND, 0, SECOND, 0, 5, 7)}
+    assert found.sandboxes[A].roles == {VCPU: RunAccount(2 * SECOND, 0, SECOND, 0, 5, 7)}
     assert found.sandboxes[A].unseen == 9
-    assert found.sandboxes[B].roles == {SHIM: Account(SECOND)}
+    assert found.sandboxes[B].roles == {SHIM: RunAccount(SECOND)}
     assert found.drift == {"tuned": 2}
-    assert found.total == Account(3 * SECOND, 0, SECOND, 0, 5, 7)
-    assert books.since(800.0, 900.0).sandboxes[A].total == Account()
+    assert found.total == RunAccount(3 * SECOND, 0, SECOND, 0, 5, 7)
+    assert books.since(800.0, 900.0).sandboxes[A].total == RunAccount()
     assert books.since(800.0, 900.0).drift == {}
 
 
@@ -83,11 +83,11 @@ def test_a_sandbox_that_ended_is_in_the_sum_with_what_it_did_since() -> None:
     books.end([A])
     found = books.since(300.0, 400.0)
     assert set(found.sandboxes) == {B}
-    assert found.ended.roles == {VCPU: Account(elsewhere=7)}
+    assert found.ended.roles == {VCPU: RunAccount(elsewhere=7)}
     assert found.ended.unseen == 2
-    assert books.roles() == {VCPU: Account(placed=3, elsewhere=12)}
+    assert books.roles() == {VCPU: RunAccount(placed=3, elsewhere=12)}
     books.mark(600.0)
-    assert books.since(600.0, 700.0).ended.total == Account()
+    assert books.since(600.0, 700.0).ended.total == RunAccount()
 
 
 def test_a_sandbox_that_came_again_begins_anew() -> None:
@@ -97,7 +97,7 @@ def test_a_sandbox_that_came_again_begins_anew() -> None:
     books.end([A])
     books.of(A).of(VCPU).placed = 2
     found = books.since(300.0, 400.0)
-    assert found.sandboxes[A].roles == {VCPU: Account(2)}
+    assert found.sandboxes[A].roles == {VCPU: RunAccount(2)}
     assert found.total.placed == 2
 
 
@@ -176,7 +176,7 @@ def test_books_go_on_from_the_mark_that_was_made_last_whatever_its_time(tmp_path
     books_file.save(tmp_path / "proof", "boot", books)
     again = Ledger()
     assert books_file.load(tmp_path / "proof", "boot", again) == ""
-    assert again.roles() == {VCPU: Account(10)}
+    assert again.roles() == {VCPU: RunAccount(10)}
     assert again.due(HOUR) is False
     again.mark(HOUR + 300)
     assert [mark.time for mark in again.marks] == [HOUR, HOUR + 300]
@@ -207,7 +207,7 @@ def test_findings_are_the_latest() -> None:
 def test_the_books_outlive_a_restart(tmp_path: Path) -> None:
     books, path = ledger(5.0), tmp_path / "proof"
     for number in range(1, 4):
-        books.of(A).of(VCPU).add(Account(number, 0, 1, 0, 0, 2))
+        books.of(A).of(VCPU).add(RunAccount(number, 0, 1, 0, 0, 2))
         books.of(A).unseen += number
         books.drift["other"] += 1
         books.watched += 300.0
@@ -233,24 +233,24 @@ def test_what_was_added_since_the_books_were_taken_up_is_told_apart(tmp_path: Pa
     books.watched = 300.0
     books.mark(300.0)
     assert (books.added(), books.added_to(A), books.added_seconds()) == (
-        {VCPU: Account(200)}, Account(100), 300.0)
+        {VCPU: RunAccount(200)}, RunAccount(100), 300.0)
     books_file.save(path, "boot", books)
     again = Ledger()
     assert books_file.load(path, "boot", again) == ""
-    assert (again.added(), again.added_to(A), again.added_seconds()) == ({VCPU: Account()}, Account(), 0.0)
+    assert (again.added(), again.added_to(A), again.added_seconds()) == ({VCPU: RunAccount()}, RunAccount(), 0.0)
     again.of(A).of(VCPU).placed += 7
     again.of(A).of(IOTHREAD).elsewhere += 5
     again.watched += 1.0
     again.end([B])
-    assert again.added() == {VCPU: Account(7), IOTHREAD: Account(elsewhere=5)}
-    assert again.added_to(A) == Account(7, elsewhere=5)
+    assert again.added() == {VCPU: RunAccount(7), IOTHREAD: RunAccount(elsewhere=5)}
+    assert again.added_to(A) == RunAccount(7, elsewhere=5)
     assert again.added_seconds() == 1.0
     again.end([A])
     again.of(A).of(VCPU).placed += 3  # another one of the same name
-    assert again.added_to(A) == Account(3)
+    assert again.added_to(A) == RunAccount(3)
     again.of(A).of(VCPU).placed += 300
-    assert again.added_to(A) == Account(303)
-    assert again.added()[VCPU] == Account(310)
+    assert again.added_to(A) == RunAccount(303)
+    assert again.added()[VCPU] == RunAccount(310)
 
 
 def test_repairs_from_before_the_books_were_read_count_too(tmp_path: Path) -> None:

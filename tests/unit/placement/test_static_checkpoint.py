@@ -32,7 +32,7 @@ from vmpin.placement.rules import Placement, Request, place
 from vmpin.placement.vcpus import Previous
 from vmpin.reconcile import state_file
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.status.document import Seen, node_data, sandbox_data
+from vmpin.status.document import ThreadStatus, node_data, sandbox_data
 from vmpin.status.explain import sentences
 
 STEPS = Path(__file__).parents[2] / "data/kubelet-1.36-steps.json"
@@ -244,7 +244,7 @@ def test_with_fewer_vcpus_they_share_a_share() -> None:
 
 # --- what is shown of it ---------------------------------------------------------------------------------------------
 
-def shown(world: World, uid: str, threads: list[Seen]) -> tuple[dict[str, Any], str]:
+def shown(world: World, uid: str, threads: list[ThreadStatus]) -> tuple[dict[str, Any], str]:
     """A sandbox in the status document, and what `vmpin explain` makes of it."""
     state = world.state().sandboxes[SandboxId(f"sandbox-{uid}")]
     found: dict[str, Any] = sandbox_data(state, world.node(), world.place().get(uid), {"type": "qemu", "pid": 1},
@@ -267,13 +267,13 @@ def test_a_sandbox_that_waits_is_called_so_while_its_threads_are_elsewhere() -> 
     world = World(CpuManagerState("static", CpuSet.parse("0-1"), {("other", "db"): CpuSet.parse("4-7")}),
                   {"u": {"main": reported("main", CpuSet.parse("4-7"))}}, {"u": 1})
     thread = VmThread(ThreadId(7, 1), ThreadRole.VCPU, "CPU 0/KVM", 1, VcpuId(0))
-    found, text = shown(world, "u", [Seen(thread, CpuSet.parse("0-1"), CpuSet.parse("4-7"))])
+    found, text = shown(world, "u", [ThreadStatus(thread, CpuSet.parse("0-1"), CpuSet.parse("4-7"))])
     assert found["verdict"] == "waiting"
     assert found["reasons"] == ["waits for the kubelet to rewrite the cpuset of main from 4-7 to 0-1: until then "
                                 "1 of 1 threads stay where they are"]
     assert (found["containers"][0]["cpuset"], found["containers"][0]["stale_cpuset"]) == (None, "4-7")
     assert "main (main)'s cpuset is still 4-7, which the kubelet has replaced since: its CPUs are 0-1" in text
-    found, _ = shown(world, "u", [Seen(thread, CpuSet.parse("0-1"), CpuSet.parse("0-1"))])
+    found, _ = shown(world, "u", [ThreadStatus(thread, CpuSet.parse("0-1"), CpuSet.parse("0-1"))])
     assert (found["verdict"], found["reasons"]) == ("floating", [])
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.pod_names import PodNames
-from vmpin.reports.audit import Judgement, Kind, Owner, judge, lasting, owners_of, sandboxes_of
-from vmpin.reports.residency.usage import Process, Task, container_of
+from vmpin.reports.audit import CpuOwner, Judgement, Kind, judge, lasting, owners_of, sandboxes_of
+from vmpin.reports.residency.usage import SampledProcess, SampledThread, container_of
 
 A, B = "a" * 64, "b" * 64
 MS = 1_000_000
@@ -24,16 +24,16 @@ def cpus(text: str) -> CpuSet:
     return CpuSet.parse(text)
 
 
-def task(tid: int, may: str, ran: Mapping[int, int] | None = None, alive: bool = True) -> Task:
-    return Task(tid, f"t{tid}", cpus(may), {cpu: spent * MS for cpu, spent in (ran or {}).items()}, alive)
+def task(tid: int, may: str, ran: Mapping[int, int] | None = None, alive: bool = True) -> SampledThread:
+    return SampledThread(tid, f"t{tid}", cpus(may), {cpu: spent * MS for cpu, spent in (ran or {}).items()}, alive)
 
 
-def process(*tasks: Task, kernel: bool = False, cgroup: str = "", contained: bool = False) -> Process:
-    return Process(tasks[0].tid, tasks[0].comm, kernel, cgroup, contained, tasks)
+def process(*tasks: SampledThread, kernel: bool = False, cgroup: str = "", contained: bool = False) -> SampledProcess:
+    return SampledProcess(tasks[0].tid, tasks[0].comm, kernel, cgroup, contained, tasks)
 
 
-WEB = Owner("vm-a", "web", cpus("2-3"), vm=True, words="tests/pod/web")
-DB = Owner("pod-b", B, cpus("4"), vm=False, init=500, words="tests/pod/db")
+WEB = CpuOwner("vm-a", "web", cpus("2-3"), vm=True, words="tests/pod/web")
+DB = CpuOwner("pod-b", B, cpus("4"), vm=False, init=500, words="tests/pod/db")
 
 
 def only(found: Judgement) -> Any:
@@ -64,7 +64,7 @@ def test_a_container_is_told_by_its_cgroup(cgroup: str, container: str | None) -
     (process(task(10, "2"), task(11, "2")), Kind.VM, "vm-z"),
     (process(task(11, "2"), kernel=True), Kind.VM, "vm-z"),
 ])
-def test_each_finding_has_its_class(found: Process, kind: Kind, whose: str | None) -> None:
+def test_each_finding_has_its_class(found: SampledProcess, kind: Kind, whose: str | None) -> None:
     finding = only(judge([WEB], {11: "vm-z"}, [found]))
     assert (finding.kind, finding.sandbox or finding.container) == (kind, whose)
 
@@ -81,7 +81,7 @@ def test_every_thread_of_the_owning_vm_is_at_home_on_all_its_cpus() -> None:
 
 
 def test_a_thread_of_another_vm_is_a_finding_on_the_owners_cpus_only() -> None:
-    other = Owner("vm-b", "b", cpus("5"), vm=True)
+    other = CpuOwner("vm-b", "b", cpus("5"), vm=True)
     qemu = process(task(10, "2,5", {5: 70, 2: 3}), task(11, "5"))
     finding = only(judge([WEB, other], {10: "vm-b"}, [qemu]))
     assert (finding.kind, finding.sandbox, finding.may, finding.ran) == (Kind.VM, "vm-b", cpus("2"), {2: 3 * MS})
@@ -90,11 +90,11 @@ def test_a_thread_of_another_vm_is_a_finding_on_the_owners_cpus_only() -> None:
 
 
 @pytest.mark.parametrize("owner", [
-    Owner("pod-b", "db", cpus("4"), vm=False, init=500),
-    Owner("pod-b", "db", cpus("4"), vm=False, cgroup="/cg/pod/db"),
-    Owner("pod-b", "db", cpus("4"), vm=False, init=500, cgroup="/cg/moved/away"),
+    CpuOwner("pod-b", "db", cpus("4"), vm=False, init=500),
+    CpuOwner("pod-b", "db", cpus("4"), vm=False, cgroup="/cg/pod/db"),
+    CpuOwner("pod-b", "db", cpus("4"), vm=False, init=500, cgroup="/cg/moved/away"),
 ])
-def test_a_runc_owner_is_at_home_with_all_in_its_cgroup(owner: Owner) -> None:
+def test_a_runc_owner_is_at_home_with_all_in_its_cgroup(owner: CpuOwner) -> None:
     processes = [process(task(500, "4", {4: 1}), cgroup="/cg/pod/db"), process(task(501, "4"), cgroup="/cg/pod/db"),
                  process(task(502, "4"), cgroup="/cg/pod/db/deeper")]
     assert judge([owner], {}, processes).alone
@@ -103,7 +103,7 @@ def test_a_runc_owner_is_at_home_with_all_in_its_cgroup(owner: Owner) -> None:
 
 
 def test_without_anything_said_of_it_a_runc_owner_is_told_by_its_containers_id() -> None:
-    owner = Owner("pod-b", B, cpus("4"), vm=False)
+    owner = CpuOwner("pod-b", B, cpus("4"), vm=False)
     inside, beside = (process(task(number, "4"), cgroup=f"{PODS}/cri-containerd-{name}.scope")
                       for number, name in ((500, B), (501, A)))
     assert only(judge([owner], {}, [inside, beside])).container == A
@@ -115,12 +115,12 @@ def test_an_init_in_the_topmost_cgroup_makes_nobody_else_an_owner() -> None:
 
 
 def test_a_container_whose_init_has_ended_owns_nothing_by_a_cgroup_that_may_be_anyones() -> None:
-    owner = Owner("pod-b", "db", cpus("4"), vm=False, init=500, cgroup="/cg")
+    owner = CpuOwner("pod-b", "db", cpus("4"), vm=False, init=500, cgroup="/cg")
     assert only(judge([owner], {}, [process(task(501, "4"), cgroup="/cg/other")])).process.pid == 501
 
 
 def test_the_cgroup_of_a_vmm_says_nothing_as_others_may_be_in_it() -> None:
-    owner = Owner("vm-a", "web", cpus("2-3"), vm=True, init=10, cgroup="/cg/kata_overhead")
+    owner = CpuOwner("vm-a", "web", cpus("2-3"), vm=True, init=10, cgroup="/cg/kata_overhead")
     processes = [process(task(number, "2"), cgroup="/cg/kata_overhead") for number in (10, 40)]
     assert only(judge([owner], {10: "vm-a", 40: "vm-b"}, processes)).sandbox == "vm-b"
 
@@ -177,13 +177,13 @@ def test_ignored_classes_are_counted_and_are_no_findings() -> None:
 
 
 def test_a_cpu_of_two_owners_leaves_neither_alone() -> None:
-    found = judge([WEB, Owner("vm-b", "b", cpus("3"), vm=True)], {}, [])
+    found = judge([WEB, CpuOwner("vm-b", "b", cpus("3"), vm=True)], {}, [])
     assert (found.findings, found.contested, found.alone) == ([], cpus("3"), False)
 
 
 def test_cpus_that_containers_of_one_pod_share_are_that_pods() -> None:
     """As kubelet 1.36 lists them with pod-level resources: each process is at home on its own container's."""
-    aux, log = (Owner("pod-c", name, cpus("5-6"), vm=False, cgroup=f"/cg/c/{name}") for name in ("aux", "log"))
+    aux, log = (CpuOwner("pod-c", name, cpus("5-6"), vm=False, cgroup=f"/cg/c/{name}") for name in ("aux", "log"))
     found = judge([WEB, aux, log], {}, [process(task(70 + at, "5-6", {5: 3}), cgroup=f"/cg/c/{name}")
                                         for at, name in enumerate(("aux", "log"))])
     assert (found.contested, found.alone, found.apart) == (EMPTY, True, True)
@@ -209,12 +209,13 @@ BY_UID = "/sys/fs/cgroup/kubepods.slice/kubepods-burstable-pod840d9dad_1111_2222
     (process(task(11, "2")), "shop/db"),
     (process(task(9, "2")), ""),
 ])
-def test_a_finding_names_pod_and_container(found: Process, name: str) -> None:
+def test_a_finding_names_pod_and_container(found: SampledProcess, name: str) -> None:
     finding = only(judge([WEB], {11: "vm-z"}, [found], names=PODS_OF_NODE))
     assert finding.words == finding.data()["name"] == name
 
 
-def pause(container: str, ran: Mapping[int, int] | None = None, comm: str = "pause", threads: int = 1) -> Process:
+def pause(container: str, ran: Mapping[int, int] | None = None, comm: str = "pause",
+          threads: int = 1) -> SampledProcess:
     cgroup = f"{PODS}/cri-containerd-{container}.scope"
     return replace(process(*(task(80 + at, "0-7", ran) for at in range(threads)), cgroup=cgroup), comm=comm)
 
@@ -230,7 +231,7 @@ def pause(container: str, ran: Mapping[int, int] | None = None, comm: str = "pau
     (pause(A, threads=2), Kind.CONTAINER),
     (replace(process(task(9, "2")), comm="pause"), Kind.HOST),
 ])
-def test_a_pause_process_is_a_class_of_its_own_as_long_as_it_sleeps(found: Process, kind: Kind) -> None:
+def test_a_pause_process_is_a_class_of_its_own_as_long_as_it_sleeps(found: SampledProcess, kind: Kind) -> None:
     finding = only(judge([WEB], {}, [found], names=PODS_OF_NODE))
     assert finding.kind is kind
     without = judge([WEB], {}, [found], names=PODS_OF_NODE, ignore=[Kind.PAUSE])
@@ -246,11 +247,12 @@ def test_what_the_kubelet_does_not_keep_apart_leaves_pods_apart() -> None:
 
 
 def test_cpus_that_changed_hands_are_left_out() -> None:
-    moved = Owner(DB.sandbox, DB.container, cpus("4-5"), vm=False)
-    assert lasting([WEB, DB], [WEB, moved]) == ((WEB, Owner(DB.sandbox, DB.container, cpus("4"), vm=False)), cpus("5"))
+    moved = CpuOwner(DB.sandbox, DB.container, cpus("4-5"), vm=False)
+    assert lasting([WEB, DB], [WEB, moved]) == ((WEB, CpuOwner(DB.sandbox, DB.container, cpus("4"), vm=False)),
+                                                cpus("5"))
     assert lasting([WEB, DB], [DB]) == ((DB,), cpus("2-3"))
     assert lasting([WEB], [WEB, DB]) == ((WEB,), cpus("4"))
-    assert lasting([WEB], [Owner("vm-b", "web", WEB.cpus, vm=True)]) == ((), WEB.cpus)
+    assert lasting([WEB], [CpuOwner("vm-b", "web", WEB.cpus, vm=True)]) == ((), WEB.cpus)
 
 
 # The document
@@ -299,19 +301,19 @@ def test_the_json_has_stable_keys() -> None:
 
 
 _SETS = st.frozensets(st.integers(0, 5)).map(CpuSet)
-_TASKS = st.builds(Task, st.integers(1, 40), st.just("x"), _SETS,
+_TASKS = st.builds(SampledThread, st.integers(1, 40), st.just("x"), _SETS,
                    st.dictionaries(st.integers(0, 5), st.integers(1, 9)), st.booleans())
-_PROCESSES = st.builds(Process, st.integers(1, 40), st.just("x"), st.booleans(),
+_PROCESSES = st.builds(SampledProcess, st.integers(1, 40), st.just("x"), st.booleans(),
                        st.sampled_from(["", "/cg/a", "/cg/b"]), st.booleans(),
                        st.lists(_TASKS, min_size=1, max_size=3).map(tuple))
-_OWNERS = st.builds(Owner, st.sampled_from(["vm-a", "vm-b"]), st.just("c"), _SETS, st.booleans(),
+_OWNERS = st.builds(CpuOwner, st.sampled_from(["vm-a", "vm-b"]), st.just("c"), _SETS, st.booleans(),
                     st.none() | st.integers(1, 40), st.sampled_from(["", "/cg/a"]))
 
 
 @given(st.lists(_OWNERS, max_size=3), st.dictionaries(st.integers(1, 40), st.sampled_from(["vm-a", "vm-b"])),
        st.lists(_PROCESSES, max_size=6, unique_by=lambda each: each.pid))
-def test_time_is_booked_once_and_findings_are_on_exclusive_cpus(owners: list[Owner], sandboxes: dict[int, str],
-                                                                processes: list[Process]) -> None:
+def test_time_is_booked_once_and_findings_are_on_exclusive_cpus(owners: list[CpuOwner], sandboxes: dict[int, str],
+                                                                processes: list[SampledProcess]) -> None:
     found = judge(owners, sandboxes, processes)
     for use in found.uses:
         assert use.owner + use.bound + use.others == sum(

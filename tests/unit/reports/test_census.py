@@ -19,16 +19,16 @@ from trees import make_tree
 from vmpin.cpuset import CpuSet
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
-from vmpin.reports.residency.thread_usage import Census, idle_times
-from vmpin.reports.residency.usage import Process, Task
+from vmpin.reports.residency.thread_usage import ThreadUsageSampler, idle_times
+from vmpin.reports.residency.usage import SampledProcess, SampledThread
 
 
-def of(census: Census, pid: int) -> Process:
+def of(census: ThreadUsageSampler, pid: int) -> SampledProcess:
     (found,) = [process for process in census.processes() if process.pid == pid]
     return found
 
 
-def own_task(census: Census, tid: int) -> Task:
+def own_task(census: ThreadUsageSampler, tid: int) -> SampledThread:
     (found,) = [task for task in of(census, os.getpid()).tasks if task.tid == tid]
     return found
 
@@ -52,7 +52,7 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def ran_on(census: Census, pid: int, cpu: int) -> bool:
+def ran_on(census: ThreadUsageSampler, pid: int, cpu: int) -> bool:
     """Whether it did, after another sweep."""
     census.sweep(full=True)
     return cpu in of(census, pid).tasks[0].ran
@@ -77,7 +77,7 @@ def test_what_runs_is_booked_to_its_cpu_and_what_sleeps_is_not() -> None:
     with running(_SPIN % cpu) as busy, running(_SLEEP % cpu) as idle:
         asleep(idle.pid)
         for _ in range(60):
-            census = Census()
+            census = ThreadUsageSampler()
             began = time.monotonic()
             census.watch(1.0)
             took = time.monotonic() - began
@@ -102,7 +102,7 @@ def test_a_thread_that_moves_is_booked_to_each_cpu() -> None:
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
         lacking("needs two CPUs")
-    census = Census()
+    census = ThreadUsageSampler()
     with running(_SPIN % cpus[0]) as busy:
         census.sweep(full=True)
         for cpu in cpus[:2]:
@@ -115,7 +115,7 @@ def test_a_thread_that_moves_is_booked_to_each_cpu() -> None:
 
 def test_a_process_that_began_and_ended_between_the_sweeps_is_told_with_all_it_ran() -> None:
     cpu = min(os.sched_getaffinity(0))
-    census = Census()
+    census = ThreadUsageSampler()
     census.sweep(full=True)
     with running(_SPIN % cpu) as busy:
         until(functools.partial(ran_on, census, busy.pid, cpu))
@@ -139,7 +139,7 @@ def test_threads_are_told_apart_with_their_own_masks() -> None:
     try:
         while not ids:
             time.sleep(0.01)
-        census = Census()
+        census = ThreadUsageSampler()
         census.sweep(full=True)
         assert own_task(census, ids[0]).cpus == CpuSet([min(os.sched_getaffinity(0))])
         assert own_task(census, os.getpid()).cpus == CpuSet(os.sched_getaffinity(0))
@@ -152,7 +152,7 @@ def test_a_zombie_is_nobody() -> None:
     child = subprocess.Popen(["true"])
     try:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        census = Census()
+        census = ThreadUsageSampler()
         census.sweep(full=True)
         assert child.pid not in {process.pid for process in census.processes()}
     finally:
@@ -160,7 +160,7 @@ def test_a_zombie_is_nobody() -> None:
 
 
 def test_kernel_threads_are_told_from_processes() -> None:
-    census = Census()
+    census = ThreadUsageSampler()
     census.sweep(full=True)
     assert not of(census, os.getpid()).kernel
     if not census.sees_kernel:
@@ -173,14 +173,14 @@ def test_kernel_threads_are_told_from_processes() -> None:
 
 
 def test_masks_alone_take_one_sweep() -> None:
-    census = Census()
+    census = ThreadUsageSampler()
     census.watch(0)
     assert (census.samples, census.seconds, census.busy) == (1, 0.0, None)
     assert all(not task.ran for process in census.processes() for task in process.tasks)
 
 
 def test_a_process_is_in_its_cgroup_or_in_the_topmost() -> None:
-    census = Census()
+    census = ThreadUsageSampler()
     census.sweep(full=True)
     found = Cgroups().cpuset_path(os.getpid())
     assert of(census, os.getpid()).cgroup in ("", str(found))
@@ -196,11 +196,11 @@ def stat(tid: int, comm: str, flags: int = 0, ticks: int = 0, start: int = 100, 
     return f"{tid} ({comm}) {' '.join(fields)}"
 
 
-def recorded(tmp_path: Path, **files: str) -> Census:
+def recorded(tmp_path: Path, **files: str) -> ThreadUsageSampler:
     """This very process, as another kernel would show it: its mask is asked of the kernel that runs."""
     write(tmp_path, **files)
     proc = Procfs(tmp_path)
-    return Census(proc, Cgroups(tmp_path / "cg", proc))
+    return ThreadUsageSampler(proc, Cgroups(tmp_path / "cg", proc))
 
 
 def write(tmp_path: Path, **files: str) -> None:

@@ -13,8 +13,8 @@ from trees import make_tree
 
 from vmpin.config import settings as configuration
 from vmpin.cpuset import CpuSet
-from vmpin.doctor.collect.node_facts import look
-from vmpin.domain.facts import Setting, Watcher
+from vmpin.doctor.collect.node_facts import collect_facts
+from vmpin.domain.facts import FoundSetting, WatcherFacts
 from vmpin.reports.bundle import report
 from vmpin.reports.bundle.pieces import MANIFEST, Piece, Pieces, plain, write
 
@@ -73,7 +73,7 @@ def test_a_name_that_any_sandbox_may_have_can_be_packed() -> None:
 @pytest.mark.parametrize(("value", "made"), [
     (CpuSet.parse("0-3"), "0-3"), (Path("/x"), "/x"), (frozenset("ba"), ["a", "b"]),
     ((1, True, None, 1.5), [1, True, None, 1.5]),
-    ({3: Setting(True, "/f")}, {"3": {"value": True, "file": "/f"}})])
+    ({3: FoundSetting(True, "/f")}, {"3": {"value": True, "file": "/f"}})])
 def test_values_become_what_json_can_hold(value: object, made: object) -> None:
     assert plain(value) == made
     json.dumps(made)
@@ -103,7 +103,7 @@ def test_a_report_has_everything_but_what_is_nobodys_business(tmp_path: Path) ->
     make_tree(tmp_path, TREE)
     keys = {f"paths.{name}": str(tmp_path / name) for name in ("proc", "sys", "cgroup", "kubelet", "run")}
     config = configuration.load(None, {}, keys)
-    facts = look(config, tmp_path / "host", Watcher(), {}, "no status to be had")
+    facts = collect_facts(config, tmp_path / "host", WatcherFacts(), {}, "no status to be had")
     pieces = report.collect(config, facts, {"findings": []}, "text\n")
     found = {piece.name: piece.data.decode() for piece in pieces.all()}
     assert list(found) == [
@@ -124,7 +124,8 @@ def test_what_another_program_said_in_an_error_is_cleaned(tmp_path: Path) -> Non
     make_tree(tmp_path, TREE)
     config = configuration.load(None, {}, {"paths.proc": str(tmp_path / "proc"), "paths.run": str(tmp_path / "run")})
     said = "cannot pull https://me:hush@registry/x: Authorization: Bearer hush1234"
-    facts = look(config, tmp_path, Watcher(why=said), {"sandboxes": [], "sources": {"nri": {"last_error": said}}})
+    facts = collect_facts(config, tmp_path, WatcherFacts(why=said), {"sandboxes": [],
+                                                                     "sources": {"nri": {"last_error": said}}})
     pieces = report.collect(config, facts, {"findings": [said]}, f"{said}\n")
     told = [piece.name for piece in pieces.all() if b"cannot pull" in piece.data]
     assert told == ["vmpin/doctor.json", "vmpin/doctor.txt", "vmpin/status.json", "vmpin/watcher.json"]
@@ -134,7 +135,7 @@ def test_what_another_program_said_in_an_error_is_cleaned(tmp_path: Path) -> Non
 def test_a_status_that_cannot_be_used_costs_no_other_piece(tmp_path: Path) -> None:
     make_tree(tmp_path, TREE)
     config = configuration.load(None, {}, {"paths.proc": str(tmp_path / "proc"), "paths.run": str(tmp_path / "run")})
-    facts = look(config, tmp_path, Watcher(), {"sandboxes": [{"id": "a"}]})
+    facts = collect_facts(config, tmp_path, WatcherFacts(), {"sandboxes": [{"id": "a"}]})
     pieces = report.collect(config, facts, {}, "")
     assert set(pieces.missing) >= {"vmpin/explain.txt", "vms"}
     assert {"vmpin/status.json", "vmpin/state.json"} <= {piece.name for piece in pieces.all()}
@@ -144,7 +145,7 @@ def test_a_report_of_a_node_without_anything_says_what_is_missing(tmp_path: Path
     keys = {f"paths.{name}": str(tmp_path / name) for name in ("proc", "sys", "cgroup", "kubelet", "run")}
     (tmp_path / "proc").mkdir()
     config = configuration.load(None, {}, keys)
-    facts = look(config, tmp_path, Watcher(), {}, "none")
+    facts = collect_facts(config, tmp_path, WatcherFacts(), {}, "none")
     missing = report.collect(config, facts, {}, "").missing
     assert set(missing) == {"vmpin/status.json", "vmpin/state.json", "kubelet/cpu_manager_state",
                             "node/topology.json", "node/cgroup-mounts.txt"}

@@ -11,7 +11,7 @@ import pytest
 from strayed import Spinners, run_for, spinners
 
 from vmpin.domain.model import ThreadRole
-from vmpin.domain.proof import Account
+from vmpin.domain.proof import RunAccount
 from vmpin.host.procfs import Procfs
 from vmpin.host.schedstat import Ran, Schedstat, process_ran
 from vmpin.reports.residency.sampler import BREATH, SHARE, Sampler
@@ -42,7 +42,7 @@ def test_what_runs_in_its_place_is_booked_as_certain(node: Spinners) -> None:
     sampler = Sampler(node.reconciler.view)
     before = process_ran(vm.vmm.pid)
     sampler.round()
-    assert node.account(vm) == Account()  # what it ran before is nobody's to tell
+    assert node.account(vm) == RunAccount()  # what it ran before is nobody's to tell
     run_for(0.3, vm.vmm.pid)
     sampler.round()
     after, found = process_ran(vm.vmm.pid), node.account(vm)
@@ -209,7 +209,7 @@ def test_a_thread_that_got_anothers_number_is_not_booked_as_that(node: Spinners)
     vm.vmm.threads[vm.vmm.pid] = stranger
     run_for(0.05, vm.vmm.pid)
     sampler.round()
-    assert node.account(vm) == Account()
+    assert node.account(vm) == RunAccount()
 
 
 def test_a_process_that_got_anothers_number_is_not_booked_as_that(node: Spinners) -> None:

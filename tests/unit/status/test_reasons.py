@@ -9,7 +9,7 @@ from vmpin.domain.desired_state import Known, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.placement.rules import Placement, Verdict
-from vmpin.status.document import Seen, judge, thread_data
+from vmpin.status.document import ThreadStatus, judge, thread_data
 
 POD = SandboxId("pod")
 
@@ -18,9 +18,9 @@ def cpus(text: str) -> CpuSet:
     return CpuSet.parse(text)
 
 
-def seen(wanted: str, actual: str, limit: str | None = None, tid: int = 10) -> Seen:
+def seen(wanted: str, actual: str, limit: str | None = None, tid: int = 10) -> ThreadStatus:
     thread = VmThread(ThreadId(tid, 1), ThreadRole.EMULATOR, "qemu", 10)
-    return Seen(thread, cpus(wanted), cpus(actual), None if limit is None else cpus(limit))
+    return ThreadStatus(thread, cpus(wanted), cpus(actual), None if limit is None else cpus(limit))
 
 
 def state(**containers: str | None) -> SandboxState:
@@ -33,7 +33,7 @@ def state(**containers: str | None) -> SandboxState:
 PINNED = Placement(POD, cpus("0-1,4-5"), Verdict.PINNED, (), (), {}, {})
 
 
-def reasons(threads: list[Seen], **containers: str | None) -> list[str]:
+def reasons(threads: list[ThreadStatus], **containers: str | None) -> list[str]:
     verdict, found = judge(state(**containers), PINNED, {}, threads)
     assert verdict is Verdict.DEGRADED
     return found

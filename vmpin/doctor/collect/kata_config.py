@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vmpin.domain.facts import Engine, Handler, KataConfig, Setting
+from vmpin.domain.facts import Engine, FoundSetting, Handler, KataConfig
 from vmpin.errors import SourceError
 from vmpin.host.files import Files
 from vmpin.runtime.toml_files import Table, dig, load
@@ -63,7 +63,7 @@ def _read(files: Files, path: str, readers: Sequence[str]) -> KataConfig | None:
     real = files.real(path)
     directory = f"{real.rpartition('/')[0]}/config.d"
     dropins = tuple(f"{directory}/{name}" for name in files.names(directory))
-    settings: dict[str, Setting] = {}
+    settings: dict[str, FoundSetting] = {}
     runtime = "rs" if "/runtime-rs/" in f"{path}{real}" else "go"
     for file in (real, *dropins):
         try:
@@ -74,7 +74,7 @@ def _read(files: Files, path: str, readers: Sequence[str]) -> KataConfig | None:
             if file == real:
                 return None
             continue
-        settings |= {key: Setting(value, path if file == real else file) for key, value in _picked(table)}
+        settings |= {key: FoundSetting(value, path if file == real else file) for key, value in _picked(table)}
         if dig(table, "runtime", "hypervisor_name") is not None:
             runtime = "rs"  # the Go runtime takes the hypervisor from the section that is there
     return KataConfig(path, runtime, tuple(readers), dropins, settings)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vmpin.config import yaml_file
 from vmpin.doctor.collect.engines import flag
-from vmpin.domain.facts import KubeletConfig, Setting
+from vmpin.domain.facts import FoundSetting, KubeletConfig
 from vmpin.errors import ConfigError, SourceError
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
@@ -39,14 +39,15 @@ def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
     paths = [named] if named else [path for path in _FILES if files.exists(path)]
     for place in [directory] if directory else _DIRECTORIES:
         paths += [f"{place}/{name}" for name in files.names(place) if name.endswith(".conf")]
-    settings: dict[str, Setting] = {}
+    settings: dict[str, FoundSetting] = {}
     read: list[str] = []
     trouble: list[str] = []
     for path in paths:
         found = _document(files, path, trouble)
         if found is not None and found.get("kind") == _KIND:
             read.append(path)
-            settings |= {key: Setting(_plain(found[key]), path) for key in KEYS.values() if found.get(key) is not None}
+            settings |= {key: FoundSetting(_plain(found[key]),
+                                           path) for key in KEYS.values() if found.get(key) is not None}
     flags = [("the command line", argv)]
     for path in _RANCHER:
         found = _document(files, path, trouble) if files.exists(path) else None
@@ -54,7 +55,7 @@ def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
         flags.insert(0, (path, [f"--{item}" for item in given if isinstance(item, str)]
                          if isinstance(given, list) else []))
     for where, argv in flags:
-        settings |= {key: Setting(_options(value) if name.endswith("options") else value, where)
+        settings |= {key: FoundSetting(_options(value) if name.endswith("options") else value, where)
                      for name, key in KEYS.items() if (value := flag(argv, name))}
     return KubeletConfig(None if program is None else program.pid, settings, tuple(read), tuple(trouble))
 

@@ -23,7 +23,7 @@ from vmpin.doctor.collect.kernel import kernel
 from vmpin.doctor.collect.kubelet_config import kubelet_config
 from vmpin.doctor.collect.own_facts import run_directory
 from vmpin.doctor.collect.rights import rights
-from vmpin.domain.facts import Checkpoint, Cpus, Facts, KataSandbox, ProcConnector, Rights, Watcher
+from vmpin.domain.facts import Checkpoint, ConnectorFacts, CpuFacts, KataSandboxFacts, NodeFacts, Rights, WatcherFacts
 from vmpin.errors import SourceError
 from vmpin.host import daemons
 from vmpin.host.cgroup import Cgroups
@@ -40,7 +40,8 @@ _MONITOR = "conmon"
 BIRTHS = "births"
 
 
-def look(config: Config, root: Path, watcher: Watcher, status: Mapping[str, Any], status_trouble: str = "") -> Facts:
+def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Mapping[str, Any],
+         status_trouble: str = "") -> NodeFacts:
     """Read everything that the checks need.
 
     :param root: the mount of the node's file system: `/`, or another directory in a pod. The paths of the
@@ -53,7 +54,7 @@ def look(config: Config, root: Path, watcher: Watcher, status: Mapping[str, Any]
                   for engine in engines(files, programs))
     own = rights(proc, None, "this command")
     running = watcher.state == "running" and watcher.pid is not None
-    return Facts(
+    return NodeFacts(
         rights=rights(proc, watcher.pid, "the watcher") if running else own, sees=_sees(proc, own),
         kernel=kernel(proc, str(config.path("sys"))), cpus=_cpus(Sysfs(config.path("sys"))),
         cgroups=str(Cgroups(config.path("cgroup"), proc).layout),
@@ -110,12 +111,12 @@ def _socket(path: Path) -> bool | None:
         return False
 
 
-def _cpus(sysfs: Sysfs) -> Cpus:
+def _cpus(sysfs: Sysfs) -> CpuFacts:
     try:
         found = sysfs.topology()
     except SourceError as err:
-        return Cpus(trouble=str(err))
-    return Cpus(found.online, found.present, found.isolated, found.nohz_full, found.cores)
+        return CpuFacts(trouble=str(err))
+    return CpuFacts(found.online, found.present, found.isolated, found.nohz_full, found.cores)
 
 
 def _checkpoint(directory: Path) -> Checkpoint | None:
@@ -134,15 +135,15 @@ def _checkpoint(directory: Path) -> Checkpoint | None:
                       state.checksum_ok, state.trouble)
 
 
-def _sandboxes(config: Config) -> tuple[KataSandbox, ...]:
+def _sandboxes(config: Config) -> tuple[KataSandboxFacts, ...]:
     state = KataState(config.path("kata_go"), config.path("kata_rs"), logger.debug)
-    return tuple(KataSandbox(sandbox.id, sandbox.runtime, sandbox.pins_vcpus)
+    return tuple(KataSandboxFacts(sandbox.id, sandbox.runtime, sandbox.pins_vcpus)
                  for _, sandbox in sorted(state.sandboxes().items()))
 
 
-def _connector(watcher: Watcher, own: Rights) -> ProcConnector:
+def _connector(watcher: WatcherFacts, own: Rights) -> ConnectorFacts:
     """From the running watcher, which has tried it; else from the privileges of this process."""
     for source in watcher.about.get("sources", ()):
         if source["name"] == BIRTHS:
-            return ProcConnector(bool(source["up"]), str(source["why"]))
+            return ConnectorFacts(bool(source["up"]), str(source["why"]))
     return available(own)

@@ -12,24 +12,24 @@ import time
 from pathlib import Path
 
 from vmpin.config.settings import Config
-from vmpin.domain.facts import RunDirectory
+from vmpin.domain.facts import RunDirectoryFacts
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.reconcile import state_file
 
 _UNIT = re.compile(r"([A-Za-z0-9:_.@\\-]+\.service)$", re.MULTILINE)
 
 
-def run_directory(config: Config, proc: Procfs) -> RunDirectory:
+def run_directory(config: Config, proc: Procfs) -> RunDirectoryFacts:
     """The run directory now. Write access is tested without writing."""
     path = config.run
     try:
         info = path.lstat()
         space = os.statvfs(path)
     except OSError:
-        return RunDirectory(str(path))
+        return RunDirectoryFacts(str(path))
     spooled, oldest = _spool(config.spool)
     size, trouble = _state(config, proc)
-    return RunDirectory(
+    return RunDirectoryFacts(
         str(path), exists=True, uid=info.st_uid, mode=stat.S_IMODE(info.st_mode), file_system=_file_system(path, proc),
         read_only=bool(space.f_flag & os.ST_RDONLY), writable=os.access(path, os.W_OK | os.X_OK),
         free=space.f_bavail * space.f_frsize, inodes=space.f_favail, spooled=spooled, oldest=oldest,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vmpin.config.settings import Config
-from vmpin.domain.facts import Facts
+from vmpin.domain.facts import NodeFacts
 from vmpin.errors import SourceError
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.files import Files
@@ -41,7 +41,7 @@ _SYS = ("online", "present", "possible", "offline", "isolated", "nohz_full", "ke
 _MOUNTS = (" cgroup ", " cgroup2 ")
 
 
-def collect(config: Config, facts: Facts, doctor: Mapping[str, Any], text: str, most: int | None = None) -> Pieces:
+def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: str, most: int | None = None) -> Pieces:
     """Everything but what has to be asked for: the log and the watcher's plan.
 
     :param doctor: the findings as JSON; `text` the same for people.
@@ -104,7 +104,7 @@ def _listed(directory: Path) -> Iterable[str]:
         yield f"  {stat.filemode(info.st_mode)} {info.st_uid}:{info.st_gid} {info.st_size:>9} {when} {entry.name}"
 
 
-def _node(pieces: Pieces, config: Config, facts: Facts, proc: Procfs) -> None:
+def _node(pieces: Pieces, config: Config, facts: NodeFacts, proc: Procfs) -> None:
     release = os.uname()
     pieces.add("node/kernel.txt", f"{facts.kernel.release or release.release} {release.machine}\n"
                + "".join(f"{parameter}\n" for parameter in facts.kernel.parameters))

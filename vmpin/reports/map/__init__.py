@@ -23,7 +23,7 @@ SHARED, FREE, OFFLINE = "shared", "free", "offline"
 
 
 @dataclass(frozen=True)
-class Owner:
+class MapOwner:
     """A container that owns CPUs. `number` counts from 0 in the order of its first CPU."""
 
     number: int
@@ -47,7 +47,7 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Guest:
+class MapGuest:
     """A VM sandbox. Its letter is a small one, to tell it from owners of CPUs."""
 
     number: int
@@ -74,7 +74,7 @@ class Cpu:
 
     number: int
     kind: str
-    owner: Owner | None
+    owner: MapOwner | None
     housekeeping: bool
     isolated: bool
     #: The threads that may run here and nowhere else, as "a:v2" (vCPU 2 of the guest a), "a:v0-3" or "a:+3" (three
@@ -91,8 +91,8 @@ class Picture:
     """`nodes` are NUMA nodes by name, in them caches, in them cores, in them CPUs, each by its first CPU."""
 
     nodes: tuple[tuple[str, tuple[tuple[tuple[Cpu, ...], ...], ...]], ...]
-    owners: tuple[Owner, ...]
-    guests: tuple[Guest, ...]
+    owners: tuple[MapOwner, ...]
+    guests: tuple[MapGuest, ...]
     facts: Mapping[str, str] = field(default_factory=dict)
 
     def cpus(self) -> Iterable[Cpu]:
@@ -182,7 +182,7 @@ def _title(pod: Mapping[str, Any] | None, sandbox: str) -> str:
     return _plain(f"{pod['namespace']}/{pod['name']}" if pod else sandbox[:13] if len(sandbox) == 64 else sandbox)
 
 
-def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str, Any]]) -> tuple[Owner, ...]:
+def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str, Any]]) -> tuple[MapOwner, ...]:
     names = {(sandbox["id"], container["id"]): container["name"]
              for sandbox in sandboxes for container in sandbox["containers"]}
     names |= {(owner["sandbox"], owner["container"]): owner["name"] for owner in owners if owner.get("name")}
@@ -193,7 +193,7 @@ def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str
     for cpus, owner in found:
         together.setdefault((owner["sandbox"], cpus), []).append(owner)
     return tuple(
-        Owner(number, sandbox, many[0]["container"],
+        MapOwner(number, sandbox, many[0]["container"],
               f"{_title(many[0].get('pod'), sandbox)} "
               + "+".join(_plain(names.get((sandbox, owner["container"])) or owner["container"][:13])
                          for owner in many).strip(),
@@ -202,9 +202,9 @@ def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str
 
 
 def _guests(sandboxes: Sequence[Mapping[str, Any]]) -> tuple[
-        tuple[Guest, ...], dict[int, list[str]], dict[int, int]]:
+        tuple[MapGuest, ...], dict[int, list[str]], dict[int, int]]:
     """The guests; by CPU, who is pinned there; by CPU, how many float over it."""
-    guests: list[Guest] = []
+    guests: list[MapGuest] = []
     pinned: dict[int, list[str]] = {}
     floating: dict[int, int] = {}
     for sandbox in sorted(sandboxes, key=lambda each: str(each["id"])):
@@ -222,7 +222,7 @@ def _guests(sandboxes: Sequence[Mapping[str, Any]]) -> tuple[
             floats.append(f"{_roles(there)} on {mask}")
             for cpu in mask:
                 floating[cpu] = floating.get(cpu, 0) + len(there)
-        guests.append(Guest(len(guests), sandbox["id"], _title(sandbox["pod"], sandbox["id"]), sandbox["verdict"],
+        guests.append(MapGuest(len(guests), sandbox["id"], _title(sandbox["pod"], sandbox["id"]), sandbox["verdict"],
                             sandbox["mask"] or "", tuple(floats)))
     return tuple(guests), pinned, floating
 

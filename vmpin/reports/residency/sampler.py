@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
-from vmpin.domain.proof import Finding, Proof
+from vmpin.domain.proof import Proof, StrayRun
 from vmpin.errors import StateFileError
 from vmpin.host.schedstat import Schedstat, process_ran
 from vmpin.placement.rules import Placement
@@ -228,7 +228,7 @@ class Sampler:
         else:
             account.elsewhere += spent
             now = time.time()
-            self.ledger.found(Finding(sandbox, thread.role, thread.vcpu, thread.id.tid, cpu, place, now, now, spent),
+            self.ledger.found(StrayRun(sandbox, thread.role, thread.vcpu, thread.id.tid, cpu, place, now, now, spent),
                               thread.id)
 
     def strayed(self, sandbox: SandboxId, thread: VmThread, cpu: int, place: CpuSet) -> None:

@@ -15,7 +15,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import PF_KTHREAD, Procfs, read_file
-from vmpin.reports.residency.usage import Process, Task
+from vmpin.reports.residency.usage import SampledProcess, SampledThread
 
 #: Sampling costs at most this share of one CPU: it shares the machine with what it looks at.
 _SHARE = 0.1
@@ -61,7 +61,7 @@ class _Thread:
         self.seen = 0
 
 
-class Census:
+class ThreadUsageSampler:
     """Begins with the first sweep. `samples` counts sweeps, `seconds` passed between the first and the last, and
     `longest` is the longest time between two."""
 
@@ -115,7 +115,7 @@ class Census:
             # A kernel thread is a process of one thread.
             tids = [pid] if known is not None and known.kernel else self.proc.tids(pid)
             for tid in tids:
-                self._look(pid, tid, full)
+                self._sample(pid, tid, full)
             if full and pid in self._homes:
                 self._homes[pid] = self._home(pid)
         if full:
@@ -141,24 +141,24 @@ class Census:
         """Whether kernel threads are seen: not from within a PID namespace, where much else is hidden as well."""
         return any(thread.kernel for thread in self._threads.values())
 
-    def processes(self) -> Iterator[Process]:
+    def processes(self) -> Iterator[SampledProcess]:
         """What was met, ended processes too."""
-        tasks: dict[str, list[Task]] = {}
+        tasks: dict[str, list[SampledThread]] = {}
         heads: dict[str, _Thread] = {}
         for thread in [*self._replaced, *self._threads.values()]:
             alive = thread.seen == self.samples
             tasks.setdefault(thread.pid, []).append(
-                Task(int(thread.tid), thread.comm, thread.cpus, thread.booked, alive))
+                SampledThread(int(thread.tid), thread.comm, thread.cpus, thread.booked, alive))
             if thread.tid == thread.pid or thread.pid not in heads:
                 heads[thread.pid] = thread
         for pid, head in heads.items():
             cgroup, contained = self._homes.get(pid, ("", False))
-            yield Process(int(pid), head.comm, head.kernel, cgroup, contained, tuple(tasks[pid]))
+            yield SampledProcess(int(pid), head.comm, head.kernel, cgroup, contained, tuple(tasks[pid]))
 
-    def _look(self, pid: str, tid: str, full: bool) -> None:
+    def _sample(self, pid: str, tid: str, full: bool) -> None:
         known = self._threads.get(tid)
         if known is None:
-            self._meet(pid, tid)
+            self._add(pid, tid)
             return
         if self.precise:
             ran = self._schedstat(pid, tid)
@@ -172,7 +172,7 @@ class Census:
         if line.starttime != known.starttime or pid != known.pid:
             self._replaced.append(known)
             del self._threads[tid]
-            self._meet(pid, tid)
+            self._add(pid, tid)
             return
         if not self.precise:
             ran = line.ran
@@ -187,7 +187,7 @@ class Census:
             known.cpus = self._cpus(mask)
         known.seen = self.samples
 
-    def _meet(self, pid: str, tid: str) -> None:
+    def _add(self, pid: str, tid: str) -> None:
         """A thread seen for the first time: after the first sweep, all that it ever ran it ran while we looked."""
         line = self._line(pid, tid)
         if line is None or line.state in (b"Z", b"X"):

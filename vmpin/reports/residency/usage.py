@@ -16,7 +16,7 @@ _CONTAINER = re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")
 _KUBEPODS = re.compile(r"kubepods(?:[-.].*)?")
 
 
-class Task(NamedTuple):
+class SampledThread(NamedTuple):
     """One thread while it was looked at."""
 
     tid: int
@@ -30,7 +30,7 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Process:
+class SampledProcess:
     """A process with its threads, or a kernel thread. `cgroup` is the directory of its cpuset cgroup, "" for the
     topmost one or when it cannot be told; `contained` says that it lives in a PID namespace of its own."""
 
@@ -39,7 +39,7 @@ class Process:
     kernel: bool
     cgroup: str
     contained: bool
-    tasks: tuple[Task, ...]
+    tasks: tuple[SampledThread, ...]
 
 
 def container_of(cgroup: str) -> str | None:
