@@ -19,7 +19,7 @@ from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, SandboxId
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
-from vmpin.placement.newborn import Account
+from vmpin.placement.newborn import LatencyAccount
 from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import Event, Exec
@@ -125,7 +125,7 @@ class Machine:
     def resync(self) -> None:
         self.placer.passed(self.reconciler.resync(full=True), everything=True)
 
-    def account(self, name: str) -> Account:
+    def account(self, name: str) -> LatencyAccount:
         return self.reconciler.births[sandbox(name)]
 
     def tell(self, name: str, cpus: CpuSet) -> None:

@@ -42,7 +42,7 @@ class Scenario:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScenarioOutcome:
     """The placements of a scenario, with what they collide in."""
 
     placements: tuple[Placement, ...]
@@ -62,7 +62,7 @@ class Outcome:
         }
 
 
-def run(scenario: Scenario, previous: Mapping[SandboxId, Previous] | None = None) -> Outcome:
+def run(scenario: Scenario, previous: Mapping[SandboxId, Previous] | None = None) -> ScenarioOutcome:
     """Place every sandbox of a scenario."""
     before = previous or {}
     requests = [sandbox.request for sandbox in scenario.sandboxes]
@@ -73,7 +73,7 @@ def run(scenario: Scenario, previous: Mapping[SandboxId, Previous] | None = None
     for placement in placements:
         old = before.get(placement.sandbox, Previous()).vcpus
         moves += sum(vcpu.id in old and old[vcpu.id][0] != vcpu.cpus for vcpu in placement.vcpus)
-    return Outcome(placements, scenario.sandboxes, tuple(_collisions(own, placements)), moves)
+    return ScenarioOutcome(placements, scenario.sandboxes, tuple(_collisions(own, placements)), moves)
 
 
 def _collisions(own: Ownership, placements: Sequence[Placement]) -> list[Collision]:

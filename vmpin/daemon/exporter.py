@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from vmpin.config.settings import Config
 from vmpin.config.values import Address
 from vmpin.daemon import http
-from vmpin.daemon.http import Reply
+from vmpin.daemon.http import HttpReply
 from vmpin.domain.counters import Histogram
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
@@ -47,7 +47,7 @@ FRESH = 1.0
 TURN = 0.001
 
 
-class Watched(Protocol):
+class ExportedWatcher(Protocol):
     """What is shown of a watcher."""
 
     config: Config
@@ -69,7 +69,7 @@ class Watched(Protocol):
 class Exporter:
     """`run` is one of the watcher's tasks, made only where `metrics.address` is set."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: ExportedWatcher) -> None:
         self._watched = watched
         self._collector: NodeCollector | None = None
         self._scraping = asyncio.Lock()
@@ -93,17 +93,17 @@ class Exporter:
             if address.path is not None:
                 unix_sockets.unlink_own(address.path, own)
 
-    async def answer(self, path: str) -> Reply:
+    async def answer(self, path: str) -> HttpReply:
         match path:
             case "/metrics":
                 from vmpin.status.prometheus import CONTENT_TYPE
 
-                return Reply(HTTPStatus.OK, await self.metrics(), CONTENT_TYPE)
+                return HttpReply(HTTPStatus.OK, await self.metrics(), CONTENT_TYPE)
             case "/healthz" | "/livez":
                 return _told([self._alive()])
             case "/readyz":
                 return _told([self._alive(), *self._watched.source_health()])
-        return Reply(HTTPStatus.NOT_FOUND, b"not found: /metrics, /healthz and /readyz are here\n")
+        return HttpReply(HTTPStatus.NOT_FOUND, b"not found: /metrics, /healthz and /readyz are here\n")
 
     def _alive(self) -> SourceHealth:
         since = self._watched.resynced
@@ -165,9 +165,9 @@ async def _in_turns(work: Iterator[T]) -> list[T]:
     return done
 
 
-def _told(checks: list[SourceHealth]) -> Reply:
+def _told(checks: list[SourceHealth]) -> HttpReply:
     well, text = health.page(checks)
-    return Reply(HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, text.encode("utf-8", "replace"))
+    return HttpReply(HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, text.encode("utf-8", "replace"))
 
 
 def _listen(address: Address, group: str) -> socket.socket:

@@ -33,14 +33,14 @@ BACKLOG = 16
 PLAIN = "text/plain; charset=utf-8"
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     status: HTTPStatus
     body: bytes
     type: str = PLAIN
 
 
 #: Answers a path, such as /metrics.
-Handler = Callable[[str], Awaitable[Reply]]
+Handler = Callable[[str], Awaitable[HttpReply]]
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -148,7 +148,7 @@ async def _head(connection: socket.socket) -> bytes:
 
 async def _answer(head: bytes, handler: Handler) -> bytes:
     found = path_of(head)
-    if isinstance(found, Reply):
+    if isinstance(found, HttpReply):
         return render(found)
     try:
         reply = await handler(found)
@@ -159,7 +159,7 @@ async def _answer(head: bytes, handler: Handler) -> bytes:
     return render(reply, with_body=head.startswith(b"GET "))
 
 
-def path_of(head: bytes) -> str | Reply:
+def path_of(head: bytes) -> str | HttpReply:
     """The path that is asked for, without the query, or what is answered to a head that is none of ours."""
     if len(head) > MAX_HEAD:
         return _refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
@@ -171,11 +171,11 @@ def path_of(head: bytes) -> str | Reply:
     return words[1].partition(b"?")[0].decode("ascii", "backslashreplace")
 
 
-def _refuse(status: HTTPStatus) -> Reply:
-    return Reply(status, f"{status.phrase}\n".encode())
+def _refuse(status: HTTPStatus) -> HttpReply:
+    return HttpReply(status, f"{status.phrase}\n".encode())
 
 
-def render(reply: Reply, with_body: bool = True) -> bytes:
+def render(reply: HttpReply, with_body: bool = True) -> bytes:
     """A reply as it goes over the wire."""
     more = "Allow: GET, HEAD\r\n" if reply.status is HTTPStatus.METHOD_NOT_ALLOWED else ""
     head = (f"HTTP/1.1 {reply.status.value} {reply.status.phrase}\r\nContent-Type: {reply.type}\r\n"

@@ -24,7 +24,7 @@ class Ran(NamedTuple):
     waited: int
 
 
-class Where(NamedTuple):
+class LastRun(NamedTuple):
     """`starttime` as in model.ThreadId, `cpu` the one it was on last, `ran` in ns in steps of a clock tick."""
 
     starttime: int
@@ -32,12 +32,12 @@ class Where(NamedTuple):
     ran: int
 
 
-def parse_stat(raw: bytes) -> Where | None:
+def parse_stat(raw: bytes) -> LastRun | None:
     """proc_pid_stat(5); the name may hold anything but ends at the last `)`."""
     fields = raw[raw.rfind(b")") + 2 :].split(None, 37)
     if len(fields) < 37:
         return None
-    return Where(int(fields[19]), int(fields[36]), (int(fields[11]) + int(fields[12])) * _TICK)
+    return LastRun(int(fields[19]), int(fields[36]), (int(fields[11]) + int(fields[12])) * _TICK)
 
 
 def parse_migrations(raw: bytes) -> int | None:
@@ -70,7 +70,7 @@ class Schedstat:
         where = self.where(pid, tid)
         return None if where is None else Ran(where.ran, 0)
 
-    def where(self, pid: int, tid: int) -> Where | None:
+    def where(self, pid: int, tid: int) -> LastRun | None:
         raw = read_file(f"{self.proc.root}/{pid}/task/{tid}/stat", 2048)
         return None if raw is None else parse_stat(raw)
 

@@ -35,7 +35,7 @@ SHOWN = 16
 
 
 @dataclass
-class ThreadMasks:
+class VmMasks:
     """What vmpin knows of the masks of one VM's threads."""
 
     #: By thread: the mask set last, and what the kernel showed then.
@@ -66,12 +66,12 @@ class Pinner:
         self.grace = 0.0
         #: Masks from before were learned that are not in the state file yet.
         self.learned = False
-        self._masks: dict[SandboxId, ThreadMasks] = {}
+        self._masks: dict[SandboxId, VmMasks] = {}
 
-    def of(self, sandbox: SandboxId) -> ThreadMasks:
+    def of(self, sandbox: SandboxId) -> VmMasks:
         masks = self._masks.get(sandbox)
         if masks is None:
-            masks = self._masks[sandbox] = ThreadMasks()
+            masks = self._masks[sandbox] = VmMasks()
         return masks
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
@@ -133,7 +133,7 @@ class Pinner:
         masks.open = False
         return operations
 
-    def _observed(self, vm: Vm, masks: ThreadMasks, placement: Placement) -> Iterable[Observed]:
+    def _observed(self, vm: Vm, masks: VmMasks, placement: Placement) -> Iterable[Observed]:
         """The threads with the masks they have now; those that ended meanwhile are left out."""
         get = os.sched_getaffinity
         for thread in vm.threads():
@@ -275,7 +275,7 @@ class Pinner:
                         placements[sandbox].verdict)
         return results
 
-    def _too_early(self, masks: ThreadMasks, thread: ThreadId, cpus: CpuSet) -> bool:
+    def _too_early(self, masks: VmMasks, thread: ThreadId, cpus: CpuSet) -> bool:
         """Whether what a cgroup made of a mask is to be looked at again before it counts."""
         if not self.grace:
             return False
@@ -284,7 +284,7 @@ class Pinner:
         masks.doubted[thread] = cpus, since if wanted == cpus else now
         return now - masks.doubted[thread][1] < self.grace
 
-    def _waits(self, sandbox: SandboxId, masks: ThreadMasks, why: str) -> None:
+    def _waits(self, sandbox: SandboxId, masks: VmMasks, why: str) -> None:
         """The kubelet's checkpoint is ahead of the sandbox's cgroup: tried again in each pass, and no fault."""
         masks.open = True
         if masks.waits != why:

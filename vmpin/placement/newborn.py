@@ -38,7 +38,7 @@ def outside(mask: CpuSet, sandbox: CpuSet, wanted: CpuSet | None) -> bool:
 
 
 @dataclass
-class Account:
+class LatencyAccount:
     """Of one sandbox, since its VMM was first seen. All times in seconds."""
 
     #: Threads of whose birth the kernel told, main threads at their program's start among them.

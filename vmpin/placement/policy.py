@@ -29,7 +29,7 @@ class Spare(enum.StrEnum):
     HOUSEKEEPING = "housekeeping"
 
 
-class Where(enum.StrEnum):
+class ThreadPolicy(enum.StrEnum):
     """Where the threads of a role go."""
 
     #: The sandbox's CPUs that are not exclusive, so that exclusive ones are left to their vCPUs; else its mask.
@@ -46,15 +46,15 @@ class Policy:
 
     vcpus: Vcpus = Vcpus.AUTO
     spare_vcpus: Spare = Spare.SANDBOX
-    iothreads: Where | CpuSet = Where.APART
-    vhost: Where | CpuSet = Where.APART
-    emulator: Where | CpuSet = Where.APART
-    virtiofsd: Where | CpuSet = Where.APART
-    shim: Where | CpuSet = Where.APART
+    iothreads: ThreadPolicy | CpuSet = ThreadPolicy.APART
+    vhost: ThreadPolicy | CpuSet = ThreadPolicy.APART
+    emulator: ThreadPolicy | CpuSet = ThreadPolicy.APART
+    virtiofsd: ThreadPolicy | CpuSet = ThreadPolicy.APART
+    shim: ThreadPolicy | CpuSet = ThreadPolicy.APART
 
-    def rule(self, role: ThreadRole) -> Where | CpuSet:
+    def rule(self, role: ThreadRole) -> ThreadPolicy | CpuSet:
         """The rule of a role that is not the vCPUs'."""
-        found: Where | CpuSet = getattr(self, role.policy)
+        found: ThreadPolicy | CpuSet = getattr(self, role.policy)
         return found
 
     @classmethod
@@ -74,18 +74,18 @@ class Policy:
         return {field.name: str(getattr(self, field.name)) for field in fields(self)}
 
 
-_WORDS: dict[str, type[Vcpus] | type[Spare] | type[Where]] = {"vcpus": Vcpus, "spare_vcpus": Spare}
+_WORDS: dict[str, type[Vcpus] | type[Spare] | type[ThreadPolicy]] = {"vcpus": Vcpus, "spare_vcpus": Spare}
 
 
-def parse_rule(key: str, value: object) -> Vcpus | Spare | Where | CpuSet:
+def parse_rule(key: str, value: object) -> Vcpus | Spare | ThreadPolicy | CpuSet:
     """One policy value, as written or parsed already. :raises ValueError: naming what it may be."""
-    words = _WORDS.get(key, Where)
+    words = _WORDS.get(key, ThreadPolicy)
     try:
         return words(str(value))
     except ValueError:
         pass
     may = ", ".join(words)
-    if words is Where and isinstance(value, str | int | CpuSet) and not isinstance(value, bool):
+    if words is ThreadPolicy and isinstance(value, str | int | CpuSet) and not isinstance(value, bool):
         may += " or a CPU list"
         try:
             cpus = CpuSet.parse(str(value))

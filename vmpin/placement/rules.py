@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
 from vmpin.placement.ownership import Claims, Node, Ownership, counts
-from vmpin.placement.policy import Policy, Vcpus, Where
+from vmpin.placement.policy import Policy, ThreadPolicy, Vcpus
 from vmpin.placement.vcpus import Ground, Previous, VcpuPlace, vcpu_places
 
 
@@ -251,15 +251,15 @@ def _other(role: ThreadRole, ground: Ground, policy: Policy, known: bool, reason
     rule = policy.rule(role)
     if not known and policy.vcpus is not Vcpus.OFF and role not in (ThreadRole.VIRTIOFSD, ThreadRole.SHIM):
         return ground.allowed  # any of these threads may be a vCPU
-    if rule is Where.OFF:
+    if rule is ThreadPolicy.OFF:
         return None
-    if rule is Where.APART:
+    if rule is ThreadPolicy.APART:
         return ground.shared_part or ground.allowed
-    if rule is Where.SANDBOX:
+    if rule is ThreadPolicy.SANDBOX:
         return ground.allowed
-    if rule is Where.SHARED:
+    if rule is ThreadPolicy.SHARED:
         found = ground.shared_part or ground.pool
-    elif rule is Where.HOUSEKEEPING:
+    elif rule is ThreadPolicy.HOUSEKEEPING:
         found = ground.housekeeping
     else:
         assert isinstance(rule, CpuSet)

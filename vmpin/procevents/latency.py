@@ -15,7 +15,7 @@ from vmpin.domain.model import SandboxId, ThreadRole, VmmType, VmThread
 from vmpin.host import affinity
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.placement import newborn as birth
-from vmpin.placement.newborn import Account
+from vmpin.placement.newborn import LatencyAccount
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.vmm.inventory import Vm
 
@@ -81,7 +81,7 @@ class LatencyBook:
         #: The CPUs that were each sandbox's at any time since.
         self._masks: dict[SandboxId, CpuSet] = {}
 
-    def account(self, sandbox: SandboxId) -> Account:
+    def account(self, sandbox: SandboxId) -> LatencyAccount:
         return self._account(sandbox)
 
     def leaked(self, sandbox: SandboxId, seconds: float) -> None:

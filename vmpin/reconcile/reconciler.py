@@ -37,7 +37,7 @@ from vmpin.pinning.drift_evidence import DriftEvidence
 from vmpin.pinning.drift_tracker import DriftTracker
 from vmpin.pinning.pinner import Pinner
 from vmpin.pinning.plan import SetAffinity, ordered
-from vmpin.placement.newborn import Account
+from vmpin.placement.newborn import LatencyAccount
 from vmpin.placement.ownership import Node
 from vmpin.reconcile.disagreements import SourceDisagreements
 from vmpin.reconcile.exclusion import Exclusion
@@ -125,7 +125,7 @@ class Reconciler:
         self._cgroup_of: dict[ThreadId, Path | None] = {}
         self._changed = self.kubelet != kept.kubelet
         #: How the threads of each sandbox were born, by the word of whoever is told of births.
-        self.births: dict[SandboxId, Account] = {}
+        self.births: dict[SandboxId, LatencyAccount] = {}
         #: What is held because this process leaves.
         self._left: set[SandboxId] = set()
         self._exclusion = Exclusion()
@@ -257,9 +257,9 @@ class Reconciler:
         """Have each thread that is put back reported with the CPU that it was on outside its place; None ends that."""
         self.drift_tracker.strayed = stray
 
-    def birth_account(self, sandbox: SandboxId) -> Account:
+    def birth_account(self, sandbox: SandboxId) -> LatencyAccount:
         """A sandbox's account of births, opened at the first call."""
-        return self.births.setdefault(sandbox, Account())
+        return self.births.setdefault(sandbox, LatencyAccount())
 
     def wanting_qmp(self) -> list[Vm]:
         """The VMs whose threads only QMP can identify, and that were not asked as they are; none if QMP is off."""

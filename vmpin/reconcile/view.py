@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vmpin.host.procfs import Procfs
     from vmpin.pinning.drift_evidence import History
     from vmpin.pinning.original_masks import OriginalMasks
-    from vmpin.placement.newborn import Account
+    from vmpin.placement.newborn import LatencyAccount
     from vmpin.placement.ownership import Node, Ownership
     from vmpin.placement.rules import Placement
     from vmpin.reconcile.reconciler import Reconciler
@@ -210,6 +210,6 @@ class NodeView:
         """Whether the state file could be written when that was last tried."""
         return self._reconciler.saved
 
-    def births(self, sandbox: SandboxId) -> Account | None:
+    def births(self, sandbox: SandboxId) -> LatencyAccount | None:
         """How the threads of a sandbox were placed at birth; None where no birth was reported."""
         return self._reconciler.births.get(sandbox)

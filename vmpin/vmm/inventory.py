@@ -21,7 +21,7 @@ from vmpin.domain.events import Claim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuThreads, VmmType, VmThread
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.vmm import threads as vmm_threads
-from vmpin.vmm.process_table import ROUNDS, Census, Found
+from vmpin.vmm.process_table import ROUNDS, Found, ProcessTable
 from vmpin.vmm.processes import VmmProcess, named_by_kata
 from vmpin.vmm.qemu_cmdline import GuestTopology
 
@@ -136,7 +136,7 @@ class Observer:
         self.learned = False
         #: Whether of each thread that is born somebody sets `grown`: as many threads as there were are the same then.
         self.told = False
-        self.census = Census(proc)
+        self.census = ProcessTable(proc)
         self._doubles: set[tuple[SandboxId, int]] = set()
         self._followed: dict[int, tuple[Vm, Process]] | None = None
 

@@ -27,7 +27,7 @@ YOUNG_PASSES = 3
 CUT = 32
 
 
-class Census:
+class ProcessTable:
     """The processes below `proc`."""
 
     def __init__(self, proc: Procfs) -> None:

@@ -14,7 +14,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError
-from vmpin.placement.policy import Policy, Vcpus, Where
+from vmpin.placement.policy import Policy, ThreadPolicy, Vcpus
 from vmpin.placement.rules import UNMANAGED
 from vmpin.placement.vcpus import Previous
 
@@ -185,7 +185,7 @@ def test_every_policy_can_be_said(tmp_path: Path) -> None:
         "vcpus": "union", "spare_vcpus": "housekeeping", "iothreads": "2-3", "vhost": "4", "emulator": "shared",
         "virtiofsd": "off", "shim": "housekeeping"})
     assert load(tmp_path, text).policy.vcpus is Vcpus.UNION
-    assert load(tmp_path, text).policy.virtiofsd is Where.OFF
+    assert load(tmp_path, text).policy.virtiofsd is ThreadPolicy.OFF
 
 
 def test_a_container_is_created_running_or_stopped(tmp_path: Path) -> None:

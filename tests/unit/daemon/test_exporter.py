@@ -19,7 +19,7 @@ from metered import WEB, Node, metered
 from vmpin.config import settings
 from vmpin.daemon import exporter
 from vmpin.daemon.exporter import Exporter
-from vmpin.daemon.http import Reply
+from vmpin.daemon.http import HttpReply
 from vmpin.domain.counters import Histogram
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.guest_report import ContainerReport, GuestReport
@@ -195,7 +195,7 @@ def test_the_loop_goes_on_while_metrics_are_made(node: Node, monkeypatch: pytest
     assert turns > 20
 
 
-def ask(node: Node, path: str) -> Reply:
+def ask(node: Node, path: str) -> HttpReply:
     return asyncio.run(Exporter(node).answer(path))
 
 

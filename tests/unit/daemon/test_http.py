@@ -17,21 +17,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.daemon import http as server
-from vmpin.daemon.http import Reply
+from vmpin.daemon.http import HttpReply
 
 BIG = b"x" * (1 << 22)
 
 
-async def handler(path: str) -> Reply:
+async def handler(path: str) -> HttpReply:
     if path == "/broken":
         raise RuntimeError("of no use")
     if path == "/big":
-        return Reply(HTTPStatus.OK, BIG)
-    return Reply(HTTPStatus.OK, f"you asked for {path}\n".encode())
+        return HttpReply(HTTPStatus.OK, BIG)
+    return HttpReply(HTTPStatus.OK, f"you asked for {path}\n".encode())
 
 
 @asynccontextmanager
-async def serving(handle: Callable[[str], Awaitable[Reply]] = handler) -> AsyncIterator[int]:
+async def serving(handle: Callable[[str], Awaitable[HttpReply]] = handler) -> AsyncIterator[int]:
     """Its port."""
     with closing(server.listen("127.0.0.1", 0)) as made:
         task = asyncio.create_task(server.serve(made, handle))
@@ -81,7 +81,7 @@ def test_a_real_client_gets_its_answer() -> None:
     (b"GET / HTTP/1.1\n" + b"A: b\n" * 2000, 431)])
 def test_what_is_no_request_of_ours_is_refused(head: bytes, status: int) -> None:
     found = server.path_of(head)
-    assert isinstance(found, Reply)
+    assert isinstance(found, HttpReply)
     assert found.status == status
 
 
@@ -89,7 +89,7 @@ def test_what_is_no_request_of_ours_is_refused(head: bytes, status: int) -> None
 def test_no_bytes_make_it_fail(head: bytes) -> None:
     for raw in (head, b"GET /" + head + b" HTTP/1.1"):
         found = server.path_of(raw)
-        assert isinstance(found, Reply) or found.isascii()
+        assert isinstance(found, HttpReply) or found.isascii()
 
 
 def test_the_answer_to_too_much_arrives_all_the_same() -> None:
@@ -156,7 +156,7 @@ def test_connections_that_take_no_answer_keep_nobody_out(monkeypatch: pytest.Mon
     monkeypatch.setattr(server, "DEADLINE", 600.0)
     asked = 0
 
-    async def count(path: str) -> Reply:
+    async def count(path: str) -> HttpReply:
         nonlocal asked
         asked += path == "/big"
         return await handler(path)
@@ -181,7 +181,7 @@ def test_who_takes_no_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(server, "DEADLINE", 0.3)
     asked = 0
 
-    async def count(path: str) -> Reply:
+    async def count(path: str) -> HttpReply:
         nonlocal asked
         asked += path == "/big"
         return await handler(path)
@@ -201,9 +201,9 @@ def test_more_connections_than_are_served_are_hung_up_on(monkeypatch: pytest.Mon
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
     go_on = asyncio.Event()
 
-    async def slow(path: str) -> Reply:
+    async def slow(path: str) -> HttpReply:
         await go_on.wait()
-        return Reply(HTTPStatus.OK, b"at last\n")
+        return HttpReply(HTTPStatus.OK, b"at last\n")
 
     async def main() -> None:
         async with serving(slow) as port:
@@ -219,10 +219,10 @@ def test_more_connections_than_are_served_are_hung_up_on(monkeypatch: pytest.Mon
 def test_a_flood_is_taken_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
 
-    async def count(path: str) -> Reply:
+    async def count(path: str) -> HttpReply:
         nonlocal asked
         asked += 1
-        return Reply(HTTPStatus.OK, b"")
+        return HttpReply(HTTPStatus.OK, b"")
 
     monkeypatch.setattr(server, "PACE", 0.05)
 

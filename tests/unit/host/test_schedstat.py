@@ -14,7 +14,7 @@ import pytest
 from trees import make_tree
 
 from vmpin.host.procfs import Procfs
-from vmpin.host.schedstat import Ran, Schedstat, Where, parse_migrations, parse_stat, process_ran
+from vmpin.host.schedstat import LastRun, Ran, Schedstat, parse_migrations, parse_stat, process_ran
 
 #: Linux 6.18, shortened.
 SCHED = b"""cat (31919, #threads: 1)
@@ -46,7 +46,7 @@ def host() -> Schedstat:
 
 def test_the_files_are_read_as_kernels_print_them() -> None:
     tick = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-    assert parse_stat(STAT) == Where(2511797, 3, 300 * tick)
+    assert parse_stat(STAT) == LastRun(2511797, 3, 300 * tick)
     assert parse_stat(b"7 (x) S 1") is None
     assert parse_stat(b"") is None
     assert parse_migrations(SCHED) == 12

@@ -12,7 +12,7 @@ import yaml
 
 from vmpin.config import settings
 from vmpin.config.settings import Config
-from vmpin.daemon.exporter import Exporter, Watched
+from vmpin.daemon.exporter import ExportedWatcher, Exporter
 from vmpin.install import data_files
 from vmpin.status.health import SourceHealth
 
@@ -54,7 +54,7 @@ def test_a_probe_asks_the_watcher_and_starts_no_program(probe: str, loaded: Conf
 def test_each_probes_path_is_answered(probe: str, names: set[str], loaded: Config) -> None:
     watched = SimpleNamespace(config=loaded, resynced=None, source_health=lambda: [SourceHealth("nri", True, True)])
     path = pod()["containers"][0][probe]["httpGet"]["path"]
-    reply = asyncio.run(Exporter(cast(Watched, watched)).answer(path))
+    reply = asyncio.run(Exporter(cast(ExportedWatcher, watched)).answer(path))
     assert reply.status == 503, "nothing was looked at yet"
     assert {line[3:].split()[0] for line in reply.body.decode().splitlines() if line.startswith("[")} == names
 

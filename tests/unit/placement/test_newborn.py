@@ -12,9 +12,9 @@ from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole
 from vmpin.domain.topology import Topology
 from vmpin.placement import newborn
-from vmpin.placement.newborn import Account
+from vmpin.placement.newborn import LatencyAccount
 from vmpin.placement.ownership import Node, Ownership, claims, ownership
-from vmpin.placement.policy import Policy, Where
+from vmpin.placement.policy import Policy, ThreadPolicy
 from vmpin.placement.vcpus import Previous
 
 MINE, OTHER = SandboxId("mine"), SandboxId("other")
@@ -63,9 +63,10 @@ def test_a_sandbox_out_of_our_hands_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(("rule", "shim", "emulator"), [
-    (Where.HOUSEKEEPING, "7", "2"), (cpus("5"), "5", "2"), (Where.OFF, None, "2"), (Where.SHARED, "0-1", "2")])
+    (ThreadPolicy.HOUSEKEEPING, "7", "2"), (cpus("5"), "5", "2"), (ThreadPolicy.OFF, None, "2"), (ThreadPolicy.SHARED,
+                                                                                                  "0-1", "2")])
 def test_a_helper_goes_by_its_policy_and_a_vmm_is_kept_where_its_vcpus_may_be(
-        rule: Where | CpuSet, shim: str | None, emulator: str) -> None:
+        rule: ThreadPolicy | CpuSet, shim: str | None, emulator: str) -> None:
     """The first threads of a VMM may turn out to be anything."""
     known = state("2")
     found = newborn.at_exec(MINE, known, NODE, own(known), Policy(shim=rule, emulator=rule))
@@ -98,9 +99,9 @@ def test_where_neither_a_container_nor_a_pool_is_known_it_is_left_as_it_is(known
 
 @given(st.lists(st.none() | st.frozensets(st.integers(0, 7), min_size=1).map(CpuSet), max_size=4),
        st.lists(st.frozensets(st.integers(2, 7), min_size=1).map(CpuSet), max_size=3),
-       st.sampled_from(Where) | st.just(CpuSet((5, 6))), st.frozensets(st.integers(0, 9)).map(CpuSet))
+       st.sampled_from(ThreadPolicy) | st.just(CpuSet((5, 6))), st.frozensets(st.integers(0, 9)).map(CpuSet))
 def test_it_is_never_put_on_what_is_another_containers_alone(
-        mine: list[CpuSet | None], theirs: list[CpuSet], rule: Where | CpuSet, last: CpuSet) -> None:
+        mine: list[CpuSet | None], theirs: list[CpuSet], rule: ThreadPolicy | CpuSet, last: CpuSet) -> None:
     known = state(*(None if each is None else str(each) for each in mine))
     other = state(*map(str, theirs), sandbox=OTHER)
     there = own(known, other)
@@ -123,7 +124,7 @@ def test_outside_is_where_neither_the_sandbox_nor_the_role_is(mask: str, sandbox
 
 
 def test_the_account_adds_up() -> None:
-    account = Account(told=5, inside=2, ended=1)
+    account = LatencyAccount(told=5, inside=2, ended=1)
     assert account.data()["placed_ms"] == {"mean": None, "max": 0.0}
     account.leaked(0.002)
     account.leaked(0.0005)

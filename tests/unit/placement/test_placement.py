@@ -11,7 +11,7 @@ from decided import box, decide, guest, guests, node, own_cpus, shown, vcpus
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
 from vmpin.placement.ownership import Collision, Node, claims, contested, is_exclusive, ownership
-from vmpin.placement.policy import Policy, Spare, Vcpus, Where
+from vmpin.placement.policy import Policy, Spare, ThreadPolicy, Vcpus
 from vmpin.placement.rules import AWAITED, UNMANAGED, Verdict
 from vmpin.placement.vcpus import Previous, share
 
@@ -358,20 +358,20 @@ def test_two_containers_that_own_the_same_cpu_both_get_its_vcpu() -> None:
 # --- other threads ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("rule", "on", "expect", "reason"), [
-    (Where.APART, node(pool="0-1"), "0-1", ""),
-    (Where.SANDBOX, node(pool="0-1"), "0-1,4-5", ""),
-    (Where.SHARED, node(pool="0-1"), "0-1", ""),
-    (Where.HOUSEKEEPING, node(pool="0-1", housekeeping="7,13"), "7", ""),  # 13 is another's
-    (Where.HOUSEKEEPING, node(pool="0-1"), "0-1,4-5", "housekeeping"),
-    (Where.HOUSEKEEPING, node(pool="0-1", housekeeping="12-13"), "0-1,4-5", "housekeeping"),
+    (ThreadPolicy.APART, node(pool="0-1"), "0-1", ""),
+    (ThreadPolicy.SANDBOX, node(pool="0-1"), "0-1,4-5", ""),
+    (ThreadPolicy.SHARED, node(pool="0-1"), "0-1", ""),
+    (ThreadPolicy.HOUSEKEEPING, node(pool="0-1", housekeeping="7,13"), "7", ""),  # 13 is another's
+    (ThreadPolicy.HOUSEKEEPING, node(pool="0-1"), "0-1,4-5", "housekeeping"),
+    (ThreadPolicy.HOUSEKEEPING, node(pool="0-1", housekeeping="12-13"), "0-1,4-5", "housekeeping"),
     (CpuSet.parse("7-8,13,99"), node(pool="0-1"), "7-8", ""),
     (CpuSet.parse("12-13"), node(pool="0-1"), "0-1,4-5", "12-13"),
     (CpuSet.parse("90"), node(pool="0-1"), "0-1,4-5", "90"),
-    (Where.OFF, node(pool="0-1"), None, ""),
+    (ThreadPolicy.OFF, node(pool="0-1"), None, ""),
 ])
 @pytest.mark.parametrize("role", [role for role in ThreadRole if role is not ThreadRole.VCPU])
 def test_other_threads_go_where_their_policy_says(
-        role: ThreadRole, rule: Where | CpuSet, on: Node, expect: str | None, reason: str) -> None:
+        role: ThreadRole, rule: ThreadPolicy | CpuSet, on: Node, expect: str | None, reason: str) -> None:
     policy = Policy.of({role.policy: rule})
     found = decide([MAIN, SIDE], vcpus(0, 1, 2), on, policy, others=[[own_cpus("x", "12-13")]])
     cpus = found.cpus_for(role, None)
@@ -396,7 +396,7 @@ def test_other_threads_of_a_sandbox_without_exclusive_cpus_are_on_its_mask() -> 
 
 
 def test_shared_threads_of_a_sandbox_without_shared_cpus_go_to_the_pool() -> None:
-    found = decide([MAIN], vcpus(0, 1), node(pool="0-1,12"), replace(Policy(), vhost=Where.SHARED),
+    found = decide([MAIN], vcpus(0, 1), node(pool="0-1,12"), replace(Policy(), vhost=ThreadPolicy.SHARED),
                    others=[[own_cpus("x", "12")]])
     assert str(found.cpus_for(ThreadRole.VHOST, None)) == "0-1"
 
@@ -409,7 +409,7 @@ def test_a_vcpu_that_nobody_placed_is_left_alone() -> None:
 
 
 def test_vcpus_that_cannot_be_told_apart_degrade_and_every_thread_is_on_the_mask() -> None:
-    policy = Policy(iothreads=Where.HOUSEKEEPING, vhost=Where.OFF, emulator=CpuSet.parse("9"),
+    policy = Policy(iothreads=ThreadPolicy.HOUSEKEEPING, vhost=ThreadPolicy.OFF, emulator=CpuSet.parse("9"),
                     virtiofsd=CpuSet.parse("9"))
     found = decide([MAIN, SIDE], vcpus(0), node(housekeeping="7"), policy, known=False)
     assert found.verdict is Verdict.DEGRADED
@@ -501,7 +501,7 @@ def test_whatever_is_said_of_earlier_cpus_no_two_vcpus_get_one() -> None:
 
 
 def test_off_is_off_for_vcpus_that_cannot_be_told_apart_too() -> None:
-    found = decide([MAIN], (), node(), Policy(vcpus=Vcpus.OFF, emulator=Where.OFF), known=False)
+    found = decide([MAIN], (), node(), Policy(vcpus=Vcpus.OFF, emulator=ThreadPolicy.OFF), known=False)
     assert (found.verdict, found.reasons, found.cpus_for(ThreadRole.EMULATOR, None)) == (Verdict.OFF, (), None)
 
 
@@ -510,7 +510,7 @@ def test_off_is_off_for_vcpus_that_cannot_be_told_apart_too() -> None:
 def test_foreign_exclusive_cpus_are_never_given() -> None:
     """Not by S, not by P, not by H, not by a list."""
     on = node("0-7", pool="0-5", housekeeping="4-5")
-    policy = Policy(spare_vcpus=Spare.HOUSEKEEPING, iothreads=Where.SHARED, vhost=Where.HOUSEKEEPING,
+    policy = Policy(spare_vcpus=Spare.HOUSEKEEPING, iothreads=ThreadPolicy.SHARED, vhost=ThreadPolicy.HOUSEKEEPING,
                     emulator=CpuSet.parse("1,4"))
     found = decide([box("side", "0-5")], vcpus(0, 1), on, policy, others=[[own_cpus("x", "4")], [own_cpus("y", "5")]])
     assert str(found.mask) == "0-5"

@@ -25,7 +25,7 @@ from vmpin.domain.topology import Topology
 from vmpin.pinning.plan import Observed, diff, ordered
 from vmpin.placement.matching import match
 from vmpin.placement.ownership import Node, Ownership, claims, contested, ownership
-from vmpin.placement.policy import Policy, Spare, Vcpus, Where
+from vmpin.placement.policy import Policy, Spare, ThreadPolicy, Vcpus
 from vmpin.placement.rules import Placement, Request, Verdict, place
 from vmpin.placement.vcpus import Previous
 
@@ -142,7 +142,7 @@ def hostile_worlds(draw: st.DrawFn) -> World:
 
 
 worlds = kubelet_worlds() | hostile_worlds() | kubelet_worlds()
-rules = st.sampled_from(Where) | some_cpus
+rules = st.sampled_from(ThreadPolicy) | some_cpus
 policies = st.builds(Policy, st.sampled_from(Vcpus), st.sampled_from(Spare), rules, rules, rules, rules, rules)
 
 
