@@ -51,10 +51,10 @@ PURE = {"__future__", "bisect", "collections", "dataclasses", "datetime", "enum"
         "html", "itertools", "json", "math", "re", "struct", "typing"}
 #: All that may come from outside the standard library, and where.
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.common"}, "rich": {"cli.common"}, "qemu": {"vmm.qmp"},
-           "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"guests.attempts"},
+           "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
            "prometheus_client": {"status.prometheus"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
-ASYNC = {"host.unix_sockets", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests", "daemon"}
+ASYNC = {"host.unix_sockets", "host.retry", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests", "daemon"}
 PROCESSES = {"install.file_operations", "install.hook_script"}
 
 MODULES = {".".join(path.relative_to(ROOT / "vmpin").with_suffix("").parts).removesuffix(".__init__"): path

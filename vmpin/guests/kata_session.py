@@ -117,7 +117,8 @@ class KataSession:
 
     async def run(self) -> None:
         """Until cancelled, or refused."""
-        from vmpin.guests.attempts import JITTER, attempts
+        from vmpin.guests.attempts import attempts
+        from vmpin.host.retry import JITTER
 
         soon, again = SOON, True
         while not self.refused:

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Protocol
-
-
-class Wake(Protocol):
-    """An asyncio.Event, or a Flag."""
-
-    def is_set(self) -> bool: ...
-
-    def set(self) -> None: ...
-
-    def clear(self) -> None: ...
-
-    async def wait(self) -> object: ...
+from typing import Any
 
 
 class Flag:

@@ -1,0 +1,87 @@
+"""The pauses between attempts, and the loop of a task that makes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from vmpin.host import retry
+from vmpin.host.retry import Attempts, Backoff
+
+
+@pytest.fixture(autouse=True)
+def even(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses without their random part."""
+    monkeypatch.setattr(retry, "JITTER", 0.0)
+
+
+def run(what: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(what)
+
+
+def test_each_pause_is_twice_the_one_before_up_to_the_longest() -> None:
+    backoff = Backoff(0.5, 6.0)
+    assert [backoff.pause() for _ in range(6)] == [0.5, 1.0, 2.0, 4.0, 6.0, 6.0]
+    backoff.reset()
+    assert backoff.pause() == 0.5
+
+
+def test_after_so_many_steps_every_pause_is_the_longest() -> None:
+    backoff = Backoff(0.1, 300.0, steps=2)
+    assert [backoff.pause() for _ in range(4)] == [0.1, 0.2, 300.0, 300.0]
+    backoff.at_most(2)
+    assert [backoff.pause() for _ in range(2)] == [0.2, 300.0]
+    backoff.at_most(9)
+    assert backoff.pause() == 300.0
+
+
+def test_pauses_differ_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "JITTER", 0.25)
+    pauses = [Backoff(8.0, 8.0).pause() for _ in range(200)]
+    assert 6.0 <= min(pauses) < max(pauses) <= 10.0
+
+
+def test_attempts_end_with_the_first_that_does_not_raise() -> None:
+    async def test() -> None:
+        count = 0
+        async for attempt in Attempts(Backoff(0.001, 0.001), asyncio.Event(), 0.0):
+            with attempt:
+                count += 1
+                if count < 4:
+                    raise ConnectionRefusedError
+        assert count == 4
+    run(test())
+
+
+def test_the_end_of_the_task_is_no_failed_attempt() -> None:
+    async def test() -> None:
+        async def work() -> None:
+            async for attempt in Attempts(Backoff(0.001, 0.001), asyncio.Event(), 0.0):
+                with attempt:
+                    await asyncio.Event().wait()
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    run(test())
+
+
+def test_a_wake_makes_the_next_attempt_early_and_the_pauses_short() -> None:
+    async def test() -> None:
+        wake = asyncio.Event()
+        backoff = Backoff(600.0, 600.0)
+        count = 0
+        async for attempt in Attempts(backoff, wake, 0.0):
+            with attempt:
+                count += 1
+                if count < 3:
+                    wake.set()
+                    raise ConnectionRefusedError
+        assert count == 3
+        assert not wake.is_set()
+        assert backoff.pause() == 600.0
+    run(test())

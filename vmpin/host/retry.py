@@ -1,0 +1,118 @@
+"""Repeated attempts at a peer across a socket or a network: tenacity's backoff, used in one way.
+
+`Backoff` computes the pauses, for a thread or a task with a loop of its own. `Attempts` is a task's whole loop. Both
+are used by guests (their agents) and by sources (the container runtime). Importing this module loads tenacity, and
+asyncio with it (some 50 ms): callers import it when the first connection is made, not when the watcher starts.
+
+What stays out: which errors are expected and what a caller logs; and waiting that is no attempt at a peer, such as for
+a file to appear or for the next resync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from typing import Protocol
+
+from tenacity import AsyncRetrying, AttemptManager, RetryCallState, wait_exponential
+
+#: The part by which each pause is lengthened or shortened at random, so that many peers are not tried at one moment.
+JITTER = 0.25
+
+#: The owner that every RetryCallState names. It holds no state of its own, so all of them share it: one for each would
+#: take 5 kB, and a node of 1,000 VMs has 2,000 sessions that wait.
+_RETRYING = AsyncRetrying()
+
+
+class Wake(Protocol):
+    """An asyncio.Event, or what behaves like one (guests.tasks.Flag)."""
+
+    def is_set(self) -> bool: ...
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    async def wait(self) -> object: ...
+
+
+class Backoff:
+    """Pauses between attempts at one peer: each is twice as long as the one before, and varied by JITTER.
+
+    :param first: the first pause, in seconds.
+    :param last: the longest pause, in seconds.
+    :param steps: after this many attempts every pause is `last`; None: the doubling alone leads there.
+    """
+
+    __slots__ = ("_first", "_last", "_steps", "state")
+
+    def __init__(self, first: float, last: float, steps: int | None = None) -> None:
+        self._first = first
+        self._last = last
+        self._steps = steps
+        self.state = RetryCallState(_RETRYING, None, (), {})
+
+    def pause(self) -> float:
+        """Count one failed attempt. :returns: how long to wait before the next one, in seconds."""
+        seconds = self._last
+        if self._steps is None or self.state.attempt_number <= self._steps:
+            seconds = wait_exponential(multiplier=self._first, max=self._last)(self.state)
+        self.state.prepare_for_next_attempt()
+        return seconds * random.uniform(1 - JITTER, 1 + JITTER)
+
+    def after(self, err: Exception) -> float:
+        """As `pause`. A subclass may derive the pause from the error."""
+        return self.pause()
+
+    def at_most(self, attempts: int) -> None:
+        """Shorten the next pause to what follows this many attempts, if there were more."""
+        self.state.attempt_number = min(self.state.attempt_number, attempts)
+
+    def reset(self) -> None:
+        """Begin with the first pause again, after a connection that lasted."""
+        self.state.attempt_number = 1
+
+
+class Attempts:
+    """For `async for attempt in Attempts(…): with attempt: …`: attempts until one ends without an exception.
+
+    An exception that is no `Exception`, such as a cancellation, ends the loop at once.
+
+    :param wake: when set, the next attempt is made early and the pauses begin with the shortest again. Cleared here.
+    :param early: the least time between two attempts when `wake` is set, in seconds.
+    """
+
+    __slots__ = ("_backoff", "_early", "_wake")
+
+    def __init__(self, backoff: Backoff, wake: Wake, early: float) -> None:
+        self._backoff = backoff
+        self._wake = wake
+        self._early = early
+
+    def __aiter__(self) -> Attempts:
+        return self
+
+    async def __anext__(self) -> AttemptManager:
+        state = self._backoff.state
+        if state.outcome is not None:
+            err = state.outcome.exception()
+            if err is None:
+                raise StopAsyncIteration
+            if not isinstance(err, Exception):
+                raise err
+            seconds = self._backoff.after(err)
+            err = None  # it refers to the frames it came through, and they to what they hold
+            await self._rest(seconds)
+        return AttemptManager(state)
+
+    async def _rest(self, seconds: float) -> None:
+        began = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        if self._wake.is_set():
+            await asyncio.sleep(max(0.0, began + min(self._early, seconds) - time.monotonic()))
+            self._wake.clear()
+            self._backoff.reset()
