@@ -61,7 +61,7 @@ def birth(node: Node, sandbox: str) -> Any:
 
 def wait_until_nobody_looks(node: Node) -> None:
     """A VM that has begun is looked at again, ever more seldom, for some seconds: until there was no look for longer
-    than there is between the last two (settling.STEPS)."""
+    than there is between the last two (recheck.STEPS)."""
     seen_last: Any = None
     since = time.monotonic()
 

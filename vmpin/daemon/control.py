@@ -21,7 +21,7 @@ from vmpin.status.about import About
 _OTHER_VERSION = "are vmpin and its watcher the same version?"
 
 
-class Asked(about.DescribedWatcher, Protocol):
+class ControlledWatcher(about.DescribedWatcher, Protocol):
     """What is asked of a watcher."""
 
     reconciler: Reconciler
@@ -45,10 +45,10 @@ class Asked(about.DescribedWatcher, Protocol):
         ...
 
 
-class Answers:
+class Control:
     """Each operation is one of the command line's."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: ControlledWatcher) -> None:
         self._asked = asked
 
     async def answer(self, raw: bytes, uid: int) -> bytes:

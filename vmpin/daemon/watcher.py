@@ -21,11 +21,11 @@ from vmpin import log
 from vmpin.config import reload
 from vmpin.config.settings import Config
 from vmpin.daemon import sd_notify
-from vmpin.daemon.control import Answers
+from vmpin.daemon.control import Control
 from vmpin.daemon.feeds import FileFeed, NriFeed, PodResourcesFeed, source_health, wants_nri
+from vmpin.daemon.recheck import STEPS, RecheckSchedule
 from vmpin.daemon.run_directory import RunDirectory
 from vmpin.daemon.runc_repair import RuncRepair
-from vmpin.daemon.settling import STEPS, Settling
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError, LockHeldError, SourceError, WatcherError
 from vmpin.guests.manager import GuestManager
@@ -79,7 +79,7 @@ class Watcher:
         self._ousted: WatcherError | None = None
         #: Why the run directory could not be made again when it was last looked at, "" if it could.
         self._unmade = ""
-        self._settling = Settling()
+        self._settling = RecheckSchedule()
         self._save = asyncio.Event()
         self._stop = asyncio.Event()
         self._resync = asyncio.Event()
@@ -120,7 +120,7 @@ class Watcher:
             ("hook", directory.anew(
                 lambda: serve(directory.hook.dup(), MAX_STATE + 4096, self._on_hook, line=False))),
             ("control", directory.anew(
-                lambda: serve(directory.control.dup(), MAX_REQUEST, Answers(self).answer, line=True))),
+                lambda: serve(directory.control.dup(), MAX_REQUEST, Control(self).answer, line=True))),
             ("resync", self._resyncing), ("settle", self._settles), ("state", self._saving),
             ("files", self._files.run), ("guests", self.guests.run),
             ("proof", self._sampling)]

@@ -19,7 +19,7 @@ STEPS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 UNNAMED = 4
 
 
-class Settling:
+class RecheckSchedule:
     """Of all sandboxes; used in one event loop."""
 
     def __init__(self) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from newcomers import Machine, sandbox
 
-from vmpin.daemon.control import Answers
+from vmpin.daemon.control import Control
 from vmpin.domain.model import SandboxId
 from vmpin.status import collector
 
 pytest_plugins = ["given_unit"]
 
 
-class Asked:
+class StandIn:
     """As much of a watcher as a status takes; its reconciler is real."""
 
     sampler = about = None
@@ -36,7 +36,7 @@ class Asked:
 
 
 def answer(machine: Machine, **request: object) -> Any:
-    raw = asyncio.run(Answers(Asked(machine)).answer(json.dumps(request).encode(), os.geteuid()))  # type: ignore[arg-type]
+    raw = asyncio.run(Control(StandIn(machine)).answer(json.dumps(request).encode(), os.geteuid()))  # type: ignore[arg-type]
     assert raw.endswith(b"\n")
     assert raw.count(b"\n") == 1
     return json.loads(raw)

@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from vmpin.daemon import settling
-from vmpin.daemon.settling import STEPS, Settling
+from vmpin.daemon import recheck
+from vmpin.daemon.recheck import STEPS, RecheckSchedule
 from vmpin.domain.model import SandboxId
 
 A, B = SandboxId("a"), SandboxId("b")
 
 
-async def soon(made: Settling, wanted: list[SandboxId]) -> float:
+async def soon(made: RecheckSchedule, wanted: list[SandboxId]) -> float:
     """After how long they are due."""
     began = time.monotonic()
     async with asyncio.timeout(120):
@@ -24,10 +24,10 @@ async def soon(made: Settling, wanted: list[SandboxId]) -> float:
 
 def test_it_is_looked_at_ever_more_seldom_and_then_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = (0.02, 0.05, 0.1)
-    monkeypatch.setattr(settling, "STEPS", steps)
+    monkeypatch.setattr(recheck, "STEPS", steps)
 
     async def scenario() -> None:
-        made = Settling()
+        made = RecheckSchedule()
         made.soon([A])
         for step in steps[:-1]:
             assert await soon(made, [A]) >= step - 0.005
@@ -42,10 +42,10 @@ def test_it_is_looked_at_ever_more_seldom_and_then_no_more(monkeypatch: pytest.M
 
 def test_what_was_not_looked_at_stays_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the look failed."""
-    monkeypatch.setattr(settling, "STEPS", (0.001, 60.0))
+    monkeypatch.setattr(recheck, "STEPS", (0.001, 60.0))
 
     async def scenario() -> None:
-        made = Settling()
+        made = RecheckSchedule()
         made.soon([A])
         await soon(made, [A])
         await soon(made, [A])
@@ -57,10 +57,10 @@ def test_what_was_not_looked_at_stays_due(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_whoever_waits_hears_of_one_that_is_due_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "STEPS", (0.02, 60.0))
+    monkeypatch.setattr(recheck, "STEPS", (0.02, 60.0))
 
     async def scenario() -> None:
-        made = Settling()
+        made = RecheckSchedule()
         made.soon([A])
         await soon(made, [A])
         made.looked([A])
@@ -75,14 +75,14 @@ def test_whoever_waits_hears_of_one_that_is_due_sooner(monkeypatch: pytest.Monke
 
 def test_threads_without_names_that_come_all_the_time_do_not_begin_it_anew() -> None:
     async def scenario() -> None:
-        made = Settling()
+        made = RecheckSchedule()
         made.more([A])
         assert made._next[A][0] == 0
         for step in range(1, len(STEPS)):
             assert made.looked([A]) == []
             before = made._next[A]
             made.more([A])
-            assert made._next[A][0] == min(step, settling.UNNAMED)
+            assert made._next[A][0] == min(step, recheck.UNNAMED)
             assert made._next[A][1] <= before[1]
             made._next[A] = before
         assert made.looked([A]) == [A]
