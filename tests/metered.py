@@ -29,7 +29,7 @@ from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement, Verdict
-from vmpin.placement.vcpus import VcpuPlace
+from vmpin.placement.vcpus import VcpuPlacement
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.health import SourceHealth
 from vmpin.vmm.inventory import Process, Vm
@@ -74,7 +74,8 @@ class Node:
         self.reconciler.cgroups = Cgroups(self.root / "cgroup", Procfs(self.root / "proc"))
         self.reconciler.observer.vms[self.id] = Vm(self.id, VmmType.QEMU, process, known=True)
         self.reconciler.placements[self.id] = Placement(
-            self.id, both, Verdict.PINNED, (), (VcpuPlace(VcpuId(0), self.first), VcpuPlace(VcpuId(1), self.first)),
+            self.id, both, Verdict.PINNED, (), (VcpuPlacement(VcpuId(0), self.first),
+                                                VcpuPlacement(VcpuId(1), self.first)),
             {role: wanted.get(role) for role in ThreadRole if role is not ThreadRole.VCPU}, {WEB: (VcpuId(0),)})
 
     def _thread(self, role: ThreadRole, cpus: CpuSet, vcpu: int | None = None) -> VmThread:
@@ -107,7 +108,7 @@ class Node:
         tally = self.reconciler.tally
         for counter, key in ((tally.passes, "hook"), (self.restarts, "nri")):
             counter[key] += 1
-        tally.births.observe(0.0003)
+        tally.placement_latency.observe(0.0003)
         tally.pin_latency.observe(0.003)
         self.reconciler.ledger.of(self.id).of(ThreadRole.VCPU).placed = 10**9
 

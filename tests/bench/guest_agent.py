@@ -32,9 +32,9 @@ from vmpin.guests.agent_session import AgentSession
 from vmpin.guests.vcpu_map import guest_map
 from vmpin.install import agent_zipapp, data_files
 from vmpin.placement.ownership import Node as HostCpus
-from vmpin.placement.ownership import claims, ownership
+from vmpin.placement.ownership import claims_of, ownership
 from vmpin.placement.policy import Policy
-from vmpin.placement.rules import Placement, Request, place
+from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.protocol.frames import FrameDecoder, encode
 from vmpin.protocol.messages import Applied, ContainerVcpus, Subscribe, VcpuMap
 from vmpin.protocol.parsing import parse_answer
@@ -128,8 +128,8 @@ def _placed(names: list[ContainerId], pool: int, own: CpuSet | None) -> Placemen
     node = HostCpus(Topology.build(CpuSet(cpus())), CpuSet((pool,)))
     sandbox = SandboxId("bench")
     boxes = [Container(name, name, own if number == 0 else CpuSet((pool,))) for number, name in enumerate(names)]
-    request = Request(sandbox, (Vcpu(VcpuId(0)), Vcpu(VcpuId(1))), tuple(boxes))
-    return place(request, node, ownership({sandbox: claims(boxes, node)}, node), Policy())
+    request = PlacementRequest(sandbox, (Vcpu(VcpuId(0)), Vcpu(VcpuId(1))), tuple(boxes))
+    return place(request, node, ownership({sandbox: claims_of(boxes, node)}, node), Policy())
 
 
 def _map(placement: Placement, hw: Mapping[VcpuId, int]) -> VcpuMap:

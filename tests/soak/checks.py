@@ -189,8 +189,8 @@ class Checks:
             state = kept.state.sandboxes.get(SandboxId(guest.id))
             if state is None:
                 yield f"{guest.id} is not in it"
-            elif state.held != guest.told.held:
-                yield f"{guest.id} is held there: {state.held}"
+            elif state.suspended != guest.told.held:
+                yield f"{guest.id} is held there: {state.suspended}"
             elif guest.id not in kept.before and not guest.told.held:
                 yield f"{guest.id}: its masks from before are not in it"
         for sandbox in kept.state.sandboxes:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
-from vmpin.placement.ownership import Node, claims, ownership
+from vmpin.placement.ownership import Node, claims_of, ownership
 from vmpin.placement.policy import Policy
-from vmpin.placement.rules import Placement, Request, place
+from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.placement.vcpus import Previous
 
 POD = SandboxId("pod-a")
@@ -45,9 +45,9 @@ def decide(containers: Sequence[Container], cpus: Sequence[Vcpu], on: Node, poli
            previous: Previous | None = None, others: Sequence[Sequence[Container]] = (),
            known: bool = True, awaited: bool = False, ended: bool = False) -> Placement:
     """Place POD; `others` are the containers of other sandboxes."""
-    all_claims = {POD: claims(containers, on)}
-    all_claims |= {SandboxId(f"other-{at}"): claims(theirs, on) for at, theirs in enumerate(others)}
-    request = Request(POD, tuple(cpus), tuple(containers), known, awaited, ended)
+    all_claims = {POD: claims_of(containers, on)}
+    all_claims |= {SandboxId(f"other-{at}"): claims_of(theirs, on) for at, theirs in enumerate(others)}
+    request = PlacementRequest(POD, tuple(cpus), tuple(containers), known, awaited, ended)
     return place(request, on, ownership(all_claims, on), policy or Policy(), previous)
 
 

@@ -95,7 +95,7 @@ def _scenario(args: argparse.Namespace) -> int:
 
     path = Path(args.scenario)
     previous = scenario.load_previous(Path(args.previous)) if args.previous is not None else None
-    found = scenario.run(scenario.load(path, _machine()), previous).data()
+    found = scenario.place_scenario(scenario.load(path, _machine()), previous).data()
     if args.output == "json":
         print_data(found, "json")
     else:

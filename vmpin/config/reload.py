@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vmpin.config.settings import Config, plain
+from vmpin.config.settings import Config, to_plain
 from vmpin.errors import ConfigError
 
 #: What a running watcher does not take from a configuration that is loaded again, beside the paths.
@@ -37,13 +37,13 @@ def changes(old: Config, new: Config) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    found = plain(value)
+    found = to_plain(value)
     if isinstance(found, bool):
         return str(found).lower()
     return "unset" if found in (None, "") else str(found)
 
 
-def with_fixed(old: Config, new: Config) -> Config:
+def keep_fixed(old: Config, new: Config) -> Config:
     """`new`, with what is bound, open or written to where it is in `old`: it takes a restart."""
     fixed = {key: value for key, value in old.values.items() if key.startswith("paths.") or key in FIXED}
     return replace(new, values={**new.values, **fixed})

@@ -16,9 +16,9 @@ from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId, valid_id
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError
-from vmpin.placement.ownership import Collision, Node, Ownership, claims, contested, ownership
+from vmpin.placement.ownership import Collision, Node, Ownership, claims_of, find_collisions, ownership
 from vmpin.placement.policy import Policy, parse_rule
-from vmpin.placement.rules import Placement, Request, place
+from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.placement.vcpus import Previous
 
 #: KVM's own limit is 4096 vCPUs (KVM_MAX_VCPUS); nobody has more iothreads or queues than that either.
@@ -29,7 +29,7 @@ MAX_PLAN = 64 << 20
 
 @dataclass(frozen=True)
 class ScenarioSandbox:
-    request: Request
+    request: PlacementRequest
     iothreads: int
     vhost: int
 
@@ -62,11 +62,11 @@ class ScenarioOutcome:
         }
 
 
-def run(scenario: Scenario, previous: Mapping[SandboxId, Previous] | None = None) -> ScenarioOutcome:
+def place_scenario(scenario: Scenario, previous: Mapping[SandboxId, Previous] | None = None) -> ScenarioOutcome:
     """Place every sandbox of a scenario."""
     before = previous or {}
     requests = [sandbox.request for sandbox in scenario.sandboxes]
-    own = ownership({request.id: claims(request.containers, scenario.node) for request in requests}, scenario.node)
+    own = ownership({request.id: claims_of(request.containers, scenario.node) for request in requests}, scenario.node)
     placements = tuple(place(request, scenario.node, own, scenario.policy, before.get(request.id))
                        for request in requests)
     moves = 0
@@ -78,14 +78,15 @@ def run(scenario: Scenario, previous: Mapping[SandboxId, Previous] | None = None
 
 def _collisions(own: Ownership, placements: Sequence[Placement]) -> list[Collision]:
     """What the claims collide in, and the CPUs of others where a sandbox was put for want of any CPU."""
-    found = {(collision.cpu, collision.sandboxes): collision for collision in contested(own)}
+    found = {(collision.cpu, collision.sandboxes): collision for collision in find_collisions(own)}
     for placement in placements:
         cpus = union(cpus for cpus in (*placement.by_vcpu.values(), *placement.others.values()) if cpus is not None)
         for cpu in cpus & own.foreign(placement.sandbox):
             owners = own.owners(cpu)
             sandboxes = tuple(dict.fromkeys([*(sandbox for sandbox, _ in owners), placement.sandbox]))
             found[cpu, sandboxes] = Collision(
-                cpu, sandboxes, f"exclusive to {own.named(cpu)}, but {placement.sandbox} may run there: no other CPU "
+                cpu, sandboxes,
+                f"exclusive to {own.owner_names(cpu)}, but {placement.sandbox} may run there: no other CPU "
                 "is left for it")
     return sorted(found.values(), key=lambda collision: (collision.cpu, collision.sandboxes))
 
@@ -242,7 +243,7 @@ class _Reader:
             raise self.wrong("topology", str(err)) from err
 
     def policy(self, value: object, known: CpuSet) -> Policy:
-        words = self.mapping({} if value is None else value, "policy", tuple(Policy().words()))
+        words = self.mapping({} if value is None else value, "policy", tuple(Policy().as_text()))
         for key, word in words.items():
             try:
                 rule = parse_rule(key, "off" if word is False else word)
@@ -261,7 +262,7 @@ class _Reader:
             if container.id in containers:
                 raise self.wrong(f"{place_at}.id", f"{container.id!r} is there twice")
             containers[container.id] = container
-        return ScenarioSandbox(Request(sandbox, self.vcpus(keys.get("vcpus", 0), f"{at}.vcpus"),
+        return ScenarioSandbox(PlacementRequest(sandbox, self.vcpus(keys.get("vcpus", 0), f"{at}.vcpus"),
                                        tuple(containers.values())),
                                self.count(keys.get("iothreads", 0), f"{at}.iothreads"),
                                self.count(keys.get("vhost", 0), f"{at}.vhost"))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from vmpin.config import values
 from vmpin.config.values import Address
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.domain.drift import ContentionRules, OnFight
+from vmpin.domain.drift import ContentionRules, OnContention
 from vmpin.errors import ConfigError
 from vmpin.placement.policy import Policy, parse_rule
 
@@ -227,8 +227,8 @@ class Config:
         return str(self.values["policy.exclusive_annotation"])
 
     @property
-    def fight_rules(self) -> ContentionRules:
-        return ContentionRules(OnFight(self.values["drift.on_fight"]), int(self.values["drift.fight_repairs"]),
+    def contention_rules(self) -> ContentionRules:
+        return ContentionRules(OnContention(self.values["drift.on_fight"]), int(self.values["drift.fight_repairs"]),
                           float(self.values["drift.rest_seconds"]), self.resync_seconds)
 
     @property
@@ -276,10 +276,10 @@ class Config:
 
     def data(self) -> dict[str, dict[str, object]]:
         """Every key with its value, as words, and where it came from."""
-        return {key: {"value": plain(value), "from": self.origin[key]} for key, value in self.values.items()}
+        return {key: {"value": to_plain(value), "from": self.origin[key]} for key, value in self.values.items()}
 
 
-def plain(value: object) -> object:
+def to_plain(value: object) -> object:
     """A value as JSON and YAML can hold it."""
     return value if value is None or isinstance(value, bool | float) else str(value)
 

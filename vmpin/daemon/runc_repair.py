@@ -13,9 +13,9 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.counters import Tally
+from vmpin.domain.counters import Counters
 from vmpin.domain.events import Source
-from vmpin.domain.kubelet_cpus import given
+from vmpin.domain.kubelet_cpus import assigned_cpus
 from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError
 from vmpin.reconcile.runc_drift import RuncDriftRepairs
@@ -38,7 +38,7 @@ class RuncRepair:
     :param plugin: the NRI plugin, None while there is none.
     """
 
-    def __init__(self, view: NodeView, tally: Tally, read_back: Callable[[Container[ContainerId]], None],
+    def __init__(self, view: NodeView, tally: Counters, read_back: Callable[[Container[ContainerId]], None],
                  plugin: Callable[[], NriPlugin | None]) -> None:
         self._view = view
         self._tally = tally
@@ -105,7 +105,7 @@ class RuncRepair:
         view = self._view
         listed = {container for sandbox in view.sandboxes.values()
                   for container in due.keys() & sandbox.containers.keys()
-                  if given(view.kubelet, sandbox.pod, sandbox.containers[container].container)}
+                  if assigned_cpus(view.kubelet, sandbox.pod, sandbox.containers[container].container)}
         sure = {container: cpus for container, cpus in due.items()
                 if container in listed or self._listed.pop(container, None) == cpus}
         plugin = self._plugin()
@@ -123,7 +123,7 @@ class RuncRepair:
         updates = {}
         for sandbox in self._view.sandboxes.values():
             for container in due.keys() & sandbox.containers.keys():
-                word = sandbox.containers[container].words.get(Source.NRI)
+                word = sandbox.containers[container].reports.get(Source.NRI)
                 if word is not None:
                     updates[container] = NriUpdate(due[container], word.cpuset)
                     self._repairs.began(container, due[container], "NRI")

@@ -209,7 +209,7 @@ class Watcher:
         try:
             loaded = self.reload()
             reload.refuse_empty(self.config, loaded)
-            config = reload.with_fixed(self.config, loaded)
+            config = reload.keep_fixed(self.config, loaded)
             if config.status_group != self.config.status_group:
                 open_to(self.config.control_socket, config.status_group)
                 if self.config.metrics is not None and self.config.metrics.path is not None:

@@ -51,7 +51,7 @@ class Histogram:
         return next(bound for bound, count in self.cumulative() if count and count >= q * self.total)
 
 
-class Tally:
+class Counters:
     """Plain attributes that whoever knows counts up. They only grow."""
 
     def __init__(self) -> None:
@@ -62,9 +62,9 @@ class Tally:
         #: CPUs given back to runc containers (policy.runc_repair), by what became of it: done, failed.
         self.repairs: Counter[str] = Counter()
         #: Fights with another writer that were noticed.
-        self.fights = 0
+        self.contentions = 0
         #: From a thread's birth until it was placed.
-        self.births = Histogram()
+        self.placement_latency = Histogram()
         #: How long threads were allowed to run outside of their sandbox, of those that were.
         self.leaks = Histogram()
         #: From an event's coming in until the masks that follow from it were set.
@@ -76,7 +76,7 @@ class Tally:
         #: Hooks' messages, by what became of them: taken, refused.
         self.hooks: Counter[str] = Counter()
         #: When the last of those taken was sent, by CLOCK_BOOTTIME in seconds (the system's clock may be set).
-        self.hook_at: float | None = None
+        self.last_hook_at: float | None = None
         #: Annotations of a pod's author that contradicted the runtime and were not believed.
         self.disputed = 0
         #: How much later than it was due the watcher's event loop did something, as far as that is measured.

@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.events import (
-    ContainerElsewhere,
+    ContainerMisplaced,
     ContainerSeen,
     ContainerStopped,
-    CpusetAsked,
+    CpusetRequested,
     CpusetSeen,
     Event,
-    Held,
-    RequestOver,
+    RequestExpired,
     SandboxGone,
     SandboxSeen,
     Source,
+    SuspensionChanged,
 )
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 
@@ -36,7 +36,7 @@ MAX_CONTAINERS = 512
 MAX_REPLACED = 8
 
 
-class Word(NamedTuple):
+class CpusetReport(NamedTuple):
     """What one source says a container's cpuset is, and since when (CLOCK_BOOTTIME ns; 0: a list had it first).
 
     `replaced` are the cpusets that the runtime (NRI) reported before, oldest first.
@@ -48,7 +48,7 @@ class Word(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Known:
+class ContainerRecord:
     """A container with what is known about the knowledge. Its cpuset is the word of `source`."""
 
     container: Container
@@ -59,18 +59,18 @@ class Known:
     bundle: str = ""
     init: ThreadId | None = None
     #: What each source says, those without a cpuset left out.
-    words: Mapping[Source, Word] = field(default_factory=dict)
+    reports: Mapping[Source, CpusetReport] = field(default_factory=dict)
     #: Its creation was asked for, and nothing has said yet that it was created.
     requested: bool = False
 
     @property
     def pending(self) -> bool:
         """Whether a request of the runtime's is under way for it."""
-        return self.requested or self.container.coming or self.container.asked is not None
+        return self.requested or self.container.creating or self.container.requested_cpuset is not None
 
-    def told_by(self, source: Source) -> bool:
+    def reported_by(self, source: Source) -> bool:
         """Whether a source told of it, with a cpuset or without."""
-        return source in self.words or source is self.source
+        return source in self.reports or source is self.source
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class SandboxState:
     id: SandboxId
     runtime: str = "oci"
     pod: Pod | None = None
-    containers: Mapping[ContainerId, Known] = field(default_factory=dict)
-    held: bool = False
+    containers: Mapping[ContainerId, ContainerRecord] = field(default_factory=dict)
+    suspended: bool = False
     vmm: ThreadId | None = None
     handler: str = ""
     #: Whether `pod` is the runtime's own word (NRI): annotations do not change it then.
@@ -141,11 +141,11 @@ def _reduce(old: SandboxState, event: Event) -> SandboxState:
             known = old.containers.get(event.container)
             if known is None:
                 return old
-            words = _said(known.words, event.source, event.cpuset, event.time)
-            return old if words is known.words else _with(old, _decided(_without_asked(known), words))
-        case CpusetAsked():
+            words = _said(known.reports, event.source, event.cpuset, event.time)
+            return old if words is known.reports else _with(old, _decided(_without_asked(known), words))
+        case CpusetRequested():
             return _asked(old, event)
-        case RequestOver():
+        case RequestExpired():
             return _over(old, event)
         case ContainerStopped():
             known = old.containers.get(event.container)
@@ -153,18 +153,18 @@ def _reduce(old: SandboxState, event: Event) -> SandboxState:
                 # A tombstone, should its creation be told late; a bounded number of them.
                 if len(old.containers) >= MAX_CONTAINERS:
                     return old
-                known = Known(Container(event.container), Source.BUNDLE, event.time)
+                known = ContainerRecord(Container(event.container), Source.BUNDLE, event.time)
             elif known.container.state is ContainerState.STOPPED or event.time < known.time:
                 return old
-            stopped = replace(known.container, state=ContainerState.STOPPED, coming=False, asked=None)
+            stopped = replace(known.container, state=ContainerState.STOPPED, creating=False, requested_cpuset=None)
             return _with(old, replace(known, container=stopped, time=event.time, init=None, requested=False))
-        case ContainerElsewhere():
+        case ContainerMisplaced():
             if event.container not in old.containers:
                 return old
             return replace(old, containers={key: known for key, known in old.containers.items()
                                             if key != event.container})
-        case Held():
-            return old if old.held == event.held else replace(old, held=event.held)
+        case SuspensionChanged():
+            return old if old.suspended == event.suspended else replace(old, suspended=event.suspended)
         case _:
             return old
 
@@ -175,42 +175,44 @@ def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
         if len(old.containers) >= MAX_CONTAINERS:
             return old
         words = _said({}, event.source, event.container.cpuset, event.time, event.listed)
-        return _with(_without_failed(old, event), Known(event.container, event.source, event.time, event.bundle,
+        return _with(_without_failed(old, event), ContainerRecord(event.container, event.source, event.time,
+                                                                  event.bundle,
                                                         event.init, words, event.requested))
     if event.time < known.time:
         # A late word of its life; of its CPUs each source's own last word counts: Kata's file is older than the
         # runtime's word on the update that it was written for.
         if known.container.state is ContainerState.STOPPED:
             return old
-        words = _said(known.words, event.source, event.container.cpuset, event.time, event.listed)
-        return old if words is known.words else _with(old, _decided(known, words))
+        words = _said(known.reports, event.source, event.container.cpuset, event.time, event.listed)
+        return old if words is known.reports else _with(old, _decided(known, words))
     if event.time == known.time and known.container.state is ContainerState.STOPPED:
         return old  # an end is not followed by a beginning in the same nanosecond: this one came late
     before, now = known.container, event.container
     # What was said of its former life is nothing to a container that was started again.
-    earlier = {} if before.state is ContainerState.STOPPED else known.words
+    earlier = {} if before.state is ContainerState.STOPPED else known.reports
     words = _said(earlier, event.source, now.cpuset, event.time, event.listed)
     # The runtime's own name of it (NRI) is not changed by an annotation.
-    ruled = before.name and known.told_by(Source.NRI) and event.source is not Source.NRI
+    ruled = before.name and known.reported_by(Source.NRI) and event.source is not Source.NRI
     name, pause = before.name if ruled else now.name or before.name, now.pause or before.pause
     exclusive = before.exclusive if now.exclusive is None else now.exclusive
     bundle, init = event.bundle or known.bundle, event.init or known.init
     # A request ends with the runtime's next report of the container. Kata's file says of an update that it was done,
     # and of a creation only that it has begun.
     if event.source is Source.NRI:
-        coming, asked = now.coming, now.asked
+        coming, asked = now.creating, now.requested_cpuset
     else:
         # A hook (the bundle) comes in the middle of a creation: CRI-O runs createRuntime before Kata plugs in vCPUs.
-        coming = before.coming and (now.state is ContainerState.CREATED or event.source is Source.BUNDLE)
-        asked = before.asked if words is known.words else None
-    if (words is known.words and event.requested == known.requested
+        coming = before.creating and (now.state is ContainerState.CREATED or event.source is Source.BUNDLE)
+        asked = before.requested_cpuset if words is known.reports else None
+    if (words is known.reports and event.requested == known.requested
             and (name, pause, exclusive, now.state, bundle, init, coming, asked)
-            == (before.name, before.pause, before.exclusive, before.state, known.bundle, known.init, before.coming,
-                before.asked)):
+            == (before.name, before.pause, before.exclusive, before.state, known.bundle, known.init, before.creating,
+                before.requested_cpuset)):
         return old
-    merged = replace(now, name=name, cpuset=before.cpuset, exclusive=exclusive, pause=pause, coming=coming,
-                     asked=asked)
-    return _with(old, _decided(Known(merged, known.source, event.time, bundle, init, words, event.requested), words))
+    merged = replace(now, name=name, cpuset=before.cpuset, exclusive=exclusive, pause=pause, creating=coming,
+                     requested_cpuset=asked)
+    return _with(old, _decided(ContainerRecord(merged, known.source, event.time, bundle, init, words, event.requested),
+                               words))
 
 
 def _without_failed(old: SandboxState, event: ContainerSeen) -> SandboxState:
@@ -224,37 +226,37 @@ def _without_failed(old: SandboxState, event: ContainerSeen) -> SandboxState:
         return old
     for known in old.containers.values():
         if (known.requested and known.container.name == event.container.name and known.time < event.time):
-            old = _over(old, RequestOver(old.id, known.container.id))
+            old = _over(old, RequestExpired(old.id, known.container.id))
     return old
 
 
-def _asked(old: SandboxState, event: CpusetAsked) -> SandboxState:
+def _asked(old: SandboxState, event: CpusetRequested) -> SandboxState:
     known = old.containers.get(event.container)
     if (known is None or known.container.state is ContainerState.STOPPED
-            or event.cpuset in (known.container.asked or known.container.cpuset, EMPTY)):
+            or event.cpuset in (known.container.requested_cpuset or known.container.cpuset, EMPTY)):
         return old
-    return _with(old, replace(known, container=replace(known.container, asked=event.cpuset)))
+    return _with(old, replace(known, container=replace(known.container, requested_cpuset=event.cpuset)))
 
 
-def _over(old: SandboxState, event: RequestOver) -> SandboxState:
+def _over(old: SandboxState, event: RequestExpired) -> SandboxState:
     """A creation of which nothing more was reported has failed; one that was done, and an update, are as they were."""
     known = old.containers.get(event.container)
     if known is None or not known.pending:
         return old
     state = ContainerState.STOPPED if known.requested else known.container.state
-    container = replace(known.container, state=state, coming=False, asked=None)
+    container = replace(known.container, state=state, creating=False, requested_cpuset=None)
     return _with(old, replace(known, container=container, requested=False))
 
 
-def _without_asked(known: Known) -> Known:
+def _without_asked(known: ContainerRecord) -> ContainerRecord:
     """Its cpuset is another: an update that was under way has been done."""
-    if known.container.asked is None:
+    if known.container.requested_cpuset is None:
         return known
-    return replace(known, container=replace(known.container, asked=None))
+    return replace(known, container=replace(known.container, requested_cpuset=None))
 
 
-def _said(words: Mapping[Source, Word], source: Source, cpuset: CpuSet | None, time: int,
-          listed: bool = False) -> Mapping[Source, Word]:
+def _said(words: Mapping[Source, CpusetReport], source: Source, cpuset: CpuSet | None, time: int,
+          listed: bool = False) -> Mapping[Source, CpusetReport]:
     """With one more word; `words` itself when it is none (no cpuset means "no change"), or old or known already.
 
     A list's cpuset has been so at some time after the word that it replaces, which is all that is known: it does not
@@ -269,7 +271,7 @@ def _said(words: Mapping[Source, Word], source: Source, cpuset: CpuSet | None, t
         time = 0 if word is None else word.time
     elif word is not None and word.time > time:
         return words
-    said = {**words, source: Word(cpuset, time, _replaced(word, cpuset) if source is Source.NRI else ())}
+    said = {**words, source: CpusetReport(cpuset, time, _replaced(word, cpuset) if source is Source.NRI else ())}
     # The runtime has just written the cgroup: what was read there before is over, until it is read again.
     read = said.get(Source.CGROUP)
     if source is Source.NRI and read is not None and read.time <= time and read.cpuset != cpuset:
@@ -277,7 +279,7 @@ def _said(words: Mapping[Source, Word], source: Source, cpuset: CpuSet | None, t
     return said
 
 
-def _replaced(word: Word | None, by: CpuSet) -> tuple[CpuSet, ...]:
+def _replaced(word: CpusetReport | None, by: CpuSet) -> tuple[CpuSet, ...]:
     """The cpusets that `by` replaces. The first one, of creation, is kept whatever comes after it."""
     if word is None:
         return ()
@@ -285,7 +287,7 @@ def _replaced(word: Word | None, by: CpuSet) -> tuple[CpuSet, ...]:
     return found if len(found) <= MAX_REPLACED else (found[0], *found[2:])
 
 
-def decide(words: Mapping[Source, Word]) -> Source | None:
+def authoritative_source(words: Mapping[Source, CpusetReport]) -> Source | None:
     """Whose word on a container's cpuset counts. None: nobody said anything.
 
     The later of Kata's and the runtime's (NRI): the one is not written by every version at each update, the other does
@@ -301,14 +303,15 @@ def decide(words: Mapping[Source, Word]) -> Source | None:
     return Source.BUNDLE if Source.BUNDLE in words else None
 
 
-def _decided(known: Known, words: Mapping[Source, Word]) -> Known:
-    source = decide(words)
+def _decided(known: ContainerRecord, words: Mapping[Source, CpusetReport]) -> ContainerRecord:
+    source = authoritative_source(words)
     if source is None:
         return known
-    return replace(known, container=replace(known.container, cpuset=words[source].cpuset), source=source, words=words)
+    return replace(known, container=replace(known.container, cpuset=words[source].cpuset), source=source,
+                   reports=words)
 
 
-def _with(old: SandboxState, known: Known) -> SandboxState:
+def _with(old: SandboxState, known: ContainerRecord) -> SandboxState:
     return replace(old, containers={**old.containers, known.container.id: known})
 
 

@@ -59,7 +59,7 @@ NO_THREADS: frozenset[ThreadRole] = frozenset()
 VCPUS_ONLY = frozenset({ThreadRole.VCPU})
 
 
-class Change(NamedTuple):
+class MaskRepair(NamedTuple):
     """A thread that was put back: it was given `wanted`, which then showed as `shown`; `found` was there instead, and
     `left` is what the kernel made of `wanted` now (None: it refused)."""
 
@@ -86,35 +86,35 @@ class DriftFacts:
     limits: Mapping[ThreadRole, CpuSet] = field(default_factory=dict)
 
 
-class Explained(NamedTuple):
+class Explanation(NamedTuple):
     cause: Cause
     evidence: str
 
 
-def explain(change: Change, facts: DriftFacts) -> Explained:
+def explain_drift(change: MaskRepair, facts: DriftFacts) -> Explanation:
     """Why a thread had another mask, as far as `facts` tell."""
     if not change.wanted.isdisjoint(facts.replugged):
-        return Explained(Cause.HOTPLUG, f"CPUs {change.wanted & facts.replugged} went off or came back")
+        return Explanation(Cause.HOTPLUG, f"CPUs {change.wanted & facts.replugged} went off or came back")
     limit = facts.limits.get(change.role)
     if change.left is None:  # refused: for want of a right, too
         trimmed = limit is not None and change.wanted.isdisjoint(limit)
     else:
         trimmed = not change.shown <= change.left
     if trimmed:
-        return Explained(Cause.CPUSET, facts.cgroup or f"of CPUs {change.wanted} its cpuset cgroup leaves "
+        return Explanation(Cause.CPUSET, facts.cgroup or f"of CPUs {change.wanted} its cpuset cgroup leaves "
                                                        f"{change.left or 'none of them'}")
     # What was found has to be what the cgroup makes of the mask. Before Linux 6.2 a write forgets the mask, and all of
     # the cgroup's CPUs take its place; later it leaves what the cgroup has of it (kernel/cgroup/cpuset.c).
     if facts.cgroup and limit is not None and change.found == (
             (change.wanted & limit if facts.remembers else limit) or limit):
-        return Explained(Cause.CPUSET, facts.cgroup)
+        return Explanation(Cause.CPUSET, facts.cgroup)
     for rival in facts.rivals:
         if rival.sets(change.role):
-            return Explained(rival.cause, rival.evidence)
-    return Explained(Cause.OTHER, "nothing known of sets such masks here")
+            return Explanation(rival.cause, rival.evidence)
+    return Explanation(Cause.OTHER, "nothing known of sets such masks here")
 
 
-class OnFight(enum.StrEnum):
+class OnContention(enum.StrEnum):
     """What is done about a thread that somebody else moves again and again."""
 
     #: Left alone for some minutes, then tried again.
@@ -128,7 +128,7 @@ class OnFight(enum.StrEnum):
 class ContentionRules(NamedTuple):
     """A thread that is put back more than `repairs` times a minute is fought over. Seconds."""
 
-    on_fight: OnFight = OnFight.REST
+    on_contention: OnContention = OnContention.REST
     repairs: int = 3
     rest: float = 300.0
     #: How often everything is looked at: with few looks a minute as many repairs take longer.
@@ -162,7 +162,7 @@ class Contention:
         """Whether any thread was put back of late."""
         return bool(self._times) or bool(self._bouts)
 
-    def repaired(self, threads: Iterable[ThreadId], now: float) -> None:
+    def add_repairs(self, threads: Iterable[ThreadId], now: float) -> None:
         """Threads were put back."""
         known = self._times
         for thread in threads:
@@ -177,12 +177,12 @@ class Contention:
         bout = self._bouts.get(thread)
         return bout is not None and now < bout.until and bout.wanted == wanted
 
-    def rested(self, thread: ThreadId, wanted: CpuSet, now: float) -> bool:
+    def retry_due(self, thread: ThreadId, wanted: CpuSet, now: float) -> bool:
         """Whether a thread was given up, and is to be tried again."""
         bout = self._bouts.get(thread)
         return bout is not None and 0 < bout.until <= now and bout.wanted == wanted and thread not in self._times
 
-    def begins(self, thread: ThreadId, wanted: CpuSet, now: float) -> bool:
+    def starts(self, thread: ThreadId, wanted: CpuSet, now: float) -> bool:
         """Whether a thread that has drifted (again) is fought over as of now: it then rests, as the rules say."""
         over = now - self.rules.within
         times = [time for time in self._times.get(thread, ()) if time > over]
@@ -197,21 +197,21 @@ class Contention:
         bout.fights += 1
         bout.wanted = wanted
         del self._times[thread]
-        match self.rules.on_fight:
-            case OnFight.REST:
+        match self.rules.on_contention:
+            case OnContention.REST:
                 bout.until = now + min(self.rules.rest * 2 ** min(bout.fights - 1, 16), LONGEST_REST)
-            case OnFight.LEAVE:
+            case OnContention.LEAVE:
                 bout.until = float("inf")
-            case OnFight.PERSIST:
+            case OnContention.PERSIST:
                 bout.until = 0.0
         return True
 
-    def fights(self, thread: ThreadId) -> int:
+    def count(self, thread: ThreadId) -> int:
         """How often a thread was found to be fought over."""
         bout = self._bouts.get(thread)
         return 0 if bout is None else bout.fights
 
-    def until(self, threads: Iterable[ThreadId], now: float) -> float | None:
+    def next_retry(self, threads: Iterable[ThreadId], now: float) -> float | None:
         """When the first of `threads` has rested, None when none rests."""
         ends = [bout.until for thread in threads if (bout := self._bouts.get(thread)) is not None and bout.until > now]
         return min(ends, default=None)

@@ -24,7 +24,7 @@ class Source(enum.IntEnum):
     NRI = 4
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         return self.name.lower()
 
 
@@ -72,7 +72,7 @@ class CpusetSeen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CpusetAsked:
+class CpusetRequested:
     """The runtime has been asked to give a container this cpuset, which may yet fail."""
 
     sandbox: SandboxId
@@ -81,7 +81,7 @@ class CpusetAsked:
 
 
 @dataclass(frozen=True)
-class RequestOver:
+class RequestExpired:
     """A request to the runtime has been under way for too long: nothing is believed of it any more."""
 
     sandbox: SandboxId
@@ -94,7 +94,7 @@ class ContainerStopped(NamedTuple):
     time: int
 
 
-class ContainerElsewhere(NamedTuple):
+class ContainerMisplaced(NamedTuple):
     """The runtime has this container in another sandbox: here it was never one."""
 
     sandbox: SandboxId
@@ -105,18 +105,19 @@ class SandboxGone(NamedTuple):
     sandbox: SandboxId
 
 
-class Held(NamedTuple):
+class SuspensionChanged(NamedTuple):
     """The operator took a sandbox out of vmpin's hands (`vmpin unpin`), or gave it back."""
 
     sandbox: SandboxId
-    held: bool
+    suspended: bool
 
 
-Event = (SandboxSeen | ContainerSeen | CpusetSeen | CpusetAsked | RequestOver | ContainerStopped | ContainerElsewhere
-         | SandboxGone | Held)
+Event = (SandboxSeen | ContainerSeen | CpusetSeen | CpusetRequested | RequestExpired | ContainerStopped |
+ContainerMisplaced
+         | SandboxGone | SuspensionChanged)
 
 
-class Claim(NamedTuple):
+class VmmClaim(NamedTuple):
     """Somebody's word that a process is a sandbox's VMM.
 
     It counts when `identity` (read while the word was fresh) is still that process, or when its command line names the

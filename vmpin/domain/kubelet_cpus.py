@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.domain.desired_state import DesiredState, Known, SandboxState
+from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, Pod
 
@@ -65,14 +65,14 @@ class CpuManagerState:
                                     for key, cpus in self.entries.items()})
 
 
-def given(kubelet: CpuManagerState | None, pod: Pod | None, container: Container) -> CpuSet | None:
+def assigned_cpus(kubelet: CpuManagerState | None, pod: Pod | None, container: Container) -> CpuSet | None:
     """The CPUs that the kubelet gave a container alone, None for none."""
     if kubelet is None or not kubelet.static:
         return None
     return kubelet.exclusive_of("" if pod is None else pod.uid, container.name, container.id)
 
 
-def judged(sandbox: SandboxState, kubelet: CpuManagerState | None) -> tuple[Container, ...]:
+def effective_containers(sandbox: SandboxState, kubelet: CpuManagerState | None) -> tuple[Container, ...]:
     """The live containers of a sandbox as the kubelet's static checkpoint decides; without one as they are.
 
     A container that the checkpoint lists owns its CPUs. Where its cpuset is reported later than that entry was
@@ -82,32 +82,32 @@ def judged(sandbox: SandboxState, kubelet: CpuManagerState | None) -> tuple[Cont
     live = sandbox.live()
     if kubelet is None or not kubelet.static:
         return live
-    return tuple(_listed(sandbox, container, kubelet) if given(kubelet, sandbox.pod, container)
+    return tuple(_listed(sandbox, container, kubelet) if assigned_cpus(kubelet, sandbox.pod, container)
                  else _unlisted(container, kubelet) for container in live)
 
 
 def _listed(sandbox: SandboxState, container: Container, kubelet: CpuManagerState) -> Container:
-    cpus, has = given(kubelet, sandbox.pod, container) or EMPTY, container.cpuset
+    cpus, has = assigned_cpus(kubelet, sandbox.pod, container) or EMPTY, container.cpuset
     if not has or has >= cpus:
         return replace(container, exclusive=True, cpuset=cpus)
     uid = "" if sandbox.pod is None else sandbox.pod.uid
     known = sandbox.containers[container.id]
-    word = known.words.get(known.source)
+    word = known.reports.get(known.source)
     both = has & cpus
     if both and word is not None and word.time >= kubelet.since.get((uid, container.name), 0):
         return replace(container, exclusive=True, cpuset=both)
-    return replace(container, exclusive=True, cpuset=cpus, stale=has)
+    return replace(container, exclusive=True, cpuset=cpus, stale_cpuset=has)
 
 
 def _unlisted(container: Container, kubelet: CpuManagerState) -> Container:
-    has, asked = container.cpuset, container.asked
+    has, asked = container.cpuset, container.requested_cpuset
     if container.pause or not (has or asked):
         return container if container.exclusive is False else replace(container, exclusive=False)
     shared, coming = _shared(has, kubelet), _shared(asked, kubelet)
     if (shared, coming) == (has, asked):
         return container if container.exclusive is False else replace(container, exclusive=False)
-    return replace(container, exclusive=False, cpuset=shared or None, stale=None if shared == has else has,
-                   asked=coming)
+    return replace(container, exclusive=False, cpuset=shared or None, stale_cpuset=None if shared == has else has,
+                   requested_cpuset=coming)
 
 
 def _shared(cpus: CpuSet | None, kubelet: CpuManagerState) -> CpuSet | None:
@@ -118,7 +118,7 @@ def _shared(cpus: CpuSet | None, kubelet: CpuManagerState) -> CpuSet | None:
     return cpus & kubelet.default if kubelet.default else cpus - kubelet.exclusive
 
 
-def unseen(state: DesiredState, kubelet: CpuManagerState | None) -> dict[tuple[str, str], CpuSet]:
+def unreported_assignments(state: DesiredState, kubelet: CpuManagerState | None) -> dict[tuple[str, str], CpuSet]:
     """CPUs that the kubelet gave to a container of which no live one is known, by pod uid and container's name: it is
     yet to be created or to be started again, or is a runc pod's where there is no NRI. The name is "" for CPUs of a
     pod as a whole that none of its containers is listed with. A V1 checkpoint has no pods: there the container's id
@@ -138,7 +138,7 @@ def unseen(state: DesiredState, kubelet: CpuManagerState | None) -> dict[tuple[s
         uid = sandbox.pod.uid if sandbox.pod is not None else ""
         if uid not in listed:
             continue
-        for container in judged(sandbox, kubelet):
+        for container in effective_containers(sandbox, kubelet):
             if container.cpuset and container.exclusive:
                 taken[uid] = taken.get(uid, EMPTY) | container.cpuset
     left = {key: cpus - taken.get(key[0], EMPTY) for key, cpus in kubelet.entries.items()}
@@ -147,7 +147,8 @@ def unseen(state: DesiredState, kubelet: CpuManagerState | None) -> dict[tuple[s
     return {key: cpus for key, cpus in left.items() if cpus}
 
 
-def second_witness(kubelet: CpuManagerState, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> str:
+def compare_with_pod_resources(kubelet: CpuManagerState,
+                               resources: Mapping[tuple[str, str, str], CpuSet] | None) -> str:
     """Whether PodResources lists the exclusive CPUs of a checkpoint that is gone, in words.
 
     :param resources: exclusive CPUs by namespace, pod and container; None where it does not answer.
@@ -179,13 +180,13 @@ def disagreements(sandbox: SandboxState, kubelet: CpuManagerState | None, resour
     return found
 
 
-def _said(pod: Pod | None, known: Known, kubelet: CpuManagerState | None,
+def _said(pod: Pod | None, known: ContainerRecord, kubelet: CpuManagerState | None,
           resources: Mapping[tuple[str, str, str], CpuSet] | None, nri: bool) -> Iterator[tuple[str, CpuSet]]:
     """Who says what now. The bundle does not count: it is as old as the container."""
-    for source, word in known.words.items():
+    for source, word in known.reports.items():
         if source is not Source.BUNDLE and (nri or source is not Source.NRI):
-            yield source.word, word.cpuset
-    cpus = given(kubelet, pod, known.container)
+            yield source.label, word.cpuset
+    cpus = assigned_cpus(kubelet, pod, known.container)
     if cpus is not None:
         yield "kubelet", cpus
     if resources is not None and pod is not None:

@@ -126,9 +126,9 @@ class Container:
     exclusive: bool | None = None
     state: ContainerState = ContainerState.RUNNING
     pause: bool = False
-    stale: CpuSet | None = None
-    coming: bool = False
-    asked: CpuSet | None = None
+    stale_cpuset: CpuSet | None = None
+    creating: bool = False
+    requested_cpuset: CpuSet | None = None
 
 
 class Pod(NamedTuple):

@@ -60,17 +60,18 @@ class RunAccount:
 
     def data(self) -> dict[str, object]:
         """Seconds, and a count."""
-        return {"placed": seconds(self.placed), "certain": seconds(self.certain),
-                "elsewhere": seconds(self.elsewhere), "free": seconds(self.free), "waited": seconds(self.waited),
+        return {"placed": to_seconds(self.placed), "certain": to_seconds(self.certain),
+                "elsewhere": to_seconds(self.elsewhere), "free": to_seconds(self.free),
+                "waited": to_seconds(self.waited),
                 "migrations": self.migrations}
 
 
-def seconds(nanoseconds: int) -> float:
+def to_seconds(nanoseconds: int) -> float:
     return round(nanoseconds / 1e9, 6)
 
 
 @dataclass
-class SandboxAccount:
+class SandboxRunAccount:
     """One sandbox's. `unseen` is what its processes ran in all beyond what was booked: threads that ended between two
     samples, and the last moments of those that run right now."""
 
@@ -90,16 +91,16 @@ class SandboxAccount:
             found.add(account)
         return found
 
-    def add(self, other: SandboxAccount) -> None:
+    def add(self, other: SandboxRunAccount) -> None:
         for role, account in other.roles.items():
             self.of(role).add(account)
         self.unseen += other.unseen
 
-    def since(self, before: SandboxAccount) -> SandboxAccount:
-        return SandboxAccount({role: account.since(before.roles.get(role, _NOTHING))
+    def since(self, before: SandboxRunAccount) -> SandboxRunAccount:
+        return SandboxRunAccount({role: account.since(before.roles.get(role, _NOTHING))
                                for role, account in self.roles.items()}, self.unseen - before.unseen)
 
-    def continues(self, before: SandboxAccount) -> bool:
+    def continues(self, before: SandboxRunAccount) -> bool:
         """Whether it may have been `before` once: what is booked never becomes less."""
         return all(role in self.roles and all(now >= then for now, then in zip(
             self.roles[role].numbers(), account.numbers(), strict=True)) for role, account in before.roles.items())
@@ -107,7 +108,7 @@ class SandboxAccount:
     def data(self) -> dict[str, object]:
         """What ran since the last sample is no more than unseen for now: below zero it says nothing."""
         return {"roles": {role.value: account.data() for role, account in self.roles.items()},
-                "unseen": seconds(max(0, self.unseen))}
+                "unseen": to_seconds(max(0, self.unseen))}
 
 
 _NOTHING = RunAccount()
@@ -131,7 +132,7 @@ class StrayRun:
     def data(self) -> dict[str, object]:
         return {"sandbox": self.sandbox, "role": self.role.value, "vcpu": self.vcpu, "tid": self.tid,
                 "cpu": self.cpu, "place": str(self.place), "first": self.first, "last": self.last,
-                "seconds": seconds(self.spent)}
+                "seconds": to_seconds(self.spent)}
 
 
 class Mark(NamedTuple):
@@ -149,8 +150,8 @@ class Proof:
     until: float
     #: Seconds of that in which samples were taken.
     watched: float
-    sandboxes: Mapping[SandboxId, SandboxAccount]
-    ended: SandboxAccount
+    sandboxes: Mapping[SandboxId, SandboxRunAccount]
+    ended: SandboxRunAccount
     drift: Mapping[str, int]
     findings: tuple[StrayRun, ...]
 
@@ -162,12 +163,12 @@ class Proof:
         return found
 
 
-class Ledger:
+class ResidencyLedger:
     """The books of all sandboxes since the first sample, and what they were at times since."""
 
     def __init__(self) -> None:
-        self.sandboxes: dict[SandboxId, SandboxAccount] = {}
-        self.ended = SandboxAccount()
+        self.sandboxes: dict[SandboxId, SandboxRunAccount] = {}
+        self.ended = SandboxRunAccount()
         #: When samples were first taken, None before; and for how many seconds they were.
         self.began: float | None = None
         self.watched = 0.0
@@ -177,17 +178,17 @@ class Ledger:
         self.findings: dict[tuple[ThreadId, int], StrayRun] = {}
         self.marks: list[Mark] = []
         #: What was taken up from a process before this one, None for nothing.
-        self.taken_up: Ledger | None = None
+        self.taken_up: ResidencyLedger | None = None
 
-    def of(self, sandbox: SandboxId) -> SandboxAccount:
+    def of(self, sandbox: SandboxId) -> SandboxRunAccount:
         account = self.sandboxes.get(sandbox)
         if account is None:
-            account = self.sandboxes[sandbox] = SandboxAccount()
+            account = self.sandboxes[sandbox] = SandboxRunAccount()
         return account
 
     def roles(self) -> dict[ThreadRole, RunAccount]:
         """All sandboxes' that ever were, by role: these only grow."""
-        found = SandboxAccount()
+        found = SandboxRunAccount()
         for account in (self.ended, *self.sandboxes.values()):
             found.add(account)
         return found.roles
@@ -259,9 +260,9 @@ class Ledger:
     def since(self, when: float, now: float) -> Proof:
         """What happened since the last mark at or before `when`, else since the beginning."""
         mark = next((mark for mark in reversed(self.marks) if mark.time <= when), None)
-        before = Ledger() if mark is None else _parsed(mark.raw)
+        before = ResidencyLedger() if mark is None else _parsed(mark.raw)
         begun = (now if self.began is None else self.began) if mark is None else mark.time
-        nothing = SandboxAccount()
+        nothing = SandboxRunAccount()
         live = {sandbox: account.since(before.sandboxes.get(sandbox, nothing))
                 for sandbox, account in self.sandboxes.items()}
         ended = self.ended.since(before.ended)
@@ -287,20 +288,20 @@ def thinned(marks: Iterable[Mark], now: float) -> list[Mark]:
     return kept
 
 
-def _pack(account: SandboxAccount) -> list[object]:
+def _pack(account: SandboxRunAccount) -> list[object]:
     return [account.unseen, {role.value: account.numbers() for role, account in account.roles.items()}]
 
 
-def _unpack(packed: Any) -> SandboxAccount:
+def _unpack(packed: Any) -> SandboxRunAccount:
     unseen, roles = packed
-    return SandboxAccount({ThreadRole(role): RunAccount(*map(int, numbers)) for role, numbers in roles.items()},
+    return SandboxRunAccount({ThreadRole(role): RunAccount(*map(int, numbers)) for role, numbers in roles.items()},
                           int(unseen))
 
 
-def _parsed(raw: str) -> Ledger:
+def _parsed(raw: str) -> ResidencyLedger:
     """A ledger without its own past. :raises ValueError: and others."""
     found = json.loads(raw)
-    ledger = Ledger()
+    ledger = ResidencyLedger()
     ledger.watched = float(found["watched"])
     ledger.drift = Counter({str(cause): int(count) for cause, count in found["drift"].items()})
     ledger.ended = _unpack(found["ended"])

@@ -87,7 +87,7 @@ class VmGuest:
         """What is to be so. Without a placement everything stays as it was told last, unless the sandbox is held."""
         self.trouble = ""
         self.placed = () if placement is None else placement.containers
-        if state is not None and state.held:
+        if state is not None and state.suspended:
             self.take_back(vm)
         if placement is None:
             return

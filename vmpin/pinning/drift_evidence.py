@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.domain.counters import Tally
-from vmpin.domain.drift import VCPUS_ONLY, Cause, Change, DriftFacts, Explained, Rival, explain
+from vmpin.domain.counters import Counters
+from vmpin.domain.drift import VCPUS_ONLY, Cause, DriftFacts, Explanation, MaskRepair, Rival, explain_drift
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
-from vmpin.domain.proof import Ledger
+from vmpin.domain.proof import ResidencyLedger
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
@@ -43,7 +43,7 @@ class History:
 class DriftEvidence:
     """Of all VMs. `root` is the host's root directory, for the configuration of its daemons."""
 
-    def __init__(self, proc: Procfs, sysfs: Sysfs, cgroups: Cgroups, tally: Tally, ledger: Ledger,
+    def __init__(self, proc: Procfs, sysfs: Sysfs, cgroups: Cgroups, tally: Counters, ledger: ResidencyLedger,
                  root: str | Path = "/") -> None:
         self.proc = proc
         self.sysfs = sysfs
@@ -100,8 +100,8 @@ class DriftEvidence:
             found = self._rivals[vm.vmm.id] = rival_writers.of_vm(self.proc, vm.vmm.pid, vm.vmm.argv, daemons)
         return found
 
-    def explain(self, vm: Vm, changes: Mapping[Change, int], replugged: CpuSet = EMPTY,
-                kata_pins: bool = False) -> list[Explained]:
+    def explain(self, vm: Vm, changes: Mapping[MaskRepair, int], replugged: CpuSet = EMPTY,
+                kata_pins: bool = False) -> list[Explanation]:
         """Why threads of a VM had another mask, counted and kept: of each kind of `changes`, the most frequent first.
 
         :param changes: with the number of threads.
@@ -120,9 +120,9 @@ class DriftEvidence:
         history = self.histories.get(vm.sandbox)
         if history is None:
             history = self.histories[vm.sandbox] = History()
-        found: dict[Explained, int] = {}
+        found: dict[Explanation, int] = {}
         for change, threads in changes.items():
-            explained = explain(change, facts)
+            explained = explain_drift(change, facts)
             found[explained] = found.get(explained, 0) + threads
             for counter in (self.tally.drift, self.ledger.drift, history.repairs):
                 counter[explained.cause.value] += threads

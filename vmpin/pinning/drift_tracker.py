@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.drift import Change, Contention, ContentionRules, Explained, OnFight
+from vmpin.domain.drift import Contention, ContentionRules, Explanation, MaskRepair, OnContention
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.pinning.plan import SetAffinity
@@ -23,7 +23,7 @@ from vmpin.placement.rules import Placement
 logger = logging.getLogger(__name__)
 
 #: By sandbox, changes of its threads with how many they were; and what each came from, the most frequent first.
-Explain = Callable[[Mapping[SandboxId, Counter[Change]]], Mapping[SandboxId, Sequence[Explained]]]
+Explain = Callable[[Mapping[SandboxId, Counter[MaskRepair]]], Mapping[SandboxId, Sequence[Explanation]]]
 NEVER = float("inf")
 
 
@@ -66,8 +66,8 @@ class DriftTracker:
         known = self._of.get(sandbox)
         if known is None:
             return []
-        rule = self.fights.rules.on_fight
-        persisted = [thread for thread in known.fought if rule is OnFight.PERSIST and self.fights.fights(thread)]
+        rule = self.fights.rules.on_contention
+        persisted = [thread for thread in known.fought if rule is OnContention.PERSIST and self.fights.count(thread)]
         return [f"{len(threads)} threads are moved by somebody else again and again (the last time: {known.why}) and "
                 f"are {what} (drift.on_fight={rule})"
                 for threads, what in ((known.left, "left alone"), (persisted, "put back each time")) if threads]
@@ -113,9 +113,9 @@ class DriftTracker:
         for operation in operations:
             thread, cpus = operation.thread.id, operation.cpus
             resting = self.fights.resting(thread, cpus, now)
-            if not resting and thread not in known.away and self.fights.rested(thread, cpus, now):
+            if not resting and thread not in known.away and self.fights.retry_due(thread, cpus, now):
                 known.away[thread] = cpus  # it is tried again
-            elif not resting and thread in known.away and self.fights.begins(thread, cpus, now):
+            elif not resting and thread in known.away and self.fights.starts(thread, cpus, now):
                 begun.append(thread)
                 resting = self.fights.resting(thread, cpus, now)
             if resting:
@@ -123,7 +123,7 @@ class DriftTracker:
                 known.away.pop(thread, None)
             else:
                 kept.append(operation)
-        known.again = self.fights.until(known.left, now) or NEVER
+        known.again = self.fights.next_retry(known.left, now) or NEVER
         if begun:
             self._fight(sandbox, known, begun)
         return tuple(kept)
@@ -131,16 +131,16 @@ class DriftTracker:
     def _fight(self, sandbox: SandboxId, known: _Drift, threads: Collection[ThreadId]) -> None:
         """Say it: loudly when it is new."""
         rules = self.fights.rules
-        known.fought = {thread for thread in known.fought if self.fights.fights(thread)} | set(threads)
-        new = sum(self.fights.fights(thread) == 1 for thread in threads)
-        does = {OnFight.REST: f"they are left alone for {rules.rest:.0f} s, and longer each time",
-                OnFight.LEAVE: "they are left alone",
-                OnFight.PERSIST: "they are put back all the same"}[rules.on_fight]
+        known.fought = {thread for thread in known.fought if self.fights.count(thread)} | set(threads)
+        new = sum(self.fights.count(thread) == 1 for thread in threads)
+        does = {OnContention.REST: f"they are left alone for {rules.rest:.0f} s, and longer each time",
+                OnContention.LEAVE: "they are left alone",
+                OnContention.PERSIST: "they are put back all the same"}[rules.on_contention]
         if new:
             self.fought += 1
             logger.error("fight sandbox=%s threads=%d: put back %d times within %.0f s, and somebody moves them again "
                          "(%s): %s (drift.on_fight=%s)", sandbox, new, rules.repairs, rules.within,
-                         known.why, does, rules.on_fight)
+                         known.why, does, rules.on_contention)
         else:
             logger.info("fight sandbox=%s goes on: %s", sandbox, does)
 
@@ -150,7 +150,7 @@ class DriftTracker:
             return
         now, gone, refused, waiting = time.monotonic(), Outcome.GONE, Outcome.REFUSED, Outcome.WAITING
         changes: dict[SandboxId, dict[tuple[object, ...], list[ThreadId]]] = {}
-        kinds: dict[tuple[object, ...], Change] = {}
+        kinds: dict[tuple[object, ...], MaskRepair] = {}
         for (sandbox, thread, cpus, found), outcome, got, _, cpu in results:
             known = self._of.get(sandbox)
             shown = None if known is None else known.away.get(thread.id)
@@ -161,7 +161,7 @@ class DriftTracker:
             # Most are alike, down to the very objects, and comparing sets costs more than all else here.
             key = (thread.role, id(cpus), id(shown), id(found), id(got))
             if key not in kinds:
-                kinds[key] = Change(thread.role, cpus, shown, found, got)
+                kinds[key] = MaskRepair(thread.role, cpus, shown, found, got)
             alike = changes.setdefault(sandbox, {})
             if key in alike:
                 alike[key].append(thread.id)
@@ -171,11 +171,11 @@ class DriftTracker:
                 self.strayed(sandbox, thread, cpu, cpus)
         if not changes:
             return
-        counted = {sandbox: Counter[Change]() for sandbox in changes}
+        counted = {sandbox: Counter[MaskRepair]() for sandbox in changes}
         for sandbox, alike in changes.items():
             for kind, threads in alike.items():
                 counted[sandbox][kinds[kind]] += len(threads)
-                self.fights.repaired(threads, now)
+                self.fights.add_repairs(threads, now)
             self._of[sandbox].away = {}
         for sandbox, causes in self._explain(counted).items():
             self._of[sandbox].why = why = causes[0].evidence

@@ -10,29 +10,29 @@ from dataclasses import dataclass
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import SandboxState
-from vmpin.domain.kubelet_cpus import CpuManagerState, judged
+from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers
 from vmpin.domain.model import SandboxId
 from vmpin.placement.ownership import Node, Ownership
 from vmpin.placement.policy import Policy
-from vmpin.placement.rules import Placement, Request, Verdict, place
+from vmpin.placement.rules import Placement, PlacementRequest, Verdict, place
 from vmpin.placement.vcpus import Previous
 
 
-def at_exec(sandbox: SandboxId, state: SandboxState | None, node: Node, own: Ownership, policy: Policy,
+def place_before_vm(sandbox: SandboxId, state: SandboxState | None, node: Node, own: Ownership, policy: Policy,
             kubelet: CpuManagerState | None = None, previous: Previous | None = None) -> Placement | None:
     """Where the processes of a sandbox go that has no VM yet: its CPUs as far as its containers are known, else the
     shared pool. None when they are to be left alone: unpinned by hand, or neither is known.
 
     :param state: what the sources told of the sandbox, None for nothing.
     """
-    if state is not None and state.held:
+    if state is not None and state.suspended:
         return None
-    containers = () if state is None else judged(state, kubelet)
-    placement = place(Request(sandbox, (), containers, known=False), node, own, policy, previous)
+    containers = () if state is None else effective_containers(state, kubelet)
+    placement = place(PlacementRequest(sandbox, (), containers, vcpus_identified=False), node, own, policy, previous)
     return None if placement.verdict is Verdict.UNMANAGED else placement
 
 
-def outside(mask: CpuSet, sandbox: CpuSet, wanted: CpuSet | None) -> bool:
+def leaves_sandbox(mask: CpuSet, sandbox: CpuSet, wanted: CpuSet | None) -> bool:
     """Whether a thread may run where neither its sandbox's CPUs are nor those that its role is given."""
     return not mask <= (sandbox | (wanted or EMPTY))
 

@@ -30,7 +30,7 @@ class Node:
         return self.topology.online
 
 
-class Claims(NamedTuple):
+class CpuClaims(NamedTuple):
     """What one sandbox's live containers ask for, cut to the online CPUs."""
 
     #: The exclusive containers, in the sandbox's order, with their CPUs.
@@ -40,7 +40,7 @@ class Claims(NamedTuple):
     #: Of containers of either kind whose cpuset the kubelet has yet to rewrite: the one they still have.
     stale: tuple[tuple[ContainerId, CpuSet], ...] = ()
     #: The exclusive containers that the runtime is creating: vCPUs may be plugged in for them.
-    coming: frozenset[ContainerId] = frozenset()
+    creating: frozenset[ContainerId] = frozenset()
     #: Whether anything is under way that the runtime was asked for: a container's creation, or an update.
     pending: bool = False
 
@@ -65,7 +65,7 @@ class Claims(NamedTuple):
         return tuple(found)
 
 
-def counts(container: Container) -> bool:
+def is_counted(container: Container) -> bool:
     """Whether a container counts: created or running, and not the sandbox's own pause container."""
     return container.state is not ContainerState.STOPPED and not container.pause
 
@@ -84,35 +84,36 @@ def is_exclusive(container: Container, pool: CpuSet | None) -> bool:
     return bool(pool) and pool is not None and container.cpuset.isdisjoint(pool)
 
 
-def claims(containers: Iterable[Container], node: Node) -> Claims:
+def claims_of(containers: Iterable[Container], node: Node) -> CpuClaims:
     exclusive: list[tuple[ContainerId, CpuSet]] = []
     shared: list[tuple[ContainerId, CpuSet | None]] = []
     stale = []
     coming: set[ContainerId] = set()
     pending = False
     for container in containers:
-        if not counts(container):
+        if not is_counted(container):
             continue
-        pending = pending or container.coming or container.asked is not None
-        if container.stale:
-            stale.append((container.id, container.stale & node.online))
+        pending = pending or container.creating or container.requested_cpuset is not None
+        if container.stale_cpuset:
+            stale.append((container.id, container.stale_cpuset & node.online))
         if container.cpuset and is_exclusive(container, node.shared_pool):
             exclusive.append((container.id, container.cpuset & node.online))
-            coming |= {container.id} if container.coming else set()
+            coming |= {container.id} if container.creating else set()
         else:
             # While an update is under way a shared container may be on its old CPUs and on the new ones. Who owns CPUs
             # does not change before it has been done.
-            cpus = container.cpuset | container.asked if container.cpuset and container.asked else container.cpuset
+            asked = container.requested_cpuset
+            cpus = container.cpuset | asked if container.cpuset and asked else container.cpuset
             # An empty cpuset says nothing: such a container runs on the pool like one without.
             shared.append((container.id, cpus & node.online if cpus else None))
-    return Claims(tuple(exclusive), tuple(shared), tuple(stale), frozenset(coming), pending)
+    return CpuClaims(tuple(exclusive), tuple(shared), tuple(stale), frozenset(coming), pending)
 
 
 @dataclass(frozen=True)
 class Ownership:
     """The CPUs of the node, by owner."""
 
-    claims: Mapping[SandboxId, Claims]
+    claims: Mapping[SandboxId, CpuClaims]
     #: All exclusive CPUs of the node.
     exclusive: CpuSet
     #: P, never holding an exclusive CPU unless it was told so.
@@ -127,7 +128,7 @@ class Ownership:
         rest = self.claims.get(SandboxId(self.pods.get(sandbox, "")))
         return foreign if rest is None or rest is mine else foreign - rest.cpus
 
-    def named(self, cpu: int) -> str:
+    def owner_names(self, cpu: int) -> str:
         """Its owners in words."""
         return " and ".join(f"{container} of {sandbox}" if container else f"pod {sandbox}"
                             for sandbox, container in self.owners(cpu))
@@ -137,18 +138,18 @@ class Ownership:
                 for container, cpus in claim.exclusive if cpu in cpus]
 
 
-def with_unseen(all_claims: Mapping[SandboxId, Claims], unseen: Mapping[tuple[str, str], CpuSet],
-                online: CpuSet) -> Mapping[SandboxId, Claims]:
+def with_kubelet_assignments(all_claims: Mapping[SandboxId, CpuClaims], unseen: Mapping[tuple[str, str], CpuSet],
+                online: CpuSet) -> Mapping[SandboxId, CpuClaims]:
     """Also those of pods that only the kubelet told of. :param unseen: CPUs by a pod's uid and a container's name."""
-    more: dict[SandboxId, Claims] = {}
+    more: dict[SandboxId, CpuClaims] = {}
     for (uid, name), cpus in unseen.items():
         pod = SandboxId(uid)
-        old = more.get(pod, Claims((), ()))
-        more[pod] = Claims((*old.exclusive, (ContainerId(name), cpus & online)), ())
+        old = more.get(pod, CpuClaims((), ()))
+        more[pod] = CpuClaims((*old.exclusive, (ContainerId(name), cpus & online)), ())
     return {**all_claims, **more} if more else all_claims
 
 
-def ownership(all_claims: Mapping[SandboxId, Claims], node: Node,
+def ownership(all_claims: Mapping[SandboxId, CpuClaims], node: Node,
               pods: Mapping[SandboxId, str] | None = None) -> Ownership:
     """Join the claims of every sandbox. P unknown is the online CPUs minus every exclusive one.
 
@@ -167,7 +168,7 @@ class Collision(NamedTuple):
     what: str
 
 
-def contested(own: Ownership) -> list[Collision]:
+def find_collisions(own: Ownership) -> list[Collision]:
     """CPUs that containers of two pods own, and CPUs that one pod owns and another's cpuset reaches. What containers
     of one pod have in common is that pod's.
 
@@ -180,7 +181,7 @@ def contested(own: Ownership) -> list[Collision]:
         sandboxes = _distinct(sandbox for sandbox, _ in own.owners(cpu))
         # A pod whose sandbox is made anew has two for a while.
         if len({own.pods.get(sandbox) or sandbox for sandbox in sandboxes}) > 1:
-            found.append(Collision(cpu, sandboxes, f"exclusive to {own.named(cpu)}"))
+            found.append(Collision(cpu, sandboxes, f"exclusive to {own.owner_names(cpu)}"))
     for sandbox, claim in own.claims.items():
         foreign = own.foreign(sandbox)
         stale = dict(claim.stale)
@@ -192,7 +193,7 @@ def contested(own: Ownership) -> list[Collision]:
                     owners = own.owners(cpu)
                     found.append(Collision(
                         cpu, _distinct([*(owner for owner, _ in owners), sandbox]),
-                        f"exclusive to {own.named(cpu)}, but in the {what} of {container} of {sandbox}, "
+                        f"exclusive to {own.owner_names(cpu)}, but in the {what} of {container} of {sandbox}, "
                         "whose VM is kept off it"))
     return sorted(found, key=lambda collision: (collision.cpu, collision.sandboxes))
 

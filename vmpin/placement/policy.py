@@ -13,7 +13,7 @@ from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ThreadRole
 
 
-class Vcpus(enum.StrEnum):
+class VcpuRule(enum.StrEnum):
     """`auto`: one-to-one where the counts allow; `union`: every vCPU on the sandbox mask; `off`: left alone."""
 
     AUTO = "auto"
@@ -21,7 +21,7 @@ class Vcpus(enum.StrEnum):
     OFF = "off"
 
 
-class Spare(enum.StrEnum):
+class SpareVcpuRule(enum.StrEnum):
     """Where vCPUs without a CPU of their own go when the sandbox has no shared CPU."""
 
     SANDBOX = "sandbox"
@@ -44,8 +44,8 @@ class ThreadPolicy(enum.StrEnum):
 class Policy:
     """One rule for the vCPUs, one for each other kind of thread (a word, or a CPU list of the host)."""
 
-    vcpus: Vcpus = Vcpus.AUTO
-    spare_vcpus: Spare = Spare.SANDBOX
+    vcpus: VcpuRule = VcpuRule.AUTO
+    spare_vcpus: SpareVcpuRule = SpareVcpuRule.SANDBOX
     iothreads: ThreadPolicy | CpuSet = ThreadPolicy.APART
     vhost: ThreadPolicy | CpuSet = ThreadPolicy.APART
     emulator: ThreadPolicy | CpuSet = ThreadPolicy.APART
@@ -69,15 +69,16 @@ class Policy:
             made[key] = parse_rule(key, "off" if value is False else value)
         return cls(**made)  # type: ignore[arg-type]
 
-    def words(self) -> dict[str, str]:
+    def as_text(self) -> dict[str, str]:
         """As in a file."""
         return {field.name: str(getattr(self, field.name)) for field in fields(self)}
 
 
-_WORDS: dict[str, type[Vcpus] | type[Spare] | type[ThreadPolicy]] = {"vcpus": Vcpus, "spare_vcpus": Spare}
+_WORDS: dict[str, type[VcpuRule] | type[SpareVcpuRule] | type[ThreadPolicy]] = {"vcpus": VcpuRule,
+                                                                                "spare_vcpus": SpareVcpuRule}
 
 
-def parse_rule(key: str, value: object) -> Vcpus | Spare | ThreadPolicy | CpuSet:
+def parse_rule(key: str, value: object) -> VcpuRule | SpareVcpuRule | ThreadPolicy | CpuSet:
     """One policy value, as written or parsed already. :raises ValueError: naming what it may be."""
     words = _WORDS.get(key, ThreadPolicy)
     try:

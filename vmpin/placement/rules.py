@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
-from vmpin.placement.ownership import Claims, Node, Ownership, counts
-from vmpin.placement.policy import Policy, ThreadPolicy, Vcpus
-from vmpin.placement.vcpus import Ground, Previous, VcpuPlace, vcpu_places
+from vmpin.placement.ownership import CpuClaims, Node, Ownership, is_counted
+from vmpin.placement.policy import Policy, ThreadPolicy, VcpuRule
+from vmpin.placement.vcpus import CandidateCpus, Previous, VcpuPlacement, place_vcpus
 
 
 class Verdict(enum.StrEnum):
@@ -36,7 +36,8 @@ class Verdict(enum.StrEnum):
 _VCPU = ThreadRole.VCPU
 
 #: A reason of the verdict `waiting`.
-AWAITED = ("its vCPU threads cannot all be identified yet: until then its other threads are kept on the sandbox mask")
+VCPUS_UNIDENTIFIED = ("its vCPU threads cannot all be identified yet: until then its other threads are kept on the "
+                      "sandbox mask")
 #: The reason of the verdict `unmanaged`.
 UNMANAGED = ("no container of it is known, and no shared pool (no readable checkpoint of the kubelet's, "
              "node.shared_pool is not set): its threads keep the masks they have")
@@ -50,7 +51,7 @@ class Placement:
     mask: CpuSet
     verdict: Verdict
     reasons: tuple[str, ...]
-    vcpus: tuple[VcpuPlace, ...]
+    vcpus: tuple[VcpuPlacement, ...]
     #: By role, all but the vCPUs; None leaves the role's threads alone.
     others: Mapping[ThreadRole, CpuSet | None]
     #: Which vCPUs each live container may use in the guest.
@@ -72,11 +73,11 @@ class Placement:
             return None if vcpu is None else self.by_vcpu.get(vcpu)
         return self.others[role]
 
-    def but(self, vcpu: VcpuId) -> tuple[object, ...]:
+    def without_vcpu(self, vcpu: VcpuId) -> tuple[object, ...]:
         """Where all threads but this vCPU go, to compare."""
         return self.others, {place.id: place.cpus for place in self.vcpus if place.id != vcpu}
 
-    def previous(self, before: Previous | None = None, known: bool = True) -> Previous:
+    def as_previous(self, before: Previous | None = None, known: bool = True) -> Previous:
         """What the next placement keeps to.
 
         :param before: what this one kept to.
@@ -92,7 +93,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Request:
+class PlacementRequest:
     """One sandbox to place. `known` is False when its vCPUs could not (all) be told from its other threads, `awaited`
     when that is so for a short time only, as of a VM that boots or has just got a vCPU. `ended`: a container of it has
     ended of late."""
@@ -100,15 +101,16 @@ class Request:
     id: SandboxId
     vcpus: tuple[Vcpu, ...]
     containers: tuple[Container, ...]
-    known: bool = True
-    awaited: bool = False
-    ended: bool = False
+    vcpus_identified: bool = True
+    identification_pending: bool = False
+    container_ended: bool = False
 
 
-def place(request: Request, node: Node, own: Ownership, policy: Policy, previous: Previous | None = None) -> Placement:
+def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
+          previous: Previous | None = None) -> Placement:
     """Apply the rules to one sandbox, whose claims are part of `own`."""
     before = previous or Previous()
-    claim = own.claims.get(request.id) or Claims((), ())
+    claim = own.claims.get(request.id) or CpuClaims((), ())
     if node.shared_pool is None and not claim.exclusive and not claim.shared and not before.mask:
         return _as_it_is(request)
     reasons: list[str] = []
@@ -117,30 +119,30 @@ def place(request: Request, node: Node, own: Ownership, policy: Policy, previous
     lost = bool(reasons)
     # Where threads may go: S without what became another's while this sandbox's cpusets still name it.
     allowed = (mask - foreign) or mask
-    ground = Ground(allowed, claim.cpus, foreign, node, own)
-    if not request.known and policy.vcpus is not Vcpus.OFF:
-        reasons.append(AWAITED if request.awaited else
+    ground = CandidateCpus(allowed, claim.cpus, foreign, node, own)
+    if not request.vcpus_identified and policy.vcpus is not VcpuRule.OFF:
+        reasons.append(VCPUS_UNIDENTIFIED if request.identification_pending else
                        "the vCPUs cannot all be told from the VM's other threads, which are kept on the sandbox mask")
-    places, shortage = vcpu_places(request.vcpus, request.known, claim, ground, policy, before, reasons)
+    places, shortage = place_vcpus(request.vcpus, request.vcpus_identified, claim, ground, policy, before, reasons)
     containers, unserved = _containers(request, claim, places, policy)
-    unserved = unserved if request.known else ""  # who is told next may be for them
+    unserved = unserved if request.vcpus_identified else ""  # who is told next may be for them
     if unserved:
         reasons.append(unserved)
     others: dict[ThreadRole, CpuSet | None] = {}
     for role in ThreadRole:
         if role is not ThreadRole.VCPU:
-            others[role] = _other(role, ground, policy, request.known, reasons)
-    if policy.vcpus is Vcpus.OFF:
+            others[role] = _other(role, ground, policy, request.vcpus_identified, reasons)
+    if policy.vcpus is VcpuRule.OFF:
         verdict = Verdict.OFF
-    elif request.awaited and not request.known and not lost:
+    elif request.identification_pending and not request.vcpus_identified and not lost:
         verdict = Verdict.WAITING
     elif shortage or unserved or lost:
         verdict = Verdict.DEGRADED
-    elif policy.vcpus is Vcpus.AUTO and claim.coming and sum(each.pinned for each in places) < len(claim.cpus):
+    elif policy.vcpus is VcpuRule.AUTO and claim.creating and sum(each.pinned for each in places) < len(claim.cpus):
         verdict = Verdict.WAITING
         reasons.append(f"{len(places)} vCPUs for {len(claim.cpus)} exclusive CPUs, while a container is created that "
                        "more may come with")
-    elif claim.cpus and policy.vcpus is Vcpus.AUTO:
+    elif claim.cpus and policy.vcpus is VcpuRule.AUTO:
         verdict = Verdict.PINNED
     else:
         verdict = Verdict.FLOATING
@@ -148,17 +150,17 @@ def place(request: Request, node: Node, own: Ownership, policy: Policy, previous
                      _waiting(request, own, allowed), claim.pending)
 
 
-def _as_it_is(request: Request) -> Placement:
+def _as_it_is(request: PlacementRequest) -> Placement:
     """Every thread is left alone: whatever masks they have may have been set by hand, for a reason."""
     vcpus = sorted(vcpu.id for vcpu in request.vcpus)
     return Placement(request.id, EMPTY, Verdict.UNMANAGED, (UNMANAGED,),
-                     tuple(VcpuPlace(vcpu, None) for vcpu in vcpus),
+                     tuple(VcpuPlacement(vcpu, None) for vcpu in vcpus),
                      {role: None for role in ThreadRole if role is not ThreadRole.VCPU},
                      {container.id: tuple(vcpus) for container in request.containers
                       if container.state is not ContainerState.STOPPED})
 
 
-def _mask(claim: Claims, foreign: CpuSet, node: Node, own: Ownership, before: Previous,
+def _mask(claim: CpuClaims, foreign: CpuSet, node: Node, own: Ownership, before: Previous,
           reasons: list[str]) -> CpuSet:
     """S: the OR of the containers' cpusets. Never empty: an empty mask is no mask to the kernel (EINVAL)."""
     none = not claim.exclusive and not claim.shared
@@ -188,30 +190,30 @@ def _mask(claim: Claims, foreign: CpuSet, node: Node, own: Ownership, before: Pr
     return node.online
 
 
-def _waiting(request: Request, own: Ownership, allowed: CpuSet) -> str:
+def _waiting(request: PlacementRequest, own: Ownership, allowed: CpuSet) -> str:
     """Which containers' cpusets the kubelet has yet to rewrite, as far as threads need that, or what the runtime has
     been asked for; "" for nothing."""
-    counted = [container for container in request.containers if counts(container)]
-    if not counted and request.ended:
+    counted = [container for container in request.containers if is_counted(container)]
+    if not counted and request.container_ended:
         # Kata takes no CPU out of the sandbox's cgroup when its last container ends: an empty cpuset is not written
         # (src/runtime/pkg/resourcecontrol/cgroups.go, UpdateCpuSet; crates/resource/src/cgroups/resource_inner.rs).
         return "waits for a container, or for its end: its cgroup may still have the CPUs of its last container alone"
-    asked = [f"create {container.name or container.id}" if container.coming else
-             f"give {container.name or container.id} the CPUs {container.asked}"
-             for container in counted if container.coming or container.asked is not None]
+    asked = [f"create {container.name or container.id}" if container.creating else
+             f"give {container.name or container.id} the CPUs {container.requested_cpuset}"
+             for container in counted if container.creating or container.requested_cpuset is not None]
     if asked:
         return f"waits for the runtime to {', '.join(asked)}"
-    if not any(container.stale for container in counted):
+    if not any(container.stale_cpuset for container in counted):
         return ""
-    has = union(container.stale or container.cpuset or own.pool for container in counted)
+    has = union(container.stale_cpuset or container.cpuset or own.pool for container in counted)
     if allowed <= has:
         return ""
-    late = [f"{container.name or container.id} from {container.stale} to {container.cpuset or own.pool}"
-            for container in counted if container.stale]
+    late = [f"{container.name or container.id} from {container.stale_cpuset} to {container.cpuset or own.pool}"
+            for container in counted if container.stale_cpuset]
     return f"waits for the kubelet to rewrite the cpuset of {', '.join(late)}"
 
 
-def _containers(request: Request, claim: Claims, places: Sequence[VcpuPlace],
+def _containers(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuPlacement],
                 policy: Policy) -> tuple[dict[ContainerId, tuple[VcpuId, ...]], str]:
     """The vCPUs of each live container, and why some container is badly off ("" if none is)."""
     everyone = tuple(place.id for place in places)
@@ -237,7 +239,7 @@ def _containers(request: Request, claim: Claims, places: Sequence[VcpuPlace],
             # Containers of a pod may have CPUs in common: a vCPU that backs those is all of theirs.
             mine = tuple(place.id for place in places if place.container is not None and place.cpus
                          and place.cpus <= (cpus if place.pinned else group[container.id]))
-        if not mine and container.id not in claim.coming:
+        if not mine and container.id not in claim.creating:
             unserved.append(str(container.id))
         found[container.id] = mine or everyone
     if not unserved:
@@ -246,10 +248,10 @@ def _containers(request: Request, claim: Claims, places: Sequence[VcpuPlace],
                    "and it may use every one of them")
 
 
-def _other(role: ThreadRole, ground: Ground, policy: Policy, known: bool, reasons: list[str]) -> CpuSet | None:
+def _other(role: ThreadRole, ground: CandidateCpus, policy: Policy, known: bool, reasons: list[str]) -> CpuSet | None:
     """Where the threads of one other role go."""
     rule = policy.rule(role)
-    if not known and policy.vcpus is not Vcpus.OFF and role not in (ThreadRole.VIRTIOFSD, ThreadRole.SHIM):
+    if not known and policy.vcpus is not VcpuRule.OFF and role not in (ThreadRole.VIRTIOFSD, ThreadRole.SHIM):
         return ground.allowed  # any of these threads may be a vCPU
     if rule is ThreadPolicy.OFF:
         return None

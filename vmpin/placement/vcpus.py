@@ -13,11 +13,11 @@ from typing import NamedTuple
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, Vcpu, VcpuId
 from vmpin.placement.matching import match
-from vmpin.placement.ownership import Claims, Node, Ownership
-from vmpin.placement.policy import Policy, Spare, Vcpus
+from vmpin.placement.ownership import CpuClaims, Node, Ownership
+from vmpin.placement.policy import Policy, SpareVcpuRule, VcpuRule
 
 
-class VcpuPlace(NamedTuple):
+class VcpuPlacement(NamedTuple):
     """Where a vCPU may run; None leaves it alone. `container` is the one it backs, None if it floats."""
 
     id: VcpuId
@@ -38,7 +38,7 @@ class Previous:
     pairs: Mapping[VcpuId, int] = field(default_factory=dict)
 
 
-class Ground(NamedTuple):
+class CandidateCpus(NamedTuple):
     """The CPUs the rules choose from, for one sandbox."""
 
     allowed: CpuSet
@@ -63,22 +63,23 @@ class Ground(NamedTuple):
         return (self.node.housekeeping & self.node.online) - self.foreign
 
 
-def vcpu_places(given: Sequence[Vcpu], known: bool, claim: Claims, ground: Ground, policy: Policy, before: Previous,
-                reasons: list[str]) -> tuple[tuple[VcpuPlace, ...], bool]:
+def place_vcpus(given: Sequence[Vcpu], known: bool, claim: CpuClaims, ground: CandidateCpus, policy: Policy,
+                before: Previous,
+                reasons: list[str]) -> tuple[tuple[VcpuPlacement, ...], bool]:
     """Place the vCPUs; True when there were too few of them for what was asked. Why is added to `reasons`.
 
     :param known: False when they are not all, as some cannot be told from the VM's other threads.
     """
     vcpus = sorted(given, key=lambda vcpu: vcpu.id)
-    if policy.vcpus is Vcpus.OFF:
-        return tuple(VcpuPlace(vcpu.id, None) for vcpu in vcpus), False
-    everywhere = tuple(VcpuPlace(vcpu.id, ground.allowed) for vcpu in vcpus)
-    if policy.vcpus is Vcpus.UNION or not ground.exclusive:
+    if policy.vcpus is VcpuRule.OFF:
+        return tuple(VcpuPlacement(vcpu.id, None) for vcpu in vcpus), False
+    everywhere = tuple(VcpuPlacement(vcpu.id, ground.allowed) for vcpu in vcpus)
+    if policy.vcpus is VcpuRule.UNION or not ground.exclusive:
         return everywhere, not known
     if not known:
         return _as_before(vcpus, claim, ground, policy, before, reasons), True
-    settled = union(cpus for container, cpus in claim.exclusive if container not in claim.coming)
-    if claim.coming and len(settled) <= len(vcpus) <= len(ground.exclusive):
+    settled = union(cpus for container, cpus in claim.exclusive if container not in claim.creating)
+    if claim.creating and len(settled) <= len(vcpus) <= len(ground.exclusive):
         # Kata plugs in one vCPU after the other for a container that is created. Each gets a CPU of the container's as
         # it comes, and the vCPUs from before keep their places: in the end the boot vCPU is spare again.
         return _one_to_one(vcpus, claim, ground, policy, before, reasons, ground.exclusive - settled), False
@@ -90,42 +91,42 @@ def vcpu_places(given: Sequence[Vcpu], known: bool, claim: Claims, ground: Groun
     return _shares(vcpus, claim, ground, policy, before, reasons), True
 
 
-def _floating(ground: Ground, policy: Policy, reasons: list[str]) -> CpuSet:
+def _floating(ground: CandidateCpus, policy: Policy, reasons: list[str]) -> CpuSet:
     """Where vCPUs without a CPU of their own go: S − E, or by policy where the sandbox has no shared CPU."""
     if ground.shared_part:
         return ground.shared_part
-    if policy.spare_vcpus is Spare.SHARED:
+    if policy.spare_vcpus is SpareVcpuRule.SHARED:
         if ground.pool:
             return ground.pool
         reasons.append("spare_vcpus: shared: no CPU is in the shared pool; the sandbox mask is used")
-    if policy.spare_vcpus is Spare.HOUSEKEEPING:
+    if policy.spare_vcpus is SpareVcpuRule.HOUSEKEEPING:
         if ground.housekeeping:
             return (ground.housekeeping - ground.exclusive) or ground.housekeeping
         reasons.append("spare_vcpus: housekeeping: no housekeeping CPU can be used; the sandbox mask is used")
     return ground.allowed
 
 
-def _as_before(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Policy, before: Previous,
-               reasons: list[str]) -> tuple[VcpuPlace, ...]:
+def _as_before(vcpus: Sequence[Vcpu], claim: CpuClaims, ground: CandidateCpus, policy: Policy, before: Previous,
+               reasons: list[str]) -> tuple[VcpuPlacement, ...]:
     """While some vCPU cannot be told: who has CPUs of a container's own stays there, and nobody else goes there. One
     that is plugged in is nobody's until it has run, and that may move no other."""
     lone: set[CpuSet] = set()
-    kept: dict[VcpuId, VcpuPlace] = {}
+    kept: dict[VcpuId, VcpuPlacement] = {}
     for vcpu, (cpus, container) in sorted(before.vcpus.items()):
         if cpus and container is not None and cpus <= ground.allowed and cpus not in lone:
             owner = next((members[0] for members, own in claim.groups if cpus <= own), None)
             if owner is not None:
-                kept[vcpu] = VcpuPlace(vcpu, cpus, owner)
+                kept[vcpu] = VcpuPlacement(vcpu, cpus, owner)
                 lone |= {cpus} if len(cpus) == 1 else set()
     # Where each container has vCPUs of its own, the others float; else they may be all that it has.
     apart = bool(kept) and {members[0] for members, own in claim.groups if own & ground.allowed} <= {
         place.container for place in kept.values()}
     rest = _floating(ground, policy, reasons) if apart else ground.allowed
-    return tuple(kept.get(vcpu.id) or VcpuPlace(vcpu.id, rest) for vcpu in vcpus)
+    return tuple(kept.get(vcpu.id) or VcpuPlacement(vcpu.id, rest) for vcpu in vcpus)
 
 
-def _one_to_one(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Policy, before: Previous,
-                reasons: list[str], for_new: CpuSet = EMPTY) -> tuple[VcpuPlace, ...]:
+def _one_to_one(vcpus: Sequence[Vcpu], claim: CpuClaims, ground: CandidateCpus, policy: Policy, before: Previous,
+                reasons: list[str], for_new: CpuSet = EMPTY) -> tuple[VcpuPlacement, ...]:
     """e vCPUs on e exclusive CPUs. Pairs that are still valid stay; of the others the highest ids are pinned, as
     the boot vCPU carries the guest's own housekeeping and interrupts.
 
@@ -139,7 +140,7 @@ def _one_to_one(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Po
     for number in sorted(had, key=lambda number: (had[number][1] is None, last[number] not in (had[number][0] or ()),
                                                   -number)):
         cpus, container = had[number]
-        if container is None and claim.coming:
+        if container is None and claim.creating:
             continue  # it floats on the one CPU of the container that is created, whose vCPU comes just now
         if cpus is not None and len(cpus) == 1 and cpus <= ground.exclusive and cpus.first not in pairs.values():
             pairs[number] = cpus.first
@@ -163,12 +164,12 @@ def _one_to_one(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Po
         pairs |= match(new[:len(free)], free, pairs, guest, ground.node.topology)
     owner = {cpu: container for container, cpus in reversed(claim.exclusive) for cpu in cpus}
     return tuple(
-        VcpuPlace(vcpu.id, CpuSet((pairs[vcpu.id],)), owner[pairs[vcpu.id]], pinned=True) if vcpu.id in pairs
-        else VcpuPlace(vcpu.id, floating) for vcpu in vcpus)
+        VcpuPlacement(vcpu.id, CpuSet((pairs[vcpu.id],)), owner[pairs[vcpu.id]], pinned=True) if vcpu.id in pairs
+        else VcpuPlacement(vcpu.id, floating) for vcpu in vcpus)
 
 
-def _shares(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Policy, before: Previous,
-            reasons: list[str]) -> tuple[VcpuPlace, ...]:
+def _shares(vcpus: Sequence[Vcpu], claim: CpuClaims, ground: CandidateCpus, policy: Policy, before: Previous,
+            reasons: list[str]) -> tuple[VcpuPlacement, ...]:
     """Fewer vCPUs than exclusive CPUs: each exclusive container floats on its own CPUs with its own vCPUs."""
     groups = {members[0]: cpus & ground.allowed for members, cpus in claim.groups if cpus}
     for_shared = 1 if claim.shared else 0
@@ -176,7 +177,7 @@ def _shares(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Policy
     if count < len(groups) + for_shared:
         reasons.append(f"{count} vCPUs for {wants} exclusive CPUs, fewer than the {len(groups) + for_shared} groups "
                        "of containers to keep apart: every vCPU floats on the sandbox mask")
-        return tuple(VcpuPlace(vcpu.id, ground.allowed) for vcpu in vcpus)
+        return tuple(VcpuPlacement(vcpu.id, ground.allowed) for vcpu in vcpus)
     reasons.append(f"{count} vCPUs for {wants} exclusive CPUs: no one-to-one, each exclusive container has its own "
                    "share of the vCPUs")
     sizes = share(count - for_shared, {container: len(cpus) for container, cpus in groups.items()})
@@ -207,7 +208,7 @@ def _shares(vcpus: Sequence[Vcpu], claim: Claims, ground: Ground, policy: Policy
     for to in where:
         for vcpu_id in ids:
             give(vcpu_id, to)
-    return tuple(VcpuPlace(vcpu_id, where[given[vcpu_id]], given[vcpu_id]) for vcpu_id in ids)
+    return tuple(VcpuPlacement(vcpu_id, where[given[vcpu_id]], given[vcpu_id]) for vcpu_id in ids)
 
 
 def share(count: int, weights: Mapping[ContainerId, int]) -> dict[ContainerId, int]:

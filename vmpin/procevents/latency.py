@@ -181,11 +181,11 @@ class LatencyBook:
         tid, mine = operation.thread.id.tid, self._masks.get(sandbox, EMPTY) | placement.mask
         unheard = tid not in self._heard
         self.meets(sandbox, tid, placement.mask)
-        if unheard and born >= self._looked and birth.outside(operation.was, mine, operation.cpus):
+        if unheard and born >= self._looked and birth.leaves_sandbox(operation.was, mine, operation.cpus):
             self.ahead(tid, told=False)
             self.leaked(sandbox, now - born)
             self._in_place(sandbox, now - born)
 
     def _in_place(self, sandbox: SandboxId, seconds: float) -> None:
         self.account(sandbox).in_place(seconds)
-        self._tally.births.observe(seconds)
+        self._tally.placement_latency.observe(seconds)

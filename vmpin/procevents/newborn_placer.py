@@ -222,7 +222,7 @@ class NewbornPlacer:
         """Of a process whose VM has not come."""
         touched.ours = True
         state = self.view.sandboxes.get(helper.sandbox)
-        if state is not None and state.held:
+        if state is not None and state.suspended:
             return
         done = self._place_newborn(helper.placement, helper.role, helper.id, event)
         if done is not None:
@@ -259,7 +259,7 @@ class NewbornPlacer:
         sandbox = placement.sandbox
         account = self.book.account(sandbox)
         self.book.meets(sandbox, tid, placement.mask)
-        outside = newborn.outside(cpus, placement.mask, wanted)
+        outside = newborn.leaves_sandbox(cpus, placement.mask, wanted)
         news = self.book.tells(sandbox, tid, born)
         account.inside += news and not outside
         if thread is not None and wanted is not None and cpus != wanted:
@@ -305,7 +305,7 @@ class NewbornPlacer:
         if now is None or then is None or wanted is None or mask is None or not self._lives(vm.vmm.id):
             return False
         # Of two that come before the pass neither's place takes the other's into account.
-        alone = then is now or (vm.known and then.but(vcpu) == now.but(vcpu)
+        alone = then is now or (vm.known and then.without_vcpu(vcpu) == now.without_vcpu(vcpu)
                                 and self._ahead.get(vm.sandbox, vcpu) in {vcpu, *now.by_vcpu})
         self._ahead[vm.sandbox] = vcpu
         if mask == wanted.frozen():

@@ -107,7 +107,7 @@ def hear(reconciler: Reconciler, raw: bytes) -> set[SandboxId] | None:
         return None
     tally = reconciler.tally
     tally.hooks["taken"] += 1
-    tally.hook_at = max(tally.hook_at or 0.0, moment(message) / 1e9)  # it may have lain in the spool
+    tally.last_hook_at = max(tally.last_hook_at or 0.0, moment(message) / 1e9)  # it may have lain in the spool
     return sandboxes
 
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from vmpin.config.settings import Config
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import DesiredState, SandboxState
-from vmpin.domain.kubelet_cpus import CpuManagerState, judged, unseen
+from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers, unreported_assignments
 from vmpin.domain.model import ContainerState, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.placement import newborn
-from vmpin.placement.ownership import Claims, Node, Ownership, claims, ownership, with_unseen
+from vmpin.placement.ownership import CpuClaims, Node, Ownership, claims_of, ownership, with_kubelet_assignments
 from vmpin.placement.policy import Policy
-from vmpin.placement.rules import UNMANAGED, Placement, Request, Verdict, place
+from vmpin.placement.rules import UNMANAGED, Placement, PlacementRequest, Verdict, place
 from vmpin.placement.vcpus import Previous
 from vmpin.vmm.inventory import Vm
 
@@ -45,7 +45,7 @@ class PlacementCache:
         self.unmanaged: set[SandboxId] = set()
         #: The sandboxes that something changed for.
         self.dirty: set[SandboxId] = set()
-        self._claims: dict[SandboxId, Claims] = {}
+        self._claims: dict[SandboxId, CpuClaims] = {}
         #: The pod uids of those.
         self._pods: dict[SandboxId, str] = {}
         #: Who owns what has to be worked out again, whatever became of the sandboxes.
@@ -85,7 +85,8 @@ class PlacementCache:
                 self.dirty.add(sandbox)
                 failed(sandbox, err)
         before = self.own
-        self.own = ownership(with_unseen(self._claims, unseen(state, self.kubelet), self.node.online), self.node,
+        self.own = ownership(with_kubelet_assignments(self._claims, unreported_assignments(state, self.kubelet),
+                                                      self.node.online), self.node,
                              self._pods)
         if owned or (self.own.pool, self.own.exclusive) != (before.pool, before.exclusive):
             dirty.update(self._concerned(before, vms.keys()))
@@ -102,7 +103,7 @@ class PlacementCache:
 
     def _claim(self, sandbox: SandboxId, known: SandboxState | None) -> bool:
         """Work out again what a sandbox claims. :returns: whether its exclusive CPUs are others than before."""
-        new = claims(judged(known, self.kubelet), self.node) if known is not None else None
+        new = claims_of(effective_containers(known, self.kubelet), self.node) if known is not None else None
         old = self._claims.get(sandbox)
         if new is None:
             self._claims.pop(sandbox, None)
@@ -117,7 +118,7 @@ class PlacementCache:
     def _place_again(self, sandbox: SandboxId, vm: Vm | None, known: SandboxState | None) -> bool:
         """Work out again where a sandbox's threads go. :returns: whether that is elsewhere than before; False also
         where it has no placement (any more)."""
-        placement = None if vm is None or known is None or known.held else self._of(vm, known, vm.vcpus)
+        placement = None if vm is None or known is None or known.suspended else self._of(vm, known, vm.vcpus)
         self._left_alone(sandbox, placement)
         if vm is None or placement is None or placement.verdict is Verdict.UNMANAGED:
             self.placements.pop(sandbox, None)
@@ -125,7 +126,7 @@ class PlacementCache:
         if placement == self.placements.get(sandbox):
             return False
         self.placements[sandbox] = placement
-        previous = placement.previous(self.previous.get(sandbox), vm.known)
+        previous = placement.as_previous(self.previous.get(sandbox), vm.known)
         if previous != self.previous.get(sandbox):
             self.previous[sandbox] = previous
             self.learned = True
@@ -141,7 +142,7 @@ class PlacementCache:
 
     def at_exec(self, sandbox: SandboxId, state: DesiredState) -> Placement | None:
         """Where the processes of a sandbox go that has just begun; None when they are to be left alone."""
-        return self.placements.get(sandbox) or newborn.at_exec(
+        return self.placements.get(sandbox) or newborn.place_before_vm(
             sandbox, state.sandboxes.get(sandbox), self.node, self.own, self.config.policy, self.kubelet,
             self.previous.get(sandbox))
 
@@ -154,7 +155,8 @@ class PlacementCache:
 
     def _of(self, vm: Vm, known: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
         ended = any(each.container.state is ContainerState.STOPPED for each in known.containers.values())
-        return place(Request(vm.sandbox, vcpus, judged(known, self.kubelet), vm.known, vm.awaited, ended),
+        return place(PlacementRequest(vm.sandbox, vcpus, effective_containers(known, self.kubelet), vm.known,
+                                      vm.awaited, ended),
                      self.node, self.own, self.config.policy, self.previous.get(vm.sandbox))
 
     def _concerned(self, before: Ownership, vms: Set[SandboxId]) -> Iterable[SandboxId]:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
-from vmpin.domain.counters import Tally
+from vmpin.domain.counters import Counters
 from vmpin.domain.desired_state import DesiredState, forget_stopped, reduce
-from vmpin.domain.drift import Change, Explained
-from vmpin.domain.events import ContainerElsewhere, Event, Held, SandboxSeen
+from vmpin.domain.drift import Explanation, MaskRepair
+from vmpin.domain.events import ContainerMisplaced, Event, SandboxSeen, SuspensionChanged
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId, VmThread
-from vmpin.domain.proof import Ledger
+from vmpin.domain.proof import ResidencyLedger
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
 from vmpin.host import boottime
@@ -93,7 +93,7 @@ class Reconciler:
 
     def __init__(self, config: Config, acts: bool = True) -> None:
         self.config = config
-        self.tally = Tally()
+        self.tally = Counters()
         self.proc = Procfs(config.path("proc"))
         self.sysfs = Sysfs(config.path("sys"))
         self.cgroups = Cgroups(config.path("cgroup"), self.proc)
@@ -116,10 +116,10 @@ class Reconciler:
         #: Those of `places`.
         self.placements = self.placement_cache.placements
         #: Where threads ran, as far as samples are taken.
-        self.ledger = Ledger()
+        self.ledger = ResidencyLedger()
         self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.tally, self.ledger,
                                            f"{self.proc.root}/1/root")
-        self.drift_tracker = DriftTracker(self._explain, config.fight_rules)
+        self.drift_tracker = DriftTracker(self._explain, config.contention_rules)
         self.pinner = Pinner(self.proc, self.cgroups, kept.before, self.drift_tracker)
         #: The cpuset.cpus of the cgroups that container processes and VMMs are in.
         self._cgroup_of: dict[ThreadId, Path | None] = {}
@@ -190,7 +190,7 @@ class Reconciler:
                 lost = True
                 continue
             for event in found:
-                if isinstance(event, ContainerElsewhere):
+                if isinstance(event, ContainerMisplaced):
                     self.tally.disputed += 1
                     logger.warning("sandbox=%s had container=%s by an annotation; the runtime has it in another",
                                    event.sandbox, event.container)
@@ -301,7 +301,7 @@ class Reconciler:
         """Go on with another configuration. What is set from paths stays as it was until a restart."""
         self.config = config
         self.observer.only = config.only
-        self.pinner.drift_tracker.fights.rules = config.fight_rules
+        self.pinner.drift_tracker.fights.rules = config.contention_rules
         self.sources.kata.use_annotation(config.exclusive_annotation)
         self._renew(self.node.topology, self.checkpoint.read() if config.kubelet else None)
 
@@ -429,7 +429,7 @@ class Reconciler:
             if sandbox not in seen and (vm := self._safely(sandbox, self._refresh)) is not None:
                 vms.append(vm)
         operations = [operation for vm in vms for operation in self._safely(vm.sandbox, self._operations) or ()]
-        self.tally.fights = self.pinner.drift_tracker.fought
+        self.tally.contentions = self.pinner.drift_tracker.fought
         if not operations:
             return ()
         if not act:
@@ -443,7 +443,7 @@ class Reconciler:
         self.tally.pins.update({(role, outcome.value): count for (role, outcome), count in outcomes.items()})
         return results
 
-    def _explain(self, changes: Mapping[SandboxId, Counter[Change]]) -> Mapping[SandboxId, Sequence[Explained]]:
+    def _explain(self, changes: Mapping[SandboxId, Counter[MaskRepair]]) -> Mapping[SandboxId, Sequence[Explanation]]:
         """Why threads had to be put back, as far as can be known."""
         found = {}
         replugged = self.drift_evidence.replugged()
@@ -503,9 +503,9 @@ class Reconciler:
         results: list[Result] = []
         for sandbox in sandboxes:
             known = self.state.sandboxes.get(sandbox)
-            if leaving and known is not None and not known.held:
+            if leaving and known is not None and not known.suspended:
                 self._left.add(sandbox)
-            self.reduce([Held(sandbox, True)])
+            self.reduce([SuspensionChanged(sandbox, True)])
             results += self.restore(sandbox)
         self.save()
         return results
@@ -539,7 +539,7 @@ class Reconciler:
 
     def take_back(self, sandboxes: Iterable[SandboxId]) -> None:
         """Take sandboxes that were unpinned into vmpin's hands again."""
-        self.reduce([Held(sandbox, False) for sandbox in sandboxes])
+        self.reduce([SuspensionChanged(sandbox, False) for sandbox in sandboxes])
         self.pinner.retry_now()
 
     # Keeping
@@ -548,7 +548,7 @@ class Reconciler:
         """Write the state file; a failure is told once, and everything else goes on."""
         state = self.state
         if self._left:
-            state = DesiredState({name: replace(known, held=False) if name in self._left else known
+            state = DesiredState({name: replace(known, suspended=False) if name in self._left else known
                                   for name, known in state.sandboxes.items()})
         kubelet = self.kubelet if self.kubelet is not None and self.kubelet.static else None
         if not self._keeper.save(SavedState(state, self.placement_cache.previous, self.pinner.before,

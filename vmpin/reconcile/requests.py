@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState
-from vmpin.domain.events import RequestOver
+from vmpin.domain.events import RequestExpired
 from vmpin.domain.model import ContainerId, SandboxId
 
 #: Seconds. The kubelet gives a runtime two minutes for a request (runtimeRequestTimeout), CRI-O's own limits
@@ -24,16 +24,16 @@ class RuntimeRequests:
         #: When each was first seen (monotonic): by container, and for an update by the CPUs that are asked for.
         self._since: dict[tuple[SandboxId, ContainerId, CpuSet | None], float] = {}
 
-    def over(self, state: DesiredState, now: float) -> list[RequestOver]:
+    def over(self, state: DesiredState, now: float) -> list[RequestExpired]:
         """The ones to give up. Those that are pending no more are forgotten. :param now: CLOCK_MONOTONIC in seconds.
         """
         pending: dict[tuple[SandboxId, ContainerId, CpuSet | None], float] = {}
         for sandbox in state.sandboxes.values():
             for container, known in sandbox.containers.items():
                 if known.pending:
-                    creation = known.requested or known.container.coming
-                    asked = None if creation else known.container.asked
+                    creation = known.requested or known.container.creating
+                    asked = None if creation else known.container.requested_cpuset
                     pending[sandbox.id, container, asked] = CREATION if creation else UPDATE
         self._since = {key: self._since.get(key, now) for key in pending}
-        return [RequestOver(sandbox, container) for (sandbox, container, asked), limit in pending.items()
+        return [RequestExpired(sandbox, container) for (sandbox, container, asked), limit in pending.items()
                 if now - self._since[sandbox, container, asked] >= limit]

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Mapping
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import Source
-from vmpin.domain.kubelet_cpus import CpuManagerState, given
+from vmpin.domain.kubelet_cpus import CpuManagerState, assigned_cpus
 from vmpin.domain.model import ContainerId, SandboxId
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def _wanted(state: DesiredState, kubelet: CpuManagerState | None, sandbox: Sandb
     """What a container was given, when its cgroup has something else; the runtime has to know the container."""
     found = state.sandboxes.get(sandbox)
     known = None if found is None else found.containers.get(container)
-    if found is None or known is None or known.pending or not {Source.NRI, Source.CGROUP} <= known.words.keys():
+    if found is None or known is None or known.pending or not {Source.NRI, Source.CGROUP} <= known.reports.keys():
         return None
-    wanted = given(kubelet, found.pod, known.container) or announced.get(container)
-    return wanted if wanted is not None and known.words[Source.CGROUP].cpuset != wanted else None
+    wanted = assigned_cpus(kubelet, found.pod, known.container) or announced.get(container)
+    return wanted if wanted is not None and known.reports[Source.CGROUP].cpuset != wanted else None

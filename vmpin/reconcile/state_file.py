@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.domain.desired_state import DesiredState, Known, SandboxState, Word
+from vmpin.domain.desired_state import ContainerRecord, CpusetReport, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
@@ -207,23 +207,23 @@ def _pack_state(state: SandboxState | None) -> dict[str, object]:
         return {}
     pod = state.pod and [state.pod.namespace, state.pod.name, state.pod.uid]
     return {"state": {"runtime": state.runtime, "handler": state.handler, "pod": pod,
-                      "pod_by_nri": state.pod_by_nri, "held": state.held,
+                      "pod_by_nri": state.pod_by_nri, "held": state.suspended,
                       "vmm": _pack_thread(state.vmm), "containers": [
         {"id": known.container.id, "name": known.container.name,
-         "words": [_pack_word(source, word) for source, word in known.words.items()],
+         "words": [_pack_word(source, word) for source, word in known.reports.items()],
          "exclusive": known.container.exclusive, "state": str(known.container.state), "pause": known.container.pause,
          "source": int(known.source), "time": known.time, "bundle": known.bundle,
          "init": _pack_thread(known.init)}
         for known in state.containers.values()]}}
 
 
-def _pack_word(source: Source, word: Word) -> list[object]:
+def _pack_word(source: Source, word: CpusetReport) -> list[object]:
     packed = [int(source), str(word.cpuset), word.time]
     return [*packed, [str(cpuset) for cpuset in word.replaced]] if word.replaced else packed
 
 
-def _unpack_word(moment: Callable[[int], int], cpus: str, since: int, replaced: Iterable[str] = ()) -> Word:
-    return Word(CpuSet.parse(cpus), moment(since), tuple(CpuSet.parse(each) for each in replaced))
+def _unpack_word(moment: Callable[[int], int], cpus: str, since: int, replaced: Iterable[str] = ()) -> CpusetReport:
+    return CpusetReport(CpuSet.parse(cpus), moment(since), tuple(CpuSet.parse(each) for each in replaced))
 
 
 def _pack_thread(thread: ThreadId | None) -> list[int] | None:
@@ -306,7 +306,7 @@ def _unpack_state(sandbox: SandboxId, entry: dict[str, Any], moment: Callable[[i
         source = Source(item["source"])
         container = Container(ContainerId(item["id"]), item["name"], words[source].cpuset if words else None,
                               item["exclusive"], ContainerState(item["state"]), item["pause"])
-        containers[container.id] = Known(container, source, moment(item["time"]), item["bundle"],
+        containers[container.id] = ContainerRecord(container, source, moment(item["time"]), item["bundle"],
                                          item["init"] and ThreadId(*item["init"]), words)
     return SandboxState(sandbox, entry["runtime"], entry["pod"] and Pod(*entry["pod"]), containers, entry["held"],
                         entry["vmm"] and ThreadId(*entry["vmm"]), entry["handler"], entry.get("pod_by_nri") is True)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.cpuset import CpuSet
-    from vmpin.domain.counters import Tally
+    from vmpin.domain.counters import Counters
     from vmpin.domain.desired_state import DesiredState, SandboxState
     from vmpin.domain.kubelet_cpus import CpuManagerState
     from vmpin.domain.model import ContainerId, SandboxId, ThreadId, VcpuId
-    from vmpin.domain.proof import Ledger
+    from vmpin.domain.proof import ResidencyLedger
     from vmpin.host.cgroup import Cgroups
     from vmpin.host.procfs import Procfs
     from vmpin.pinning.drift_evidence import History
@@ -196,12 +196,12 @@ class NodeView:
     # Counts
 
     @property
-    def counters(self) -> Tally:
+    def counters(self) -> Counters:
         """What has been counted since the start."""
         return self._reconciler.tally
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> ResidencyLedger:
         """Where threads ran, as far as samples are taken."""
         return self._reconciler.ledger
 

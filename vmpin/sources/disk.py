@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
-from vmpin.domain.desired_state import DesiredState, Known, SandboxState
+from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import (
-    Claim,
     ContainerSeen,
     ContainerStopped,
     CpusetSeen,
@@ -18,6 +17,7 @@ from vmpin.domain.events import (
     SandboxGone,
     SandboxSeen,
     Source,
+    VmmClaim,
 )
 from vmpin.domain.model import ContainerState, SandboxId, ThreadId
 from vmpin.host import boottime
@@ -79,13 +79,13 @@ class DiskSources:
         self._written[kata.id] = kata, when
         return when
 
-    def claims(self, state: DesiredState) -> dict[SandboxId, Claim]:
+    def claims(self, state: DesiredState) -> dict[SandboxId, VmmClaim]:
         """Whose VMM is which process, by the runtimes' and hooks' word."""
-        found = {sandbox.id: Claim(sandbox.vmm.tid, identity=sandbox.vmm)
+        found = {sandbox.id: VmmClaim(sandbox.vmm.tid, identity=sandbox.vmm)
                  for sandbox in state.sandboxes.values() if sandbox.vmm is not None}
         for kata in self.sandboxes.values():
             if kata.vmm_pid:
-                found[kata.id] = Claim(kata.vmm_pid, kata.uuid)
+                found[kata.id] = VmmClaim(kata.vmm_pid, kata.uuid)
         return found
 
     def _check(self, sandbox: SandboxState, with_vm: set[SandboxId], now: int) -> Iterator[Event]:
@@ -99,30 +99,30 @@ class DiskSources:
             if self._has_ended(sandbox, known, with_vm, now):
                 yield ContainerStopped(sandbox.id, known.container.id, max(now, known.time))
                 continue
-            alive = alive or known.init is not None or bool(known.bundle) or known.told_by(Source.NRI)
+            alive = alive or known.init is not None or bool(known.bundle) or known.reported_by(Source.NRI)
             if known.init is not None:
                 yield from self.cgroup(sandbox.id, known, known.init)
         if not alive and latest < now - FORGET_AFTER_NS:
             yield SandboxGone(sandbox.id)
 
-    def _has_ended(self, sandbox: SandboxState, known: Known, with_vm: set[SandboxId], now: int) -> bool:
-        if known.told_by(Source.KATA):
+    def _has_ended(self, sandbox: SandboxState, known: ContainerRecord, with_vm: set[SandboxId], now: int) -> bool:
+        if known.reported_by(Source.KATA):
             # What it owned is free when the runtime has removed the sandbox, not when the sandbox is forgotten.
             return sandbox.id not in with_vm and sandbox.id not in self.kata.listed
         if known.init is not None:
             stat = self.proc.stat(known.init.tid)
             return stat is None or stat.starttime != known.init.starttime
-        if known.told_by(Source.NRI) and not known.bundle:
+        if known.reported_by(Source.NRI) and not known.bundle:
             # A container in a VM. Without the runtime nobody says that it has ended, but its VM has.
             return not self.nri and sandbox.id not in with_vm and known.time < now - FORGET_AFTER_NS
         return bool(known.bundle) and bundle_gone(known.bundle)
 
-    def cgroup(self, sandbox: SandboxId, known: Known, init: ThreadId) -> Iterator[Event]:
+    def cgroup(self, sandbox: SandboxId, known: ContainerRecord, init: ThreadId) -> Iterator[Event]:
         """What the cgroup of a container's first process says of its CPUs."""
         found = self.cgroups.cpuset_of(init.tid)
         if found is None or not found.configured or self.cgroups.is_top(found.path):
             return  # what is at the top is no container: a pid that was none of its own would widen its cpuset
-        if known.told_by(Source.NRI) and known.container.id not in found.path.as_posix():
+        if known.reported_by(Source.NRI) and known.container.id not in found.path.as_posix():
             return  # of a pod's containers each has a cgroup named after it: this is another one
         # On cgroup v1 every cgroup has CPUs, its parent's if nobody gave it any: that says nothing of a container
         # that was created without.
@@ -155,5 +155,5 @@ def _kata_events(kata: KataSandbox, known: SandboxState | None, written: int, no
             yield ContainerSeen(kata.id, container, Source.KATA, written)
     for other in known.containers.values() if known is not None else ():
         # Kata's list is whole: what is no longer in it has ended, what a hook just told of is yet to come into it.
-        if other.told_by(Source.KATA) and other.container.id not in listed:
+        if other.reported_by(Source.KATA) and other.container.id not in listed:
             yield ContainerStopped(kata.id, other.container.id, now)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from vmpin.domain.counters import Tally
+from vmpin.domain.counters import Counters
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
@@ -32,7 +32,7 @@ class _Home(NamedTuple):
 
 
 def events_of(message: HookMessage, state: DesiredState, proc: Procfs, exclusive_annotation: str,
-              tally: Tally | None = None) -> list[Event]:
+              tally: Counters | None = None) -> list[Event]:
     """What a hook's message says. None of its events concerns another sandbox than the container's own, whatever the
     pod's author wrote into annotations.
 
@@ -77,7 +77,7 @@ def _home(hook: HookState, state: DesiredState) -> _Home:
     for other in state.sandboxes.values():
         there = other.containers.get(container)
         if (there is not None and other.id != sandbox and there.container.state is not ContainerState.STOPPED
-                and (there.told_by(Source.NRI) or there.told_by(Source.KATA))):
+                and (there.reported_by(Source.NRI) or there.reported_by(Source.KATA))):
             return _Home(other.id, container, there.container.pause, f"sandbox {sandbox}")
     itself = SandboxId(container)
     if itself != sandbox and itself in state.sandboxes and state.sandboxes[itself].runtime != "oci":

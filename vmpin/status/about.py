@@ -53,8 +53,8 @@ class About:
             "resynced": None if watched.resynced is None else round(now - watched.resynced, 3),
             "resync_seconds": watched.config.resync_seconds,
             "passes": dict(watched.view.counters.passes),
-            "hooks": {"taken": tally.hooks["taken"], "age": None if tally.hook_at is None else round(
-                time.clock_gettime(time.CLOCK_BOOTTIME) - tally.hook_at, 3)},
+            "hooks": {"taken": tally.hooks["taken"], "age": None if tally.last_hook_at is None else round(
+                time.clock_gettime(time.CLOCK_BOOTTIME) - tally.last_hook_at, 3)},
             "sources": [{"name": source.name, "up": source.up, "needed": source.needed, "why": source.why}
                         for source in watched.source_health()],
             "saved": watched.view.saved,

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
-from vmpin.domain.kubelet_cpus import second_witness
+from vmpin.domain.kubelet_cpus import compare_with_pod_resources
 from vmpin.domain.model import ContainerId, SandboxId, VmThread
 from vmpin.domain.proof import Proof
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
 from vmpin.pinning.apply import Result
 from vmpin.pinning.plan import SetAffinity
-from vmpin.placement.ownership import contested
+from vmpin.placement.ownership import find_collisions
 from vmpin.reconcile.reconciler import PassReport
 from vmpin.reconcile.view import NodeView
 from vmpin.status.document import VERSION, ThreadStatus, node_data, pod_data, sandbox_data, trespasses
@@ -44,7 +44,7 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
     """
     masks: dict[frozenset[int], CpuSet] = {}
     sandboxes = []
-    collisions = contested(view.ownership)
+    collisions = find_collisions(view.ownership)
     for sandbox in shown(view):
         vm = view.vms.get(sandbox.id)
         threads = [] if vm is None else threads_of(view, vm, masks)
@@ -56,7 +56,7 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
         "version": VERSION,
         "time": when(time.time()),
         "watcher": watcher_pid,
-        "policy": view.config.policy.words(),
+        "policy": view.config.policy.as_text(),
         "node": node_data(view.node, view.ownership,
                           sorted(collisions, key=lambda collision: (collision.cpu, collision.sandboxes)),
                           _owners(view), _disagreements(view)),
@@ -78,7 +78,7 @@ def shown(view: NodeView) -> list[SandboxState]:
 
 
 def _last_hook(view: NodeView) -> str | None:
-    at = view.counters.hook_at
+    at = view.counters.last_hook_at
     return None if at is None else when(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + at)
 
 
@@ -94,7 +94,7 @@ def _kubelet(view: NodeView) -> dict[str, object] | None:
     return {**facts, "trouble": file.trouble, "bad": file.bad,
             "pod_resources": view.pod_resources is not None,
             "stale": stale, "written": when(file.written / 1e9) if file.written else None,
-            "second_witness": second_witness(found, view.pod_resources) if stale and found else None}
+            "second_witness": compare_with_pod_resources(found, view.pod_resources) if stale and found else None}
 
 
 def _disagreements(view: NodeView) -> list[dict[str, object]]:
@@ -244,7 +244,7 @@ def unpinning(view: NodeView, sandboxes: Iterable[SandboxId], operations: Iterab
     """
     wanted, vms = list(sandboxes), view.vm_sandboxes()
     held = [sandbox for sandbox in wanted if sandbox in vms
-            and (known := view.sandboxes.get(sandbox)) is not None and not known.held]
+            and (known := view.sandboxes.get(sandbox)) is not None and not known.suspended]
     return {"dry_run": True, "operations": [_operation(operation) for operation in operations],
             "held": sorted(held), "guests": sorted(guests)}
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from vmpin.cpuset import CpuSet, union
-from vmpin.domain.desired_state import Known, SandboxState
-from vmpin.domain.kubelet_cpus import CpuManagerState, given, judged
+from vmpin.domain.desired_state import ContainerRecord, SandboxState
+from vmpin.domain.kubelet_cpus import CpuManagerState, assigned_cpus, effective_containers
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread
-from vmpin.placement.ownership import Collision, Node, Ownership, counts, is_exclusive
+from vmpin.placement.ownership import Collision, Node, Ownership, is_counted, is_exclusive
 from vmpin.placement.rules import UNMANAGED, Placement, Verdict
 
 VERSION = 1
@@ -86,7 +86,7 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
     told = [f"the sources disagree on the CPUs of container {container}: {text}" for container, text in odd.items()]
     verdict, reasons = judge(state, placement, vmm, threads, [*notes, *told], unmanaged)
     containers = []
-    live = judged(state, kubelet)
+    live = effective_containers(state, kubelet)
     for container in live:
         vcpus = placement.containers.get(container.id) if placement is not None else None
         containers.append({
@@ -106,16 +106,16 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
 def _container(state: SandboxState, container: Container, node: Node, kubelet: CpuManagerState | None,
                wall_offset: int) -> dict[str, object]:
     known = state.containers[container.id]
-    cpus = given(kubelet, state.pod, container)
+    cpus = assigned_cpus(kubelet, state.pod, container)
     exclusive = not container.pause and is_exclusive(container, node.shared_pool)
-    word = known.words.get(known.source)
+    word = known.reports.get(known.source)
     return {
         "id": container.id, "name": container.name, "cpuset": _text(container.cpuset),
-        "stale_cpuset": _text(container.stale), "exclusive": exclusive,
+        "stale_cpuset": _text(container.stale_cpuset), "exclusive": exclusive,
         "exclusive_by": None if not exclusive else "kubelet" if cpus is not None else
         "declared" if container.exclusive else "pool",
         "state": str(container.state), "pause": container.pause,
-        "source": "kubelet" if word is None and container.cpuset else known.source.word,
+        "source": "kubelet" if word is None and container.cpuset else known.source.label,
         "since": None if word is None else _when(word.time, wall_offset), "words": _words(known, wall_offset),
         "kubelet": _text(cpus)}
 
@@ -123,15 +123,15 @@ def _container(state: SandboxState, container: Container, node: Node, kubelet: C
 def _shared_with(container: Container, others: Iterable[Container], node: Node) -> list[str]:
     """The other containers of the pod that have some of its exclusive CPUs, too."""
     mine = container.cpuset
-    if not mine or not counts(container) or not is_exclusive(container, node.shared_pool):
+    if not mine or not is_counted(container) or not is_exclusive(container, node.shared_pool):
         return []
-    return [other.id for other in others if other.id != container.id and counts(other) and other.cpuset
+    return [other.id for other in others if other.id != container.id and is_counted(other) and other.cpuset
             and is_exclusive(other, node.shared_pool) and not other.cpuset.isdisjoint(mine)]
 
 
-def _words(known: Known, wall_offset: int) -> dict[str, object]:
-    return {source.word: {"cpus": str(word.cpuset), "since": _when(word.time, wall_offset)}
-            for source, word in known.words.items()}
+def _words(known: ContainerRecord, wall_offset: int) -> dict[str, object]:
+    return {source.label: {"cpus": str(word.cpuset), "since": _when(word.time, wall_offset)}
+            for source, word in known.reports.items()}
 
 
 def _text(cpus: CpuSet | None) -> str | None:
@@ -160,7 +160,7 @@ def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, ob
     if vmm is None:
         return Verdict.OFF, ["its VMM does not run"]
     if placement is None:
-        if state.held:
+        if state.suspended:
             return Verdict.OFF, ["unpinned by hand: `vmpin reconcile` takes it back"]
         return (Verdict.UNMANAGED, [UNMANAGED]) if unmanaged else (Verdict.OFF, ["not yet placed"])
     reasons = list(placement.reasons)
@@ -191,8 +191,8 @@ def _barred(state: SandboxState, threads: int, barred: Sequence[ThreadStatus]) -
     wanted = union(seen.wanted for seen in barred if seen.wanted is not None)
     why = f"{len(barred)} of {threads} threads belong on {wanted}, and their cpuset cgroup has {limit} only"
     without = [container.name or container.id for container in state.live()
-               if counts(container) and not container.cpuset]
-    if not without or not any(container.cpuset for container in state.live() if counts(container)):
+               if is_counted(container) and not container.cpuset]
+    if not without or not any(container.cpuset for container in state.live() if is_counted(container)):
         return why
     # Kata writes the union of its containers' cpusets to the sandbox's cgroup (on cgroup v2 the whole VMM is in it).
     return (f"{why}: that is the union of its containers' cpusets, and {', '.join(without)} has none; give it a "
@@ -231,6 +231,6 @@ def trespasses(own: Ownership, sandbox: SandboxId, threads: Iterable[ThreadStatu
         first = there[0]
         collisions.append(Collision(
             cpu, tuple(dict.fromkeys([*(owner for owner, _ in owners), sandbox])),
-            f"exclusive to {own.named(cpu)}, but {len(there)} threads of {sandbox} may run there "
+            f"exclusive to {own.owner_names(cpu)}, but {len(there)} threads of {sandbox} may run there "
             f"(thread {first.id.tid}, {first.role})"))
     return collisions

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
-from vmpin.placement.ownership import contested
+from vmpin.placement.ownership import find_collisions
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.view import NodeView
 from vmpin.status.collector import shown, threads_of
@@ -64,7 +64,7 @@ class Headcount:
                 sandbox.pod, verdict, Counter((seen.thread.role, _place(seen)) for seen in threads))
             trespassed += len(trespasses(view.ownership, sandbox.id, threads))
             yield
-        self.collisions = len(contested(view.ownership)) + trespassed
+        self.collisions = len(find_collisions(view.ownership)) + trespassed
 
     def verdicts(self) -> Counter[Verdict]:
         return Counter(count.verdict for count in self.sandboxes.values())

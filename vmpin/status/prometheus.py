@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from vmpin.domain.counters import Histogram
 from vmpin.domain.drift import Cause
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
-from vmpin.domain.proof import Ledger, RunAccount
+from vmpin.domain.proof import ResidencyLedger, RunAccount
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.view import NodeView
@@ -131,11 +131,12 @@ def _counts(facts: ScrapeData) -> Iterator[Metric]:
     yield _counter("vmpin_drift_total", "Threads found elsewhere and put back, by cause as far as it is view.",
                    ("cause",), {(cause.value,): tally.drift[cause.value] for cause in Cause})
     yield _counter("vmpin_fights_total", "Fights with another writer of the same masks that were noticed.", (),
-                   {(): tally.fights})
+                   {(): tally.contentions})
     yield _counter("vmpin_runc_repairs_total", "CPUs given back to runc containers by the runtime "
                    "(policy.runc_repair), by what became of it.", ("outcome",),
                    {(outcome,): tally.repairs[outcome] for outcome in ("done", "failed")})
-    yield _histogram("vmpin_birth_latency_seconds", "From a thread's birth until it was placed.", tally.births)
+    yield _histogram("vmpin_birth_latency_seconds", "From a thread's birth until it was placed.",
+                     tally.placement_latency)
     yield _histogram("vmpin_allowed_outside_seconds", "How long threads were allowed to run outside of their sandbox, "
                      "of those that were.", tally.leaks)
     yield _histogram("vmpin_pin_latency_seconds", "From an event's coming in until the masks that follow from it were "
@@ -157,7 +158,7 @@ def _counts(facts: ScrapeData) -> Iterator[Metric]:
                    ("source",), {(source,): number for source, number in facts.restarts.items()})
 
 
-def _ran(ledger: Ledger) -> Iterator[Metric]:
+def _ran(ledger: ResidencyLedger) -> Iterator[Metric]:
     """What samples add up to since the watcher started."""
     found = ledger.added()
     roles = {role: found.get(role, RunAccount()) for role in ThreadRole}

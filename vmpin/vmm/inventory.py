@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vmpin.domain.events import Claim
+from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuThreads, VmmType, VmThread
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.vmm import threads as vmm_threads
@@ -140,7 +140,7 @@ class Observer:
         self._doubles: set[tuple[SandboxId, int]] = set()
         self._followed: dict[int, tuple[Vm, Process]] | None = None
 
-    def scan(self, claims: Mapping[SandboxId, Claim], full: bool = False) -> set[SandboxId]:
+    def scan(self, claims: Mapping[SandboxId, VmmClaim], full: bool = False) -> set[SandboxId]:
         """Look for processes that came or went.
 
         :param full: look at every process again.
@@ -176,7 +176,7 @@ class Observer:
                  for pid, (identity, helper, argv) in self.census.helpers.items() if helper.sandbox == sandbox]
         return [process for process in found if self._refresh(process, reread=True)]
 
-    def assign(self, claims: Mapping[SandboxId, Claim]) -> set[SandboxId]:
+    def assign(self, claims: Mapping[SandboxId, VmmClaim]) -> set[SandboxId]:
         """Give each sandbox its VMM and helpers. :returns: the sandboxes whose VM came, went or became another."""
         vmms = self.census.vmms
         chosen: dict[SandboxId, int] = {}
@@ -359,7 +359,7 @@ class Observer:
         return wanting
 
 
-def _borne_out(sandbox: SandboxId, claim: Claim, identity: ThreadId, vmm: VmmProcess) -> bool:
+def _borne_out(sandbox: SandboxId, claim: VmmClaim, identity: ThreadId, vmm: VmmProcess) -> bool:
     """Whether a process is what somebody said: another may have its pid by now."""
     if vmm.sandbox == sandbox:
         return True

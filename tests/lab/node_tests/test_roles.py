@@ -11,7 +11,7 @@ from lab.node_tests.conftest import StartsVms
 from lab.node_tests.guest import Guest
 from lab.node_tests.machines import PATIENCE, NestedVm, until
 from lab.variant import Kernel, Variant
-from vmpin.domain.events import Claim
+from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadRole, VcpuId, VmmType
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
 from vmpin.vmm import kvm, qmp
@@ -157,7 +157,7 @@ def test_observer_has_every_thread_that_works_for_the_vm(which: str, request: py
                                                         variant: Variant) -> None:
     vm: NestedVm = request.getfixturevalue(which)
     observer = Observer(Procfs(), only=vm.sandbox)
-    observer.scan({SandboxId(vm.sandbox): Claim(vm.pid)}, full=True)
+    observer.scan({SandboxId(vm.sandbox): VmmClaim(vm.pid)}, full=True)
     found = observer.vms[SandboxId(vm.sandbox)]
     assert observer.refresh(found)
     seen = {thread.id.tid: thread for thread in found.threads()}

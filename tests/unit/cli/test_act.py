@@ -109,5 +109,5 @@ def test_a_dry_run_says_what_the_real_one_does_and_changes_nothing(machine: Mach
         assert removed == set()
         assert run()[0] == "nothing to give back"
         view, _ = one_pass.plan_unpin(machine.reconciler.config, None)
-        assert view.sandboxes[sandbox("a")].held
-        assert view.sandboxes[sandbox("b")].held is (which == "--every")
+        assert view.sandboxes[sandbox("a")].suspended
+        assert view.sandboxes[sandbox("b")].suspended is (which == "--every")

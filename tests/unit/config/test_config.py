@@ -11,7 +11,7 @@ from vmpin.config.settings import SETTINGS
 from vmpin.config.values import Address
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.errors import ConfigError
-from vmpin.placement.policy import Policy, Spare, ThreadPolicy, Vcpus
+from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def test_the_file_beats_the_default_the_environment_the_file_and_a_flag_all(tmp_
         "watch.resync_seconds": (5.0, str(path)),
         "policy.vhost": (ThreadPolicy.SHARED, str(path)),
         "log.level": ("warning", "environment VMPIN_LOG_LEVEL"),
-        "policy.vcpus": (Vcpus.AUTO, "flag"),
+        "policy.vcpus": (VcpuRule.AUTO, "flag"),
         "watch.qmp": (True, "flag"),
     }
     assert found.policy == Policy(vhost=ThreadPolicy.SHARED)
@@ -99,7 +99,7 @@ def test_every_rule_of_the_policy_can_be_said(tmp_path: Path) -> None:
                  shim: shared, exclusive_annotation: example.com/exclusive}
     """)
     found = settings.load(path, {"VMPIN_POLICY_SHIM": "5-6"}, {"policy.spare_vcpus": "housekeeping"})
-    assert found.policy == Policy(Vcpus.OFF, Spare.HOUSEKEEPING, CpuSet.parse("2-3"), CpuSet.parse("4"),
+    assert found.policy == Policy(VcpuRule.OFF, SpareVcpuRule.HOUSEKEEPING, CpuSet.parse("2-3"), CpuSet.parse("4"),
                                   ThreadPolicy.HOUSEKEEPING, ThreadPolicy.OFF, CpuSet.parse("5-6"))
     assert (found.shared_pool, found.housekeeping) == (CpuSet.parse("0-1,8"), CpuSet.parse("0"))
     assert found.exclusive_annotation == "example.com/exclusive"

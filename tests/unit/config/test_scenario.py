@@ -14,7 +14,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError
-from vmpin.placement.policy import Policy, ThreadPolicy, Vcpus
+from vmpin.placement.policy import Policy, ThreadPolicy, VcpuRule
 from vmpin.placement.rules import UNMANAGED
 from vmpin.placement.vcpus import Previous
 
@@ -59,7 +59,7 @@ def outcome(tmp_path: Path, text: str, previous: str | None = None) -> dict[str,
         path = tmp_path / "previous.json"
         path.write_text(previous)
         before = scenario.load_previous(path)
-    return scenario.run(load(tmp_path, text), before).data()
+    return scenario.place_scenario(load(tmp_path, text), before).data()
 
 
 def refusal(tmp_path: Path, text: str | bytes) -> str:
@@ -161,7 +161,7 @@ def test_little_need_be_said(tmp_path: Path) -> None:
     for text in ("", "# nothing\n", "{}", "sandboxes:\npolicy:\nshared_pool:\nhousekeeping:\ntopology:\n"):
         assert load(tmp_path, text, machine).sandboxes == ()
     one = load(tmp_path, "sandboxes: [{id: 7}]", machine)
-    assert scenario.run(one).data()["sandboxes"] == [{
+    assert scenario.place_scenario(one).data()["sandboxes"] == [{
         "id": "7", "mask": "", "verdict": "unmanaged", "reasons": [UNMANAGED], "vcpus": [], "iothreads": [],
         "vhost": None, "emulator": None, "containers": []}]
     assert one.node.topology is machine
@@ -184,7 +184,7 @@ def test_every_policy_can_be_said(tmp_path: Path) -> None:
     assert load(tmp_path, text).policy == Policy.of({
         "vcpus": "union", "spare_vcpus": "housekeeping", "iothreads": "2-3", "vhost": "4", "emulator": "shared",
         "virtiofsd": "off", "shim": "housekeeping"})
-    assert load(tmp_path, text).policy.vcpus is Vcpus.UNION
+    assert load(tmp_path, text).policy.vcpus is VcpuRule.UNION
     assert load(tmp_path, text).policy.virtiofsd is ThreadPolicy.OFF
 
 

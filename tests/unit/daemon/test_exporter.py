@@ -26,7 +26,7 @@ from vmpin.domain.guest_report import ContainerReport, GuestReport
 from vmpin.domain.model import SandboxId, ThreadRole
 from vmpin.errors import ConfigError
 from vmpin.pinning.apply import Outcome
-from vmpin.placement.ownership import Claims, ownership
+from vmpin.placement.ownership import CpuClaims, ownership
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.view import NodeView
 from vmpin.status.headcount import Headcount
@@ -93,7 +93,8 @@ def test_a_mask_smaller_than_what_the_cgroup_has_was_narrowed_by_another_hand(no
 def test_a_thread_on_the_cpus_of_another_container_is_a_collision(node: Node) -> None:
     assert node.values("vmpin_collisions") == {(): 0}
     other = SandboxId("other")
-    node.reconciler.placement_cache.own = ownership({other: Claims(((WEB, node.second),), ())}, node.reconciler.node)
+    node.reconciler.placement_cache.own = ownership({other: CpuClaims(((WEB, node.second),), ())},
+                                                    node.reconciler.node)
     assert node.values("vmpin_collisions") == {(): 1}
     assert node.values("vmpin_cpus")["exclusive",] == 1
 
@@ -113,8 +114,8 @@ def test_a_vm_that_ends_while_it_is_counted_is_off(node: Node) -> None:
 def test_what_was_counted_is_told(node: Node) -> None:
     tally = node.reconciler.tally
     tally.pins[ThreadRole.VHOST, Outcome.REFUSED.value] += 3
-    tally.births.observe(0.0004)
-    tally.births.observe(99.0)
+    tally.placement_latency.observe(0.0004)
+    tally.placement_latency.observe(99.0)
     tally.passes["hook"] += 2
     node.restarts["nri"] += 1
     node.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport("applied")})

@@ -120,7 +120,7 @@ def test_what_another_plugin_changed_is_no_drift(node: Drifted, runtime: CriServ
     node.listed[ContainerId("a")] = node.listed[ContainerId("a")]._replace(cpus=CpuSet([4]))
     node.look(3)
     assert (runtime.updates, node.plugin.asked, node.plugin.lists) == ([], [], 1)
-    assert str(node.reconciler.state.sandboxes[POD].containers[ContainerId("a")].words[Source.NRI].cpuset) == "4"
+    assert str(node.reconciler.state.sandboxes[POD].containers[ContainerId("a")].reports[Source.NRI].cpuset) == "4"
 
 
 def test_a_vms_container_is_never_repaired(node: Drifted, runtime: CriServer) -> None:

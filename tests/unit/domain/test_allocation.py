@@ -8,12 +8,18 @@ from dataclasses import replace
 import pytest
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.domain.desired_state import DesiredState, Known, SandboxState, Word
+from vmpin.domain.desired_state import ContainerRecord, CpusetReport, DesiredState, SandboxState
 from vmpin.domain.events import Source
-from vmpin.domain.kubelet_cpus import CpuManagerState, disagreements, judged, second_witness, unseen
+from vmpin.domain.kubelet_cpus import (
+    CpuManagerState,
+    compare_with_pod_resources,
+    disagreements,
+    effective_containers,
+    unreported_assignments,
+)
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.domain.topology import Topology
-from vmpin.placement.ownership import Node, claims
+from vmpin.placement.ownership import Node, claims_of
 from vmpin.reconcile.disagreements import SourceDisagreements
 from vmpin.reconcile.runc_drift import TRIES, WITHIN, RuncDriftRepairs
 
@@ -30,15 +36,15 @@ def kubelet(entries: dict[tuple[str, str], str] | None = None, policy: str = "st
 
 
 def container(name: str = "app", cid: ContainerId = APP, state: ContainerState = ContainerState.RUNNING,
-              **words: str) -> Known:
+              **words: str) -> ContainerRecord:
     """With the words of sources, by their names."""
-    said = {Source[source.upper()]: Word(CpuSet.parse(cpus), 10) for source, cpus in words.items()}
+    said = {Source[source.upper()]: CpusetReport(CpuSet.parse(cpus), 10) for source, cpus in words.items()}
     source = next(iter(said), Source.NRI)
     made = Container(cid, name, said[source].cpuset if said else None, None, state)
-    return Known(made, source, 10, words=said)
+    return ContainerRecord(made, source, 10, reports=said)
 
 
-def pod(*containers: Known, uid: str = UID) -> SandboxState:
+def pod(*containers: ContainerRecord, uid: str = UID) -> SandboxState:
     return SandboxState(POD, "nri", Pod("ns", "web", uid), {each.container.id: each for each in containers})
 
 
@@ -55,7 +61,7 @@ def pod(*containers: Known, uid: str = UID) -> SandboxState:
 ])
 def test_a_container_owns_what_the_static_policy_lists_for_it(state: CpuManagerState | None, exclusive: bool | None,
                                                               cpus: str | None) -> None:
-    (found,) = judged(pod(container(nri="2-3")), state)
+    (found,) = effective_containers(pod(container(nri="2-3")), state)
     assert (found.exclusive, found.cpuset and str(found.cpuset)) == (exclusive, cpus)
 
 
@@ -75,33 +81,33 @@ def test_a_container_owns_what_the_static_policy_lists_for_it(state: CpuManagerS
 def test_cpus_that_no_running_container_has_are_owned_all_the_same(
         sandbox: SandboxState, entries: dict[tuple[str, str], str], found: dict[tuple[str, str], str]) -> None:
     state = state_of(sandbox)
-    assert unseen(state, kubelet(entries)) == {key: CpuSet.parse(cpus) for key, cpus in found.items()}
-    assert unseen(state, kubelet(entries, policy="none")) == {}
-    assert unseen(state, None) == {}
+    assert unreported_assignments(state, kubelet(entries)) == {key: CpuSet.parse(cpus) for key, cpus in found.items()}
+    assert unreported_assignments(state, kubelet(entries, policy="none")) == {}
+    assert unreported_assignments(state, None) == {}
 
 
 def test_cpus_of_a_v1_checkpoint_are_owned_before_the_container_is_known() -> None:
     state = kubelet(by_id={APP: "2-3", "unknown": "4-5"})
-    assert unseen(state_of(pod(container(nri="2-3"))), state) == {("unknown", ""): CpuSet.parse("4-5")}
+    assert unreported_assignments(state_of(pod(container(nri="2-3"))), state) == {("unknown", ""): CpuSet.parse("4-5")}
     stopped = container(state=ContainerState.STOPPED, nri="2-3")
-    assert unseen(state_of(pod(stopped)), state) == {(APP, ""): CpuSet.parse("2-3"),
+    assert unreported_assignments(state_of(pod(stopped)), state) == {(APP, ""): CpuSet.parse("2-3"),
                                                      ("unknown", ""): CpuSet.parse("4-5")}
 
 
 def test_of_a_container_that_has_more_than_it_was_given_that_is_its_own() -> None:
-    (found,) = judged(pod(container(nri="2-3", cgroup="0-3")), kubelet({(UID, "app"): "2-3"}))
+    (found,) = effective_containers(pod(container(nri="2-3", cgroup="0-3")), kubelet({(UID, "app"): "2-3"}))
     assert (found.exclusive, str(found.cpuset)) == (True, "2-3")
 
 
 def test_a_container_of_which_only_the_kubelet_tells_has_its_cpus() -> None:
-    (found,) = judged(pod(container()), kubelet({(UID, "app"): "4"}))
+    (found,) = effective_containers(pod(container()), kubelet({(UID, "app"): "4"}))
     assert (found.exclusive, found.cpuset) == (True, CpuSet.parse("4"))
 
 
 def test_cpus_in_the_pool_are_owned_all_the_same_when_they_are_listed() -> None:
     """The kubelet writes its default set and its entries at once; other sources follow."""
     node = Node(Topology.build(ONLINE), ONLINE, EMPTY)
-    found = claims(judged(pod(container(nri="2-3"), container("side", SIDE, nri="0-7")),
+    found = claims_of(effective_containers(pod(container(nri="2-3"), container("side", SIDE, nri="0-7")),
                           kubelet({(UID, "app"): "2-3"})), node)
     assert found.exclusive == ((APP, CpuSet.parse("2-3")),)
     assert found.shared == ((SIDE, CpuSet.parse("0-1")),)
@@ -123,23 +129,23 @@ def test_what_the_static_policy_does_not_list_owns_nothing_and_shares_the_pool(
     """Whatever cpuset it was last reported with, and whatever an annotation declares."""
     known = container(nri=has)
     known = replace(known, container=replace(known.container, exclusive=declared))
-    (found,) = judged(pod(known), STATIC)
-    assert (found.exclusive, found.cpuset, found.stale) == (
+    (found,) = effective_containers(pod(known), STATIC)
+    assert (found.exclusive, found.cpuset, found.stale_cpuset) == (
         False, shared and CpuSet.parse(shared), stale and CpuSet.parse(stale))
-    assert not claims((found,), Node(Topology.build(ONLINE), STATIC.default)).exclusive
+    assert not claims_of((found,), Node(Topology.build(ONLINE), STATIC.default)).exclusive
 
 
 def test_an_update_under_way_gives_a_shared_container_cpus_of_the_pool_only() -> None:
     known = container(nri="0-7")
-    known = replace(known, container=replace(known.container, asked=CpuSet.parse("1-4")))
-    (found,) = judged(pod(known), STATIC)
-    assert (str(found.cpuset), str(found.asked), str(found.stale)) == ("0-1", "1", "0-7")
+    known = replace(known, container=replace(known.container, requested_cpuset=CpuSet.parse("1-4")))
+    (found,) = effective_containers(pod(known), STATIC)
+    assert (str(found.cpuset), str(found.requested_cpuset), str(found.stale_cpuset)) == ("0-1", "1", "0-7")
 
 
 def test_where_every_cpu_of_the_pool_is_given_away_the_rest_is_shared() -> None:
     """The default set is empty then (strict-cpu-reservation)."""
     state = CpuManagerState("static", EMPTY, {("other", "db"): CpuSet.parse("4-7")})
-    (found,) = judged(pod(container(nri="0-7")), state)
+    (found,) = effective_containers(pod(container(nri="0-7")), state)
     assert (found.exclusive, str(found.cpuset)) == (False, "0-3")
 
 
@@ -147,7 +153,7 @@ def test_where_every_cpu_of_the_pool_is_given_away_the_rest_is_shared() -> None:
 def test_of_the_entry_and_a_report_with_less_the_later_one_counts(written: int, cpus: str) -> None:
     """A report that a state file kept may be older than the checkpoint."""
     state = kubelet({(UID, "app"): "2-3"}).dated(written, None)
-    (found,) = judged(pod(container(nri="2,4")), state)
+    (found,) = effective_containers(pod(container(nri="2,4")), state)
     assert (found.exclusive, str(found.cpuset)) == (True, cpus)
 
 
@@ -161,7 +167,7 @@ def test_cpus_of_a_pod_that_no_container_is_listed_with_are_the_pods() -> None:
     """As the kubelet leaves them for a moment when the pod ends (1.36, pod-level resources)."""
     state = CpuManagerState("static", CpuSet.parse("0-1"), {(UID, "app"): CpuSet.parse("2")},
                             {UID: CpuSet.parse("2-3"), "gone": CpuSet.parse("4")})
-    assert unseen(state_of(pod(container(nri="2"))), state) == {(UID, ""): CpuSet.parse("3"),
+    assert unreported_assignments(state_of(pod(container(nri="2"))), state) == {(UID, ""): CpuSet.parse("3"),
                                                                 ("gone", ""): CpuSet.parse("4")}
 
 
@@ -174,7 +180,8 @@ def test_cpus_of_a_pod_that_no_container_is_listed_with_are_the_pods() -> None:
     (container(kata="2", nri="3"), None, "kata 2, nri 3"),
     (container(state=ContainerState.STOPPED, nri="2-3", cgroup="4"), None, None),
 ])
-def test_who_says_another_cpuset_is_named(known: Known, state: CpuManagerState | None, text: str | None) -> None:
+def test_who_says_another_cpuset_is_named(known: ContainerRecord, state: CpuManagerState | None,
+                                          text: str | None) -> None:
     assert disagreements(pod(known), state, None, ONLINE).get(APP) == text
 
 
@@ -241,7 +248,7 @@ def test_what_a_state_file_kept_of_nri_takes_no_part_until_the_runtime_has_liste
 ])
 def test_podresources_are_asked_of_a_checkpoint_that_is_gone(
         resources: dict[tuple[str, str, str], CpuSet] | None, said: str) -> None:
-    assert second_witness(kubelet({(UID, "app"): "2-3"}), resources) == said
+    assert compare_with_pod_resources(kubelet({(UID, "app"): "2-3"}), resources) == said
 
 
 LASTING = [(POD, APP)]
@@ -257,7 +264,7 @@ ANNOUNCED = {APP: CpuSet.parse("2-3")}
     (container(nri="2-3", kata="4"), None, set(), None),
     (container(bundle="2-3", cgroup="4"), None, set(), None),  # the runtime does not know it
 ])
-def test_a_runc_container_is_given_back_what_it_was_given(known: Known, given: CpuManagerState | None,
+def test_a_runc_container_is_given_back_what_it_was_given(known: ContainerRecord, given: CpuManagerState | None,
                                                           vms: set[SandboxId], wanted: str | None) -> None:
     found = RuncDriftRepairs().due(state_of(pod(known)), given, vms, LASTING, ANNOUNCED, 0.0)
     assert found == ({} if wanted is None else {APP: CpuSet.parse(wanted)})

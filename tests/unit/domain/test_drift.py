@@ -10,13 +10,13 @@ from vmpin.domain.drift import (
     NO_THREADS,
     VCPUS_ONLY,
     Cause,
-    Change,
     Contention,
     ContentionRules,
     DriftFacts,
-    OnFight,
+    MaskRepair,
+    OnContention,
     Rival,
-    explain,
+    explain_drift,
 )
 from vmpin.domain.model import ThreadId, ThreadRole
 
@@ -28,8 +28,8 @@ A, B = ThreadId(10, 1), ThreadId(11, 1)
 
 
 def moved(role: ThreadRole = ThreadRole.VCPU, wanted: CpuSet = ONE, shown: CpuSet = ONE, found: CpuSet = ALL,
-          left: CpuSet | None = ONE) -> Change:
-    return Change(role, wanted, shown, found, left)
+          left: CpuSet | None = ONE) -> MaskRepair:
+    return MaskRepair(role, wanted, shown, found, left)
 
 
 @pytest.mark.parametrize(("change", "facts", "cause"), [
@@ -64,67 +64,67 @@ def moved(role: ThreadRole = ThreadRole.VCPU, wanted: CpuSet = ONE, shown: CpuSe
     (moved(), DriftFacts(remembers=False, cgroup="written"), Cause.OTHER),
     (moved(), DriftFacts(remembers=False, rivals=(TUNED,)), Cause.TUNED),
 ])
-def test_the_cause_is_what_the_facts_allow_to_say(change: Change, facts: DriftFacts, cause: Cause) -> None:
-    found = explain(change, facts)
+def test_the_cause_is_what_the_facts_allow_to_say(change: MaskRepair, facts: DriftFacts, cause: Cause) -> None:
+    found = explain_drift(change, facts)
     assert found.cause is cause
     assert found.evidence
 
 
 def test_the_evidence_says_what_was_seen() -> None:
-    assert explain(moved(), DriftFacts(replugged=ALL)).evidence == "CPUs 1 went off or came back"
-    assert explain(moved(wanted=ALL, shown=ALL, left=TWO), DriftFacts()).evidence == (
+    assert explain_drift(moved(), DriftFacts(replugged=ALL)).evidence == "CPUs 1 went off or came back"
+    assert explain_drift(moved(wanted=ALL, shown=ALL, left=TWO), DriftFacts()).evidence == (
         "of CPUs 0-3 its cpuset cgroup leaves 2")
-    assert explain(moved(left=None), DriftFacts(limits={ThreadRole.VCPU: TWO})).evidence == (
+    assert explain_drift(moved(left=None), DriftFacts(limits={ThreadRole.VCPU: TWO})).evidence == (
         "of CPUs 1 its cpuset cgroup leaves none of them")
-    assert explain(moved(), DriftFacts(rivals=(TUNED,))).evidence == "tuned runs"
+    assert explain_drift(moved(), DriftFacts(rivals=(TUNED,))).evidence == "tuned runs"
 
 
 def test_a_thread_that_drifts_now_and_then_is_put_back_each_time() -> None:
     fights = Contention(ContentionRules(repairs=3))
     for minute in range(20):
-        assert not fights.begins(A, ONE, minute * 30.0)
-        fights.repaired([A], minute * 30.0)
+        assert not fights.starts(A, ONE, minute * 30.0)
+        fights.add_repairs([A], minute * 30.0)
         assert not fights.resting(A, ONE, minute * 30.0)
 
 
 def test_more_repairs_a_minute_than_the_rules_allow_are_a_fight_of_that_thread_alone() -> None:
     fights = Contention(ContentionRules(repairs=3, rest=300))
     for second in (0.0, 10.0, 20.0):
-        assert not fights.begins(A, ONE, second)
-        fights.repaired([A], second)
-        fights.repaired([B], second - 100)
-    assert fights.begins(A, ONE, 30.0)
-    assert not fights.begins(B, ONE, 30.0)
+        assert not fights.starts(A, ONE, second)
+        fights.add_repairs([A], second)
+        fights.add_repairs([B], second - 100)
+    assert fights.starts(A, ONE, 30.0)
+    assert not fights.starts(B, ONE, 30.0)
     assert fights.resting(A, ONE, 31.0)
     assert fights.resting(A, ONE, 329.0)
     assert not fights.resting(A, ONE, 330.0)
     assert not fights.resting(B, ONE, 31.0)
-    assert fights.until([A, B], 31.0) == 330.0
-    assert fights.until([B], 31.0) is None
+    assert fights.next_retry([A, B], 31.0) == 330.0
+    assert fights.next_retry([B], 31.0) is None
 
 
 def test_what_rests_is_set_all_the_same_when_it_is_to_be_elsewhere() -> None:
     fights = Contention(ContentionRules(repairs=1))
-    fights.repaired([A], 0.0)
-    assert fights.begins(A, ONE, 1.0)
+    fights.add_repairs([A], 0.0)
+    assert fights.starts(A, ONE, 1.0)
     assert not fights.resting(A, TWO, 2.0)
 
 
 def test_after_its_rest_a_thread_is_tried_once_and_rests_twice_as_long() -> None:
     fights = Contention(ContentionRules(repairs=3, rest=100))
     for second in (0.0, 1.0, 2.0):
-        fights.repaired([A], second)
+        fights.add_repairs([A], second)
     now, rests = 3.0, []
     for _ in range(9):
-        assert fights.begins(A, ONE, now)
-        end = fights.until([A], now)
+        assert fights.starts(A, ONE, now)
+        end = fights.next_retry([A], now)
         assert end is not None
         rests.append(end - now)
         now = end
         assert not fights.resting(A, ONE, now)
-        assert fights.rested(A, ONE, now)
-        fights.repaired([A], now)
-        assert not fights.rested(A, ONE, now)
+        assert fights.retry_due(A, ONE, now)
+        fights.add_repairs([A], now)
+        assert not fights.retry_due(A, ONE, now)
         now += 1.0
     assert rests[:4] == [100, 200, 400, 800]
     assert rests[-1] == LONGEST_REST
@@ -133,46 +133,47 @@ def test_after_its_rest_a_thread_is_tried_once_and_rests_twice_as_long() -> None
 def test_a_thread_that_stays_after_its_rest_is_fought_over_no_more() -> None:
     fights = Contention(ContentionRules(repairs=2, rest=100))
     for second in (0.0, 1.0):
-        fights.repaired([A], second)
-    assert fights.begins(A, ONE, 2.0)
-    fights.repaired([A], 102.0)
+        fights.add_repairs([A], second)
+    assert fights.starts(A, ONE, 2.0)
+    fights.add_repairs([A], 102.0)
     fights.keep_only({A}, 150.0)
     assert fights
     fights.keep_only({A}, 163.0)
     assert not fights
-    fights.repaired([A], 164.0)
-    assert not fights.begins(A, ONE, 165.0)
+    fights.add_repairs([A], 164.0)
+    assert not fights.starts(A, ONE, 165.0)
 
 
 def test_leave_rests_for_good_and_persist_never() -> None:
-    left, kept = Contention(ContentionRules(OnFight.LEAVE, 1)), Contention(ContentionRules(OnFight.PERSIST, 1))
+    left, kept = Contention(ContentionRules(OnContention.LEAVE, 1)), Contention(ContentionRules(OnContention.PERSIST,
+                                                                                                1))
     for fights in (left, kept):
-        fights.repaired([A], 0.0)
-        assert fights.begins(A, ONE, 1.0)
-        assert fights.fights(A) == 1
+        fights.add_repairs([A], 0.0)
+        assert fights.starts(A, ONE, 1.0)
+        assert fights.count(A) == 1
     assert left.resting(A, ONE, 1e9)
     assert not kept.resting(A, ONE, 1.5)
-    kept.repaired([A], 2.0)
-    assert kept.begins(A, ONE, 3.0)
-    assert kept.fights(A) == 2  # so that it is not said again as if it were new
+    kept.add_repairs([A], 2.0)
+    assert kept.starts(A, ONE, 3.0)
+    assert kept.count(A) == 2  # so that it is not said again as if it were new
 
 
 def test_by_hand_all_is_taken_up_again() -> None:
-    fights = Contention(ContentionRules(OnFight.LEAVE, 2))
-    fights.repaired([A], 0.0)
-    fights.repaired([A], 1.0)
-    assert fights.begins(A, ONE, 2.0)
+    fights = Contention(ContentionRules(OnContention.LEAVE, 2))
+    fights.add_repairs([A], 0.0)
+    fights.add_repairs([A], 1.0)
+    assert fights.starts(A, ONE, 2.0)
     fights.retry_now()
     assert not fights.resting(A, ONE, 2.0)
-    assert not fights.begins(A, ONE, 2.0)
+    assert not fights.starts(A, ONE, 2.0)
 
 
 def test_threads_that_ended_are_forgotten() -> None:
     fights = Contention(ContentionRules())
-    fights.repaired([A], 0.0)
-    fights.repaired([B], 0.0)
+    fights.add_repairs([A], 0.0)
+    fights.add_repairs([B], 0.0)
     fights.keep_only({B}, 1.0)
-    assert fights.begins(A, ONE, 1.0) is False
+    assert fights.starts(A, ONE, 1.0) is False
     fights.keep_only(set(), 1.0)
     assert not fights
 
@@ -184,7 +185,7 @@ def test_where_everything_is_looked_at_seldom_a_fight_takes_longer_to_be_seen(re
     fights = Contention(rules)
     now = 0.0
     for _ in range(3):
-        assert not fights.begins(A, ONE, now)
-        fights.repaired([A], now)
+        assert not fights.starts(A, ONE, now)
+        fights.add_repairs([A], now)
         now += resync
-    assert fights.begins(A, ONE, now)
+    assert fights.starts(A, ONE, now)

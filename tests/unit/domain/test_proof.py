@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
-from vmpin.domain.proof import MAX_FINDINGS, Ledger, Mark, RunAccount, StrayRun, thinned
+from vmpin.domain.proof import MAX_FINDINGS, Mark, ResidencyLedger, RunAccount, StrayRun, thinned
 from vmpin.errors import StateFileError
 from vmpin.reports.residency import books_file
 
@@ -22,8 +22,8 @@ SECOND = 10**9
 accounts = st.builds(RunAccount, *[st.integers(0, 10**15)] * 6)
 
 
-def ledger(began: float = 0.0) -> Ledger:
-    made = Ledger()
+def ledger(began: float = 0.0) -> ResidencyLedger:
+    made = ResidencyLedger()
     made.began = began
     return made
 
@@ -163,7 +163,7 @@ def test_a_clock_that_is_put_back_takes_nothing_from_the_books(tmp_path: Path, a
     begun = books.since(0.0, now)
     assert (begun.since, begun.total.placed) == (900.0, 2100 * SECOND)
     books_file.save(tmp_path / "proof", "boot", books)
-    again = Ledger()
+    again = ResidencyLedger()
     assert books_file.load(tmp_path / "proof", "boot", again) == ""
     assert (again.roles(), again.drift) == (books.roles(), books.drift)
 
@@ -174,7 +174,7 @@ def test_books_go_on_from_the_mark_that_was_made_last_whatever_its_time(tmp_path
         books.of(A).of(VCPU).placed += 5
         books.marks.append(Mark(time, books.dump()))
     books_file.save(tmp_path / "proof", "boot", books)
-    again = Ledger()
+    again = ResidencyLedger()
     assert books_file.load(tmp_path / "proof", "boot", again) == ""
     assert again.roles() == {VCPU: RunAccount(10)}
     assert again.due(HOUR) is False
@@ -216,7 +216,7 @@ def test_the_books_outlive_a_restart(tmp_path: Path) -> None:
         books.mark(number * 300.0)
     books_file.save(path, "boot", books)
     assert path.stat().st_mode & 0o777 == 0o600
-    again = Ledger()
+    again = ResidencyLedger()
     assert books_file.load(path, "boot", again) == ""
     assert (again.began, again.watched, again.drift) == (5.0, 900.0, {"other": 3})
     assert again.marks == books.marks
@@ -235,7 +235,7 @@ def test_what_was_added_since_the_books_were_taken_up_is_told_apart(tmp_path: Pa
     assert (books.added(), books.added_to(A), books.added_seconds()) == (
         {VCPU: RunAccount(200)}, RunAccount(100), 300.0)
     books_file.save(path, "boot", books)
-    again = Ledger()
+    again = ResidencyLedger()
     assert books_file.load(path, "boot", again) == ""
     assert (again.added(), again.added_to(A), again.added_seconds()) == ({VCPU: RunAccount()}, RunAccount(), 0.0)
     again.of(A).of(VCPU).placed += 7
@@ -258,7 +258,7 @@ def test_repairs_from_before_the_books_were_read_count_too(tmp_path: Path) -> No
     books.drift.update(other=2, tuned=1)
     books.mark(300.0)
     books_file.save(path, "boot", books)
-    again = Ledger()
+    again = ResidencyLedger()
     again.drift["other"] += 1
     books_file.load(path, "boot", again)
     assert again.drift == {"other": 3, "tuned": 1}
@@ -269,7 +269,7 @@ def test_the_books_of_another_boot_are_not_gone_on_with(tmp_path: Path) -> None:
     books, path = ledger(5.0), tmp_path / "proof"
     books.mark(300.0)
     books_file.save(path, "boot", books)
-    again = Ledger()
+    again = ResidencyLedger()
     assert books_file.load(path, "another", again) == ""
     assert (again.began, again.marks) == (None, [])
     assert books_file.load(tmp_path / "none", "boot", again) == ""
@@ -286,7 +286,7 @@ def test_books_that_cannot_be_believed_are_begun_anew(tmp_path: Path, change: ob
     books_file.save(path, "boot", books)
     assert callable(change)
     path.write_bytes(change(path.read_bytes()))
-    again = Ledger()
+    again = ResidencyLedger()
     assert "what was proved before is forgotten" in books_file.load(path, "boot", again)
     assert (again.began, again.marks, again.sandboxes) == (None, [], {})
 

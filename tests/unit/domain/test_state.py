@@ -14,10 +14,10 @@ from vmpin.domain.desired_state import (
     MAX_CONTAINERS,
     MAX_REPLACED,
     MAX_SANDBOXES,
+    ContainerRecord,
+    CpusetReport,
     DesiredState,
-    Known,
     SandboxState,
-    Word,
     forget_stopped,
     reduce,
 )
@@ -26,10 +26,10 @@ from vmpin.domain.events import (
     ContainerStopped,
     CpusetSeen,
     Event,
-    Held,
     SandboxGone,
     SandboxSeen,
     Source,
+    SuspensionChanged,
 )
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 
@@ -65,7 +65,7 @@ def after(events: Iterable[Event], state: DesiredState = NOTHING) -> DesiredStat
     return state
 
 
-def main(state: DesiredState) -> Known:
+def main(state: DesiredState) -> ContainerRecord:
     return state.sandboxes[POD].containers[MAIN]
 
 
@@ -82,7 +82,7 @@ def test_a_sandbox_is_known_by_its_runtime_or_its_first_container() -> None:
 
 @pytest.mark.parametrize("event", [
     cpuset_seen("2", Source.KATA), ContainerStopped(POD, MAIN, 1), SandboxGone(POD),
-    Held(POD, True)])
+    SuspensionChanged(POD, True)])
 def test_of_a_sandbox_nobody_spoke_of_nothing_else_is_heard(event: Event) -> None:
     assert reduce(NOTHING, event) is NOTHING
 
@@ -92,7 +92,7 @@ def test_of_a_sandbox_nobody_spoke_of_nothing_else_is_heard(event: Event) -> Non
     SandboxSeen(POD, "oci"), seen(bundle="/b", init=ThreadId(3, 4)), seen(time=9), seen(cpus=""), seen(cpus=None),
     cpuset_seen("2-3", Source.BUNDLE),
     ContainerStopped(POD, ContainerId("gone"), 20), ContainerStopped(POD, ContainerId("gone"), 21),
-    CpusetSeen(POD, ContainerId("unknown"), CpuSet.parse("1"), Source.KATA, 30), Held(POD, False)])
+    CpusetSeen(POD, ContainerId("unknown"), CpuSet.parse("1"), Source.KATA, 30), SuspensionChanged(POD, False)])
 def test_what_says_nothing_new_gives_the_very_same_state(event: Event) -> None:
     state = after([SandboxSeen(POD, "kata-go", Pod("ns", "name", "uid"), ThreadId(5, 6)),
                    seen(bundle="/b", init=ThreadId(3, 4)), ContainerStopped(POD, ContainerId("gone"), 20)])
@@ -181,7 +181,7 @@ def test_a_list_counts_for_no_more_than_it_can_know(what: str, events: list[Even
 
 def test_the_cpus_that_were_replaced_are_kept_within_a_bound() -> None:
     state = after(updated(str(cpu), cpu) for cpu in range(1, 200))
-    replaced = main(state).words[Source.NRI].replaced
+    replaced = main(state).reports[Source.NRI].replaced
     assert (len(replaced), str(replaced[0]), str(replaced[-1])) == (MAX_REPLACED, "1", "198")
 
 
@@ -200,7 +200,7 @@ def test_who_told_the_cpuset_is_kept_with_it() -> None:
 def test_what_a_source_said_late_is_its_word_all_the_same() -> None:
     """Kata writes its file before the runtime tells of the update, and the file is read after that."""
     state = after([seen("2", Source.KATA), seen("4", Source.NRI, time=40), seen("4", Source.KATA, time=39)])
-    assert {source: str(word.cpuset) for source, word in main(state).words.items()} == {
+    assert {source: str(word.cpuset) for source, word in main(state).reports.items()} == {
         Source.KATA: "4", Source.NRI: "4"}
 
 
@@ -209,8 +209,8 @@ def test_what_was_told_of_a_container_adds_up() -> None:
         seen("2", name="app", exclusive=True, bundle="/b", init=ThreadId(3, 4), state=ContainerState.CREATED),
         seen(None, Source.KATA, time=11)])
     made = Container(MAIN, "app", CpuSet.parse("2"), True)
-    assert main(state) == Known(made, Source.BUNDLE, 11, "/b", ThreadId(3, 4),
-                                {Source.BUNDLE: Word(CpuSet.parse("2"), 10)})
+    assert main(state) == ContainerRecord(made, Source.BUNDLE, 11, "/b", ThreadId(3, 4),
+                                {Source.BUNDLE: CpusetReport(CpuSet.parse("2"), 10)})
     paused = after([seen("2", pause=True), seen("2", time=11)])
     assert main(paused).container.pause
 
@@ -268,10 +268,10 @@ def test_a_sandbox_that_is_gone_is_forgotten_with_all_of_it() -> None:
 
 
 def test_a_sandbox_can_be_taken_out_of_vmpins_hands_and_given_back() -> None:
-    state = after([seen(), Held(POD, True)])
-    assert state.sandboxes[POD].held
-    assert after([seen("4", time=11)], state).sandboxes[POD].held
-    assert after([Held(POD, False)], state) == after([seen()])
+    state = after([seen(), SuspensionChanged(POD, True)])
+    assert state.sandboxes[POD].suspended
+    assert after([seen("4", time=11)], state).sandboxes[POD].suspended
+    assert after([SuspensionChanged(POD, False)], state) == after([seen()])
 
 
 def test_the_ended_are_forgotten_after_a_while_and_the_living_never() -> None:

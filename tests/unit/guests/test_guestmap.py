@@ -6,9 +6,9 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.guests.vcpu_map import guest_map
-from vmpin.placement.ownership import Node, claims, ownership
-from vmpin.placement.policy import Policy, Vcpus
-from vmpin.placement.rules import Placement, Request, place
+from vmpin.placement.ownership import Node, claims_of, ownership
+from vmpin.placement.policy import Policy, VcpuRule
+from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.protocol.frames import FrameDecoder, encode, format_ids
 from vmpin.protocol.messages import VcpuMap
 from vmpin.protocol.parsing import parse_request
@@ -24,7 +24,7 @@ def box(name: str, cpus: str = "", pause: bool = False) -> Container:
 
 def decide(vcpus: int, *containers: Container, ids: list[int] | None = None) -> Placement:
     cpus = tuple(Vcpu(VcpuId(number)) for number in ids or range(vcpus))
-    return place(Request(POD, cpus, containers), NODE, ownership({POD: claims(containers, NODE)}, NODE),
+    return place(PlacementRequest(POD, cpus, containers), NODE, ownership({POD: claims_of(containers, NODE)}, NODE),
                  Policy())
 
 
@@ -91,8 +91,8 @@ def test_the_hosts_cpus_are_told_where_it_is_asked_for() -> None:
     found = guest_map(placement, IDS, host_cpus=True)
     assert found is not None
     assert {cid: str(share.host) for cid, share in found.containers.items()} == {"own": "6-7", "shared": "0-1"}
-    alone = place(Request(POD, (Vcpu(VcpuId(0)),), (box("own", "6"),)), NODE,
-                  ownership({POD: claims([box("own", "6")], NODE)}, NODE), Policy(vcpus=Vcpus.OFF))
+    alone = place(PlacementRequest(POD, (Vcpu(VcpuId(0)),), (box("own", "6"),)), NODE,
+                  ownership({POD: claims_of([box("own", "6")], NODE)}, NODE), Policy(vcpus=VcpuRule.OFF))
     left_alone = guest_map(alone, IDS, host_cpus=True)
     assert left_alone is not None
     assert str(left_alone.containers["own"].host) == ""

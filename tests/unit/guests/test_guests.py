@@ -21,7 +21,7 @@ from kata_peer import Server
 from vmpin.config import settings as configuration
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
-from vmpin.domain.desired_state import Known, SandboxState
+from vmpin.domain.desired_state import ContainerRecord, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
 from vmpin.domain.topology import Topology
@@ -29,9 +29,9 @@ from vmpin.guests.manager import GuestManager
 from vmpin.guests.transport.vsock import Vsock
 from vmpin.guests.vm_guest import vcpus
 from vmpin.host.procfs import Procfs
-from vmpin.placement.ownership import Node, claims, ownership
+from vmpin.placement.ownership import Node, claims_of, ownership
 from vmpin.placement.policy import Policy
-from vmpin.placement.rules import Placement, Request, place
+from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.protocol.messages import Failure, HostMessage, Unpin, VcpuMap
 from vmpin.reconcile.view import NodeView
 from vmpin.vmm.inventory import Process, Vm
@@ -70,12 +70,12 @@ class Machine:
     def give(self, web: str, held: bool = False) -> None:
         """Place the sandbox with these CPUs for the container `web`."""
         containers = (Container(WEB, "web", CpuSet.parse(web)), Container(LOGS, "logs", CpuSet.parse("0-1")))
-        known = {each.id: Known(each, Source.BUNDLE, 1) for each in containers}
-        self.view.sandboxes = {POD: SandboxState(POD, containers=known, held=held, handler="kata-fc")}
-        previous = self.placement.previous() if self.placement else None
+        known = {each.id: ContainerRecord(each, Source.BUNDLE, 1) for each in containers}
+        self.view.sandboxes = {POD: SandboxState(POD, containers=known, suspended=held, handler="kata-fc")}
+        previous = self.placement.as_previous() if self.placement else None
         self.view.placements = {} if held else {POD: place(
-            Request(POD, self.vm.vcpus, containers, self.vm.known), NODE,
-            ownership({POD: claims(containers, NODE)}, NODE), Policy(), previous)}
+            PlacementRequest(POD, self.vm.vcpus, containers, self.vm.known), NODE,
+            ownership({POD: claims_of(containers, NODE)}, NODE), Policy(), previous)}
         self.update()
 
     @property

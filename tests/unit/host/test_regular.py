@@ -16,7 +16,7 @@ import pytest
 from vmpin.config import scenario, yaml_file
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
-from vmpin.domain.proof import Ledger
+from vmpin.domain.proof import ResidencyLedger
 from vmpin.errors import ConfigError, SourceError, StateFileError, UsageError
 from vmpin.host.files import Files
 from vmpin.host.regular import open_regular, read_regular
@@ -128,10 +128,10 @@ def test_the_notes_of_masks(tmp_path: Path, kind: Callable[[Path], None]) -> Non
 @KINDS
 def test_the_proof(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     path = tmp_path / "proof"
-    books_file.save(path, BOOT, Ledger())
-    assert books_file.load(path, BOOT, Ledger()) == ""
+    books_file.save(path, BOOT, ResidencyLedger())
+    assert books_file.load(path, BOOT, ResidencyLedger()) == ""
     put(path, kind)
-    assert f"{path}: cannot be read: " in books_file.load(path, BOOT, Ledger())
+    assert f"{path}: cannot be read: " in books_file.load(path, BOOT, ResidencyLedger())
 
 
 @KINDS

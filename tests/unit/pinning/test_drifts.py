@@ -17,7 +17,7 @@ from strayed import Spinners, spinners
 from trees import make_tree
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.drift import Cause, Change, ContentionRules, OnFight
+from vmpin.domain.drift import Cause, ContentionRules, MaskRepair, OnContention
 from vmpin.domain.model import ThreadRole, VmThread
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
@@ -221,7 +221,7 @@ def test_after_its_rest_a_thread_is_tried_again_and_the_fight_goes_on_quietly(
 
 def test_by_hand_it_is_taken_up_again(node: Spinners) -> None:
     vm = node.vm()
-    node.reconciler.pinner.drift_tracker.fights.rules = ContentionRules(OnFight.LEAVE)
+    node.reconciler.pinner.drift_tracker.fights.rules = ContentionRules(OnContention.LEAVE)
     assert node.repair(vm) == 0
     assert fight(node, vm, 5) == 3
     node.reconciler.pinner.retry_now()
@@ -232,7 +232,7 @@ def test_by_hand_it_is_taken_up_again(node: Spinners) -> None:
 
 def test_who_persists_is_heard_once_and_puts_back_for_ever(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     vm = node.vm()
-    node.reconciler.pinner.drift_tracker.fights.rules = ContentionRules(OnFight.PERSIST)
+    node.reconciler.pinner.drift_tracker.fights.rules = ContentionRules(OnContention.PERSIST)
     assert node.repair(vm) == 0
     assert fight(node, vm, 12) == 12
     assert mask(vm) == node.here
@@ -292,8 +292,8 @@ def test_where_nobody_can_be_looked_up_it_is_put_back_all_the_same(node: Spinner
 def test_each_threads_cause_is_its_own(node: Spinners) -> None:
     vm = node.vm()
     here, there = node.here, node.there
-    changes = {Change(ThreadRole.VCPU, here, here, there, here): 3,
-               Change(ThreadRole.IOTHREAD, here, here, there, here): 1}
+    changes = {MaskRepair(ThreadRole.VCPU, here, here, there, here): 3,
+               MaskRepair(ThreadRole.IOTHREAD, here, here, there, here): 1}
     found = node.reconciler.drift_evidence.explain(vm, changes, kata_pins=True)
     assert [each.cause for each in found] == [Cause.KATA, Cause.OTHER]
     assert node.reconciler.tally.drift == {"kata": 3, "other": 1}
@@ -333,7 +333,7 @@ def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spin
     vm = node.vm()
     known = node.reconciler.drift_evidence
     everywhere = node.here | node.there
-    change = {Change(ThreadRole.EMULATOR, node.here, node.here, everywhere, node.here): 1}
+    change = {MaskRepair(ThreadRole.EMULATOR, node.here, node.here, everywhere, node.here): 1}
     known.remembers = False
     known.cgroups = in_cgroups(tmp_path, vm, a=everywhere)
     known.written(vm.sandbox)
@@ -347,7 +347,7 @@ def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_p
     known, tree = node.reconciler.drift_evidence, tmp_path / "tree"
     known.cgroups = in_cgroups(tmp_path, vm, a=node.here, b=node.here | node.there)
     known.remembers = False
-    change = {Change(ThreadRole.EMULATOR, node.here, node.here, node.here | node.there, node.here): 1}
+    change = {MaskRepair(ThreadRole.EMULATOR, node.here, node.here, node.here | node.there, node.here): 1}
     known.settled(node.here, [vm])
     assert [each.cause for each in known.explain(vm, change)] == [Cause.OTHER]
     make_tree(tree, f"proc/{vm.vmm.pid}/task/{vm.vmm.pid}/cgroup = 4:cpuset:/b\n")

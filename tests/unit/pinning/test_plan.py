@@ -8,7 +8,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
 from vmpin.pinning.plan import Observed, SetAffinity, diff, needs_setting, ordered
 from vmpin.placement.rules import Placement, Verdict
-from vmpin.placement.vcpus import VcpuPlace
+from vmpin.placement.vcpus import VcpuPlacement
 
 POD = SandboxId("pod-a")
 PID = 4121
@@ -27,7 +27,7 @@ def placement(**others: str | None) -> Placement:
     where: dict[ThreadRole, CpuSet | None] = {
         role: None if others.get(role.value, "") is None else cpus(others.get(role.value) or "4-5")
              for role in ThreadRole if role is not ThreadRole.VCPU}
-    places = (VcpuPlace(VcpuId(0), cpus("4")), VcpuPlace(VcpuId(1), None))
+    places = (VcpuPlacement(VcpuId(0), cpus("4")), VcpuPlacement(VcpuId(1), None))
     return Placement(POD, cpus("4-5"), Verdict.PINNED, (), places, where, {})
 
 

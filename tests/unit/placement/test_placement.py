@@ -10,9 +10,9 @@ from decided import box, decide, guest, guests, node, own_cpus, shown, vcpus
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
-from vmpin.placement.ownership import Collision, Node, claims, contested, is_exclusive, ownership
-from vmpin.placement.policy import Policy, Spare, ThreadPolicy, Vcpus
-from vmpin.placement.rules import AWAITED, UNMANAGED, Verdict
+from vmpin.placement.ownership import Collision, Node, claims_of, find_collisions, is_exclusive, ownership
+from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule
+from vmpin.placement.rules import UNMANAGED, VCPUS_UNIDENTIFIED, Verdict
 from vmpin.placement.vcpus import Previous, share
 
 # --- exclusive or shared ---------------------------------------------------------------------------------------------
@@ -127,15 +127,15 @@ def test_a_vm_without_a_container_and_without_a_pool_is_left_as_it_is(containers
     assert found.reasons == (UNMANAGED,)
     assert found.mask == EMPTY
     assert {place.cpus for place in found.vcpus} == set(found.others.values()) == {None}
-    assert found.previous() == Previous(EMPTY, {VcpuId(0): (None, None), VcpuId(1): (None, None)})
+    assert found.as_previous() == Previous(EMPTY, {VcpuId(0): (None, None), VcpuId(1): (None, None)})
     # Decided anew from that it is the same; with a pool, or a container, it is managed.
-    assert decide(containers, vcpus(0, 1), node("0-7"), previous=found.previous()) == found
+    assert decide(containers, vcpus(0, 1), node("0-7"), previous=found.as_previous()) == found
     assert str(decide(containers, vcpus(0, 1), node("0-7", pool="0-3")).mask) == "0-3"
     assert str(decide([*containers, box("side", "2")], vcpus(0, 1), node("0-7")).mask) == "2"
 
 
 def test_a_vm_that_has_lost_its_containers_and_has_no_pool_keeps_its_mask() -> None:
-    before = decide([own_cpus("main", "4-5"), box("side", "0-1")], vcpus(0, 1, 2), node("0-7")).previous()
+    before = decide([own_cpus("main", "4-5"), box("side", "0-1")], vcpus(0, 1, 2), node("0-7")).as_previous()
     found = decide([], vcpus(0, 1, 2), node("0-7"), previous=before)
     assert str(found.mask) == "0-1,4-5"
     assert found.verdict is Verdict.DEGRADED
@@ -162,7 +162,7 @@ class Counts:
 
 
 MAIN, SIDE = own_cpus("main", "4-5"), box("side", "0-1")
-SHARED, HOUSE = Policy(spare_vcpus=Spare.SHARED), Policy(spare_vcpus=Spare.HOUSEKEEPING)
+SHARED, HOUSE = Policy(spare_vcpus=SpareVcpuRule.SHARED), Policy(spare_vcpus=SpareVcpuRule.HOUSEKEEPING)
 
 COUNTS = [
     Counts("e=0: every vCPU floats on S", (SIDE,), (0, 1, 2), Policy(),
@@ -211,9 +211,9 @@ COUNTS = [
     Counts("one vCPU for one container with two CPUs", (MAIN,), (0,), Policy(), {0: "4-5"}, {"main": [0]},
            Verdict.DEGRADED,
            ("1 vCPUs for 2 exclusive CPUs: no one-to-one, each exclusive container has its own share of the vCPUs",)),
-    Counts("union: every vCPU on S", (MAIN, SIDE), (0, 1, 2), Policy(vcpus=Vcpus.UNION),
+    Counts("union: every vCPU on S", (MAIN, SIDE), (0, 1, 2), Policy(vcpus=VcpuRule.UNION),
            {0: "0-1,4-5", 1: "0-1,4-5", 2: "0-1,4-5"}, {"main": [0, 1, 2], "side": [0, 1, 2]}, Verdict.FLOATING),
-    Counts("off: left alone", (MAIN, SIDE), (0, 1), Policy(vcpus=Vcpus.OFF),
+    Counts("off: left alone", (MAIN, SIDE), (0, 1), Policy(vcpus=VcpuRule.OFF),
            {0: "None", 1: "None"}, {"main": [0, 1], "side": [0, 1]}, Verdict.OFF),
 ]
 
@@ -303,9 +303,9 @@ def test_previous_pairs_stay_and_few_vcpus_move(
 def test_who_had_the_cpu_to_itself_keeps_it_though_others_float_on_that_one_cpu() -> None:
     on, containers = node(), [own_cpus("main", "5")]
     first = decide(containers, vcpus(0), on)
-    second = decide(containers, vcpus(0, 1, 2), on, previous=first.previous())
+    second = decide(containers, vcpus(0, 1, 2), on, previous=first.as_previous())
     assert guests(second) == {"main": [0]}
-    assert decide(containers, vcpus(0, 1, 2), on, previous=second.previous()) == second
+    assert decide(containers, vcpus(0, 1, 2), on, previous=second.as_previous()) == second
 
 
 @pytest.mark.parametrize(("what", "before", "ids", "expect"), [
@@ -425,7 +425,7 @@ def test_vcpus_that_cannot_be_told_apart_degrade_and_every_thread_is_on_the_mask
 @pytest.mark.parametrize("containers", [[MAIN, SIDE], [SIDE]])
 def test_vcpus_that_cannot_be_identified_yet_are_waited_for(containers: list[Container]) -> None:
     found = decide(containers, vcpus(), node(), known=False, awaited=True)
-    assert (found.verdict, found.reasons) == (Verdict.WAITING, (AWAITED,))
+    assert (found.verdict, found.reasons) == (Verdict.WAITING, (VCPUS_UNIDENTIFIED,))
     # Where threads go is the same.
     late = decide(containers, vcpus(), node(), known=False)
     assert late.verdict is Verdict.DEGRADED
@@ -439,13 +439,14 @@ def test_while_a_vcpu_cannot_be_told_those_with_a_place_keep_it() -> None:
     """0, 1 and 7 are placed when 6 is plugged in, which nobody can tell before it has run."""
     first = decide([MAIN, SIDE], vcpus(0, 1, 7), node())
     assert shown(first) == {0: "0-1", 1: "4", 7: "5"}
-    found = decide([MAIN, SIDE], vcpus(0, 1, 7), node(), previous=first.previous(), known=False)
+    found = decide([MAIN, SIDE], vcpus(0, 1, 7), node(), previous=first.as_previous(), known=False)
     assert found.verdict is Verdict.DEGRADED
     assert shown(found) == shown(first)
     assert guests(found) == guests(first)
     # The rest of the VM's threads may be the vCPU.
     assert str(found.cpus_for(ThreadRole.EMULATOR, None)) == "0-1,4-5"
-    then = decide([MAIN, SIDE], vcpus(0, 1, 6, 7), node(), previous=found.previous(first.previous(), known=False))
+    then = decide([MAIN, SIDE], vcpus(0, 1, 6, 7), node(),
+                  previous=found.as_previous(first.as_previous(), known=False))
     assert shown(then) == {0: "0-1", 1: "4", 6: "0-1", 7: "5"}
 
 
@@ -467,7 +468,7 @@ def test_while_a_vcpu_cannot_be_told_a_container_without_one_is_not_shut_out() -
     """The new one's CPUs are left to the vCPUs that have no place."""
     first = decide([MAIN, SIDE], vcpus(0, 1, 2), node())
     assert shown(first) == {0: "0-1", 1: "4", 2: "5"}
-    found = decide([MAIN, SIDE, own_cpus("new", "6-7")], vcpus(0, 1, 2), node(), previous=first.previous(),
+    found = decide([MAIN, SIDE, own_cpus("new", "6-7")], vcpus(0, 1, 2), node(), previous=first.as_previous(),
                    known=False)
     assert shown(found) == {0: "0-1,4-7", 1: "4", 2: "5"}
 
@@ -475,16 +476,16 @@ def test_while_a_vcpu_cannot_be_told_a_container_without_one_is_not_shut_out() -
 def test_a_vcpu_gets_the_cpu_back_that_it_had_to_itself() -> None:
     """The others could float on where they are just as well."""
     all_four = vcpus(0, 1, 6, 7)
-    before = decide([MAIN, SIDE], vcpus(0, 1), node()).previous()
-    before = decide([MAIN, SIDE], all_four, node(), previous=before).previous(before)
+    before = decide([MAIN, SIDE], vcpus(0, 1), node()).as_previous()
+    before = decide([MAIN, SIDE], all_four, node(), previous=before).as_previous(before)
     assert before.pairs == {0: 4, 1: 5}
     for meanwhile in (
         decide([MAIN, SIDE], all_four, node("0-3,6-15"), previous=before),                   # both CPUs are off
         decide([MAIN, SIDE], all_four, node("0-3,5-15"), previous=before),                   # one of them
         decide([box("main", "4-5"), SIDE], all_four, node(), previous=before),               # no checkpoint
-        decide([MAIN, SIDE], all_four, node(), Policy(vcpus=Vcpus.UNION), before),
+        decide([MAIN, SIDE], all_four, node(), Policy(vcpus=VcpuRule.UNION), before),
     ):
-        again = decide([MAIN, SIDE], all_four, node(), previous=meanwhile.previous(before))
+        again = decide([MAIN, SIDE], all_four, node(), previous=meanwhile.as_previous(before))
         assert shown(again) == {0: "4", 1: "5", 6: "0-1", 7: "0-1"}
 
 
@@ -492,7 +493,7 @@ def test_a_cpu_that_another_vcpu_had_since_is_nobodys_to_come_back_to() -> None:
     before = Previous(CpuSet.parse("4-5"), {}, {VcpuId(0): 4, VcpuId(1): 5})
     placed = decide([MAIN], vcpus(6, 7), node(), previous=before)
     assert shown(placed) == {6: "4", 7: "5"}
-    assert placed.previous(before).pairs == {6: 4, 7: 5}
+    assert placed.as_previous(before).pairs == {6: 4, 7: 5}
 
 
 def test_whatever_is_said_of_earlier_cpus_no_two_vcpus_get_one() -> None:
@@ -501,7 +502,7 @@ def test_whatever_is_said_of_earlier_cpus_no_two_vcpus_get_one() -> None:
 
 
 def test_off_is_off_for_vcpus_that_cannot_be_told_apart_too() -> None:
-    found = decide([MAIN], (), node(), Policy(vcpus=Vcpus.OFF, emulator=ThreadPolicy.OFF), known=False)
+    found = decide([MAIN], (), node(), Policy(vcpus=VcpuRule.OFF, emulator=ThreadPolicy.OFF), known=False)
     assert (found.verdict, found.reasons, found.cpus_for(ThreadRole.EMULATOR, None)) == (Verdict.OFF, (), None)
 
 
@@ -510,7 +511,8 @@ def test_off_is_off_for_vcpus_that_cannot_be_told_apart_too() -> None:
 def test_foreign_exclusive_cpus_are_never_given() -> None:
     """Not by S, not by P, not by H, not by a list."""
     on = node("0-7", pool="0-5", housekeeping="4-5")
-    policy = Policy(spare_vcpus=Spare.HOUSEKEEPING, iothreads=ThreadPolicy.SHARED, vhost=ThreadPolicy.HOUSEKEEPING,
+    policy = Policy(spare_vcpus=SpareVcpuRule.HOUSEKEEPING, iothreads=ThreadPolicy.SHARED,
+                    vhost=ThreadPolicy.HOUSEKEEPING,
                     emulator=CpuSet.parse("1,4"))
     found = decide([box("side", "0-5")], vcpus(0, 1), on, policy, others=[[own_cpus("x", "4")], [own_cpus("y", "5")]])
     assert str(found.mask) == "0-5"
@@ -522,7 +524,7 @@ def test_foreign_exclusive_cpus_are_never_given() -> None:
 
 def of(*sandboxes: Sequence[Container], on: Node | None = None) -> list[Collision]:
     on = on or node()
-    return contested(ownership({SandboxId(f"pod-{at}"): claims(containers, on)
+    return find_collisions(ownership({SandboxId(f"pod-{at}"): claims_of(containers, on)
                                 for at, containers in enumerate(sandboxes)}, on))
 
 
@@ -544,9 +546,10 @@ def test_cpus_that_containers_of_one_pod_share_are_that_pods_and_no_collision() 
 def test_two_sandboxes_of_one_pod_do_not_collide() -> None:
     """The kubelet makes a pod's sandbox anew, and the one before has not ended yet: both are listed with the same."""
     on = node()
-    both = {SandboxId("old"): claims([own_cpus("a", "4-5")], on), SandboxId("new"): claims([own_cpus("b", "4-5")], on)}
-    assert contested(ownership(both, on, dict.fromkeys(both, "uid-1"))) == []
-    assert [each.cpu for each in contested(ownership(both, on, {SandboxId("old"): "uid-1"}))] == [4, 5]
+    both = {SandboxId("old"): claims_of([own_cpus("a", "4-5")], on),
+            SandboxId("new"): claims_of([own_cpus("b", "4-5")], on)}
+    assert find_collisions(ownership(both, on, dict.fromkeys(both, "uid-1"))) == []
+    assert [each.cpu for each in find_collisions(ownership(both, on, {SandboxId("old"): "uid-1"}))] == [4, 5]
 
 
 def test_a_shared_cpuset_that_reaches_anothers_cpus_is_reported() -> None:

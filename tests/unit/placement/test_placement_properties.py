@@ -24,9 +24,9 @@ from vmpin.domain.model import (
 from vmpin.domain.topology import Topology
 from vmpin.pinning.plan import Observed, diff, ordered
 from vmpin.placement.matching import match
-from vmpin.placement.ownership import Node, Ownership, claims, contested, ownership
-from vmpin.placement.policy import Policy, Spare, ThreadPolicy, Vcpus
-from vmpin.placement.rules import Placement, Request, Verdict, place
+from vmpin.placement.ownership import Node, Ownership, claims_of, find_collisions, ownership
+from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule
+from vmpin.placement.rules import Placement, PlacementRequest, Verdict, place
 from vmpin.placement.vcpus import Previous
 
 #: CPUs of the largest node drawn.
@@ -39,11 +39,11 @@ class World:
     """A node with its sandboxes."""
 
     node: Node
-    requests: tuple[Request, ...]
+    requests: tuple[PlacementRequest, ...]
 
     @property
     def own(self) -> Ownership:
-        return ownership({each.id: claims(each.containers, self.node) for each in self.requests}, self.node)
+        return ownership({each.id: claims_of(each.containers, self.node) for each in self.requests}, self.node)
 
     def place(self, policy: Policy | None = None, before: OriginalMasks | None = None) -> tuple[Placement, ...]:
         own = self.own
@@ -52,7 +52,7 @@ class World:
 
 
 def previous_of(placements: Iterable[Placement]) -> OriginalMasks:
-    return {placement.sandbox: placement.previous() for placement in placements}
+    return {placement.sandbox: placement.as_previous() for placement in placements}
 
 
 @st.composite
@@ -117,7 +117,7 @@ def kubelet_worlds(draw: st.DrawFn) -> World:
             made.insert(0, Container(ContainerId(f"pod{sandbox}"), "", pool, pause=True))
         exclusive = sum(len(cpus or EMPTY) for _, cpus in containers)
         cpus_of_it = draw(guests(max(0, exclusive - 2), exclusive + 2))
-        requests.append(Request(SandboxId(f"pod{sandbox}"), cpus_of_it, tuple(made)))
+        requests.append(PlacementRequest(SandboxId(f"pod{sandbox}"), cpus_of_it, tuple(made)))
     housekeeping = CpuSet(draw(st.sets(st.sampled_from(list(pool)), max_size=2)))
     return World(Node(topology, pool if told else None, housekeeping), tuple(requests))
 
@@ -136,14 +136,15 @@ def hostile_worlds(draw: st.DrawFn) -> World:
             Container(ContainerId(f"c{number}"), "", draw(some_cpus | any_cpus | st.none()),
                       draw(st.sampled_from([True, None, True, False])), draw(states), draw(st.integers(0, 5)) == 5)
             for number in range(draw(st.sampled_from([2, 3, 1, 4, 0]))))
-        requests.append(Request(SandboxId(f"pod{sandbox}"), draw(guests(most=10)), containers,
-                                known=draw(st.integers(0, 5)) < 5))
+        requests.append(PlacementRequest(SandboxId(f"pod{sandbox}"), draw(guests(most=10)), containers,
+                                vcpus_identified=draw(st.integers(0, 5)) < 5))
     return World(Node(topology, draw(any_cpus | st.none()), draw(any_cpus)), tuple(requests))
 
 
 worlds = kubelet_worlds() | hostile_worlds() | kubelet_worlds()
 rules = st.sampled_from(ThreadPolicy) | some_cpus
-policies = st.builds(Policy, st.sampled_from(Vcpus), st.sampled_from(Spare), rules, rules, rules, rules, rules)
+policies = st.builds(Policy, st.sampled_from(VcpuRule), st.sampled_from(SpareVcpuRule), rules, rules, rules, rules,
+                     rules)
 
 
 @st.composite
@@ -201,7 +202,7 @@ def test_by_default_no_other_thread_is_on_an_exclusive_cpu_while_the_sandbox_has
     for request, placement in zip(world.requests, world.place(Policy(), data.draw(befores(world))), strict=True):
         left = placement.mask - own.claims[request.id].cpus - own.foreign(request.id)
         event("there are others" if left else "there are no others")
-        if left and request.known:
+        if left and request.vcpus_identified:
             assert set(placement.others.values()) == {left}
 
 
@@ -222,7 +223,7 @@ def test_the_mask_is_no_wider_than_what_the_containers_and_the_pool_give(world: 
 @given(st.data(), worlds, policies)
 def test_one_to_one_is_one_to_one_and_every_exclusive_cpu_has_its_vcpu(
         data: st.DataObject, world: World, policy: Policy) -> None:
-    policy = replace(policy, vcpus=Vcpus.AUTO)
+    policy = replace(policy, vcpus=VcpuRule.AUTO)
     own = world.own
     for request, placement in zip(world.requests, world.place(policy, data.draw(befores(world))), strict=True):
         exclusive = own.claims[request.id].cpus
@@ -230,7 +231,7 @@ def test_one_to_one_is_one_to_one_and_every_exclusive_cpu_has_its_vcpu(
         cpus = [vcpu.cpus.first for vcpu in pinned if vcpu.cpus is not None]
         assert all(vcpu.cpus is not None and len(vcpu.cpus) == 1 for vcpu in pinned)
         assert len(set(cpus)) == len(cpus) == len(pinned)
-        if request.known and len(request.vcpus) >= len(exclusive):
+        if request.vcpus_identified and len(request.vcpus) >= len(exclusive):
             event("one-to-one" if exclusive else "nothing exclusive")
             assert CpuSet(cpus) == exclusive
             assert [vcpu.id for vcpu in placement.vcpus if vcpu.container is not None] == [vcpu.id for vcpu in pinned]
@@ -241,8 +242,8 @@ def test_one_to_one_is_one_to_one_and_every_exclusive_cpu_has_its_vcpu(
 
 @given(kubelet_worlds(), policies)
 def test_on_a_node_that_agrees_with_itself_no_cpu_is_used_twice(world: World, policy: Policy) -> None:
-    assert contested(world.own) == []
-    placements = world.place(replace(policy, vcpus=Vcpus.AUTO))
+    assert find_collisions(world.own) == []
+    placements = world.place(replace(policy, vcpus=VcpuRule.AUTO))
     pinned = [cpu for placement in placements for vcpu in placement.vcpus if vcpu.pinned for cpu in vcpu.cpus or EMPTY]
     assert len(set(pinned)) == len(pinned)
     for one, other in itertools.permutations(placements, 2):
@@ -256,7 +257,7 @@ def test_shared_work_stays_off_the_exclusive_cpus_while_there_are_others(data: s
     for request, placement in zip(world.requests, world.place(Policy(), data.draw(befores(world))), strict=True):
         exclusive = own.claims[request.id].cpus
         left = placement.mask - exclusive - own.foreign(request.id)
-        apart = request.known and any(vcpu.container is not None for vcpu in placement.vcpus)
+        apart = request.vcpus_identified and any(vcpu.container is not None for vcpu in placement.vcpus)
         for vcpu in placement.vcpus:
             if apart and left and vcpu.container is None:
                 assert vcpu.cpus == left
@@ -283,9 +284,9 @@ def test_a_degraded_verdict_has_a_reason_and_pinned_means_nothing_is_missing(wor
     for request, placement in zip(world.requests, world.place(policy), strict=True):
         assert placement.verdict is not Verdict.DEGRADED or placement.reasons
         if placement.verdict is not Verdict.UNMANAGED:
-            assert (placement.verdict is Verdict.OFF) == (policy.vcpus is Vcpus.OFF)
+            assert (placement.verdict is Verdict.OFF) == (policy.vcpus is VcpuRule.OFF)
         if placement.verdict is Verdict.PINNED:
-            assert request.known
+            assert request.vcpus_identified
             assert {cpu for vcpu in placement.vcpus if vcpu.pinned for cpu in vcpu.cpus or EMPTY} == set(
                 world.own.claims[request.id].cpus)
         assert len(set(placement.reasons)) == len(placement.reasons)
@@ -352,9 +353,9 @@ def test_one_container_or_vcpu_more_or_less_leaves_every_valid_pair(data: st.Dat
                 assert kept[vcpu.id] == vcpu.cpus
 
 
-@given(st.data(), kubelet_worlds(), st.sampled_from(Spare))
+@given(st.data(), kubelet_worlds(), st.sampled_from(SpareVcpuRule))
 def test_a_vcpu_that_cannot_be_told_for_a_while_moves_no_other(
-        data: st.DataObject, world: World, spare: Spare) -> None:
+        data: st.DataObject, world: World, spare: SpareVcpuRule) -> None:
     """One that was just plugged in, or all of a watcher's that has just begun: who is told stays where it was, and
     what the others had is theirs when they are told again."""
     policy = Policy(spare_vcpus=spare)
@@ -362,19 +363,20 @@ def test_a_vcpu_that_cannot_be_told_for_a_while_moves_no_other(
     told = [data.draw(st.lists(st.sampled_from(each.vcpus), unique=True) if each.vcpus else st.just([]))
             for each in world.requests]
     meanwhile = World(world.node, tuple(
-        replace(each, vcpus=tuple(vcpus), known=False) for each, vcpus in zip(world.requests, told, strict=True)))
+        replace(each, vcpus=tuple(vcpus), vcpus_identified=False) for each,
+        vcpus in zip(world.requests, told, strict=True)))
     kept: dict[SandboxId, Previous] = {}
     before = previous_of(first)
     for old, new in zip(first, meanwhile.place(policy, before), strict=True):
         assert all(place.cpus == old.by_vcpu[place.id] for place in new.vcpus)
         assert {place.id: place.container for place in new.vcpus}.items() <= {
             place.id: place.container for place in old.vcpus}.items()
-        kept[new.sandbox] = new.previous(before[new.sandbox], known=False)
+        kept[new.sandbox] = new.as_previous(before[new.sandbox], known=False)
     assert world.place(policy, kept) == first
 
 
-@given(st.data(), kubelet_worlds(), st.sampled_from(Spare))
-def test_what_passes_leaves_every_one_to_one_pair(data: st.DataObject, world: World, spare: Spare) -> None:
+@given(st.data(), kubelet_worlds(), st.sampled_from(SpareVcpuRule))
+def test_what_passes_leaves_every_one_to_one_pair(data: st.DataObject, world: World, spare: SpareVcpuRule) -> None:
     """Some CPUs go off and come back, or the word of who is exclusive does, or the policy."""
     policy = Policy(spare_vcpus=spare)
     # The vCPUs that float are the highest: those that no rule but stability keeps from being pinned.
@@ -382,7 +384,7 @@ def test_what_passes_leaves_every_one_to_one_pair(data: st.DataObject, world: Wo
         replace(each, vcpus=each.vcpus[:len(world.own.claims[each.id].cpus)]) for each in world.requests))
     before = previous_of(earlier.place(policy))
     first = world.place(policy, before)
-    before = {each.sandbox: each.previous(before[each.sandbox]) for each in first}
+    before = {each.sandbox: each.as_previous(before[each.sandbox]) for each in first}
     what = data.draw(st.sampled_from(["CPUs", "checkpoint", "policy"]))
     meanwhile, for_now, node = world, policy, world.node
     if what == "CPUs":
@@ -393,8 +395,8 @@ def test_what_passes_leaves_every_one_to_one_pair(data: st.DataObject, world: Wo
             replace(each, containers=tuple(replace(one, exclusive=None) for one in each.containers))
             for each in world.requests))
     else:
-        for_now = Policy(vcpus=data.draw(st.sampled_from([Vcpus.UNION, Vcpus.OFF])))
-    kept = {each.sandbox: each.previous(before[each.sandbox]) for each in meanwhile.place(for_now, before)}
+        for_now = Policy(vcpus=data.draw(st.sampled_from([VcpuRule.UNION, VcpuRule.OFF])))
+    kept = {each.sandbox: each.as_previous(before[each.sandbox]) for each in meanwhile.place(for_now, before)}
     for old, new in zip(first, world.place(policy, kept), strict=True):
         assert {place.id: place.cpus for place in old.vcpus if place.pinned} == {
             place.id: place.cpus for place in new.vcpus if place.pinned}
@@ -404,7 +406,7 @@ def test_what_passes_leaves_every_one_to_one_pair(data: st.DataObject, world: Wo
 def test_no_two_vcpus_have_one_cpu_while_some_cannot_be_told(
         data: st.DataObject, world: World, policy: Policy) -> None:
     """Whatever a state file says."""
-    meanwhile = World(world.node, tuple(replace(each, known=False) for each in world.requests))
+    meanwhile = World(world.node, tuple(replace(each, vcpus_identified=False) for each in world.requests))
     for placement in meanwhile.place(policy, data.draw(befores(world))):
         alone = [place.cpus for place in placement.vcpus
                  if place.container is not None and place.cpus is not None and len(place.cpus) == 1]
@@ -434,12 +436,13 @@ def small_changes(draw: st.DrawFn) -> tuple[World, Previous]:
     names = st.none() | st.sampled_from([each.id for each in containers])
     before = Previous(CpuSet(range(8)), {
         VcpuId(number): (draw(likely), draw(names)) for number in range(7) if draw(st.integers(0, 3))})
-    request = Request(SandboxId("pod"), tuple(Vcpu(VcpuId(each)) for each in ids), tuple(containers))
+    request = PlacementRequest(SandboxId("pod"), tuple(Vcpu(VcpuId(each)) for each in ids), tuple(containers))
     return World(node, (request,)), before
 
 
-@given(small_changes(), st.sampled_from(Spare))
-def test_no_other_placement_by_the_rules_moves_fewer_vcpus(change: tuple[World, Previous], spare: Spare) -> None:
+@given(small_changes(), st.sampled_from(SpareVcpuRule))
+def test_no_other_placement_by_the_rules_moves_fewer_vcpus(change: tuple[World, Previous],
+                                                           spare: SpareVcpuRule) -> None:
     """Against every way there is to give out the same masks."""
     world, before = change
     (placement,) = world.place(Policy(spare_vcpus=spare), {SandboxId("pod"): before})

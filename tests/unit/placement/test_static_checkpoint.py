@@ -18,17 +18,17 @@ from need import lacking
 
 from vmpin.config import settings as config
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.domain.desired_state import DesiredState, Known, SandboxState, Word
+from vmpin.domain.desired_state import ContainerRecord, CpusetReport, DesiredState, SandboxState
 from vmpin.domain.events import Source
-from vmpin.domain.kubelet_cpus import CpuManagerState, judged, unseen
+from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers, unreported_assignments
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
 from vmpin.domain.topology import Topology
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.placement.ownership import Node, Ownership, claims, contested, ownership, with_unseen
+from vmpin.placement.ownership import Node, Ownership, claims_of, find_collisions, ownership, with_kubelet_assignments
 from vmpin.placement.policy import Policy
-from vmpin.placement.rules import Placement, Request, place
+from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.placement.vcpus import Previous
 from vmpin.reconcile import state_file
 from vmpin.reconcile.reconciler import Reconciler
@@ -44,7 +44,7 @@ class World:
     """A node as places.Places puts it together, without a machine: pods with their vCPUs, and a checkpoint."""
 
     kubelet: CpuManagerState
-    pods: dict[str, dict[str, Known]] = field(default_factory=dict)
+    pods: dict[str, dict[str, ContainerRecord]] = field(default_factory=dict)
     vcpus: dict[str, int] = field(default_factory=dict)
     before: dict[SandboxId, Previous] = field(default_factory=dict)
 
@@ -59,9 +59,10 @@ class World:
 
     def own(self) -> Ownership:
         state = self.state()
-        found = {sandbox.id: claims(judged(sandbox, self.kubelet), self.node())
+        found = {sandbox.id: claims_of(effective_containers(sandbox, self.kubelet), self.node())
                  for sandbox in state.sandboxes.values()}
-        return ownership(with_unseen(found, unseen(state, self.kubelet), ONLINE), self.node(),
+        return ownership(with_kubelet_assignments(found, unreported_assignments(state, self.kubelet), ONLINE),
+                         self.node(),
                          {sandbox.id: sandbox.pod.uid for sandbox in state.sandboxes.values() if sandbox.pod})
 
     def place(self) -> Mapping[str, Placement]:
@@ -70,10 +71,10 @@ class World:
             sandbox = SandboxId(f"sandbox-{uid}")
             if sandbox not in state.sandboxes:
                 continue
-            request = Request(sandbox, tuple(Vcpu(VcpuId(number)) for number in range(count)),
-                              judged(state.sandboxes[sandbox], self.kubelet))
+            request = PlacementRequest(sandbox, tuple(Vcpu(VcpuId(number)) for number in range(count)),
+                              effective_containers(state.sandboxes[sandbox], self.kubelet))
             placements[uid] = place(request, self.node(), own, Policy(), self.before.get(sandbox))
-            self.before[sandbox] = placements[uid].previous(self.before.get(sandbox))
+            self.before[sandbox] = placements[uid].as_previous(self.before.get(sandbox))
         return placements
 
     def given(self, uid: str) -> CpuSet:
@@ -82,9 +83,9 @@ class World:
                       *(cpus for (pod, _), cpus in self.kubelet.entries.items() if pod == uid)])
 
 
-def reported(name: str, cpus: CpuSet | None, time: int = 10, exclusive: bool | None = None) -> Known:
-    words = {Source.NRI: Word(cpus, time)} if cpus else {}
-    return Known(Container(ContainerId(name), name, cpus, exclusive), Source.NRI, time, words=words)
+def reported(name: str, cpus: CpuSet | None, time: int = 10, exclusive: bool | None = None) -> ContainerRecord:
+    words = {Source.NRI: CpusetReport(cpus, time)} if cpus else {}
+    return ContainerRecord(Container(ContainerId(name), name, cpus, exclusive), Source.NRI, time, reports=words)
 
 
 def check(world: World) -> None:
@@ -114,7 +115,7 @@ def worlds(draw: st.DrawFn) -> World:
     left = list(draw(st.permutations(range(8))))
     entries: dict[tuple[str, str], CpuSet] = {}
     pods: dict[str, CpuSet] = {}
-    reported_: dict[str, dict[str, Known]] = {}
+    reported_: dict[str, dict[str, ContainerRecord]] = {}
     for number in range(draw(st.integers(1, 4))):
         uid = f"uid-{number}"
         size = draw(st.integers(0, 3))
@@ -146,7 +147,7 @@ def test_only_what_is_listed_owns_and_no_vcpu_is_on_another_pods_cpus(world: Wor
 
 @given(worlds())
 def test_within_a_checkpoint_that_agrees_with_itself_no_two_pods_contend_for_a_cpu(world: World) -> None:
-    assert [collision for collision in contested(world.own()) if "cpuset" not in collision.what] == []
+    assert [collision for collision in find_collisions(world.own()) if "cpuset" not in collision.what] == []
 
 
 @given(worlds())
@@ -213,7 +214,8 @@ def steps() -> list[tuple[str, World]]:
 @pytest.mark.parametrize(("what", "world"), steps(), ids=[what.split()[0] for what, _ in steps()])
 def test_along_what_a_real_kubelet_wrote(what: str, world: World) -> None:
     check(world)
-    for collision in contested(world.own()):  # runc containers and VMs that are not narrowed yet, and nothing else
+    # runc containers and VMs that are not narrowed yet, and nothing else
+    for collision in find_collisions(world.own()):
         assert "cpuset, which the kubelet has yet to rewrite," in collision.what, what
     for uid in ("a9245742", "608f63d0"):
         if world.pods.get(uid):
@@ -229,7 +231,7 @@ def test_containers_of_a_pod_that_have_the_same_cpus_both_get_their_vcpus() -> N
     assert sorted(by_id.values()) == ["4", "4-6", "5", "6"]
     behind = {container: sorted(by_id[vcpu] for vcpu in vcpus) for container, vcpus in placement.containers.items()}
     assert behind == {"vm-web": ["6"], "vm-aux": ["4", "5"], "vm-log": ["4", "5"]}
-    assert contested(world.own()) == []
+    assert find_collisions(world.own()) == []
 
 
 def test_with_fewer_vcpus_they_share_a_share() -> None:
@@ -250,7 +252,7 @@ def shown(world: World, uid: str, threads: list[ThreadStatus]) -> tuple[dict[str
     found: dict[str, Any] = sandbox_data(state, world.node(), world.place().get(uid), {"type": "qemu", "pid": 1},
                                          "names", threads, kubelet=world.kubelet)
     node = node_data(world.node(), world.own(), [])
-    text = sentences({"watcher": None, "node": node, "policy": Policy().words()}, found)
+    text = sentences({"watcher": None, "node": node, "policy": Policy().as_text()}, found)
     return found, "\n".join(text)
 
 
@@ -302,7 +304,7 @@ def test_a_report_in_the_state_file_that_is_older_than_the_checkpoint_gives_noth
     reconciler.reconcile([], act=False)
     own = reconciler.placement_cache.own
     assert (own.claims[shared.id].exclusive, own.claims[grown.id].exclusive) == ((), ())
-    assert own.named(second.first) == "db of other"
+    assert own.owner_names(second.first) == "db of other"
     reconciler.save()
     # Away once more: now one of them is listed with CPUs that are not those of the report, and then the file is gone.
     checkpoint.write_text(json.dumps({"policyName": "static", "defaultCpuSet": "", "checksum": 0,

@@ -13,7 +13,7 @@ from strayed import Spinners, spinners
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadRole, VcpuId
 from vmpin.placement.rules import Placement, Verdict
-from vmpin.placement.vcpus import VcpuPlace
+from vmpin.placement.vcpus import VcpuPlacement
 from vmpin.procevents import latency
 from vmpin.procevents.latency import LatencyBook, Placed
 from vmpin.vmm.inventory import Vm
@@ -34,7 +34,7 @@ def vcpu(node: Spinners, wanted: CpuSet) -> Vm:
     vm.vmm.threads = {vm.vmm.pid: thread._replace(role=ThreadRole.VCPU, vcpu=VcpuId(0))}
     vm.found_by = "names"
     node.reconciler.placements[vm.sandbox] = Placement(
-        vm.sandbox, wanted, Verdict.FLOATING, (), (VcpuPlace(VcpuId(0), wanted),), {}, {})
+        vm.sandbox, wanted, Verdict.FLOATING, (), (VcpuPlacement(VcpuId(0), wanted),), {}, {})
     return vm
 
 
@@ -49,7 +49,7 @@ def test_a_vcpu_whose_mask_is_never_what_it_is_to_be_is_not_waited_for_all_its_l
     os.sched_setaffinity(vm.vmm.pid, both.frozen())
     book.passed((), True)
     assert (account.placed, account.placed_max) == (1, 0.001)
-    assert node.reconciler.tally.births.sum == 0.001
+    assert node.reconciler.tally.placement_latency.sum == 0.001
 
 
 def test_one_that_has_just_come_is_waited_for(node: Spinners, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from newcomers import (
 )
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.events import Held, SandboxSeen
+from vmpin.domain.events import SandboxSeen, SuspensionChanged
 from vmpin.domain.model import VmmType
 from vmpin.host.procfs import Procfs
 from vmpin.procevents.newborn_placer import NewbornPlacer
@@ -72,7 +72,7 @@ def test_other_programs_are_left_alone(machine: Machine) -> None:
 
 def test_a_sandbox_out_of_our_hands_is_left_alone_at_its_vmms_exec(machine: Machine) -> None:
     machine.tell("a", machine.other)
-    machine.reconciler.reduce([Held(sandbox("a"), True)])
+    machine.reconciler.reduce([SuspensionChanged(sandbox("a"), True)])
     machine.reconciler.reconcile([sandbox("a")])
     vmm = machine.vmm("a")
     machine.executed(vmm)

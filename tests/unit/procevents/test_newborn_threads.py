@@ -86,7 +86,7 @@ def test_a_vcpus_name_puts_it_where_vcpus_go(machine: Machine, crowd: Path) -> N
     machine.placer.passed(machine.reconciler.reconcile(touched.done, scan=False))
     assert machine.account("a").placed == 1
     assert machine.account("a").placed_max <= until_then
-    assert machine.reconciler.tally.births.total == 1
+    assert machine.reconciler.tally.placement_latency.total == 1
 
 
 def test_a_new_vcpu_is_placed_by_its_name_before_the_pass(machine: Machine, crowd: Path) -> None:
@@ -150,7 +150,7 @@ def test_whom_vmpin_itself_has_moved_did_not_drift(machine: Machine, crowd: Path
             machine.reconciler.reconcile([sandbox("a")])
         assert mask(tid) == machine.both
     assert machine.reconciler.tally.drift == {}
-    assert machine.reconciler.tally.fights == 0
+    assert machine.reconciler.tally.contentions == 0
     os.sched_setaffinity(tid, machine.other.frozen())  # as another hand does
     machine.reconciler.reconcile([sandbox("a")])
     assert machine.reconciler.tally.drift == {"other": 1}

@@ -9,12 +9,12 @@ import pytest
 
 from vmpin.config import settings
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.domain.desired_state import DesiredState, Known, SandboxState
+from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmmType
 from vmpin.domain.topology import Topology
-from vmpin.placement.rules import UNMANAGED, Request
+from vmpin.placement.rules import UNMANAGED, PlacementRequest
 from vmpin.reconcile import placement_cache
 from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.vmm.inventory import Process, Vm
@@ -38,7 +38,7 @@ def known(tmp_path: Path) -> PlacementCache:
     return made
 
 
-SIDE = Known(Container(ContainerId("side")), Source.BUNDLE, 1)
+SIDE = ContainerRecord(Container(ContainerId("side")), Source.BUNDLE, 1)
 STATE = DesiredState({sandbox: SandboxState(sandbox, containers={SIDE.container.id: SIDE}) for sandbox in (ONE, TWO)})
 VMS = {ONE: vm(ONE, 10), TWO: vm(TWO, 20)}
 
@@ -81,13 +81,13 @@ def test_a_vm_is_unmanaged_until_a_container_of_it_is_known(known: PlacementCach
     assert set(known.placements) == {ONE, TWO}
 
 
-@pytest.mark.parametrize("wrong", ["place", "judged"])
+@pytest.mark.parametrize("wrong", ["place", "effective_containers"])
 def test_a_sandbox_that_cannot_be_placed_stays_dirty_and_the_others_are_placed(
         known: PlacementCache, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     """Whatever the order is: each of two fails once."""
     right = getattr(placement_cache, wrong)
     for bad, good in ((ONE, TWO), (TWO, ONE)):
-        def failing(request: Request | SandboxState, *args: object, bad: SandboxId = bad) -> object:
+        def failing(request: PlacementRequest | SandboxState, *args: object, bad: SandboxId = bad) -> object:
             if request.id == bad:
                 raise ZeroDivisionError
             return right(request, *args)

@@ -14,12 +14,12 @@ from nri_events import C1, C2, POD, after, container, pod
 from strayed import Spinners, spinners
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.desired_state import DesiredState, Known, reduce
-from vmpin.domain.events import ContainerSeen, CpusetSeen, RequestOver, Source
+from vmpin.domain.desired_state import ContainerRecord, DesiredState, reduce
+from vmpin.domain.events import ContainerSeen, CpusetSeen, RequestExpired, Source
 from vmpin.domain.model import Container, ContainerState
 from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
-from vmpin.placement.ownership import Claims, claims
+from vmpin.placement.ownership import CpuClaims, claims_of
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.reconcile.requests import CREATION, UPDATE, RuntimeRequests
 from vmpin.sources.nri.translation import ContainerEvent, Kind, NriEvent, Synced
@@ -33,12 +33,12 @@ CREATION_EVENTS = (event("creating", 10), event("create", 11), event("starting",
 RUNNING = after([event("start", 10, "2-3")])
 
 
-def known(state: DesiredState) -> Known:
+def known(state: DesiredState) -> ContainerRecord:
     return state.sandboxes[POD].containers[C1]
 
 
-def claimed(state: DesiredState) -> Claims:
-    return claims(state.sandboxes[POD].live(), node("0-15", "0-3"))
+def claimed(state: DesiredState) -> CpuClaims:
+    return claims_of(state.sandboxes[POD].live(), node("0-15", "0-3"))
 
 
 # What follows from it
@@ -58,18 +58,18 @@ def claimed(state: DesiredState) -> Claims:
 def test_a_container_that_is_created_has_its_cpus_from_the_request_on(
         events: tuple[NriEvent, ...], pending: bool, coming: bool, state: ContainerState) -> None:
     found = known(after(events))
-    assert (found.pending, found.container.coming, found.container.state) == (pending, coming, state)
+    assert (found.pending, found.container.creating, found.container.state) == (pending, coming, state)
     assert found.container.cpuset == CpuSet((4, 5))
     mine = claimed(after(events))
     assert mine.exclusive == (() if state is ContainerState.STOPPED else ((C1, CpuSet((4, 5))),))
-    assert (mine.coming, mine.pending) == (frozenset({C1} if coming else ()), pending)
+    assert (mine.creating, mine.pending) == (frozenset({C1} if coming else ()), pending)
 
 
 def test_a_hook_in_the_middle_of_a_creation_does_not_end_it() -> None:
     """CRI-O runs createRuntime before Kata's vCPUs have come."""
     hooked = ContainerSeen(POD, Container(C1, cpuset=CpuSet((4, 5))), Source.BUNDLE, 11, "/bundle/of/it")
     state = reduce(after(CREATION_EVENTS[:1]), hooked)
-    assert known(state).container.coming
+    assert known(state).container.creating
     assert not known(after(CREATION_EVENTS[1:3], state)).pending
 
 
@@ -81,7 +81,7 @@ def test_what_another_plugin_made_of_the_cpus_counts_when_it_is_created() -> Non
 def test_kata_has_the_container_before_it_is_started() -> None:
     """Its state lists a container with its CPUs before the vCPUs of it have all come."""
     seen = ContainerSeen(POD, Container(C1, cpuset=CpuSet((4, 5)), state=ContainerState.CREATED), Source.KATA, 12)
-    assert known(reduce(after(CREATION_EVENTS[:2]), seen)).container.coming
+    assert known(reduce(after(CREATION_EVENTS[:2]), seen)).container.creating
     runs = seen._replace(container=replace(seen.container, state=ContainerState.RUNNING))
     assert not known(reduce(after(CREATION_EVENTS[:2]), runs)).pending
 
@@ -111,9 +111,9 @@ def test_an_update_to_the_same_cpus_is_none() -> None:
 @pytest.mark.parametrize("source", [Source.KATA, Source.CGROUP])
 def test_an_update_that_others_see_done_is_no_more_under_way(source: Source) -> None:
     state = after([event("updating", 20, "2-3", "0-1", state=3)], RUNNING)
-    assert known(reduce(state, CpusetSeen(POD, C1, CpuSet((0, 1)), source, 22))).container.asked is None
+    assert known(reduce(state, CpusetSeen(POD, C1, CpuSet((0, 1)), source, 22))).container.requested_cpuset is None
     again = ContainerSeen(POD, Container(C1, cpuset=CpuSet((0, 1))), source, 22)
-    assert known(reduce(state, again)).container.asked is None
+    assert known(reduce(state, again)).container.requested_cpuset is None
 
 
 def test_the_owner_of_cpus_is_the_same_while_an_update_is_under_way() -> None:
@@ -133,11 +133,11 @@ def test_a_request_ends_after_some_time_at_the_latest() -> None:
         state = after(events, base)
         assert requests.over(state, 1000.0) == []
         assert requests.over(state, 999.0 + limit) == []
-        assert requests.over(state, 1000.0 + limit) == [RequestOver(POD, C1)]
-        state = reduce(state, RequestOver(POD, C1))
+        assert requests.over(state, 1000.0 + limit) == [RequestExpired(POD, C1)]
+        state = reduce(state, RequestExpired(POD, C1))
         assert (known(state).pending, known(state).container.state) == (False, left)
         assert requests.over(state, 2000.0 + limit) == []
-        assert reduce(state, RequestOver(POD, C1)) is state
+        assert reduce(state, RequestExpired(POD, C1)) is state
 
 
 def test_each_update_has_its_own_time() -> None:
@@ -147,7 +147,7 @@ def test_each_update_has_its_own_time() -> None:
     assert requests.over(first, 1000.0) == []
     second = after([event("update", 21, "0-1", state=3), event("updating", 22, "0-1", "2", state=3)], first)
     assert requests.over(second, 1000.0 + UPDATE) == []
-    assert requests.over(second, 1000.0 + 2 * UPDATE) == [RequestOver(POD, C1)]
+    assert requests.over(second, 1000.0 + 2 * UPDATE) == [RequestExpired(POD, C1)]
 
 
 def test_a_container_that_is_gone_is_forgotten_with_its_request() -> None:
@@ -180,12 +180,13 @@ def grow(pool: str, *steps: tuple[tuple[Container, ...], tuple[int, ...]]) -> li
     """One placement after the other."""
     made: list[Placement] = []
     for containers, ids in steps:
-        made.append(decide(containers, vcpus(*ids), node("0-7", pool), previous=made[-1].previous() if made else None))
+        made.append(decide(containers, vcpus(*ids), node("0-7", pool),
+                           previous=made[-1].as_previous() if made else None))
     return made
 
 
 def coming(name: str, cpus: str) -> Container:
-    return replace(own_cpus(name, cpus), state=ContainerState.CREATED, coming=True)
+    return replace(own_cpus(name, cpus), state=ContainerState.CREATED, creating=True)
 
 
 def test_each_vcpu_that_comes_gets_a_cpu_of_the_container_that_is_created() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from need import need_root, need_tool
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.desired_state import DesiredState, Known, SandboxState, Word
+from vmpin.domain.desired_state import ContainerRecord, CpusetReport, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
@@ -44,13 +44,13 @@ names = st.text(st.characters(), max_size=12)
 
 
 @st.composite
-def known(draw: st.DrawFn, name: ContainerId) -> Known:
+def known(draw: st.DrawFn, name: ContainerId) -> ContainerRecord:
     said = draw(st.dictionaries(st.sampled_from(Source), st.builds(
-        Word, cpus, moments, st.lists(cpus, max_size=3).map(tuple)), max_size=3))
+        CpusetReport, cpus, moments, st.lists(cpus, max_size=3).map(tuple)), max_size=3))
     source = draw(st.sampled_from(list(said) or list(Source)))
     container = Container(name, draw(names), said[source].cpuset if said else None, draw(st.none() | st.booleans()),
                           draw(st.sampled_from(ContainerState)), draw(st.booleans()))
-    return Known(container, source, draw(moments), draw(names), draw(st.none() | threads), said)
+    return ContainerRecord(container, source, draw(moments), draw(names), draw(st.none() | threads), said)
 
 
 @st.composite
@@ -91,9 +91,11 @@ def kept(draw: st.DrawFn) -> SavedState:
 
 SAMPLE = SavedState(
     DesiredState({SandboxId("pod-a"): SandboxState(SandboxId("pod-a"), "kata-go", Pod("ns", "nöme", "uid"), {
-        ContainerId("main"): Known(Container(ContainerId("main"), "app", CpuSet.parse("2-3"), True), Source.BUNDLE, 17,
+        ContainerId("main"): ContainerRecord(Container(ContainerId("main"), "app", CpuSet.parse("2-3"), True),
+                                             Source.BUNDLE, 17,
                                    "/bundle", ThreadId(7, 8),
-                                   {Source.BUNDLE: Word(CpuSet.parse("2-3"), 17)})}, held=True, vmm=ThreadId(5, 6))}),
+                                   {Source.BUNDLE: CpusetReport(CpuSet.parse("2-3"), 17)})}, suspended=True,
+                                   vmm=ThreadId(5, 6))}),
     {SandboxId("pod-a"): Previous(CpuSet.parse("2-3"), {VcpuId(1): (CpuSet.parse("2"), ContainerId("main")),
                                                         VcpuId(0): (None, None)})},
     {SandboxId("pod-b"): OriginalMasks({ThreadId(5, 6): ProcessMasks(CpuSet.parse("0-7"), {
@@ -121,15 +123,15 @@ def test_the_file_is_roots_alone_and_replaced_as_a_whole(tmp_path: Path) -> None
 
 def told_at(time: int) -> SavedState:
     """A container that was reported then."""
-    word = {Source.NRI: Word(CpuSet([2]), time)}
-    known = Known(Container(ContainerId("main"), "app", CpuSet([2])), Source.NRI, time, words=word)
+    word = {Source.NRI: CpusetReport(CpuSet([2]), time)}
+    known = ContainerRecord(Container(ContainerId("main"), "app", CpuSet([2])), Source.NRI, time, reports=word)
     return SavedState(DesiredState({SandboxId("pod-a"): SandboxState(SandboxId("pod-a"), containers={
         ContainerId("main"): known})}))
 
 
 def times(kept: SavedState) -> set[int]:
     known = kept.state.sandboxes[SandboxId("pod-a")].containers[ContainerId("main")]
-    return {known.time, known.words[Source.NRI].time}
+    return {known.time, known.reports[Source.NRI].time}
 
 
 def test_a_time_that_is_yet_to_come_counts_as_now(tmp_path: Path) -> None:

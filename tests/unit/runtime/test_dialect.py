@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.counters import Tally
+from vmpin.domain.counters import Counters
 from vmpin.domain.desired_state import DesiredState, reduce
 from vmpin.domain.events import ContainerSeen, Event, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
@@ -192,7 +192,7 @@ def test_two_families_that_name_different_sandboxes_are_refused(met: Met, author
 @pytest.mark.parametrize("met", CREATED, ids=lambda met: met.what)
 def test_what_the_author_says_of_the_pod_is_reported_and_counts_for_nothing(
         met: Met, caplog: pytest.LogCaptureFixture) -> None:
-    tally = Tally()
+    tally = Counters()
     theirs = CRI_OF_VICTIM if met.bundle.startswith(OVERLAY) else CRIO_OF_VICTIM
     author = {key: value for key, value in theirs.items() if value != VICTIM}
     with caplog.at_level(logging.WARNING):
@@ -214,7 +214,7 @@ def test_the_config_of_crios_pause_container_names_no_other_sandbox(author: dict
         parse_state(pause.message(author))
     # Called a container, and of the victim: it is known to be a sandbox.
     known = victim(nri=True)
-    tally = Tally()
+    tally = Counters()
     events = events_of(pause.message(CRIO_OF_VICTIM), known, PROC, KEY, tally)
     found = after(events, known)
     assert found.sandboxes[VICTIM] is known.sandboxes[VICTIM]
@@ -228,7 +228,7 @@ def test_nri_and_katas_state_outrank_an_annotation() -> None:
     for source, runtime in ((Source.NRI, "nri"), (Source.KATA, "kata-go")):
         known = after([SandboxSeen(OWN, runtime, POD),
                        ContainerSeen(OWN, Container(CID, "app", CpuSet.parse("2")), source, 10)], victim(nri=False))
-        tally = Tally()
+        tally = Counters()
         forged = Met("forged", CID, f"{TASKS}/{CID}", {**containerd("container", "app"),
                                                       "io.kubernetes.cri.sandbox-id": VICTIM})
         found = after(events_of(forged.message({}), known, PROC, KEY, tally), known)

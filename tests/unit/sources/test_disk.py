@@ -9,7 +9,7 @@ import pytest
 from trees import make_tree
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.desired_state import DesiredState, Known, reduce
+from vmpin.domain.desired_state import ContainerRecord, DesiredState, reduce
 from vmpin.domain.events import ContainerSeen, ContainerStopped, CpusetSeen, Event, Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
 from vmpin.host.cgroup import Cgroups
@@ -102,7 +102,7 @@ def test_a_cgroup_says_what_a_container_has(configured: str, effective: str, onl
     """)
     disk = sources(tmp_path)
     disk.online = CpuSet.parse(online)
-    known = Known(Container(WEB, "web", CpuSet.parse("2-5")), Source.NRI, 1)
+    known = ContainerRecord(Container(WEB, "web", CpuSet.parse("2-5")), Source.NRI, 1)
     (event,) = disk.cgroup(SANDBOX, known, ThreadId(7, 1))
     assert isinstance(event, CpusetSeen)
     assert (str(event.cpuset), event.source) == (cpus, Source.CGROUP)
@@ -117,5 +117,5 @@ def test_a_cgroup_that_is_named_after_another_says_nothing_of_a_container_that_t
         cgroup/vms/other/cpuset.cpus.effective = 0-7
         proc/7/task/7/cgroup = 0::/vms/other
     """)
-    known = Known(Container(WEB, "web", CpuSet.parse("2-5")), Source.NRI, 1)
+    known = ContainerRecord(Container(WEB, "web", CpuSet.parse("2-5")), Source.NRI, 1)
     assert list(sources(tmp_path).cgroup(SANDBOX, known, ThreadId(7, 1))) == []

@@ -92,7 +92,8 @@ def test_an_update_is_the_new_cpuset() -> None:
     state = after([ContainerEvent("start", pod(), container(cpus="2-3"), 7),
                    ContainerEvent("update", pod(), container(cpus="4-5"), 8)])
     known = state.sandboxes[POD].containers[C1]
-    assert (known.container.cpuset, known.source, known.words[Source.NRI].time) == (CpuSet.parse("4-5"), Source.NRI, 8)
+    assert (known.container.cpuset, known.source, known.reports[Source.NRI].time) == (CpuSet.parse("4-5"), Source.NRI,
+                                                                                      8)
 
 
 def test_an_update_that_comes_after_the_end_wakes_nobody() -> None:

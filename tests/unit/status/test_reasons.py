@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.desired_state import Known, SandboxState
+from vmpin.domain.desired_state import ContainerRecord, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.placement.rules import Placement, Verdict
@@ -26,7 +26,7 @@ def seen(wanted: str, actual: str, limit: str | None = None, tid: int = 10) -> T
 def state(**containers: str | None) -> SandboxState:
     """By name, with their cpusets."""
     return SandboxState(POD, containers={
-        ContainerId(name): Known(Container(ContainerId(name), name, None if text is None else cpus(text)),
+        ContainerId(name): ContainerRecord(Container(ContainerId(name), name, None if text is None else cpus(text)),
                                  Source.BUNDLE, 1) for name, text in containers.items()})
 
 

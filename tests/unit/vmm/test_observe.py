@@ -13,7 +13,7 @@ import pytest
 from need import need_root, need_tool
 from trees import make_tree
 
-from vmpin.domain.events import Claim
+from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.host.procfs import Procfs
 from vmpin.vmm.inventory import Observer
@@ -38,7 +38,7 @@ def test_a_vmm_that_a_hook_names_is_seen_at_once_however_old_its_process(tmp_pat
     for _ in range(YOUNG_PASSES + 1):
         observer.scan({})
     process(tmp_path, pid, "qemu-system-x86", "qemu-system-x86_64", "-smp", "1")
-    assert observer.scan({sandbox: Claim(pid, identity=ThreadId(pid, 100))}) == {sandbox}
+    assert observer.scan({sandbox: VmmClaim(pid, identity=ThreadId(pid, 100))}) == {sandbox}
     assert observer.vms[sandbox].vmm.pid == pid
 
 
@@ -76,7 +76,7 @@ def test_katas_file_claims_a_vmm_by_its_whole_id_or_uuid(tmp_path: Path, argv: l
     """By its pid alone it may be another's that has the number now."""
     process(tmp_path, 4000, "vmm", *argv)
     observer = Observer(Procfs(tmp_path))
-    observer.scan({SandboxId(FULL): Claim(4000, uuid)}, full=True)
+    observer.scan({SandboxId(FULL): VmmClaim(4000, uuid)}, full=True)
     assert (SandboxId(FULL) in observer.vms) is counts
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import BinaryIO
 
-from vmpin.config.settings import plain as plain_value
+from vmpin.config.settings import to_plain as plain_value
 from vmpin.reports.redact import words
 
 #: Of one piece, and of all together before they are compressed (bytes).

@@ -10,7 +10,7 @@ import json
 import zlib
 from pathlib import Path
 
-from vmpin.domain.proof import Ledger, Mark
+from vmpin.domain.proof import Mark, ResidencyLedger
 from vmpin.errors import StateFileError
 from vmpin.host.regular import read_regular
 from vmpin.reconcile.state_file import replace
@@ -19,7 +19,7 @@ VERSION = 1
 MAX_BYTES = 64 << 20
 
 
-def save(path: Path, boot_id: str, ledger: Ledger) -> None:
+def save(path: Path, boot_id: str, ledger: ResidencyLedger) -> None:
     """Replace the file. :raises StateFileError: the old one is then still whole."""
     body = "".join(f"{mark.time!r} {mark.raw}\n" for mark in ledger.marks).encode()
     head = {"version": VERSION, "boot_id": boot_id, "began": ledger.began, "crc32": zlib.crc32(body)}
@@ -30,7 +30,7 @@ def save(path: Path, boot_id: str, ledger: Ledger) -> None:
                              "free space or inodes there; until then a restart forgets where threads ran") from err
 
 
-def load(path: Path, boot_id: str, ledger: Ledger) -> str:
+def load(path: Path, boot_id: str, ledger: ResidencyLedger) -> str:
     """Let `ledger` go on where that of the file ended, if it is of this boot. :returns: what was wrong with it, ""
     for nothing."""
     try:

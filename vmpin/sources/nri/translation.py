@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.desired_state import DesiredState, Known, SandboxState
+from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import (
-    ContainerElsewhere,
+    ContainerMisplaced,
     ContainerSeen,
     ContainerStopped,
-    CpusetAsked,
+    CpusetRequested,
     Event,
     SandboxGone,
     SandboxSeen,
@@ -138,7 +138,7 @@ class NriCounters:
 
 def events_of(event: NriEvent, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> list[Event]:
     """What the runtime's word says. A pid is looked up unless `state` has what is behind it."""
-    facts = _Facts(state, proc, exclusive_annotation)
+    facts = _EventTranslation(state, proc, exclusive_annotation)
     match event:
         case Synced():
             return list(facts.synced(event))
@@ -157,7 +157,7 @@ def events_of(event: NriEvent, state: DesiredState, proc: Procfs, exclusive_anno
             return []
 
 
-class _Facts:
+class _EventTranslation:
     """What one event says, with what is behind its pids looked up once: with Kata a pod's containers all have the
     VMM's."""
 
@@ -177,13 +177,13 @@ class _Facts:
             yield self.sandbox(event.pod)
         if event.kind == "updating":
             if event.asked:
-                yield CpusetAsked(container.pod, container.id, event.asked)
+                yield CpusetRequested(container.pod, container.id, event.asked)
             return
         begun = event.kind == "start" or (event.kind == "update" and container.state != CREATED)
         seen = self._container(container, ContainerState.RUNNING if begun else ContainerState.CREATED, event.time_ns)
         # containerd has Kata plug in the vCPUs between "create" and "starting", CRI-O between "creating" and "create".
         coming = event.kind in ("creating", "create")
-        yield seen._replace(container=replace(seen.container, coming=coming), requested=event.kind == "creating")
+        yield seen._replace(container=replace(seen.container, creating=coming), requested=event.kind == "creating")
 
     def _elsewhere(self, pods: Mapping[ContainerId, SandboxId]) -> Iterator[Event]:
         """What was taken for a container of another sandbox, by an annotation of its author's.
@@ -193,7 +193,7 @@ class _Facts:
         for sandbox in self._state.sandboxes.values():
             for container in sandbox.containers:
                 if pods.get(container, sandbox.id) != sandbox.id:
-                    yield ContainerElsewhere(sandbox.id, container)
+                    yield ContainerMisplaced(sandbox.id, container)
 
     def synced(self, event: Synced) -> Iterator[Event]:
         # A pod's pause container has the pod's id.
@@ -227,7 +227,7 @@ class _Facts:
         return ContainerSeen(container.pod, Container(container.id, container.name, container.cpus, exclusive, now),
                              Source.NRI, time_ns, init=init, listed=listed)
 
-    def _known(self, container: NriContainer) -> Known | None:
+    def _known(self, container: NriContainer) -> ContainerRecord | None:
         sandbox = self._state.sandboxes.get(container.pod)
         return None if sandbox is None else sandbox.containers.get(container.id)
 
@@ -249,7 +249,7 @@ def _ended(sandbox: SandboxState, listed: frozenset[ContainerId], time_ns: int) 
     """The ends of the containers that the runtime told of, and does not list any more."""
     for known in sandbox.containers.values():
         if (known.container.state is not ContainerState.STOPPED and known.container.id not in listed
-                and known.told_by(Source.NRI)):
+                and known.reported_by(Source.NRI)):
             yield ContainerStopped(sandbox.id, known.container.id, max(time_ns, known.time))
 
 
