@@ -108,6 +108,12 @@ def test_no_two_modules_share_a_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_no_two_classes_share_a_name() -> None:
+    classes = Counter(node.name for top_ in ("vmpin", "guest") for path in (ROOT / top_).rglob("*.py")
+                      for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in classes.items() if count > 1] == []
+
+
 def test_no_import_at_the_top_goes_in_a_circle() -> None:
     graph = {}
     for module, path in MODULES.items():

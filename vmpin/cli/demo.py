@@ -27,7 +27,7 @@ from vmpin.errors import VmpinError
 
 if TYPE_CHECKING:
     from vmpin.demo.needs import Tools
-    from vmpin.demo.vm import VmMasks
+    from vmpin.demo.vm import DemoMasks
 
 _ABOUT = """\
 Shows on this machine what vmpin does: a real QEMU as a sandbox's VM, the real watcher, and two containers made by a
@@ -242,7 +242,7 @@ class _Stage:
         self._watcher = None
 
 
-def _as_wanted(masks: VmMasks, exclusive: CpuSet, pool: CpuSet) -> bool:
+def _as_wanted(masks: DemoMasks, exclusive: CpuSet, pool: CpuSet) -> bool:
     alone = [cpus for cpus in masks.vcpus.values() if cpus <= exclusive]
     floating = [cpus for cpus in masks.vcpus.values() if not cpus <= exclusive]
     return (len(masks.vcpus) == 3 and all(len(cpus) == 1 for cpus in alone)
@@ -251,7 +251,7 @@ def _as_wanted(masks: VmMasks, exclusive: CpuSet, pool: CpuSet) -> bool:
             and bool(masks.others) and all(cpus == pool for cpus in masks.others.values()))
 
 
-def _same(masks: VmMasks, before: VmMasks, cpus: CpuSet) -> bool:
+def _same(masks: DemoMasks, before: DemoMasks, cpus: CpuSet) -> bool:
     """On the CPUs that can be used: a mask may also name some that are offline."""
     main = next(iter(before.others.values()))
     return (all(mask & cpus == before.vcpus[number] & cpus for number, mask in masks.vcpus.items())

@@ -24,7 +24,7 @@ _VCPU = re.compile(r"CPU ([0-9]+)/[A-Z]+")
 
 
 @dataclass(frozen=True)
-class VmMasks:
+class DemoMasks:
     """Where the kernel lets the VM's threads run: the vCPUs by number, the others by thread id."""
 
     vcpus: dict[int, CpuSet]
@@ -114,9 +114,9 @@ class DemoVm:
             self._process.wait()
             self._process = None
 
-    def masks(self) -> VmMasks:
+    def masks(self) -> DemoMasks:
         """What the kernel has for each thread at this moment."""
-        masks = VmMasks({}, {})
+        masks = DemoMasks({}, {})
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             try:
                 fields = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines() if ":" in line)
