@@ -19,7 +19,7 @@ from need import lacking
 from prometheus_client.parser import text_string_to_metric_families
 from trees import make_tree
 
-from vmpin.config import settings
+from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.exporter import Exporter
 from vmpin.domain.desired_state import DesiredState, SandboxState

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from need import lacking, need_tool
 
-from vmpin.config import settings
+from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, SandboxId

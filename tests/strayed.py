@@ -12,7 +12,7 @@ from pathlib import Path
 
 from need import lacking
 
-from vmpin.config import settings
+from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
 from vmpin.domain.proof import RunAccount

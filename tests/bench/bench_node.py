@@ -21,7 +21,7 @@ from pathlib import Path
 from measure import CannotMeasure, environment
 from vms import PREFIX, Machine
 
-from vmpin.config import settings as config
+from vmpin.config import loading as config
 from vmpin.config.settings import Config
 
 

@@ -56,7 +56,7 @@ def test_every_mask_is_given_back_and_nothing_is_left(node: Node, by: str) -> No
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from vmpin.config import settings
+from vmpin.config import loading as settings
 from vmpin.reconcile import one_pass
 end = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 done, real = [], os.sched_setaffinity

@@ -144,7 +144,7 @@ def _leave(args: argparse.Namespace, config: Config) -> int:
 
 def _with_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> list[SandboxId]:
     """Those whose guests may have a map of a watcher's."""
-    return [sandbox for sandbox in sandboxes if sandbox in view.vms and view.config.guest_via(
+    return [sandbox for sandbox in sandboxes if sandbox in view.vms and view.config.guest.via_for(
         "" if (state := view.sandboxes.get(sandbox)) is None else state.handler) != "off"]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vmpin.config import settings as configuration
+from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
 from vmpin.errors import UsageError, WatcherError
 
@@ -112,7 +112,7 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False) -> byte
     """
     import socket
 
-    path = str(config.control_socket)
+    path = str(config.paths.control_socket)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(DEADLINE)
         try:
@@ -214,7 +214,7 @@ def quiet_log(config: Config) -> None:
     """For short commands: what is odd goes to standard error, what is routine nowhere (unless asked for)."""
     from vmpin import log
 
-    log.setup("warning" if config.origin["log.level"] == "default" else config.log_level)
+    log.setup("warning" if config.origin["log.level"] == "default" else config.log.level)
 
 
 def output_flag(parser: argparse.ArgumentParser, choices: Sequence[str]) -> None:

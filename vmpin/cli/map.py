@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from vmpin.reports.map import picture
 
     config = load_config(args)
-    found = picture(status_document(config, None, direct=args.direct), Sysfs(config.path("sys")).topology())
+    found = picture(status_document(config, None, direct=args.direct), Sysfs(config.paths.sys).topology())
     if args.output == "text":
         from vmpin.reports.map.text import lines
 

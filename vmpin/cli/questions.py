@@ -25,7 +25,7 @@ def read_facts(config: Config, root: Path = Path("/")) -> NodeFacts:
 
 def ask_watcher(config: Config) -> WatcherFacts:
     """Whether one runs, and what it says of itself."""
-    proc = Procfs(config.path("proc"))
+    proc = Procfs(config.paths.proc)
     holder = lock_holder(config, proc)
     found = WatcherFacts(pid=holder, version=version(), config=config.data(), unit=_unit(proc, holder))
     try:
@@ -41,7 +41,7 @@ def ask_watcher(config: Config) -> WatcherFacts:
         return replace(found, state="running", pid=pid, about=about, unit=_unit(proc, pid))
     if holder is None:
         return found
-    return replace(found, state="mute", why=f"process {holder} holds {config.lock_file}, and nobody listens")
+    return replace(found, state="mute", why=f"process {holder} holds {config.paths.lock_file}, and nobody listens")
 
 
 def _unit(proc: Procfs, pid: int | None) -> str:

@@ -134,11 +134,11 @@ def _refuse_blind(config: Config) -> None:
 
     hint = "run this as root, or start the watcher"
     try:
-        if not Procfs(config.path("proc")).cmdline(1):
-            raise UnseenError(f"other programs' processes cannot be seen in {config.path('proc')}", hint)
+        if not Procfs(config.paths.proc).cmdline(1):
+            raise UnseenError(f"other programs' processes cannot be seen in {config.paths.proc}", hint)
     except OSError as err:
         raise UnseenError(f"other programs' processes cannot be seen: {err}", hint) from err
-    for path, use in ((config.state_file, os.R_OK), (config.path("kata_go"), os.R_OK | os.X_OK),
-                      (config.path("kata_rs"), os.R_OK | os.X_OK)):
+    for path, use in ((config.paths.state_file, os.R_OK), (config.paths.kata_go, os.R_OK | os.X_OK),
+                      (config.paths.kata_rs, os.R_OK | os.X_OK)):
         if os.path.lexists(path) and not os.access(path, use):
             raise UnseenError(f"no watcher answers, and {path} cannot be read: permission denied", hint)

@@ -47,14 +47,15 @@ def run(args: argparse.Namespace) -> int:
     if args.nri is not None:
         args.set_here.append(f"watch.nri={'on' if args.nri else 'off'}")
     config = load_config(args)
-    log.setup(config.log_level, as_json=args.output == "json")
+    log.setup(config.log.level, as_json=args.output == "json")
     # Who is told to end while the first pass goes on ends in order after it, as watch.on_exit has it.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-    made = not config.run.exists()
-    with Lock(config.lock_file) as lock:
+    made = not config.paths.run.exists()
+    with Lock(config.paths.lock_file) as lock:
         if made:
-            os.chmod(config.run, 0o755)  # whatever the umask; who may use which socket is said by their own modes
-        reconciler, spool = Reconciler(config), Spool(config.spool)
+            # whatever the umask; who may use which socket is said by their own modes
+            os.chmod(config.paths.run, 0o755)
+        reconciler, spool = Reconciler(config), Spool(config.paths.spool)
         spool.prepare()
         kept = one_pass.take(reconciler, spool, set())
         reconciler.resync(full=True)

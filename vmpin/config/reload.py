@@ -5,9 +5,7 @@ What stays out: loading it (config), and acting on what changed (watcher, reconc
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from vmpin.config.settings import Config, to_plain
+from vmpin.config.settings import Config, to_plain, with_values
 from vmpin.errors import ConfigError
 
 #: What a running watcher does not take from a configuration that is loaded again, beside the paths.
@@ -44,6 +42,6 @@ def _shown(value: object) -> str:
 
 
 def keep_fixed(old: Config, new: Config) -> Config:
-    """`new`, with what is bound, open or written to where it is in `old`: it takes a restart."""
+    """`new`, but with `old`'s values of the keys that take a restart: what is bound, open or written to stays."""
     fixed = {key: value for key, value in old.values.items() if key.startswith("paths.") or key in FIXED}
-    return replace(new, values={**new.values, **fixed})
+    return with_values({**new.values, **fixed}, new.origin)

@@ -1,34 +1,35 @@
-"""The configuration: defaults, then the file, then the environment, then flags; checked once, frozen after.
+"""The configuration's keys, and the frozen values that the rest of the program reads.
 
-One table (`SETTINGS`) is the only place that knows a key: its default, how it is read, and what it means. What stays
-out: what the values do.
+The section classes below are the table of settings: a field is a key, its type the type of the value, and its default
+the `Setting` that holds the key's default, its parser and its explanation. `loading.load` parses all of them into a
+`Config`. Named tuples, as every command imports this module and a dataclass takes three times as long to make.
+
+What stays out: where values come from (config.loading), how each is parsed (config.values), and what they do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from vmpin.config import values
 from vmpin.config.values import Address
-from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.cpuset import CpuSet
 from vmpin.domain.drift import ContentionRules, OnContention
-from vmpin.errors import ConfigError
-from vmpin.placement.policy import Policy, parse_rule
+from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule, parse_rule
 
-DEFAULT_FILE = Path("/etc/vmpin/vmpin.yaml")
+T = TypeVar("T")
 
 
 class Setting(NamedTuple):
     """One key. `parse` raises ValueError with what is wrong about a value."""
 
-    key: str
     default: object
     parse: Callable[[object], object]
     help: str
+    key: str = ""
 
     @property
     def variable(self) -> str:
@@ -36,115 +37,32 @@ class Setting(NamedTuple):
         return "VMPIN_" + self.key.replace(".", "_").upper()
 
 
-def _policy(key: str, default: str, help_text: str) -> Setting:
-    return Setting(f"policy.{key}", default,
-                   lambda value: parse_rule(key, "off" if value is False else value), help_text)
+def _setting(default: object, parse: Callable[[object], T], help_text: str) -> T:
+    """A field's place in the table; typed as the value that `load` puts there."""
+    return cast(T, Setting(default, parse, help_text))
 
 
-SETTINGS = (
-    Setting("paths.run", "/run/vmpin", values.path, "sockets, spool, lock and state file; root's own"),
-    Setting("paths.proc", "/proc", values.path, "the host's /proc"),
-    Setting("paths.sys", "/sys", values.path, "the host's /sys"),
-    Setting("paths.cgroup", "/sys/fs/cgroup", values.path, "the host's cgroups"),
-    Setting("paths.kata_go", "/run/vc", values.path, "state of Kata's Go runtime"),
-    Setting("paths.kata_rs", "/run/kata", values.path, "state of Kata's runtime-rs"),
-    Setting("paths.kubelet", "/var/lib/kubelet", values.path, "the kubelet's directory: its CPU manager's checkpoint"),
-    Setting("paths.nri", "/var/run/nri/nri.sock", values.path, "socket of the container runtime for NRI plugins"),
-    Setting("paths.cri", "", values.path_or_unset,
-            "socket of the container runtime for CRI calls, used by policy.runc_repair alone; unset: containerd's and "
-            "CRI-O's own, where they exist"),
-    Setting("node.shared_pool", None, values.pool,
-            "CPU list that all shared containers live on, where the kubelet's static CPU manager does not tell it; "
-            "unset: what nobody owns"),
-    Setting("node.housekeeping", "", values.cpus, "CPU list for work that is nobody's"),
-    _policy("vcpus", "auto", "auto (one-to-one where the counts allow), union (all on the sandbox mask) or off"),
-    _policy("spare_vcpus", "sandbox",
-            "vCPUs without a CPU of their own, when the sandbox has no shared CPU: sandbox, shared or housekeeping"),
-    _policy("iothreads", "apart", "QEMU's iothreads: apart, sandbox, shared, housekeeping, off or a CPU list"),
-    _policy("vhost", "apart", "vhost workers: apart, sandbox, shared, housekeeping, off or a CPU list"),
-    _policy("emulator", "apart", "all other VMM threads: apart, sandbox, shared, housekeeping, off or a CPU list"),
-    _policy("virtiofsd", "apart", "virtiofsd: apart, sandbox, shared, housekeeping, off or a CPU list"),
-    _policy("shim", "apart", "the sandbox's Kata shim: apart, sandbox, shared, housekeeping, off or a CPU list"),
-    Setting("policy.exclusive_annotation", "", values.word,
-            "annotation by which a container says whether its CPUs are exclusive (true or false); unset: not heard, "
-            "as a pod's author could claim CPUs that way"),
-    Setting("policy.runc_repair", False, values.flag,
-            "whether the runtime is asked (CRI) to give a runc container back the CPUs that the kubelet gave it, when "
-            "its cgroup has others"),
-    Setting("watch.resync_seconds", 10.0, values.seconds, "how often everything is read again and drift repaired"),
-    Setting("watch.only", "*", values.word,
-            "which sandboxes are touched, by a pattern of their ids (as a shell matches file names); others are not "
-            "even looked at"),
-    Setting("watch.status_group", "", values.word, "group that may ask for the status; unset: root alone"),
-    Setting("watch.nri", "auto", values.nri,
-            "whether to be an NRI plugin: on, off, or auto (when the socket is there)"),
-    Setting("watch.kubelet", True, values.flag, "whether the kubelet's checkpoint and PodResources are read"),
-    Setting("watch.births", True, values.flag,
-            "whether the kernel is asked (proc connector) to tell of new programs and threads as they come"),
-    Setting("watch.qmp", True, values.flag,
-            "whether QEMU may be asked over QMP when nothing else tells its threads apart"),
-    Setting("watch.on_exit", "keep", values.on_exit,
-            "what becomes of the masks when the watcher ends: keep, or unpin (those from before; nothing is left)"),
-    Setting("drift.on_fight", "rest", values.on_fight,
-            "what is done about a thread that somebody else moves again and again: rest (left alone for a while, then "
-            "tried again), leave (left alone until it is to be elsewhere, or vmpin reconcile) or persist"),
-    Setting("drift.fight_repairs", 3, values.count,
-            "how often a minute a thread is put back before the next time counts as a fight"),
-    Setting("drift.rest_seconds", 300.0, values.seconds,
-            "how long such a thread is left alone the first time (each further time twice as long, an hour at most)"),
-    Setting("proof.sample_seconds", 10.0, values.seconds_or_off,
-            "how often it is sampled where the threads ran; off: never"),
-    Setting("guest.via", "auto", values.via,
-            "who keeps each container's processes on its vCPUs in the guest: vmpin-agent, kata-agent, off, or auto "
-            "(vmpin's agent where there is one, else Kata's)"),
-    Setting("guest.port", 10789, values.port, "vsock port on which vmpin's agent listens in the guests"),
-    Setting("guest.system", "spare", values.system,
-            "where the guest's own processes go: spare (the vCPUs that back no container's own CPUs) or off"),
-    Setting("guest.export", False, values.flag,
-            "whether the guest's containers can read which of the guest's CPUs are whose (/run/vmpin/cpus.json)"),
-    Setting("guest.expose_host_cpus", False, values.flag,
-            "whether the guests are told which of the host's CPUs are behind a container's (shown with guest.export)"),
-    Setting("guest.disabled_handlers", "", values.word,
-            "runtime handlers whose guests are told nothing: patterns, separated by commas, as for confidential VMs"),
-    Setting("metrics.address", "", values.address,
-            "where metrics and probes are answered: an IP address and port (127.0.0.1:9750), or unix:/path; unset: "
-            "nowhere"),
-    Setting("metrics.per_sandbox", False, values.flag,
-            "whether there are metrics of each sandbox, labelled with its pod"),
-    Setting("log.level", "info", values.level, "debug, info, warning or error"),
-)
-
-_BY_KEY = {setting.key: setting for setting in SETTINGS}
-
-#: Variables that set no key: VMPIN_DEBUG shows the traceback of an error of the operating system (cli/main), the
-#: others are the tests' own (docs/testing.md).
-_NO_KEYS = ("VMPIN_DEBUG", "VMPIN_LAB_", "VMPIN_MIXED_", "VMPIN_FUZZ_", "VMPIN_SOAK_")
-#: A pod has variables for each Service of its namespace: of vmpin-metrics VMPIN_METRICS_SERVICE_HOST and others.
-_SERVICE = "_SERVICE_HOST"
+def _rule(key: str, default: str, help_text: str) -> Any:
+    """A placement rule of `Policy`. YAML reads a bare off as false."""
+    return Setting(default, lambda value: parse_rule(key, "off" if value is False else value), help_text)
 
 
-@dataclass(frozen=True)
-class Config:
-    """The effective configuration. `origin` tells for every key where its value came from."""
+class PathSettings(NamedTuple):
+    """`paths`: what is read of the host, and where the watcher's own files are."""
 
-    values: Mapping[str, Any]
-    origin: Mapping[str, str]
-    policy: Policy
-
-    def path(self, name: str) -> Path:
-        """`paths.<name>`."""
-        found: Path = self.values[f"paths.{name}"]
-        return found
-
-    @property
-    def run(self) -> Path:
-        return self.path("run")
-
-    @property
-    def cri(self) -> Path | None:
-        """The configured CRI socket; None: the runtimes' own places."""
-        found: Path | None = self.values["paths.cri"]
-        return found
+    run: Path = _setting("/run/vmpin", values.path, "sockets, spool, lock and state file; owned by root")
+    proc: Path = _setting("/proc", values.path, "the host's /proc")
+    sys: Path = _setting("/sys", values.path, "the host's /sys")
+    cgroup: Path = _setting("/sys/fs/cgroup", values.path, "the host's cgroups")
+    kata_go: Path = _setting("/run/vc", values.path, "state of Kata's Go runtime")
+    kata_rs: Path = _setting("/run/kata", values.path, "state of Kata's runtime-rs")
+    kubelet: Path = _setting("/var/lib/kubelet", values.path,
+                             "the kubelet's directory: its CPU manager's checkpoint")
+    nri: Path = _setting("/var/run/nri/nri.sock", values.path, "socket of the container runtime for NRI plugins")
+    cri: Path | None = _setting(
+        "", values.path_or_unset,
+        "socket of the container runtime for CRI calls, used by policy.runc_repair alone; unset: containerd's and "
+        "CRI-O's own, where they exist")
 
     @property
     def hook_socket(self) -> Path:
@@ -164,207 +82,201 @@ class Config:
 
     @property
     def notes_file(self) -> Path:
-        """Masks from before that the state file has not yet."""
+        """Original masks that the state file does not have yet."""
         return self.run / "before.notes"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.run / "lock"
-
-    @property
-    def shared_pool(self) -> CpuSet | None:
-        found: CpuSet | None = self.values["node.shared_pool"]
-        return found
-
-    @property
-    def housekeeping(self) -> CpuSet:
-        found: CpuSet = self.values["node.housekeeping"]
-        return found
-
-    @property
-    def resync_seconds(self) -> float:
-        return float(self.values["watch.resync_seconds"])
-
-    @property
-    def qmp(self) -> bool:
-        return bool(self.values["watch.qmp"])
-
-    @property
-    def on_exit(self) -> str:
-        return str(self.values["watch.on_exit"])
-
-    @property
-    def nri(self) -> str:
-        """auto, on or off"""
-        return str(self.values["watch.nri"])
-
-    @property
-    def kubelet(self) -> bool:
-        return bool(self.values["watch.kubelet"])
-
-    @property
-    def births(self) -> bool:
-        return bool(self.values["watch.births"])
-
-    @property
-    def runc_repair(self) -> bool:
-        return bool(self.values["policy.runc_repair"])
-
-    @property
-    def only(self) -> str:
-        return str(self.values["watch.only"]) or "*"
-
-    @property
-    def log_level(self) -> str:
-        return str(self.values["log.level"])
-
-    @property
-    def status_group(self) -> str:
-        return str(self.values["watch.status_group"])
-
-    @property
-    def exclusive_annotation(self) -> str:
-        return str(self.values["policy.exclusive_annotation"])
-
-    @property
-    def contention_rules(self) -> ContentionRules:
-        return ContentionRules(OnContention(self.values["drift.on_fight"]), int(self.values["drift.fight_repairs"]),
-                          float(self.values["drift.rest_seconds"]), self.resync_seconds)
-
-    @property
-    def sample_seconds(self) -> float | None:
-        """None: no samples are taken."""
-        return float(self.values["proof.sample_seconds"]) or None
 
     @property
     def proof_file(self) -> Path:
         return self.run / "proof"
 
     @property
-    def guest_port(self) -> int:
-        return int(self.values["guest.port"])
+    def lock_file(self) -> Path:
+        return self.run / "lock"
+
+
+class NodeSettings(NamedTuple):
+    """`node`: CPUs that no source reports."""
+
+    shared_pool: CpuSet | None = _setting(
+        None, values.pool,
+        "CPU list that all shared containers run on, where the kubelet's static CPU manager does not report it; "
+        "unset: every CPU that no container owns")
+    housekeeping: CpuSet = _setting("", values.cpus, "CPU list for threads whose policy is housekeeping")
+
+
+_ROLE_RULES = "apart, sandbox, shared, housekeeping, off or a CPU list"
+
+
+class PolicySettings(NamedTuple):
+    """`policy`: the rules of placement (`Config.rules` has them as one value), and two switches."""
+
+    vcpus: VcpuRule = _rule("vcpus", "auto",
+                            "auto (one-to-one where the counts allow), union (all on the sandbox mask) or off")
+    spare_vcpus: SpareVcpuRule = _rule(
+        "spare_vcpus", "sandbox",
+        "vCPUs without a CPU of their own, when the sandbox has no shared CPU: sandbox, shared or housekeeping")
+    iothreads: ThreadPolicy | CpuSet = _rule("iothreads", "apart", f"QEMU's iothreads: {_ROLE_RULES}")
+    vhost: ThreadPolicy | CpuSet = _rule("vhost", "apart", f"vhost workers: {_ROLE_RULES}")
+    emulator: ThreadPolicy | CpuSet = _rule("emulator", "apart", f"all other VMM threads: {_ROLE_RULES}")
+    virtiofsd: ThreadPolicy | CpuSet = _rule("virtiofsd", "apart", f"virtiofsd: {_ROLE_RULES}")
+    shim: ThreadPolicy | CpuSet = _rule("shim", "apart", f"the sandbox's Kata shim: {_ROLE_RULES}")
+    exclusive_annotation: str = _setting(
+        "", values.token,
+        "annotation that declares whether a container's CPUs are exclusive (true or false); unset: none is read, as "
+        "a pod's author could claim CPUs that way")
+    runc_repair: bool = _setting(
+        False, values.flag,
+        "whether the runtime is asked (CRI) to give a runc container back the CPUs that the kubelet gave it, when "
+        "its cgroup has others")
+
+
+class WatchSettings(NamedTuple):
+    """`watch`: what the watcher reads, how often, and what becomes of the masks when it ends."""
+
+    resync_seconds: float = _setting(10.0, values.seconds, "how often everything is read again and drift repaired")
+    only: str = _setting(
+        "*", values.token,
+        "which sandboxes are placed, by a pattern of their ids (as a shell matches file names); others are not even "
+        "inspected")
+    status_group: str = _setting("", values.token, "group that may read the status; unset: root alone")
+    nri: str = _setting("auto", values.nri, "whether to be an NRI plugin: on, off, or auto (when the socket is there)")
+    kubelet: bool = _setting(True, values.flag, "whether the kubelet's checkpoint and PodResources are read")
+    births: bool = _setting(
+        True, values.flag,
+        "whether the kernel reports new programs and threads as they start (proc connector)")
+    qmp: bool = _setting(
+        True, values.flag, "whether QEMU is asked over QMP when nothing else identifies its vCPU threads")
+    on_exit: str = _setting(
+        "keep", values.on_exit,
+        "what becomes of the masks when the watcher ends: keep, or unpin (restore the original ones; nothing is left)")
 
     @property
-    def guest_system(self) -> str:
-        """spare or off"""
-        return str(self.values["guest.system"])
+    def pattern(self) -> str:
+        """Of the ids of the sandboxes that are placed."""
+        return self.only or "*"
+
+
+class DriftSettings(NamedTuple):
+    """`drift`: what is done about a thread that another program moves again and again."""
+
+    on_fight: str = _setting(
+        "rest", values.on_fight,
+        "what is done about a thread that another program moves again and again: rest (left alone for a while, then "
+        "tried again), leave (left alone until its placement changes, or vmpin reconcile) or persist")
+    fight_repairs: int = _setting(
+        3, values.count, "how often a minute a thread is put back before the next time counts as contention")
+    rest_seconds: float = _setting(
+        300.0, values.seconds,
+        "how long such a thread is left alone the first time (each further time twice as long, an hour at most)")
+
+
+class ProofSettings(NamedTuple):
+    """`proof`: the measurement of where threads ran."""
+
+    sample_seconds: float = _setting(
+        10.0, values.seconds_or_off, "how often the CPU of each thread is sampled; off: never")
 
     @property
-    def guest_export(self) -> bool:
-        return bool(self.values["guest.export"])
+    def interval(self) -> float | None:
+        """Seconds between two samples; None: none are taken."""
+        return self.sample_seconds or None
 
-    @property
-    def metrics(self) -> Address | None:
-        """Where they are served, None for nowhere."""
-        found: Address | None = self.values["metrics.address"]
-        return found
 
-    @property
-    def per_sandbox(self) -> bool:
-        return bool(self.values["metrics.per_sandbox"])
+class GuestSettings(NamedTuple):
+    """`guest`: what is done inside the VMs."""
 
-    @property
-    def guest_host_cpus(self) -> bool:
-        return bool(self.values["guest.expose_host_cpus"])
+    via: str = _setting(
+        "auto", values.guest_agent,
+        "which agent keeps each container's processes on its vCPUs in the guest: vmpin-agent, kata-agent, off, or "
+        "auto (vmpin's agent where there is one, else Kata's)")
+    port: int = _setting(10789, values.port, "vsock port on which vmpin's agent listens in the guests")
+    system: str = _setting(
+        "spare", values.system,
+        "where the guest's own processes go: spare (the vCPUs that back no container's own CPUs) or off")
+    export: bool = _setting(
+        False, values.flag,
+        "whether the guest's containers can read which container has which of the guest's CPUs (/run/vmpin/cpus.json)")
+    expose_host_cpus: bool = _setting(
+        False, values.flag,
+        "whether the guests are sent the host's CPUs behind each container's (shown with guest.export)")
+    disabled_handlers: str = _setting(
+        "", values.token,
+        "runtime handlers whose guests are sent nothing: patterns, separated by commas, as for confidential VMs")
 
-    def guest_via(self, handler: str = "") -> str:
-        """auto, vmpin-agent, kata-agent or off, for the guests of a runtime handler; "" is one that nobody told."""
-        patterns = [each for each in str(self.values["guest.disabled_handlers"]).split(",") if each]
+    def via_for(self, handler: str = "") -> str:
+        """auto, vmpin-agent, kata-agent or off, for the guests of a runtime handler ("": no source named one)."""
+        patterns = [each for each in self.disabled_handlers.split(",") if each]
         if patterns and (not handler or any(fnmatchcase(handler, pattern) for pattern in patterns)):
             return "off"
-        return str(self.values["guest.via"])
+        return self.via
+
+
+class MetricsSettings(NamedTuple):
+    """`metrics`: where they are served."""
+
+    address: Address | None = _setting(
+        "", values.address,
+        "where metrics and probes are served: an IP address and port (127.0.0.1:9750), or unix:/path; unset: nowhere")
+    per_sandbox: bool = _setting(
+        False, values.flag, "whether there are metrics of each sandbox, labelled with its pod")
+
+
+class LogSettings(NamedTuple):
+    """`log`."""
+
+    level: str = _setting("info", values.level, "debug, info, warning or error")
+
+
+class Config(NamedTuple):
+    """The effective configuration, by section. `origin` has for every key where its value came from, `rules` the
+    placement rules of section `policy`."""
+
+    paths: PathSettings
+    node: NodeSettings
+    policy: PolicySettings
+    watch: WatchSettings
+    drift: DriftSettings
+    proof: ProofSettings
+    guest: GuestSettings
+    metrics: MetricsSettings
+    log: LogSettings
+    origin: Mapping[str, str]
+    rules: Policy
+
+    @property
+    def values(self) -> dict[str, object]:
+        """Every value by its key, in the order of the table."""
+        return {setting.key: getattr(getattr(self, section), name)
+                for setting, (section, name) in zip(SETTINGS, _PLACES, strict=True)}
+
+    @property
+    def contention_rules(self) -> ContentionRules:
+        return ContentionRules(OnContention(self.drift.on_fight), self.drift.fight_repairs, self.drift.rest_seconds,
+                               self.watch.resync_seconds)
 
     def data(self) -> dict[str, dict[str, object]]:
-        """Every key with its value, as words, and where it came from."""
+        """Every key with its value, as JSON and YAML can hold it, and where it came from."""
         return {key: {"value": to_plain(value), "from": self.origin[key]} for key, value in self.values.items()}
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "paths": PathSettings, "node": NodeSettings, "policy": PolicySettings, "watch": WatchSettings,
+    "drift": DriftSettings, "proof": ProofSettings, "guest": GuestSettings, "metrics": MetricsSettings,
+    "log": LogSettings}
+_PLACES = [(section, name) for section, fields in SECTIONS.items() for name in fields._fields]
+#: Every key, in the order of `vmpin config`.
+SETTINGS: tuple[Setting, ...] = tuple(
+    SECTIONS[section]._field_defaults[name]._replace(key=f"{section}.{name}") for section, name in _PLACES)
+BY_KEY = {setting.key: setting for setting in SETTINGS}
+
+def with_values(parsed: Mapping[str, object], origin: Mapping[str, str]) -> Config:
+    """A configuration of parsed values. :param parsed: every key's; of one origin each."""
+    sections = {section: fields._make(parsed[f"{section}.{name}"] for name in fields._fields)
+                for section, fields in SECTIONS.items()}
+    rules = Policy.of({name: parsed[f"policy.{name}"] for name in Policy._fields})
+    return Config(**sections, origin=origin, rules=rules)
 
 
 def to_plain(value: object) -> object:
     """A value as JSON and YAML can hold it."""
     return value if value is None or isinstance(value, bool | float) else str(value)
-
-
-def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str]) -> Config:
-    """Put the configuration together.
-
-    :param file: the file asked for, which must exist; None takes the default file if there is one.
-    :param flags: by key, from the command line.
-    :raises ConfigError: naming the source, the key and the value.
-    """
-    given: dict[str, tuple[object, str]] = {setting.key: (setting.default, "default") for setting in SETTINGS}
-    path = file or DEFAULT_FILE
-    if file is not None or _is_there(path):
-        given |= {key: (value, str(path)) for key, value in _read(path).items()}
-    for setting, text in _from(environment).items():
-        given[setting.key] = (text, f"environment {setting.variable}")
-    for key, text in flags.items():
-        if key not in _BY_KEY:
-            raise ConfigError(f"--set {key}={text}: unknown key {key!r}", _hint(key))
-        given[key] = (text, "flag")
-    parsed: dict[str, object] = {}
-    for key, (value, origin) in given.items():
-        try:
-            parsed[key] = _BY_KEY[key].parse(value)
-        except (ValueError, CpuSetError) as err:
-            raise ConfigError(f"{origin}: {key}: {value!r}: {err}", _BY_KEY[key].help) from err
-    no_rules = ("policy.exclusive_annotation", "policy.runc_repair")
-    policy = Policy.of({key.partition(".")[2]: value for key, value in parsed.items()
-                        if key.startswith("policy.") and key not in no_rules})
-    return Config(parsed, {key: origin for key, (_, origin) in given.items()}, policy)
-
-
-def _from(environment: Mapping[str, str]) -> dict[Setting, str]:
-    """What the environment sets. :raises ConfigError: for a variable that is named like vmpin's and sets no key."""
-    services = [name.removesuffix(_SERVICE) for name in environment if name.endswith(_SERVICE)]
-    others = (*_NO_KEYS, *(f"{name}{part}" for name in services for part in ("_SERVICE_", "_PORT")))
-    known = {setting.variable: setting for setting in SETTINGS}
-    found = {}
-    for name, text in environment.items():
-        if not name.startswith("VMPIN_") or name.startswith(others):
-            continue
-        if name not in known:
-            raise ConfigError(f"environment {name}: sets no key that is known", _near(
-                name.removeprefix("VMPIN_"), [each.removeprefix("VMPIN_") for each in known], "VMPIN_"))
-        found[known[name]] = text
-    return found
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return True  # hidden from this user: reading it says so
-
-
-def _read(path: Path) -> dict[str, object]:
-    """The keys of a file, as `section.key`."""
-    from vmpin.config import yaml_file  # only when there is a file: YAML costs a third of a short command's start
-
-    document = yaml_file.load(path)
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path}: is no mapping of sections")
-    found: dict[str, object] = {}
-    for section, keys in document.items():
-        if section not in {key.partition(".")[0] for key in _BY_KEY}:
-            raise ConfigError(f"{path}: unknown section {section!r}", _hint(str(section)))
-        if not isinstance(keys, dict | None):
-            raise ConfigError(f"{path}: {section}: {keys!r} is no mapping of keys to values")
-        for name, value in (keys or {}).items():
-            key = f"{section}.{name}"
-            if key not in _BY_KEY:
-                raise ConfigError(f"{path}: unknown key {key!r}", _hint(key))
-            found[key] = value
-    return found
-
-
-def _hint(key: str) -> str:
-    return _near(key, [*_BY_KEY, *{name.partition(".")[0] for name in _BY_KEY}])
-
-
-def _near(name: str, known: list[str], prefix: str = "") -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {prefix + near[0]!r}? " if near else "`vmpin config` lists every key"

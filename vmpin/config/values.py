@@ -66,7 +66,7 @@ def on_exit(value: object) -> str:
     return str(value)
 
 
-def word(value: object) -> str:
+def token(value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or any(char.isspace() for char in value):
@@ -98,7 +98,7 @@ def nri(value: object) -> str:
         raise ValueError("is none of auto, on, off") from None
 
 
-def via(value: object) -> str:
+def guest_agent(value: object) -> str:
     word = "off" if value is False else value
     if word not in ("auto", "vmpin-agent", "kata-agent", "off"):
         raise ValueError("is none of auto, vmpin-agent, kata-agent, off")

@@ -78,10 +78,10 @@ class Exporter:
 
     async def run(self) -> None:
         """Until cancelled. :raises ConfigError, OSError: when it cannot listen there."""
-        address = self._watched.config.metrics
+        address = self._watched.config.metrics.address
         assert address is not None
         await asyncio.to_thread(importlib.import_module, "vmpin.status.prometheus")
-        made = _listen(address, self._watched.config.status_group)
+        made = _listen(address, self._watched.config.watch.status_group)
         own = None if address.path is None else unix_sockets.identity(address.path)
         lag = asyncio.create_task(measure_lag(self._watched.view.counters.loop_lag))
         try:
@@ -107,7 +107,8 @@ class Exporter:
 
     def _alive(self) -> SourceHealth:
         since = self._watched.resynced
-        return health.alive(None if since is None else time.monotonic() - since, self._watched.config.resync_seconds)
+        return health.alive(None if since is None else time.monotonic() - since,
+                            self._watched.config.watch.resync_seconds)
 
     async def metrics(self) -> bytes:
         """All metrics as text. Who asks while it is made waits for the same."""
@@ -129,7 +130,7 @@ class Exporter:
         collector.facts = ScrapeData(
             watched.view, count, tuple(watched.source_health()), self._guests(), watched.restarts,
             0.0 if since is None else time.time() - (time.monotonic() - since), len(asyncio.all_tasks()),
-            watched.config.per_sandbox)
+            watched.config.metrics.per_sandbox)
         families = list(collector.collect())  # at one moment; only the writing takes its time
         return b"".join(await _in_turns(map(text_of, families)))
 

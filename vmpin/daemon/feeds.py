@@ -43,7 +43,7 @@ _STARTED_BY_RUNTIME = "NRI_PLUGIN_SOCKET"
 
 def wants_nri(config: Config) -> bool:
     """Whether to be an NRI plugin; one that the runtime itself started has to be."""
-    return config.nri != "off" or _STARTED_BY_RUNTIME in os.environ
+    return config.watch.nri != "off" or _STARTED_BY_RUNTIME in os.environ
 
 
 class NriFeed:
@@ -71,8 +71,8 @@ class NriFeed:
         self._stopped = False
         started_by_runtime = _STARTED_BY_RUNTIME in os.environ
         if not started_by_runtime:
-            while self._config.nri == "auto" and not self._config.path("nri").exists():  # noqa: ASYNC110
-                await asyncio.sleep(self._config.resync_seconds)
+            while self._config.watch.nri == "auto" and not self._config.paths.nri.exists():  # noqa: ASYNC110
+                await asyncio.sleep(self._config.watch.resync_seconds)
         from vmpin.sources.nri import plugin as nri
         from vmpin.sources.nri.connect import connect_to
 
@@ -96,7 +96,7 @@ class NriFeed:
                 loop.call_soon_threadsafe(self._ended)
 
         def of_its_own(name: str = "vmpin") -> NriPlugin:
-            return nri.NriPlugin(connect_to(self._config.path("nri")), handle, name, on_state=on_state)
+            return nri.NriPlugin(connect_to(self._config.paths.nri), handle, name, on_state=on_state)
 
         plugins = [nri.from_environment(handle, on_end) or of_its_own()]
         self.plugin = plugins[0]
@@ -108,7 +108,7 @@ class NriFeed:
                 if not self.plugin.counters.syncs:
                     # containerd 1.7 never synchronizes a plugin that it started (containerd/nri#43).
                     logger.info("nri: the runtime that started this plugin does not tell what there is: it is asked "
-                                "over %s", self._config.path("nri"))
+                                "over %s", self._config.paths.nri)
                     self.plugin = of_its_own("vmpin-sync")
                     plugins.append(self.plugin)
                     self.plugin.start()
@@ -133,7 +133,7 @@ class NriFeed:
 
 
 def pod_resources_socket(config: Config) -> Path:
-    return config.path("kubelet") / "pod-resources/kubelet.sock"
+    return config.paths.kubelet / "pod-resources/kubelet.sock"
 
 
 class PodResourcesFeed:
@@ -144,7 +144,8 @@ class PodResourcesFeed:
 
     def __init__(self, config: Config, heard: Callable[[Mapping[tuple[str, str, str], CpuSet] | None], None]) -> None:
         self._socket = pod_resources_socket(config)
-        self._pause = max(config.resync_seconds, 5.0)  # it answers a hundred questions a second, of all who ask
+        # it answers a hundred questions a second, of all who ask
+        self._pause = max(config.watch.resync_seconds, 5.0)
         self._heard = heard
 
     async def run(self) -> None:
@@ -249,7 +250,7 @@ def source_health(config: Config, view: NodeView, nri: NriFeed | None, births: P
         if name in failing:
             yield SourceHealth(name, False, name in NEEDED, failing[name])
         elif name == "nri" and nri is not None:
-            wanted = config.nri == "on" or nri.plugin is not None or config.path("nri").exists()
+            wanted = config.watch.nri == "on" or nri.plugin is not None or config.paths.nri.exists()
             if wanted:
                 yield SourceHealth(name, view.nri_listed, True, nri.state)
         elif name == "births" and births is not None:
@@ -259,5 +260,5 @@ def source_health(config: Config, view: NodeView, nri: NriFeed | None, births: P
                 yield SourceHealth(name, view.pod_resources is not None, False)
         else:
             yield SourceHealth(name, True, name in NEEDED)
-    if config.kubelet and (view.kubelet is not None or view.checkpoint.trouble):
+    if config.watch.kubelet and (view.kubelet is not None or view.checkpoint.trouble):
         yield SourceHealth("kubelet", not view.checkpoint.trouble, True, view.checkpoint.trouble)

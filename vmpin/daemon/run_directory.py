@@ -80,8 +80,8 @@ class RunDirectory:
     def __init__(self, config: Config, lock: Lock) -> None:
         self.config = config
         self._lock = lock
-        self.hook = Listener(config.hook_socket)
-        self.control = Listener(config.control_socket, config.status_group)
+        self.hook = Listener(config.paths.hook_socket)
+        self.control = Listener(config.paths.control_socket, config.watch.status_group)
         self._renewed = asyncio.Event()
 
     def look(self, config: Config) -> Renewal:
@@ -92,15 +92,16 @@ class RunDirectory:
         """
         self.config = config
         held = self._lock.held()
-        wanted = ((self.hook, config.hook_socket, ""), (self.control, config.control_socket, config.status_group))
+        wanted = ((self.hook, config.paths.hook_socket, ""),
+                  (self.control, config.paths.control_socket, config.watch.status_group))
         lost = [each for each in wanted if not held or not each[0].in_place()]
         if not lost:
             return Renewal(False)
         if not held:
-            absent = not config.run.exists()
+            absent = not config.paths.run.exists()
             self._lock.again()
             if absent:
-                config.run.chmod(0o755)  # whatever the umask: the sockets have their own modes
+                config.paths.run.chmod(0o755)  # whatever the umask: the sockets have their own modes
         failures: list[OSError | ConfigError] = []
         for listener, path, group in lost:
             try:
@@ -109,7 +110,7 @@ class RunDirectory:
                 failures.append(err)
         made = len(failures) < len(lost) or not held
         if made:
-            logger.error("%s was removed or replaced: its lock and sockets are made again", config.run)
+            logger.error("%s was removed or replaced: its lock and sockets are made again", config.paths.run)
             renewed, self._renewed = self._renewed, asyncio.Event()
             renewed.set()
         return Renewal(made, failures[0] if failures else None)

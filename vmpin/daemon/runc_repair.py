@@ -54,7 +54,7 @@ class RuncRepair:
     def look(self) -> None:
         """After a resync: begin what is due, unless repairs are still under way. Returns at once."""
         view, busy = self._view, self._task is not None and not self._task.done()
-        if not (view.config.runc_repair and view.nri_listed) or busy:
+        if not (view.config.policy.runc_repair and view.nri_listed) or busy:
             return
         due = self._due()
         if due:
@@ -72,7 +72,7 @@ class RuncRepair:
     async def _repair(self, due: Mapping[ContainerId, CpuSet]) -> None:
         from vmpin.sources import cri  # protobuf and gRPC, which a node without repairs does not load
 
-        servers = cri.sockets(self._view.config.cri)
+        servers = cri.sockets(self._view.config.paths.cri)
         left = self._confirmed(due) if servers else dict(due)
         while servers and left:
             container, cpus = next(iter(left.items()))

@@ -88,11 +88,11 @@ class Watcher:
         self._queries: set[asyncio.Task[None]] = set()
         self._nri = NriFeed(config, self._on_nri, self._stop.set) if wants_nri(config) else None
         self._files = FileFeed(self._on_files)
-        self._births = ProcEventsFeed(reconciler, self._on_births, self._on_lost) if config.births else None
+        self._births = ProcEventsFeed(reconciler, self._on_births, self._on_lost) if config.watch.births else None
         self._relist = Relist()
         self._repair = RuncRepair(self.view, self._tally, reconciler.read_cgroups,
                                   lambda: None if self._nri is None else self._nri.plugin)
-        self.guests = GuestManager(early=config.births and config.guest_via() != "off")
+        self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off")
         #: None as long as no samples are taken.
         self.sampler: Sampler | None = None
         #: When everything was last looked at, by time.monotonic().
@@ -125,7 +125,7 @@ class Watcher:
             ("files", self._files.run), ("guests", self.guests.run),
             ("proof", self._sampling)]
         self.guests.update(self.view)
-        if self.config.kubelet:
+        if self.config.watch.kubelet:
             sources.append(("podresources", PodResourcesFeed(self.config, self.reconciler.pod_resources).run))
         if self._nri is not None:
             sources.append(("nri", self._nri.run))
@@ -133,7 +133,7 @@ class Watcher:
             sources.append(("births", self._births.run))
         if sd_notify.watchdog_seconds() is not None:
             sources.append(("watchdog", self._patting))
-        if self.config.metrics is not None:
+        if self.config.metrics.address is not None:
             from vmpin.daemon.exporter import Exporter
 
             sources.append(("metrics", directory.anew(Exporter(self).run)))
@@ -143,7 +143,7 @@ class Watcher:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._supervised(name, source)) for name, source in sources]
                 sd_notify.notify("READY=1")
-                logger.info("watching vms=%d run=%s", len(self.view.vms), self.config.run)
+                logger.info("watching vms=%d run=%s", len(self.view.vms), self.config.paths.run)
                 self.about = About()
                 self._ask_qmp()
                 await self._stop.wait()
@@ -154,7 +154,7 @@ class Watcher:
                 for task in [*tasks, *self._queries]:
                     if task is not guests:
                         task.cancel()
-                if self.config.on_exit == "unpin" and self._ousted is None:
+                if self.config.watch.on_exit == "unpin" and self._ousted is None:
                     teardown.give_all_back(self.reconciler)
                     given = True
                     self.guests.update(self.view)
@@ -210,10 +210,10 @@ class Watcher:
             loaded = self.reload()
             reload.refuse_empty(self.config, loaded)
             config = reload.keep_fixed(self.config, loaded)
-            if config.status_group != self.config.status_group:
-                open_to(self.config.control_socket, config.status_group)
-                if self.config.metrics is not None and self.config.metrics.path is not None:
-                    open_to(self.config.metrics.path, config.status_group)
+            if config.watch.status_group != self.config.watch.status_group:
+                open_to(self.config.paths.control_socket, config.watch.status_group)
+                if self.config.metrics.address is not None and self.config.metrics.address.path is not None:
+                    open_to(self.config.metrics.address.path, config.watch.status_group)
         except (ConfigError, OSError) as err:
             logger.error("the configuration stays as it was: %s", err)
         else:
@@ -223,10 +223,10 @@ class Watcher:
             changed = "; ".join(reload.changes(self.config, config)) or "nothing changed"
             self.config = config
             if quiet := not logger.isEnabledFor(logging.INFO):
-                log.set_level(config.log_level)
+                log.set_level(config.log.level)
             logger.info("configuration loaded again: %s", changed)
             if not quiet:
-                log.set_level(config.log_level)
+                log.set_level(config.log.level)
             self.reconciler.reconfigure(config)
             self._resync.set()
         sd_notify.notify("READY=1")
@@ -335,7 +335,7 @@ class Watcher:
     async def _resyncing(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.config.resync_seconds):
+                async with asyncio.timeout(self.config.watch.resync_seconds):
                     await self._resync.wait()
             self._resync.clear()
             if not self._in_place():
@@ -371,7 +371,8 @@ class Watcher:
             return False
         except (OSError, ConfigError, WatcherError) as err:  # what runs is kept in place meanwhile
             if self._unmade != str(err):
-                logger.error("%s cannot be made again, which is tried at every resync: %s", self.config.run, err)
+                logger.error("%s cannot be made again, which is tried at every resync: %s", self.config.paths.run,
+                             err)
             self._unmade = str(err)
         else:
             self._unmade = ""
@@ -379,8 +380,8 @@ class Watcher:
 
     def _watched(self) -> Iterable[Path]:
         """The kubelet's directory, and the cpusets of the containers and VMs that are followed."""
-        if self.config.kubelet:
-            yield self.config.path("kubelet")
+        if self.config.watch.kubelet:
+            yield self.config.paths.kubelet
         yield from self.reconciler.cpuset_files()
 
     async def _settles(self) -> None:
@@ -418,16 +419,16 @@ class Watcher:
     async def _sampling(self) -> None:
         """Sample again and again where the threads run, in slices between which others have their turn."""
         while True:
-            seconds = self.config.sample_seconds
+            seconds = self.config.proof.interval
             if seconds is None:
                 if self.sampler is not None:
                     self.reconciler.report_strays(None)
                     self.sampler.close()
                     self.sampler = None
-                await asyncio.sleep(self.config.resync_seconds)
+                await asyncio.sleep(self.config.watch.resync_seconds)
                 continue
             if self.sampler is None:
-                self.sampler = Sampler(self.view, self.config.proof_file)
+                self.sampler = Sampler(self.view, self.config.paths.proof_file)
                 self.reconciler.report_strays(self.sampler.strayed)
             await asyncio.sleep(self.sampler.turn(seconds))
 

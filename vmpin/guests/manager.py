@@ -64,7 +64,7 @@ class GuestManager:
         """Tell the guests what is another than at the last call; takes a microsecond for each where nothing is."""
         vms = view.vms
         for sandbox in self._guests.keys() - vms.keys():
-            excluded = not fnmatchcase(sandbox, view.config.only)  # else its VMM has ended
+            excluded = not fnmatchcase(sandbox, view.config.watch.pattern)  # else its VMM has ended
             self._end(sandbox, goodbye=self._guests[sandbox].vm if excluded else None)
         for sandbox in self._odd.keys() - vms.keys():
             del self._odd[sandbox]
@@ -85,8 +85,8 @@ class GuestManager:
         seen = (vm.vmm.id, vm.vcpus, vm.known, state, placement, config)
         if guest is not None and _same(guest.seen, seen):
             return
-        via = config.guest_via("" if state is None else state.handler)
-        if guest is not None and (guest.vmm != vm.vmm.id or via != guest.via or guest.port != config.guest_port):
+        via = config.guest.via_for("" if state is None else state.handler)
+        if guest is not None and (guest.vmm != vm.vmm.id or via != guest.via or guest.port != config.guest.port):
             self._end(vm.sandbox, goodbye=vm if guest.vmm == vm.vmm.id else None)
             guest = None
         if via == "off":
@@ -175,7 +175,7 @@ class GuestManager:
         """
         for sandbox in sandboxes:
             vm, state = view.vms.get(sandbox), view.sandboxes.get(sandbox)
-            via = view.config.guest_via("" if state is None else state.handler)
+            via = view.config.guest.via_for("" if state is None else state.handler)
             if vm is not None and via != "off":
                 guest = self._begin(via, vm, view)
                 guest.adopt(container.id for container in (() if state is None else state.live()))

@@ -42,7 +42,7 @@ class VmGuest:
         self.via = via
         self.vm = vm
         self.vmm = vm.vmm.id
-        self.port = config.guest_port
+        self.port = config.guest.port
         self.config = config
         #: What was last seen, to know at a glance that it is the same.
         self.seen: tuple[object, ...] = ()
@@ -65,7 +65,8 @@ class VmGuest:
 
     def channels(self) -> Sequence[Channel]:
         """The ways in, as they are at this moment: a socket or its daemon may come later, or be another by now."""
-        found = find_channels(self._facts, self._proc, self.config.path("kata_go"), self.config.path("kata_rs"))
+        found = find_channels(self._facts, self._proc, self.config.paths.kata_go,
+                              self.config.paths.kata_rs)
         rival = None if self.cid is None else self._rival(self.cid, self._facts.sandbox)
         return [ContestedVsock(str(way), rival) if rival is not None and isinstance(way,
                                                                                     Vsock) else way for way in found]
@@ -93,8 +94,8 @@ class VmGuest:
             return
         hw = _hardware(vm)
         wanted = None if not vm.known else guest_map(
-            placement, hw, system=self.config.guest_system, export=self.config.guest_export,
-            host_cpus=self.config.guest_host_cpus)
+            placement, hw, system=self.config.guest.system, export=self.config.guest.export,
+            host_cpus=self.config.guest.expose_host_cpus)
         if wanted is None:
             self.trouble = "its vCPUs are not known yet"
             return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ThreadRole
@@ -40,8 +40,7 @@ class ThreadPolicy(enum.StrEnum):
     OFF = "off"
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(NamedTuple):
     """One rule for the vCPUs, one for each other kind of thread (a word, or a CPU list of the host)."""
 
     vcpus: VcpuRule = VcpuRule.AUTO
@@ -60,7 +59,7 @@ class Policy:
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Policy:
         """From words, as in a file. :raises ValueError: with the key, the value and what it may be."""
-        known = {field.name for field in fields(cls)}
+        known = set(cls._fields)
         made: dict[str, object] = {}
         for key, value in values.items():
             if key not in known:
@@ -71,7 +70,7 @@ class Policy:
 
     def as_text(self) -> dict[str, str]:
         """As in a file."""
-        return {field.name: str(getattr(self, field.name)) for field in fields(self)}
+        return {key: str(value) for key, value in zip(self._fields, self, strict=True)}
 
 
 _WORDS: dict[str, type[VcpuRule] | type[SpareVcpuRule] | type[ThreadPolicy]] = {"vcpus": VcpuRule,

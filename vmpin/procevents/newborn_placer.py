@@ -127,7 +127,7 @@ class NewbornPlacer:
             helped = view.helped()
             self._helpers = {pid: helper for pid, helper in self._helpers.items()
                              if pid not in view.followed and helper.sandbox in helped
-                             and fnmatchcase(helper.sandbox, view.config.only)}
+                             and fnmatchcase(helper.sandbox, view.config.watch.pattern)}
 
     # A process
 
@@ -142,7 +142,7 @@ class NewbornPlacer:
                 touched.reconcile |= {known[0].sandbox, *self.reconciler.assign_processes()}
             return
         main, what, argv = found
-        if (what.sandbox is not None and fnmatchcase(what.sandbox, view.config.only) and not is_shim(what)
+        if (what.sandbox is not None and fnmatchcase(what.sandbox, view.config.watch.pattern) and not is_shim(what)
                 and not (isinstance(what, VmmProcess) and self._has_another(what.sandbox, pid))):
             touched.ours = True
             role = ThreadRole.EMULATOR if isinstance(what, VmmProcess) else what.role

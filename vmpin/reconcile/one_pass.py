@@ -30,16 +30,16 @@ Released = TypeVar("Released")
 def inspect(config: Config) -> tuple[NodeView, PassReport]:
     """The node as a watcher would see and plan it now; the report's operations are not carried out."""
     reconciler = Reconciler(config, acts=False)
-    take(reconciler, Spool(config.spool), set(), tidy=False)
+    take(reconciler, Spool(config.paths.spool), set(), tidy=False)
     report = _passes(reconciler, act=False)
     return reconciler.view, report
 
 
 def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, PassReport]:
     """One pass. Sandboxes that were unpinned by hand are taken back (None: all of them)."""
-    with Lock(config.lock_file):
+    with Lock(config.paths.lock_file):
         reconciler = Reconciler(config)
-        spool = Spool(config.spool)
+        spool = Spool(config.paths.spool)
         names = take(reconciler, spool, set())
         reconciler.take_back(list(reconciler.state.sandboxes) if sandboxes is None else sandboxes)
         report = _passes(reconciler, act=True)
@@ -50,9 +50,9 @@ def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[No
 
 def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, PassReport]:
     """Give the masks from before back. What guests were told stays (guests)."""
-    with Lock(config.lock_file):
+    with Lock(config.paths.lock_file):
         reconciler = Reconciler(config)
-        take(reconciler, Spool(config.spool), set(), tidy=False)
+        take(reconciler, Spool(config.paths.spool), set(), tidy=False)
         reconciler.resync(act=False, full=True)
         wanted = reconciler.all_sandboxes() if sandboxes is None else sandboxes
         return reconciler.view, PassReport(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
@@ -61,7 +61,7 @@ def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeVi
 def plan_unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, list[SetAffinity]]:
     """The operations of `unpin` and `leave`; nothing is changed. :param sandboxes: None for all."""
     reconciler = Reconciler(config, acts=False)
-    take(reconciler, Spool(config.spool), set(), tidy=False)
+    take(reconciler, Spool(config.paths.spool), set(), tidy=False)
     reconciler.resync(act=False, full=True)
     return reconciler.view, reconciler.restoring(reconciler.all_sandboxes() if sandboxes is None else sandboxes)
 
@@ -74,9 +74,9 @@ def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[Node
     """
     from vmpin.reconcile import teardown
 
-    with Lock(config.lock_file):
+    with Lock(config.paths.lock_file):
         reconciler = Reconciler(config)
-        take(reconciler, Spool(config.spool), set(), tidy=False)
+        take(reconciler, Spool(config.paths.spool), set(), tidy=False)
         reconciler.resync(act=False, full=True)
         results = teardown.give_all_back(reconciler)
         released = release(reconciler.view)

@@ -63,7 +63,8 @@ class PlacementCache:
         """The kubelet's default set is the shared pool where its static policy rules; empty, it is known to be so."""
         static = self.kubelet is not None and self.kubelet.static
         told = self.kubelet.default if self.kubelet is not None and static else EMPTY
-        return Node(topology, told or self.config.shared_pool or (EMPTY if static else None), self.config.housekeeping)
+        return Node(topology, told or self.config.node.shared_pool or (EMPTY if static else None),
+                    self.config.node.housekeeping)
 
     def place(self, state: DesiredState, vms: Mapping[SandboxId, Vm], moved: Callable[[SandboxId], None],
               failed: Callable[[SandboxId, Exception], None]) -> set[SandboxId]:
@@ -143,7 +144,7 @@ class PlacementCache:
     def at_exec(self, sandbox: SandboxId, state: DesiredState) -> Placement | None:
         """Where the processes of a sandbox go that has just begun; None when they are to be left alone."""
         return self.placements.get(sandbox) or newborn.place_before_vm(
-            sandbox, state.sandboxes.get(sandbox), self.node, self.own, self.config.policy, self.kubelet,
+            sandbox, state.sandboxes.get(sandbox), self.node, self.own, self.config.rules, self.kubelet,
             self.previous.get(sandbox))
 
     def with_vcpu(self, vm: Vm, vcpu: VcpuId, state: DesiredState) -> Placement | None:
@@ -157,12 +158,12 @@ class PlacementCache:
         ended = any(each.container.state is ContainerState.STOPPED for each in known.containers.values())
         return place(PlacementRequest(vm.sandbox, vcpus, effective_containers(known, self.kubelet), vm.known,
                                       vm.awaited, ended),
-                     self.node, self.own, self.config.policy, self.previous.get(vm.sandbox))
+                     self.node, self.own, self.config.rules, self.previous.get(vm.sandbox))
 
     def _concerned(self, before: Ownership, vms: Set[SandboxId]) -> Iterable[SandboxId]:
         """The sandboxes whose placement may be another now that CPUs have another owner: one container's exclusive
         CPUs are no reason to place hundreds of sandboxes again."""
-        named = union([self.node.housekeeping, self.own.pool, *_lists(self.config.policy)])
+        named = union([self.node.housekeeping, self.own.pool, *_lists(self.config.rules)])
         moved = before.exclusive ^ self.own.exclusive
         if self.own.pool != before.pool or not moved.isdisjoint(named):
             return vms
@@ -174,4 +175,4 @@ class PlacementCache:
 
 def _lists(policy: Policy) -> Iterable[CpuSet]:
     """The CPU lists a policy names."""
-    return [rule for rule in vars(policy).values() if isinstance(rule, CpuSet)]
+    return [rule for rule in policy if isinstance(rule, CpuSet)]

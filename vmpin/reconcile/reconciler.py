@@ -94,24 +94,25 @@ class Reconciler:
     def __init__(self, config: Config, acts: bool = True) -> None:
         self.config = config
         self.tally = Counters()
-        self.proc = Procfs(config.path("proc"))
-        self.sysfs = Sysfs(config.path("sys"))
-        self.cgroups = Cgroups(config.path("cgroup"), self.proc)
+        self.proc = Procfs(config.paths.proc)
+        self.sysfs = Sysfs(config.paths.sys)
+        self.cgroups = Cgroups(config.paths.cgroup, self.proc)
         self.sources = DiskSources(self.proc, self.cgroups,
-                                   KataState(config.path("kata_go"), config.path("kata_rs"), logger.warning))
-        self.sources.kata.use_annotation(config.exclusive_annotation)
+                                   KataState(config.paths.kata_go, config.paths.kata_rs,
+                                             logger.warning))
+        self.sources.kata.use_annotation(config.policy.exclusive_annotation)
         self.boot_id = self.proc.boot_id()
-        self._keeper = StateStore(config.state_file, config.notes_file, self.boot_id)
+        self._keeper = StateStore(config.paths.state_file, config.paths.notes_file, self.boot_id)
         kept = self._keeper.load(set_aside=acts)
         self.state: DesiredState = kept.state
-        self.observer = Observer(self.proc, str(config.path("sys")), config.only, kept.vcpus)
-        self.checkpoint = KubeletCheckpoint(config.path("kubelet"), logger.warning,
-                                       kept.kubelet if config.kubelet else None)
+        self.observer = Observer(self.proc, str(config.paths.sys), config.watch.pattern, kept.vcpus)
+        self.checkpoint = KubeletCheckpoint(config.paths.kubelet, logger.warning,
+                                       kept.kubelet if config.watch.kubelet else None)
         self.disagreements = SourceDisagreements()
         self._requests = RuntimeRequests()
         self.reports = NriCpusetReports()
         self.placement_cache = PlacementCache(
-            config, self.sysfs.topology(), self.checkpoint.read() if config.kubelet else None, kept.previous)
+            config, self.sysfs.topology(), self.checkpoint.read() if config.watch.kubelet else None, kept.previous)
         self.placement_cache.dirty.update(self.state.sandboxes)
         #: Those of `places`.
         self.placements = self.placement_cache.placements
@@ -171,7 +172,7 @@ class Reconciler:
 
     def hook(self, message: HookMessage) -> set[SandboxId]:
         """Take a hook's message in. :returns: the sandboxes it is about. :raises SourceError:"""
-        events = events_of(message, self.state, self.proc, self.config.exclusive_annotation, self.tally)
+        events = events_of(message, self.state, self.proc, self.config.policy.exclusive_annotation, self.tally)
         self.reduce(events)
         return {event.sandbox for event in events}
 
@@ -184,7 +185,7 @@ class Reconciler:
         for told in events:
             try:
                 found = translation.events_of(self.reports.take(told), self.state, self.proc,
-                                            self.config.exclusive_annotation)
+                                            self.config.policy.exclusive_annotation)
             except OSError as err:  # out of descriptors, as it may be: the other events count all the same
                 logger.error("what the runtime told cannot be looked up: %s", err)
                 lost = True
@@ -263,7 +264,7 @@ class Reconciler:
 
     def wanting_qmp(self) -> list[Vm]:
         """The VMs whose threads only QMP can identify, and that were not asked as they are; none if QMP is off."""
-        return self.observer.wanting_qmp() if self.config.qmp else []
+        return self.observer.wanting_qmp() if self.config.watch.qmp else []
 
     def inspect_process(self, pid: int) -> Found | None:
         """Classify a process that has just executed a program, or appeared: (main thread, classification, argv); None
@@ -300,10 +301,10 @@ class Reconciler:
     def reconfigure(self, config: Config) -> None:
         """Go on with another configuration. What is set from paths stays as it was until a restart."""
         self.config = config
-        self.observer.only = config.only
+        self.observer.only = config.watch.pattern
         self.pinner.drift_tracker.fights.rules = config.contention_rules
-        self.sources.kata.use_annotation(config.exclusive_annotation)
-        self._renew(self.node.topology, self.checkpoint.read() if config.kubelet else None)
+        self.sources.kata.use_annotation(config.policy.exclusive_annotation)
+        self._renew(self.node.topology, self.checkpoint.read() if config.watch.kubelet else None)
 
     # Passes
 
@@ -327,7 +328,7 @@ class Reconciler:
             found = self._pass(list(self.observer.vms), act)
         if act:
             self.drift_evidence.settled(self.node.topology.known, self.observer.vms.values())
-        self.disagreements.compare(self.state, self.kubelet, self.node.online, self.config.resync_seconds,
+        self.disagreements.compare(self.state, self.kubelet, self.node.online, self.config.watch.resync_seconds,
                             nri=self.sources.nri)
         return PassReport(found, len(self.observer.vms), time.perf_counter() - started)
 
@@ -372,7 +373,7 @@ class Reconciler:
 
     def _read_kubelet(self) -> None:
         """The checkpoint as it is now: who was given CPUs stands there before the container is created."""
-        if not self.config.kubelet:
+        if not self.config.watch.kubelet:
             return
         found = self.checkpoint.read()
         if found != self.kubelet:

@@ -34,7 +34,7 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
     if reconciler.pinner.before:
         reconciler.save()
         logger.error("sandboxes=%d have threads that kept their masks; what those had before is still in %s",
-                     len(reconciler.pinner.before), config.state_file)
+                     len(reconciler.pinner.before), config.paths.state_file)
         return False
     # Here, as a watcher that starts does not leave: asyncio alone takes as long as everything else that it loads.
     import shutil
@@ -43,22 +43,25 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
 
     for path in _files(config):
         path.unlink(missing_ok=True)
-    if config.metrics is not None and config.metrics.path is not None:
-        unix_sockets.remove_left(config.metrics.path)
-    shutil.rmtree(config.spool, ignore_errors=True)
-    config.lock_file.unlink(missing_ok=True)
+    if config.metrics.address is not None and config.metrics.address.path is not None:
+        unix_sockets.remove_left(config.metrics.address.path)
+    shutil.rmtree(config.paths.spool, ignore_errors=True)
+    config.paths.lock_file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # systemd's, a mount, or with a file of somebody else's in it
-        os.rmdir(config.run)
+        os.rmdir(config.paths.run)
     return True
 
 
 def left(config: Config) -> list[Path]:
     """What `forget` would remove that is there."""
-    metrics = [] if config.metrics is None or config.metrics.path is None else [config.metrics.path]
-    return [path for path in (*_files(config), *metrics, config.spool, config.lock_file, config.run)
+    address = config.metrics.address
+    metrics = [] if address is None or address.path is None else [address.path]
+    return [path for path in (*_files(config), *metrics, config.paths.spool, config.paths.lock_file,
+                              config.paths.run)
             if os.path.lexists(path)]
 
 
 def _files(config: Config) -> Iterable[Path]:
-    return (config.state_file, config.notes_file, config.proof_file, config.hook_socket, config.control_socket,
-            *state_file.beside(config.state_file), *state_file.beside(config.proof_file))
+    return (config.paths.state_file, config.paths.notes_file, config.paths.proof_file,
+            config.paths.hook_socket, config.paths.control_socket,
+            *state_file.beside(config.paths.state_file), *state_file.beside(config.paths.proof_file))

@@ -51,7 +51,7 @@ class About:
         return {
             "pid": os.getpid(), "version": self._version, "uptime": round(now - self._since, 3),
             "resynced": None if watched.resynced is None else round(now - watched.resynced, 3),
-            "resync_seconds": watched.config.resync_seconds,
+            "resync_seconds": watched.config.watch.resync_seconds,
             "passes": dict(watched.view.counters.passes),
             "hooks": {"taken": tally.hooks["taken"], "age": None if tally.last_hook_at is None else round(
                 time.clock_gettime(time.CLOCK_BOOTTIME) - tally.last_hook_at, 3)},

@@ -56,7 +56,7 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
         "version": VERSION,
         "time": when(time.time()),
         "watcher": watcher_pid,
-        "policy": view.config.policy.as_text(),
+        "policy": view.config.rules.as_text(),
         "node": node_data(view.node, view.ownership,
                           sorted(collisions, key=lambda collision: (collision.cpu, collision.sandboxes)),
                           _owners(view), _disagreements(view)),
@@ -74,7 +74,7 @@ def shown(view: NodeView) -> list[SandboxState]:
     known = view.vm_sandboxes()
     return [sandbox for sandbox in view.sandboxes.values()
             if sandbox.id in view.vms
-            or (sandbox.id in known and fnmatchcase(sandbox.id, view.config.only))]
+            or (sandbox.id in known and fnmatchcase(sandbox.id, view.config.watch.pattern))]
 
 
 def _last_hook(view: NodeView) -> str | None:

@@ -21,7 +21,7 @@ from real_qemu import Qemu
 
 from lab.node_tests.guest import Guest
 from vmpin.cli.common import status_document
-from vmpin.config import settings as configuration
+from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadRole

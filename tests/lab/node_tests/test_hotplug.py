@@ -127,7 +127,7 @@ def test_a_busy_vcpu_stays_on_its_cpu_when_the_watcher_begins_anew(nested_vm: St
         vmpin("reconcile")
         assert places(vm) == {0: "2", 1: "3"}
         assert vmpin.status(vm)["verdict"] == "pinned"
-    (vmpin.config().state_file).unlink()
+    (vmpin.config().paths.state_file).unlink()
     with watcher:  # so there is nothing that tells, indeed
         until(lambda: vmpin.status(vm)["verdict"] in ("waiting", "degraded"), "a vCPU to be missed")
 

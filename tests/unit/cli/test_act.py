@@ -82,14 +82,14 @@ def test_a_dry_run_says_what_the_real_one_does_and_changes_nothing(machine: Mach
     machine.resync()
     assert machine.reconciler.save()
     words = [*arguments(machine), "unpin", sandbox("a") if which == "one" else which]
-    files = {path: path.read_bytes() for path in machine.reconciler.config.run.iterdir() if path.is_file()}
+    files = {path: path.read_bytes() for path in machine.reconciler.config.paths.run.iterdir() if path.is_file()}
 
     def run(*more: str) -> list[str]:
         ran = subprocess.run([sys.executable, "-m", "vmpin.cli.main", *words, *more], capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
         return ran.stdout.splitlines()
 
-    with Lock(machine.reconciler.config.lock_file) if which != "one" else Lock(machine.path / "another"):
+    with Lock(machine.reconciler.config.paths.lock_file) if which != "one" else Lock(machine.path / "another"):
         planned = run("--dry-run")  # a watcher that runs has the lock
     assert (mask(vmm), mask(other)) == (machine.pool, machine.pool)
     assert planned[-1] == "nothing was changed: this was a dry run"
@@ -103,7 +103,7 @@ def test_a_dry_run_says_what_the_real_one_does_and_changes_nothing(machine: Mach
     assert mask(other) == (machine.pool if which == "one" else machine.both)
     removed = {line.removeprefix("remove ") for line in planned if line.startswith("remove ")}
     if which == "--all":
-        assert str(machine.reconciler.config.run) in removed
+        assert str(machine.reconciler.config.paths.run) in removed
         assert not any(map(Path.exists, map(Path, removed)))
     else:
         assert removed == set()

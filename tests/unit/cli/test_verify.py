@@ -18,7 +18,7 @@ from need import need_root
 
 from vmpin.cli import main as command
 from vmpin.cli.verify import _refuse_blind
-from vmpin.config import settings as config
+from vmpin.config import loading as config
 
 
 def thread(wanted: str | None = "1", actual: str = "1") -> dict[str, Any]:

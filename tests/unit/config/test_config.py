@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.config import settings
+from vmpin.config import loading as settings
 from vmpin.config.settings import SETTINGS
 from vmpin.config.values import Address
 from vmpin.cpuset import EMPTY, CpuSet
@@ -32,13 +32,14 @@ def test_without_a_word_from_anyone_the_defaults_hold() -> None:
     found = settings.load(None, {}, {})
     assert set(found.origin.values()) == {"default"}
     assert set(found.values) == {setting.key for setting in SETTINGS}
-    assert found.policy == Policy()
-    assert (found.shared_pool, found.housekeeping) == (None, EMPTY)
-    assert (found.resync_seconds, found.qmp, found.log_level) == (10.0, True, "info")
-    assert (found.status_group, found.exclusive_annotation) == ("", "")
-    assert found.path("kata_go") == Path("/run/vc")
-    assert found.run == Path("/run/vmpin")
-    assert {found.hook_socket, found.spool, found.control_socket, found.state_file, found.lock_file} == {
+    assert found.rules == Policy()
+    assert (found.node.shared_pool, found.node.housekeeping) == (None, EMPTY)
+    assert (found.watch.resync_seconds, found.watch.qmp, found.log.level) == (10.0, True, "info")
+    assert (found.watch.status_group, found.policy.exclusive_annotation) == ("", "")
+    assert found.paths.kata_go == Path("/run/vc")
+    assert found.paths.run == Path("/run/vmpin")
+    assert {found.paths.hook_socket, found.paths.spool, found.paths.control_socket, found.paths.state_file,
+            found.paths.lock_file} == {
         Path("/run/vmpin") / name for name in ("hook.sock", "spool", "vmpin.sock", "state.json", "lock")}
 
 
@@ -58,19 +59,19 @@ def test_the_file_beats_the_default_the_environment_the_file_and_a_flag_all(tmp_
         "policy.vcpus": (VcpuRule.AUTO, "flag"),
         "watch.qmp": (True, "flag"),
     }
-    assert found.policy == Policy(vhost=ThreadPolicy.SHARED)
+    assert found.rules == Policy(vhost=ThreadPolicy.SHARED)
 
 
 def test_the_default_file_is_read_where_there_is_one(no_default_file: Path) -> None:
     no_default_file.write_text("log: {level: error}")
-    assert settings.load(None, {}, {}).log_level == "error"
+    assert settings.load(None, {}, {}).log.level == "error"
     assert settings.load(None, {}, {}).origin["log.level"] == str(no_default_file)
 
 
 def test_a_file_that_was_asked_for_takes_the_place_of_the_default_file(no_default_file: Path, tmp_path: Path) -> None:
     no_default_file.write_text("log: {level: error}")
     found = settings.load(write(tmp_path, "watch: {qmp: no}"), {}, {})
-    assert (found.log_level, found.qmp) == ("info", False)
+    assert (found.log.level, found.watch.qmp) == ("info", False)
 
 
 def test_a_file_that_was_asked_for_has_to_be_there(tmp_path: Path) -> None:
@@ -99,10 +100,10 @@ def test_every_rule_of_the_policy_can_be_said(tmp_path: Path) -> None:
                  shim: shared, exclusive_annotation: example.com/exclusive}
     """)
     found = settings.load(path, {"VMPIN_POLICY_SHIM": "5-6"}, {"policy.spare_vcpus": "housekeeping"})
-    assert found.policy == Policy(VcpuRule.OFF, SpareVcpuRule.HOUSEKEEPING, CpuSet.parse("2-3"), CpuSet.parse("4"),
+    assert found.rules == Policy(VcpuRule.OFF, SpareVcpuRule.HOUSEKEEPING, CpuSet.parse("2-3"), CpuSet.parse("4"),
                                   ThreadPolicy.HOUSEKEEPING, ThreadPolicy.OFF, CpuSet.parse("5-6"))
-    assert (found.shared_pool, found.housekeeping) == (CpuSet.parse("0-1,8"), CpuSet.parse("0"))
-    assert found.exclusive_annotation == "example.com/exclusive"
+    assert (found.node.shared_pool, found.node.housekeeping) == (CpuSet.parse("0-1,8"), CpuSet.parse("0"))
+    assert found.policy.exclusive_annotation == "example.com/exclusive"
     data = found.data()
     assert data["policy.iothreads"] == {"value": "2-3", "from": str(path)}
     assert data["policy.vcpus"] == {"value": "off", "from": str(path)}
@@ -117,7 +118,7 @@ def test_every_rule_of_the_policy_can_be_said(tmp_path: Path) -> None:
     ("unix:/run/vmpin/metrics.sock", Address(path=Path("/run/vmpin/metrics.sock")))])
 def test_where_metrics_are_served(text: str, address: Address | None) -> None:
     found = settings.load(None, {"VMPIN_METRICS_ADDRESS": text}, {})
-    assert found.metrics == address
+    assert found.metrics.address == address
     if address is not None:
         assert str(address) == text
         assert found.data()["metrics.address"]["value"] == text
@@ -225,7 +226,7 @@ def test_what_kubernetes_says_of_a_service_is_no_key(service: str) -> None:
 
 def test_a_value_is_judged_only_where_it_counts(tmp_path: Path) -> None:
     path = write(tmp_path, "log: {level: loud}")
-    assert settings.load(path, {"VMPIN_LOG_LEVEL": "error"}, {}).log_level == "error"
+    assert settings.load(path, {"VMPIN_LOG_LEVEL": "error"}, {}).log.level == "error"
 
 
 def test_a_flag_with_an_unknown_key_is_refused() -> None:
@@ -272,4 +273,4 @@ def test_every_variable_is_heard() -> None:
     # It may be any.
     ("kata-tdx", "", "off")])
 def test_guests_of_some_handlers_are_told_nothing(patterns: str, handler: str, via: str) -> None:
-    assert settings.load(None, {}, {"guest.disabled_handlers": patterns}).guest_via(handler) == via
+    assert settings.load(None, {}, {"guest.disabled_handlers": patterns}).guest.via_for(handler) == via

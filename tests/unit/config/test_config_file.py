@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vmpin.config import settings
+from vmpin.config import loading as settings
 from vmpin.config.settings import SETTINGS, Setting
 from vmpin.install import data_files
 

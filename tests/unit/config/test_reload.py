@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.config import reload, settings
+from vmpin.config import loading as settings
+from vmpin.config import reload
 from vmpin.config.settings import Config
 from vmpin.errors import ConfigError
 

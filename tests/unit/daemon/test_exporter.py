@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from metered import WEB, Node, metered
 
-from vmpin.config import settings
+from vmpin.config import loading as settings
 from vmpin.daemon import exporter
 from vmpin.daemon.exporter import Exporter
 from vmpin.daemon.http import HttpReply

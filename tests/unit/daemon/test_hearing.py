@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.config import settings as config
+from vmpin.config import loading as config
 from vmpin.daemon.run_directory import RunDirectory
 from vmpin.daemon.watcher import Watcher
 from vmpin.domain.model import ContainerId, SandboxId
@@ -39,14 +39,14 @@ def place(tmp_path: Path) -> Place:
     (tmp_path / "proc").mkdir()
     reconciler = Reconciler(config.load(None, {}, {**paths, "watch.nri": "off", "watch.births": "false",
                                                    "guest.via": "off"}))
-    spool = Spool(reconciler.config.spool)
+    spool = Spool(reconciler.config.paths.spool)
     spool.prepare()
     return reconciler, spool
 
 
 @pytest.fixture
 def lock(place: Place) -> Iterator[Lock]:
-    with Lock(place[0].config.lock_file) as held:
+    with Lock(place[0].config.paths.lock_file) as held:
         yield held
 
 
@@ -121,11 +121,11 @@ def test_a_run_directory_that_cannot_be_made_again_ends_no_resync(place: Place, 
     config = reconciler.config
     watcher = Watcher(config, lambda: config, reconciler, spool, [], lock)
     watcher._directory = RunDirectory(config, lock)
-    config.control_socket.unlink()
-    config.control_socket.mkdir()
+    config.paths.control_socket.unlink()
+    config.paths.control_socket.mkdir()
     assert [watcher._in_place(), watcher._in_place()] == [True, True]
     assert len([record for record in caplog.records if "cannot be made again" in record.message]) == 1
-    config.control_socket.rmdir()
+    config.paths.control_socket.rmdir()
     assert watcher._in_place()
-    assert config.control_socket.is_socket()
+    assert config.paths.control_socket.is_socket()
     watcher._directory.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.config import settings as config
+from vmpin.config import loading as config
 from vmpin.config.settings import Config
 from vmpin.daemon.run_directory import RunDirectory
 from vmpin.errors import LockHeldError, WatcherError
@@ -30,7 +30,7 @@ def settings(tmp_path: Path) -> Config:
 
 @pytest.fixture
 def lock(settings: Config) -> Iterator[Lock]:
-    with Lock(settings.lock_file) as held:
+    with Lock(settings.paths.lock_file) as held:
         yield held
 
 
@@ -40,7 +40,7 @@ class Other:
     def __init__(self, settings: Config) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", "import sys; from pathlib import Path; from vmpin.host.lock import Lock\n"
-             "with Lock(Path(sys.argv[1])): print('held', flush=True); input()", str(settings.lock_file)],
+             "with Lock(Path(sys.argv[1])): print('held', flush=True); input()", str(settings.paths.lock_file)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "held\n"
@@ -65,20 +65,20 @@ def answers(path: Path) -> bool:
 
 def test_a_lock_whose_file_is_gone_or_another_is_not_held(settings: Config, lock: Lock) -> None:
     assert lock.held()
-    settings.lock_file.unlink()
+    settings.paths.lock_file.unlink()
     assert not lock.held()
-    settings.lock_file.touch()
+    settings.paths.lock_file.touch()
     assert not lock.held()
     lock.again()
     assert lock.held()
-    assert settings.lock_file.read_text() == f"{os.getpid()}\n"
-    shutil.rmtree(settings.run)
+    assert settings.paths.lock_file.read_text() == f"{os.getpid()}\n"
+    shutil.rmtree(settings.paths.run)
     lock.again()
     assert lock.held()
 
 
 def test_a_lock_that_another_holds_by_now_is_not_taken(settings: Config, lock: Lock) -> None:
-    shutil.rmtree(settings.run)
+    shutil.rmtree(settings.paths.run)
     fds = len(os.listdir("/proc/self/fd"))
     with Other(settings) as other:
         with pytest.raises(WatcherError, match=f"another vmpin \\(pid {other.process.pid}\\) is at work"):
@@ -90,9 +90,9 @@ def test_a_lock_that_another_holds_by_now_is_not_taken(settings: Config, lock: L
 
 
 def test_a_fifo_in_the_locks_place_is_said(settings: Config) -> None:
-    settings.run.mkdir()
-    os.mkfifo(settings.lock_file)
-    with pytest.raises(WatcherError, match="is no regular file"), Lock(settings.lock_file):
+    settings.paths.run.mkdir()
+    os.mkfifo(settings.paths.lock_file)
+    with pytest.raises(WatcherError, match="is no regular file"), Lock(settings.paths.lock_file):
         pass
 
 
@@ -103,58 +103,59 @@ def test_what_was_removed_is_made_again(settings: Config, lock: Lock, what: str)
     directory = RunDirectory(settings, lock)
     assert not directory.look(settings).renewed
     if what == "everything":
-        shutil.rmtree(settings.run)
+        shutil.rmtree(settings.paths.run)
     else:
-        {"hook": settings.hook_socket, "control": settings.control_socket, "lock": settings.lock_file}[what].unlink()
+        {"hook": settings.paths.hook_socket, "control": settings.paths.control_socket,
+         "lock": settings.paths.lock_file}[what].unlink()
     assert directory.look(settings) == (True, None)
     assert lock.held()
-    assert answers(settings.hook_socket)
-    assert answers(settings.control_socket)
+    assert answers(settings.paths.hook_socket)
+    assert answers(settings.paths.control_socket)
     assert not directory.look(settings).renewed
     directory.close()
-    assert os.listdir(settings.run) == [settings.lock_file.name]
+    assert os.listdir(settings.paths.run) == [settings.paths.lock_file.name]
 
 
 def test_a_socket_that_another_put_there_is_replaced_while_the_lock_is_held(settings: Config, lock: Lock) -> None:
     directory = RunDirectory(settings, lock)
-    settings.hook_socket.unlink()
-    settings.hook_socket.write_text("in the way")
+    settings.paths.hook_socket.unlink()
+    settings.paths.hook_socket.write_text("in the way")
     assert directory.look(settings) == (True, None)
-    assert answers(settings.hook_socket)
+    assert answers(settings.paths.hook_socket)
     directory.close()
 
 
 def test_another_watchers_directory_is_left_as_it_is(settings: Config, lock: Lock) -> None:
     directory = RunDirectory(settings, lock)
-    shutil.rmtree(settings.run)
-    with Other(settings), unix_sockets.listen(settings.hook_socket):
+    shutil.rmtree(settings.paths.run)
+    with Other(settings), unix_sockets.listen(settings.paths.hook_socket):
         with pytest.raises(WatcherError, match="another vmpin"):
             directory.look(settings)
         directory.close()
-        assert answers(settings.hook_socket)
-    assert settings.hook_socket.exists()
+        assert answers(settings.paths.hook_socket)
+    assert settings.paths.hook_socket.exists()
 
 
 def test_where_it_cannot_be_made_it_is_tried_again(settings: Config, lock: Lock) -> None:
     directory = RunDirectory(settings, lock)
-    shutil.rmtree(settings.run)
-    settings.run.write_text("in the way")
+    shutil.rmtree(settings.paths.run)
+    settings.paths.run.write_text("in the way")
     with pytest.raises(WatcherError, match="File exists") as found:
         directory.look(settings)
     assert not isinstance(found.value, LockHeldError)
-    settings.run.unlink()
-    settings.run.mkdir()
-    settings.hook_socket.mkdir()
+    settings.paths.run.unlink()
+    settings.paths.run.mkdir()
+    settings.paths.hook_socket.mkdir()
     assert "directory" in str(directory.look(settings).failure)
-    settings.hook_socket.rmdir()
+    settings.paths.hook_socket.rmdir()
     assert directory.look(settings) == (True, None)
-    assert answers(settings.hook_socket)
+    assert answers(settings.paths.hook_socket)
     directory.close()
 
 
 def test_a_lock_that_cannot_be_written_is_left_to_be_taken_again(settings: Config, lock: Lock) -> None:
     """A full file system (ENOSPC), as a file size limit of 0 does it (EFBIG)."""
-    shutil.rmtree(settings.run)
+    shutil.rmtree(settings.paths.run)
     before, fds = resource.getrlimit(resource.RLIMIT_FSIZE), len(os.listdir("/proc/self/fd"))
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
@@ -180,24 +181,24 @@ def test_a_blocked_control_socket_leaves_the_hooks_served(settings: Config, lock
 
         serving = asyncio.create_task(directory.anew(
             lambda: unix_sockets.serve(directory.hook.dup(), 100, upper, line=True))())
-        shutil.rmtree(settings.run)
-        settings.control_socket.mkdir(parents=True)
+        shutil.rmtree(settings.paths.run)
+        settings.paths.control_socket.mkdir(parents=True)
         renewed, failure = directory.look(settings)
         assert renewed
         assert isinstance(failure, IsADirectoryError)
         async with asyncio.timeout(120):
-            reader, writer = await asyncio.open_unix_connection(settings.hook_socket)
+            reader, writer = await asyncio.open_unix_connection(settings.paths.hook_socket)
             writer.write(b"hello\n")
             assert await reader.readline() == b"HELLO\n"
             writer.close()
         with pytest.raises(IsADirectoryError):
             directory.control.dup()
-        hook = settings.hook_socket.stat().st_ino
+        hook = settings.paths.hook_socket.stat().st_ino
         assert not directory.look(settings).renewed
-        settings.control_socket.rmdir()
+        settings.paths.control_socket.rmdir()
         assert directory.look(settings) == (True, None)
-        assert answers(settings.control_socket)
-        assert settings.hook_socket.stat().st_ino == hook
+        assert answers(settings.paths.control_socket)
+        assert settings.paths.hook_socket.stat().st_ino == hook
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         directory.close()
@@ -216,7 +217,7 @@ def test_a_source_is_started_again_when_its_socket_was_made_again(settings: Conf
 
         async def asked() -> bytes:
             async with asyncio.timeout(120):
-                reader, writer = await asyncio.open_unix_connection(settings.control_socket)
+                reader, writer = await asyncio.open_unix_connection(settings.paths.control_socket)
                 writer.write(b"hello\n")
                 line = await reader.readline()
                 writer.close()
@@ -226,7 +227,7 @@ def test_a_source_is_started_again_when_its_socket_was_made_again(settings: Conf
             lambda: unix_sockets.serve(directory.control.dup(), 100, upper, line=True))())
         assert await asked() == b"HELLO\n"
         for _ in range(3):
-            shutil.rmtree(settings.run)
+            shutil.rmtree(settings.paths.run)
             assert directory.look(settings) == (True, None)
             assert await asked() == b"HELLO\n"
         serving.cancel()

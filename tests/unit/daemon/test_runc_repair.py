@@ -12,7 +12,7 @@ import grpc
 import pytest
 from cri_peer import CriServer
 
-from vmpin.config import settings
+from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.daemon import runc_repair
 from vmpin.daemon.runc_repair import RuncRepair

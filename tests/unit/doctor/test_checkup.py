@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from trees import make_tree
 
-from vmpin.config import settings as configuration
+from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.checks import examine
@@ -187,36 +187,36 @@ def test_a_run_directory_that_is_not_there(own: Config) -> None:
 
 
 def test_the_run_directory_is_described(own: Config) -> None:
-    own.run.mkdir(mode=0o755)
-    own.run.chmod(0o755)
-    own.spool.mkdir()
-    old = own.spool / "1.hook"
+    own.paths.run.mkdir(mode=0o755)
+    own.paths.run.chmod(0o755)
+    own.paths.spool.mkdir()
+    old = own.paths.spool / "1.hook"
     old.touch()
     os.utime(old, (time.time() - 100, time.time() - 100))
-    (own.spool / "2.hook").touch()
-    (own.spool / ".3.hook.tmp").touch()
-    state_file.save(own.state_file, Procfs().boot_id(), state_file.SavedState())
+    (own.paths.spool / "2.hook").touch()
+    (own.paths.spool / ".3.hook.tmp").touch()
+    state_file.save(own.paths.state_file, Procfs().boot_id(), state_file.SavedState())
     found = run_directory(own, Procfs())
     assert (found.exists, found.uid, found.mode, found.spooled) == (True, os.geteuid(), 0o755, 2)
     assert 99 < found.oldest < 200
-    assert found.state_size == own.state_file.stat().st_size
+    assert found.state_size == own.paths.state_file.stat().st_size
     assert (found.state_trouble, found.set_aside, found.writable, found.read_only) == ("", False, True, False)
     assert found.free > 0
     assert found.file_system != "unknown file system"
-    own.state_file.write_text("{")
-    (own.run / "state.json.bad").touch()
+    own.paths.state_file.write_text("{")
+    (own.paths.run / "state.json.bad").touch()
     found = run_directory(own, Procfs())
     assert "its content is not used" in found.state_trouble
     assert found.set_aside
-    assert own.state_file.read_text() == "{", "nothing is set aside by looking"
+    assert own.paths.state_file.read_text() == "{", "nothing is set aside by looking"
 
 
 def test_who_holds_the_lock_is_told_without_trying_it(own: Config) -> None:
-    with Lock(own.lock_file):
+    with Lock(own.paths.lock_file):
         assert lock_holder(own, Procfs()) == os.getpid()
-    assert own.lock_file.exists()
+    assert own.paths.lock_file.exists()
     assert lock_holder(own, Procfs()) is None
-    with own.lock_file.open() as other:
+    with own.paths.lock_file.open() as other:
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # whoever it is
         assert lock_holder(own, Procfs()) == os.getpid()
 

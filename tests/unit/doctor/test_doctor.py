@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vmpin.cli.doctor import text
-from vmpin.config import settings as config
+from vmpin.config import loading as config
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.checks import CHECKS, examine
 from vmpin.doctor.finding import CheckResult, Level, several

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.config import settings
+from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
@@ -48,7 +48,7 @@ class Node:
         (top / "run").mkdir()
         (top / "bundle").mkdir()
         self.begin()
-        self.spool = Spool(self.reconciler.config.spool)
+        self.spool = Spool(self.reconciler.config.paths.spool)
         self.spool.prepare()
 
     def begin(self) -> None:

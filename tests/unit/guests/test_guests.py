@@ -18,7 +18,7 @@ from effort import effort
 from guest_peer import Agent, serving, until
 from kata_peer import Server
 
-from vmpin.config import settings as configuration
+from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import ContainerRecord, SandboxState

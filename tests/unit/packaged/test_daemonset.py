@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from vmpin.config import settings
+from vmpin.config import loading as settings
 from vmpin.config.settings import Config
 from vmpin.daemon.exporter import ExportedWatcher, Exporter
 from vmpin.install import data_files
@@ -44,8 +44,9 @@ def test_a_probe_asks_the_watcher_and_starts_no_program(probe: str, loaded: Conf
     (container,) = pod()["containers"]
     asks = container[probe]
     assert not asks.keys() & {"exec", "tcpSocket", "grpc"}
-    assert loaded.metrics is not None
-    assert (asks["httpGet"]["host"], asks["httpGet"]["port"]) == (loaded.metrics.host, loaded.metrics.port)
+    assert loaded.metrics.address is not None
+    assert (asks["httpGet"]["host"], asks["httpGet"]["port"]) == (loaded.metrics.address.host,
+                                                                  loaded.metrics.address.port)
     assert pod()["hostNetwork"] is True, "the kubelet asks at the node's own address"
 
 

@@ -396,7 +396,7 @@ def test_other_threads_of_a_sandbox_without_exclusive_cpus_are_on_its_mask() -> 
 
 
 def test_shared_threads_of_a_sandbox_without_shared_cpus_go_to_the_pool() -> None:
-    found = decide([MAIN], vcpus(0, 1), node(pool="0-1,12"), replace(Policy(), vhost=ThreadPolicy.SHARED),
+    found = decide([MAIN], vcpus(0, 1), node(pool="0-1,12"), Policy()._replace(vhost=ThreadPolicy.SHARED),
                    others=[[own_cpus("x", "12")]])
     assert str(found.cpus_for(ThreadRole.VHOST, None)) == "0-1"
 

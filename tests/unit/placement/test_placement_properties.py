@@ -223,7 +223,7 @@ def test_the_mask_is_no_wider_than_what_the_containers_and_the_pool_give(world: 
 @given(st.data(), worlds, policies)
 def test_one_to_one_is_one_to_one_and_every_exclusive_cpu_has_its_vcpu(
         data: st.DataObject, world: World, policy: Policy) -> None:
-    policy = replace(policy, vcpus=VcpuRule.AUTO)
+    policy = policy._replace(vcpus=VcpuRule.AUTO)
     own = world.own
     for request, placement in zip(world.requests, world.place(policy, data.draw(befores(world))), strict=True):
         exclusive = own.claims[request.id].cpus
@@ -243,7 +243,7 @@ def test_one_to_one_is_one_to_one_and_every_exclusive_cpu_has_its_vcpu(
 @given(kubelet_worlds(), policies)
 def test_on_a_node_that_agrees_with_itself_no_cpu_is_used_twice(world: World, policy: Policy) -> None:
     assert find_collisions(world.own) == []
-    placements = world.place(replace(policy, vcpus=VcpuRule.AUTO))
+    placements = world.place(policy._replace(vcpus=VcpuRule.AUTO))
     pinned = [cpu for placement in placements for vcpu in placement.vcpus if vcpu.pinned for cpu in vcpu.cpus or EMPTY]
     assert len(set(pinned)) == len(pinned)
     for one, other in itertools.permutations(placements, 2):

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from need import lacking
 
-from vmpin.config import settings as config
+from vmpin.config import loading as config
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import ContainerRecord, CpusetReport, DesiredState, SandboxState
 from vmpin.domain.events import Source
@@ -296,7 +296,7 @@ def test_a_report_in_the_state_file_that_is_older_than_the_checkpoint_gives_noth
             ContainerId(uid): reported(uid, second, boottime.now())})
         for uid in ("shared", "grown"))
     kept = state_file.SavedState(DesiredState({each.id: each for each in (shared, grown)}))
-    state_file.save(settings.state_file, Procfs().boot_id(), kept)
+    state_file.save(settings.paths.state_file, Procfs().boot_id(), kept)
     checkpoint = tmp_path / "kubelet/cpu_manager_state"
     checkpoint.write_text(json.dumps({"policyName": "static", "defaultCpuSet": str(first), "checksum": 0,
                                       "entries": {"other": {"db": str(second)}}}))

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from need import lacking, need_root
 
-from vmpin.config import settings
+from vmpin.config import loading as settings
 from vmpin.domain.model import SandboxId
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs

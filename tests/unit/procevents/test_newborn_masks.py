@@ -32,7 +32,7 @@ def test_what_it_had_before_outlives_a_kill_right_after_its_mask_was_set(machine
     vmm = machine.vmm("a")
     machine.placer.take([Exec(time.monotonic_ns(), vmm.pid)])
     assert mask(vmm) == machine.pool
-    assert not machine.reconciler.config.state_file.exists()
+    assert not machine.reconciler.config.paths.state_file.exists()
     second = machine.fresh()
     second.resync(full=True)
     assert mask(vmm) == machine.pool
@@ -44,10 +44,10 @@ def test_what_it_had_before_outlives_a_kill_right_after_its_mask_was_set(machine
 def test_the_notes_are_gone_when_the_state_file_has_them(machine: Machine) -> None:
     vmm = machine.vmm("a")
     machine.placer.take([Exec(time.monotonic_ns(), vmm.pid)])
-    assert machine.reconciler.config.notes_file.exists()
+    assert machine.reconciler.config.paths.notes_file.exists()
     assert machine.reconciler.unsaved
     assert machine.reconciler.save()
-    assert not machine.reconciler.config.notes_file.exists()
+    assert not machine.reconciler.config.paths.notes_file.exists()
     assert machine.fresh().pinner.before[sandbox("a")].processes.keys() == {ThreadId(vmm.pid, start_time(vmm.pid))}
 
 

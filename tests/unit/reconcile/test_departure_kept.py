@@ -24,11 +24,11 @@ def test_what_threads_had_is_kept_until_they_have_it(tmp_path: Path) -> None:
         results = teardown.give_all_back(known)
         assert [result.operation.sandbox for result in results] == [other.sandbox]
         assert not teardown.forget(known.config, known)
-        assert known.config.state_file.exists()
+        assert known.config.paths.state_file.exists()
         vm.helpers = []
         teardown.give_all_back(known)
         assert teardown.forget(known.config, known)
-        assert not known.config.run.exists()
+        assert not known.config.paths.run.exists()
         assert {frozenset(os.sched_getaffinity(each.vmm.pid)) for each in (vm, other)} == {both.frozen()}
 
 

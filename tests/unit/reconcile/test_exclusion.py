@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from newcomers import PREFIX, Machine, by_name, mask, sandbox, shared_dir, tids
 
-from vmpin.config import settings
+from vmpin.config import loading as settings
 from vmpin.config.settings import Config
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import Fork

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.config import settings
+from vmpin.config import loading as settings
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
-from vmpin.config import settings as configuration
+from vmpin.config import loading as configuration
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.collect.node_facts import collect_facts
 from vmpin.domain.facts import FoundSetting, WatcherFacts

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from nri_peer import PATIENCE, NriRuntime, NriRuntimes, container, pod
 
-from vmpin.config import settings
+from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.domain.events import CpusetSeen, Source

@@ -47,7 +47,7 @@ def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Map
     :param root: the mount of the node's file system: `/`, or another directory in a pod. The paths of the
         configuration (/proc, /sys, the run directory, the kubelet's) are used unchanged, not below it.
     """
-    files, proc = Files(root), Procfs(config.path("proc"))
+    files, proc = Files(root), Procfs(config.paths.proc)
     programs = daemons.programs(proc, (*daemons.DAEMONS, *daemons.CONFIGURED, _MONITOR))
     found = tuple(replace(engine, cpus=_mask(proc, engine.pid), age=_age(proc, engine.pid),
                           begun=_begun(proc, programs) if engine.name == "crio" else ())
@@ -56,10 +56,10 @@ def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Map
     running = watcher.state == "running" and watcher.pid is not None
     return NodeFacts(
         rights=rights(proc, watcher.pid, "the watcher") if running else own, sees=_sees(proc, own),
-        kernel=kernel(proc, str(config.path("sys"))), cpus=_cpus(Sysfs(config.path("sys"))),
-        cgroups=str(Cgroups(config.path("cgroup"), proc).layout),
-        kubelet=kubelet_config(files, programs), checkpoint=_checkpoint(config.path("kubelet")),
-        engines=found, nri_socket=_socket(config.path("nri")), hooks=hooks(files, found),
+        kernel=kernel(proc, str(config.paths.sys)), cpus=_cpus(Sysfs(config.paths.sys)),
+        cgroups=str(Cgroups(config.paths.cgroup, proc).layout),
+        kubelet=kubelet_config(files, programs), checkpoint=_checkpoint(config.paths.kubelet),
+        engines=found, nri_socket=_socket(config.paths.nri), hooks=hooks(files, found),
         kata=configurations(files, found), kata_sandboxes=_sandboxes(config), daemons=daemons.daemons(programs),
         tuned=daemons.tuned(files), irqbalance=daemons.irqbalance(files), connector=_connector(watcher, own),
         watcher=watcher, run=run_directory(config, proc), status=status, status_trouble=status_trouble,
@@ -136,7 +136,7 @@ def _checkpoint(directory: Path) -> Checkpoint | None:
 
 
 def _sandboxes(config: Config) -> tuple[KataSandboxFacts, ...]:
-    state = KataState(config.path("kata_go"), config.path("kata_rs"), logger.debug)
+    state = KataState(config.paths.kata_go, config.paths.kata_rs, logger.debug)
     return tuple(KataSandboxFacts(sandbox.id, sandbox.runtime, sandbox.pins_vcpus)
                  for _, sandbox in sorted(state.sandboxes().items()))
 

@@ -21,20 +21,20 @@ _UNIT = re.compile(r"([A-Za-z0-9:_.@\\-]+\.service)$", re.MULTILINE)
 
 def run_directory(config: Config, proc: Procfs) -> RunDirectoryFacts:
     """The run directory now. Write access is tested without writing."""
-    path = config.run
+    path = config.paths.run
     try:
         info = path.lstat()
         space = os.statvfs(path)
     except OSError:
         return RunDirectoryFacts(str(path))
-    spooled, oldest = _spool(config.spool)
+    spooled, oldest = _spool(config.paths.spool)
     size, trouble = _state(config, proc)
     return RunDirectoryFacts(
         str(path), exists=True, uid=info.st_uid, mode=stat.S_IMODE(info.st_mode), file_system=_file_system(path, proc),
         read_only=bool(space.f_flag & os.ST_RDONLY), writable=os.access(path, os.W_OK | os.X_OK),
         free=space.f_bavail * space.f_frsize, inodes=space.f_favail, spooled=spooled, oldest=oldest,
-        set_aside=os.path.exists(path / f"{config.state_file.name}.bad"), state_size=size,
-        state_read=os.access(config.state_file, os.R_OK), state_trouble=trouble)
+        set_aside=os.path.exists(path / f"{config.paths.state_file.name}.bad"), state_size=size,
+        state_read=os.access(config.paths.state_file, os.R_OK), state_trouble=trouble)
 
 
 def _spool(path: Path) -> tuple[int, float]:
@@ -49,12 +49,12 @@ def _spool(path: Path) -> tuple[int, float]:
 
 def _state(config: Config, proc: Procfs) -> tuple[int | None, str]:
     try:
-        size = config.state_file.lstat().st_size
+        size = config.paths.state_file.lstat().st_size
     except OSError:
         return None, ""
-    if not os.access(config.state_file, os.R_OK):
+    if not os.access(config.paths.state_file, os.R_OK):
         return size, ""
-    return size, state_file.load(config.state_file, proc.boot_id(), set_aside=False)[1]
+    return size, state_file.load(config.paths.state_file, proc.boot_id(), set_aside=False)[1]
 
 
 def _file_system(path: Path, proc: Procfs) -> str:
@@ -80,7 +80,7 @@ def lock_holder(config: Config, proc: Procfs) -> int | None:
     Trying to lock would be simpler, but would make a watcher fail that starts at that moment.
     """
     try:
-        info = config.lock_file.stat()
+        info = config.paths.lock_file.stat()
         table = Path(f"{proc.root}/locks").read_text("ascii", "replace")
     except OSError:
         return None

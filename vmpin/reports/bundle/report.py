@@ -48,7 +48,7 @@ def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: s
     :param most: bytes of all pieces together.
     """
     pieces = Pieces() if most is None else Pieces(most)
-    proc = Procfs(config.path("proc"))
+    proc = Procfs(config.paths.proc)
     pieces.add("README.txt", README)
     pieces.add_json("vmpin/doctor.json", doctor)
     pieces.add("vmpin/doctor.txt", words(text))
@@ -66,9 +66,9 @@ def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: s
         pieces.lack("vmpin/status.json", facts.status_trouble)
     _own_files(pieces, config)
     _node(pieces, config, facts, proc)
-    _file(pieces, "kubelet/cpu_manager_state", config.path("kubelet") / "cpu_manager_state")
+    _file(pieces, "kubelet/cpu_manager_state", config.paths.kubelet / "cpu_manager_state")
     try:
-        vms.add(pieces, facts.status, proc, Cgroups(config.path("cgroup"), proc))
+        vms.add(pieces, facts.status, proc, Cgroups(config.paths.cgroup, proc))
     except (LookupError, TypeError) as err:
         pieces.lack("vms", repr(err))
     return pieces
@@ -80,11 +80,12 @@ def _explained(status: Mapping[str, Any]) -> str:
 
 def _own_files(pieces: Pieces, config: Config) -> None:
     """The state file as it is and what else is kept beside it, what was set aside, and all names that lie there."""
-    _file(pieces, f"vmpin/{config.state_file.name}", config.state_file)
-    for name in Files("/").names(config.run):
-        if name.endswith((".json", ".json.bad")) and name != config.state_file.name:
-            _file(pieces, f"vmpin/run/{name}", config.run / name)
-    pieces.add("vmpin/run.txt", "".join(f"{line}\n" for line in (*_listed(config.run), *_listed(config.spool))))
+    _file(pieces, f"vmpin/{config.paths.state_file.name}", config.paths.state_file)
+    for name in Files("/").names(config.paths.run):
+        if name.endswith((".json", ".json.bad")) and name != config.paths.state_file.name:
+            _file(pieces, f"vmpin/run/{name}", config.paths.run / name)
+    pieces.add("vmpin/run.txt", "".join(f"{line}\n"
+                                        for line in (*_listed(config.paths.run), *_listed(config.paths.spool))))
 
 
 def _listed(directory: Path) -> Iterable[str]:
@@ -108,11 +109,11 @@ def _node(pieces: Pieces, config: Config, facts: NodeFacts, proc: Procfs) -> Non
     release = os.uname()
     pieces.add("node/kernel.txt", f"{facts.kernel.release or release.release} {release.machine}\n"
                + "".join(f"{parameter}\n" for parameter in facts.kernel.parameters))
-    system = config.path("sys") / "devices/system"
+    system = config.paths.sys / "devices/system"
     pieces.add("node/cpus.txt", vms.files(
         [*(f"{system}/cpu/{name}" for name in _SYS), *sorted(glob(f"{system}/node/node*/cpulist"))]))
     try:
-        pieces.add_json("node/topology.json", Sysfs(config.path("sys")).topology())
+        pieces.add_json("node/topology.json", Sysfs(config.paths.sys).topology())
     except SourceError as err:
         pieces.lack("node/topology.json", str(err))
     try:
