@@ -17,9 +17,8 @@ class Server:
         self.connections = 0
         self.policy: set[str] = set()
         self.online = 4
-        #: Of each CPU; and what /proc/loadavg has.
+        #: The times of each CPU.
         self.user, self.idle = [0.0] * 4, [0.0] * 4
-        self.load, self.running = 0.5, 1
         self.slow = 0.0
         self.raw: bytes | None = None
 
@@ -43,8 +42,7 @@ class Server:
             case "grpc.AgentService", "GetMetrics":
                 found = MESSAGES["Metrics"](metrics="".join(
                     f'kata_guest_cpu_time{{cpu="{cpu}",item="{item}"}} {times[cpu]}\n'
-                    for cpu in range(self.online) for item, times in (("user", self.user), ("idle", self.idle)))
-                    + f'kata_guest_load{{item="load1"}} {self.load}\nkata_guest_tasks{{item="cur"}} {self.running}\n')
+                    for cpu in range(self.online) for item, times in (("user", self.user), ("idle", self.idle))))
             case "grpc.AgentService", "UpdateContainer":
                 told = MESSAGES.decode("UpdateContainerRequest", request.payload)
                 # Nothing but the CPUs: what else is there would be changed, too.

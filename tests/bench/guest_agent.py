@@ -71,18 +71,21 @@ async def _apply(guest: Guest, rounds: int) -> Figure:
                     for cid, share in wanted.containers.items()} for name, wanted in maps.items()}
     text = {mask: str(CpuSet(mask)).encode() for wanted in masks.values() for mask in wanted.values()}
     files = {cid: str(cgroup / "cpuset.cpus") for cid, cgroup in guest.cgroups.items()}
-    session = AgentSession("bench", lambda: [guest], 0)
+    changed = asyncio.Event()
+    session = AgentSession("bench", lambda: [guest], 0, changed.set)
 
     async def once(name: str) -> float:
         begin = time.perf_counter()
         session.push(_map(placements[name], hw))
-        await session.settled.wait()
+        while not session.settled:
+            changed.clear()
+            await changed.wait()
         spent = time.perf_counter() - begin
-        wrong = [f"{cid}: {said.word}" for cid, said in session.heard.items() if said.state != APPLIED]
+        wrong = [f"{cid}: {said.text}" for cid, said in session.reports.items() if said.state != APPLIED]
         wrong += [f"{cid} may run on {found}" for cid, mask in masks[name].items()
                   if (found := set(guest.masks(cid))) != {mask}]
-        if wrong or session.heard.keys() != guest.cgroups.keys():
-            raise CannotMeasure(f"not applied: {', '.join(wrong[:3])} {session.state}")
+        if wrong or session.reports.keys() != guest.cgroups.keys():
+            raise CannotMeasure(f"not applied: {', '.join(wrong[:3])} {session.text}")
         return spent * 1000
 
     def bare(name: str) -> float:
@@ -108,7 +111,7 @@ async def _apply(guest: Guest, rounds: int) -> Figure:
                     times.append(await once(name))
                     floors.append(bare(name))
     except TimeoutError:
-        raise CannotMeasure(f"the agent did not answer: {session.state}") from None
+        raise CannotMeasure(f"the agent did not answer: {session.text}") from None
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -29,7 +29,7 @@ PATIENCE = 120.0
 FORGOTTEN = 65.0
 #: What a watcher says of what is done to it in a story.
 _EXPECTED = re.compile(r"state cannot be saved|cannot be noted|fight |refused|nri|spool|the sources disagree|NRI")
-_BROKEN = re.compile(r"Traceback|cannot be looked after|never awaited|was never retrieved")
+_BROKEN = re.compile(r"Traceback|sessions with guest failed|never awaited|was never retrieved")
 #: Of a life of the watcher's: descriptors, threads and tasks more than are accounted for, and bytes.
 _MORE, _MORE_BYTES = 6, 16 << 20
 #: What there is of each sandbox that is looked after, and besides of each whose guest is spoken with: its guest's

@@ -156,7 +156,7 @@ def _in_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> dict[SandboxId
 
     from vmpin.guests.manager import GuestManager
 
-    return asyncio.run(GuestManager().take_back(view, sandboxes))
+    return asyncio.run(GuestManager().unpin_once(view, sandboxes))
 
 
 def _whole(config: Config, sandbox: str | None) -> str | None:

@@ -65,7 +65,7 @@ class Control:
             answer = self._answer(str(operation), request, only)
             if operation == "unpin":
                 wanted = list(self._asked.view.sandboxes) if only is None else [only]
-                answer["guests"] = await self._asked.guests.taken_back(wanted)
+                answer["guests"] = await self._asked.guests.unpin_results(wanted)
         except (ValueError, KeyError, TypeError, RecursionError):
             answer = {"error": "the request is not understood", "hint": _OTHER_VERSION}
         except VmpinError as err:
@@ -111,7 +111,7 @@ class Control:
             return collector.unpinned(results, view.originals.keys() & touched)
         if operation == "unpinning":
             touched = reconciler.all_sandboxes() if only is None else [only]
-            return collector.unpinning(view, touched, reconciler.restoring(touched), asked.guests.told(touched))
+            return collector.unpinning(view, touched, reconciler.restoring(touched), asked.guests.managed(touched))
         raise WatcherError(f"unknown request {operation[:40]!r}", _OTHER_VERSION)
 
 

@@ -158,7 +158,7 @@ class Watcher:
                     teardown.give_all_back(self.reconciler)
                     given = True
                     self.guests.update(self.view)
-                    for sandbox, said in (await self.guests.taken_back(self.reconciler.all_sandboxes())).items():
+                    for sandbox, said in (await self.guests.unpin_results(self.reconciler.all_sandboxes())).items():
                         logger.info("sandbox=%s in its guest: %s", sandbox, said)
                 guests.cancel()
         finally:
@@ -482,6 +482,6 @@ class Watcher:
         """Read everything anew, what was found to be nothing to us as well, and make it true."""
         self._take_spool()
         report = self.reconciler.resync(full=True)
-        self.guests.look()
+        self.guests.retry_now()
         self._told(report, "request")
         return report

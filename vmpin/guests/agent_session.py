@@ -1,9 +1,9 @@
-"""A session with vmpin's own agent in one guest: found, told the map, heard, and tried again for ever.
+"""A session with vmpin's own agent in one guest: it connects, sends the vCPU map, reads the reports, and reconnects.
 
-The newest map is sent as soon as it is there; a map is whole, so nothing of the ones before has to arrive. An agent
-that was started again asks for it. What the guest says has limits, in size (guestproto) and in rate; what is beyond
-ends the connection, and the next attempt comes later each time. What stays out: sockets (channel/), and what is wanted
-(guestmap).
+The newest map is sent at once; a map is complete, so none of the maps before it has to arrive. An agent that was
+restarted asks for it. What a guest sends is limited in size (protocol) and rate (limits); exceeding a limit ends the
+connection, and the next attempt comes later each time. Created and run by vm_guest. What stays out: sockets
+(transport), pauses between attempts (attempts), and what the map contains (vcpu_map).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from vmpin.domain.guest_report import ERROR, ContainerReport, GuestCounters, GuestError, NoAgentFound, SessionEnded
+from vmpin.domain.guest_report import ERROR, ContainerReport, GuestCounters
 from vmpin.domain.model import ContainerId
 from vmpin.guests.agent_reports import WAITING, TimeoutStreak, container_report, log_level, reason, summary
 from vmpin.guests.limits import MAX_ANSWER, LogOnce, RateLimit, longest_answer, only_requested
+from vmpin.guests.session_state import GuestError, NoAgentFound, Progress, SessionEnded, SessionState
 from vmpin.guests.tasks import Flag, run_together
 from vmpin.guests.transport import Channel, NotListening, Stream
 from vmpin.protocol.frames import FrameDecoder, ProtocolError, clean, encode
@@ -36,83 +37,95 @@ from vmpin.protocol.parsing import UnknownMessage, parse_answer
 
 logger = logging.getLogger(__name__)
 
-#: An agent that does not answer by then (s) is taken for dead; with 1,000 threads it takes some 20 ms.
+#: An agent that has not answered after this time is treated as dead (seconds); with 1,000 threads it takes some 20 ms.
 DEADLINE = 5.0
-#: So often (s) an agent that says nothing is asked whether it is there.
+#: A silent connection is probed with a ping after this time (seconds).
 IDLE = 60.0
-#: A connection that lasted so long (s) was a good one: the next attempt after it comes at once.
+#: After a connection that lasted this long (seconds) the next attempt follows at once.
 LASTED = 60.0
 
 
 class AgentSession:
-    """`up` while an agent answers; `heard` is what it says then of the newest map, by container.
+    """One guest's session. `push` and `unpin` set the wish; `run` carries it out.
 
-    :param channels: the ways to try in turn, asked for at each attempt.
-    :param changed: called whenever `up`, `state` or `heard` has changed.
+    :param name: the sandbox, for the log.
+    :param channels: returns the ways to try in turn; called at each attempt.
+    :param port: the agent's vsock port.
+    :param changed: called whenever `state`, `text`, `progress` or `reports` has changed.
     """
 
     def __init__(self, name: str, channels: Callable[[], Sequence[Channel]], port: int,
                  changed: Callable[[], None] = lambda: None) -> None:
         self.name = name
         self.counters = GuestCounters()
-        self.up = False
-        #: Why it is not up, "" while nothing was tried; and the agent's version and way when it is.
-        self.state = ""
-        #: What answers there does not speak the protocol.
-        self.odd = False
-        #: Why the agent did not take everything back, "" while it did, or was not asked.
+        self.state = SessionState.UNTRIED
+        #: The agent's version and way while it is up, else why it is not; "" while untried.
+        self.text = ""
+        self.progress = Progress.UNSENT
+        #: Why the agent could not take everything back, "" if it could or was not asked.
         self.unpin_error = ""
-        self.heard: dict[ContainerId, ContainerReport] = {}
-        #: The guest's own processes.
+        #: What the agent reports of the newest map, by container; empty while it is not answered.
+        self.reports: dict[ContainerId, ContainerReport] = {}
+        #: The same for the guest's own processes.
         self.system: ContainerReport | None = None
-        #: Set as long as the newest wish was answered.
-        self.settled = Flag()
         self._channels = channels
         self._port = port
         self._changed = changed
-        self._wanted: VcpuMap | None = None
-        self._ids: Collection[str] = ()
-        self._unpinned = False
+        self.wish: VcpuMap | Unpin | None = None
+        #: Set when there may be something to send; and when the next attempt is not to wait.
         self._wake, self._retry = Flag(), Flag()
         self._generation = 0
-        self._told = LogOnce(name)
-        self._silence = TimeoutStreak()
-        # Of the connection there is:
+        self.log_once = LogOnce(name)
+        self._timeouts = TimeoutStreak()
+        # Of the current connection:
         self._id = 0
-        #: The number of the newest question about the wish, None when it is yet to be asked.
-        self._asked: int | None = None
-        self._sent_at = self._heard_at = 0.0
+        #: The id of the request that carried the newest wish; 0 while `progress` is UNSENT.
+        self._asked = 0
+        self._sent_at = self._received_at = 0.0
         self._way = self._version = ""
-        self._allowance = RateLimit(0.0)
+        self.rate = RateLimit(0.0)
+
+    @property
+    def up(self) -> bool:
+        return self.state.up
+
+    @property
+    def settled(self) -> bool:
+        """Whether the newest wish was answered."""
+        return self.progress is Progress.DONE
 
     def push(self, wanted: VcpuMap) -> None:
-        """From now on this is to be so. Its generation and id are the session's to give."""
-        if self._unpinned or self._wanted is None or wanted._replace(generation=0) != self._wanted._replace(
-                generation=0):
-            self._wanted, self._ids, self._unpinned = wanted, wanted.containers, False
-            self._anew()
+        """Make this map the wish, unless it is already. The session sets its generation and id."""
+        if not isinstance(self.wish, VcpuMap) or wanted._replace(generation=0) != self.wish._replace(generation=0):
+            self._replace_wish(wanted)
 
     def unpin(self) -> None:
-        """From now on everything is to be as it was before. An agent that could not is asked again."""
-        if not self._unpinned or self.unpin_error:
-            self._wanted, self._ids, self._unpinned = None, (), True
-            self._anew()
+        """Make it the wish that everything is restored. An agent that could not is asked again."""
+        if not isinstance(self.wish, Unpin) or self.unpin_error:
+            self._replace_wish(Unpin())
 
-    def look(self) -> None:
-        """Do not wait for the next attempt."""
+    def retry_now(self) -> None:
+        """Make the next attempt without waiting for the end of the pause."""
         self._retry.set()
 
-    def _anew(self) -> None:
-        self.unpin_error = ""
-        self._allowance.asked(len(self._ids))
-        self._again()
+    def _replace_wish(self, wish: VcpuMap | Unpin) -> None:
+        self.wish, self.unpin_error = wish, ""
+        self.rate.add_request(len(self._containers()))
+        self._send_again()
         self._retry.set()
 
-    def _again(self) -> None:
-        self._asked, self.heard, self.system = None, {}, None
-        self.settled.clear()
+    def _containers(self) -> Collection[str]:
+        return self.wish.containers if isinstance(self.wish, VcpuMap) else ()
+
+    def _send_again(self) -> None:
+        """The wish has to be sent (again); reports of an earlier one are void."""
+        self._forget_reports()
         self._wake.set()
         self._changed()
+
+    def _forget_reports(self) -> None:
+        self.progress, self._asked = Progress.UNSENT, 0
+        self.reports, self.system = {}, None
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -124,184 +137,195 @@ class AgentSession:
                     await self._attempt()
 
     async def _attempt(self) -> None:
-        """One connection, over the first way that leads to an agent. :raises Exception: when it did not last."""
+        """Hold one connection, over the first channel that leads to an agent. Returns when it had lasted.
+
+        :raises Exception: why no agent was reached, or why the connection ended early.
+        """
         self._retry.clear()
-        trouble: Exception = NoAgentFound("no way into the guest is known")
+        failure: Exception = NoAgentFound("no way into the guest is known")
         for channel in self._channels():
             began = time.monotonic()
             try:
                 stream = await channel.open(self._port)
             except (OSError, TimeoutError) as err:
-                if not isinstance(trouble, NotListening):
-                    trouble = err
+                if not isinstance(failure, NotListening):
+                    failure = err
                 continue
+            was_up = False
             try:
                 self.counters.connects += 1
                 await self._serve(stream, channel)
             except (ProtocolError, GuestError, OSError, TimeoutError) as err:
-                trouble = err
+                failure = err
             finally:
                 stream.close()
-                was_up, self.up = self.up, False
-                self.heard, self.system = {}, None
-                self.settled.clear()
-            if isinstance(trouble, ProtocolError):
+                was_up = self.up
+                if was_up:
+                    self.state = SessionState.ABSENT
+                self._forget_reports()
+            if isinstance(failure, ProtocolError):
                 self.counters.refused += 1
             if was_up and time.monotonic() - began > LASTED:
-                self._told = LogOnce(self.name)
-                self._ended(trouble)
+                self.log_once = LogOnce(self.name)
+                self._lost(failure)
                 return
-            # A serial port opens whether or not there is an agent; that none answers there is no news.
-            if not isinstance(trouble, NoAgentFound):
-                if was_up and not isinstance(trouble, ProtocolError):
-                    trouble = SessionEnded(reason(trouble))
+            # A serial port opens whether or not there is an agent, so the next channel is tried.
+            if not isinstance(failure, NoAgentFound):
+                if was_up and not isinstance(failure, ProtocolError):
+                    failure = SessionEnded(reason(failure))
                 break
-        self._ended(trouble)
+        self._lost(failure)
         try:
-            raise trouble
+            raise failure
         finally:
-            del trouble  # its traceback has this frame: only the garbage collector would find the two
+            del failure  # its traceback refers to this frame: only the garbage collector would find the two
 
-    def _ended(self, err: Exception) -> None:
-        state = self.counters.last_error = reason(err)
-        waits = self._silence.waits(err)
-        if waits:
-            state = WAITING
-        if state != self.state:
-            self.state, self.odd = state, isinstance(err, ProtocolError)
-            nobody = waits or isinstance(err, NotListening | NoAgentFound)
-            self._told.log(logging.DEBUG if nobody else logging.WARNING, "guest agent", state)
+    def _lost(self, err: Exception) -> None:
+        """Record that no agent answers, and why."""
+        self.counters.last_error = reason(err)
+        if self._timeouts.add(err):
+            state, text = SessionState.WAITING, WAITING
+        else:
+            state = SessionState.FOREIGN if isinstance(err, ProtocolError) else SessionState.ABSENT
+            text = reason(err)
+        self.state = state
+        if text != self.text:
+            self.text = text
+            expected = state is SessionState.WAITING or isinstance(err, NotListening | NoAgentFound)
+            self.log_once.log(logging.DEBUG if expected else logging.WARNING, "guest agent", text)
             self._changed()
 
     async def _serve(self, stream: Stream, channel: Channel) -> None:
-        self._id, self._asked, self._way = 0, None, str(channel)
-        self._heard_at = self._sent_at = time.monotonic()
-        self._allowance = RateLimit(self._heard_at)
-        self._allowance.asked(len(self._ids))
-        await run_together(self._say(stream), self._hear(stream))
+        self._id, self._asked, self.progress, self._way = 0, 0, Progress.UNSENT, str(channel)
+        self._received_at = self._sent_at = time.monotonic()
+        self.rate = RateLimit(self._received_at)
+        self.rate.add_request(len(self._containers()))
+        await run_together(self._send_requests(stream), self._read_answers(stream))
 
-    # What is said
+    # Sending
 
-    async def _say(self, stream: Stream) -> None:
-        await self._send(stream, Ping(self._next()))
+    async def _send_requests(self, stream: Stream) -> None:
+        await self._send(stream, Ping(self._next_id()))
         subscribed = False
         while True:
-            self._wake.clear()  # before looking: what comes while something is sent is looked at, too
+            self._wake.clear()  # before the checks: a change while something is being sent sets it again
             if self.up and not subscribed:
                 subscribed = True
-                await self._send(stream, Subscribe(self._next()))
-            if self.up and self._asked is None and (request := self._wish()) is not None:
+                await self._send(stream, Subscribe(self._next_id()))
+            if self.up and self.progress is Progress.UNSENT and self.wish is not None:
                 self.counters.pushes += 1
-                await self._send(stream, request)
-            waits = self._sent_at > self._heard_at
+                await self._send(stream, self._request(self.wish))
+            waits = self._sent_at > self._received_at
             try:
                 async with asyncio.timeout(max(0.0, self._sent_at + DEADLINE - time.monotonic()) if waits else IDLE):
                     await self._wake.wait()
             except TimeoutError:
-                if self._sent_at > self._heard_at:
+                if self._sent_at > self._received_at:
                     raise NoAgentFound(f"no answer within {DEADLINE:g} s") from None
                 if not waits:
-                    await self._send(stream, Ping(self._next()))
+                    await self._send(stream, Ping(self._next_id()))
 
-    def _wish(self) -> HostMessage | None:
-        if self._wanted is None and not self._unpinned:
-            return None
-        self._asked = self._next()
-        if self._wanted is None:
+    def _request(self, wish: VcpuMap | Unpin) -> HostMessage:
+        """The wish as it is sent, with the next id and generation."""
+        self.progress, self._asked = Progress.SENT, self._next_id()
+        if isinstance(wish, Unpin):
             return Unpin(self._asked)
-        # By the clock, so that a watcher that was started again is ahead of the one before.
+        # By the clock, so that a restarted watcher is ahead of the one before it.
         self._generation = max(self._generation + 1, time.time_ns() // 10**6)
-        return self._wanted._replace(id=self._asked, generation=self._generation)
+        return wish._replace(id=self._asked, generation=self._generation)
 
-    def _next(self) -> int:
+    def _next_id(self) -> int:
         self._id += 1
         return self._id
 
     async def _send(self, stream: Stream, request: HostMessage) -> None:
-        if self._sent_at <= self._heard_at:
-            self._sent_at = time.monotonic()  # else the one before is what an answer is waited for
+        if self._sent_at <= self._received_at:
+            self._sent_at = time.monotonic()  # else the deadline counts from the request before
         stream.writer.write(encode(request.message()))
         async with asyncio.timeout(DEADLINE):
             await stream.writer.drain()
 
-    # What is heard
+    # Receiving
 
-    async def _hear(self, stream: Stream) -> None:
+    async def _read_answers(self, stream: Stream) -> None:
         decoder = FrameDecoder(MAX_ANSWER)
         while True:
             data = await stream.reader.read(65536)
             if not data:
                 raise GuestError("the agent closed the connection") if self.up else NoAgentFound("closed at once")
-            decoder.limit = max(decoder.limit, longest_answer(len(self._ids)))
+            decoder.limit = max(decoder.limit, longest_answer(len(self._containers())))
             messages = decoder.feed(data)
-            self._allowance.heard(len(data), len(messages), time.monotonic())
+            self.rate.add_received(len(data), len(messages), time.monotonic())
             for message in messages:
                 try:
-                    self._heard(message)
+                    self.receive(message)
                 except UnknownMessage:
-                    continue  # of a newer agent; an answer to it might be answered for ever
+                    continue  # of a newer agent; answering it with an error might go on for ever
 
-    def _heard(self, message: Mapping[str, object]) -> None:
-        answer = parse_answer(only_requested(self._ids, message))
+    def receive(self, message: Mapping[str, object]) -> None:
+        """Take one message of the agent's into account.
+
+        :raises ProtocolError: it is not of the protocol. :raises NoAgentFound: the first answer is an error.
+        """
+        answer = parse_answer(only_requested(self._containers(), message))
         self.counters.answers += 1
         if isinstance(answer, NeedMap):
-            self._allowance.again()
+            self.rate.add_resend()
         if self.up or isinstance(answer, Pong):
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
         match answer:
             case Pong() if not self.up:
-                self._is_up(answer)
+                self._came_up(answer)
             case Failure() if not self.up:
                 raise NoAgentFound(answer.error or "it answers with an error")
             case _ if not self.up:
-                pass  # nothing was asked yet but whether it is there
+                pass  # nothing but a ping was sent yet
             case NeedMap():
-                self._again()
+                self._send_again()
             case Applied():
                 self._applied(answer)
             case Failure():
                 self._failed(answer)
             case Inventory():
-                self._shown(answer.note)
+                self._set_note(answer.note)
 
-    def _is_up(self, pong: Pong) -> None:
-        self._silence.over()
-        self.up, self.odd, self._version = True, False, f"agent {pong.version or '?'} over {self._way}"
-        self.state = clean(self._version)
-        # A guest that comes and goes is no news either, until it has stayed.
-        self._told.log(logging.INFO, "guest agent is up", self.state)
+    def _came_up(self, pong: Pong) -> None:
+        self._timeouts.reset()
+        self.state, self._version = SessionState.UP, f"agent {pong.version or '?'} over {self._way}"
+        self.text = clean(self._version)
+        # LogOnce, so that a guest that comes and goes does not fill the log.
+        self.log_once.log(logging.INFO, "guest agent is up", self.text)
         self._wake.set()
         self._changed()
 
-    def _shown(self, note: str) -> None:
-        """What it says of itself belongs to the state, such as that its CPUs' hardware ids are guessed."""
-        state = clean(f"{self._version}; {note}" if note else self._version)
-        if state != self.state:
-            self.state = state
+    def _set_note(self, note: str) -> None:
+        """Append the agent's note to the text, such as that its CPUs' hardware ids are guessed."""
+        text = clean(f"{self._version}; {note}" if note else self._version)
+        if text != self.text:
+            self.text = text
             self._changed()
 
     def _applied(self, answer: Applied) -> None:
         if answer.id is not None and answer.id != self._asked:
             return  # of an earlier wish
-        if self._unpinned:
+        if isinstance(self.wish, Unpin):
             if answer.id is not None:
-                self.unpin_error = ""
-                self.settled.set()
+                self.unpin_error, self.progress = "", Progress.DONE
                 self._changed()
             return
         if answer.generation > self._generation:
-            # It has one from a host whose clock was ahead: ours goes on from there.
-            self._allowance.again(answer.generation)
-            self._generation, self._asked = answer.generation, None
+            # The agent has a map from a host whose clock was ahead: continue from its generation.
+            self.rate.add_resend(answer.generation)
+            self._generation, self.progress, self._asked = answer.generation, Progress.UNSENT, 0
             self._wake.set()
             return
-        if answer.generation < self._generation or self._wanted is None or self._asked is None:
+        if answer.generation < self._generation or self.wish is None or self.progress is Progress.UNSENT:
             return
-        self.heard = {ContainerId(cid): container_report(outcome) for cid, outcome in answer.containers.items()}
+        self.reports = {ContainerId(cid): container_report(outcome) for cid, outcome in answer.containers.items()}
         self.system = None if answer.system is None else container_report(answer.system)
-        if not self.settled.is_set():
-            logger.log(log_level(self.heard), "sandbox=%s guest containers: %s", self.name, summary(self.heard))
-        self.settled.set()
+        if not self.settled:
+            logger.log(log_level(self.reports), "sandbox=%s guest containers: %s", self.name, summary(self.reports))
+        self.progress = Progress.DONE
         self._changed()
 
     def _failed(self, answer: Failure) -> None:
@@ -309,10 +333,10 @@ class AgentSession:
         if answer.id is None or answer.id != self._asked:
             logger.debug("sandbox=%s guest agent: error: %s", self.name, text)
             return
-        if self._wanted is None:
-            self.unpin_error = text
-            self._told.log(logging.WARNING, "guest containers are not given back what they had", text)
+        if isinstance(self.wish, VcpuMap):
+            self.reports = {ContainerId(cid): ContainerReport(ERROR, text) for cid in self._containers()}
+            self.progress = Progress.DONE
         else:
-            self.heard = {ContainerId(cid): ContainerReport(ERROR, text) for cid in self._ids}
-            self.settled.set()
+            self.unpin_error, self.progress = text, Progress.FAILED
+            self.log_once.log(logging.WARNING, "guest containers could not be unpinned", text)
         self._changed()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 
-from vmpin.domain.guest_report import GuestError, SessionEnded
 from vmpin.errors import SourceError
 from vmpin.guests.agent_reports import PATIENCE
+from vmpin.guests.session_state import GuestError, SessionEnded
 from vmpin.host.retry import Attempts, Backoff, Wake
 from vmpin.protocol.frames import ProtocolError
 

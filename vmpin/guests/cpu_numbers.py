@@ -1,10 +1,10 @@
-"""Which vCPU is which of the guest's CPUs, as far as it can be shown from outside. Pure.
+"""The guest's CPU number of each vCPU, as far as it can be derived from outside. Pure; called by kata_session.
 
-Linux on x86 numbers the CPUs that are there at boot in order of APIC id, the boot CPU first. The hotpluggable ones
-have their numbers from the start, in order of APIC id, since 6.9 (arch/x86/kernel/cpu/topology.c:
-topology_init_possible_cpus); before, each gets the next free number when it is first added (kernel/apic/apic.c:
-allocate_logical_cpuid), and has it for good. That this is an order which can be seen later takes somebody who always
-plugs into the first free slot, as Kata does: QEMU lists the last one first.
+Linux on x86 numbers the CPUs present at boot by APIC id, the boot CPU first. Hotpluggable CPUs have had their numbers
+from boot on, by APIC id, since 6.9 (arch/x86/kernel/cpu/topology.c: topology_init_possible_cpus); before that each
+gets the next free number when it is first added (kernel/apic/apic.c: allocate_logical_cpuid), and keeps it. That order
+can be seen later only if vCPUs are always plugged into the first free slot, as Kata does; QEMU lists the last slot
+first.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from vmpin.cpuset import CpuSet
 from vmpin.domain.model import VcpuId
 
-#: The first Linux that numbers them at boot.
+#: The first Linux that numbers hotpluggable CPUs at boot.
 NUMBERED_AT_BOOT = (6, 9)
 
 
 @dataclass(frozen=True)
 class GuestVcpus:
-    """`hw` are the hardware ids of all vCPUs that there are, in the order they came. The VM was started with the
-    indices 0 to `boot` - 1, in order of APIC id, and has slots for `most`."""
+    """`hw` maps each existing vCPU to its hardware id, in the order of creation. The VM was started with the indices
+    0 to `boot` - 1, by APIC id, and has slots for `most` vCPUs."""
 
     hw: Mapping[VcpuId, int] = field(default_factory=dict)
     boot: int = 0
@@ -29,14 +30,15 @@ class GuestVcpus:
 
     @property
     def plugged(self) -> list[VcpuId]:
-        """Those that came later, in that order."""
+        """The vCPUs that were plugged after boot, in that order."""
         return [vcpu for vcpu in self.hw if vcpu >= self.boot]
 
 
 def guest_cpu_numbers(vcpus: GuestVcpus, kernel: tuple[int, int] | None) -> dict[VcpuId, int]:
     """The guest CPU of every vCPU for which it can be shown.
 
-    :param kernel: the guest's Linux, None when it is not known: then what every Linux would do alike.
+    :param kernel: the version of the guest's Linux. None, if it is unknown: then only numbers that every version
+        gives.
 
     >>> guest_cpu_numbers(GuestVcpus({0: 0, 1: 1, 7: 7}, 2, 8), None)
     {0: 0, 1: 1}
@@ -44,7 +46,7 @@ def guest_cpu_numbers(vcpus: GuestVcpus, kernel: tuple[int, int] | None) -> dict
     {0: 0, 1: 1, 7: 2}
     """
     if not vcpus.hw.keys() >= set(range(vcpus.boot)):
-        return {}  # one that was there at boot is not known, or was unplugged: nothing is sure
+        return {}  # a boot vCPU is unidentified or was unplugged: no number is certain
     found = {VcpuId(number): number for number in range(vcpus.boot)}
     plugged = vcpus.plugged
     upwards = [*range(vcpus.boot, vcpus.boot + len(plugged))]
@@ -54,3 +56,32 @@ def guest_cpu_numbers(vcpus: GuestVcpus, kernel: tuple[int, int] | None) -> dict
     if kernel is not None and plugged == downwards:
         return found | dict(zip(plugged, upwards, strict=True))
     return found
+
+
+@dataclass(frozen=True)
+class CpuView:
+    """The guest's CPUs as they can be addressed at one moment."""
+
+    #: The guest's CPU by hardware id, for each vCPU for which it can be shown.
+    numbers: Mapping[int, int]
+    #: The hardware ids of the other vCPUs, ascending.
+    unnumbered: tuple[int, ...]
+    #: The hardware ids of vCPUs that may be offline.
+    offline: frozenset[int]
+    #: How many CPUs are online in the guest, of how many vCPUs.
+    online: int
+    total: int
+
+    @property
+    def all_cpus(self) -> CpuSet:
+        """Every CPU that has a number and is online."""
+        return CpuSet(cpu for hw, cpu in self.numbers.items() if hw not in self.offline)
+
+
+def cpu_view(vcpus: GuestVcpus, kernel: tuple[int, int] | None, online: int) -> CpuView:
+    """:param kernel: as in `guest_cpu_numbers`. :param online: how many CPUs are online in the guest."""
+    numbers = {vcpus.hw[vcpu]: cpu for vcpu, cpu in guest_cpu_numbers(vcpus, kernel).items()}
+    # Which of the plugged vCPUs are offline is not shown from outside; boot CPUs are online unless a user of the guest
+    # took them offline.
+    offline = frozenset(vcpus.hw[vcpu] for vcpu in vcpus.plugged) if online < len(vcpus.hw) else frozenset[int]()
+    return CpuView(numbers, tuple(sorted(set(vcpus.hw.values()) - numbers.keys())), offline, online, len(vcpus.hw))

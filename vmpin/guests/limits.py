@@ -1,4 +1,4 @@
-"""How much of what a guest says is listened to, and told on."""
+"""Limits on what one guest may send, and on what is logged of it. Called by agent_session."""
 
 from __future__ import annotations
 
@@ -10,59 +10,63 @@ from vmpin.protocol.parsing import MAX_NUMBER
 
 logger = logging.getLogger(__name__)
 
-#: The longest message that is read (bytes), and how much longer it may be for each container that was asked about: at
-#: its worst 256 KiB hold the watcher up for 70 ms. An `applied` of 50 containers is 20 kB; with an error a container
-#: takes less than 1 kB.
+#: The longest message that is read (bytes), and the addition for each container that was asked about. At worst, 256
+#: KiB delay the watcher by 70 ms. An `applied` of 50 containers is 20 kB; with an error a container takes less than 1
+#: kB.
 MAX_ANSWER, MAX_EACH = 256 << 10, 768
-#: What a guest may say within WINDOW seconds, and what each question allows beside that. As much as that all the time
-#: costs two hundredths of a CPU.
+#: What a guest may send within WINDOW seconds, and the addition for each request. A guest that sends as much all the
+#: time costs two hundredths of a CPU.
 WINDOW, MAX_BYTES, MAX_MESSAGES = 60.0, 4 << 20, 600
 ASKED_BYTES, ASKED_MESSAGES = 64 << 10, 4
-#: How often within WINDOW a guest may have the map sent again. What it has sent allows it nothing.
+#: How often within WINDOW a guest may ask for the map again. Such a request does not raise its limits.
 MAX_RESENDS = 8
 
 
 def longest_answer(containers: int) -> int:
-    """The longest message (bytes) of a guest that was asked about so many containers."""
+    """The longest message (bytes) of a guest that was asked about this many containers."""
     return min(MAX_ANSWER + MAX_EACH * containers, MAX_FRAME)
 
 
 class RateLimit:
-    """Of one connection. `now` is any clock, in seconds."""
+    """What one connection has sent in the current window. Times are of any one clock, in seconds."""
 
     def __init__(self, now: float) -> None:
         self._began = now
-        self._questions = self._more = self._bytes = self._messages = self._again = 0
+        #: Requests sent, and bytes added for their containers.
+        self.requests = self._added = 0
+        self._bytes = self._messages = self._resends = 0
 
-    def asked(self, containers: int = 0) -> None:
-        """A question was sent which the host has of itself, about so many containers."""
-        self._questions += 1
-        self._more += MAX_EACH * containers
+    def add_request(self, containers: int = 0) -> None:
+        """Raise the limits by one request of the host's own, about this many containers."""
+        self.requests += 1
+        self._added += MAX_EACH * containers
 
-    def again(self, generation: int = 0) -> None:
-        """The guest would have the map once more, newer than this one. :raises ProtocolError: when it always would, or
-        when no clock gives that."""
+    def add_resend(self, generation: int = 0) -> None:
+        """Count a request for the map, newer than this generation.
+
+        :raises ProtocolError: there were too many, or no clock gives such a generation.
+        """
         if generation > MAX_NUMBER // 2:
             raise ProtocolError(f"it claims to have map {generation}")
-        self._again += 1
-        if self._again > MAX_RESENDS:
+        self._resends += 1
+        if self._resends > MAX_RESENDS:
             raise ProtocolError(f"it wants the map again more than {MAX_RESENDS} times within {WINDOW:g} s")
 
-    def heard(self, size: int, messages: int, now: float) -> None:
-        """So many bytes came, in which so many messages ended. :raises ProtocolError: when it is too much."""
+    def add_received(self, size: int, messages: int, now: float) -> None:
+        """Count this many bytes, and the messages that end in them. :raises ProtocolError: there were too many."""
         if now - self._began > WINDOW:
             self._began = now
-            self._questions = self._more = self._bytes = self._messages = self._again = 0
+            self.requests = self._added = self._bytes = self._messages = self._resends = 0
         self._bytes += size
         self._messages += messages
-        if self._bytes > MAX_BYTES + ASKED_BYTES * self._questions + self._more or \
-                self._messages > MAX_MESSAGES + ASKED_MESSAGES * self._questions:
-            raise ProtocolError(f"it said more than {MAX_MESSAGES} messages, or {MAX_BYTES} bytes, within "
+        if self._bytes > MAX_BYTES + ASKED_BYTES * self.requests + self._added or \
+                self._messages > MAX_MESSAGES + ASKED_MESSAGES * self.requests:
+            raise ProtocolError(f"it sent more than {MAX_MESSAGES} messages, or {MAX_BYTES} bytes, within "
                                 f"{WINDOW:g} s")
 
 
 class LogOnce:
-    """What was logged of a guest: each thing once, and not everything that it comes up with."""
+    """Logs each text of one guest once, and at most MOST different ones: a guest must not fill the log."""
 
     MOST = 16
 
@@ -71,7 +75,7 @@ class LogOnce:
         self.texts: set[str] = set()
 
     def log(self, level: int, what: str, text: str) -> None:
-        """At this level for the first time, and then at DEBUG."""
+        """Log at this level the first time, and at DEBUG from then on."""
         if text in self.texts or len(self.texts) >= self.MOST:
             level = logging.DEBUG
         elif level > logging.DEBUG:
@@ -80,7 +84,7 @@ class LogOnce:
 
 
 def only_requested(wanted: Collection[str], message: Mapping[str, object]) -> Mapping[str, object]:
-    """An `applied` without the containers nobody asked about: to parse all that a guest may name takes long."""
+    """An `applied` message without containers that were not asked about: parsing all that a guest may name is slow."""
     containers = message.get("containers")
     if message.get("type") != "applied" or not isinstance(containers, dict):
         return message

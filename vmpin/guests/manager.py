@@ -1,8 +1,8 @@
-"""The guests of the node's VMs: each is told which vCPUs its containers have, and asked what became of it.
+"""The guests of the node's VMs: one VmGuest for each, with a task that runs its sessions. The owner of guests' maps.
 
-After each pass `update` looks which placements are others than before; the sessions do the rest, in tasks of their
-own. A guest that answers nothing, or nonsense, costs nobody else anything, and nothing it says changes anything on the
-host.
+Called by the watcher (daemon): after each pass `update` finds the placements that have changed; the tasks do the rest.
+A guest that does not answer, or answers nonsense, does not delay the others. What stays out: a guest's map and its
+connections (vm_guest), and every change on the host.
 """
 
 from __future__ import annotations
@@ -22,29 +22,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long a guest is waited for that is to take everything back before nothing is told to it any more (seconds).
+#: How long a guest has to take everything back before its sessions end (seconds).
 GOODBYE = 3.0
+#: The pause before a guest's sessions are started again after a defect (seconds). They retry connections themselves.
+RESTART = 30.0
 
 
 class GuestManager:
-    """`run` is one of the watcher's tasks; everything else is called in the same loop."""
+    """`run` is one of the watcher's tasks; all other methods are called in the same event loop."""
 
     def __init__(self, early: bool = False) -> None:
-        """:param early: whether to load at once what the first guest takes: a twentieth of a second in which no thread
-        of its VM would be placed."""
+        """:param early: whether `run` imports at once what the first guest needs: 50 ms in which no thread of its VM
+        would be placed."""
         self._early = early
         self._guests: dict[SandboxId, VmGuest] = {}
         self._tasks: dict[VmGuest, asyncio.Task[None]] = {}
-        #: What was told is being taken back; who is told next waits for it.
+        #: Tasks in which a former guest takes everything back; the next guest of that sandbox waits for its end.
         self._leaving: dict[SandboxId, asyncio.Task[None]] = {}
-        #: By CID of vsock, the sandboxes whose VMMs name it, in the order they came.
+        #: By vsock CID, the sandboxes whose VMMs name it, in the order of their appearance.
         self._cids: dict[int, dict[SandboxId, None]] = {}
         self._running = False
-        #: What was last wrong with telling a guest, so that it is logged once.
-        self._odd: dict[SandboxId, str] = {}
+        #: The last error of a guest's update, so that it is logged once.
+        self._errors: dict[SandboxId, str] = {}
 
     async def run(self) -> None:
-        """Until cancelled. The guests stay as they were told to be."""
+        """Until cancelled. The guests keep their last map."""
         if self._early:
             await asyncio.to_thread(_load)
         self._running = True
@@ -61,21 +63,21 @@ class GuestManager:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def update(self, view: NodeView) -> None:
-        """Tell the guests what is another than at the last call; takes a microsecond for each where nothing is."""
+        """Give each guest what has changed since the last call; an unchanged one costs a microsecond."""
         vms = view.vms
         for sandbox in self._guests.keys() - vms.keys():
             excluded = not fnmatchcase(sandbox, view.config.watch.pattern)  # else its VMM has ended
             self._end(sandbox, goodbye=self._guests[sandbox].vm if excluded else None)
-        for sandbox in self._odd.keys() - vms.keys():
-            del self._odd[sandbox]
+        for sandbox in self._errors.keys() - vms.keys():
+            del self._errors[sandbox]
         for vm in vms.values():
             try:
                 self._update(vm, view)
-            except Exception as err:  # whatever it is, the host's half goes on
-                if self._odd.get(vm.sandbox) != repr(err):
-                    logger.error("sandbox=%s its guest cannot be told: %r", vm.sandbox, err)
+            except Exception as err:  # a defect here must not stop the placement on the host
+                if self._errors.get(vm.sandbox) != repr(err):
+                    logger.error("guest not updated sandbox=%s: %r", vm.sandbox, err)
                     logger.debug("sandbox=%s", vm.sandbox, exc_info=True)
-                self._odd[vm.sandbox] = repr(err)
+                self._errors[vm.sandbox] = repr(err)
 
     def _update(self, vm: Vm, view: NodeView) -> None:
         state = view.sandboxes.get(vm.sandbox)
@@ -94,14 +96,14 @@ class GuestManager:
         if guest is None:
             guest = self._begin(via, vm, view)
         guest.config = config
-        guest.tell(vm, placement, state)
+        guest.update(vm, placement, state)
         guest.seen = seen
-        self._odd.pop(vm.sandbox, None)
+        self._errors.pop(vm.sandbox, None)
 
-    def look(self) -> None:
-        """Look for whoever is in the guests now; where nobody is, that is done every five minutes only."""
+    def retry_now(self) -> None:
+        """Try to reach every guest's agent now; a guest without one is tried every five minutes only."""
         for guest in self._guests.values():
-            guest.look()
+            guest.retry_now()
 
     def _begin(self, via: str, vm: Vm, view: NodeView) -> VmGuest:
         from vmpin.guests.vm_guest import VmGuest  # a node without VMs need not load it
@@ -116,8 +118,8 @@ class GuestManager:
         return made
 
     def _rival(self, cid: int, sandbox: SandboxId) -> SandboxId | None:
-        """The first other sandbox whose VMM says that this CID is its own; the kernel gives it to one. Asked for at
-        each attempt of each guest, so it takes no longer where a thousand name the same."""
+        """Another sandbox whose VMM names this CID; the kernel gives it to only one. Called at each attempt of each
+        guest, so its cost does not grow with the number of VMMs that name the same CID."""
         return next((other for other in self._cids.get(cid, ()) if other != sandbox), None)
 
     def _start(self, sandbox: SandboxId, guest: VmGuest) -> None:
@@ -133,7 +135,7 @@ class GuestManager:
         if task is None:
             return
         if goodbye is not None:
-            guest.take_back(goodbye)
+            guest.unpin(goodbye)
         leaving = asyncio.create_task(_leave(guest, task, GOODBYE if goodbye is not None else 0.0,
                                              self._leaving.get(sandbox)))
         self._leaving[sandbox] = leaving
@@ -145,33 +147,35 @@ class GuestManager:
         leaving.add_done_callback(left)
 
     def report(self, sandbox: SandboxId) -> GuestReport | None:
-        """For the status; None where guests are told nothing."""
+        """For the status; None for a sandbox whose guest gets no map."""
         guest = self._guests.get(sandbox)
         return None if guest is None else guest.report()
 
     def data(self, sandbox: SandboxId) -> GuestData | None:
-        """What the status document has of a guest, and of each container that was placed; None as `report`."""
+        """The status document's part of a guest, and of each placed container; None as in `report`."""
         guest = self._guests.get(sandbox)
         if guest is None:
             return None
         found = guest.report()
         return found.data(), {container: found.of(container).data() for container in guest.placed}
 
-    def told(self, sandboxes: Iterable[SandboxId]) -> list[SandboxId]:
+    def managed(self, sandboxes: Iterable[SandboxId]) -> list[SandboxId]:
         """Those of these sandboxes whose guests get a map."""
         return [sandbox for sandbox in sandboxes if sandbox in self._guests]
 
-    async def taken_back(self, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
-        """What becomes, within a few seconds, of what is being taken back in the guests of these sandboxes. One that
-        is told nothing is left out."""
+    async def unpin_results(self, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
+        """Wait a few seconds at most until the guests of these sandboxes have taken everything back.
+
+        :returns: the result in each, as a text; without sandboxes whose guests get no map.
+        """
         asked = {sandbox: self._guests[sandbox] for sandbox in sandboxes if sandbox in self._guests}
-        words = await asyncio.gather(*(guest.taken_back(GOODBYE) for guest in asked.values()))
-        return dict(zip(asked, words, strict=True))
+        results = await asyncio.gather(*(guest.unpin_result(GOODBYE) for guest in asked.values()))
+        return dict(zip(asked, results, strict=True))
 
-    async def take_back(self, view: NodeView, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
-        """Where no watcher runs: have the guests of these sandboxes take back what one before told them.
+    async def unpin_once(self, view: NodeView, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
+        """Without a watcher: have the guests of these sandboxes take back what an earlier watcher sent.
 
-        :returns: what became of it in each, within a few seconds. One that is told nothing is left out.
+        :returns: as `unpin_results`.
         """
         for sandbox in sandboxes:
             vm, state = view.vms.get(sandbox), view.sandboxes.get(sandbox)
@@ -179,10 +183,10 @@ class GuestManager:
             if vm is not None and via != "off":
                 guest = self._begin(via, vm, view)
                 guest.adopt(container.id for container in (() if state is None else state.live()))
-                guest.take_back(vm)
+                guest.unpin(vm)
         task = asyncio.create_task(self.run())
         try:
-            return await self.taken_back(self._guests)
+            return await self.unpin_results(self._guests)
         finally:
             task.cancel()
             await asyncio.wait([task])
@@ -196,17 +200,18 @@ def _load() -> None:
 
 
 async def _supervised(sandbox: SandboxId, guest: VmGuest, after: asyncio.Task[None] | None) -> None:
+    """Run the guest's sessions. A plain pause and no host.retry: what ends here is a defect, not a connection."""
     if after is not None:
         await asyncio.wait([after])
     while True:
         try:
             await guest.run()
         except Exception as err:
-            logger.error("sandbox=%s its guest cannot be looked after: %r", sandbox, err)
+            logger.error("sessions with guest failed sandbox=%s: %r; they start again in %g s", sandbox, err, RESTART)
             logger.debug("sandbox=%s", sandbox, exc_info=True)
         else:
             return
-        await asyncio.sleep(30.0)
+        await asyncio.sleep(RESTART)
 
 
 async def _leave(guest: VmGuest, task: asyncio.Task[None], seconds: float, before: asyncio.Task[None] | None) -> None:
@@ -214,12 +219,12 @@ async def _leave(guest: VmGuest, task: asyncio.Task[None], seconds: float, befor
         if before is not None:
             await asyncio.wait([before])
         if seconds:
-            await guest.taken_back(seconds)
+            await guest.unpin_result(seconds)
     finally:
         task.cancel()
         await asyncio.wait([task])
 
 
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    """By identity: placements and states are made anew when anything in them changes."""
+    """Compare by identity: a change of a placement or a state makes a new object."""
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

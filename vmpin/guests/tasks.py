@@ -1,4 +1,4 @@
-"""Two halves of one conversation, which end together; a task that is to end; and what one task waits for."""
+"""Small helpers for asyncio tasks: a light event, two coroutines that end together, and cancelling with waiting."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 class Flag:
-    """An asyncio.Event for which one task at most waits at a time. An Event takes nearly 1 kB, most of it for a queue
-    of those who wait; a node has thousands."""
+    """An asyncio.Event for at most one waiting task. An Event takes nearly 1 kB, most of it for the queue of waiting
+    tasks; a node has thousands of flags."""
 
     __slots__ = ("_set", "_waiter")
 
@@ -29,7 +29,7 @@ class Flag:
         self._set = False
 
     async def wait(self) -> None:
-        """Until it is set, be it only for a moment. :raises RuntimeError: when another task waits already."""
+        """Wait until it is set, even if only for a moment. :raises RuntimeError: another task already waits."""
         if self._set:
             return
         if self._waiter is not None:
@@ -42,12 +42,12 @@ class Flag:
 
 
 async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
-    """Until one of them ends or fails, or this is cancelled; the others are cancelled then.
+    """Run until the first of them ends or fails, or until cancelled; then cancel the others.
 
-    Not a TaskGroup: before Python 3.13 one that is ending by itself loses the cancellation that comes meanwhile, and
-    leaves the count of cancellations too high, so that it cannot be told.
+    Not a TaskGroup: before Python 3.13 a group that is ending by itself loses a cancellation that comes meanwhile, and
+    leaves the count of cancellations too high.
 
-    :raises Exception: of the first in the order given that had ended.
+    :raises Exception: of the first, in the order given, that had ended.
     """
     tasks = [asyncio.create_task(part) for part in parts]
     try:
@@ -62,11 +62,11 @@ async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
 
 
 async def cancel_all(*tasks: asyncio.Task[None]) -> None:
-    """Cancel tasks and wait until they have ended, however they do. (Awaiting one would swallow one's own
-    cancellation.)"""
+    """Cancel tasks and wait until each has ended, with whatever result. (Awaiting one directly would swallow a
+    cancellation of the caller.)"""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # retrieved: it is over
+            task.exception()  # retrieved, so that asyncio does not log it

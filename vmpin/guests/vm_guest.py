@@ -1,7 +1,8 @@
-"""One VM's guest: who in it is told which vCPUs its containers have, and what is known of what became of it.
+"""One VM's guest: derives its vCPU map, sends it to the guest's agent, and reports the result.
 
-vmpin's own agent where there is one, else Kata's, as the configuration says. Imported when there is a VM: what it
-needs takes longer to load than the rest of the watcher. What stays out: which VMs there are, and tasks (guests).
+The agent is vmpin's own where there is one, else Kata's, as `guest.via` says. Created by manager, and imported when
+there is a VM: what it needs takes longer to load than the rest of the watcher. What stays out: which VMs there are,
+and the tasks that run this (manager).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from vmpin.domain.model import ContainerId, SandboxId, VcpuId, VmmType
 from vmpin.guests.agent_session import AgentSession
 from vmpin.guests.cpu_numbers import GuestVcpus
 from vmpin.guests.kata_session import KataSession, KataWish
+from vmpin.guests.session_state import SessionState
 from vmpin.guests.tasks import Flag, cancel_all
 from vmpin.guests.transport import Channel
 from vmpin.guests.transport.discovery import GuestAddress, find_channels, has_ports
@@ -33,63 +35,65 @@ from vmpin.vmm.qemu_cmdline import parse_smp
 
 
 class VmGuest:
-    """`tell` what is to be so; `run` makes it so."""
+    """One VM's guest. `update` and `unpin` set what is wanted; `run` carries it out."""
 
     def __init__(self, via: str, vm: Vm, agent_url: str, proc: Procfs, config: Config,
                  rival: Callable[[int, SandboxId], SandboxId | None]) -> None:
-        """:param agent_url: how Kata reaches its agent, where it keeps that.
-        :param rival: another sandbox that says that a CID is its own: a command line is anybody's to write."""
+        """:param via: `guest.via` as it applies to this VM; not `off`.
+        :param agent_url: how Kata reaches its agent, "" if Kata does not record it.
+        :param rival: returns another sandbox whose VMM names the same CID, as any process may write a command line.
+        """
         self.via = via
         self.vm = vm
         self.vmm = vm.vmm.id
         self.port = config.guest.port
         self.config = config
-        #: What was last seen, to know at a glance that it is the same.
+        #: The inputs of the last `update`, kept by the manager to skip one with the same.
         self.seen: tuple[object, ...] = ()
         self.placed: Iterable[ContainerId] = ()
-        #: Why nothing can be told, "" when it can.
+        #: Why no map can be made, "" if one can.
         self.trouble = ""
         self.agent: AgentSession | None = None
         self.kata: KataSession | None = None
-        self._facts = GuestAddress(vm.sandbox, vm.type, vm.vmm.pid, tuple(vm.vmm.argv), agent_url)
+        self._address = GuestAddress(vm.sandbox, vm.type, vm.vmm.pid, tuple(vm.vmm.argv), agent_url)
         self.cid = guest_cid(vm.vmm.argv)
         self._proc = proc
         self._rival = rival
-        #: Set at everything that is heard, for each that waits for it: `run`, and any number of `taken_back`.
+        #: Set at every change of a session: for `run`, and for any number of tasks in `unpin_result`.
         self._turn = Flag()
-        self._news: asyncio.Event | None = None
+        self._changes: asyncio.Event | None = None
         if via in ("auto", "vmpin-agent"):
             self.agent = AgentSession(vm.sandbox, self.channels, self.port, self._changed)
         if via in ("auto", "kata-agent"):
-            self.kata = KataSession(vm.sandbox, self._with_ports, self._changed, self._kernel)
+            self.kata = KataSession(vm.sandbox, self._channels_with_ports, self._changed, self._kernel)
 
     def channels(self) -> Sequence[Channel]:
-        """The ways in, as they are at this moment: a socket or its daemon may come later, or be another by now."""
-        found = find_channels(self._facts, self._proc, self.config.paths.kata_go,
-                              self.config.paths.kata_rs)
-        rival = None if self.cid is None else self._rival(self.cid, self._facts.sandbox)
-        return [ContestedVsock(str(way), rival) if rival is not None and isinstance(way,
-                                                                                    Vsock) else way for way in found]
+        """The ways into the guest at this moment: a socket may appear later, or be replaced."""
+        found = find_channels(self._address, self._proc, self.config.paths.kata_go, self.config.paths.kata_rs)
+        rival = None if self.cid is None else self._rival(self.cid, self._address.sandbox)
+        return [ContestedVsock(str(way), rival) if rival is not None and isinstance(way, Vsock) else way
+                for way in found]
+
+    def _channels_with_ports(self) -> Sequence[Channel]:
+        return [channel for channel in self.channels() if has_ports(channel)]
 
     def _changed(self) -> None:
         self._turn.set()
-        if self._news is not None:
-            self._news.set()
-
-    def _with_ports(self) -> Sequence[Channel]:
-        return [channel for channel in self.channels() if has_ports(channel)]
+        if self._changes is not None:
+            self._changes.set()
 
     def _kernel(self) -> tuple[int, int] | None:
-        # What follows from it (guest/numbers) is so on x86.
-        return kernel_version(self._facts.argv, self._facts.pid, self.vmm.starttime) \
+        # cpu_numbers derives CPU numbers from it for x86 only.
+        return kernel_version(self._address.argv, self._address.pid, self.vmm.starttime) \
             if platform.machine() == "x86_64" else None
 
-    def tell(self, vm: Vm, placement: Placement | None, state: SandboxState | None) -> None:
-        """What is to be so. Without a placement everything stays as it was told last, unless the sandbox is held."""
+    def update(self, vm: Vm, placement: Placement | None, state: SandboxState | None) -> None:
+        """Derive the map from the placement and give it to the sessions. Without a placement the guest keeps the last
+        map, unless the sandbox is suspended: then everything is taken back."""
         self.trouble = ""
         self.placed = () if placement is None else placement.containers
         if state is not None and state.suspended:
-            self.take_back(vm)
+            self.unpin(vm)
         if placement is None:
             return
         hw = _hardware(vm)
@@ -97,34 +101,33 @@ class VmGuest:
             placement, hw, system=self.config.guest.system, export=self.config.guest.export,
             host_cpus=self.config.guest.expose_host_cpus)
         if wanted is None:
-            self.trouble = "its vCPUs are not known yet"
+            self.trouble = "its vCPUs are not identified yet"
             return
         if self.agent is not None:
             self.agent.push(wanted)
         if self.kata is not None:
-            working = [container.id for container in (() if state is None else state.live()) if not container.pause]
-            self.kata.push(KataWish(vcpus(vm, hw), wanted, working[0] if len(working) == 1 else None))
+            self.kata.push(KataWish(guest_vcpus(vm, hw), wanted))
 
-    def take_back(self, vm: Vm) -> None:
-        """Everything is to be as it was before."""
+    def unpin(self, vm: Vm) -> None:
+        """Make it the wish that everything is taken back."""
         if self.agent is not None:
             self.agent.unpin()
         if self.kata is not None:
-            self.kata.push(KataWish(vcpus(vm, _hardware(vm))))
+            self.kata.push(KataWish(guest_vcpus(vm, _hardware(vm))))
 
     def adopt(self, containers: Iterable[ContainerId]) -> None:
-        """A process before this one may have told somebody about these."""
+        """Take these for containers that an earlier process may have given CPUs."""
         if self.kata is not None:
             self.kata.adopt(containers)
 
-    def look(self) -> None:
-        """Whoever is there may have changed: try now."""
+    def retry_now(self) -> None:
+        """Make the sessions' next attempt without waiting: an agent may have been started meanwhile."""
         for session in (self.agent, self.kata):
             if session is not None:
-                session.look()
+                session.retry_now()
 
     async def run(self) -> None:
-        """Until cancelled, or until nobody is to be told anything any more."""
+        """Until cancelled, or until Kata's agent, as the only one, refused."""
         if self.agent is None:
             assert self.kata is not None
             await self.kata.run()
@@ -134,14 +137,17 @@ class VmGuest:
             await self._take_turns(self.agent, self.kata)
 
     async def _take_turns(self, agent: AgentSession, kata: KataSession) -> None:
-        """Kata's agent is asked while vmpin's own was looked for and does not answer. What it was told before that one
-        came, vmpin's takes for what was there before: so when all is taken back it is asked, too."""
+        """Run the session with Kata's agent while vmpin's own was tried and does not answer.
+
+        CPUs that Kata's agent was given before vmpin's answered count as original state to that one. So when
+        everything is taken back, Kata's session runs as well until it has taken back its part.
+        """
         first = self._task(agent.run())
         task: asyncio.Task[None] | None = None
         try:
             while not first.done():
                 self._turn.clear()
-                wanted = bool(agent.state) and (not agent.up or (kata.owes and agent.settled.is_set()))
+                wanted = agent.state is not SessionState.UNTRIED and (not agent.up or (kata.owes and agent.settled))
                 if wanted and task is None:
                     task = self._task(kata.run())
                 elif not wanted and task is not None:
@@ -149,72 +155,73 @@ class VmGuest:
                     task = None
                 await self._turn.wait()
                 if task is not None and task.done():
-                    task.result()  # refused, for ever; anything else is a mistake of ours
+                    task.result()  # it ended because of a refusal; any exception is a defect in vmpin
             first.result()
         finally:
             await cancel_all(first, *(() if task is None else (task,)))
 
     def _task(self, session: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         made = asyncio.create_task(session)
-        made.add_done_callback(self._over)
+        made.add_done_callback(lambda _: self._turn.set())
         return made
 
-    def _over(self, _: object) -> None:
-        self._turn.set()
-
-    async def taken_back(self, seconds: float) -> str:
-        """Wait until what was told is taken back (`tell` came before, `run` runs). :returns: what became of it."""
+    async def unpin_result(self, seconds: float) -> str:
+        """Wait until everything is taken back, after `unpin` and while `run` runs. :returns: the result, as a text."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                self._news = self._news or asyncio.Event()
+                self._changes = self._changes or asyncio.Event()
                 while True:
-                    self._news.clear()
-                    if word := self._taken_back():
-                        return word
-                    await self._news.wait()
+                    self._changes.clear()
+                    if result := self._unpin_result():
+                        return result
+                    await self._changes.wait()
         return f"no answer within {seconds:g} s"
 
-    def _taken_back(self) -> str:
-        """Nothing as long as it is not known."""
+    def _unpin_result(self) -> str:
+        """"" while it is open."""
         agent, kata = self.agent, self.kata
         if agent is not None and agent.up:
             if agent.unpin_error:
                 return f"not all is taken back: {agent.unpin_error}"
-            return "taken back" if agent.settled.is_set() and not (kata is not None and kata.owes) else ""
-        if agent is not None and (kata is None or not agent.state):
-            return f"nothing is taken back: {agent.state}" if agent.state else ""
+            return "taken back" if agent.settled and not (kata is not None and kata.owes) else ""
+        if agent is not None and (kata is None or agent.state is SessionState.UNTRIED):
+            return f"nothing is taken back: {agent.text}" if agent.text else ""
         assert kata is not None
-        if kata.settled.is_set():
+        if kata.settled:
             return "taken back" if kata.up else "nothing to take back"
-        return f"nothing is taken back: {kata.state}" if kata.state and not kata.up else ""
+        return f"nothing is taken back: {kata.text}" if kata.text and not kata.up else ""
 
     def report(self) -> GuestReport:
+        """For the status: the report of the session that sets the CPUs, or of the one that shows why none does."""
         agent, kata = self.agent, self.kata
         if agent is not None and (agent.up or kata is None or not (kata.up or kata.refused)):
-            odd = agent.odd or (kata is not None and kata.odd)
-            state = agent.state if kata is None or agent.odd or not kata.odd else kata.state
-            found = GuestReport("vmpin-agent" if agent.up else "", state, agent.heard, agent.system, agent.counters,
-                                odd)
+            foreign = agent.state is SessionState.FOREIGN
+            text = agent.text
+            if kata is not None and kata.state is SessionState.FOREIGN and not foreign:
+                foreign, text = True, kata.text
+            found = GuestReport("vmpin-agent" if agent.up else "", text, agent.reports, agent.system, agent.counters,
+                                foreign)
         else:
             assert kata is not None
-            found = GuestReport("kata-agent" if kata.up else "", kata.state, kata.heard, None, kata.counters, kata.odd)
+            found = GuestReport("kata-agent" if kata.up else "", kata.text, kata.reports, None, kata.counters,
+                                kata.state is SessionState.FOREIGN)
         if not self.trouble:
             return found
-        told = dict.fromkeys(self.placed, ContainerReport(PENDING, self.trouble))  # what is heard is of a map before
-        return GuestReport(found.by, found.state, told, found.system, found.counters)
+        pending = dict.fromkeys(self.placed, ContainerReport(PENDING, self.trouble))  # the reports are of an older map
+        return GuestReport(found.by, found.state, pending, found.system, found.counters)
 
 
 def _hardware(vm: Vm) -> dict[VcpuId, int]:
     return hardware_ids(vm.type, vm.vmm.argv, (vcpu.id for vcpu in vm.vcpus))
 
 
-def vcpus(vm: Vm, hw: dict[VcpuId, int]) -> GuestVcpus:
-    """All that are known, in the order they came."""
+def guest_vcpus(vm: Vm, hw: dict[VcpuId, int]) -> GuestVcpus:
+    """The identified vCPUs, in the order of creation."""
     threads = sorted((thread.id.starttime, thread.id.tid, thread.vcpu) for thread in vm.vmm.threads.values()
                      if thread.vcpu is not None)
     arrived = {vcpu: hw[vcpu] for _, _, vcpu in threads if vcpu in hw}
     if vm.type is VmmType.QEMU:
         smp = parse_smp(vm.vmm.argv)
         return GuestVcpus(arrived, smp.cpus, smp.maxcpus)
-    # Cloud Hypervisor and Dragonball plug them in ascending order, the others none at all.
+    # Cloud Hypervisor and Dragonball plug vCPUs in ascending order, the others plug none.
     return GuestVcpus(arrived, len(arrived), len(arrived))

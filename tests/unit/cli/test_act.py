@@ -20,7 +20,7 @@ pytest_plugins = ["given_unit"]
 
 
 @pytest.mark.parametrize(("word", "code"), [
-    ("taken back", 0), ("nothing to take back", 0), ("nothing is taken back: nobody listens", 0),
+    ("taken back", 0), ("nothing to take back", 0), ("nothing is taken back: no process listens", 0),
     ("no answer within 3 s", 1), ("not all is taken back: read-only file system", 1)])
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_a_guest_that_keeps_what_it_was_told_is_exit_code_1(word: str, code: int, output: str,

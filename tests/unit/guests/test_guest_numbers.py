@@ -1,4 +1,4 @@
-"""Which vCPU is which of the guest's CPUs, where it can be shown; and what a Kata agent's metrics show."""
+"""Which vCPU is which of the guest's CPUs, where it can be shown; and how many are online."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from vmpin.cpuset import CpuSet
 from vmpin.domain.model import VcpuId
-from vmpin.guests.cpu_numbers import GuestVcpus, guest_cpu_numbers
-from vmpin.guests.kata_metrics import Reading, reading, shows
+from vmpin.guests.cpu_numbers import GuestVcpus, cpu_view, guest_cpu_numbers
+from vmpin.guests.kata_metrics import online_cpus
 from vmpin.host.procfs import Procfs
 from vmpin.vmm.guest_kernel import kernel_version, version_in
 
@@ -125,71 +126,31 @@ def test_the_kernel_is_that_which_the_vmm_was_given(tmp_path: Path) -> None:
 
 # The metrics
 
-def test_the_times_of_each_cpu_are_read_and_nothing_else() -> None:
+def test_a_line_of_each_online_cpu_is_counted_and_nothing_else() -> None:
     text = """\
 # HELP kata_guest_cpu_time Guest CPU statistics.
 # TYPE kata_guest_cpu_time gauge
 kata_guest_cpu_time{cpu="0",item="user"} 1200
 kata_guest_cpu_time{cpu="0",item="system"} 3.5e2
-kata_guest_cpu_time{cpu="0",item="guest"} 1
 kata_guest_cpu_time{cpu="1",item="user"} 7
 kata_guest_cpu_time{cpu="total",item="user"} 1207
 kata_guest_load{item="load1"} 0.5
-kata_guest_load{item="load5"} 9
-kata_guest_tasks{item="cur"} 3
-kata_guest_tasks{item="max"} 90
 kata_guest_cpu_time{cpu="99999",item="user"} 7
+kata_guest_cpu_time{cpu="2000",item="user"} 7
 kata_guest_cpu_time{cpu="2",item="user"} NaN
 kata_guest_cpu_time{cpu="2",item="user"} inf
 kata_guest_cpu_time{cpu="2",item="user"} x
 kata_guest_cpu_time{cpu="2",item="user"} -1
 kata_guest_cpu_time{cpu="2
 """
-    assert reading(text, 7.0) == Reading(7.0, {0: {"user": 1200.0, "system": 350.0}, 1: {"user": 7.0}}, 0.5, 3.0)
+    assert online_cpus(text) == 2
+    assert online_cpus("") == 0
 
 
-def after(*busy: float, seconds: float = 10.0, load: float = 3.0, running: float = 4.0, **other: float) -> Reading:
-    """Each CPU was busy for this part of the time since START."""
-    return Reading(100.0 + seconds, {
-        cpu: {"user": 500 + 1000 * seconds * part, "idle": 500 + 1000 * seconds * (1 - part),
-              **{item: 1000 * seconds * value for item, value in other.items()}}
-        for cpu, part in enumerate(busy)}, load, running)
-
-
-START = after(0, 0, 0, 0, seconds=0)
-
-
-@pytest.mark.parametrize(("what", "verdict"), [
-    # Three threads want to run on CPUs 2 and 3; 0 and 1 stand idle.
-    (after(0.01, 0.02, 1, 0.99), True),
-    # Two threads: they may be there by chance.
-    (after(0.01, 0.02, 1, 0.99, load=2.0, running=3), None),
-    (after(0.01, 0.02, 1, 0.99, load=2.0), None),
-    (after(0.01, 0.02, 1, 0.99, running=3), None),
-    # One: so much the more.
-    (after(0, 0, 1, 0, load=1.0, running=2), None),
-    # They are not full, as when a quota holds them back; or the others are not idle.
-    (after(0.01, 0.02, 0.8, 0.8), None),
-    (after(0.15, 0.02, 1, 1), None),
-    # Work elsewhere, more than the guest's own.
-    (after(0.9, 0, 1, 1), False),
-    (after(0, 0.3, 0.3, 0), False),
-    (after(0.1, 0, 0.1, 0), None),
-    # Too soon; a CPU more; one less; one that stood still; counters that were set back.
-    (after(0, 0, 1, 1, seconds=2), None),
-    (after(0, 0, 1, 1, 0), None),
-    (after(0, 0, 1), None),
-    (Reading(110.0, {**after(0, 0, 1, 1).cpus, 0: START.cpus[0]}, 3, 4), None),
-    (Reading(110.0, {**after(0, 0, 1, 1).cpus, 0: {"user": 0, "idle": 9000}}, 3, 4), None),
-    (START, None),
-    (Reading(110.0), None),
-])
-def test_more_threads_than_cpus_and_the_others_idle_is_a_proof(what: Reading, verdict: bool | None) -> None:
-    assert shows(START, what, {2, 3}) is verdict
-
-
-def test_steal_is_no_idleness_and_all_cpus_prove_nothing() -> None:
-    assert shows(START, after(0, 0, 0.7, 0.7, steal=0.3), {2, 3}) is None
-    assert shows(START, after(1, 1, 1, 1, load=9, running=9), {0, 1, 2, 3}) is None
-    assert shows(START, after(0, 0, 1, 1), {2, 9}) is None
-    assert shows(Reading(100.0), Reading(110.0), set()) is None
+def test_plugged_vcpus_may_be_offline_while_fewer_cpus_are_online() -> None:
+    vcpus = GuestVcpus({VcpuId(number): number for number in (0, 1, 7, 6)}, 2, 8)
+    view = cpu_view(vcpus, OLD, 3)
+    assert (dict(view.numbers), view.unnumbered, set(view.offline)) == ({0: 0, 1: 1, 7: 2, 6: 3}, (), {6, 7})
+    assert (view.all_cpus, view.online, view.total) == (CpuSet((0, 1)), 3, 4)
+    assert cpu_view(vcpus, OLD, 4).all_cpus == CpuSet(range(4))
+    assert cpu_view(vcpus, None, 4).unnumbered == (6, 7)

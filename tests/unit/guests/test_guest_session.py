@@ -21,7 +21,7 @@ from effort import unit
 from guest_peer import Agent, Talk, UnixChannel, serving, until
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.guest_report import ContainerReport, NoAgentFound, SessionEnded
+from vmpin.domain.guest_report import ContainerReport
 from vmpin.domain.model import ContainerId
 from vmpin.guests.agent_reports import PATIENCE, WAITING, container_report
 from vmpin.guests.agent_session import AgentSession
@@ -29,6 +29,7 @@ from vmpin.guests.attempts import attempts
 from vmpin.guests.cpu_numbers import GuestVcpus
 from vmpin.guests.kata_session import KataSession, KataWish
 from vmpin.guests.limits import MAX_ANSWER, MAX_RESENDS, RateLimit, longest_answer
+from vmpin.guests.session_state import NoAgentFound, SessionEnded, SessionState
 from vmpin.guests.tasks import Flag
 from vmpin.guests.transport import Channel, NotListening, Stream
 from vmpin.protocol.frames import MAX_FRAME, FrameDecoder, ProtocolError, encode
@@ -85,10 +86,10 @@ def test_the_map_is_told_and_what_became_of_it_is_heard() -> None:
         agent = Agent()
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(ours.settled.is_set)
-            assert ours.heard[C1] == ContainerReport("applied", "", "/c1", CpuSet((2, 3)), CpuSet((2, 3)), 1, 2)
+            await until(lambda: ours.settled)
+            assert ours.reports[C1] == ContainerReport("applied", "", "/c1", CpuSet((2, 3)), CpuSet((2, 3)), 1, 2)
             assert ours.up
-            assert "agent 0.1" in ours.state
+            assert "agent 0.1" in ours.text
             assert agent.maps[-1]._replace(id=None, generation=0) == MAP
             assert any(isinstance(request, Subscribe) for request in agent.requests)
     run(test())
@@ -104,10 +105,10 @@ def test_what_became_of_a_map_is_one_line_in_the_log(caplog: pytest.LogCaptureFi
         for agent in Agent(), Half():
             async with serving(agent.talk) as path, session(path) as ours:
                 ours.push(MAP)
-                await until(ours.settled.is_set)
+                await until(lambda: ours.settled)
                 for _ in range(5):
                     agent.say(Applied(None, agent.generation, {"c1": ContainerOutcome("error")}))
-                await until(lambda: ours.heard[C1].state == "error")
+                await until(lambda: ours.reports[C1].state == "error")
     with caplog.at_level(logging.INFO):
         run(test())
     lines = [(record.levelname, record.getMessage()) for record in caplog.records if "containers" in record.message]
@@ -120,11 +121,11 @@ def test_a_change_is_pushed_at_once_with_a_newer_generation() -> None:
         agent = Agent()
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(ours.settled.is_set)
+            await until(lambda: ours.settled)
             for number in range(20):
                 ours.push(OTHER if number % 2 == 0 else MAP)
-                assert ours.heard == {}  # what was said of the map before is over
-                await until(ours.settled.is_set)
+                assert ours.reports == {}  # what was said of the map before is over
+                await until(lambda: ours.settled)
             generations = [request.generation for request in agent.maps]
             assert generations == sorted(set(generations))
             count = len(agent.maps)
@@ -139,16 +140,16 @@ def test_an_agent_that_was_started_again_is_told_again() -> None:
         agent = Agent()
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(ours.settled.is_set)
+            await until(lambda: ours.settled)
             assert agent.writer is not None
             agent.writer.transport.abort()  # killed
             agent.generation = 0
-            await until(lambda: agent.connections == 2 and ours.settled.is_set())
-            assert ours.heard[C1].state == "applied"
+            await until(lambda: agent.connections == 2 and ours.settled)
+            assert ours.reports[C1].state == "applied"
             # On a serial port there is no new connection: it asks.
             count = len(agent.maps)
             agent.say(NeedMap())
-            await until(lambda: len(agent.maps) > count and ours.settled.is_set())
+            await until(lambda: len(agent.maps) > count and ours.settled)
     run(test())
 
 
@@ -158,9 +159,9 @@ def test_a_host_that_was_started_again_goes_on_from_a_newer_generation() -> None
         agent.generation = 1 << 50  # of a host whose clock was ahead
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(ours.settled.is_set)
+            await until(lambda: ours.settled)
             assert agent.maps[-1].generation == (1 << 50) + 1
-            assert ours.heard[C1].state == "applied"
+            assert ours.reports[C1].state == "applied"
     run(test())
 
 
@@ -169,13 +170,13 @@ def test_everything_is_taken_back() -> None:
         agent = Agent()
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(ours.settled.is_set)
+            await until(lambda: ours.settled)
             ours.unpin()
-            await until(ours.settled.is_set)
+            await until(lambda: ours.settled)
             assert isinstance(agent.requests[-1], Unpin)
-            assert ours.heard == {}
+            assert ours.reports == {}
             ours.push(MAP)
-            await until(lambda: ours.settled.is_set() and ours.heard)
+            await until(lambda: ours.settled and ours.reports)
     run(test())
 
 
@@ -188,22 +189,22 @@ def test_no_agent_is_normal_and_the_one_that_comes_late_is_found(
         with caplog.at_level(logging.WARNING):
             async with session(path) as ours:
                 ours.push(MAP)
-                await until(lambda: ours.state)
+                await until(lambda: ours.text)
                 assert not ours.up
                 async with serving(agent.talk, path):
-                    await until(ours.settled.is_set)
+                    await until(lambda: ours.settled)
     run(test())
 
 
 def test_nobody_who_listens_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
     class Nobody:
         async def open(self, port: int) -> Stream:
-            raise NotListening(111, "nobody listens", "here")
+            raise NotListening(111, "no process listens", "here")
 
     async def test() -> None:
         made = AgentSession("pod-a", lambda: [Nobody()], 10789)
         task = asyncio.create_task(made.run())
-        await until(lambda: made.state == "nobody listens")
+        await until(lambda: made.text == "no process listens")
         await asyncio.sleep(0.5)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -226,9 +227,9 @@ def test_a_guest_that_does_not_answer_yet_is_waited_for(caplog: pytest.LogCaptur
     guest = Boots()
 
     async def test() -> None:
-        made = AgentSession("pod-a", lambda: [guest], 10789, lambda: states.append(made.state))
+        made = AgentSession("pod-a", lambda: [guest], 10789, lambda: states.append(made.text))
         task = asyncio.create_task(made.run())
-        await until(lambda: made.state == "no answer in time")
+        await until(lambda: made.text == "no answer in time")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     with caplog.at_level(logging.INFO):
@@ -248,7 +249,7 @@ def test_the_next_way_is_tried_when_nobody_answers_on_one(monkeypatch: pytest.Mo
         agent = Agent()
         async with serving(deaf) as silent, serving(agent.talk) as path, session(silent, path) as ours:
             ours.push(MAP)
-            await until(ours.settled.is_set)
+            await until(lambda: ours.settled)
     run(test())
 
 
@@ -260,13 +261,13 @@ def test_one_that_stops_answering_is_dropped(monkeypatch: pytest.MonkeyPatch) ->
         agent = Agent()
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(ours.settled.is_set)
+            await until(lambda: ours.settled)
             agent.silent_on = (Ping, VcpuMap)
             await until(lambda: not ours.up)
-            assert ours.heard == {}
-            await until(lambda: "no answer" in ours.state)
+            assert ours.reports == {}
+            await until(lambda: "no answer" in ours.text)
             agent.silent_on = ()
-            await until(ours.settled.is_set)
+            await until(lambda: ours.settled)
             # It is asked again and again whether it is there, and it is.
             await until(lambda: ours.up and sum(isinstance(each, Ping) for each in agent.requests) > 4)
     run(test())
@@ -282,15 +283,15 @@ def test_what_it_says_of_containers_nobody_asked_about_is_left_out() -> None:
         agent = Chatty()
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(ours.settled.is_set)
-            assert set(ours.heard) == set(MAP.containers)
+            await until(lambda: ours.settled)
+            assert set(ours.reports) == set(MAP.containers)
             # Later it says that something changed.
             agent.say(Applied(None, agent.generation, {"c1": ContainerOutcome("error", error="gone")}))
-            await until(lambda: ours.heard[C1].state == "error")
+            await until(lambda: ours.reports[C1].state == "error")
             agent.say(Applied(None, agent.generation - 1, {"c1": ContainerOutcome("applied")}))
             agent.say(GuestEvent("containers", started=("c9",)))
             await asyncio.sleep(0.05)
-            assert ours.heard[C1].state == "error"  # not of an older map
+            assert ours.reports[C1].state == "error"  # not of an older map
     run(test())
 
 
@@ -311,9 +312,9 @@ def test_an_error_about_the_map_is_every_containers() -> None:
         agent = Refusing()
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(ours.settled.is_set)
-            assert ours.heard[C1] == ContainerReport("error", "no \\x1b[31mmap")
-            assert ours.heard[C1].word == "error: no \\x1b[31mmap"
+            await until(lambda: ours.settled)
+            assert ours.reports[C1] == ContainerReport("error", "no \\x1b[31mmap")
+            assert ours.reports[C1].text == "error: no \\x1b[31mmap"
     run(test())
 
 
@@ -357,7 +358,7 @@ def test_garbage_for_ever_is_dropped_with_backoff_and_counted(what: str, caplog:
             ours.push(MAP)
             await until(lambda: ours.counters.refused >= 4)
             # Some begin well each time.
-            await until(lambda: not ours.up and ours.heard == {})
+            await until(lambda: not ours.up and ours.reports == {})
             assert "not version 1 of the protocol" in ours.counters.last_error
             assert ours.counters.pushes <= ours.counters.connects * (1 + MAX_RESENDS)
     with caplog.at_level(logging.WARNING):
@@ -408,11 +409,11 @@ def test_what_the_guest_has_sent_again_allows_it_nothing() -> None:
         async with serving(agent.talk) as path, session(path) as ours:
             for wanted in MAP, OTHER:
                 ours.push(wanted)
-                await until(ours.settled.is_set)
-                count, own = ours.counters.pushes, ours._allowance._questions
+                await until(lambda: ours.settled)
+                count, own = ours.counters.pushes, ours.rate.requests
                 agent.say(NeedMap())
-                await until(lambda: ours.counters.pushes > count and ours.settled.is_set())  # noqa: B023
-                assert ours._allowance._questions == own
+                await until(lambda: ours.counters.pushes > count and ours.settled)  # noqa: B023
+                assert ours.rate.requests == own
     run(test())
 
 
@@ -425,8 +426,8 @@ def test_one_that_answers_with_an_error_is_nobody_and_says_why() -> None:
     async def test() -> None:
         async with serving(Odd().talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(lambda: ours.state)
-            assert (ours.state, ours.up, ours.odd) == ("no\\x1b such thing", False, False)
+            await until(lambda: ours.text)
+            assert (ours.text, ours.up, ours.state is SessionState.FOREIGN) == ("no\\x1b such thing", False, False)
     run(test())
 
 
@@ -442,8 +443,8 @@ def test_before_a_pong_nothing_else_is_an_answer(says: bytes, monkeypatch: pytes
     async def test() -> None:
         async with serving(talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(lambda: ours.state)
-            assert ours.state == "no answer within 0.3 s"
+            await until(lambda: ours.text)
+            assert ours.text == "no answer within 0.3 s"
             assert ours.counters.pushes == 0
     run(test())
 
@@ -465,10 +466,10 @@ def test_an_unpin_that_fails_is_told_and_tried_again(caplog: pytest.LogCaptureFi
                 ours.unpin()
                 assert ours.unpin_error == ""
                 await until(lambda: ours.unpin_error)
-                assert (ours.unpin_error, ours.settled.is_set()) == ("the agent failed: OSError", False)
+                assert (ours.unpin_error, ours.settled) == ("the agent failed: OSError", False)
             agent.fails = False
             ours.unpin()
-            await until(ours.settled.is_set)
+            await until(lambda: ours.settled)
             assert ours.unpin_error == ""
             count = len(agent.requests)
             ours.unpin()
@@ -477,7 +478,7 @@ def test_an_unpin_that_fails_is_told_and_tried_again(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING):
         run(test())
     assert [record.getMessage() for record in caplog.records] == [
-        "sandbox=pod-a guest containers are not given back what they had: the agent failed: OSError"]
+        "sandbox=pod-a guest containers could not be unpinned: the agent failed: OSError"]
 
 
 def test_what_it_says_of_itself_is_in_the_state() -> None:
@@ -491,12 +492,12 @@ def test_what_it_says_of_itself_is_in_the_state() -> None:
     async def test() -> None:
         agent = Guessing()
         async with serving(agent.talk) as path, session(path) as ours:
-            await until(lambda: "guessed" in ours.state)
-            assert ours.state.startswith("agent 0.1 over ")
-            assert "; guessed \\x1bxxx" in ours.state
-            assert len(ours.state) <= 400
+            await until(lambda: "guessed" in ours.text)
+            assert ours.text.startswith("agent 0.1 over ")
+            assert "; guessed \\x1bxxx" in ours.text
+            assert len(ours.text) <= 400
             agent.say(Inventory(None, (), (), "v2", "3.11"))
-            await until(lambda: "guessed" not in ours.state)
+            await until(lambda: "guessed" not in ours.text)
             assert ours.up
     run(test())
 
@@ -515,8 +516,8 @@ def test_the_answer_about_many_containers_may_be_long() -> None:
         async with serving(agent.talk) as path, session(path) as ours:
             for number in range(8):
                 ours.push(many._replace(system=(number,)))
-                await until(ours.settled.is_set)
-            assert (len(ours.heard), ours.counters.refused) == (1024, 0)
+                await until(lambda: ours.settled)
+            assert (len(ours.reports), ours.counters.refused) == (1024, 0)
     run(test())
     assert (longest_answer(0), longest_answer(10**6)) == (MAX_ANSWER, MAX_FRAME)
 
@@ -573,7 +574,7 @@ def test_a_guest_that_never_ends_holds_nobody_up(caplog: pytest.LogCaptureFixtur
                 took.append(now - last)
                 last = now
             assert sorted(took)[-10] < most
-            assert set(ours.heard) <= set(MAP.containers)
+            assert set(ours.reports) <= set(MAP.containers)
     with caplog.at_level(logging.INFO):
         run(test())
     assert len(caplog.records) <= 4
@@ -599,17 +600,17 @@ def test_a_guest_that_never_ends_takes_no_memory() -> None:
 
 
 def test_what_is_too_much_is_counted_anew_each_minute_and_questions_allow_for_answers() -> None:
-    allowance = RateLimit(0.0)
+    limit = RateLimit(0.0)
     for second in range(0, 600, 20):
-        allowance.heard(1 << 20, 100, float(second))
-    allowance = RateLimit(0.0)
-    allowance.heard(4 << 20, 600, 1.0)
-    allowance.asked()
-    allowance.heard(1000, 1, 2.0)
+        limit.add_received(1 << 20, 100, float(second))
+    limit = RateLimit(0.0)
+    limit.add_received(4 << 20, 600, 1.0)
+    limit.add_request()
+    limit.add_received(1000, 1, 2.0)
     with pytest.raises(ProtocolError, match="more than 600 messages"):
-        allowance.heard(0, 4, 3.0)
+        limit.add_received(0, 4, 3.0)
     with pytest.raises(ProtocolError):
-        RateLimit(0.0).heard((4 << 20) + 1, 0, 1.0)
+        RateLimit(0.0).add_received((4 << 20) + 1, 0, 1.0)
 
 
 @pytest.mark.parametrize("says", [b"", encode(NeedMap().message())])
@@ -634,7 +635,7 @@ def test_a_guest_that_comes_and_goes_is_not_always_looked_for_at_once(says: byte
             await asyncio.sleep(1.5)
             await until(lambda: count - before >= 2)
             assert count - before <= (time.monotonic() - began) / 0.15 + 1
-            ours._told.texts |= {str(number) for number in range(16)}
+            ours.log_once.texts |= {str(number) for number in range(16)}
             caplog.clear()
             before = count
             await until(lambda: count >= before + 3)
@@ -755,7 +756,7 @@ def test_a_guest_that_claims_ever_newer_maps_is_dropped() -> None:
             async with serving(agent.talk) as path, session(path) as ours:
                 ours.push(MAP)
                 await _refused(ours)
-                assert ours.heard == {}
+                assert ours.reports == {}
     run(test())
 
 
@@ -790,7 +791,7 @@ def test_fifty_thousand_spoilt_messages_change_nothing() -> None:
     nothing: list[Channel] = []
     ours = AgentSession("pod-a", lambda: nothing, 1)
     ours.push(MAP)
-    ours._heard(Pong(1, "0.1", "b", 1.0).message())
+    ours.receive(Pong(1, "0.1", "b", 1.0).message())
     refused = 0
     for _ in range(50_000):
         raw = bytearray(b"".join(chance.choices(raws, k=chance.randrange(1, 3))))
@@ -804,10 +805,10 @@ def test_fifty_thousand_spoilt_messages_change_nothing() -> None:
                     raw += b"xxxxx"
         try:
             for message in FrameDecoder().feed(bytes(raw)):
-                ours._allowance = RateLimit(0.0)
-                ours._heard(message)
+                ours.rate = RateLimit(0.0)
+                ours.receive(message)
         except ProtocolError:
             refused += 1
-        assert set(ours.heard) <= set(MAP.containers)
-        assert (ours._wanted, ours._unpinned, ours.counters.pushes, ours.unpin_error) == (MAP, False, 0, "")
+        assert set(ours.reports) <= set(MAP.containers)
+        assert (ours.wish, ours.counters.pushes, ours.unpin_error) == (MAP, 0, "")
     assert refused > 1000

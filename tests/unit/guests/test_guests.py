@@ -27,7 +27,7 @@ from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, Thre
 from vmpin.domain.topology import Topology
 from vmpin.guests.manager import GuestManager
 from vmpin.guests.transport.vsock import Vsock
-from vmpin.guests.vm_guest import vcpus
+from vmpin.guests.vm_guest import guest_vcpus
 from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import Node, claims_of, ownership
 from vmpin.placement.policy import Policy
@@ -293,7 +293,7 @@ def test_unpin_says_what_became_of_it(tmp_path: Path) -> None:
         async with running(Machine(tmp_path)) as node:
             await until(lambda: node.states().get("web") == "applied")
             node.give("2-3", held=True)
-            assert await node.guests.taken_back([POD, SandboxId("another")]) == {POD: "taken back"}
+            assert await node.guests.unpin_results([POD, SandboxId("another")]) == {POD: "taken back"}
     run(test())
 
 
@@ -309,7 +309,7 @@ def test_what_a_guest_cannot_take_back_is_said(tmp_path: Path) -> None:
         async with running(Machine(tmp_path, agent=Stubborn())) as node:
             await until(lambda: node.states().get("web") == "applied")
             node.give("2-3", held=True)
-            assert await node.guests.taken_back([POD]) == {
+            assert await node.guests.unpin_results([POD]) == {
                 POD: "not all is taken back: read-only file system"}
     run(test())
 
@@ -332,7 +332,7 @@ def test_vcpus_that_are_not_all_known_narrow_nothing(tmp_path: Path) -> None:
             node.give("2")
             await asyncio.sleep(0.05)
             assert len(node.agent.maps) == count
-            assert node.states()["web"] == "pending: its vCPUs are not known yet"
+            assert node.states()["web"] == "pending: its vCPUs are not identified yet"
             node.vm.known = True
             node.give("2")
             await until(lambda: node.states()["web"] == "applied")
@@ -376,7 +376,7 @@ def test_what_katas_agent_was_told_before_vmpins_came_is_taken_back_with_the_res
         async with running(Machine(tmp_path, ports={1024})) as node:
             await until(lambda: node.states() == {"web": "sent", "logs": "sent"})
             node.ports.add(10789)
-            node.guests.look()
+            node.guests.retry_now()
             await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
             assert node.kata.containers == {"web": "2-3", "logs": "0-1"}
             node.give("2-3", held=True)
@@ -428,7 +428,7 @@ def test_an_agent_that_comes_late_is_found_when_somebody_asks(tmp_path: Path, mo
             node.ports = {10789, 1024}
             await asyncio.sleep(0.1)
             assert node.told == [10789, 1024]
-            node.guests.look()
+            node.guests.retry_now()
             await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
     run(test())
 
@@ -443,7 +443,7 @@ def take_back(node: Machine) -> dict[SandboxId, str]:
         place.mkdir(parents=True)
         async with serving(node.talk, place / "kata.hvsock"):
             node.view.placements = {}
-            found.update(await node.guests.take_back(cast(NodeView, node.view), [POD, SandboxId("other")]))
+            found.update(await node.guests.unpin_once(cast(NodeView, node.view), [POD, SandboxId("other")]))
         assert len(asyncio.all_tasks()) == 1
     run(test())
     return found
@@ -465,8 +465,8 @@ def test_without_a_watcher_katas_agent_is_told_of_every_container(tmp_path: Path
 
 
 @pytest.mark.parametrize(("values", "ports", "word"), [
-    ({}, set(), "nothing is taken back: nobody listens"),
-    ({"guest_via": "vmpin-agent"}, {1024}, "nothing is taken back: nobody listens"),
+    ({}, set(), "nothing is taken back: no process listens"),
+    ({"guest_via": "vmpin-agent"}, {1024}, "nothing is taken back: no process listens"),
     ({"guest_via": "off"}, {10789}, None), ({"guest_disabled_handlers": "kata-*"}, {10789}, None),
 ])
 def test_without_a_watcher_it_is_said_who_takes_nothing_back(
@@ -491,9 +491,10 @@ def test_vcpus_in_the_order_they_came(tmp_path: Path) -> None:
     argv = ["/usr/bin/qemu-system-x86_64", "-smp", "2,cores=1,threads=1,sockets=8,maxcpus=8"]
     vmm = replace(node.vm.vmm, argv=argv, threads={**threads, 700: threads[500]._replace(
         id=ThreadId(700, 1), role=ThreadRole.EMULATOR, vcpu=None)})
-    found = vcpus(replace(node.vm, type=VmmType.QEMU, vmm=vmm), {VcpuId(number): number for number in (0, 1, 6, 7)})
+    found = guest_vcpus(replace(node.vm, type=VmmType.QEMU, vmm=vmm), {VcpuId(number): number for number in (0, 1, 6,
+    7)})
     assert ([*found.hw], found.boot, found.most, found.plugged) == ([1, 0, 7, 6], 2, 8, [7, 6])
-    assert vcpus(node.vm, {VcpuId(number): number for number in range(4)}).plugged == []
+    assert guest_vcpus(node.vm, {VcpuId(number): number for number in range(4)}).plugged == []
 
 
 def test_looking_after_three_hundred_guests_in_which_nothing_changed_costs_little(tmp_path: Path) -> None:
@@ -519,7 +520,7 @@ def test_what_goes_wrong_with_the_guests_is_told_once_and_stops_nothing(
         machine = Machine(tmp_path)
         machine.update()
     assert len(caplog.records) == 1
-    assert "its guest cannot be told" in caplog.text
+    assert "guest not updated" in caplog.text
     assert machine.guests.data(POD) is None
     machine.update()
     assert machine.guests.data(POD) is not None

@@ -189,12 +189,12 @@ def test_success_is_sent_and_no_more() -> None:
         server = Server()
         async with session(server) as ours:
             ours.push(WISH)
-            await until(lambda: ours.heard)
+            await until(lambda: ours.reports)
             assert server.containers == {"c1": "2-3", "c2": "0-1"}
-            assert [(said.state, said.wanted) for said in ours.heard.values()] == [
+            assert [(said.state, said.wanted) for said in ours.reports.values()] == [
                 ("sent", CpuSet((2, 3))), ("sent", CpuSet((0, 1)))]
             assert ours.up
-            assert ours.state == "Kata's agent 4.1.0"
+            assert ours.text == "Kata's agent 4.1.0"
             # The runtime may have made it forget: it is sent again.
             server.containers["c1"] = ""
             await until(lambda: server.containers["c1"] == "2-3")
@@ -211,15 +211,15 @@ def test_a_refusal_by_policy_is_told_once_and_not_repeated(caplog: pytest.LogCap
         server.policy.add("UpdateContainer")
         async with session(server) as ours:
             ours.push(WISH)
-            await until(lambda: ours.heard)
-            assert {said.state for said in ours.heard.values()} == {"left alone"}
-            assert "blocked by policy" in ours.heard[C1].word
+            await until(lambda: ours.reports)
+            assert {said.state for said in ours.reports.values()} == {"left alone"}
+            assert "blocked by policy" in ours.reports[C1].text
             assert not ours.up
             count = len(server.calls)
             ours.push(KataWish(BOOT, ONE))
             await asyncio.sleep(0.8)
             assert len(server.calls) == count
-            assert ours.heard[C1].state == "left alone"
+            assert ours.reports[C1].state == "left alone"
             assert sum(method == "UpdateContainer" for _, method in server.calls) == 1
     with caplog.at_level(logging.WARNING):
         run(test())
@@ -241,8 +241,8 @@ def test_a_refusal_is_told_of_the_newest_wish_too() -> None:
             server.meanwhile = lambda: ours.push(KataWish(BOOT, ONE))
             ours.push(WISH)
             await until(lambda: ours.refused)
-            await until(lambda: ours.heard)
-            assert {cid: said.state for cid, said in ours.heard.items()} == {"c1": "left alone"}
+            await until(lambda: ours.reports)
+            assert {cid: said.state for cid, said in ours.reports.items()} == {"c1": "left alone"}
     run(test())
 
 
@@ -259,12 +259,12 @@ def test_who_was_given_cpus_before_a_refusal_is_not_left_alone() -> None:
         async with session(server) as ours:
             ours.push(WISH)
             await until(lambda: ours.refused)
-            await until(lambda: ours.heard)
+            await until(lambda: ours.reports)
             assert server.containers == {"c1": "2-3", "c2": ""}
-            assert [(said.state, said.wanted) for said in ours.heard.values()] == [
+            assert [(said.state, said.wanted) for said in ours.reports.values()] == [
                 ("sent", CpuSet((2, 3))), ("left alone", CpuSet())]
             ours.push(KataWish(BOOT, ONE))  # nobody can tell it any more
-            assert (ours.heard[C1].state, ours.heard[C1].wanted) == ("sent", CpuSet((2, 3)))
+            assert (ours.reports[C1].state, ours.reports[C1].wanted) == ("sent", CpuSet((2, 3)))
     run(test())
 
 
@@ -273,9 +273,9 @@ def test_refused_metrics_are_done_without() -> None:
         server = Server()
         server.policy.add("GetMetrics")
         async with session(server) as ours:
-            ours.push(KataWish(BOOT, MAP, C1))
+            ours.push(KataWish(PLUGGED, PLUGGED_MAP))
             await until(lambda: server.connections >= 3)
-            assert ours.heard[C1].state == "sent"
+            assert ours.reports[C1].state == "sent"
             assert sum(method == "GetMetrics" for _, method in server.calls) == 1
     run(test())
 
@@ -285,11 +285,11 @@ def test_an_unknown_container_waits_until_the_agent_knows_it_and_the_others_do_n
         server = Server("c2")
         async with session(server) as ours:
             ours.push(WISH)
-            await until(lambda: ours.heard)
-            assert ours.heard[C1].state == "pending"
-            assert ours.heard[C2].state == "sent"
+            await until(lambda: ours.reports)
+            assert ours.reports[C1].state == "pending"
+            assert ours.reports[C2].state == "sent"
             server.containers["c1"] = ""
-            await until(lambda: ours.heard[C1].state == "sent")
+            await until(lambda: ours.reports[C1].state == "sent")
     run(test())
 
 
@@ -302,13 +302,13 @@ def test_a_cpu_that_is_not_online_is_waited_for() -> None:
         server.online = 3
         async with session(server) as ours:
             ours.push(KataWish(PLUGGED, PLUGGED_MAP))
-            await until(lambda: ours.heard)
-            assert ours.heard[C1].word == "pending: 3 of the guest's 4 CPUs are online"
+            await until(lambda: ours.reports)
+            assert ours.reports[C1].text == "pending: 3 of the guest's 4 CPUs are online"
             assert server.containers == {"c1": "", "c2": "0-1"}
-            assert not ours.settled.is_set()
+            assert not ours.settled
             server.online = 4
             await until(lambda: server.containers["c1"] == "2-3")
-            await until(ours.settled.is_set)
+            await until(lambda: ours.settled)
     run(test())
 
 
@@ -318,7 +318,7 @@ def test_the_guests_kernel_says_which_cpus_plugged_vcpus_are() -> None:
             server = Server()
             async with session(server, kernel) as ours:
                 ours.push(KataWish(PLUGGED, PLUGGED_MAP))
-                await until(ours.settled.is_set)
+                await until(lambda: ours.settled)
             assert server.containers == {"c1": cpus, "c2": "0-1"}
     run(test())
 
@@ -329,45 +329,10 @@ def test_a_vcpu_whose_number_cannot_be_shown_leaves_everyone_alone() -> None:
         server = Server()
         async with session(server, None) as ours:
             ours.push(KataWish(PLUGGED, PLUGGED_MAP))
-            await until(lambda: ours.heard)
-            assert {said.state for said in ours.heard.values()} == {"left alone"}
-            assert "hardware id 6, 7 cannot be shown" in ours.heard[C1].error
+            await until(lambda: ours.reports)
+            assert {said.state for said in ours.reports.values()} == {"left alone"}
+            assert "hardware id 6, 7 cannot be shown" in ours.reports[C1].error
             assert server.containers == {"c1": "", "c2": ""}
-    run(test())
-
-
-def test_the_guests_counters_can_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guests.kata_metrics.APART", 0.05)
-
-    async def test() -> None:
-        server = Server("c1")
-
-        def work(*busy: float) -> None:
-            for cpu, part in enumerate(busy):
-                server.user[cpu] += 1000 * part
-                server.idle[cpu] += 1000 * (1 - part)
-        async with session(server) as ours:
-            ours.push(KataWish(BOOT, MAP._replace(containers={"c1": ContainerVcpus((2, 3), True)}), C1))
-            await until(lambda: ours.heard)
-            assert ours.heard[C1].state == "sent"
-            work(0, 0, 1, 0)  # one thread, by chance on one of its CPUs
-            count = server.connections
-            await until(lambda: server.connections >= count + 2)
-            assert ours.heard[C1].state == "sent"
-            server.load, server.running = 3.2, 5
-            count = server.connections
-            await until(lambda: server.connections >= count + 2)
-            work(0, 0, 1, 1)
-            await until(lambda: ours.heard[C1].state == "applied")
-            count = server.connections
-            await until(lambda: server.connections >= count + 2)
-            assert ours.heard[C1].state == "applied"  # nothing has shown otherwise
-            work(1, 1, 1, 0)
-            await until(lambda: ours.heard[C1].state == "sent")
-            assert "other CPUs" in ours.heard[C1].error
-            ours.push(KataWish(BOOT, ONE, C1))
-            await until(lambda: ours.heard)
-            assert ours.heard[C1].word == "sent"
     run(test())
 
 
@@ -376,13 +341,13 @@ def test_what_was_given_is_taken_back() -> None:
         server = Server("c1", "c2", "c3")
         async with session(server) as ours:
             ours.push(WISH)
-            await until(ours.settled.is_set)
+            await until(lambda: ours.settled)
             owed = [ours.owes]
             ours.push(KataWish(BOOT))
             owed.append(ours.owes)
-            await until(ours.settled.is_set)
+            await until(lambda: ours.settled)
             assert server.containers == {"c1": "0-3", "c2": "0-3", "c3": ""}
-            assert ours.heard == {}
+            assert ours.reports == {}
             assert [*owed, ours.owes] == [False, True, False]
             count = len(server.calls)
             await asyncio.sleep(0.5)
@@ -401,7 +366,7 @@ def test_what_a_process_before_this_one_gave_is_taken_back_and_what_has_gone_is_
         async with session(server) as ours:
             ours.adopt([C1, C2])
             ours.push(KataWish(BOOT))
-            await until(ours.settled.is_set)
+            await until(lambda: ours.settled)
             assert server.containers == {"c1": "0-3"}
     run(test())
 
@@ -415,16 +380,16 @@ def test_a_dead_slow_or_mad_agent_is_told_of_with_backoff_and_found_again(tmp_pa
         ours = KataSession("pod-a", lambda: paths)
         task = asyncio.create_task(ours.run())
         ours.push(WISH)
-        await until(lambda: ours.heard)
-        assert ours.heard[C1].state == "no agent"
+        await until(lambda: ours.reports)
+        assert ours.reports[C1].state == "no agent"
         async with serving(server.talk) as path:
             server.raw = b"\xff" * 100
             paths = [UnixChannel(tmp_path / "none.sock"), UnixChannel(path)]
             await until(lambda: ours.counters.refused >= 2)
             server.raw, server.slow = None, 1.0
-            await until(lambda: ours.state == "no answer in time")
+            await until(lambda: ours.text == "no answer in time")
             server.slow = 0.0
-            await until(lambda: ours.heard.get(C1) and ours.heard[C1].state == "sent")
+            await until(lambda: ours.reports.get(C1) and ours.reports[C1].state == "sent")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     run(test())
@@ -437,21 +402,21 @@ def test_an_agent_that_is_slow_for_once_is_waited_for(caplog: pytest.LogCaptureF
         server = Server()
         async with session(server) as ours:
             ours.push(WISH)
-            await until(lambda: ours.heard.get(C1) and ours.heard[C1].state == "sent")
+            await until(lambda: ours.reports.get(C1) and ours.reports[C1].state == "sent")
             server.slow = 100.0
-            ours.look()
-            await until(lambda: ours.state == WAITING)
+            ours.retry_now()
+            await until(lambda: ours.text == WAITING)
             assert ours.up
-            assert ours.heard[C1] == ContainerReport("pending", WAITING)
+            assert ours.reports[C1] == ContainerReport("pending", WAITING)
             server.slow = 0.0
-            await until(lambda: ours.heard[C1].state == "sent")
-            assert ours.state.startswith("Kata's agent ")
+            await until(lambda: ours.reports[C1].state == "sent")
+            assert ours.text.startswith("Kata's agent ")
             assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
             # One that stays silent is lost.
             server.slow = 100.0
-            ours.look()
-            await until(lambda: ours.state == "no answer in time")
-            assert (ours.up, ours.heard[C1].state) == (False, "no agent")
+            ours.retry_now()
+            await until(lambda: ours.text == "no answer in time")
+            assert (ours.up, ours.reports[C1].state) == (False, "no agent")
         assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
             "sandbox=pod-a Kata's agent: no answer in time"]
     run(test())
@@ -468,7 +433,7 @@ def test_another_no_is_that_containers_error() -> None:
         server = Failing()
         async with session(server) as ours:
             ours.push(WISH)
-            await until(lambda: ours.heard)
-            assert ours.heard[C1].word == "error: code 13: EIOsecond line"
+            await until(lambda: ours.reports)
+            assert ours.reports[C1].text == "error: code 13: EIOsecond line"
         assert issubclass(UnknownContainer, AgentError)
     run(test())
