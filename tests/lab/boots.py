@@ -56,25 +56,19 @@ def _files(*names: str) -> list[str]:
     return [f"tests/lab/node_tests/test_{name}.py" for name in names]
 
 
-#: What Linux 6.1 does otherwise than 6.12: vhost workers and KVM's helpers are kernel threads, a cpuset that cuts a
-#: mask makes it forgotten, and the proc connector needs CAP_NET_ADMIN.
-_ONLY_6_1 = ("test_node or test_threads_are_those_of_this_kernel or test_reconcile_puts_every_thread_in_its_place or "
-             "test_observer_has_every_thread_that_works_for_the_vm or test_born or "
-             "test_masks_that_a_cgroup_cut_are_made_whole or test_a_pinned_thread_moved_into_another_cgroup or "
-             "where_the_kernel_forgets")
-
-#: In CI: everything on the newer kernel, with a story that has each kind of step, and what is the older kernel's own.
+#: In CI: one node, with everything on the newer kernel and a story that has each kind of step.
 IN_CI = (
     Boot(Variant(Kernel.V6_12), "", ["--ignore", *_files("guest")], {"VMPIN_MIXED_STEPS": "0"}),
-    Boot(Variant(Kernel.V6_1), "-own", ["-k", _ONLY_6_1]),
 )
-#: Before a release, too: the long story on both kernels and the rest on the older one; a guest that boots Linux
-#: without a real containerd; the older cgroups with what concerns them; few CPUs with all that can be run on them.
+#: Before a release, too: the long story on both kernels, and the older one, whose vhost workers and KVM helpers are
+#: kernel threads, which forgets a mask that a cpuset cuts, and whose proc connector needs CAP_NET_ADMIN; a guest that
+#: boots Linux without a real containerd; the older cgroups, and few CPUs without SMT, with what they change.
 BEFORE_A_RELEASE = (
     Boot(Variant(Kernel.V6_12), "-story", _files("mixed", "guest")),
     Boot(Variant(Kernel.V6_1)),
     Boot(Variant(Kernel.V6_1, Cgroup.V1), "", _files("node", "vms", "changes")),
-    Boot(Variant(Kernel.V6_1, Cgroup.HYBRID, Topology.NOSMT)),
+    Boot(Variant(Kernel.V6_1, Cgroup.HYBRID, Topology.NOSMT), "",
+         _files("node", "vms", "changes", "places", "few_cpus")),
 )
 
 
