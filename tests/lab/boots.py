@@ -68,7 +68,7 @@ BEFORE_A_RELEASE = (
     Boot(Variant(Kernel.V6_1)),
     Boot(Variant(Kernel.V6_1, Cgroup.V1), "", _files("node", "vms", "changes")),
     Boot(Variant(Kernel.V6_1, Cgroup.HYBRID, Topology.NOSMT), "",
-         _files("node", "vms", "changes", "places", "few_cpus")),
+         _files("node", "vms", "few_cpus", "doctor_node")),
 )
 
 
