@@ -1,12 +1,26 @@
-"""Which CPUs each vCPU of a sandbox gets: one to one where there are enough of them, else shares; who has a place
-that is still right stays there.
+"""Which CPUs each vCPU of a sandbox gets.
 
-Pure. What stays out: the sandbox mask and the other threads (placement), which CPU of equals (matching).
+Where there are as many vCPUs as exclusive CPUs, one vCPU is pinned on each; with fewer, each exclusive container gets
+a share of the vCPUs, which float on its CPUs. vCPUs without a CPU of their own float. Existing assignments that are
+still valid are kept, and a change moves as few vCPUs as possible: a vCPU that moves loses its cache, and whatever the
+guest has pinned on it moves with it.
+
+Where the rules come from:
+
+- Kata boots a VM with `default_vcpus` (1) and plugs in a vCPU for each CPU that its containers ask for (sandbox.go,
+  updateResources; runtime-rs, cpu_mem/cpu.rs). So a sandbox usually has one vCPU more than exclusive CPUs: the spare.
+- Kata's own pinning (enable_vcpus_pinning) needs exactly as many vCPUs as CPUs, and does nothing here.
+- Linux runs much of a guest's own work on the boot vCPU, which has the lowest id: the highest ids are pinned.
+- The kubelet hands an init container's CPUs on to the next container of the pod: those have vCPUs in common
+  (`CpuClaims.groups`).
+
+Pure. What stays out: the sandbox mask and the other threads (rules), which of equal CPUs a vCPU gets (matching).
+Called by rules.place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,20 +43,23 @@ class VcpuPlacement(NamedTuple):
 
 @dataclass(frozen=True)
 class Previous:
-    """What stability needs of the placement before."""
+    """The part of the previous placement that the next one keeps to."""
 
     mask: CpuSet = EMPTY
     vcpus: Mapping[VcpuId, tuple[CpuSet | None, ContainerId | None]] = field(default_factory=dict)
-    #: The CPU that each vCPU last had to itself, if no other has had it since: CPUs go off and come back, and the
-    #: kubelet's checkpoint does.
+    #: The CPU that each vCPU last had to itself, unless another vCPU has had it since. CPUs go offline and come back,
+    #: and so do the entries of the kubelet's checkpoint.
     pairs: Mapping[VcpuId, int] = field(default_factory=dict)
 
 
 class CandidateCpus(NamedTuple):
-    """The CPUs the rules choose from, for one sandbox."""
+    """The CPUs that the rules choose from, for one sandbox."""
 
+    #: S without the CPUs that became another sandbox's.
     allowed: CpuSet
+    #: E.
     exclusive: CpuSet
+    #: Other pods' exclusive CPUs.
     foreign: CpuSet
     node: Node
     own: Ownership
@@ -54,161 +71,187 @@ class CandidateCpus(NamedTuple):
 
     @property
     def pool(self) -> CpuSet:
-        """P without anyone's exclusive CPUs."""
+        """P without any container's exclusive CPUs."""
         return self.own.pool - self.own.exclusive
 
     @property
     def housekeeping(self) -> CpuSet:
-        """H without what is another's."""
+        """H without other pods' CPUs."""
         return (self.node.housekeeping & self.node.online) - self.foreign
 
 
-def place_vcpus(given: Sequence[Vcpu], known: bool, claim: CpuClaims, ground: CandidateCpus, policy: Policy,
-                before: Previous,
-                reasons: list[str]) -> tuple[tuple[VcpuPlacement, ...], bool]:
-    """Place the vCPUs; True when there were too few of them for what was asked. Why is added to `reasons`.
+def place_vcpus(given: Sequence[Vcpu], identified: bool, claims: CpuClaims, candidates: CandidateCpus, policy: Policy,
+                previous: Previous, reasons: list[str]) -> tuple[tuple[VcpuPlacement, ...], bool]:
+    """Place the vCPUs, and tell whether they were too few for what was asked for; why is added to `reasons`.
 
-    :param known: False when they are not all, as some cannot be told from the VM's other threads.
+    :param identified: False when some vCPU thread could not be told from the VM's other threads: `given` lacks it.
     """
     vcpus = sorted(given, key=lambda vcpu: vcpu.id)
     if policy.vcpus is VcpuRule.OFF:
         return tuple(VcpuPlacement(vcpu.id, None) for vcpu in vcpus), False
-    everywhere = tuple(VcpuPlacement(vcpu.id, ground.allowed) for vcpu in vcpus)
-    if policy.vcpus is VcpuRule.UNION or not ground.exclusive:
-        return everywhere, not known
-    if not known:
-        return _as_before(vcpus, claim, ground, policy, before, reasons), True
-    settled = union(cpus for container, cpus in claim.exclusive if container not in claim.creating)
-    if claim.creating and len(settled) <= len(vcpus) <= len(ground.exclusive):
+    if policy.vcpus is VcpuRule.UNION or not candidates.exclusive:
+        return tuple(VcpuPlacement(vcpu.id, candidates.allowed) for vcpu in vcpus), not identified
+    placer = _Placer(vcpus, claims, candidates, policy, previous, reasons)
+    if not identified:
+        return placer.keep_previous(), True
+    settled = union(cpus for container, cpus in claims.exclusive if container not in claims.creating)
+    if claims.creating and len(settled) <= len(vcpus) <= len(candidates.exclusive):
         # Kata plugs in one vCPU after the other for a container that is created. Each gets a CPU of the container's as
-        # it comes, and the vCPUs from before keep their places: in the end the boot vCPU is spare again.
-        return _one_to_one(vcpus, claim, ground, policy, before, reasons, ground.exclusive - settled), False
-    if len(vcpus) >= len(ground.exclusive):
-        return _one_to_one(vcpus, claim, ground, policy, before, reasons), False
+        # it comes, and the vCPUs from before keep their CPUs: in the end the boot vCPU is spare again.
+        return placer.one_to_one(candidates.exclusive - settled), False
+    if len(vcpus) >= len(candidates.exclusive):
+        return placer.one_to_one(), False
     if not vcpus:
-        reasons.append(f"no vCPU for {len(ground.exclusive)} exclusive CPUs")
+        reasons.append(f"no vCPU for {len(candidates.exclusive)} exclusive CPUs")
         return (), True
-    return _shares(vcpus, claim, ground, policy, before, reasons), True
+    return placer.shares(), True
 
 
-def _floating(ground: CandidateCpus, policy: Policy, reasons: list[str]) -> CpuSet:
-    """Where vCPUs without a CPU of their own go: S − E, or by policy where the sandbox has no shared CPU."""
-    if ground.shared_part:
-        return ground.shared_part
-    if policy.spare_vcpus is SpareVcpuRule.SHARED:
-        if ground.pool:
-            return ground.pool
-        reasons.append("spare_vcpus: shared: no CPU is in the shared pool; the sandbox mask is used")
-    if policy.spare_vcpus is SpareVcpuRule.HOUSEKEEPING:
-        if ground.housekeeping:
-            return (ground.housekeeping - ground.exclusive) or ground.housekeeping
-        reasons.append("spare_vcpus: housekeeping: no housekeeping CPU can be used; the sandbox mask is used")
-    return ground.allowed
+class _Placer(NamedTuple):
+    """One sandbox's vCPUs, ascending by id, and what their placement depends on. Adds to `reasons` alone."""
 
+    vcpus: Sequence[Vcpu]
+    claims: CpuClaims
+    candidates: CandidateCpus
+    policy: Policy
+    previous: Previous
+    reasons: list[str]
 
-def _as_before(vcpus: Sequence[Vcpu], claim: CpuClaims, ground: CandidateCpus, policy: Policy, before: Previous,
-               reasons: list[str]) -> tuple[VcpuPlacement, ...]:
-    """While some vCPU cannot be told: who has CPUs of a container's own stays there, and nobody else goes there. One
-    that is plugged in is nobody's until it has run, and that may move no other."""
-    lone: set[CpuSet] = set()
-    kept: dict[VcpuId, VcpuPlacement] = {}
-    for vcpu, (cpus, container) in sorted(before.vcpus.items()):
-        if cpus and container is not None and cpus <= ground.allowed and cpus not in lone:
-            owner = next((members[0] for members, own in claim.groups if cpus <= own), None)
-            if owner is not None:
-                kept[vcpu] = VcpuPlacement(vcpu, cpus, owner)
-                lone |= {cpus} if len(cpus) == 1 else set()
-    # Where each container has vCPUs of its own, the others float; else they may be all that it has.
-    apart = bool(kept) and {members[0] for members, own in claim.groups if own & ground.allowed} <= {
-        place.container for place in kept.values()}
-    rest = _floating(ground, policy, reasons) if apart else ground.allowed
-    return tuple(kept.get(vcpu.id) or VcpuPlacement(vcpu.id, rest) for vcpu in vcpus)
+    def floating(self) -> CpuSet:
+        """Where vCPUs without a CPU of their own go: S − E, or by policy where the sandbox has no shared CPU."""
+        candidates = self.candidates
+        if candidates.shared_part:
+            return candidates.shared_part
+        if self.policy.spare_vcpus is SpareVcpuRule.SHARED:
+            if candidates.pool:
+                return candidates.pool
+            self.reasons.append("spare_vcpus: shared: no CPU is in the shared pool; the sandbox mask is used")
+        if self.policy.spare_vcpus is SpareVcpuRule.HOUSEKEEPING:
+            if candidates.housekeeping:
+                return (candidates.housekeeping - candidates.exclusive) or candidates.housekeeping
+            self.reasons.append(
+                "spare_vcpus: housekeeping: no housekeeping CPU can be used; the sandbox mask is used")
+        return candidates.allowed
 
+    # Not all vCPU threads are identified.
 
-def _one_to_one(vcpus: Sequence[Vcpu], claim: CpuClaims, ground: CandidateCpus, policy: Policy, before: Previous,
-                reasons: list[str], for_new: CpuSet = EMPTY) -> tuple[VcpuPlacement, ...]:
-    """e vCPUs on e exclusive CPUs. Pairs that are still valid stay; of the others the highest ids are pinned, as
-    the boot vCPU carries the guest's own housekeeping and interrupts.
+    def keep_previous(self) -> tuple[VcpuPlacement, ...]:
+        """Keep every vCPU that has CPUs of a container where it is, and all others off those CPUs: a vCPU that is
+        plugged in cannot be identified before it has run, and must not move any other meanwhile."""
+        allowed, groups = self.candidates.allowed, self.claims.groups
+        lone: set[CpuSet] = set()
+        kept: dict[VcpuId, VcpuPlacement] = {}
+        for vcpu, (cpus, container) in sorted(self.previous.vcpus.items()):
+            if cpus and container is not None and cpus <= allowed and cpus not in lone:
+                owner = next((members[0] for members, own in groups if cpus <= own), None)
+                if owner is not None:
+                    kept[vcpu] = VcpuPlacement(vcpu, cpus, owner)
+                    lone |= {cpus} if len(cpus) == 1 else set()
+        # Where each container has vCPUs of its own, the others float; else they may be all that it has.
+        apart = bool(kept) and {members[0] for members, own in groups if own & allowed} <= {
+            placement.container for placement in kept.values()}
+        rest = self.floating() if apart else allowed
+        return tuple(kept.get(vcpu.id) or VcpuPlacement(vcpu.id, rest) for vcpu in self.vcpus)
 
-    :param for_new: exclusive CPUs that only vCPUs get that had no place before; there may be fewer of those.
-    """
-    guest = {vcpu.id: vcpu for vcpu in vcpus}
-    pairs: dict[VcpuId, int] = {}
-    had = {vcpu.id: before.vcpus.get(vcpu.id, (None, None)) for vcpu in vcpus}
-    last = {vcpu.id: before.pairs.get(vcpu.id, -1) for vcpu in vcpus}
-    # One that had the CPU to itself comes before one that floated on a mask of this one CPU.
-    for number in sorted(had, key=lambda number: (had[number][1] is None, last[number] not in (had[number][0] or ()),
-                                                  -number)):
-        cpus, container = had[number]
-        if container is None and claim.creating:
-            continue  # it floats on the one CPU of the container that is created, whose vCPU comes just now
-        if cpus is not None and len(cpus) == 1 and cpus <= ground.exclusive and cpus.first not in pairs.values():
-            pairs[number] = cpus.first
-    spare = len(vcpus) - len(ground.exclusive - for_new)
-    floating = _floating(ground, policy, reasons) if spare else EMPTY
-    wanted = [cpu for cpu in ground.exclusive - for_new if cpu not in pairs.values()]
-    # Of the unpaired, those that have to move anyway are pinned first: each that floats and may go on floating
-    # where it did is a vCPU that does not move. Then those that had a CPU that is there again, and get that.
-    unpaired = sorted(had.keys() - pairs.keys(), key=lambda number: (spare > 0 and had[number][0] == floating,
-                                                                     last[number] not in wanted, -number))
-    chosen = unpaired[: len(wanted)]
-    for number in chosen:
-        if last[number] in wanted:
-            wanted.remove(last[number])
-            pairs[number] = last[number]
-    pairs |= match([guest[number] for number in chosen if number not in pairs], wanted, pairs, guest,
-                   ground.node.topology)
-    if for_new:
-        new = [guest[number] for number in sorted(had.keys() - pairs.keys() - before.vcpus.keys(), reverse=True)]
+    # As many vCPUs as exclusive CPUs, or more.
+
+    def one_to_one(self, for_new: CpuSet = EMPTY) -> tuple[VcpuPlacement, ...]:
+        """One vCPU on each exclusive CPU; the other vCPUs float. In tiers, the strongest first:
+
+        1. A vCPU that has an exclusive CPU to itself keeps it (`_kept_pairs`).
+        2. For the CPUs left, vCPUs are chosen (`_to_pin`); one whose former CPU is free again gets that.
+        3. The others chosen get the CPU that suits the guest's topology (matching).
+        4. The CPUs `for_new` go to vCPUs that had no placement before; there may be fewer of those.
+        """
+        guest = {vcpu.id: vcpu for vcpu in self.vcpus}
+        topology = self.candidates.node.topology
+        exclusive = self.candidates.exclusive - for_new
+        pairs = self._kept_pairs()
+        floating = self.floating() if len(self.vcpus) > len(exclusive) else EMPTY
+        free = [cpu for cpu in exclusive if cpu not in pairs.values()]
+        chosen = self._to_pin(pairs, free, floating)
+        for vcpu in chosen:
+            former = self.previous.pairs.get(vcpu)
+            if former in free:
+                free.remove(former)
+                pairs[vcpu] = former
+        pairs |= match([guest[vcpu] for vcpu in chosen if vcpu not in pairs], free, pairs, guest, topology)
+        new = [guest[vcpu] for vcpu in sorted(guest.keys() - pairs.keys() - self.previous.vcpus.keys(), reverse=True)]
         free = [cpu for cpu in for_new if cpu not in pairs.values()]
-        pairs |= match(new[:len(free)], free, pairs, guest, ground.node.topology)
-    owner = {cpu: container for container, cpus in reversed(claim.exclusive) for cpu in cpus}
-    return tuple(
-        VcpuPlacement(vcpu.id, CpuSet((pairs[vcpu.id],)), owner[pairs[vcpu.id]], pinned=True) if vcpu.id in pairs
-        else VcpuPlacement(vcpu.id, floating) for vcpu in vcpus)
+        pairs |= match(new[:len(free)], free, pairs, guest, topology)
+        owner = {cpu: container for container, cpus in reversed(self.claims.exclusive) for cpu in cpus}
+        return tuple(
+            VcpuPlacement(vcpu, CpuSet((pairs[vcpu],)), owner[pairs[vcpu]], pinned=True) if vcpu in pairs
+            else VcpuPlacement(vcpu, floating) for vcpu in guest)
 
+    def _kept_pairs(self) -> dict[VcpuId, int]:
+        """Of the vCPUs that are on one exclusive CPU each, with that CPU. Where two are on the same CPU it goes to one
+        that backed a container before one that floated, then to the one that last had it to itself."""
+        on_one = [(container is None, self.previous.pairs.get(vcpu.id) != cpus.first, -vcpu.id, cpus.first)
+                  for vcpu in self.vcpus
+                  for cpus, container in [self.previous.vcpus.get(vcpu.id, (None, None))]
+                  if cpus is not None and len(cpus) == 1 and cpus <= self.candidates.exclusive]
+        pairs: dict[VcpuId, int] = {}
+        for floated, _, negative_id, cpu in sorted(on_one):
+            if floated and self.claims.creating:
+                continue  # it floats on the one CPU of the container that is created, whose vCPU is about to come
+            if cpu not in pairs.values():
+                pairs[VcpuId(-negative_id)] = cpu
+        return pairs
 
-def _shares(vcpus: Sequence[Vcpu], claim: CpuClaims, ground: CandidateCpus, policy: Policy, before: Previous,
-            reasons: list[str]) -> tuple[VcpuPlacement, ...]:
-    """Fewer vCPUs than exclusive CPUs: each exclusive container floats on its own CPUs with its own vCPUs."""
-    groups = {members[0]: cpus & ground.allowed for members, cpus in claim.groups if cpus}
-    for_shared = 1 if claim.shared else 0
-    count, wants = len(vcpus), len(ground.exclusive)
-    if count < len(groups) + for_shared:
-        reasons.append(f"{count} vCPUs for {wants} exclusive CPUs, fewer than the {len(groups) + for_shared} groups "
-                       "of containers to keep apart: every vCPU floats on the sandbox mask")
-        return tuple(VcpuPlacement(vcpu.id, ground.allowed) for vcpu in vcpus)
-    reasons.append(f"{count} vCPUs for {wants} exclusive CPUs: no one-to-one, each exclusive container has its own "
-                   "share of the vCPUs")
-    sizes = share(count - for_shared, {container: len(cpus) for container, cpus in groups.items()})
-    # A place is a container's, or None for the shared ones: the lowest ids are theirs, so they choose first.
-    floating = _floating(ground, policy, reasons) if for_shared else EMPTY
-    places: list[ContainerId | None] = [None, *groups]
-    room = {to: for_shared if to is None else sizes[to] for to in places}
-    where = {to: floating if to is None else groups[to] for to in places}
-    given: dict[VcpuId, ContainerId | None] = {}
+    def _to_pin(self, pairs: Mapping[VcpuId, int], free: Sequence[int], floating: CpuSet) -> list[VcpuId]:
+        """The vCPUs without a pair that are pinned on the `free` CPUs, as many as those. In this order: those that
+        have to move anyway (one that floats, and may go on floating there, does not); those whose former CPU is free
+        again; the highest ids."""
+        def last(vcpu: VcpuId) -> tuple[bool, bool, int]:
+            cpus, _ = self.previous.vcpus.get(vcpu, (None, None))
+            return bool(floating) and cpus == floating, self.previous.pairs.get(vcpu) not in free, -vcpu
 
-    def give(vcpu_id: VcpuId, to: ContainerId | None) -> None:
-        if vcpu_id not in given and room[to]:
-            given[vcpu_id] = to
-            room[to] -= 1
+        unpaired = [vcpu.id for vcpu in self.vcpus if vcpu.id not in pairs]
+        return sorted(unpaired, key=last)[:len(free)]
 
-    ids = [vcpu.id for vcpu in vcpus]
-    was = {vcpu_id: before.vcpus[vcpu_id] for vcpu_id in ids if vcpu_id in before.vcpus}
-    for vcpu_id, (cpus, container) in was.items():  # who has its CPUs already stays, for its container if it can
-        if container in room and where[container] == cpus:
-            give(vcpu_id, container)
-    for vcpu_id, (cpus, _) in was.items():
-        for to in where:
-            if where[to] == cpus:
-                give(vcpu_id, to)
-    for vcpu_id, (_, container) in was.items():  # and else goes where its container went
-        if container in sizes:
-            give(vcpu_id, container)
-    for to in where:
-        for vcpu_id in ids:
-            give(vcpu_id, to)
-    return tuple(VcpuPlacement(vcpu_id, where[given[vcpu_id]], given[vcpu_id]) for vcpu_id in ids)
+    # Fewer vCPUs than exclusive CPUs.
+
+    def shares(self) -> tuple[VcpuPlacement, ...]:
+        """Each exclusive container floats on its own CPUs with its own share of the vCPUs, and the shared containers
+        have one vCPU; with too few vCPUs for that, all float on the sandbox mask."""
+        count, wants, allowed = len(self.vcpus), len(self.candidates.exclusive), self.candidates.allowed
+        groups = {members[0]: cpus & allowed for members, cpus in self.claims.groups if cpus}
+        for_shared = 1 if self.claims.shared else 0
+        if count < len(groups) + for_shared:
+            self.reasons.append(
+                f"{count} vCPUs for {wants} exclusive CPUs, fewer than the {len(groups) + for_shared} groups of "
+                "containers to keep apart: every vCPU floats on the sandbox mask")
+            return tuple(VcpuPlacement(vcpu.id, allowed) for vcpu in self.vcpus)
+        self.reasons.append(f"{count} vCPUs for {wants} exclusive CPUs: no one-to-one, each exclusive container has "
+                            "its own share of the vCPUs")
+        # By container, None for all shared ones.
+        sizes = share(count - for_shared, {container: len(cpus) for container, cpus in groups.items()})
+        floating = self.floating() if for_shared else EMPTY
+        room = {to: for_shared if to is None else sizes[to] for to in (None, *groups)}
+        cpus_of = {to: floating if to is None else groups[to] for to in (None, *groups)}
+        given: dict[VcpuId, ContainerId | None] = {}
+        for vcpu, container in self._preferences(cpus_of):
+            if vcpu not in given and room[container]:
+                given[vcpu] = container
+                room[container] -= 1
+        return tuple(VcpuPlacement(vcpu.id, cpus_of[given[vcpu.id]], given[vcpu.id]) for vcpu in self.vcpus)
+
+    def _preferences(self, cpus_of: Mapping[ContainerId | None, CpuSet]) -> Iterator[
+            tuple[VcpuId, ContainerId | None]]:
+        """Which vCPU may back which container (None: the shared ones), the most preferred pairs first. In tiers:
+
+        1. A vCPU stays on its CPUs, and with its container.
+        2. It stays on its CPUs, for another container that has those now.
+        3. It goes to the CPUs that its container has now.
+        4. The lowest ids go to the shared containers, the others to the exclusive ones in their order.
+        """
+        had = [(vcpu.id, *self.previous.vcpus[vcpu.id]) for vcpu in self.vcpus if vcpu.id in self.previous.vcpus]
+        yield from ((vcpu, container) for vcpu, cpus, container in had
+                    if container in cpus_of and cpus_of[container] == cpus)
+        yield from ((vcpu, container) for vcpu, cpus, _ in had for container in cpus_of if cpus_of[container] == cpus)
+        yield from ((vcpu, container) for vcpu, _, container in had if container is not None and container in cpus_of)
+        yield from ((vcpu.id, container) for container in cpus_of for vcpu in self.vcpus)
 
 
 def share(count: int, weights: Mapping[ContainerId, int]) -> dict[ContainerId, int]:
