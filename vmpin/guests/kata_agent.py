@@ -1,11 +1,12 @@
-"""Kata's own agent, asked to set containers' CPUs: nothing of vmpin's need be in the guest.
+"""A client of Kata's own agent, which sets containers' CPUs without any part of vmpin in the guest.
 
-Its API has a call for that which its runtime never makes with CPUs in it (agent.proto: UpdateContainer). With nothing
-but CPU.Cpus it writes the cpuset and leaves shares, quota, memory and devices as they are. (Up to 4.1 at least it
-also lifts a limit of pids when it is told none, kata-containers issue 13824. It did so at the container's creation,
-and no runtime of Kata's passes a limit on.) vmpin is one more client beside the runtime, for the time of a few calls.
-A success says only that the call was made: a cpuset that could not be written is logged in the guest (rustjail/src/
-cgroups/fs/mod.rs), and under a systemd older than 244 none is. No method is called but those in `METHODS`.
+Its API has a call for this that its runtime never makes with CPUs in it (agent.proto: UpdateContainer). With nothing
+but CPU.Cpus it writes the cpuset and leaves shares, quota, memory and devices as they are. (Up to 4.1 at least it also
+lifts a limit of pids when the call has none, kata-containers issue 13824. It did so at the container's creation, and
+no runtime of Kata's passes a limit on.) vmpin is one more client beside the runtime, for the duration of a few calls.
+Success means only that the call was made: an error while writing the cpuset is logged in the guest (rustjail/src/
+cgroups/fs/mod.rs), and a systemd older than 244 writes none. No methods but those in `METHODS` are called. Used by
+kata_session. What stays out: when to call, and retries (kata_session).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 AGENT_SERVICE: Final = "grpc.AgentService"
 HEALTH_SERVICE: Final = "grpc.Health"
-#: gRPC's numbers for what the agent answers.
+#: gRPC's status codes in the agent's answers.
 INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED = 3, 5, 7
 
 PORT: Final = 1024
-#: An answer takes milliseconds; the agent is the runtime's first of all, and is not waited for longer (seconds).
+#: The longest wait for an answer, which takes milliseconds (seconds). The agent serves the runtime first of all.
 DEADLINE = 2.0
 #: Metrics are some 100 kB in a guest with many disks and interfaces.
 MAX_ANSWER = 1 << 20
@@ -39,7 +40,7 @@ METHODS: Final = frozenset(((AGENT_SERVICE, "UpdateContainer"), (AGENT_SERVICE, 
 
 
 class AgentError(SourceError):
-    """The agent answered no. `code` is gRPC's."""
+    """The agent answered with an error. `code` is gRPC's."""
 
     def __init__(self, method: str, code: int, text: str) -> None:
         super().__init__(f"Kata's agent: {method}", f"code {code}: {plain(text, 200)}")
@@ -47,18 +48,18 @@ class AgentError(SourceError):
 
 
 class Refused(AgentError):
-    """Its policy does not allow the call, or it has no such call: it will not be otherwise the next time."""
+    """Its policy forbids the call, or it has no such call: a repetition gets the same answer."""
 
 
 class UnknownContainer(AgentError):
-    """It has no container of this id (yet, or any more)."""
+    """It has no container of this id, not yet or no longer."""
 
 
 class KataAgent:
-    """One connection; calls are made one after the other. Use as `async with await KataAgent.connect(channel)`.
+    """One connection, with one call at a time. Use as `async with await KataAgent.connect(channel)`.
 
-    Every call raises SourceError for a no, WireError for what is no ttrpc, OSError and TimeoutError; after the last
-    three the connection is of no more use.
+    Every call raises AgentError for an error in the answer, and WireError (no ttRPC), OSError or TimeoutError, after
+    which the connection cannot be used any more.
     """
 
     def __init__(self, stream: Stream, messages: Messages) -> None:
@@ -69,7 +70,8 @@ class KataAgent:
 
     @classmethod
     async def connect(cls, channel: Channel) -> KataAgent:
-        # In a thread: the protobuf library takes a while at the first time, and others are to be looked after.
+        """Connect to the agent's port. :raises OSError: or TimeoutError, as `Channel.open`."""
+        # In a thread: loading the protobuf library takes 50 ms, in which the event loop must not stand still.
         messages = await asyncio.to_thread(_messages)
         return cls(await channel.open(PORT), messages)
 
@@ -80,28 +82,29 @@ class KataAgent:
         self._stream.close()
 
     async def version(self) -> str:
-        """The agent's version, which shows that it is one."""
+        """The agent's version. An answer shows that it is Kata's agent."""
         answer = await self._call(HEALTH_SERVICE, "Version", "CheckRequest", "VersionCheckResponse")
         return plain(answer.agent_version, 64)
 
     async def set_cpus(self, container: ContainerId, cpus: CpuSet) -> None:
-        """Ask for these of the guest's CPUs. :raises ValueError: for none: the agent would take that for no wish."""
+        """Set a container's CPUs, by the guest's numbers. :raises ValueError: for none, which the agent would
+        ignore."""
         if not cpus:
             raise ValueError(f"no CPU for container {container}")
         await self._call(AGENT_SERVICE, "UpdateContainer", "UpdateContainerRequest", None, container_id=container,
                          resources={"CPU": {"Cpus": str(cpus)}})
 
     async def metrics(self) -> str:
-        """In Prometheus's text format."""
+        """The guest's metrics in Prometheus's text format."""
         answer = await self._call(AGENT_SERVICE, "GetMetrics", "GetMetricsRequest", "Metrics")
         return str(answer.metrics)
 
     async def _call(self, service: str, method: str, request: str, reply: str | None, **fields: object) -> Any:
-        """:param request: the name of the question's message. :param reply: that of the answer's, None when it says
-        nothing."""
+        """:param request: the name of the request's message. :param reply: the name of the answer's message, None if
+        the answer is empty."""
         assert (service, method) in METHODS
         self._number += 2
-        # The agent gives up by itself, too: nothing of ours goes on in the guest when we do.
+        # The deadline is sent along, so that the agent abandons the call as well.
         payload = self._messages[request](**fields).SerializeToString()
         raw = ttrpc.encode(ttrpc.Call(self._number, service, method, payload, int(DEADLINE * 1e9)))
         async with asyncio.timeout(DEADLINE):
@@ -124,10 +127,10 @@ class KataAgent:
             if not data:
                 raise ConnectionResetError(f"Kata's agent closed the connection before it answered {method}")
             if size > 2 * MAX_ANSWER:
-                raise WireError("Kata's agent", "says much, and no answer")
+                raise WireError("Kata's agent", f"sends more than {2 * MAX_ANSWER} bytes and no answer")
             for message in self._decoder.feed(data):
                 if isinstance(message, ttrpc.Call):
-                    raise WireError("Kata's agent", "asks, where it should answer")
+                    raise WireError("Kata's agent", "sends a request instead of an answer")
                 if message.stream == self._number:
                     return message
                 raise WireError("Kata's agent", f"answers call {message.stream}, which was not made")
@@ -136,4 +139,5 @@ class KataAgent:
 def _messages() -> Messages:
     from vmpin.wire.agent_messages import MESSAGES
 
+    ttrpc.load()
     return MESSAGES

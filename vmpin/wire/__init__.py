@@ -1,1 +1,6 @@
-"""Wire formats as codecs: bytes in, messages out, and back. No sockets."""
+"""The wire formats of other programs: ttRPC, NRI's multiplexer, the proc connector, NRI's and the Kata agent's
+messages.
+
+Pure: bytes in, values out, and back. What stays out: sockets, and what follows from a message (sources, guests, host,
+procevents). Imported by those four.
+"""

@@ -1,5 +1,5 @@
-"""Messages of Kata's agent, as far as they are used: kata-containers src/libs/protocols/protos/agent.proto, oci.proto,
-health.proto; the field numbers are those of Kata 2.0 and of every later version.
+"""The messages of Kata's agent that are used: kata-containers src/libs/protocols/protos/agent.proto, oci.proto,
+health.proto. The field numbers are the same in Kata 2.0 and every later version. Used by guests.kata_agent.
 """
 
 from __future__ import annotations

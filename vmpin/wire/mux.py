@@ -1,8 +1,8 @@
-"""NRI's multiplexer: several byte streams over one socket, as containerd/nri pkg/net/multiplex has them.
+"""NRI's multiplexer: several byte streams over one socket, as in containerd/nri pkg/net/multiplex.
 
-A frame is `u32 connection | u32 length | payload`, big-endian. Frames are no messages: a message may be cut into many,
-and a frame may end one and begin the next, so each connection's payloads are a stream. What stays out: what is in the
-streams (ttrpc), and sockets.
+A frame is `u32 connection | u32 length | payload`, big-endian. Frames are not messages: a message may span several
+frames, and one frame may end a message and begin the next, so the payloads of a connection form a stream. Called by
+sources.nri. What stays out: the content of the streams (ttrpc), and sockets.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ import struct
 
 from vmpin.errors import WireError
 
-#: The connections NRI uses. Of the plugin's service the runtime is the client, of the runtime's the plugin.
+#: NRI's connections: the runtime calls the plugin's service over the first, the plugin the runtime's over the second.
 PLUGIN = 1
 RUNTIME = 2
 
-#: The Go side reads through a buffer of 4096 bytes and takes a longer frame for an error (ENOMEM).
+#: The Go side reads through a buffer of 4096 bytes and treats a longer frame as an error (ENOMEM).
 MAX_SENT = 4096
-#: ttrpc's longest message with its header is what the Go side puts into one frame.
+#: The longest frame of the Go side: ttRPC's longest message with its header.
 MAX_RECEIVED = (4 << 20) + 10
 
 _HEADER = struct.Struct(">II")
 
 
 class Demux:
-    """Parts the streams again. Keeps nothing but a header that is not yet complete."""
+    """Separates the streams. Keeps nothing but an incomplete header."""
 
     def __init__(self) -> None:
         self._header = b""
         self._connection = 0
-        #: Of the current frame's payload, what is yet to come.
+        #: The bytes still to come of the current frame's payload.
         self._left = 0
         self._error: WireError | None = None
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The payloads in what came next, in order; a frame's payload is handed out as far as it came.
+        """Take the next bytes. :returns: (connection, payload) in order; an incomplete payload as far as it came.
 
-        :raises WireError: for a frame longer than any that NRI sends, and then always.
+        :raises WireError: a frame is longer than any that NRI sends; and at every later call.
         """
         if self._error is not None:
             raise self._error
@@ -57,13 +57,14 @@ class Demux:
             self._connection, self._left = _HEADER.unpack(self._header)
             self._header = b""
             if self._left > MAX_RECEIVED:
-                self._error = WireError("NRI frame", f"says it is {self._left} bytes long, at most {MAX_RECEIVED} are")
+                self._error = WireError(
+                    "NRI frame", f"is {self._left} bytes long, at most {MAX_RECEIVED} are accepted")
                 raise self._error
         return found
 
 
 def frames(connection: int, payload: bytes) -> bytes:
-    """`payload` in frames that the Go side can read."""
+    """The payload, cut into frames that the Go side can read."""
     parts: list[bytes] = []
     for at in range(0, len(payload), MAX_SENT):
         part = payload[at : at + MAX_SENT]

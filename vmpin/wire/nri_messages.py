@@ -1,7 +1,8 @@
-"""NRI's messages, as far as they are used: containerd/nri pkg/api/api.proto, its field numbers and names.
+"""The messages of NRI that are used: containerd/nri pkg/api/api.proto, with its field numbers and names.
 
-The same in every version of NRI so far (0.6 to 0.12): fields are only ever added. `EventRequest` is what all of
-RunPodSandboxRequest, PostStartContainerRequest, StopContainerRequest and so on have in common.
+They are the same in every version of NRI so far (0.6 to 0.12), which only adds fields. `EventRequest` has the fields
+that RunPodSandboxRequest, PostStartContainerRequest, StopContainerRequest and so on have in common. Used by
+sources.nri.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ UNKNOWN, CREATED, PAUSED, RUNNING, STOPPED = 0, 1, 2, 3, 4
 
 
 def mask(*events: int) -> int:
-    """The bits a plugin asks for `events` with, in its reply to Configure.
+    """The bits by which a plugin subscribes to these events, in its reply to Configure.
 
     >>> hex(mask(RUN_POD, STOP_POD, REMOVE_POD, POST_START))
     '0x47'

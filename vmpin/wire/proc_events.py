@@ -1,8 +1,8 @@
-"""The kernel's proc connector: what a listener sends to it, and the events that come.
+"""The kernel's proc connector: the messages that a listener sends, and the events that it receives.
 
 A datagram is `nlmsghdr | cn_msg | proc_event`, one message each, in the machine's own byte order (linux/netlink.h,
-linux/connector.h, linux/cn_proc.h). Also the classic BPF program that keeps from a listener what is nothing to it.
-What stays out: the socket (host/proc_connector).
+linux/connector.h, linux/cn_proc.h). Also the classic BPF program that drops events of no interest before they reach
+the listener. Called by host.proc_connector and procevents. What stays out: the socket (host.proc_connector).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ CN_IDX_PROC = CN_VAL_PROC = 1
 #: linux/cn_proc.h: enum proc_cn_mcast_op, enum proc_cn_event.
 MCAST_LISTEN, MCAST_IGNORE = 1, 2
 NONE, FORK, EXEC, COMM, EXIT = 0, 0x1, 0x2, 0x200, 0x80000000
-#: The kernel's thread that makes all others of the kernel.
+#: The kernel thread that creates all other kernel threads.
 KTHREADD = 2
 
 _NLMSG_DONE = 3
 _NLMSGHDR = struct.Struct("=IHHII")
 _CN_MSG = struct.Struct("=IIIIHH")
-#: Both of them, and of the proc_event what, cpu (not used) and timestamp_ns.
+#: Both headers, and the proc_event's fields what, cpu (not used) and timestamp_ns.
 _HEAD = struct.Struct("=IHHII IIIIHH I4xQ")
 _WHAT = _NLMSGHDR.size + _CN_MSG.size
 _DATA = _WHAT + 16
@@ -35,9 +35,9 @@ _LENGTH = {FORK: _FORK.size, EXEC: _PAIR.size, COMM: _COMM.size, EXIT: 16, NONE:
 
 
 class Fork(NamedTuple):
-    """A thread was born; `child` is its number, `process` that of its process: its own for a new process.
+    """A thread was created: `child` is its tid, `process` the pid of its process (equal for a new process).
 
-    `time` is when, of all events: CLOCK_MONOTONIC in ns. All numbers are the initial pid namespace's.
+    `time` of this and every event is CLOCK_MONOTONIC in ns. All ids are of the initial pid namespace.
     """
 
     time: int
@@ -48,14 +48,14 @@ class Fork(NamedTuple):
 
 
 class Exec(NamedTuple):
-    """A process executes a program; its only thread is the main one now."""
+    """A process executed a program; only its main thread is left."""
 
     time: int
     process: int
 
 
 class Comm(NamedTuple):
-    """A thread was named, by itself or through /proc; the kernel's own way of naming is not told."""
+    """A thread was named, by itself or through /proc; names that the kernel sets by itself cause no event."""
 
     time: int
     thread: int
@@ -72,7 +72,7 @@ class Exit(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """The answer to somebody's listening or ignoring; `error` is 0 or an errno."""
+    """The answer to MCAST_LISTEN or MCAST_IGNORE; `error` is 0 or an errno."""
 
     time: int
     error: int
@@ -82,7 +82,7 @@ Event = Fork | Exec | Comm | Exit | Ack
 
 
 def parse(raw: bytes) -> Event | None:
-    """A datagram's event, None for one of no interest. :raises WireError: it is no such message."""
+    """Parse a datagram. :returns: None for an event of no interest. :raises WireError: it is no such message."""
     if len(raw) < _DATA:
         raise WireError("proc connector", f"a message of {len(raw)} bytes")
     length, kind, _, _, _, idx, val, _, _, size, _, what, time = _HEAD.unpack_from(raw)
@@ -105,10 +105,11 @@ def parse(raw: bytes) -> Event | None:
 
 
 def subscription(operation: int, events: int | None = None) -> bytes:
-    """MCAST_LISTEN or MCAST_IGNORE.
+    """The message that starts or ends a subscription.
 
-    :param events: the kinds to be told of, as Linux 6.6 knows to choose them. An older kernel takes a message with
-        them for none at all, without a word; None is what every kernel understands, and means all kinds.
+    :param operation: MCAST_LISTEN or MCAST_IGNORE.
+    :param events: the kinds of events to receive, which Linux 6.6 and later can select. An older kernel silently
+        ignores a message with this field; None works with every kernel and means all kinds.
     """
     body = struct.pack("=I", operation) if events is None else struct.pack("=II", operation, events)
     connector = _CN_MSG.pack(CN_IDX_PROC, CN_VAL_PROC, 0, 0, len(body), 0) + body
@@ -121,20 +122,20 @@ _INSTRUCTION = struct.Struct("=HBBI")
 
 
 def socket_filter() -> bytes:
-    """For SO_ATTACH_FILTER, an array of sock_filter: new programs, names, new threads, and forks of kthreadd.
+    """An array of sock_filter for SO_ATTACH_FILTER: it passes executions, names, new threads, and forks of kthreadd.
 
-    New processes are kept away, which a node makes thousands of in a second: what they were forked to be, they
-    execute. Ends of threads are, too. The filter of Linux 6.6 does not know a thread from a process.
+    It drops new processes, of which a node creates thousands a second, as a process of interest executes a program
+    next; and ends of threads. (The selection by Linux 6.6 cannot distinguish a thread from a process.)
     """
     drop, keep = 11, 12  # the last two
     program = [
         (_LD, 0, 0, _WHAT),
-        (_JEQ, keep - 2, 0, _word(EXEC)),
-        (_JEQ, keep - 3, 0, _word(COMM)),
-        (_JEQ, keep - 4, 0, _word(NONE)),
-        (_JEQ, 0, drop - 5, _word(FORK)),
+        (_JEQ, keep - 2, 0, _as_loaded(EXEC)),
+        (_JEQ, keep - 3, 0, _as_loaded(COMM)),
+        (_JEQ, keep - 4, 0, _as_loaded(NONE)),
+        (_JEQ, 0, drop - 5, _as_loaded(FORK)),
         (_LD, 0, 0, _DATA + 4),
-        (_JEQ, keep - 7, 0, _word(KTHREADD)),
+        (_JEQ, keep - 7, 0, _as_loaded(KTHREADD)),
         (_LD, 0, 0, _DATA + 8),
         (_TAX, 0, 0, 0),
         (_LD, 0, 0, _DATA + 12),
@@ -145,7 +146,7 @@ def socket_filter() -> bytes:
     return b"".join(_INSTRUCTION.pack(*line) for line in program)
 
 
-def _word(number: int) -> int:
-    """As a load finds it: BPF takes what lies in a packet for the network's byte order."""
+def _as_loaded(number: int) -> int:
+    """The number as a BPF load sees it, which assumes network byte order in a packet."""
     found: int = struct.unpack(">I", struct.pack("=I", number))[0]
     return found

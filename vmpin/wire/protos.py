@@ -1,11 +1,12 @@
-"""Protobuf messages from a table of the fields that are used, so that no generated code is to be kept.
+"""Protobuf messages made from a table of the fields that are used, so that there is no generated code.
 
 A table has a line per message: its name, then its fields as `name=number` (a string) or `name=number:type`. A type is
 one of protobuf's scalars, `map` (string to string) or a message of the same table; `*` after it means repeated. Enums
-are int32 here, which is the same on the wire. Fields that are not named are skipped, and kept by a message that is
-written again.
+are int32 here, which is the same on the wire. Fields that are not in the table are skipped; a message that is
+serialized again retains them.
 
-Importing this module loads the protobuf library (some 50 ms): who needs it does so when it is needed.
+Importing this module loads the protobuf library (some 50 ms), so callers import it when they need it. Used by the
+other modules of wire and by sources. What stays out: the messages of one service (nri_messages, agent_messages).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Messages:
     """
 
     def __init__(self, package: str, table: str) -> None:
-        """:raises ValueError: for a table that is none; it is part of the program."""
+        """:raises ValueError: the table has an error; it is part of the program."""
         file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
         for line in table.strip().splitlines():
             name, *fields = line.split()
@@ -56,13 +57,14 @@ class Messages:
         return self._classes[name]
 
     def decode(self, name: str, raw: bytes) -> Any:
-        """The message of class `name` in `raw`. :raises WireError: when it is none."""
+        """Parse a message of class `name`. :raises WireError: the bytes are no such message."""
         try:
             return self._classes[name].FromString(raw)
         except (DecodeError, ValueError, RecursionError, SystemError) as err:
-            # The library's three implementations differ: pure Python lets the next two out, the one on C++ (Debian's)
-            # the last, for text that is no UTF-8.
-            raise WireError(f"{self.package}.{name}", f"{len(raw)} bytes are none: {str(err)[:100]}") from err
+            # The library's three implementations differ: the one in pure Python also raises the next two, the one on
+            # C++ (Debian's) the last, for invalid UTF-8.
+            raise WireError(f"{self.package}.{name}",
+                            f"{len(raw)} bytes are no such message: {str(err)[:100]}") from err
 
 
 def _add(message: descriptor_pb2.DescriptorProto, package: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""ttrpc's frames and its two messages, against bytes that containerd has sent and taken."""
+"""ttRPC's frames and its two messages, against bytes that containerd has sent and accepted."""
 
 from __future__ import annotations
 
