@@ -1,8 +1,10 @@
-"""What is wanted, as far as the sources told it: sandboxes and their containers.
+"""The desired state: sandboxes and their containers, as the sources reported them.
 
-Pure: `reduce(state, event)` gives the next state, and the very same object when the event says nothing new, so that
-a caller knows whether anything is to be placed again. Events may be late, doubled or out of order. What stays out:
-what runs (observe) and who may run where (placement).
+Pure: `reduce(state, event)` returns the next state, and the very same object when the event changes nothing, so that a
+caller knows whether anything has to be placed again. Events may be late, doubled or out of order. `reduce` never
+mutates a state; the reconciler owns the current one.
+
+What stays out: what runs (vmm), which CPUs the kubelet assigned (kubelet_cpus), and who may run where (placement).
 """
 
 from __future__ import annotations
@@ -27,17 +29,15 @@ from vmpin.domain.events import (
 )
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 
-#: A hook's word costs memory until its sandbox is gone; a node runs a few hundred pods.
+#: A report costs memory until its sandbox is gone; a node runs a few hundred pods.
 MAX_SANDBOXES = 4096
 MAX_CONTAINERS = 512
-
-
-#: Of CPUs that a container had before, so many are kept.
+#: How many former cpusets of a container are kept.
 MAX_REPLACED = 8
 
 
 class CpusetReport(NamedTuple):
-    """What one source says a container's cpuset is, and since when (CLOCK_BOOTTIME ns; 0: a list had it first).
+    """A container's cpuset as one source reports it, since `time` (CLOCK_BOOTTIME ns; 0: a list had it first).
 
     `replaced` are the cpusets that the runtime (NRI) reported before, oldest first.
     """
@@ -49,33 +49,33 @@ class CpusetReport(NamedTuple):
 
 @dataclass(frozen=True)
 class ContainerRecord:
-    """A container with what is known about the knowledge. Its cpuset is the word of `source`."""
+    """A container, and what each source reported of it. The container's cpuset is that of `source`."""
 
     container: Container
-    #: Whose word its cpuset is; as long as there is none, who told of the container.
+    #: The source whose cpuset counts; while none reported one, the source that reported the container.
     source: Source
-    #: CLOCK_BOOTTIME ns of the last word on its life; words older than that are ignored.
+    #: CLOCK_BOOTTIME ns of the last report on its life; older ones are ignored.
     time: int
     bundle: str = ""
     init: ThreadId | None = None
-    #: What each source says, those without a cpuset left out.
+    #: By source; a source that reported no cpuset is left out.
     reports: Mapping[Source, CpusetReport] = field(default_factory=dict)
-    #: Its creation was asked for, and nothing has said yet that it was created.
+    #: The runtime was asked to create it, and no source has reported yet that it did.
     requested: bool = False
 
     @property
     def pending(self) -> bool:
-        """Whether a request of the runtime's is under way for it."""
+        """Whether the runtime is working on a request for it."""
         return self.requested or self.container.creating or self.container.requested_cpuset is not None
 
     def reported_by(self, source: Source) -> bool:
-        """Whether a source told of it, with a cpuset or without."""
+        """Whether a source reported it, with a cpuset or without."""
         return source in self.reports or source is self.source
 
 
 @dataclass(frozen=True)
 class SandboxState:
-    """A sandbox as its sources report it. `held`: the operator took it out of vmpin's hands."""
+    """A sandbox as its sources report it. `suspended`: the operator has unpinned it, and vmpin leaves it alone."""
 
     id: SandboxId
     runtime: str = "oci"
@@ -84,23 +84,24 @@ class SandboxState:
     suspended: bool = False
     vmm: ThreadId | None = None
     handler: str = ""
-    #: Whether `pod` is the runtime's own word (NRI): annotations do not change it then.
+    #: Whether `pod` was reported by the runtime itself (NRI): annotations do not change it then.
     pod_by_nri: bool = False
 
     def live(self) -> tuple[Container, ...]:
         """The containers, stopped ones left out, in the order they came."""
-        return tuple(known.container for known in self.containers.values()
-                     if known.container.state is not ContainerState.STOPPED)
+        return tuple(record.container for record in self.containers.values()
+                     if record.container.state is not ContainerState.STOPPED)
 
 
 @dataclass(frozen=True)
 class DesiredState:
-    """Every sandbox that is known."""
+    """Every sandbox that a source reported and that is not gone."""
 
     sandboxes: Mapping[SandboxId, SandboxState] = field(default_factory=dict)
 
 
-#: A runtime's own word on what a sandbox is beats the command line's, and that a bare hook's.
+#: How much a source's report of a sandbox's runtime counts: Kata's own state more than a command line, and that more
+#: than NRI or a bare hook.
 _RANK = {"oci": 0, "nri": 1, "vmm": 2, "kata-rs": 3, "kata-go": 3}
 
 
@@ -126,42 +127,21 @@ def reduce(state: DesiredState, event: Event) -> DesiredState:
 def _reduce(old: SandboxState, event: Event) -> SandboxState:
     match event:
         case SandboxSeen():
-            runtime = event.runtime if _RANK.get(event.runtime, 0) > _RANK.get(old.runtime, 0) else old.runtime
-            vmm, handler = event.vmm or old.vmm, event.handler or old.handler
-            by_nri = event.runtime == "nri" and event.pod is not None
-            pod = old.pod if old.pod_by_nri and not by_nri else event.pod or old.pod
-            by_nri = by_nri or old.pod_by_nri
-            # Compared by parts: every resync says everything again, and making a copy costs ten times as much.
-            if (runtime, pod, vmm, handler, by_nri) == (old.runtime, old.pod, old.vmm, old.handler, old.pod_by_nri):
-                return old
-            return replace(old, runtime=runtime, pod=pod, vmm=vmm, handler=handler, pod_by_nri=by_nri)
+            return _sandbox_seen(old, event)
         case ContainerSeen():
-            return _seen(old, event)
+            return _container_seen(old, event)
         case CpusetSeen():
-            known = old.containers.get(event.container)
-            if known is None:
-                return old
-            words = _said(known.reports, event.source, event.cpuset, event.time)
-            return old if words is known.reports else _with(old, _decided(_without_asked(known), words))
+            return _cpuset_seen(old, event)
         case CpusetRequested():
-            return _asked(old, event)
+            return _cpuset_requested(old, event)
         case RequestExpired():
-            return _over(old, event)
+            return _request_expired(old, event)
         case ContainerStopped():
-            known = old.containers.get(event.container)
-            if known is None:
-                # A tombstone, should its creation be told late; a bounded number of them.
-                if len(old.containers) >= MAX_CONTAINERS:
-                    return old
-                known = ContainerRecord(Container(event.container), Source.BUNDLE, event.time)
-            elif known.container.state is ContainerState.STOPPED or event.time < known.time:
-                return old
-            stopped = replace(known.container, state=ContainerState.STOPPED, creating=False, requested_cpuset=None)
-            return _with(old, replace(known, container=stopped, time=event.time, init=None, requested=False))
+            return _container_stopped(old, event)
         case ContainerMisplaced():
             if event.container not in old.containers:
                 return old
-            return replace(old, containers={key: known for key, known in old.containers.items()
+            return replace(old, containers={key: record for key, record in old.containers.items()
                                             if key != event.container})
         case SuspensionChanged():
             return old if old.suspended == event.suspended else replace(old, suspended=event.suspended)
@@ -169,54 +149,71 @@ def _reduce(old: SandboxState, event: Event) -> SandboxState:
             return old
 
 
-def _seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
-    known = old.containers.get(event.container.id)
-    if known is None:
+def _sandbox_seen(old: SandboxState, event: SandboxSeen) -> SandboxState:
+    runtime = event.runtime if _RANK.get(event.runtime, 0) > _RANK.get(old.runtime, 0) else old.runtime
+    vmm, handler = event.vmm or old.vmm, event.handler or old.handler
+    by_nri = event.runtime == "nri" and event.pod is not None
+    pod = old.pod if old.pod_by_nri and not by_nri else event.pod or old.pod
+    by_nri = by_nri or old.pod_by_nri
+    # Compared by parts: every resync reports everything again, and making a copy costs ten times as much.
+    if (runtime, pod, vmm, handler, by_nri) == (old.runtime, old.pod, old.vmm, old.handler, old.pod_by_nri):
+        return old
+    return replace(old, runtime=runtime, pod=pod, vmm=vmm, handler=handler, pod_by_nri=by_nri)
+
+
+def _container_seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
+    record = old.containers.get(event.container.id)
+    if record is None:
         if len(old.containers) >= MAX_CONTAINERS:
             return old
-        words = _said({}, event.source, event.container.cpuset, event.time, event.listed)
-        return _with(_without_failed(old, event), ContainerRecord(event.container, event.source, event.time,
-                                                                  event.bundle,
-                                                        event.init, words, event.requested))
-    if event.time < known.time:
-        # A late word of its life; of its CPUs each source's own last word counts: Kata's file is older than the
-        # runtime's word on the update that it was written for.
-        if known.container.state is ContainerState.STOPPED:
+        reports = _with_report({}, event.source, event.container.cpuset, event.time, event.listed)
+        record = ContainerRecord(event.container, event.source, event.time, event.bundle, event.init, reports,
+                                 event.requested)
+        return _with_record(_without_failed(old, event), record)
+    if event.time < record.time:
+        # A late report of its life; of its CPUs each source's own last report counts: Kata's file is older than the
+        # runtime's report of the update that it was written for.
+        if record.container.state is ContainerState.STOPPED:
             return old
-        words = _said(known.reports, event.source, event.container.cpuset, event.time, event.listed)
-        return old if words is known.reports else _with(old, _decided(known, words))
-    if event.time == known.time and known.container.state is ContainerState.STOPPED:
+        reports = _with_report(record.reports, event.source, event.container.cpuset, event.time, event.listed)
+        return old if reports is record.reports else _with_record(old, _decided(record, reports))
+    if event.time == record.time and record.container.state is ContainerState.STOPPED:
         return old  # an end is not followed by a beginning in the same nanosecond: this one came late
-    before, now = known.container, event.container
-    # What was said of its former life is nothing to a container that was started again.
-    earlier = {} if before.state is ContainerState.STOPPED else known.reports
-    words = _said(earlier, event.source, now.cpuset, event.time, event.listed)
+    return _merged(old, record, event)
+
+
+def _merged(old: SandboxState, record: ContainerRecord, event: ContainerSeen) -> SandboxState:
+    """With a report that is later than all before it."""
+    before, now = record.container, event.container
+    # What was reported of its former life does not count for a container that was started again.
+    earlier = {} if before.state is ContainerState.STOPPED else record.reports
+    reports = _with_report(earlier, event.source, now.cpuset, event.time, event.listed)
     # The runtime's own name of it (NRI) is not changed by an annotation.
-    ruled = before.name and known.reported_by(Source.NRI) and event.source is not Source.NRI
+    ruled = before.name and record.reported_by(Source.NRI) and event.source is not Source.NRI
     name, pause = before.name if ruled else now.name or before.name, now.pause or before.pause
     exclusive = before.exclusive if now.exclusive is None else now.exclusive
-    bundle, init = event.bundle or known.bundle, event.init or known.init
-    # A request ends with the runtime's next report of the container. Kata's file says of an update that it was done,
-    # and of a creation only that it has begun.
+    bundle, init = event.bundle or record.bundle, event.init or record.init
+    # A request ends with the runtime's next report of the container. Kata's file shows that an update was done, but of
+    # a creation only that it has begun.
     if event.source is Source.NRI:
-        coming, asked = now.creating, now.requested_cpuset
+        creating, requested_cpuset = now.creating, now.requested_cpuset
     else:
-        # A hook (the bundle) comes in the middle of a creation: CRI-O runs createRuntime before Kata plugs in vCPUs.
-        coming = before.creating and (now.state is ContainerState.CREATED or event.source is Source.BUNDLE)
-        asked = before.requested_cpuset if words is known.reports else None
-    if (words is known.reports and event.requested == known.requested
-            and (name, pause, exclusive, now.state, bundle, init, coming, asked)
-            == (before.name, before.pause, before.exclusive, before.state, known.bundle, known.init, before.creating,
-                before.requested_cpuset)):
+        # A hook (the bundle) runs in the middle of a creation: CRI-O runs createRuntime before Kata plugs in vCPUs.
+        creating = before.creating and (now.state is ContainerState.CREATED or event.source is Source.BUNDLE)
+        requested_cpuset = before.requested_cpuset if reports is record.reports else None
+    if (reports is record.reports and event.requested == record.requested
+            and (name, pause, exclusive, now.state, bundle, init, creating, requested_cpuset)
+            == (before.name, before.pause, before.exclusive, before.state, record.bundle, record.init,
+                before.creating, before.requested_cpuset)):
         return old
-    merged = replace(now, name=name, cpuset=before.cpuset, exclusive=exclusive, pause=pause, creating=coming,
-                     requested_cpuset=asked)
-    return _with(old, _decided(ContainerRecord(merged, known.source, event.time, bundle, init, words, event.requested),
-                               words))
+    container = replace(now, name=name, cpuset=before.cpuset, exclusive=exclusive, pause=pause, creating=creating,
+                        requested_cpuset=requested_cpuset)
+    merged = ContainerRecord(container, record.source, event.time, bundle, init, reports, event.requested)
+    return _with_record(old, _decided(merged, reports))
 
 
 def _without_failed(old: SandboxState, event: ContainerSeen) -> SandboxState:
-    """Before a creation is asked for: the one of the same name that was asked for before and never reported again has
+    """Before a creation is requested: an earlier request of the same name, of which nothing more was reported, has
     failed. containerd and CRI-O reserve a container's name for as long as they create it.
 
     Nothing else shows it: a container of a VM has neither process nor cgroup on the host while it is created, which
@@ -224,99 +221,122 @@ def _without_failed(old: SandboxState, event: ContainerSeen) -> SandboxState:
     """
     if not event.requested or not event.container.name:
         return old
-    for known in old.containers.values():
-        if (known.requested and known.container.name == event.container.name and known.time < event.time):
-            old = _over(old, RequestExpired(old.id, known.container.id))
+    for record in old.containers.values():
+        if record.requested and record.container.name == event.container.name and record.time < event.time:
+            old = _request_expired(old, RequestExpired(old.id, record.container.id))
     return old
 
 
-def _asked(old: SandboxState, event: CpusetRequested) -> SandboxState:
-    known = old.containers.get(event.container)
-    if (known is None or known.container.state is ContainerState.STOPPED
-            or event.cpuset in (known.container.requested_cpuset or known.container.cpuset, EMPTY)):
+def _cpuset_seen(old: SandboxState, event: CpusetSeen) -> SandboxState:
+    record = old.containers.get(event.container)
+    if record is None:
         return old
-    return _with(old, replace(known, container=replace(known.container, requested_cpuset=event.cpuset)))
+    reports = _with_report(record.reports, event.source, event.cpuset, event.time)
+    return old if reports is record.reports else _with_record(old, _decided(_without_request(record), reports))
 
 
-def _over(old: SandboxState, event: RequestExpired) -> SandboxState:
+def _cpuset_requested(old: SandboxState, event: CpusetRequested) -> SandboxState:
+    record = old.containers.get(event.container)
+    if (record is None or record.container.state is ContainerState.STOPPED
+            or event.cpuset in (record.container.requested_cpuset or record.container.cpuset, EMPTY)):
+        return old
+    return _with_record(old, replace(record, container=replace(record.container, requested_cpuset=event.cpuset)))
+
+
+def _request_expired(old: SandboxState, event: RequestExpired) -> SandboxState:
     """A creation of which nothing more was reported has failed; one that was done, and an update, are as they were."""
-    known = old.containers.get(event.container)
-    if known is None or not known.pending:
+    record = old.containers.get(event.container)
+    if record is None or not record.pending:
         return old
-    state = ContainerState.STOPPED if known.requested else known.container.state
-    container = replace(known.container, state=state, creating=False, requested_cpuset=None)
-    return _with(old, replace(known, container=container, requested=False))
+    state = ContainerState.STOPPED if record.requested else record.container.state
+    container = replace(record.container, state=state, creating=False, requested_cpuset=None)
+    return _with_record(old, replace(record, container=container, requested=False))
 
 
-def _without_asked(known: ContainerRecord) -> ContainerRecord:
-    """Its cpuset is another: an update that was under way has been done."""
-    if known.container.requested_cpuset is None:
-        return known
-    return replace(known, container=replace(known.container, requested_cpuset=None))
+def _container_stopped(old: SandboxState, event: ContainerStopped) -> SandboxState:
+    record = old.containers.get(event.container)
+    if record is None:
+        # A tombstone, should its creation be reported late; a bounded number of them.
+        if len(old.containers) >= MAX_CONTAINERS:
+            return old
+        record = ContainerRecord(Container(event.container), Source.BUNDLE, event.time)
+    elif record.container.state is ContainerState.STOPPED or event.time < record.time:
+        return old
+    stopped = replace(record.container, state=ContainerState.STOPPED, creating=False, requested_cpuset=None)
+    return _with_record(old, replace(record, container=stopped, time=event.time, init=None, requested=False))
 
 
-def _said(words: Mapping[Source, CpusetReport], source: Source, cpuset: CpuSet | None, time: int,
-          listed: bool = False) -> Mapping[Source, CpusetReport]:
-    """With one more word; `words` itself when it is none (no cpuset means "no change"), or old or known already.
+def _without_request(record: ContainerRecord) -> ContainerRecord:
+    """Its cpuset changed: an update that was under way has been done."""
+    if record.container.requested_cpuset is None:
+        return record
+    return replace(record, container=replace(record.container, requested_cpuset=None))
 
-    A list's cpuset has been so at some time after the word that it replaces, which is all that is known: it does not
-    count as later than what Kata or the cgroup say since. What an update has replaced already is no news in a list.
+
+def _with_report(reports: Mapping[Source, CpusetReport], source: Source, cpuset: CpuSet | None, time: int,
+                 listed: bool = False) -> Mapping[Source, CpusetReport]:
+    """With one more report; `reports` itself when it is none (no cpuset means "no change"), old, or the same again.
+
+    A list's cpuset was so at some time after the report that it replaces, and no more is certain: it does not count as
+    later than what Kata or the cgroup report since. A cpuset that an update has replaced already changes nothing when
+    it comes in a list.
     """
-    word = words.get(source)
-    if not cpuset or (word is not None and word.cpuset == cpuset and (listed or word.time)):
-        return words
+    last = reports.get(source)
+    if not cpuset or (last is not None and last.cpuset == cpuset and (listed or last.time)):
+        return reports
     if listed:
-        if word is not None and cpuset in word.replaced:
-            return words
-        time = 0 if word is None else word.time
-    elif word is not None and word.time > time:
-        return words
-    said = {**words, source: CpusetReport(cpuset, time, _replaced(word, cpuset) if source is Source.NRI else ())}
+        if last is not None and cpuset in last.replaced:
+            return reports
+        time = 0 if last is None else last.time
+    elif last is not None and last.time > time:
+        return reports
+    found = {**reports, source: CpusetReport(cpuset, time, _replaced(last, cpuset) if source is Source.NRI else ())}
     # The runtime has just written the cgroup: what was read there before is over, until it is read again.
-    read = said.get(Source.CGROUP)
+    read = found.get(Source.CGROUP)
     if source is Source.NRI and read is not None and read.time <= time and read.cpuset != cpuset:
-        del said[Source.CGROUP]
-    return said
+        del found[Source.CGROUP]
+    return found
 
 
-def _replaced(word: CpusetReport | None, by: CpuSet) -> tuple[CpuSet, ...]:
+def _replaced(last: CpusetReport | None, by: CpuSet) -> tuple[CpuSet, ...]:
     """The cpusets that `by` replaces. The first one, of creation, is kept whatever comes after it."""
-    if word is None:
+    if last is None:
         return ()
-    found = tuple(cpuset for cpuset in dict.fromkeys((*word.replaced, word.cpuset)) if cpuset != by)
+    found = tuple(cpuset for cpuset in dict.fromkeys((*last.replaced, last.cpuset)) if cpuset != by)
     return found if len(found) <= MAX_REPLACED else (found[0], *found[2:])
 
 
-def authoritative_source(words: Mapping[Source, CpusetReport]) -> Source | None:
-    """Whose word on a container's cpuset counts. None: nobody said anything.
+def authoritative_source(reports: Mapping[Source, CpusetReport]) -> Source | None:
+    """The source whose cpuset of a container counts. None: no source reported one.
 
-    The later of Kata's and the runtime's (NRI): the one is not written by every version at each update, the other does
-    not hear of every one. Where Kata has no say the cgroup's comes first: it holds, whoever wrote it. Last what the
-    container was created with, which no update changes. A runtime's list has no time of its own (`_said`), so Kata's
-    file wins over it where neither is known to be later.
+    The later of Kata's and the runtime's (NRI): not every version of Kata writes its file at each update, and NRI does
+    not report every update. Where Kata reports none, the cgroup's comes first: the kernel obeys it, whichever program
+    wrote it. Last the bundle's, with which the container was created, and which no update changes. A runtime's list
+    has no time of its own (`_with_report`), so Kata's file wins over it where neither is certain to be later.
     """
-    if Source.CGROUP in words and Source.KATA not in words:
+    if Source.CGROUP in reports and Source.KATA not in reports:
         return Source.CGROUP
-    now = [source for source in (Source.KATA, Source.NRI) if source in words]
-    if now:
-        return max(now, key=lambda source: words[source].time)
-    return Source.BUNDLE if Source.BUNDLE in words else None
+    current = [source for source in (Source.KATA, Source.NRI) if source in reports]
+    if current:
+        return max(current, key=lambda source: reports[source].time)
+    return Source.BUNDLE if Source.BUNDLE in reports else None
 
 
-def _decided(known: ContainerRecord, words: Mapping[Source, CpusetReport]) -> ContainerRecord:
-    source = authoritative_source(words)
+def _decided(record: ContainerRecord, reports: Mapping[Source, CpusetReport]) -> ContainerRecord:
+    """With `reports`, and the cpuset of the one that counts."""
+    source = authoritative_source(reports)
     if source is None:
-        return known
-    return replace(known, container=replace(known.container, cpuset=words[source].cpuset), source=source,
-                   reports=words)
+        return record
+    container = replace(record.container, cpuset=reports[source].cpuset)
+    return replace(record, container=container, source=source, reports=reports)
 
 
-def _with(old: SandboxState, known: ContainerRecord) -> SandboxState:
-    return replace(old, containers={**old.containers, known.container.id: known})
+def _with_record(old: SandboxState, record: ContainerRecord) -> SandboxState:
+    return replace(old, containers={**old.containers, record.container.id: record})
 
 
 def forget_stopped(sandbox: SandboxState, before: int) -> SandboxState:
     """Without the stopped containers whose end (CLOCK_BOOTTIME ns) lies before `before`."""
-    kept = {key: known for key, known in sandbox.containers.items()
-            if known.container.state is not ContainerState.STOPPED or known.time >= before}
+    kept = {key: record for key, record in sandbox.containers.items()
+            if record.container.state is not ContainerState.STOPPED or record.time >= before}
     return sandbox if len(kept) == len(sandbox.containers) else replace(sandbox, containers=kept)
