@@ -15,7 +15,7 @@ from passes import settled
 from vms import Machine
 
 from vmpin.config.settings import Config
-from vmpin.daemon import exporter
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.daemon.exporter import Exporter
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import SandboxId
@@ -45,8 +45,7 @@ def scrape(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     reconciler = settled(made, machines)
     pauses: list[float] = []
 
-    answering = Exporter(_Watched(made.config(), reconciler.view))
-    exporter.FRESH = -1.0  # each is made anew
+    answering = Exporter(_Watched(made.config(), reconciler.view), Timeouts(scrape_age=-1.0))  # none is served twice
 
     async def one() -> float:
         longest = 0.0
@@ -72,4 +71,4 @@ def scrape(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     values, floors = in_turn(rounds, lambda: asyncio.run(one()), lambda: timed_ms(bare))
     return Figure("scrape_200x16", median(values), "ms", median(floors), 5, "ratio",
                   {"sandboxes": len(machines), "rounds": rounds, "longest_turn_ms": round(median(pauses[1:]), 3),
-                   "turn_ms": exporter.TURN * 1000})
+                   "turn_ms": TIMEOUTS.scrape_turn * 1000})

@@ -18,6 +18,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from vmpin.config.settings import Config
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.config.values import Address
 from vmpin.daemon import http
 from vmpin.daemon.http import HttpReply
@@ -37,14 +38,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-#: Seconds from one measurement of the loop's lag to the next.
-LAG_PERIOD = 0.5
-
-#: Seconds for which a scrape's answer is given to whoever asks next.
-FRESH = 1.0
-#: Seconds of work after which the loop's other work goes on.
-TURN = 0.001
 
 
 class ExportedWatcher(Protocol):
@@ -69,8 +62,9 @@ class ExportedWatcher(Protocol):
 class Exporter:
     """`run` is one of the watcher's tasks, made only where `metrics.address` is set."""
 
-    def __init__(self, watched: ExportedWatcher) -> None:
+    def __init__(self, watched: ExportedWatcher, timeouts: Timeouts = TIMEOUTS) -> None:
         self._watched = watched
+        self._timeouts = timeouts
         self._collector: NodeCollector | None = None
         self._scraping = asyncio.Lock()
         self._page = b""
@@ -83,10 +77,10 @@ class Exporter:
         await asyncio.to_thread(importlib.import_module, "vmpin.status.prometheus")
         made = _listen(address, self._watched.config.watch.status_group)
         own = None if address.path is None else unix_sockets.identity(address.path)
-        lag = asyncio.create_task(measure_lag(self._watched.view.counters.loop_lag))
+        lag = asyncio.create_task(measure_lag(self._watched.view.counters.loop_lag, self._timeouts.loop_lag))
         try:
             logger.info("metrics at %s", address)
-            await http.serve(made, self.answer)
+            await http.serve(made, self.answer, self._timeouts)
         finally:
             lag.cancel()
             made.close()
@@ -100,9 +94,9 @@ class Exporter:
 
                 return HttpReply(HTTPStatus.OK, await self.metrics(), CONTENT_TYPE)
             case "/healthz" | "/livez":
-                return _told([self._alive()])
+                return _probe_reply([self._alive()])
             case "/readyz":
-                return _told([self._alive(), *self._watched.source_health()])
+                return _probe_reply([self._alive(), *self._watched.source_health()])
         return HttpReply(HTTPStatus.NOT_FOUND, b"not found: /metrics, /healthz and /readyz are here\n")
 
     def _alive(self) -> SourceHealth:
@@ -113,10 +107,10 @@ class Exporter:
     async def metrics(self) -> bytes:
         """All metrics as text. Who asks while it is made waits for the same."""
         async with self._scraping:
-            if time.monotonic() - self._made < FRESH:
+            if time.monotonic() - self._made < self._timeouts.scrape_age:
                 return self._page
             count = Headcount()
-            await _in_turns(count.take(self._watched.view))
+            await _in_turns(count.take(self._watched.view), self._timeouts.scrape_turn)
             self._page = await self._write(count)
             self._made = time.monotonic()
             return self._page
@@ -132,7 +126,7 @@ class Exporter:
             0.0 if since is None else time.time() - (time.monotonic() - since), len(asyncio.all_tasks()),
             watched.config.metrics.per_sandbox)
         families = list(collector.collect())  # at one moment; only the writing takes its time
-        return b"".join(await _in_turns(map(text_of, families)))
+        return b"".join(await _in_turns(map(text_of, families), self._timeouts.scrape_turn))
 
     def _guests(self) -> Counter[str]:
         """Containers by the state of what their guest was told."""
@@ -144,7 +138,7 @@ class Exporter:
         return found
 
 
-async def measure_lag(found: Histogram, period: float = LAG_PERIOD) -> None:
+async def measure_lag(found: Histogram, period: float) -> None:
     """Until cancelled: how much later than it was due this task goes on. So much later do a hook and a question get
     their answer, too."""
     loop = asyncio.get_running_loop()
@@ -154,19 +148,19 @@ async def measure_lag(found: Histogram, period: float = LAG_PERIOD) -> None:
         found.observe(loop.time() - due)
 
 
-async def _in_turns(work: Iterator[T]) -> list[T]:
-    """Do the steps of `work`, and let the loop's other work go on every `TURN` seconds."""
+async def _in_turns(work: Iterator[T], turn: float) -> list[T]:
+    """Do the steps of `work`, and let the loop's other work go on every `turn` seconds."""
     done = []
     began = time.monotonic()
     for found in work:
         done.append(found)
-        if time.monotonic() - began > TURN:
+        if time.monotonic() - began > turn:
             await asyncio.sleep(0)
             began = time.monotonic()
     return done
 
 
-def _told(checks: list[SourceHealth]) -> HttpReply:
+def _probe_reply(checks: list[SourceHealth]) -> HttpReply:
     well, text = health.page(checks)
     return HttpReply(HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, text.encode("utf-8", "replace"))
 

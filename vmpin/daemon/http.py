@@ -1,10 +1,9 @@
 """As much of HTTP as a scrape and a probe take: one GET a connection, answered and closed.
 
-Who connects is not trusted: the head of a request is bounded in size and time, connections are bounded in number and
-taken at a bounded rate (the kernel holds the others), so that a flood costs the loop some hundredths of a CPU. Where
-all places are taken, who has been waited for longest makes room: connections that say nothing, or do not take what is
-said to them, keep no probe out. What stays out: what is answered (exporter). RFC 9112; no TLS, no keep-alive, no
-bodies.
+Clients are not trusted: the head of a request is bounded in size and time, and connections are bounded in number and
+accepted at a bounded rate, so that a flood costs the loop some hundredths of a CPU; the kernel's backlog holds the
+others. A client that sends nothing, or does not read its answer, is dropped at its deadline. What stays out: what is
+answered (exporter). RFC 9112; no TLS, no keep-alive, no bodies.
 """
 
 from __future__ import annotations
@@ -17,17 +16,12 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import NamedTuple
 
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
+
 logger = logging.getLogger(__name__)
 
 MAX_HEAD = 8192
 MAX_CONNECTIONS = 16
-#: Seconds for the head of a request to come, and for all of it to be answered and taken.
-HEAD_DEADLINE = 2.0
-DEADLINE = 10.0
-#: Seconds between two connections that are taken. A scrape or a probe comes every few seconds.
-PACE = 0.01
-#: Seconds of rest when the process has no descriptor left for a connection.
-EXHAUSTED = 0.5
 BACKLOG = 16
 
 PLAIN = "text/plain; charset=utf-8"
@@ -57,8 +51,41 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
+async def serve(made: socket.socket, handler: Handler, timeouts: Timeouts = TIMEOUTS,
+                most: int = MAX_CONNECTIONS) -> None:
+    """Answer until cancelled, `most` connections at a time. `made` is the caller's to close."""
+    loop = asyncio.get_running_loop()
+    places = asyncio.Semaphore(most)
+    busy: set[asyncio.Task[None]] = set()
+
+    def ended(task: asyncio.Task[None]) -> None:
+        busy.discard(task)
+        places.release()
+
+    try:
+        while True:
+            await places.acquire()
+            try:
+                await _readable(loop, made)
+                connection, _ = made.accept()  # not loop.sock_accept: cancelled at that moment it loses the connection
+            except OSError as err:
+                places.release()
+                logger.debug("no connection could be accepted: %r", err)
+                await asyncio.sleep(timeouts.no_descriptors)
+                continue
+            connection.setblocking(False)
+            task = asyncio.create_task(_attend(connection, handler, timeouts))
+            busy.add(task)
+            task.add_done_callback(ended)
+            await asyncio.sleep(timeouts.http_pace)
+    finally:
+        for task in busy:
+            task.cancel()
+        await asyncio.gather(*busy, return_exceptions=True)
+
+
 async def _readable(loop: asyncio.AbstractEventLoop, made: socket.socket) -> None:
-    """Wait until somebody wants to connect."""
+    """Wait for a client to connect."""
     ready = asyncio.Event()
     loop.add_reader(made, ready.set)
     try:
@@ -67,82 +94,40 @@ async def _readable(loop: asyncio.AbstractEventLoop, made: socket.socket) -> Non
         loop.remove_reader(made)
 
 
-async def serve(made: socket.socket, handler: Handler) -> None:
-    """Answer until cancelled. `made` is the caller's to close."""
+async def _attend(connection: socket.socket, handler: Handler, timeouts: Timeouts) -> None:
+    """Answer one request, and close the connection."""
     loop = asyncio.get_running_loop()
-    busy: set[asyncio.Task[None]] = set()
-    #: Those of them that wait for their peer, to speak or to take the answer, the longest first; for the others it is
-    #: made.
-    silent: dict[asyncio.Task[None], None] = {}
-
-    async def attend(connection: socket.socket) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        with connection, contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(DEADLINE):
+    with connection, contextlib.suppress(TimeoutError, OSError):
+        async with asyncio.timeout(timeouts.http_request):
+            async with asyncio.timeout(timeouts.http_head):
                 head = await _head(connection)
-                if not head:
-                    return
-                silent.pop(task, None)
-                answer = await _answer(head, handler)
-                silent[task] = None
-                await loop.sock_sendall(connection, answer)
-                connection.shutdown(socket.SHUT_WR)
+            if not head:
+                return
+            await loop.sock_sendall(connection, await _answer(head, handler))
+            connection.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(timeouts.http_head):
             await _drain(connection)
-
-    def ended(task: asyncio.Task[None]) -> None:
-        busy.discard(task)
-        silent.pop(task, None)
-
-    try:
-        while True:
-            try:
-                await _readable(loop, made)
-                connection, _ = made.accept()  # not loop.sock_accept: cancelled at that moment it loses the connection
-            except OSError as err:
-                logger.debug("no connection could be taken: %r", err)
-                await asyncio.sleep(EXHAUSTED)
-                continue
-            connection.setblocking(False)
-            if len(busy) >= MAX_CONNECTIONS and silent:
-                oldest = next(iter(silent))
-                oldest.cancel()
-                ended(oldest)
-            if len(busy) < MAX_CONNECTIONS:
-                task = asyncio.create_task(attend(connection))
-                busy.add(task)
-                silent[task] = None
-                task.add_done_callback(ended)
-            else:
-                connection.close()
-            await asyncio.sleep(PACE)
-    finally:
-        for task in busy:
-            task.cancel()
-        await asyncio.gather(*busy, return_exceptions=True)
 
 
 async def _drain(connection: socket.socket) -> None:
-    """Take what is still to be read: it makes the kernel reset the connection, and the peer lose the answer."""
+    """Read the rest of the request: at unread bytes the kernel resets the connection, with the reply."""
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(HEAD_DEADLINE):
-        for _ in range(MAX_HEAD // 1024):
-            if not await loop.sock_recv(connection, 4096):
-                return
+    for _ in range(MAX_HEAD // 1024):
+        if not await loop.sock_recv(connection, 4096):
+            return
 
 
 async def _head(connection: socket.socket) -> bytes:
-    """What came up to the empty line, or as much as is too much; empty when the peer went away before."""
+    """The request up to its empty line, or more than MAX_HEAD bytes; empty when the client closed before."""
     loop = asyncio.get_running_loop()
     head = b""
-    async with asyncio.timeout(HEAD_DEADLINE):
-        while len(head) <= MAX_HEAD:
-            part = await loop.sock_recv(connection, 4096)
-            head += part
-            if not part:
-                return b""
-            if b"\r\n\r\n" in head or b"\n\n" in head:
-                return head.replace(b"\r\n", b"\n").partition(b"\n\n")[0]
+    while len(head) <= MAX_HEAD:
+        part = await loop.sock_recv(connection, 4096)
+        head += part
+        if not part:
+            return b""
+        if b"\r\n\r\n" in head or b"\n\n" in head:
+            return head.replace(b"\r\n", b"\n").partition(b"\n\n")[0]
     return head
 
 

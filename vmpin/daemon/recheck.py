@@ -1,7 +1,7 @@
-"""When sandboxes are looked at again of which something was told: soon, and then ever more seldom.
+"""When sandboxes are reconciled again after a report on them: soon, and then ever more seldom.
 
-A VMM makes its vCPU threads, and hotplugs more, in the moments after the runtime called. What stays out: the look
-itself (watcher).
+A VMM makes its vCPU threads, and hotplugs more, in the moments after the runtime called. What stays out: the pass
+itself. Used by the watcher, in its event loop.
 """
 
 from __future__ import annotations
@@ -9,67 +9,80 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
+from vmpin.config.timeouts import TIMEOUTS
 from vmpin.domain.model import SandboxId
 
-#: Seconds from one look to the next.
-STEPS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-#: Which time it is again when another thread without a name was born meanwhile.
+#: Step to which a schedule falls back when another unnamed thread appears.
 UNNAMED = 4
 
 
-class RecheckSchedule:
-    """Of all sandboxes; used in one event loop."""
+class Recheck(NamedTuple):
+    """The next recheck of a sandbox: its step, and when it is due (time.monotonic())."""
 
-    def __init__(self) -> None:
-        #: Which time it is, and when (time.monotonic()).
-        self._next: dict[SandboxId, tuple[int, float]] = {}
+    step: int
+    due: float
+
+
+class RecheckSchedule:
+    """The rechecks of all sandboxes. :param pauses: seconds before each recheck."""
+
+    def __init__(self, pauses: tuple[float, ...] = TIMEOUTS.rechecks) -> None:
+        self._pauses = pauses
+        self._next: dict[SandboxId, Recheck] = {}
         self._changed = asyncio.Event()
 
-    def soon(self, sandboxes: Iterable[SandboxId]) -> None:
-        """From the start."""
-        due = time.monotonic() + STEPS[0]
+    @property
+    def pending(self) -> Mapping[SandboxId, Recheck]:
+        """The next recheck of each sandbox that has one."""
+        return self._next
+
+    def restart(self, sandboxes: Iterable[SandboxId]) -> None:
+        """Begin the schedule of each sandbox, from its first step."""
+        due = time.monotonic() + self._pauses[0]
         for sandbox in sandboxes:
-            self._next[sandbox] = 0, due
+            self._next[sandbox] = Recheck(0, due)
             self._changed.set()
 
-    def unless_due(self, sandboxes: Iterable[SandboxId]) -> None:
-        """From the start, but for those that are to be looked at again anyway."""
-        self.soon([sandbox for sandbox in sandboxes if sandbox not in self._next])
+    def begin(self, sandboxes: Iterable[SandboxId]) -> None:
+        """Begin the schedule of each sandbox that has no recheck pending."""
+        self.restart([sandbox for sandbox in sandboxes if sandbox not in self._next])
 
-    def more(self, sandboxes: Iterable[SandboxId]) -> None:
-        """A thread came that bears no name. Such can come all the time: not ever from the start again."""
+    def unnamed_thread(self, sandboxes: Iterable[SandboxId]) -> None:
+        """A thread without a name appeared in each sandbox. Such threads may appear all the time: a schedule that has
+        advanced further falls back to the step UNNAMED, and not to the first."""
         now = time.monotonic()
         for sandbox in sandboxes:
             if sandbox not in self._next:
-                self.soon([sandbox])
+                self.restart([sandbox])
                 continue
             step, due = self._next[sandbox]
             if step > UNNAMED:
-                self._next[sandbox] = UNNAMED, min(due, now + STEPS[UNNAMED])
+                self._next[sandbox] = Recheck(UNNAMED, min(due, now + self._pauses[UNNAMED]))
                 self._changed.set()
 
     async def due(self) -> list[SandboxId]:
-        """Wait until there are some to look at. They stay due until they were `looked` at."""
+        """Wait for sandboxes that are due. They stay due until they are `checked`."""
         while True:
             self._changed.clear()
             now = time.monotonic()
-            found = [sandbox for sandbox, (_, when) in self._next.items() if when <= now]
+            found = [sandbox for sandbox, recheck in self._next.items() if recheck.due <= now]
             if found:
                 return found
-            pause = min((when for _, when in self._next.values()), default=None)
+            first = min((recheck.due for recheck in self._next.values()), default=None)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if pause is None else pause - now):
+                async with asyncio.timeout(None if first is None else first - now):
                     await self._changed.wait()
 
-    def looked(self, sandboxes: Iterable[SandboxId]) -> list[SandboxId]:
-        """They were. :returns: those for which it was the last time."""
+    def checked(self, sandboxes: Iterable[SandboxId]) -> list[SandboxId]:
+        """Advance the schedule of sandboxes that were reconciled. :returns: those whose last recheck this was."""
         now, last = time.monotonic(), []
         for sandbox in sandboxes:
-            step = self._next[sandbox][0] + 1
-            if step < len(STEPS):
-                self._next[sandbox] = step, now + STEPS[step]
+            step = self._next[sandbox].step + 1
+            if step < len(self._pauses):
+                self._next[sandbox] = Recheck(step, now + self._pauses[step])
             else:
                 del self._next[sandbox]
                 last.append(sandbox)

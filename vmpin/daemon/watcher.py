@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 from vmpin import log
 from vmpin.config import reload
 from vmpin.config.settings import Config
+from vmpin.config.timeouts import TIMEOUTS
 from vmpin.daemon import sd_notify
 from vmpin.daemon.control import Control
 from vmpin.daemon.feeds import FileFeed, NriFeed, PodResourcesFeed, source_health, wants_nri
-from vmpin.daemon.recheck import STEPS, RecheckSchedule
+from vmpin.daemon.recheck import RecheckSchedule
 from vmpin.daemon.run_directory import RunDirectory
 from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.domain.model import SandboxId
@@ -79,7 +80,7 @@ class Watcher:
         self._ousted: WatcherError | None = None
         #: Why the run directory could not be made again when it was last looked at, "" if it could.
         self._unmade = ""
-        self._settling = RecheckSchedule()
+        self._rechecks = RecheckSchedule()
         self._save = asyncio.Event()
         self._stop = asyncio.Event()
         self._resync = asyncio.Event()
@@ -262,7 +263,7 @@ class Watcher:
         if name is not None:
             self._kept.append(name)
         self._told(self.reconciler.reconcile(sandboxes), "hook", since)
-        self._settling.soon(sandboxes)
+        self._rechecks.restart(sandboxes)
         self._save.set()
         return True
 
@@ -301,7 +302,7 @@ class Watcher:
         if grows:
             self.reconciler.moves(grows)
             self._files.watch(self._watched())
-        self._settling.soon(begun | grows)
+        self._rechecks.restart(begun | grows)
         self._save.set()
 
     def _list_again(self) -> None:
@@ -321,8 +322,8 @@ class Watcher:
         if touched.reconcile:
             self._told(self.reconciler.reconcile(touched.reconcile, scan=False), "birth", since)
             self._ask_qmp()
-        self._settling.soon(touched.begun)
-        self._settling.more(touched.unnamed)
+        self._rechecks.restart(touched.begun)
+        self._rechecks.unnamed_thread(touched.unnamed)
         if self.reconciler.unsaved:
             self._save.set()
 
@@ -387,16 +388,16 @@ class Watcher:
     async def _settles(self) -> None:
         """Look again, ever more seldom, at sandboxes a hook spoke of."""
         while True:
-            due = await self._settling.due()
+            due = await self._rechecks.due()
             self._told(self.reconciler.reconcile(due), "settle")
             self._ask_qmp()
             if self.reconciler.unsaved:
                 self._save.set()
-            for sandbox in self._settling.looked(due):
+            for sandbox in self._rechecks.checked(due):
                 vm = self.view.vms.get(sandbox)
                 if vm is not None and not vm.known:
                     logger.warning("sandbox=%s: after %.1f s its vCPU threads cannot be told (known: %d of %d "
-                                   "threads)", sandbox, sum(STEPS), len(vm.vcpus), len(vm.vmm.stats))
+                                   "threads)", sandbox, sum(TIMEOUTS.rechecks), len(vm.vcpus), len(vm.vmm.stats))
 
     async def _saving(self) -> None:
         while True:
@@ -447,7 +448,7 @@ class Watcher:
         if self._births is not None:
             self._births.passed(report, everything=why in ("resync", "request"))
         self.guests.update(self.view)
-        self._settling.unless_due({result.operation.sandbox for result in report.results
+        self._rechecks.begin({result.operation.sandbox for result in report.results
                                    if result.outcome is Outcome.WAITING})
         failed = report.count(Outcome.REFUSED)
         logger.debug("pass why=%s vms=%d set=%d refused=%d ms=%.1f", why, report.vms,

@@ -17,6 +17,7 @@ import pytest
 from metered import WEB, Node, metered
 
 from vmpin.config import loading as settings
+from vmpin.config.timeouts import Timeouts
 from vmpin.daemon import exporter
 from vmpin.daemon.exporter import Exporter
 from vmpin.daemon.http import HttpReply
@@ -167,27 +168,25 @@ def test_who_asks_again_at_once_is_told_the_same(node: Node, monkeypatch: pytest
             return super().take(view)
 
     monkeypatch.setattr(exporter, "Headcount", Counting)
-    monkeypatch.setattr(exporter, "FRESH", 60.0)
-
     async def main() -> None:
-        made = Exporter(node)
+        made = Exporter(node, Timeouts(scrape_age=600.0))
         first = await asyncio.gather(*(made.metrics() for _ in range(20)))
         assert (counted, len(set(first))) == (1, 1)
-        monkeypatch.setattr(exporter, "FRESH", 0.2)
-        await asyncio.sleep(0.25)
+        made = Exporter(node, Timeouts(scrape_age=0.01))
         await made.metrics()
-        assert counted == 2
+        await asyncio.sleep(0.02)
+        await made.metrics()
+        assert counted == 3
 
     asyncio.run(main())
 
 
-def test_the_loop_goes_on_while_metrics_are_made(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "TURN", 0.0)
+def test_the_loop_goes_on_while_metrics_are_made(node: Node) -> None:
     turns = 0
 
     async def main() -> None:
         nonlocal turns
-        task = asyncio.create_task(Exporter(node).metrics())
+        task = asyncio.create_task(Exporter(node, Timeouts(scrape_turn=0.0)).metrics())
         while not task.done():
             turns += 1
             await asyncio.sleep(0)

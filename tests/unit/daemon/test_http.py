@@ -16,6 +16,7 @@ from guest_peer import until
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.daemon import http as server
 from vmpin.daemon.http import HttpReply
 
@@ -31,10 +32,11 @@ async def handler(path: str) -> HttpReply:
 
 
 @asynccontextmanager
-async def serving(handle: Callable[[str], Awaitable[HttpReply]] = handler) -> AsyncIterator[int]:
+async def serving(handle: Callable[[str], Awaitable[HttpReply]] = handler, most: int = server.MAX_CONNECTIONS,
+                  timeouts: Timeouts = TIMEOUTS) -> AsyncIterator[int]:
     """Its port."""
     with closing(server.listen("127.0.0.1", 0)) as made:
-        task = asyncio.create_task(server.serve(made, handle))
+        task = asyncio.create_task(server.serve(made, handle, timeouts, most))
         try:
             yield int(made.getsockname()[1])
         finally:
@@ -103,11 +105,10 @@ def test_the_answer_to_too_much_arrives_all_the_same() -> None:
     asyncio.run(main())
 
 
-def test_who_says_nothing_is_dropped_and_others_are_answered_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_sends_nothing_is_dropped_and_others_are_answered_meanwhile() -> None:
     async def main() -> None:
-        async with serving() as port:
-            for deadline in (600.0, 0.2):
-                monkeypatch.setattr(server, "HEAD_DEADLINE", deadline)
+        for deadline in (600.0, 0.2):
+            async with serving(timeouts=Timeouts(http_head=deadline)) as port:
                 before = descriptors()
                 mute = [socket.create_connection(("127.0.0.1", port)) for _ in range(server.MAX_CONNECTIONS - 2)]
                 mute[0].sendall(b"GET /metr")
@@ -127,33 +128,25 @@ def test_who_says_nothing_is_dropped_and_others_are_answered_meanwhile(monkeypat
     asyncio.run(main())
 
 
-def test_connections_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe that is not answered would have the watcher restarted."""
-    monkeypatch.setattr(server, "HEAD_DEADLINE", 600.0)
-    monkeypatch.setattr(server, "PACE", 0.001)
-
+@pytest.mark.parametrize("request_", [b"", b"GET /big HTTP/1.1\r\n\r\n"], ids=["mute", "greedy"])
+def test_clients_that_neither_send_nor_read_keep_others_waiting_until_their_deadline(request_: bytes) -> None:
+    """A probe that is not answered for ever would have the watcher restarted."""
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with serving() as port:
+        async with serving(timeouts=Timeouts(http_head=0.3, http_request=0.3, http_pace=0.0)) as port:
             before = descriptors()
-            mute = []
-            for _ in range(3):
-                for _ in range(server.MAX_CONNECTIONS):
-                    mute.append(socket.create_connection(("127.0.0.1", port)))
-                    await asyncio.sleep(0.002)
-                assert b"you asked for /x" in await asyncio.to_thread(say, port, b"GET /x HTTP/1.1\r\n\r\n")
-            mute[0].setblocking(False)
-            async with asyncio.timeout(120):
-                assert await loop.sock_recv(mute[0], 100) == b""  # the longest one was hung up on
-            for each in mute:
+            clients = [await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port))
+                       for _ in range(server.MAX_CONNECTIONS + server.BACKLOG // 2)]
+            for each in clients:
+                each.sendall(request_)
+            assert b"you asked for /x" in await asyncio.to_thread(say, port, b"GET /x HTTP/1.1\r\n\r\n")
+            for each in clients:
                 each.close()
             await until(lambda: descriptors() == before)
 
     asyncio.run(main())
 
 
-def test_connections_that_take_no_answer_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "DEADLINE", 600.0)
+def test_a_client_that_does_not_read_its_answer_is_dropped() -> None:
     asked = 0
 
     async def count(path: str) -> HttpReply:
@@ -162,32 +155,7 @@ def test_connections_that_take_no_answer_keep_nobody_out(monkeypatch: pytest.Mon
         return await handler(path)
 
     async def main() -> None:
-        async with serving(count) as port:
-            before = descriptors()
-            for most in (server.MAX_CONNECTIONS, 2 * server.MAX_CONNECTIONS):
-                greedy = [socket.create_connection(("127.0.0.1", port)) for _ in range(server.MAX_CONNECTIONS)]
-                for each in greedy:
-                    each.sendall(b"GET /big HTTP/1.1\r\n\r\n")
-                await until(lambda: asked == most)  # noqa: B023
-                assert b"you asked for /x" in await asyncio.to_thread(say, port, b"GET /x HTTP/1.1\r\n\r\n")
-                for each in greedy:
-                    each.close()
-                await until(lambda: descriptors() == before)
-
-    asyncio.run(main())
-
-
-def test_who_takes_no_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "DEADLINE", 0.3)
-    asked = 0
-
-    async def count(path: str) -> HttpReply:
-        nonlocal asked
-        asked += path == "/big"
-        return await handler(path)
-
-    async def main() -> None:
-        async with serving(count) as port:
+        async with serving(count, timeouts=Timeouts(http_request=0.3)) as port:
             before = descriptors()
             with socket.create_connection(("127.0.0.1", port)) as mute:
                 mute.sendall(b"GET /big HTTP/1.1\r\n\r\n")
@@ -197,26 +165,31 @@ def test_who_takes_no_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None
     asyncio.run(main())
 
 
-def test_more_connections_than_are_served_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+def test_more_connections_than_are_served_wait_for_their_turn() -> None:
     go_on = asyncio.Event()
+    most = now = 0
 
     async def slow(path: str) -> HttpReply:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
         await go_on.wait()
+        now -= 1
         return HttpReply(HTTPStatus.OK, b"at last\n")
 
     async def main() -> None:
-        async with serving(slow) as port:
+        async with serving(slow, most=3) as port:
             asking = [asyncio.create_task(asyncio.to_thread(say, port, b"GET / HTTP/1.1\r\n\r\n")) for _ in range(5)]
-            await until(lambda: sum(each.done() for each in asking) == 2)  # the others hold all the places there are
+            await until(lambda: now == 3)
             go_on.set()
-            answers = await asyncio.gather(*asking, return_exceptions=True)
-            assert sum(isinstance(answer, bytes) and answer.endswith(b"at last\n") for answer in answers) == 3
+            answers = await asyncio.gather(*asking)
+            assert all(answer.endswith(b"at last\n") for answer in answers)
+            assert most == 3
 
     asyncio.run(main())
 
 
-def test_a_flood_is_taken_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_is_taken_slowly() -> None:
     asked = 0
 
     async def count(path: str) -> HttpReply:
@@ -224,10 +197,8 @@ def test_a_flood_is_taken_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
         asked += 1
         return HttpReply(HTTPStatus.OK, b"")
 
-    monkeypatch.setattr(server, "PACE", 0.05)
-
     async def main() -> None:
-        async with serving(count) as port:
+        async with serving(count, timeouts=Timeouts(http_pace=0.05)) as port:
             flood, began = [], time.monotonic()
             for _ in range(100):
                 each = socket.socket()
@@ -246,13 +217,11 @@ def test_a_flood_is_taken_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(main())
 
 
-def test_a_process_out_of_descriptors_serves_again_when_it_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_out_of_descriptors_serves_again_when_it_has_some() -> None:
     import resource
 
-    monkeypatch.setattr(server, "EXHAUSTED", 0.1)
-
     async def main() -> None:
-        async with serving() as port:
+        async with serving(timeouts=Timeouts(no_descriptors=0.1)) as port:
             client = socket.create_connection(("127.0.0.1", port))
             client.setblocking(False)
             await asyncio.sleep(0.1)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from vmpin.daemon import recheck
-from vmpin.daemon.recheck import STEPS, RecheckSchedule
+from vmpin.config.timeouts import TIMEOUTS
+from vmpin.daemon.recheck import UNNAMED, RecheckSchedule
 from vmpin.domain.model import SandboxId
 
 A, B = SandboxId("a"), SandboxId("b")
@@ -22,51 +22,47 @@ async def soon(made: RecheckSchedule, wanted: list[SandboxId]) -> float:
     return time.monotonic() - began
 
 
-def test_it_is_looked_at_ever_more_seldom_and_then_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_looked_at_ever_more_seldom_and_then_no_more() -> None:
     steps = (0.02, 0.05, 0.1)
-    monkeypatch.setattr(recheck, "STEPS", steps)
 
     async def scenario() -> None:
-        made = RecheckSchedule()
-        made.soon([A])
+        made = RecheckSchedule(steps)
+        made.restart([A])
         for step in steps[:-1]:
             assert await soon(made, [A]) >= step - 0.005
-            assert made.looked([A]) == []
+            assert made.checked([A]) == []
         assert await soon(made, [A]) >= steps[-1] - 0.005
-        assert made.looked([A]) == [A]
+        assert made.checked([A]) == [A]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(made.due(), 0.3)
 
     asyncio.run(scenario())
 
 
-def test_what_was_not_looked_at_stays_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_looked_at_stays_due() -> None:
     """As when the look failed."""
-    monkeypatch.setattr(recheck, "STEPS", (0.001, 60.0))
 
     async def scenario() -> None:
-        made = RecheckSchedule()
-        made.soon([A])
+        made = RecheckSchedule((0.001, 60.0))
+        made.restart([A])
         await soon(made, [A])
         await soon(made, [A])
-        made.looked([A])
-        made.soon([B])
+        made.checked([A])
+        made.restart([B])
         await soon(made, [B])
 
     asyncio.run(scenario())
 
 
-def test_whoever_waits_hears_of_one_that_is_due_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recheck, "STEPS", (0.02, 60.0))
-
+def test_whoever_waits_hears_of_one_that_is_due_sooner() -> None:
     async def scenario() -> None:
-        made = RecheckSchedule()
-        made.soon([A])
+        made = RecheckSchedule((0.02, 60.0))
+        made.restart([A])
         await soon(made, [A])
-        made.looked([A])
+        made.checked([A])
         waiting = asyncio.create_task(made.due())
         await asyncio.sleep(0.01)
-        made.soon([A])  # something is told of it again
+        made.restart([A])  # something is told of it again
         async with asyncio.timeout(120):
             assert await waiting == [A]
 
@@ -76,15 +72,19 @@ def test_whoever_waits_hears_of_one_that_is_due_sooner(monkeypatch: pytest.Monke
 def test_threads_without_names_that_come_all_the_time_do_not_begin_it_anew() -> None:
     async def scenario() -> None:
         made = RecheckSchedule()
-        made.more([A])
-        assert made._next[A][0] == 0
-        for step in range(1, len(STEPS)):
-            assert made.looked([A]) == []
-            before = made._next[A]
-            made.more([A])
-            assert made._next[A][0] == min(step, recheck.UNNAMED)
-            assert made._next[A][1] <= before[1]
-            made._next[A] = before
-        assert made.looked([A]) == [A]
+        made.unnamed_thread([A])
+        assert made.pending[A].step == 0
+        for step in range(1, len(TIMEOUTS.rechecks)):
+            assert made.checked([A]) == []
+            before = made.pending[A]
+            assert before.step == step
+            if step > UNNAMED:
+                made.unnamed_thread([A])
+                assert made.pending[A].step == UNNAMED
+                assert made.pending[A].due <= before.due
+                while made.pending[A].step < step:
+                    assert made.checked([A]) == []
+        assert made.checked([A]) == [A]
+        assert not made.pending
 
     asyncio.run(scenario())
