@@ -2,23 +2,64 @@
 
 Levels. error: something is not as wanted and vmpin cannot make it so. warning: something odd that was worked around.
 info: a decision and what became of it. debug: every system call that changes a mask, and what vanished meanwhile.
+
+Every line logged while an event is handled ends in ` op=N`: the same N from the source's line to the masks that were
+read back. Called by the command line (`setup`), the watcher and the reconciler (`operation`).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _SYSLOG = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+
+
+_numbers = itertools.count(1)
+_current = 0
+
+
+@contextmanager
+def operation(number: int = 0) -> Iterator[int]:
+    """Number the lines that are logged until this ends: with `number`, else as those of the operation around it, else
+    with the next one. Yields the number.
+
+    One number is current at a time, so nothing may be awaited meanwhile. As a decorator it numbers each call.
+    """
+    global _current
+    outer = _current
+    _current = number or outer or next(_numbers)
+    try:
+        yield _current
+    finally:
+        _current = outer
+
+
+def _message(record: logging.LogRecord) -> str:
+    return f"{record.getMessage()} op={_current}" if _current else record.getMessage()
+
+
+class Text(logging.Formatter):
+    """For a terminal: with the time and the level."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = _message(record)
+        return super().formatMessage(record)
 
 
 class _Journal(logging.Formatter):
     """With the level as the journal reads it (sd-daemon(3)), which knows the time itself."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage().replace("\n", "\\n")
+        text = _message(record).replace("\n", "\\n")
         return f"<{_SYSLOG.get(record.levelno, 6)}>{text}"
 
 
@@ -27,7 +68,8 @@ class _Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps({"time": round(record.created, 6), "level": record.levelname.lower(),
-                           "module": record.name, "message": record.getMessage()})
+                           "module": record.name, "message": record.getMessage(),
+                           **({"op": _current} if _current else {})})
 
 
 def setup(level: str, as_json: bool = False) -> None:
@@ -38,7 +80,7 @@ def setup(level: str, as_json: bool = False) -> None:
     elif "JOURNAL_STREAM" in os.environ:
         handler.setFormatter(_Journal())
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(Text())
     logging.root.handlers[:] = [handler]
     set_level(level)
 

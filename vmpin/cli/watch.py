@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from vmpin import log
     from vmpin.daemon import sd_notify
     from vmpin.host.lock import Lock
-    from vmpin.reconcile import one_pass
+    from vmpin.reconcile.intake import take_spool
     from vmpin.reconcile.reconciler import Reconciler
     from vmpin.sources.spool import Spool
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             os.chmod(config.paths.run, 0o755)
         reconciler, spool = Reconciler(config), Spool(config.paths.spool)
         spool.prepare()
-        kept = one_pass.take(reconciler, spool, set())
+        kept = take_spool(reconciler, spool, set())
         reconciler.resync(full=True)
         sd_notify.notify(f"STATUS=placed the threads of {len(reconciler.view.vms)} VM sandboxes")
         gc.freeze()

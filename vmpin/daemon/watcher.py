@@ -36,7 +36,7 @@ from vmpin.pinning.apply import Outcome
 from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.procevents.newborn_placer import FollowUp
 from vmpin.reconcile import teardown
-from vmpin.reconcile.one_pass import ask, hear, take
+from vmpin.reconcile.intake import take_message, take_spool
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reconcile.relist import Relist
 from vmpin.reports.residency.sampler import Sampler
@@ -46,6 +46,7 @@ from vmpin.sources.nri.translation import ContainerEvent, Disconnected, NriEvent
 from vmpin.sources.spool import Spool
 from vmpin.status.about import About
 from vmpin.status.health import SourceHealth
+from vmpin.vmm import qmp_identity
 from vmpin.vmm.inventory import Vm
 
 if TYPE_CHECKING:
@@ -255,9 +256,10 @@ class Watcher:
         asyncio.get_running_loop().call_soon(self._take, raw, name, since)
         return b"ok\n"
 
+    @log.operation()
     def _take(self, raw: bytes, name: str | None, since: float) -> bool:
         """:returns: whether it was heard; else the next resync takes it from the spool, if it is there."""
-        sandboxes = hear(self.reconciler, raw)
+        sandboxes = take_message(self.reconciler, raw)
         if sandboxes is None:
             return False
         if name is not None:
@@ -268,13 +270,14 @@ class Watcher:
         return True
 
     def _take_spool(self) -> None:
-        names = take(self.reconciler, self.spool, set(self._kept))
+        names = take_spool(self.reconciler, self.spool, set(self._kept))
         if names:
             self._kept += names
             self._save.set()
 
     # The container runtime
 
+    @log.operation()
     def _on_nri(self, events: list[NriEvent]) -> None:
         self._repair.take(events)
         self._relist.take(events)
@@ -309,6 +312,7 @@ class Watcher:
         if self._nri is not None and self._nri.plugin is not None and self._nri.plugin.can_reconnect:
             self._nri.plugin.again()
 
+    @log.operation()
     def _on_files(self, written: set[Path]) -> None:
         """The kubelet's checkpoint, or cpuset cgroups: they are read when their sandboxes are settled."""
         touched = self.reconciler.written(written)
@@ -318,6 +322,7 @@ class Watcher:
 
     # Births
 
+    @log.operation()
     def _on_births(self, touched: FollowUp, since: float) -> None:
         if touched.reconcile:
             self._told(self.reconciler.reconcile(touched.reconcile, scan=False), "birth", since)
@@ -463,7 +468,7 @@ class Watcher:
             task.add_done_callback(self._queries.discard)
 
     async def _query(self, vm: Vm) -> None:
-        if await ask(vm) and self.view.vms.get(vm.sandbox) is vm:
+        if await qmp_identity.ask(vm) and self.view.vms.get(vm.sandbox) is vm:
             self._told(self.reconciler.reconcile([vm.sandbox]), "qmp")
             self._save.set()
 
@@ -479,6 +484,7 @@ class Watcher:
         return (None if self._nri is None else self._nri.data(),
                 None if self._births is None else self._births.data())
 
+    @log.operation()
     def look_again(self) -> PassReport:
         """Read everything anew, what was found to be nothing to us as well, and make it true."""
         self._take_spool()

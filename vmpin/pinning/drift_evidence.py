@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,13 +44,16 @@ class DriftEvidence:
     """Of all VMs. `root` is the host's root directory, for the configuration of its daemons."""
 
     def __init__(self, proc: Procfs, sysfs: Sysfs, cgroups: Cgroups, tally: Counters, ledger: ResidencyLedger,
-                 root: str | Path = "/") -> None:
+                 root: str | Path = "/", vms: Mapping[SandboxId, Vm] | None = None,
+                 pinned_by_kata: Callable[[SandboxId], bool] = lambda _: False) -> None:
         self.proc = proc
         self.sysfs = sysfs
         self.cgroups = cgroups
         self.tally = tally
         self.ledger = ledger
         self.root = root
+        self._vms = {} if vms is None else vms
+        self._pinned_by_kata = pinned_by_kata
         self.remembers = rival_writers.remembers_masks(os.uname().release)
         self.histories: dict[SandboxId, History] = {}
         self._written: set[SandboxId] = set()
@@ -99,6 +102,15 @@ class DriftEvidence:
         if found is None:
             found = self._rivals[vm.vmm.id] = rival_writers.of_vm(self.proc, vm.vmm.pid, vm.vmm.argv, daemons)
         return found
+
+    def explain_repairs(self, changes: Mapping[SandboxId, Counter[MaskRepair]]) -> dict[SandboxId, list[Explanation]]:
+        """The causes of repairs, by sandbox, the most frequent first. Counted as in `explain`.
+
+        :param changes: with the number of threads.
+        """
+        replugged = self.replugged()
+        return {sandbox: self.explain(vm, changed, replugged, self._pinned_by_kata(sandbox))
+                for sandbox, changed in changes.items() if (vm := self._vms.get(sandbox)) is not None}
 
     def explain(self, vm: Vm, changes: Mapping[MaskRepair, int], replugged: CpuSet = EMPTY,
                 kata_pins: bool = False) -> list[Explanation]:

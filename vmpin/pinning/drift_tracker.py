@@ -145,42 +145,40 @@ class DriftTracker:
             logger.info("fight sandbox=%s goes on: %s", sandbox, does)
 
     def record_repairs(self, results: Iterable[Result]) -> None:
-        """Operations were carried out, some of which put threads back: why, and where those were."""
+        """Count the operations that put threads back, with their causes, and log them once for each sandbox."""
         if not any(known.away for known in self._of.values()):
             return
-        now, gone, refused, waiting = time.monotonic(), Outcome.GONE, Outcome.REFUSED, Outcome.WAITING
-        changes: dict[SandboxId, dict[tuple[object, ...], list[ThreadId]]] = {}
-        kinds: dict[tuple[object, ...], MaskRepair] = {}
-        for (sandbox, thread, cpus, found), outcome, got, _, cpu in results:
+        now, counted = time.monotonic(), dict[SandboxId, Counter[MaskRepair]]()
+        for sandbox, changes in self._repairs(results).items():
+            for threads in changes.values():
+                self.fights.add_repairs(threads, now)
+            self._of[sandbox].away = {}
+            counted[sandbox] = Counter({change: len(threads) for change, threads in changes.items()})
+        for sandbox, causes in self._explain(counted).items() if counted else ():
+            self._of[sandbox].why = why = causes[0].evidence
+            logger.info("repaired sandbox=%s threads=%d cause=%s: %s", sandbox, counted[sandbox].total(),
+                        ",".join(dict.fromkeys(each.cause.value for each in causes)), why)
+
+    def _repairs(self, results: Iterable[Result]) -> dict[SandboxId, dict[MaskRepair, list[ThreadId]]]:
+        """The threads that were put back, by sandbox and kind of change."""
+        gone, refused, waiting = Outcome.GONE, Outcome.REFUSED, Outcome.WAITING
+        # Most are alike: a key of numbers costs a tenth of making a MaskRepair of each thread and comparing those.
+        found: dict[SandboxId, dict[tuple[object, ...], tuple[MaskRepair, list[ThreadId]]]] = {}
+        for (sandbox, thread, cpus, was), outcome, got, _, cpu in results:
             known = self._of.get(sandbox)
             shown = None if known is None else known.away.get(thread.id)
             if shown is None or outcome is gone or outcome is waiting:
                 continue
-            if outcome is refused:
-                got = None
-            # Most are alike, down to the very objects, and comparing sets costs more than all else here.
-            key = (thread.role, id(cpus), id(shown), id(found), id(got))
-            if key not in kinds:
-                kinds[key] = MaskRepair(thread.role, cpus, shown, found, got)
-            alike = changes.setdefault(sandbox, {})
+            left = None if outcome is refused else got
+            key = thread.role, cpus.bits, shown.bits, was.bits, None if left is None else left.bits
+            alike = found.setdefault(sandbox, {})
             if key in alike:
-                alike[key].append(thread.id)
+                alike[key][1].append(thread.id)
             else:
-                alike[key] = [thread.id]
+                alike[key] = MaskRepair(thread.role, cpus, shown, was, left), [thread.id]
             if self.strayed is not None and cpu is not None and cpu not in cpus:
                 self.strayed(sandbox, thread, cpu, cpus)
-        if not changes:
-            return
-        counted = {sandbox: Counter[MaskRepair]() for sandbox in changes}
-        for sandbox, alike in changes.items():
-            for kind, threads in alike.items():
-                counted[sandbox][kinds[kind]] += len(threads)
-                self.fights.add_repairs(threads, now)
-            self._of[sandbox].away = {}
-        for sandbox, causes in self._explain(counted).items():
-            self._of[sandbox].why = why = causes[0].evidence
-            logger.info("repaired sandbox=%s threads=%d cause=%s: %s", sandbox, counted[sandbox].total(),
-                        ",".join(dict.fromkeys(each.cause.value for each in causes)), why)
+        return {sandbox: dict(alike.values()) for sandbox, alike in found.items()}
 
 
 def _away(known: _Drift, placement: Placement, operations: Iterable[SetAffinity],

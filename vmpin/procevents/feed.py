@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from vmpin import log
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.host.proc_connector import ProcConnector
@@ -159,6 +160,7 @@ class ProcEventsFeed:
         else:
             loop.call_later(CALM, self._look, connector)
 
+    @log.operation()
     def _take(self, since: float) -> tuple[int, bool]:
         """:returns: how many events were taken, and whether any was of a process that is followed."""
         if self._connector is None:

@@ -28,11 +28,11 @@ class Exclusion:
     def restore(self, reconciler: Reconciler) -> None:
         """Set the masks from before, and forget them. What the kernel refuses is tried again at the next call."""
         only = reconciler.observer.only
-        excluded = [sandbox for sandbox in reconciler.pinner.before if not fnmatchcase(sandbox, only)]
+        excluded = [sandbox for sandbox in reconciler.originals.masks if not fnmatchcase(sandbox, only)]
         self._refused &= set(excluded)
         for sandbox in excluded:
             results = reconciler.restore(sandbox)
-            if sandbox not in reconciler.pinner.before:
+            if sandbox not in reconciler.originals.masks:
                 logger.info("excluded sandbox=%s only=%s: its threads have their masks from before, changed=%d",
                             sandbox, only, sum(result.got != result.operation.was for result in results
                                                if result.outcome is not Outcome.GONE))

@@ -1,5 +1,7 @@
-"""One pass without a watcher: what `vmpin reconcile` does alone, and what `status`, `plan` and `verify` look at when
-none runs. Reads the state file and the spool; writes only when it acts, and then with the lock held.
+"""One pass without a watcher: what `vmpin reconcile` does alone, and what `status`, `plan` and `verify` show when no
+watcher runs. Reads the state file and the spool; writes only when it acts, and then with the lock held.
+
+Called by the command line alone. What stays out: what the watcher does as well (intake, reconciler).
 """
 
 from __future__ import annotations
@@ -10,17 +12,14 @@ from typing import TypeVar
 
 from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
-from vmpin.errors import SourceError
 from vmpin.host.lock import Lock
 from vmpin.pinning.apply import Result
 from vmpin.pinning.plan import SetAffinity
+from vmpin.reconcile.intake import take_spool
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reconcile.view import NodeView
-from vmpin.runtime.oci import parse_message
-from vmpin.sources.hook_state import moment
 from vmpin.sources.spool import Spool
-from vmpin.vmm.inventory import Vm
-from vmpin.vmm.qemu_cmdline import qmp_sockets
+from vmpin.vmm import qmp_identity
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ Released = TypeVar("Released")
 def inspect(config: Config) -> tuple[NodeView, PassReport]:
     """The node as a watcher would see and plan it now; the report's operations are not carried out."""
     reconciler = Reconciler(config, acts=False)
-    take(reconciler, Spool(config.paths.spool), set(), tidy=False)
+    take_spool(reconciler, Spool(config.paths.spool), set(), tidy=False)
     report = _passes(reconciler, act=False)
     return reconciler.view, report
 
@@ -40,7 +39,7 @@ def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[No
     with Lock(config.paths.lock_file):
         reconciler = Reconciler(config)
         spool = Spool(config.paths.spool)
-        names = take(reconciler, spool, set())
+        names = take_spool(reconciler, spool, set())
         reconciler.take_back(list(reconciler.state.sandboxes) if sandboxes is None else sandboxes)
         report = _passes(reconciler, act=True)
         if reconciler.save():
@@ -52,7 +51,7 @@ def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeVi
     """Give the masks from before back. What guests were told stays (guests)."""
     with Lock(config.paths.lock_file):
         reconciler = Reconciler(config)
-        take(reconciler, Spool(config.paths.spool), set(), tidy=False)
+        take_spool(reconciler, Spool(config.paths.spool), set(), tidy=False)
         reconciler.resync(act=False, full=True)
         wanted = reconciler.all_sandboxes() if sandboxes is None else sandboxes
         return reconciler.view, PassReport(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
@@ -61,7 +60,7 @@ def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeVi
 def plan_unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, list[SetAffinity]]:
     """The operations of `unpin` and `leave`; nothing is changed. :param sandboxes: None for all."""
     reconciler = Reconciler(config, acts=False)
-    take(reconciler, Spool(config.paths.spool), set(), tidy=False)
+    take_spool(reconciler, Spool(config.paths.spool), set(), tidy=False)
     reconciler.resync(act=False, full=True)
     return reconciler.view, reconciler.restoring(reconciler.all_sandboxes() if sandboxes is None else sandboxes)
 
@@ -76,39 +75,12 @@ def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[Node
 
     with Lock(config.paths.lock_file):
         reconciler = Reconciler(config)
-        take(reconciler, Spool(config.paths.spool), set(), tidy=False)
+        take_spool(reconciler, Spool(config.paths.spool), set(), tidy=False)
         reconciler.resync(act=False, full=True)
         results = teardown.give_all_back(reconciler)
         released = release(reconciler.view)
         teardown.forget(config, reconciler)
         return reconciler.view, results, released
-
-
-def take(reconciler: Reconciler, spool: Spool, but: set[str], tidy: bool = True) -> list[str]:
-    """Take the spooled messages in, without those named in `but`. :returns: their names."""
-    waiting = spool.waiting(but, tidy)
-    if waiting:
-        logger.info("took messages=%d from the spool", len(waiting))
-    return [name for name, raw in waiting if hear(reconciler, raw) is not None]
-
-
-def hear(reconciler: Reconciler, raw: bytes) -> set[SandboxId] | None:
-    """Take one message in. :returns: the sandboxes it is about, none when it says nothing that can be used; None when
-    that cannot be looked up just now, and it is to be heard again."""
-    try:
-        message = parse_message(raw)
-        sandboxes = reconciler.hook(message)
-    except SourceError as err:
-        reconciler.tally.hooks["refused"] += 1
-        logger.warning("a hook's message says nothing: %s", err)
-        return set()
-    except OSError as err:
-        logger.error("what a hook's message speaks of cannot be looked up, it is heard again later: %s", err)
-        return None
-    tally = reconciler.tally
-    tally.hooks["taken"] += 1
-    tally.last_hook_at = max(tally.last_hook_at or 0.0, moment(message) / 1e9)  # it may have lain in the spool
-    return sandboxes
 
 
 def _passes(reconciler: Reconciler, act: bool) -> PassReport:
@@ -120,22 +92,10 @@ def _passes(reconciler: Reconciler, act: bool) -> PassReport:
     import asyncio  # a tenth of a second on a slow machine, and most nodes never ask
 
     async def ask_all() -> list[bool]:
-        return list(await asyncio.gather(*(ask(vm) for vm in vms)))
+        return list(await asyncio.gather(*(qmp_identity.ask(vm) for vm in vms)))
 
     if not any(asyncio.run(ask_all())):
         return report
     again = reconciler.resync(act)
     first = report.results if act else ()
     return PassReport((*first, *again.results), again.vms, report.seconds + again.seconds)
-
-
-async def ask(vm: Vm) -> bool:
-    """Ask a VM's QEMU which thread is which; True when it answered. Each thread set is asked about once."""
-    from vmpin.vmm import qmp  # what is imported at the top a starting watcher waits for, before its first pass
-
-    vm.qmp_asked = frozenset(vm.vmm.stats)
-    for path in qmp_sockets(vm.vmm.argv):
-        vm.qmp = await qmp.query(path, pid=vm.vmm.pid)
-        if vm.qmp is not None:
-            return True
-    return False

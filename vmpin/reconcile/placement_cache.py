@@ -59,6 +59,20 @@ class PlacementCache:
         self._node_changed = True
         self.dirty.update(sandboxes)
 
+    def keep_only(self, vms: Set[SandboxId], sandboxes: Set[SandboxId]) -> bool:
+        """Drop the placements of VMs that have ended.
+
+        :param sandboxes: those whose last placement is kept for the next one.
+        :returns: whether what the state file has is another now.
+        """
+        for gone in self.placements.keys() - vms:
+            del self.placements[gone]
+        self.unmanaged &= vms
+        forgotten = self.previous.keys() - sandboxes
+        for gone in forgotten:
+            del self.previous[gone]
+        return bool(forgotten)
+
     def _node(self, topology: Topology) -> Node:
         """The kubelet's default set is the shared pool where its static policy rules; empty, it is known to be so."""
         static = self.kubelet is not None and self.kubelet.static

@@ -31,10 +31,10 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
 
     :returns: whether nothing is left.
     """
-    if reconciler.pinner.before:
+    if reconciler.originals.masks:
         reconciler.save()
         logger.error("sandboxes=%d have threads that kept their masks; what those had before is still in %s",
-                     len(reconciler.pinner.before), config.paths.state_file)
+                     len(reconciler.originals.masks), config.paths.state_file)
         return False
     # Here, as a watcher that starts does not leave: asyncio alone takes as long as everything else that it loads.
     import shutil

@@ -3,7 +3,7 @@
 Every reader (status, metrics, reports, guests, the newborn placer, the watcher) takes a `NodeView`; it shows what is
 so at the moment of the call, and nothing can be changed through it. It stands here and not in the domain, as it names
 the inventory's VMs (vmm) and placements (placement), which the domain may not import. What stays out: every change.
-Each thing has one owner: the desired state, ownership and placements `Reconciler` and its `PlacementCache`, masks
+Each thing has one owner: the desired state, ownership and placements `NodeState` and its `PlacementCache`, masks
 `pinning.pinner.Pinner`, VMs `vmm.inventory`, guests' maps `guests.manager`.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vmpin.placement.newborn import LatencyAccount
     from vmpin.placement.ownership import Node, Ownership
     from vmpin.placement.rules import Placement
-    from vmpin.reconcile.reconciler import Reconciler
+    from vmpin.reconcile.node_state import NodeState
     from vmpin.runtime.kata import KataSandbox
     from vmpin.vmm.inventory import Process, Vm
 
@@ -44,172 +44,172 @@ class CheckpointFile(NamedTuple):
 
 
 class NodeView:
-    """Made once by the reconciler. Mappings are its own, and live: readers must not keep them over an `await`."""
+    """Made once, by `NodeState`. Mappings are its own, and live: readers must not keep them over an `await`."""
 
-    __slots__ = ("_reconciler",)
+    __slots__ = ("_state",)
 
-    def __init__(self, reconciler: Reconciler) -> None:
-        self._reconciler = reconciler
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
 
     # The node
 
     @property
     def config(self) -> Config:
         """The configuration in force; another object after a reload."""
-        return self._reconciler.config
+        return self._state.config
 
     @property
     def boot_id(self) -> str:
-        return self._reconciler.boot_id
+        return self._state.boot_id
 
     @property
     def node(self) -> Node:
         """The node's topology, shared pool and housekeeping CPUs."""
-        return self._reconciler.node
+        return self._state.node
 
     @property
     def proc(self) -> Procfs:
-        return self._reconciler.proc
+        return self._state.proc
 
     @property
     def cgroups(self) -> Cgroups:
-        return self._reconciler.cgroups
+        return self._state.cgroups
 
     # What should be
 
     @property
     def state(self) -> DesiredState:
         """The desired state of the node: another object after each change."""
-        return self._reconciler.state
+        return self._state.state
 
     @property
     def sandboxes(self) -> Mapping[SandboxId, SandboxState]:
         """The desired state of every sandbox, runc's too."""
-        return self._reconciler.state.sandboxes
+        return self._state.state.sandboxes
 
     @property
     def ownership(self) -> Ownership:
         """Which container owns which CPUs."""
-        return self._reconciler.placement_cache.own
+        return self._state.placement_cache.own
 
     @property
     def placements(self) -> Mapping[SandboxId, Placement]:
-        return self._reconciler.placements
+        return self._state.placements
 
     @property
     def unmanaged(self) -> AbstractSet[SandboxId]:
         """VMs that are left as they are, as no source reports where they belong."""
-        return self._reconciler.placement_cache.unmanaged
+        return self._state.placement_cache.unmanaged
 
     @property
     def kubelet(self) -> CpuManagerState | None:
         """The kubelet's checkpoint; None where it is not read, or cannot be."""
-        return self._reconciler.kubelet
+        return self._state.kubelet
 
     @property
     def checkpoint(self) -> CheckpointFile:
-        file = self._reconciler.checkpoint
+        file = self._state.checkpoint
         return CheckpointFile(file.trouble, file.bad, file.stale, file.written)
 
     @property
     def pod_resources(self) -> Mapping[tuple[str, str, str], CpuSet] | None:
         """Exclusive CPUs by namespace, pod and container, as PodResources reports them; None without an answer."""
-        return self._reconciler.disagreements.resources
+        return self._state.disagreements.resources
 
     @property
     def announced(self) -> Mapping[ContainerId, CpuSet]:
         """The cpusets that the runtime reported as it happened (NRI), by container."""
-        return self._reconciler.reports.cpus
+        return self._state.reports.cpus
 
     @property
     def nri_listed(self) -> bool:
         """Whether the runtime has listed its containers over NRI, and the connection is up."""
-        return self._reconciler.sources.nri
+        return self._state.sources.nri
 
     @property
     def disagreements(self) -> Mapping[tuple[SandboxId, ContainerId], str]:
         """Containers on whose CPUs the sources have disagreed for longer than a resync, with what they report."""
-        return self._reconciler.disagreements.lasting
+        return self._state.disagreements.lasting
 
     def placement_at_exec(self, sandbox: SandboxId) -> Placement | None:
         """Where the processes of a sandbox go that has just begun; None when they are left alone."""
-        return self._reconciler.placement_cache.at_exec(sandbox, self._reconciler.state)
+        return self._state.placement_cache.at_exec(sandbox, self._state.state)
 
     def placement_with_vcpu(self, vm: Vm, vcpu: VcpuId) -> Placement | None:
         """As a VM will be placed that has just got a vCPU, ahead of the pass that decides it."""
-        return self._reconciler.placement_cache.with_vcpu(vm, vcpu, self._reconciler.state)
+        return self._state.placement_cache.with_vcpu(vm, vcpu, self._state.state)
 
     # What runs
 
     @property
     def vms(self) -> Mapping[SandboxId, Vm]:
-        return self._reconciler.observer.vms
+        return self._state.observer.vms
 
     @property
     def followed(self) -> Mapping[int, tuple[Vm, Process]]:
         """The processes whose threads are followed, by pid."""
-        return self._reconciler.observer.followed
+        return self._state.observer.followed
 
     @property
     def helper_pids(self) -> AbstractSet[int]:
         """The processes beside VMMs (virtiofsd, shims), their VM there or not."""
-        return self._reconciler.observer.census.helpers.keys()
+        return self._state.observer.census.helpers.keys()
 
     def helped(self) -> set[SandboxId]:
         """The sandboxes that have helpers, their VM there or not."""
-        return self._reconciler.observer.census.helped()
+        return self._state.observer.census.helped()
 
     def runs(self, process: ThreadId) -> bool:
         """Whether a process has not ended."""
-        return self._reconciler.observer.census.runs(process)
+        return self._state.observer.census.runs(process)
 
     def vm_sandboxes(self) -> set[SandboxId]:
         """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""
-        return self._reconciler.vm_sandboxes()
+        return self._state.vm_sandboxes()
 
     def all_sandboxes(self) -> list[SandboxId]:
         """Every sandbox of the desired state, and those of whose threads original masks are kept."""
-        return self._reconciler.all_sandboxes()
+        return self._state.all_sandboxes()
 
     def kata(self, sandbox: SandboxId) -> KataSandbox | None:
         """Kata's own state of a sandbox, None where it has none."""
-        return self._reconciler.sources.sandboxes.get(sandbox)
+        return self._state.sources.sandboxes.get(sandbox)
 
     # Masks
 
     @property
     def originals(self) -> Mapping[SandboxId, OriginalMasks]:
         """The masks from before vmpin that are not given back."""
-        return self._reconciler.pinner.before
+        return self._state.originals.masks
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
         """What the kernel refused, and threads that another writer keeps moving, as sentences.
 
         :param but: threads of which another reason is given.
         """
-        return self._reconciler.pinner.refusals(sandbox, but)
+        return self._state.pinner.refusals(sandbox, but)
 
     def drift(self, sandbox: SandboxId) -> History | None:
         """A sandbox's drift since it was met; None for none."""
-        return self._reconciler.drift_evidence.histories.get(sandbox)
+        return self._state.drift_evidence.histories.get(sandbox)
 
     # Counts
 
     @property
     def counters(self) -> Counters:
         """What has been counted since the start."""
-        return self._reconciler.tally
+        return self._state.tally
 
     @property
     def ledger(self) -> ResidencyLedger:
         """Where threads ran, as far as samples are taken."""
-        return self._reconciler.ledger
+        return self._state.ledger
 
     @property
     def saved(self) -> bool:
         """Whether the state file could be written when that was last tried."""
-        return self._reconciler.saved
+        return self._state.saved
 
     def births(self, sandbox: SandboxId) -> LatencyAccount | None:
         """How the threads of a sandbox were placed at birth; None where no birth was reported."""
-        return self._reconciler.births.get(sandbox)
+        return self._state.births.get(sandbox)

@@ -16,7 +16,7 @@ from vmpin.daemon.run_directory import RunDirectory
 from vmpin.daemon.watcher import Watcher
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.host.lock import Lock
-from vmpin.reconcile.one_pass import take
+from vmpin.reconcile.intake import take_spool
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.sources.spool import Spool
 
@@ -75,9 +75,9 @@ def test_from_the_spool(place: Place, raw: bytes, short: list[str], file: str) -
     reconciler, spool = place
     name = spool.keep(raw, 1)
     short.append(file)
-    assert take(reconciler, spool, set()) == []
+    assert take_spool(reconciler, spool, set()) == []
     assert not reconciler.state.sandboxes
-    assert take(reconciler, spool, set()) == [name]
+    assert take_spool(reconciler, spool, set()) == [name]
     assert cpus(reconciler) == "1"
 
 

@@ -15,7 +15,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.host import boottime
-from vmpin.reconcile.one_pass import hear, take
+from vmpin.reconcile.intake import take_message, take_spool
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.sources.nri.translation import ContainerEvent, NriContainer
 from vmpin.sources.spool import Spool
@@ -72,7 +72,7 @@ class Node:
         return f"vmpin-hook/1 stage={stage} time={time.time_ns()}{boot}\n".encode() + json.dumps(state).encode()
 
     def hook(self, stage: str, cpus: str = "2", old: bool = False) -> None:
-        assert hear(self.reconciler, self.message(stage, cpus, old)) == {POD}
+        assert take_message(self.reconciler, self.message(stage, cpus, old)) == {POD}
 
     def keep(self, raw: bytes, when: int) -> None:
         assert self.spool.keep(raw, when)
@@ -160,7 +160,7 @@ def test_what_lay_in_the_spool_over_a_step_is_older_than_what_was_reported_since
     node.hook("poststop")
     node.hook("createRuntime", "3")  # the same container, started again (podman)
     node.keep(created, when)
-    take(node.reconciler, node.spool, set())
+    take_spool(node.reconciler, node.spool, set())
     assert (node.cpus(), node.lives()) == ("3", True)
 
 
@@ -169,7 +169,7 @@ def test_what_was_spooled_before_and_after_a_step_is_taken_in_order(node: Node, 
     node.keep(node.message("createRuntime", "2"), boottime.now())
     clock.step(step)
     node.keep(node.message("poststop"), boottime.now())
-    take(node.reconciler, node.spool, set())
+    take_spool(node.reconciler, node.spool, set())
     assert not node.lives()
 
 
@@ -182,7 +182,7 @@ def test_an_end_that_an_older_hook_spooled_over_a_step_is_not_lost(node: Node, c
         path.unlink() if path.is_file() else path.rmdir()
     clock.step(step)
     node.keep(stopped, boottime.now())
-    take(node.reconciler, node.spool, set())
+    take_spool(node.reconciler, node.spool, set())
     node.read()
     assert not node.lives()
 
@@ -233,7 +233,7 @@ def test_a_file_of_the_future_does_not_raise_the_dead(node: Node, clock: Clock) 
 def test_reports_with_the_time_of_a_wrong_clock_are_not_ahead_of_later_ones(node: Node) -> None:
     """A message that a hook sent with a clock that was a year ahead, by an older hook."""
     state = node.message("createRuntime", "2", old=True).partition(b"\n")[2]
-    assert hear(node.reconciler, b"vmpin-hook/1 stage=createRuntime time=%d\n" % (2 * time.time_ns()) + state)
+    assert take_message(node.reconciler, b"vmpin-hook/1 stage=createRuntime time=%d\n" % (2 * time.time_ns()) + state)
     node.reconciler.reduce([SandboxSeen(POD, "nri"), ContainerSeen(
         POD, Container(MAIN, "main", CpuSet([3])), Source.NRI, boottime.now())])
     assert node.cpus() == "3"

@@ -6,19 +6,17 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from strayed import thread_of, two_places
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
-from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.pinning import pinner
+from vmpin.pinning.original_mask_store import OriginalMaskStore
 from vmpin.pinning.original_masks import OriginalMasks
-from vmpin.pinning.pinner import Pinner
+from vmpin.pinning.restoration import LISTINGS, Restoration
 
 A = SandboxId("a")
 
@@ -61,7 +59,7 @@ class Pool:
         self.workers = workers
         workers.append(Worker())
         os.sched_setaffinity(workers[0].tid, self.here.frozen())
-        self.pinner = Pinner(Procfs(), Cgroups(Path("/nowhere")), {
+        self.originals = OriginalMaskStore(Procfs(), {
             A: OriginalMasks().remember(self.main.id, [(self.main, self.had)])})
         #: How many workers come right after a listing.
         self.to_come = 0
@@ -78,8 +76,8 @@ class Pool:
             assert self.workers[-1].mask() == self.here
         return found
 
-    def restore(self) -> None:
-        self.pinner.restore(A, self.listing, Sysfs().topology())
+    def restore(self, listings: int = LISTINGS) -> None:
+        Restoration(Procfs(), self.originals, listings).restore(A, self.listing, Sysfs().topology())
 
     def masks(self) -> set[CpuSet]:
         return {worker.mask() for worker in self.workers}
@@ -98,32 +96,31 @@ def test_threads_that_are_made_while_others_get_their_masks_back_get_theirs(pool
     pool.restore()
     assert len(pool.workers) == 4
     assert pool.masks() == {pool.had}
-    assert A not in pool.pinner.before
+    assert A not in pool.originals.masks
 
 
-def test_what_they_had_is_kept_where_new_ones_come_without_end(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinner, "LISTINGS", 3)
+def test_what_they_had_is_kept_where_new_ones_come_without_end(pool: Pool) -> None:
     pool.to_come = 4
-    pool.restore()
+    pool.restore(listings=3)
     assert pool.masks() == {pool.here, pool.had}
-    assert A in pool.pinner.before
+    assert A in pool.originals.masks
     pool.to_come = 0
     pool.restore()
     assert pool.masks() == {pool.had}
-    assert A not in pool.pinner.before
+    assert A not in pool.originals.masks
 
 
 def test_who_is_not_known_to_be_the_sandboxs_any_more_gets_its_mask_all_the_same(pool: Pool) -> None:
     pool.known = False
     pool.restore()
     assert pool.masks() == {pool.had}
-    assert A not in pool.pinner.before
+    assert A not in pool.originals.masks
 
 
 def test_who_has_the_number_of_a_process_that_has_ended_keeps_its_mask(pool: Pool) -> None:
     pool.known = False
     ended = pool.main._replace(id=ThreadId(pool.pid, pool.main.id.starttime - 1))
-    pool.pinner.before[A] = OriginalMasks().remember(ended.id, [(ended, pool.had)])
+    pool.originals.masks[A] = OriginalMasks().remember(ended.id, [(ended, pool.had)])
     pool.restore()
     assert pool.masks() == {pool.here}
-    assert A not in pool.pinner.before
+    assert A not in pool.originals.masks

@@ -48,7 +48,7 @@ def test_the_notes_are_gone_when_the_state_file_has_them(machine: Machine) -> No
     assert machine.reconciler.unsaved
     assert machine.reconciler.save()
     assert not machine.reconciler.config.paths.notes_file.exists()
-    assert machine.fresh().pinner.before[sandbox("a")].processes.keys() == {ThreadId(vmm.pid, start_time(vmm.pid))}
+    assert machine.fresh().originals.masks[sandbox("a")].processes.keys() == {ThreadId(vmm.pid, start_time(vmm.pid))}
 
 
 @pytest.mark.parametrize("apart", [False, True])

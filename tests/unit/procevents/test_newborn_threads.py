@@ -353,7 +353,7 @@ def test_what_is_born_of_a_vm_that_is_unmanaged_is_left_as_it_is(machine: Machin
     assert (mask(tid), mask(vmm), mask(helper)) == (machine.other, machine.both, machine.both)
     assert machine.reconciler.tally.pins.total() == 0
     assert machine.reconciler.births == {}
-    assert machine.reconciler.pinner.before == {}  # kept once it is managed: what is set by hand until then counts
+    assert machine.reconciler.originals.masks == {}  # kept once it is managed: what is set by hand until then counts
     machine.tell("a", machine.pool)
     assert (mask(tid), mask(vmm), mask(helper)) == (machine.pool,) * 3
     assert machine.reconciler.placement_cache.unmanaged == set()

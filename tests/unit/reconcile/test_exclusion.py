@@ -39,14 +39,14 @@ def test_masks_from_before_come_back_with_the_next_pass(machine: Machine, restar
     assert (mask(vmm), mask(shim), mask(other)) == (machine.both, machine.both, machine.pool)
     assert [f"sandbox={sandbox('a')}" in record.message for record in caplog.records
             if "excluded" in record.message] == [True]
-    assert sandbox("a") not in known.pinner.before
+    assert sandbox("a") not in known.originals.masks
     assert sandbox("a") not in known.placements
     known.save()
     # A mask that is set by hand from now on is nothing to vmpin.
     os.sched_setaffinity(vmm.pid, machine.other.frozen())
     known.resync(full=True)
     assert mask(vmm) == machine.other
-    assert sandbox("a") not in Reconciler(only).pinner.before
+    assert sandbox("a") not in Reconciler(only).originals.masks
 
 
 def test_every_thread_comes_back_and_one_that_is_included_again_is_placed(machine: Machine, crowd: Path) -> None:
@@ -62,7 +62,7 @@ def test_every_thread_comes_back_and_one_that_is_included_again_is_placed(machin
     known.reconfigure(all_of_them)
     known.resync()
     assert {tid: mask(tid) for tid in before} == before
-    assert known.pinner.before.keys() == {sandbox("a")}
+    assert known.originals.masks.keys() == {sandbox("a")}
 
 
 def test_a_look_that_changes_nothing_gives_nothing_back(machine: Machine) -> None:
@@ -72,7 +72,7 @@ def test_a_look_that_changes_nothing_gives_nothing_back(machine: Machine) -> Non
     known = Reconciler(narrowed(machine, "nothing-is-called-so"), acts=False)
     known.resync(act=False, full=True)
     assert mask(vmm) == machine.pool
-    assert known.pinner.before.keys() == {sandbox("a")}
+    assert known.originals.masks.keys() == {sandbox("a")}
 
 
 def test_what_is_not_given_back_is_tried_again_and_logged_once(machine: Machine, monkeypatch: pytest.MonkeyPatch,
@@ -86,7 +86,7 @@ def test_what_is_not_given_back_is_tried_again_and_logged_once(machine: Machine,
         for _ in range(3):
             known.resync()
         assert mask(vmm) == machine.pool
-        assert known.pinner.before.keys() == {sandbox("a")}
+        assert known.originals.masks.keys() == {sandbox("a")}
     known.resync()
     assert mask(vmm) == machine.both
     assert sum("not all of its threads" in record.message for record in caplog.records) == 1

@@ -1,0 +1,102 @@
+"""Gives threads their original masks back, and works out what that would change.
+
+Called by the reconciler for sandboxes that are unpinned, excluded or left. What stays out: which ones (reconciler),
+and learning the masks (original_mask_store).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
+from vmpin.domain.topology import Topology
+from vmpin.host import affinity
+from vmpin.host.procfs import Procfs
+from vmpin.pinning.apply import Outcome, Result, carry_out
+from vmpin.pinning.original_mask_store import OriginalMaskStore
+from vmpin.pinning.original_masks import OriginalMasks
+from vmpin.pinning.plan import SetAffinity, ordered
+
+logger = logging.getLogger(__name__)
+
+#: How often a sandbox's threads are listed while they get their masks back.
+LISTINGS = 100
+
+
+class Restoration:
+    """:param originals: its masks are forgotten when they have been given back.
+    :param listings: how often threads are listed at most.
+    """
+
+    def __init__(self, proc: Procfs, originals: OriginalMaskStore, listings: int = LISTINGS) -> None:
+        self.proc = proc
+        self.listings = listings
+        self.originals = originals
+
+    def restore(self, sandbox: SandboxId, threads: Callable[[], Iterable[tuple[VmThread, ThreadId]]],
+                  topology: Topology) -> list[Result]:
+        """Give a sandbox's threads their original masks; those are forgotten then, unless one was refused.
+
+        :param threads: lists them as they are at the moment, each with its process. A thread created by one that has
+            not got its mask back inherits that one's: so they are listed again until there is no new one.
+        """
+        masks = self.originals.masks.get(sandbox)
+        if masks is None:
+            return []
+        results: list[Result] = []
+        met: set[ThreadId] = set()
+        for turn in range(self.listings):
+            listed = list(threads())
+            listed += self._astray(masks, {main for _, main in listed})
+            new = [(thread, main) for thread, main in listed if thread.id not in met]
+            met.update(thread.id for thread, _ in new)
+            operations = ordered(_restoring(sandbox, masks, new, topology))
+            results += carry_out(self.proc, operations)
+            # Threads created since the last listing have the right mask already, and so will those that they create.
+            if turn and all(operation.cpus & topology.online <= operation.was for operation in operations):
+                break
+        else:
+            logger.warning("sandbox=%s creates threads faster than their masks are restored: unpin it again", sandbox)
+            return results
+        if not any(result.outcome is Outcome.REFUSED for result in results):
+            del self.originals.masks[sandbox]
+        return results
+
+    def plan(self, sandbox: SandboxId, threads: Iterable[tuple[VmThread, ThreadId]],
+                    topology: Topology) -> tuple[SetAffinity, ...]:
+        """What `give_back` would set for these threads, without what they have already.
+
+        :param threads: as in `give_back`, those there are now.
+        """
+        masks = self.originals.masks.get(sandbox)
+        if masks is None:
+            return ()
+        listed = list(threads)
+        listed += self._astray(masks, {main for _, main in listed})
+        return ordered(operation for operation in _restoring(sandbox, masks, listed, topology)
+                       if operation.cpus & topology.online != operation.was)
+
+    def _astray(self, masks: OriginalMasks, mains: set[ThreadId]) -> Iterable[tuple[VmThread, ThreadId]]:
+        """The threads of processes whose masks were set and that are not the sandbox's any more, for all that is
+        known: another `watch.only`, a claim that could not be read, another program."""
+        for main in masks.processes.keys() - mains:
+            stats = {tid: self.proc.thread_stat(main.tid, tid) for tid in self.proc.tids(main.tid)}
+            leader = stats.get(str(main.tid))
+            if leader is not None and leader.starttime == main.starttime:
+                yield from ((VmThread(ThreadId(int(tid), stat.starttime), ThreadRole.EMULATOR, stat.comm, main.tid),
+                             main) for tid, stat in stats.items() if stat is not None)
+
+
+def _restoring(sandbox: SandboxId, masks: OriginalMasks, threads: Iterable[tuple[VmThread, ThreadId]],
+               topology: Topology) -> Iterable[SetAffinity]:
+    for thread, main in threads:
+        mask = masks.mask(thread, main)
+        actual = affinity.get(thread.id.tid)
+        if mask is None or actual is None:
+            continue
+        if mask >= topology.online:
+            # It could run anywhere: it gets CPUs that come online later, too.
+            mask |= topology.known
+        yield SetAffinity(sandbox, thread, mask, CpuSet(actual))

@@ -1,0 +1,37 @@
+"""The files and kernel interfaces that a reconciler reads and writes, as one value, so that a test can put its own in.
+
+Made by `NodeState` from its configuration. What stays out: what is read through them (sources, pinning).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from vmpin.config.settings import Config
+from vmpin.host.cgroup import Cgroups
+from vmpin.host.procfs import Procfs
+from vmpin.host.sysfs import Sysfs
+from vmpin.reconcile.state_store import StateStore
+from vmpin.runtime.kata import KataState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Adapters:
+    proc: Procfs
+    sysfs: Sysfs
+    cgroups: Cgroups
+    kata: KataState
+    store: StateStore
+    boot_id: str
+
+    @classmethod
+    def of(cls, config: Config) -> Adapters:
+        """Those at the paths of a configuration. :raises SourceError: without a boot id."""
+        proc = Procfs(config.paths.proc)
+        boot_id = proc.boot_id()
+        return cls(proc, Sysfs(config.paths.sys), Cgroups(config.paths.cgroup, proc),
+                   KataState(config.paths.kata_go, config.paths.kata_rs, logger.warning),
+                   StateStore(config.paths.state_file, config.paths.notes_file, boot_id), boot_id)

@@ -1,0 +1,44 @@
+"""Steps for one sandbox that must not stop the others: run, and logged once for each cause.
+
+Used by the reconciler for everything that is about a single VM. What stays out: what is done again, and when.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container
+from typing import TypeVar
+
+from vmpin.domain.model import SandboxId
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Failures:
+    """:param recheck: called with a sandbox whose step failed: it is compared thread by thread in the next pass."""
+
+    def __init__(self, recheck: Callable[[SandboxId], None]) -> None:
+        self._recheck = recheck
+        #: Why the last step of a sandbox failed.
+        self._causes: dict[SandboxId, str] = {}
+
+    def run(self, sandbox: SandboxId, step: Callable[[SandboxId], T]) -> T | None:
+        """The result of one sandbox's step; None when it raised anything."""
+        try:
+            return step(sandbox)
+        except Exception as err:
+            self.record(sandbox, err)
+            return None
+
+    def record(self, sandbox: SandboxId, err: Exception) -> None:
+        """A step failed (called in an except block). Logged when it is another cause than the last time."""
+        self._recheck(sandbox)
+        if self._causes.get(sandbox) != repr(err):
+            logger.error("sandbox=%s cannot be reconciled: %r", sandbox, err)
+            logger.debug("sandbox=%s", sandbox, exc_info=True)
+        self._causes[sandbox] = repr(err)
+
+    def keep_only(self, sandboxes: Container[SandboxId]) -> None:
+        self._causes = {sandbox: cause for sandbox, cause in self._causes.items() if sandbox in sandboxes}

@@ -1,0 +1,304 @@
+"""What is known of a node from pass to pass, and what reports about it change.
+
+Each part has one owner: the desired state this class (`reduce` alone replaces it), ownership and placements
+`PlacementCache`, masks `Pinner`, VMs the inventory, the files of CPU assignments `DiskSources`. Everything outside the
+package reads through `NodeView`. What stays out: passes (reconciler), and when reports come (daemon).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from vmpin.config.settings import Config
+from vmpin.cpuset import CpuSet
+from vmpin.domain.counters import Counters
+from vmpin.domain.desired_state import DesiredState, reduce
+from vmpin.domain.events import ContainerMisplaced, Event
+from vmpin.domain.kubelet_cpus import CpuManagerState
+from vmpin.domain.model import ContainerId, SandboxId, VmThread
+from vmpin.domain.proof import ResidencyLedger
+from vmpin.domain.topology import Topology
+from vmpin.errors import SourceError
+from vmpin.pinning.drift_evidence import DriftEvidence
+from vmpin.pinning.drift_tracker import DriftTracker
+from vmpin.pinning.original_mask_store import OriginalMaskStore
+from vmpin.pinning.pinner import Pinner
+from vmpin.placement.newborn import LatencyAccount
+from vmpin.placement.ownership import Node
+from vmpin.reconcile.adapters import Adapters
+from vmpin.reconcile.cpuset_files import CpusetFiles
+from vmpin.reconcile.disagreements import SourceDisagreements
+from vmpin.reconcile.failures import Failures
+from vmpin.reconcile.placement_cache import PlacementCache
+from vmpin.reconcile.requests import RuntimeRequests
+from vmpin.reconcile.state_file import SavedState
+from vmpin.reconcile.view import NodeView
+from vmpin.runtime.oci import HookMessage
+from vmpin.sources.disk import DiskSources
+from vmpin.sources.hook_state import events_of
+from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
+from vmpin.sources.nri.cpuset_reports import NriCpusetReports
+from vmpin.vmm.inventory import Observer, Vm
+
+if TYPE_CHECKING:
+    from vmpin.sources.nri.translation import NriEvent
+
+logger = logging.getLogger(__name__)
+
+
+class NriOutcome(NamedTuple):
+    """What became of the runtime's events: the sandboxes they are about, and whether some could not be used, so that
+    everything has to be listed again."""
+
+    sandboxes: set[SandboxId]
+    lost: bool
+
+
+class NodeState:
+    """:param acts: whether the lock is held. Without it the run directory is left as it is.
+    :param adapters: None for those at the configuration's paths.
+    :raises SourceError: when the topology or the boot id cannot be read.
+    """
+
+    def __init__(self, config: Config, acts: bool = True, adapters: Adapters | None = None) -> None:
+        self.config = config
+        self.tally = Counters()
+        adapters = adapters or Adapters.of(config)
+        self.proc, self.sysfs, self.cgroups = adapters.proc, adapters.sysfs, adapters.cgroups
+        self.boot_id = adapters.boot_id
+        self.sources = DiskSources(self.proc, self.cgroups, adapters.kata)
+        self.sources.kata.use_annotation(config.policy.exclusive_annotation)
+        self._store = adapters.store
+        saved = self._store.load(set_aside=acts)
+        self.state: DesiredState = saved.state
+        self.observer = Observer(self.proc, str(config.paths.sys), config.watch.pattern, saved.vcpus)
+        self.checkpoint = KubeletCheckpoint(config.paths.kubelet, logger.warning,
+                                            saved.kubelet if config.watch.kubelet else None)
+        self.disagreements = SourceDisagreements()
+        self.reports = NriCpusetReports()
+        self.requests = RuntimeRequests()
+        self.placement_cache = PlacementCache(
+            config, self.sysfs.topology(), self.checkpoint.read() if config.watch.kubelet else None, saved.previous)
+        self.placement_cache.dirty.update(self.state.sandboxes)
+        self.placements = self.placement_cache.placements
+        #: Where threads ran, as far as samples are taken; the sampler books to it.
+        self.ledger = ResidencyLedger()
+        self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.tally, self.ledger,
+                                            f"{self.proc.root}/1/root", self.observer.vms, self._pinned_by_kata)
+        self.drift_tracker = DriftTracker(self.drift_evidence.explain_repairs, config.contention_rules)
+        self.originals = OriginalMaskStore(self.proc, saved.before)
+        self.pinner = Pinner(self.proc, self.cgroups, self.originals, self.drift_tracker)
+        self.cpusets = CpusetFiles(self.cgroups)
+        self.failures = Failures(self.pinner.recheck)
+        #: How the threads of each sandbox were placed at birth; the latency book counts.
+        self.births: dict[SandboxId, LatencyAccount] = {}
+        #: Sandboxes suspended only because this process leaves the node: the state file has them as they were.
+        self.leaving: set[SandboxId] = set()
+        self.changed = self.kubelet != saved.kubelet
+        #: For all that only reads.
+        self.view = NodeView(self)
+
+    @property
+    def node(self) -> Node:
+        """The CPUs there are, and whose they are by configuration."""
+        return self.placement_cache.node
+
+    @property
+    def kubelet(self) -> CpuManagerState | None:
+        """The kubelet's checkpoint; None where it is not read, or cannot be."""
+        return self.placement_cache.kubelet
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the state file is behind."""
+        return self.changed or self.originals.learned or self.placement_cache.learned or self.observer.learned
+
+    def save_again(self) -> None:
+        """Have everything written once more: the state file is gone."""
+        self.changed = True
+
+    @property
+    def saved(self) -> bool:
+        """Whether the state file could be written when it was last tried."""
+        return not self._store.failing
+
+    # Reports
+
+    def reduce(self, events: Iterable[Event]) -> None:
+        """Apply events to the desired state; the sandboxes that they change are placed again."""
+        for event in events:
+            state = reduce(self.state, event)
+            if state is not self.state:
+                self.state = state
+                self.placement_cache.dirty.add(event.sandbox)
+                self.changed = True
+
+    def hook(self, message: HookMessage) -> set[SandboxId]:
+        """Apply a hook's message. :returns: the sandboxes it is about. :raises SourceError:"""
+        events = events_of(message, self.state, self.proc, self.config.policy.exclusive_annotation, self.tally)
+        self.reduce(events)
+        return {event.sandbox for event in events}
+
+    def nri(self, events: Iterable[NriEvent]) -> NriOutcome:
+        """Apply what the runtime reported over NRI."""
+        from vmpin.sources.nri import translation  # not at the top: the first pass of a starting watcher has no events
+
+        touched: set[SandboxId] = set()
+        lost = False
+        for event in events:
+            try:
+                found = translation.events_of(self.reports.take(event), self.state, self.proc,
+                                            self.config.policy.exclusive_annotation)
+            except OSError as err:  # out of descriptors, as it may be: the other events count all the same
+                logger.error("NRI event not applied, everything is listed again: %s", err)
+                lost = True
+                continue
+            for each in found:
+                if isinstance(each, ContainerMisplaced):
+                    self.tally.disputed += 1
+                    logger.warning("sandbox=%s had container=%s by an annotation; the runtime has it in another",
+                                   each.sandbox, each.container)
+            self.reduce(found)
+            touched.update(event.sandbox for event in found)
+        return NriOutcome(touched, lost)
+
+    def cpuset_files(self) -> Iterable[Path]:
+        """The cpuset.cpus files that the CPUs of containers, and of VMMs' cgroups, are written to."""
+        processes = [record.init for sandbox in self.state.sandboxes.values()
+                     for record in sandbox.containers.values() if record.init is not None]
+        return self.cpusets.paths([*processes, *(vm.vmm.id for vm in self.observer.vms.values())],
+                                  self.observer.census.round)
+
+    def moves(self, sandboxes: Iterable[SandboxId]) -> None:
+        """Have the cgroups of VMMs read again: the runtime may have moved them, or soon will."""
+        for sandbox in sandboxes:
+            if (vm := self.observer.vms.get(sandbox)) is not None:
+                self.cpusets.forget(vm.vmm.id)
+
+    def written(self, files: Collection[Path]) -> set[SandboxId]:
+        """Read some of the `cpuset_files` that were written. :returns: the sandboxes they belong to."""
+        touched: set[SandboxId] = set()
+        for sandbox in self.state.sandboxes.values():
+            for record in sandbox.containers.values():
+                if record.init is not None and self.cpusets.among(record.init, files):
+                    touched.add(sandbox.id)
+                    self.reduce(self.sources.cgroup(sandbox.id, record, record.init))
+        for vm in self.observer.vms.values():
+            if self.cpusets.among(vm.vmm.id, files):
+                touched.add(vm.sandbox)
+                self.drift_evidence.written(vm.sandbox)
+                self.pinner.recheck(vm.sandbox)
+        return touched
+
+    def read_cgroups(self, containers: Container[ContainerId]) -> None:
+        """Read the CPUs of some containers' cgroups into the state."""
+        for sandbox in self.state.sandboxes.values():
+            for record in sandbox.containers.values():
+                if record.container.id in containers and record.init is not None:
+                    self.reduce(self.sources.cgroup(sandbox.id, record, record.init))
+
+    def nri_connected(self, listed: bool) -> None:
+        """Take in whether the runtime has listed its containers over NRI, and the connection is up."""
+        self.sources.nri = listed
+
+    def births_reported(self, reported: bool) -> None:
+        """Take in whether every fork event arrives: a process with as many threads as before is not listed then."""
+        self.observer.told = reported
+
+    def pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
+        """Take in the answer of PodResources, None without one."""
+        self.disagreements.set_pod_resources(resources)
+
+    def report_strays(self, stray: Callable[[SandboxId, VmThread, int, CpuSet], None] | None) -> None:
+        """Have each thread that is put back reported with the CPU that it was on outside its place; None ends that."""
+        self.drift_tracker.strayed = stray
+
+    def birth_account(self, sandbox: SandboxId) -> LatencyAccount:
+        """A sandbox's account of births, opened at the first call."""
+        return self.births.setdefault(sandbox, LatencyAccount())
+
+    # Reading the node
+
+    def read_kubelet(self) -> None:
+        """Read the checkpoint: the kubelet writes it before it has the container created."""
+        if not self.config.watch.kubelet:
+            return
+        found = self.checkpoint.read()
+        if found != self.kubelet:
+            self.changed = True
+            self.renew(self.node.topology, found)
+
+    def read_node(self) -> None:
+        """Read the checkpoint and the online CPUs; the topology is kept where it cannot be read."""
+        self.read_kubelet()
+        try:
+            if self.sysfs.online() == self.node.online:
+                return
+            topology = self.sysfs.topology()
+        except SourceError as err:
+            logger.error("topology not read, the last one is used: %s", err)
+            return
+        logger.info("online CPUs changed from %s to %s", self.node.online, topology.online)
+        self.renew(topology, self.kubelet)
+
+    def renew(self, topology: Topology, kubelet: CpuManagerState | None) -> None:
+        """Have every sandbox placed again on another node."""
+        self.placement_cache.renew(self.config, topology, kubelet, self.state.sandboxes)
+
+    def reconfigure(self, config: Config) -> None:
+        """Use another configuration. Paths stay as they were until a restart."""
+        self.config = config
+        self.observer.only = config.watch.pattern
+        self.pinner.drift_tracker.fights.rules = config.contention_rules
+        self.sources.kata.use_annotation(config.policy.exclusive_annotation)
+        self.renew(self.node.topology, self.checkpoint.read() if config.watch.kubelet else None)
+
+    def wanting_qmp(self) -> list[Vm]:
+        """The VMs whose threads only QMP can identify, and that were not asked as they are; none if QMP is off."""
+        return self.observer.wanting_qmp() if self.config.watch.qmp else []
+
+    def without_kata(self, sandboxes: Iterable[SandboxId]) -> set[SandboxId]:
+        """The VMs among these whose containers' CPUs are in no file of Kata's."""
+        return {sandbox for sandbox in sandboxes if sandbox in self.observer.vms
+                and ((kata := self.sources.sandboxes.get(sandbox)) is None or kata.containers is None)}
+
+    def all_sandboxes(self) -> list[SandboxId]:
+        """Every sandbox of the desired state, and those of whose threads original masks are kept."""
+        return list(dict.fromkeys([*self.state.sandboxes, *self.originals.masks]))
+
+    def vm_sandboxes(self) -> set[SandboxId]:
+        """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""
+        by_handler = {sandbox.id for sandbox in self.state.sandboxes.values() if sandbox.handler.startswith("kata")}
+        return self.observer.vms.keys() | self.sources.sandboxes.keys() | self.observer.census.shims() | by_handler
+
+    def _pinned_by_kata(self, sandbox: SandboxId) -> bool:
+        """Whether Kata sets the masks of a sandbox's vCPUs, too (enable_vcpus_pinning)."""
+        kata = self.sources.sandboxes.get(sandbox)
+        return kata is not None and kata.pins_vcpus
+
+    # Keeping
+
+    def save(self) -> bool:
+        """Write the state file. :returns: False when that failed, which is logged once; everything else goes on."""
+        state = self.state
+        if self.leaving:
+            state = DesiredState({name: replace(sandbox, suspended=False) if name in self.leaving else sandbox
+                                  for name, sandbox in state.sandboxes.items()})
+        kubelet = self.kubelet if self.kubelet is not None and self.kubelet.static else None
+        if not self._store.save(SavedState(state, self.placement_cache.previous, self.originals.masks,
+                                           self.observer.vcpus, kubelet)):
+            return False
+        self.changed = self.originals.learned = self.placement_cache.learned = self.observer.learned = False
+        return True
+
+    def keep_mask(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> None:
+        """Keep the original mask of a process that has just appeared, before it is changed: in the notes, so that the
+        state file can wait."""
+        had = self.originals.learn(sandbox, main, mask)
+        if had is not None:
+            self.changed = True
+            self._store.note(sandbox, main.id, had)
