@@ -6,8 +6,11 @@ import queue
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
+from vmpin.sources.nri.event_queue import NriQueue
+from vmpin.sources.nri.nri_events import NriEvent
 from vmpin.wire import mux, ttrpc
 from vmpin.wire.nri_messages import MESSAGES, PLUGIN_SERVICE
 
@@ -22,6 +25,16 @@ def pod(id_: str = "pod1", **fields: Any) -> Any:
 def container(id_: str = "c1", pod_id: str = "pod1", cpus: str = "", state: int = 3, **fields: Any) -> Any:
     made = MESSAGES["Container"](**{"id": id_, "pod_sandbox_id": pod_id, "name": "app", "state": state, **fields})
     made.linux.resources.cpu.cpus = cpus
+    return made
+
+
+def delivering(handle: Callable[[NriEvent], object]) -> NriQueue:
+    """A plugin's queue from which each event goes to `handle` at once, in the plugin's thread."""
+    def arrived() -> None:
+        for event in made.take().events:
+            handle(event)
+
+    made = NriQueue(arrived)
     return made
 
 

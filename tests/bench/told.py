@@ -7,7 +7,8 @@ from typing import Any
 
 from bench_node import container_of
 
-from vmpin.wire.nri_messages import CREATED, MESSAGES, POST_UPDATE, RUNNING
+from vmpin.wire.nri_enums import CREATED, RUNNING, Verb
+from vmpin.wire.nri_messages import MESSAGES
 from vmpin.wire.protos import Messages
 
 #: ttrpc's longest message, and what a request has around the list.
@@ -73,7 +74,7 @@ def container(sandbox: str, identity: str, pid: int, cpu_list: str, messages: Me
 
 def update(sandbox: str, pid: int, cpu_list: str) -> bytes:
     """The StateChange that tells of a container's update, which has been done."""
-    event = _LONG["StateChangeEvent"](event=POST_UPDATE, pod=pod(sandbox, pid, _LONG),
+    event = _LONG["StateChangeEvent"](event=Verb.POST_UPDATE, pod=pod(sandbox, pid, _LONG),
                                       container=container(sandbox, container_of(sandbox), pid, cpu_list, _LONG))
     return bytes(event.SerializeToString())
 

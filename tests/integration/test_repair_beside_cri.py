@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from nri_peer import delivering
 from real_containerd import Container, Containerd, Pod
 from real_node import two_cpus, wait
 
@@ -22,8 +23,8 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.sources import cri
 from vmpin.sources.nri.connect import connect_to
+from vmpin.sources.nri.nri_events import NriEvent, NriUpdate, Synced
 from vmpin.sources.nri.plugin import NriPlugin
-from vmpin.sources.nri.translation import NriEvent, NriUpdate, Synced
 from vmpin.wire import mux, ttrpc
 
 pytestmark = pytest.mark.root
@@ -89,7 +90,7 @@ class Drive:
         self.done: Counter[str] = Counter()
         self.tap = Tap(connect_to(containerd.nri_socket))
         self._told: queue.Queue[NriEvent] = queue.Queue()
-        self._plugin = NriPlugin(self.tap.connect, self._told.put)
+        self._plugin = NriPlugin(self.tap.connect, delivering(self._told.put))
 
     def run(self, seconds: float) -> None:
         pods = [self.containerd.pod(name) for name in ("drifted", "moved", "updated", "created")]
@@ -130,7 +131,7 @@ class Drive:
         identity = ContainerId(container.id)
         while True:
             (container.cgroup / "cpuset.cpus").write_text(other)
-            self._plugin.again({identity: NriUpdate(CpuSet.parse(own), CpuSet.parse(own))})
+            self._plugin.reconnect({identity: NriUpdate(CpuSet.parse(own), CpuSet.parse(own))})
             while True:
                 event = self._told.get(timeout=PATIENCE)
                 if isinstance(event, Synced):

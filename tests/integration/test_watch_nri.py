@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 from cri import CriError
 from cri_node import CriNode
+from nri_peer import delivering
 from real_containerd import VM, Containerd, Pod
 from real_node import COMMAND, seen, union, wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.sources.nri.connect import connect_to
+from vmpin.sources.nri.nri_events import NriEvent, NriUpdate, Synced
 from vmpin.sources.nri.plugin import NriPlugin
-from vmpin.sources.nri.translation import NriEvent, NriUpdate, Synced
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
@@ -245,8 +246,8 @@ def test_a_vm_stays_off_the_cpus_of_a_runc_container(node: CriNode, cpus: tuple[
 def moved_by_another_plugin(node: CriNode, cpus: str, *containers: str) -> Iterator[None]:
     """A second plugin, which gives containers these CPUs at its own Synchronize."""
     told: list[NriEvent] = []
-    other = NriPlugin(connect_to(node.containerd.nri_socket), told.append, name="other", index="10")
-    other.again({ContainerId(each): NriUpdate(CpuSet.parse(cpus)) for each in containers})
+    other = NriPlugin(connect_to(node.containerd.nri_socket), delivering(told.append), name="other", index="10")
+    other.reconnect({ContainerId(each): NriUpdate(CpuSet.parse(cpus)) for each in containers})
     other.start()
     try:
         wait(lambda: any(isinstance(event, Synced) and event.updated for event in told), lambda: f"not moved: {told}")

@@ -27,7 +27,7 @@ from soak.machines import Machine, RealQemu, StandIn
 from soak.oracle import Container, Cpus, Sandbox
 from soak.runtime import Runtime
 from vmpin.host.sysfs import Sysfs
-from vmpin.wire.nri_messages import POST_START, POST_UPDATE, REMOVE, REMOVE_POD, RUN_POD, STOP, STOP_POD
+from vmpin.wire.nri_enums import Verb
 
 #: What the run directory may hold: full in a moment, and more than a story needs.
 RUN_SIZE = "1m"
@@ -140,7 +140,7 @@ class World(Node):
         with self.runtime.changing():
             self.guests[guest.id] = guest
             if early:
-                self.runtime.tell(RUN_POD, self._pod(guest))
+                self.runtime.tell(Verb.RUN_POD, self._pod(guest))
         if early and self.rng.random() < 0.5:
             self.create(guest)
         vcpus = self.rng.randint(1, 4)
@@ -156,7 +156,7 @@ class World(Node):
                 self.agents.serve(guest.inside)
         if not early:
             with self.runtime.changing():
-                self.runtime.tell(RUN_POD, self._pod(guest))
+                self.runtime.tell(Verb.RUN_POD, self._pod(guest))
 
     def create(self, guest: Guest, name: str = "") -> None:
         """A container, told by the hook and over NRI, or by one of them."""
@@ -169,7 +169,7 @@ class World(Node):
         with self.runtime.changing():
             guest.told.containers[container.name] = container
             if told != "hook":
-                self.runtime.tell(POST_START, self._pod(guest), self._container(guest, container))
+                self.runtime.tell(Verb.POST_START, self._pod(guest), self._container(guest, container))
 
     def update(self, guest: Guest) -> bool:
         """:returns: whether there was a container to be given other CPUs; so do those below."""
@@ -179,7 +179,7 @@ class World(Node):
         with self.runtime.changing():
             # A container without CPUs is not given some later: an empty cpuset in an update means no change.
             container.cpus = self._cpus() or container.cpus
-            self.runtime.tell(POST_UPDATE, self._pod(guest), self._container(guest, container))
+            self.runtime.tell(Verb.POST_UPDATE, self._pod(guest), self._container(guest, container))
         return True
 
     def delete(self, guest: Guest, name: str = "", heard: bool = True) -> bool:
@@ -189,8 +189,8 @@ class World(Node):
         container = guest.told.containers[name or self.rng.choice(list(guest.told.containers))]
         with self.runtime.changing():
             del guest.told.containers[container.name]
-            self.runtime.tell(STOP, self._pod(guest), self._container(guest, container))
-            self.runtime.tell(REMOVE, self._pod(guest), self._container(guest, container))
+            self.runtime.tell(Verb.STOP, self._pod(guest), self._container(guest, container))
+            self.runtime.tell(Verb.REMOVE, self._pod(guest), self._container(guest, container))
         bundle = self.top / "bundles" / self.id(container.name)
         if heard and bundle.exists():
             self._hook("poststop", self.state(guest.id, container.name, bundle))
@@ -205,8 +205,8 @@ class World(Node):
         with self.runtime.changing():
             del self.guests[guest.id]
             self.removed.append(guest.id)
-            self.runtime.tell(STOP_POD, self._pod(guest))
-            self.runtime.tell(REMOVE_POD, self._pod(guest))
+            self.runtime.tell(Verb.STOP_POD, self._pod(guest))
+            self.runtime.tell(Verb.REMOVE_POD, self._pod(guest))
 
     def end(self, guest: Guest) -> None:
         """Its VM, and who is in it."""

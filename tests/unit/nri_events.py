@@ -9,7 +9,8 @@ from vmpin.domain.desired_state import DesiredState, reduce
 from vmpin.domain.events import Event
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.host.procfs import Procfs
-from vmpin.sources.nri.translation import NriContainer, NriEvent, NriPod, events_of
+from vmpin.sources.nri.nri_events import NriContainer, NriEvent, NriPod
+from vmpin.sources.nri.translation import events_of
 
 PROC = Procfs()
 KEY = "vmpin.io/exclusive"

@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,8 @@ from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
 from vmpin.reconcile.view import NodeView
-from vmpin.sources.nri.translation import NriCounters, NriEvent
+from vmpin.sources.nri.event_queue import NriQueue
+from vmpin.sources.nri.nri_events import NriCounters, NriEvent
 from vmpin.status.health import SourceHealth
 
 if TYPE_CHECKING:
@@ -33,10 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: Files change in bursts (a write, a rename); they are read this many seconds after the first.
 CALM = 0.02
-#: Within so many seconds a runtime tells a plugin that it started of all there is.
+#: Seconds within which a runtime lists everything to a plugin that it started.
 SYNC_DEADLINE = 2.0
-#: What the runtime told and the loop has not taken yet.
-MAX_WAITING = 1024
 _GRPC_DEADLINE = 2.0
 _STARTED_BY_RUNTIME = "NRI_PLUGIN_SOCKET"
 
@@ -47,9 +45,11 @@ def wants_nri(config: Config) -> bool:
 
 
 class NriFeed:
-    """The plugin, from the moment that there is a runtime to connect to.
+    """The NRI plugin, from the moment that there is a runtime to connect to.
 
-    :param take: called in the loop, with all that was told since.
+    The plugin's thread puts events into its queue and wakes the loop, which takes all that wait in one call.
+
+    :param take: called in the loop, with all events that waited.
     :param ended: called in the loop when no connection will come any more (a plugin that the runtime started).
     """
 
@@ -57,75 +57,71 @@ class NriFeed:
         self._config = config
         self._take = take
         self._ended = ended
-        self._waiting: deque[NriEvent] = deque()
-        self._stopped = False
+        self._queues: list[NriQueue] = []
         self.state = "waits for the runtime's socket"
-        #: When the first of the events came that were handed on last, by time.perf_counter().
+        #: When the first of the events came that were taken last, by time.perf_counter().
         self.since = 0.0
-        self._first = 0.0
         self.plugin: NriPlugin | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
-        loop = asyncio.get_running_loop()
-        self._stopped = False
         started_by_runtime = _STARTED_BY_RUNTIME in os.environ
         if not started_by_runtime:
             while self._config.watch.nri == "auto" and not self._config.paths.nri.exists():  # noqa: ASYNC110
                 await asyncio.sleep(self._config.watch.resync_seconds)
         from vmpin.sources.nri import plugin as nri
-        from vmpin.sources.nri.connect import connect_to
 
         sys.setswitchinterval(nri.SWITCH_INTERVAL)
-
-        def handle(event: NriEvent) -> None:
-            # A loop that hangs: what comes waits in the plugin's queue, which has a bound.
-            while len(self._waiting) >= MAX_WAITING and not self._stopped:
-                time.sleep(0.01)
-            if not self._waiting:
-                self._first = time.perf_counter()
-            self._waiting.append(event)
-            loop.call_soon_threadsafe(self._drain)  # for each: the first one takes all, and the others find nothing
-
-        def on_state(up: bool, text: str) -> None:
-            self.state = f"connected to {text}" if up else f"not connected: {text}"
+        loop = asyncio.get_running_loop()
 
         def on_end(up: bool, text: str) -> None:
-            on_state(up, text)
+            self._on_state(up, text)
             if not up:
                 loop.call_soon_threadsafe(self._ended)
 
-        def of_its_own(name: str = "vmpin") -> NriPlugin:
-            return nri.NriPlugin(connect_to(self._config.paths.nri), handle, name, on_state=on_state)
-
-        plugins = [nri.from_environment(handle, on_end) or of_its_own()]
+        self.plugin = nri.from_environment(self._new_queue(loop), on_end) if started_by_runtime else None
+        plugins = [self.plugin or self._connecting(loop, "vmpin")]
         self.plugin = plugins[0]
-        self.state = "waits for the runtime to tell what there is"
+        self.state = "waits for the runtime's list"
         self.plugin.start()
         try:
             if started_by_runtime:
                 await asyncio.sleep(SYNC_DEADLINE)
                 if not self.plugin.counters.syncs:
                     # containerd 1.7 never synchronizes a plugin that it started (containerd/nri#43).
-                    logger.info("nri: the runtime that started this plugin does not tell what there is: it is asked "
-                                "over %s", self._config.paths.nri)
-                    self.plugin = of_its_own("vmpin-sync")
+                    logger.info("nri: the runtime that started this plugin has sent no list: connecting to %s for one",
+                                self._config.paths.nri)
+                    self.plugin = self._connecting(loop, "vmpin-sync")
                     plugins.append(self.plugin)
                     self.plugin.start()
             await asyncio.Event().wait()
         finally:
-            self._stopped = True
             self.plugin = None
+            self._queues = []
             for plugin in plugins:
                 plugin.stop()
 
+    def _connecting(self, loop: asyncio.AbstractEventLoop, name: str) -> NriPlugin:
+        """A plugin that connects to the runtime's socket."""
+        from vmpin.sources.nri.connect import connect_to
+        from vmpin.sources.nri.plugin import NriPlugin
+
+        return NriPlugin(connect_to(self._config.paths.nri), self._new_queue(loop), name, on_state=self._on_state)
+
+    def _new_queue(self, loop: asyncio.AbstractEventLoop) -> NriQueue:
+        # The loop is woken for each event: the first call takes all, and the others find nothing.
+        self._queues.append(NriQueue(lambda: loop.call_soon_threadsafe(self._drain)))
+        return self._queues[-1]
+
+    def _on_state(self, up: bool, text: str) -> None:
+        """Called in a plugin's thread."""
+        self.state = f"connected to {text}" if up else f"not connected: {text}"
+
     def _drain(self) -> None:
-        self.since = self._first
-        events = []
-        while self._waiting:
-            events.append(self._waiting.popleft())
-        if events:
-            self._take(events)
+        batches = [batch for queue in self._queues if (batch := queue.take()).events]
+        if batches:
+            self.since = min(batch.since for batch in batches)
+            self._take([event for batch in batches for event in batch.events])
 
     def data(self) -> dict[str, object]:
         """For the status."""

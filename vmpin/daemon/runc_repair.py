@@ -2,7 +2,7 @@
 
 By the CRI call UpdateContainerResources; where no CRI runtime answers, by NRI: the connection is made anew, and the
 updates go into the answer to the runtime's Synchronize. Never by NRI's UpdateContainers, which hangs runtimes
-(nri_session.NriSession.register). What stays out: which containers (repair).
+(sources.nri.session.NriSession.register). What stays out: which containers (repair).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError
 from vmpin.reconcile.runc_drift import RuncDriftRepairs
 from vmpin.reconcile.view import NodeView
-from vmpin.sources.nri.translation import NriEvent, NriUpdate, Synced
+from vmpin.sources.nri.nri_events import NriEvent, NriUpdate, Synced
 
 if TYPE_CHECKING:
     from vmpin.sources.nri.plugin import NriPlugin
@@ -111,7 +111,7 @@ class RuncRepair:
         plugin = self._plugin()
         if len(sure) < len(due) and plugin is not None and plugin.can_reconnect:
             self._asked = due.keys() - sure.keys()
-            plugin.again()
+            plugin.reconnect()
         return sure
 
     def _by_nri(self, due: Mapping[ContainerId, CpuSet]) -> None:
@@ -127,7 +127,7 @@ class RuncRepair:
                 if word is not None:
                     updates[container] = NriUpdate(due[container], word.cpuset)
                     self._repairs.began(container, due[container], "NRI")
-        plugin.again(updates)
+        plugin.reconnect(updates)
 
     def take(self, events: Iterable[NriEvent]) -> None:
         """What the runtime reported. CPUs that the answer to a list gave back are written to the cgroups after it: the

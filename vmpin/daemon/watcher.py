@@ -42,12 +42,13 @@ from vmpin.reconcile.relist import Relist
 from vmpin.reports.residency.sampler import Sampler
 from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
 from vmpin.sources.hook_state import moment
-from vmpin.sources.nri.translation import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
+from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
 from vmpin.sources.spool import Spool
 from vmpin.status.about import About
 from vmpin.status.health import SourceHealth
 from vmpin.vmm import qmp_identity
 from vmpin.vmm.inventory import Vm
+from vmpin.wire.nri_enums import Verb
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestReport
@@ -295,10 +296,10 @@ class Watcher:
             return
         # Only a beginning brings threads that are not there yet; an update is set at once, and that is all.
         begun = {event.pod.id if isinstance(event, PodEvent) else event.container.pod for event in events
-                 if isinstance(event, PodEvent | ContainerEvent) and event.kind in ("run", "start")}
+                 if isinstance(event, PodEvent | ContainerEvent) and event.verb in (Verb.RUN_POD, Verb.POST_START)}
         # A VM gets vCPUs and another cgroup cpuset before a container of it is started.
         grows = {event.container.pod for event in events
-                 if isinstance(event, ContainerEvent) and event.kind in ("creating", "create", "updating")}
+                 if isinstance(event, ContainerEvent) and event.verb in (Verb.CREATE, Verb.POST_CREATE, Verb.UPDATE)}
         grows &= self.view.vms.keys()
         since = None if self._nri is None else self._nri.since
         self._told(self.reconciler.reconcile(touched, scan=bool(begun)), "nri", since)
@@ -310,7 +311,7 @@ class Watcher:
 
     def _list_again(self) -> None:
         if self._nri is not None and self._nri.plugin is not None and self._nri.plugin.can_reconnect:
-            self._nri.plugin.again()
+            self._nri.plugin.reconnect()
 
     @log.operation()
     def _on_files(self, written: set[Path]) -> None:

@@ -45,7 +45,7 @@ from vmpin.sources.nri.cpuset_reports import NriCpusetReports
 from vmpin.vmm.inventory import Observer, Vm
 
 if TYPE_CHECKING:
-    from vmpin.sources.nri.translation import NriEvent
+    from vmpin.sources.nri.nri_events import NriEvent
 
 logger = logging.getLogger(__name__)
 

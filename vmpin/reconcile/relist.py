@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 
 from vmpin.domain.model import SandboxId
-from vmpin.sources.nri.translation import ContainerEvent, NriEvent, PodEvent
+from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent, PodEvent
 
 #: Seconds before and after the write in which a report of the sandbox explains it.
 NEAR = 5.0

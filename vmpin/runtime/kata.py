@@ -1,9 +1,9 @@
-"""What Kata's two runtimes leave on disk about their sandboxes.
+"""The state files of Kata's two runtimes, one for each sandbox.
 
 The Go runtime keeps `/run/vc/sbs/<sid>/persist.json` up to date, each container's live cpuset in it (virtcontainers/
 persist); it writes with O_TRUNC, so a reader may meet half a file and reads again. runtime-rs writes
-`/run/kata/<sid>/state.json` once at the start, without the VMM's pid and without containers. What stays out: whether
-the processes named are what they should be (observe).
+`/run/kata/<sid>/state.json` once at the start, without the VMM's pid and without containers. Read at every resync
+(sources.disk). What stays out: whether the processes named are what they should be (observe).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FRESH = 50_000_000
 
 
 class KataSandbox(NamedTuple):
-    """A sandbox as its runtime describes it. `containers` is None where the runtime does not tell them."""
+    """A sandbox as its runtime describes it. `containers` is None where the runtime's file has none."""
 
     id: SandboxId
     runtime: str
@@ -36,7 +36,7 @@ class KataSandbox(NamedTuple):
     virtiofsd_pid: int
     containers: tuple[Container, ...] | None
     pod: Pod | None
-    #: Of the VMM, when given: a VM from Kata's factory has another id on its command line, but this is on it too.
+    #: Of the VM, "" for none: a VM from Kata's factory has another id on its command line, but this is on it too.
     uuid: str
     #: When its file was written, CLOCK_REALTIME ns.
     written: int
@@ -49,16 +49,16 @@ class KataSandbox(NamedTuple):
 class KataState:
     """Reads both state directories; a file is parsed again only when it changed.
 
-    `complain` gets one line for each file that cannot be used, once per state of that file.
+    :param complain: called with a line for each file that cannot be used, once per version of that file.
     """
 
     def __init__(self, go_root: Path, rs_root: Path, complain: Callable[[str], None]) -> None:
         self.go_root = os.fspath(go_root)
         self.rs_root = os.fspath(rs_root)
         self.complain = complain
-        #: Those that had a directory when last looked, readable or not.
+        #: The sandboxes that had a directory at the last reading, readable or not.
         self.listed: set[SandboxId] = set()
-        #: The annotation by which a container declares its CPUs its own, "" for none.
+        #: The annotation by which a container declares its CPUs exclusive, "" for none.
         self.exclusive_annotation = ""
         self._parsed: dict[str, tuple[tuple[int, int, int], KataSandbox | None]] = {}
         self._stopped: dict[str, tuple[tuple[int, int, int], bool]] = {}
@@ -85,7 +85,7 @@ class KataState:
         return found
 
     def use_annotation(self, annotation: str) -> None:
-        """Heed an annotation on whether a container's CPUs are exclusive ("": none), in what was read already, too."""
+        """Set `exclusive_annotation` ("": none), and parse all files again where it changed."""
         if annotation != self.exclusive_annotation:
             self.exclusive_annotation = annotation
             self._parsed.clear()
@@ -94,8 +94,8 @@ class KataState:
         return parse_go(sid, raw, written, self.exclusive_annotation)
 
     def _with_states(self, directory: str, sandbox: KataSandbox) -> KataSandbox:
-        """With the containers' own states: the sandbox's file lists stopped ones until they are removed, and each
-        container's file beside it (persist/api/container.go: State) says which those are."""
+        """The sandbox with stopped containers marked: its file lists those until they are removed, and each one's own
+        file beside it (persist/api/container.go: State) has the state."""
         stopped = [container.id for container in sandbox.containers or ()
                    if self._is_stopped(f"{directory}/{container.id}/persist.json")]
         if not stopped:
@@ -136,11 +136,11 @@ class KataState:
             except OSError as err:
                 if passing(err):
                     return known[1] if known else None
-                self.complain(f"{path}: {err.strerror}: it is not read")  # a FIFO, a link, too large
+                self.complain(f"{path}: not read: {err.strerror}")  # a FIFO, a link, too large
                 break
             except SourceError as err:
                 if attempt == 4:
-                    # What was read before it was rewritten is better than nothing.
+                    # The state before it was rewritten is better than none.
                     sandbox = known[1] if known else None
                     self.complain(f"{path}: {err.why}" + (": its last state is used" if sandbox else ""))
                 time.sleep(0.002)
@@ -149,10 +149,10 @@ class KataState:
 
 
 def _lasting(info: os.stat_result) -> tuple[int, int, int]:
-    """The stamp of a file by which to know it unchanged.
+    """The stamp by which a file is found unchanged.
 
     The file system's clock ticks every 4 ms: a file rewritten in the same tick with the same length ("running" and
-    "stopped" are of one) would look unchanged for ever, so a fresh one gets a stamp that nothing has.
+    "stopped" have the same) would look unchanged for ever, so a fresh file gets a stamp that no file has.
     """
     fresh = time.time_ns() - info.st_mtime_ns < FRESH
     return (0, 0, 0) if fresh else (info.st_ino, info.st_mtime_ns, info.st_size)
@@ -190,7 +190,11 @@ def _url(value: object) -> str:
 
 
 def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str = "") -> KataSandbox:
-    """persist.json of the Go runtime; the keys are Go's field names. :raises SourceError: when it is half written."""
+    """Parse persist.json of the Go runtime; the keys are Go's field names.
+
+    :param written: when the file was written, CLOCK_REALTIME ns.
+    :raises SourceError: when it is half written.
+    """
     state = _object(raw, "persist.json")
     containers = []
     pod = None
@@ -225,7 +229,7 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
 
 
 def parse_rs(sid: SandboxId, raw: bytes, written: int) -> KataSandbox:
-    """state.json of runtime-rs. :raises SourceError: when it is half written."""
+    """Parse state.json of runtime-rs; `written` as for parse_go. :raises SourceError: when it is half written."""
     state = _object(raw, "state.json")
     return KataSandbox(sid, "kata-rs", _pid(_dig(state, "hypervisor", "pid")),
                        _pid(_dig(state, "hypervisor", "virtiofs_daemon_pid")), None, None, "", written,

@@ -1,6 +1,7 @@
-"""The checkpoint of the kubelet's CPU manager (`cpu_manager_state`): which CPUs are whose, and which are for all.
+"""The format of the checkpoint of the kubelet's CPU manager (`cpu_manager_state`): the exclusive CPUs of containers,
+and the shared pool.
 
-Understands every shape there was (pkg/kubelet/cm/cpumanager/state/checkpoint.go): V4 of 1.37, V3 of 1.36 with pod
+Parses every shape there was (pkg/kubelet/cm/cpumanager/state/checkpoint.go): V4 of 1.37, V3 of 1.36 with pod
 level resources, V2 since 1.17, and V1 before it, which named containers by their ids. Pure: bytes in, data out. What
 stays out: the file (source/kubelet_state), and what exclusive means for a sandbox (ownership).
 """
@@ -19,17 +20,18 @@ from vmpin.errors import SourceError
 NAME = "cpu_manager_state"
 #: A node full of pods has some 40 kB.
 MAX_BYTES = 4 << 20
-#: Containers and pods with CPUs of their own. Linux has 8192 CPUs at most (CONFIG_NR_CPUS), and each of these has one.
+#: Containers and pods with exclusive CPUs. Linux has 8192 CPUs at most (CONFIG_NR_CPUS), and each of these has one.
 MAX_ENTRIES = 8192
-#: Beyond this the checksum is not looked at: it costs Python some 0.1 µs a byte.
+#: Bytes beyond which the checksum is not checked: it costs Python some 0.1 µs a byte.
 MAX_CHECKED = 64 << 10
 
 
 def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
-    """Understand a checkpoint. A wrong checksum is `trouble` only: it is one of a dump of Go's memory, types and all,
-    and so changed with kubelets that did not change a CPU.
+    """Parse a checkpoint. A wrong checksum is `trouble` only: it is one of a dump of Go's memory, types and all, and
+    so changed with kubelets that did not change a CPU.
 
-    :raises SourceError: when it cannot be believed: empty, cut, not the kubelet's, a CPU list that is none.
+    :param where: the name of the file, for errors.
+    :raises SourceError: when it is invalid: empty, cut, not the kubelet's, with an invalid CPU list.
     """
     if len(raw) > MAX_BYTES:
         raise SourceError(where, f"is {len(raw)} bytes long, at most {MAX_BYTES} are read")
@@ -38,7 +40,7 @@ def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
     outer = _object(raw, where)
     data = outer.get("data")
     if isinstance(data, str) and data:
-        # The rest of the file is for older kubelets, and not looked at by those that know of data.
+        # The rest of the file is for older kubelets, and newer ones do not read it.
         state = replace(_contents(_object(data, f"{where}: data"), where), version=4)
         return _judged(state, _matches(outer.get("datachecksum"), len(data), [f"(string){data}"]))
     state = _contents(outer, where)
@@ -122,7 +124,7 @@ def _short(value: object) -> str:
 
 
 def _overlaps(state: CpuManagerState) -> Iterator[str]:
-    """What a kubelet would refuse to start with (policy_static.go: validateState), and CPUs that two pods have."""
+    """Overlaps with which a kubelet would refuse to start (policy_static.go: validateState), and CPUs of two pods."""
     owned: dict[str, CpuSet] = {f"container {key}": cpus for key, cpus in state.by_id.items()}
     for key, cpus in (*state.pods.items(), *((uid, cpus) for (uid, _), cpus in state.entries.items())):
         owned[f"pod {key}"] = owned.get(f"pod {key}", EMPTY) | cpus
@@ -140,7 +142,7 @@ def _overlaps(state: CpuManagerState) -> Iterator[str]:
 # --- the checksum ----------------------------------------------------------------------------------------------------
 
 def _matches(checksum: object, size: int, dumps: Iterable[str]) -> bool | None:
-    """Whether one of the dumps has that checksum; None where that is not looked at."""
+    """Whether one of the dumps has that checksum; None where it is not checked."""
     if size > MAX_CHECKED:
         return None
     return any(fnv32a(dump.encode("utf-8", "surrogatepass")) == checksum for dump in dumps)
@@ -155,7 +157,7 @@ def fnv32a(raw: bytes) -> int:
 
 
 def _dumps(found: dict[str, object], state: CpuManagerState) -> Iterator[str]:
-    """What kubelets take the checksum of: go-spew's `%#v` of their struct, under each name that it had.
+    """The texts of which kubelets take the checksum: go-spew's `%#v` of their struct, under each name that it had.
 
     The types of a map's keys and values are left out there, those of a struct's fields are not.
     """

@@ -1,8 +1,8 @@
-"""What an OCI runtime says to a hook, and the bundle it speaks of: into events.
+"""The state that an OCI runtime gives to a hook, the message in which the hook sends it, and the bundle it names.
 
-Understands every variant met: runc, crun, containerd, CRI-O, podman, and both Kata runtimes. Nothing in a hook's
-state is believed that can be looked up, and nothing of it is a path that is opened but the bundle's config.json. What
-stays out: how the state arrives (source/hook_socket) and what the pid is (observe).
+Parses every variant met: runc, crun, containerd, CRI-O, podman, and both Kata runtimes. A hook's state is not trusted
+in what can be looked up, and the only path of it that is opened is the bundle's config.json. What stays out: how the
+state arrives (the watcher's socket, sources.spool) and the process behind its pid (sources.pids).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from vmpin.errors import SourceError, passing
 from vmpin.host.regular import read_regular
 from vmpin.runtime.dialect import CRIO, Dialect, bundle_id, dialect_of, foreign, other, plain
 
-#: The hook sends no more, and a real state has a few kB of annotations.
+#: Bytes: the hook sends no more, and a real state has a few kB of annotations.
 MAX_STATE = 4 << 20
 #: A real config.json has some 20 kB.
 MAX_BUNDLE = 4 << 20
 
 HEADER = b"vmpin-hook/1 "
-#: What the annotations call a pause container (dockershim: podsandbox).
+#: The kinds that annotations give a pause container (dockershim: podsandbox).
 _PAUSE = ("sandbox", "podsandbox")
 STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 
 
 class HookMessage(NamedTuple):
-    """What the hook sent: the stage it was registered for, when, the state as it came.
+    """A hook's message: the stage that the hook was registered for, its time, and the state as the runtime gave it.
 
     `time` is CLOCK_REALTIME, `boot` CLOCK_BOOTTIME, in ns; an older hook sends no `boot` (None).
     """
@@ -43,7 +43,8 @@ class HookMessage(NamedTuple):
 
 
 class HookState(NamedTuple):
-    """A state, understood. `pid` is whatever the runtime gave: the container's, the VMM's, a shim's thread, or 0."""
+    """A parsed state, with the time of its message (as in HookMessage). `pid` is as the runtime gave it: the
+    container's, the VMM's, a shim's thread, or 0."""
 
     stage: str
     container: ContainerId
@@ -55,16 +56,23 @@ class HookState(NamedTuple):
     pause: bool
     #: The family of annotations that the runtime writes.
     dialect: Dialect
-    #: Keys of the other family that contradict it: the pod's author wrote them, and they count for nothing.
+    #: Keys of the other family that contradict it: the pod's author wrote them, and they are ignored.
     foreign: tuple[str, ...] = ()
+    time: int = 0
+    boot: int | None = None
 
     @property
     def stopped(self) -> bool:
         return self.stage == "poststop"
 
 
+def parse_hook(raw: bytes) -> HookState:
+    """Parse a hook's message whole. :raises SourceError: with what is wrong."""
+    return parse_state(parse_message(raw))
+
+
 def parse_message(raw: bytes) -> HookMessage:
-    """Split what the hook sent. :raises SourceError: with what is wrong."""
+    """Split a hook's message into header and state. :raises SourceError: with what is wrong."""
     line, newline, state = raw.partition(b"\n")
     if not newline or not line.startswith(HEADER) or len(line) > 256:
         raise SourceError("hook message", "does not begin with the vmpin-hook/1 line")
@@ -83,7 +91,7 @@ def parse_message(raw: bytes) -> HookMessage:
 
 
 def parse_state(message: HookMessage) -> HookState:
-    """Understand a state. :raises SourceError: with what is wrong."""
+    """Parse the state of a message. :raises SourceError: with what is wrong."""
     where = f"{message.stage} hook state"
     if not message.state.strip():
         raise SourceError(where, "is empty")
@@ -106,7 +114,7 @@ def parse_state(message: HookMessage) -> HookState:
     dialect = dialect_of(str(bundle))
     container, sandbox, pause = _identity(where, given, str(bundle), annotations, dialect)
     return HookState(message.stage, ContainerId(container), SandboxId(sandbox), pid, str(bundle),
-                     annotations, pause, dialect, tuple(foreign(annotations, dialect)))
+                     annotations, pause, dialect, tuple(foreign(annotations, dialect)), message.time, message.boot)
 
 
 def _identity(where: str, given: str, bundle: str, annotations: Mapping[str, str],
@@ -130,7 +138,7 @@ def _identity(where: str, given: str, bundle: str, annotations: Mapping[str, str
         if of_sandbox:
             container = bundle_id(bundle)
     if not valid_id(container):
-        raise SourceError(where, f"which container of sandbox {given} it is cannot be told")
+        raise SourceError(where, f"names no container of sandbox {given}")
     own = of_sandbox or kind in _PAUSE
     if own and named not in (None, given):
         raise SourceError(where, f"{given} is a sandbox by its state, and its annotation {dialect.sandbox} names "
@@ -141,8 +149,8 @@ def _identity(where: str, given: str, bundle: str, annotations: Mapping[str, str
 
 
 def clean_path(path: object) -> bool:
-    """Whether a path is absolute and leads nowhere but where it says, and can be opened and logged: no control
-    characters, no halves of a surrogate pair (JSON can say those, a file name cannot)."""
+    """Whether a path is absolute, without "..", and can be opened and logged: no control characters, no halves of a
+    surrogate pair (JSON can hold those, a file name cannot)."""
     return (isinstance(path, str) and path.startswith("/") and len(path) < 4096 and path.isprintable()
             and ".." not in path.split("/"))
 
@@ -154,8 +162,8 @@ def _strings(value: object) -> dict[str, str]:
 
 
 class BundleConfig(NamedTuple):
-    """What a bundle's config.json says of the container. `cpuset` None: nothing (or nothing that can be read,
-    then `trouble` says what)."""
+    """What config.json of a bundle has of the container. `cpuset` None: none, or an invalid one, which `trouble`
+    describes."""
 
     cpuset: CpuSet | None
     annotations: Mapping[str, str]
@@ -163,7 +171,7 @@ class BundleConfig(NamedTuple):
 
 
 def bundle_gone(bundle: str) -> bool:
-    """Whether there is no such bundle. Where one may not look, or cannot just now, nobody knows: False."""
+    """Whether there is no such bundle. False where its directory may not or cannot be read just now."""
     try:
         os.stat(bundle)
     except ValueError:
@@ -176,7 +184,7 @@ def bundle_gone(bundle: str) -> bool:
 def read_bundle(bundle: str) -> BundleConfig:
     """Read `bundle`/config.json.
 
-    :raises SourceError: when it is gone or cannot be believed.
+    :raises SourceError: when it is gone or invalid.
     :raises OSError: when it cannot be read just now (`passing`).
 
     The path comes from a hook: only a regular file is read (no FIFO that blocks, no device), and a bounded one.

@@ -1,4 +1,7 @@
-"""TOML files of other programs, and merging one over another. What stays out: what is in them."""
+"""TOML files of other programs: reading one, merging one over another, and typed access to their values.
+
+What stays out: what is in them (doctor.collect: engines, kata_config), which calls this.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ Table = dict[str, Any]
 
 
 def load(files: Files, path: str) -> Table | None:
-    """A file's table, None when there is no such file. :raises SourceError: when it is none."""
+    """A file's table, None when there is no such file. :raises SourceError: when it is not TOML."""
     text = files.text(path)
     if text is None:
         return None
@@ -24,7 +27,7 @@ def load(files: Files, path: str) -> Table | None:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
-    """Tables are merged, anything else is replaced."""
+    """`base` with the values of `over`: tables are merged, anything else is replaced."""
     made = dict(base)
     for key, value in over.items():
         known = made.get(key)
@@ -33,20 +36,22 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
 
 
 def dig(table: object, *keys: str) -> Any:
-    """What stands below the keys, None when there is nothing."""
+    """The value below the keys, None when there is none."""
     for key in keys:
         table = table.get(key) if isinstance(table, dict) else None
     return table
 
 
-def words(value: object) -> tuple[str, ...]:
-    """A list's strings; () for anything else."""
+def strings(value: object) -> tuple[str, ...]:
+    """The strings of a list; () for anything else."""
     return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
 
 
-def word(value: object) -> str:
+def string(value: object) -> str:
+    """A string; "" for anything else."""
     return value if isinstance(value, str) else ""
 
 
 def switch(value: object) -> bool | None:
+    """A boolean; None for anything else."""
     return value if isinstance(value, bool) else None

@@ -2,7 +2,7 @@
 
 Sources: k8s.io/cri-api pkg/apis/runtime/v1/api.proto. Fields that are left out mean "no change": the kubelet's CPU
 manager sends the cpuset alone, too (pkg/kubelet/cm/cpumanager/cpu_manager.go, updateContainerCPUSet). What stays out:
-which container is given what (repair).
+which container gets which CPUs (reconcile.runc_drift). Called by daemon.runc_repair, in a thread: a call blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TABLE = """
 LinuxContainerResources cpuset_cpus=6
 UpdateContainerResourcesRequest container_id=1 linux=2:LinuxContainerResources
 """
-#: The server there is no CRI runtime (Docker's containerd), or does not have this container: another one may.
+#: The server is no CRI runtime (Docker's containerd), or does not have this container: another one may.
 _NO_CRI, _NOT_MINE = "UNIMPLEMENTED", ("UNIMPLEMENTED", "NOT_FOUND")
 
 _messages: Messages | None = None
@@ -38,21 +38,23 @@ class NoRuntime(SourceError):
 
 
 def is_mute(err: SourceError) -> bool:
-    """Whether the server did not answer, so that another call would wait for nothing, too."""
+    """Whether the server did not answer: another call would only wait until its deadline, too."""
     return isinstance(err, CallError) and err.code in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
 
 
 def sockets(configured: Path | None) -> list[Path]:
-    """The sockets on which a runtime may answer: the configured one, else those of the defaults that exist."""
+    """The existing sockets of runtimes: the configured one, else those of the defaults."""
     return [path for path in ([configured] if configured else DEFAULTS) if path.exists()]
 
 
 def update_cpus(servers: Sequence[Path], container: ContainerId, cpus: CpuSet, timeout: float) -> None:
-    """Have the runtime that has the container give it these CPUs.
+    """Ask each server in turn to give the container these CPUs, until one does.
+
+    Not repeated on failure: the next resync finds the container unchanged and tries again, three times in ten minutes.
 
     :param timeout: in seconds, for each server.
     :raises NoRuntime: when there are no servers, or none has CRI.
-    :raises SourceError: when none of the servers did: the error of the last one that has the container, or is mute.
+    :raises SourceError: when all of them failed: the error of the last one that has the container, or did not answer.
     """
     request = _table()["UpdateContainerResourcesRequest"](container_id=container)
     request.linux.cpuset_cpus = str(cpus)

@@ -1,5 +1,8 @@
-"""The sources that are read rather than heard: Kata's state, the containers' cgroups, and whether what hooks told of
-still exists. Read as a whole at every resync; what it finds becomes events like any other.
+"""The sources that are read as a whole at every resync: Kata's state, the containers' cgroups, and whether the
+containers that hooks reported still exist.
+
+What is found becomes events like any other. What stays out: the files' formats (runtime.kata), and what follows from
+an event (domain.desired_state). Owned by the reconciler.
 """
 
 from __future__ import annotations
@@ -26,25 +29,26 @@ from vmpin.host.procfs import Procfs, read_file
 from vmpin.runtime.kata import KataSandbox, KataState
 from vmpin.runtime.oci import bundle_gone
 
-#: How long a sandbox without VM and containers is remembered: a hook's late word on it must find its end.
+#: How long (ns) a sandbox without VM and containers is kept: a hook's late message must find its end.
 FORGET_AFTER_NS = 60 * 10**9
 
 
 class DiskSources:
-    """Reads what the runtimes and the kernel keep."""
+    """What the runtimes and the kernel keep in files. `read` reads them, `events` compares them with the state."""
 
     def __init__(self, proc: Procfs, cgroups: Cgroups, kata: KataState) -> None:
         self.proc = proc
         self.cgroups = cgroups
         self.kata = kata
-        #: Whether the runtime tells of every end (NRI): until then what it told of is there.
+        #: Whether the runtime reports every end (an NRI connection is up). Without it only the end of its VM ends a
+        #: container that NRI reported. Set by the watcher.
         self.nri = False
-        #: The CPUs that are online; empty as long as nobody said.
+        #: The online CPUs; empty until the reconciler has set them.
         self.online: CpuSet = EMPTY
         self.sandboxes: dict[SandboxId, KataSandbox] = {}
-        #: What each sandbox's file and state were when events were last made of them.
-        self._told: dict[SandboxId, tuple[KataSandbox, SandboxState | None]] = {}
-        #: When each sandbox's file came to say what it says (CLOCK_BOOTTIME ns), and when it was read before that.
+        #: Each sandbox's file and state when events were last made of them.
+        self._translated: dict[SandboxId, tuple[KataSandbox, SandboxState | None]] = {}
+        #: When each sandbox's file got its present contents (CLOCK_BOOTTIME ns), and when files were read before that.
         self._written: dict[SandboxId, tuple[KataSandbox, int]] = {}
         self._read_before = self._read_last = 0
 
@@ -54,25 +58,28 @@ class DiskSources:
         self.sandboxes = self.kata.sandboxes()
 
     def events(self, state: DesiredState, with_vm: set[SandboxId]) -> list[Event]:
-        """What was read, and what is still there of `state`. `with_vm` are the sandboxes whose VM runs."""
+        """The events that follow from the files, for what differs from `state`.
+
+        :param with_vm: the sandboxes whose VM runs.
+        """
         now = boottime.now()
         events: list[Event] = []
-        told, self._told = self._told, {}
+        translated, self._translated = self._translated, {}
         for kata in self.sandboxes.values():
             known = state.sandboxes.get(kata.id)
-            before = told.get(kata.id)
+            before = translated.get(kata.id)
             if before is None or before[0] is not kata or before[1] is not known:
-                events += _kata_events(kata, known, self._moment(kata), now)
-            self._told[kata.id] = (kata, known)
+                events += _kata_events(kata, known, self._written_at(kata), now)
+            self._translated[kata.id] = (kata, known)
         for gone in self._written.keys() - self.sandboxes.keys():
             del self._written[gone]
         for sandbox in state.sandboxes.values():
             events += self._check(sandbox, with_vm, now)
         return events
 
-    def _moment(self, kata: KataSandbox) -> int:
-        """When a sandbox's file was written, by its time; after it was read last, when it says something new since,
-        wherever the clock was stepped to meanwhile."""
+    def _written_at(self, kata: KataSandbox) -> int:
+        """When a sandbox's file was written (CLOCK_BOOTTIME ns), by its mtime; never before the last reading that
+        still had other contents, however the wall clock was stepped meanwhile."""
         known = self._written.get(kata.id)
         when = known[1] if known is not None and known[0] == kata else boottime.of_wall(
             kata.written, self._read_before)
@@ -80,7 +87,7 @@ class DiskSources:
         return when
 
     def claims(self, state: DesiredState) -> dict[SandboxId, VmmClaim]:
-        """Whose VMM is which process, by the runtimes' and hooks' word."""
+        """The process that runtimes and hooks name as each sandbox's VMM."""
         found = {sandbox.id: VmmClaim(sandbox.vmm.tid, identity=sandbox.vmm)
                  for sandbox in state.sandboxes.values() if sandbox.vmm is not None}
         for kata in self.sandboxes.values():
@@ -89,7 +96,7 @@ class DiskSources:
         return found
 
     def _check(self, sandbox: SandboxState, with_vm: set[SandboxId], now: int) -> Iterator[Event]:
-        """Whether a sandbox's containers still exist, and their cpusets as their cgroups have them."""
+        """The ends of a sandbox's containers, and their cpusets as their cgroups have them."""
         alive = sandbox.id in with_vm or sandbox.id in self.sandboxes
         latest = 0
         for known in sandbox.containers.values():
@@ -107,25 +114,26 @@ class DiskSources:
 
     def _has_ended(self, sandbox: SandboxState, known: ContainerRecord, with_vm: set[SandboxId], now: int) -> bool:
         if known.reported_by(Source.KATA):
-            # What it owned is free when the runtime has removed the sandbox, not when the sandbox is forgotten.
+            # Its CPUs are free when the runtime has removed the sandbox, not when the sandbox is forgotten.
             return sandbox.id not in with_vm and sandbox.id not in self.kata.listed
         if known.init is not None:
             stat = self.proc.stat(known.init.tid)
             return stat is None or stat.starttime != known.init.starttime
         if known.reported_by(Source.NRI) and not known.bundle:
-            # A container in a VM. Without the runtime nobody says that it has ended, but its VM has.
+            # A container in a VM. Without a connection to the runtime its end is not reported; its VM's end shows it.
             return not self.nri and sandbox.id not in with_vm and known.time < now - FORGET_AFTER_NS
         return bool(known.bundle) and bundle_gone(known.bundle)
 
     def cgroup(self, sandbox: SandboxId, known: ContainerRecord, init: ThreadId) -> Iterator[Event]:
-        """What the cgroup of a container's first process says of its CPUs."""
+        """The cpuset in the cgroup of a container's first process; nothing where that cgroup is not the container's
+        own."""
         found = self.cgroups.cpuset_of(init.tid)
         if found is None or not found.configured or self.cgroups.is_top(found.path):
-            return  # what is at the top is no container: a pid that was none of its own would widen its cpuset
+            return  # no container is at the top: a pid that was none of its own would widen its cpuset
         if known.reported_by(Source.NRI) and known.container.id not in found.path.as_posix():
             return  # of a pod's containers each has a cgroup named after it: this is another one
-        # On cgroup v1 every cgroup has CPUs, its parent's if nobody gave it any: that says nothing of a container
-        # that was created without.
+        # On cgroup v1 every cgroup has CPUs, its parent's by default: for a container that was created without a
+        # cpuset they mean nothing.
         if known.container.cpuset is None and found.configured == _cpus_of(found.path.parent):
             return
         # CPUs that are offline come back; what a cgroup above withholds, it has not.
@@ -154,6 +162,7 @@ def _kata_events(kata: KataSandbox, known: SandboxState | None, written: int, no
         else:
             yield ContainerSeen(kata.id, container, Source.KATA, written)
     for other in known.containers.values() if known is not None else ():
-        # Kata's list is whole: what is no longer in it has ended, what a hook just told of is yet to come into it.
+        # Kata's list is complete: a container that is no longer in it has ended; one that a hook has just reported is
+        # yet to come into it.
         if other.reported_by(Source.KATA) and other.container.id not in listed:
             yield ContainerStopped(kata.id, other.container.id, now)

@@ -1,7 +1,8 @@
 """One gRPC call to a unix socket of the node: the kubelet's PodResources, or the container runtime's CRI.
 
 The call blocks until its deadline at most. Importing this module is cheap, the first call loads grpc (some 70 ms and
-15 MB). What stays out: messages and their meaning (pod_resources, cri).
+15 MB). A failed call is not repeated here (grpc's own retries are off): callers make it again at the next resync, with
+what is true by then. What stays out: messages and their meaning (pod_resources, cri).
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import Any
 from vmpin.errors import SourceError
 from vmpin.runtime.dialect import plain
 
-#: What the kubelet's own client takes (podresources/client.go).
+#: Bytes of an answer, as the kubelet's own client accepts (podresources/client.go).
 MAX_BYTES = 16 << 20
-#: By gRPC's status: what it means, where the caller has no better words.
+#: By gRPC's status: its meaning, unless the caller gives a more specific one.
 _MEANINGS = {
     "UNAVAILABLE": "no server answers there",
     "DEADLINE_EXCEEDED": "no answer in time",
 }
-#: The statuses of which gRPC's client gives the details, and not the server.
+#: The statuses whose details come from gRPC's client, and not from the server.
 _AWAY = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 
 
@@ -37,12 +38,13 @@ class CallError(SourceError):
 
 def call(socket: Path, method: str, request: bytes, timeout: float,
          meanings: Mapping[str, str] | None = None) -> bytes:
-    """The answer to one call, over a connection of its own: calls are seconds apart, and a connection that is kept
-    would outlive a restart of the server.
+    """Make one call, over a connection of its own: calls are seconds apart, and a connection that is kept would
+    outlive a restart of the server.
 
     :param method: `/package.Service/Method`.
     :param timeout: in seconds.
-    :param meanings: by gRPC's status: what it means for this call.
+    :param meanings: by gRPC's status: its meaning for this call.
+    :returns: the answer's bytes.
     :raises CallError: naming the socket and the method.
     """
     where, name = str(socket), method.rpartition("/")[2]
@@ -71,7 +73,7 @@ def call(socket: Path, method: str, request: bytes, timeout: float,
         code = str(failed.code().name)
         why = {**_MEANINGS, **(meanings or {})}.get(code, code.lower())
         # Of a server that is away, as in a restart, the details are gRPC's own: sockets and errnos, and long.
-        said = "" if code in _AWAY else f" ({plain(failed.details() or '', 200)})"
-        raise CallError(where, f"{name}: {why}{said}", code) from err
+        details = "" if code in _AWAY else f" ({plain(failed.details() or '', 200)})"
+        raise CallError(where, f"{name}: {why}{details}", code) from err
     finally:
         channel.close()

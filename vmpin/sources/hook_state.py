@@ -1,4 +1,8 @@
-"""A hook's state into events: with what can be looked up at that moment, the bundle and the process behind the pid."""
+"""A hook's state into events, with what can be looked up at that moment: the bundle and the process behind the pid.
+
+What stays out: parsing the message (runtime.oci) and what follows from an event (domain.desired_state). Called by the
+reconciler with each message, from the socket or the spool.
+"""
 
 from __future__ import annotations
 
@@ -17,50 +21,53 @@ from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.dialect import CRIO, bundle_id, declared_exclusive, name_of, pod_of
 from vmpin.runtime.oci import HookMessage, HookState, bundle_gone, parse_state, read_bundle
-from vmpin.sources.pids import behind, gone
+from vmpin.sources.pids import has_ended, owner_of
 
 logger = logging.getLogger(__name__)
 
 
-class _Home(NamedTuple):
-    """Where a state's container belongs. `dispute` says which annotation was not believed, "" for none."""
+class _Membership(NamedTuple):
+    """Where a state's container belongs. `ignored` names the annotation that contradicts it, "" for none."""
 
     sandbox: SandboxId
     container: ContainerId
     pause: bool
-    dispute: str = ""
+    ignored: str = ""
 
 
 def events_of(message: HookMessage, state: DesiredState, proc: Procfs, exclusive_annotation: str,
               tally: Counters | None = None) -> list[Event]:
-    """What a hook's message says. None of its events concerns another sandbox than the container's own, whatever the
-    pod's author wrote into annotations.
+    """The events that follow from a hook's state. None of them concerns another sandbox than the container's own, even
+    if the pod's author names one in annotations.
 
-    :param tally: counts the states with annotations that were not believed.
-    :raises SourceError: when it cannot be used.
-    :raises OSError: when what it speaks of cannot be looked up just now.
+    :param exclusive_annotation: the key by which a container declares its CPUs exclusive, "" for none.
+    :param tally: its `disputed` counts the states with annotations that were ignored.
+    :raises SourceError: when the state is invalid.
+    :raises OSError: when the bundle or the process cannot be looked up at the moment (`errors.passing`).
     """
     hook = parse_state(message)
-    home = _home(hook, state)
-    dispute = home.dispute or (f"{', '.join(hook.foreign)}: not {hook.dialect.runtime}'s own" if hook.foreign else "")
-    if dispute:
-        logger.warning("container=%s sandbox=%s has annotations of its author's that are not believed: %s",
-                       home.container, home.sandbox, dispute)
+    member = _membership(hook, state)
+    ignored = member.ignored
+    if not ignored and hook.foreign:
+        ignored = f"{', '.join(hook.foreign)}: not {hook.dialect.runtime}'s own"
+    if ignored:
+        logger.warning("container=%s sandbox=%s: contradicting annotations of the pod's author are ignored: %s",
+                       member.container, member.sandbox, ignored)
         if tally is not None:
             tally.disputed += 1
     when = moment(message)
     if hook.stopped:
-        return [ContainerStopped(home.sandbox, home.container, when)]
-    return list(_created(hook, home, when, proc, exclusive_annotation))
+        return [ContainerStopped(member.sandbox, member.container, when)]
+    return list(_created(hook, member, when, proc, exclusive_annotation))
 
 
 def moment(message: HookMessage) -> int:
-    """When the hook began, in ns of CLOCK_BOOTTIME, however old the message is; a time that is yet to come is now."""
+    """When the hook began, in ns of CLOCK_BOOTTIME, however old the message is; now, for a time in the future."""
     return boottime.of_wall(message.time) if message.boot is None else min(message.boot, boottime.now())
 
 
-def _home(hook: HookState, state: DesiredState) -> _Home:
-    """The sandbox and container meant: as NRI or Kata's state has them, else as the state says.
+def _membership(hook: HookState, state: DesiredState) -> _Membership:
+    """The sandbox and container that a state is about: as NRI or Kata's state has them, else as the state names them.
 
     Kata's Go runtime gives the sandbox's id at poststart and poststop; where no annotation names the kind, the
     directory of the bundle is named after the container.
@@ -78,43 +85,44 @@ def _home(hook: HookState, state: DesiredState) -> _Home:
         there = other.containers.get(container)
         if (there is not None and other.id != sandbox and there.container.state is not ContainerState.STOPPED
                 and (there.reported_by(Source.NRI) or there.reported_by(Source.KATA))):
-            return _Home(other.id, container, there.container.pause, f"sandbox {sandbox}")
+            return _Membership(other.id, container, there.container.pause, f"sandbox {sandbox}")
     itself = SandboxId(container)
     if itself != sandbox and itself in state.sandboxes and state.sandboxes[itself].runtime != "oci":
-        return _Home(itself, container, True, f"sandbox {sandbox}, of a container that is a sandbox's own")
-    return _Home(sandbox, container, hook.pause)
+        return _Membership(itself, container, True, f"sandbox {sandbox}, of a container that is a sandbox's own")
+    return _Membership(sandbox, container, hook.pause)
 
 
-def _created(hook: HookState, home: _Home, when: int, proc: Procfs, exclusive_annotation: str) -> Iterator[Event]:
-    sandbox, container = home.sandbox, home.container
-    vmm, init = behind(hook.pid, proc, when)
+def _created(hook: HookState, member: _Membership, when: int, proc: Procfs,
+             exclusive_annotation: str) -> Iterator[Event]:
+    sandbox, container = member.sandbox, member.container
+    vmm, init = owner_of(hook.pid, proc, when)
     cpuset, annotations, bundle = None, hook.annotations, ""
     if hook.bundle:
         try:
             config = read_bundle(hook.bundle)
         except SourceError as err:
-            # Not fatal: the container is known of, and its cpuset may come from elsewhere.
-            logger.warning("container=%s has no bundle to read: %s", container, err)
-            # It may lie where vmpin cannot look. But when its process is gone, too, it is gone; and when there is none
-            # of its own (with Kata the pid is the VMM's), and it is missing where it should be. Then the next look at
-            # the bundle ends the container.
-            over = hook.pid and gone(hook.pid, proc, when)
+            # Not fatal: the container is recorded, and its cpuset may come from elsewhere.
+            logger.warning("container=%s: its bundle cannot be read: %s", container, err)
+            # It may lie where vmpin cannot read. But when the container's process has ended, too, so has the
+            # container; and when it has no process of its own (with Kata the pid is the VMM's), and the bundle is
+            # missing where it should be. Then the next check of the bundle ends the container.
+            over = hook.pid and has_ended(hook.pid, proc, when)
             bundle = hook.bundle if over or (init is None and _missing(hook.bundle)) else ""
         else:
             bundle, cpuset, annotations = hook.bundle, config.cpuset, {**config.annotations, **hook.annotations}
             if config.trouble:
                 logger.warning("container=%s: %s: taken as a container without a cpuset", container, config.trouble)
     # In the config of CRI-O's pause container the author's annotations come last.
-    pod = None if home.dispute or (home.pause and hook.dialect is CRIO) else pod_of(annotations, hook.dialect)
+    pod = None if member.ignored or (member.pause and hook.dialect is CRIO) else pod_of(annotations, hook.dialect)
     yield SandboxSeen(sandbox, "oci", pod, vmm)
-    made = Container(container, cpuset=cpuset, pause=home.pause)
-    if not home.pause:  # that one has no name, and owns nothing
+    made = Container(container, cpuset=cpuset, pause=member.pause)
+    if not member.pause:  # a pause container has no name, and owns nothing
         made = replace(made, name=name_of(annotations, hook.dialect),
                        exclusive=declared_exclusive(annotations, exclusive_annotation))
     yield ContainerSeen(sandbox, made, Source.BUNDLE, when, bundle, init)
 
 
 def _missing(bundle: str) -> bool:
-    """Whether a bundle is not there, while what it was in is. CRI-O and podman have it in .../ID/userdata, and remove
-    ID."""
+    """Whether a bundle is not there, while its parent directory is. CRI-O and podman have it in .../ID/userdata, and
+    remove ID."""
     return bundle_gone(bundle) and os.path.isdir(os.path.dirname(bundle.rstrip("/").removesuffix("/userdata")))

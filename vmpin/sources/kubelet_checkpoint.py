@@ -1,8 +1,8 @@
 """The kubelet's CPU manager checkpoint on disk, read again when it changed. Never written.
 
 The kubelet writes a file beside it and renames that (pkg/kubelet/util/store/filestore.go), so one opened file is one
-checkpoint; who waits for a change watches the directory. What stays out: the format (runtime/kubelet) and the waiting
-(host/inotify).
+checkpoint, and a change shows as an event of its directory (daemon.feeds). What stays out: the format
+(runtime.kubelet). Owned by the reconciler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vmpin.runtime.kubelet import MAX_BYTES, NAME, parse_checkpoint
 #: Nanoseconds in which a file may be replaced and look the same: the file system's clock ticks every 4 ms, and the
 #: inode that a rename frees is the next file's.
 FRESH = 50_000_000
-#: How often a file is read that somebody writes to meanwhile.
+#: Attempts to read a file that is written to meanwhile.
 _TRIES = 3
 
 _Stamp = tuple[int, int, int]
@@ -31,12 +31,11 @@ _Stamp = tuple[int, int, int]
 class KubeletCheckpoint:
     """The checkpoint in `directory` (/var/lib/kubelet).
 
-    One of the static policy that is removed while the kubelet runs is used on: the kubelet has it in memory, and
-    writes it again at its next allocation. It is over only when a checkpoint names another policy.
+    A checkpoint of the static policy that is removed while the kubelet runs is used on: the kubelet has it in memory,
+    and writes it again at its next allocation. Only a checkpoint with another policy ends it.
 
-    :param last: the last good one of an earlier run in this boot.
-
-    `warn` gets a line for each thing that is wrong with it, not again until all was well meanwhile.
+    :param warn: called with a line for each trouble, not again until there was none meanwhile.
+    :param last: the last good checkpoint of an earlier run in this boot.
     """
 
     def __init__(self, directory: Path, warn: Callable[[str], None], last: CpuManagerState | None = None) -> None:
@@ -44,26 +43,27 @@ class KubeletCheckpoint:
         self.warn = warn
         #: When the checkpoint last returned was written, CLOCK_REALTIME ns; 0 for none.
         self.written = 0 if last is None else last.written
-        #: Whether there is no file any more, and the last good one is used.
+        #: Whether the file is gone, and the last good checkpoint is used.
         self.stale = False
-        #: What is wrong with the file as it is now, "" for nothing.
+        #: The trouble with the file as it is now, "" for none.
         self.trouble = ""
-        #: Files met that could not be used.
+        #: Count of files that could not be used.
         self.bad = 0
-        #: When it was last looked at (CLOCK_BOOTTIME ns).
-        self._looked = 0
+        #: When the file was last checked (CLOCK_BOOTTIME ns).
+        self._checked = 0
         self._stamp: _Stamp | None = None
         self._raw: bytes | None = None
         self._usable = False
         self._state: CpuManagerState | None = last
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def read(self) -> CpuManagerState | None:
-        """What the checkpoint says, the same object while it does not change; None when there is none.
+        """Read the file if it has changed.
 
-        A file that cannot be used, or a static one that was removed, leaves what was read before it.
+        :returns: the checkpoint, the same object while it does not change; None when there is none. A file that cannot
+            be used, or a static one that was removed, leaves the checkpoint before it in force.
         """
-        before, self._looked = self._looked, boottime.now()
+        before, self._checked = self._checked, boottime.now()
         try:
             if self._stamp is not None and _stamp(os.stat(self.path, follow_symlinks=False)) == self._stamp:
                 return self._state
@@ -72,9 +72,9 @@ class KubeletCheckpoint:
             self._stamp = self._raw = None
             return self._gone()
         except OSError as err:
-            return self._lost(f"{self.path}: {err.strerror}")
+            return self._unreadable(f"{self.path}: {err.strerror}")
         except SourceError as err:
-            return self._lost(str(err))
+            return self._unreadable(str(err))
         self.stale = False
         fresh = time.time_ns() - info.st_mtime_ns < FRESH
         self._stamp = None if fresh else _stamp(info)
@@ -96,34 +96,36 @@ class KubeletCheckpoint:
     def _gone(self) -> CpuManagerState | None:
         self.stale = self._state is not None and self._state.static
         if self.stale:
-            self._note(f"{self.path}: is gone: the last one that was read is used until there is another")
+            self._note(f"{self.path}: is gone: the last checkpoint is used until there is another")
         else:
             self.written, self._state = 0, None
             self._note("")
         return self._state
 
-    def _lost(self, why: str) -> CpuManagerState | None:
-        """Not even read, so the same bytes are news again when they come."""
+    def _unreadable(self, why: str) -> CpuManagerState | None:
+        """No bytes were read: the next ones are parsed, even if they are those of before."""
         self._stamp = self._raw = None
         self._refuse(why)
         return self._state
 
     def _refuse(self, why: str) -> None:
-        trouble = why + (": what was read before it is used" if self._state else "")
+        trouble = why + (": the checkpoint before it is used" if self._state else "")
         self.bad += trouble != self.trouble
         self._note(trouble)
 
     def _note(self, trouble: str) -> None:
+        """Keep the trouble for the status, and warn of a new one."""
         self.trouble = trouble
-        if not trouble or len(self._told) > 100:
-            self._told.clear()
-        if trouble and trouble not in self._told:
-            self._told.add(trouble)
+        if not trouble or len(self._warned) > 100:
+            self._warned.clear()
+        if trouble and trouble not in self._warned:
+            self._warned.add(trouble)
             self.warn(trouble)
 
 
 def _load(path: Path) -> tuple[bytes, os.stat_result]:
-    """A file as it was at one moment, and its status. :raises SourceError: when it is none that can be read.
+    """A file's bytes as they were at one moment, and its status. :raises SourceError: when it is too long, or written
+    to all the time. :raises OSError:
 
     The kubelet never writes into it, but an editor may, or a copy that is put back.
     """

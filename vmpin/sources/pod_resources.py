@@ -1,8 +1,8 @@
-"""The kubelet's PodResources API: which containers have CPUs for themselves, by the kubelet's word of the moment.
+"""The kubelet's PodResources API: the containers that have exclusive CPUs, as the kubelet has them in memory.
 
-A second witness beside the checkpoint: it names pods by name, not by uid, and cannot be waited on. The calls block
-(k8s.io/kubelet/pkg/apis/podresources/v1: api.proto); importing this module is cheap, the first call loads grpc, some
-70 ms and 15 MB. What stays out: when to ask, and what follows.
+A second witness beside the checkpoint: it names pods by name, not by uid, and reports no changes by itself. The calls
+block (k8s.io/kubelet/pkg/apis/podresources/v1: api.proto); importing this module is cheap, the first call loads
+grpc, some 70 ms and 15 MB. What stays out: when it is called (daemon.feeds, the doctor), and what follows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PodResources name=1 namespace=2 containers=3:ContainerResources*
 ContainerResources name=1 cpu_ids=3:int64*
 AllocatableResourcesResponse cpu_ids=2:int64*
 """
-#: By gRPC's status: what it means here.
+#: By gRPC's status: its meaning here.
 _MEANINGS = {
     "UNAVAILABLE": "the kubelet does not answer there",
     "RESOURCE_EXHAUSTED": "the kubelet is asked too often (100 times a second), or its answer is too long",
@@ -39,12 +39,12 @@ _messages: Messages | None = None
 
 
 def list_cpus(socket: Path, timeout: float) -> dict[tuple[str, str, str], CpuSet]:
-    """The CPUs of containers that have some for themselves, by namespace, pod and container.
+    """The exclusive CPUs of containers, by namespace, pod and container.
 
     Two pods of one name (one just ending, its successor there already) count as one.
 
     :param timeout: in seconds.
-    :raises SourceError: when nobody answers, or not as it should be.
+    :raises SourceError: when there is no answer, or an invalid one.
     """
     found: dict[tuple[str, str, str], CpuSet] = {}
     for pod in _ask(socket, "List", "ListPodResourcesResponse", timeout).pod_resources:
@@ -58,7 +58,8 @@ def list_cpus(socket: Path, timeout: float) -> dict[tuple[str, str, str], CpuSet
 def allocatable(socket: Path, timeout: float) -> CpuSet:
     """The CPUs that the kubelet may give to containers, shared or not: all but the reserved ones.
 
-    :raises SourceError: as above.
+    :param timeout: in seconds.
+    :raises SourceError: as list_cpus.
     """
     return _cpus(_ask(socket, "GetAllocatableResources", "AllocatableResourcesResponse", timeout).cpu_ids, socket)
 
@@ -71,7 +72,7 @@ def _cpus(ids: Iterable[int], socket: Path) -> CpuSet:
 
 
 def _ask(socket: Path, method: str, answer: str, timeout: float) -> Any:
-    """One call without arguments."""
+    """Make one call without arguments. :returns: the decoded message `answer`. :raises SourceError:"""
     raw = call(socket, _SERVICE + method, b"", timeout, _MEANINGS)
     try:
         return _decoder().decode(answer, raw)

@@ -1,8 +1,8 @@
-"""The spool: messages of hooks that are not yet in the state file, one file each.
+"""The spool: a directory of hook messages that are not yet in the state file, one file each.
 
-The hook writes here when the watcher is away; the watcher writes here what it was handed before it answers, and
-removes it when the state file has it. So a message, once accepted, outlives a kill at any moment, and taking one twice
-does no harm. What stays out: what a message says.
+The hook writes here when the watcher is away; the watcher writes here each message before it answers, and removes the
+file once the state file holds it. So a message, once accepted, survives a kill at any moment, and processing one twice
+does no harm. What stays out: what is in a message (runtime.oci). Used by the watcher and by a pass without one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vmpin.runtime.oci import MAX_STATE
 
 logger = logging.getLogger(__name__)
 
-#: More than a node's pods can leave behind in any outage; the rest is taken the next time.
+#: More than a node's pods can leave behind in any outage; the rest is read the next time.
 MAX_FILES = 10_000
 _MAX_BYTES = MAX_STATE + 4096
 
@@ -28,23 +28,25 @@ class Spool:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._mine = 0
+        self._written = 0
         self._failing = False
-        #: What was no message, so that it is told once.
+        #: The files that were logged as unusable.
         self._dropped: set[str] = set()
 
     def prepare(self) -> None:
+        """Make the directory, with mode 0700. :raises OSError:"""
         self.path.mkdir(mode=0o700, exist_ok=True)
         os.chmod(self.path, 0o700)
 
     def keep(self, raw: bytes, when: int) -> str | None:
-        """Keep a message.
+        """Write a message, whole or not at all.
 
-        :param when: its hook began, in ns of CLOCK_BOOTTIME: as hooks name their files, which are taken in that order.
-        :returns: its name, None when it could not be written (logged once).
+        :param when: when its hook began, in ns of CLOCK_BOOTTIME: hooks name their files the same way, and files are
+            processed in that order.
+        :returns: the file's name, None when it could not be written (logged once).
         """
-        self._mine += 1
-        name = f"{when:020d}-{os.getpid()}.{self._mine}.hook"
+        self._written += 1
+        name = f"{when:020d}-{os.getpid()}.{self._written}.hook"
         made = self.path / f".{name}.tmp"
         try:
             fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -62,9 +64,9 @@ class Spool:
         return name
 
     def waiting(self, but: set[str], tidy: bool = True) -> list[tuple[str, bytes]]:
-        """The messages that wait, oldest first, without those named in `but`.
+        """The names and messages of the spooled files, oldest first, without those named in `but`.
 
-        :param tidy: whether to remove what is no message; only for who holds the lock.
+        :param tidy: whether to remove files that are no messages; only with the lock held.
         """
         try:
             names = sorted(os.listdir(self.path))
@@ -94,18 +96,20 @@ class Spool:
 
     def _drop(self, name: str, why: str, tidy: bool) -> None:
         if name not in self._dropped:  # a directory stays where it is
-            logger.warning("%s: a spooled message cannot be used: %s", self.path / name, why)
+            logger.warning("spooled message dropped: %s: %s", self.path / name, why)
         self._dropped.add(name)
         if tidy:
             self.remove([name])
 
     def _old(self, name: str) -> bool:
+        """Whether a file has not changed for a minute."""
         try:
             return os.lstat(self.path / name).st_mtime < time.time() - 60
         except OSError:
             return False
 
     def remove(self, names: list[str]) -> None:
+        """Remove files of the spool; one that is gone is no error, any other failure is logged."""
         for name in names:
             try:
                 os.unlink(self.path / name)

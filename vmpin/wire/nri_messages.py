@@ -14,27 +14,6 @@ from vmpin.wire.protos import Messages
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 
-#: enum Event.
-RUN_POD, STOP_POD, REMOVE_POD = 1, 2, 3
-CREATE, POST_CREATE, START, POST_START = 4, 5, 6, 7
-UPDATE, POST_UPDATE, STOP, REMOVE = 8, 9, 10, 11
-
-#: enum ContainerState.
-UNKNOWN, CREATED, PAUSED, RUNNING, STOPPED = 0, 1, 2, 3, 4
-
-
-def mask(*events: int) -> int:
-    """The bits by which a plugin subscribes to these events, in its reply to Configure.
-
-    >>> hex(mask(RUN_POD, STOP_POD, REMOVE_POD, POST_START))
-    '0x47'
-    """
-    bits = 0
-    for event in events:
-        bits |= 1 << (event - 1)
-    return bits
-
-
 MESSAGES: Final = Messages("nri.pkg.api.v1alpha1", """
     Empty
     RegisterPluginRequest       plugin_name=1 plugin_idx=2 NRI_version=3

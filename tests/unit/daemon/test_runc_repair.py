@@ -21,8 +21,9 @@ from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
 from vmpin.reconcile import runc_drift
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.runc_drift import TRIES
+from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriUpdate, Synced
 from vmpin.sources.nri.plugin import NriPlugin
-from vmpin.sources.nri.translation import ContainerEvent, NriContainer, NriUpdate, Synced
+from vmpin.wire.nri_enums import Verb
 
 POD = SandboxId("pod")
 
@@ -35,7 +36,7 @@ class FakePlugin:
         self.asked: list[Mapping[ContainerId, NriUpdate]] = []
         self.lists = 0
 
-    def again(self, updates: Mapping[ContainerId, NriUpdate] | None = None) -> None:
+    def reconnect(self, updates: Mapping[ContainerId, NriUpdate] | None = None) -> None:
         if updates is None:
             self.lists += 1
         else:
@@ -66,7 +67,7 @@ class Drifted:
                 ContainerSeen(sandbox, Container(ContainerId(name), name, CpuSet.parse("2-3")), Source.NRI, 1),
                 CpusetSeen(sandbox, ContainerId(name), CpuSet([4]), Source.CGROUP, 2)])
             made = NriContainer(ContainerId(name), sandbox, name, 3, CpuSet.parse("2-3"), {}, 0, "")
-            self.reconciler.reports.take(ContainerEvent("create", None, made, 1))
+            self.reconciler.reports.take(ContainerEvent(Verb.POST_CREATE, None, made, 1))
             self.listed[made.id] = made
             self.reconciler.disagreements.lasting[sandbox, ContainerId(name)] = "nri 2-3, cgroup 4"
 

@@ -17,8 +17,9 @@ from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.host import boottime
 from vmpin.reconcile.intake import take_message, take_spool
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.sources.nri.translation import ContainerEvent, NriContainer
+from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer
 from vmpin.sources.spool import Spool
+from vmpin.wire.nri_enums import Verb
 
 POD, MAIN = SandboxId("pod"), ContainerId("main")
 HOUR = 3600 * 10**9
@@ -80,7 +81,7 @@ class Node:
     def nri(self, cpus: str) -> None:
         """An update, as the runtime reports it now."""
         made = NriContainer(MAIN, POD, "main", 3, CpuSet.parse(cpus), {}, 0, "")
-        self.reconciler.nri([ContainerEvent("update", None, made, boottime.now())])
+        self.reconciler.nri([ContainerEvent(Verb.POST_UPDATE, None, made, boottime.now())])
 
     def kata(self, cpus: str, *stopped: str) -> Path:
         """Kata writes its files."""

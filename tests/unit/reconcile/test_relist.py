@@ -8,13 +8,14 @@ import pytest
 
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.reconcile.relist import NEAR, PAUSE, Relist
-from vmpin.sources.nri.translation import ContainerEvent, NriContainer
+from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer
+from vmpin.wire.nri_enums import Verb
 
 VM, OTHER = SandboxId("vm"), SandboxId("other")
 
 
 def update(sandbox: SandboxId = VM) -> ContainerEvent:
-    return ContainerEvent("update", None, NriContainer(ContainerId("c"), sandbox, "c", 3, None, {}, 0, ""), 0)
+    return ContainerEvent(Verb.POST_UPDATE, None, NriContainer(ContainerId("c"), sandbox, "c", 3, None, {}, 0, ""), 0)
 
 
 @pytest.mark.parametrize(("reported", "due"), [

@@ -22,15 +22,17 @@ from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import CpuClaims, claims_of
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.reconcile.requests import CREATION, UPDATE, RuntimeRequests
-from vmpin.sources.nri.translation import ContainerEvent, Kind, NriEvent, Synced
+from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent, Synced
+from vmpin.wire.nri_enums import Verb
 
 
-def event(kind: Kind, time: int, cpus: str | None = "4-5", asked: str = "", state: int = 1) -> ContainerEvent:
-    return ContainerEvent(kind, pod(), container(cpus=cpus, state=state), time, CpuSet.parse(asked) or None)
+def event(verb: Verb, time: int, cpus: str | None = "4-5", asked: str = "", state: int = 1) -> ContainerEvent:
+    return ContainerEvent(verb, pod(), container(cpus=cpus, state=state), time, CpuSet.parse(asked) or None)
 
 
-CREATION_EVENTS = (event("creating", 10), event("create", 11), event("starting", 12), event("start", 13))
-RUNNING = after([event("start", 10, "2-3")])
+CREATION_EVENTS = (event(Verb.CREATE, 10), event(Verb.POST_CREATE, 11), event(Verb.START, 12),
+                   event(Verb.POST_START, 13))
+RUNNING = after([event(Verb.POST_START, 10, "2-3")])
 
 
 def known(state: DesiredState) -> ContainerRecord:
@@ -49,8 +51,8 @@ def claimed(state: DesiredState) -> CpuClaims:
     (CREATION_EVENTS[:2], True, True, ContainerState.CREATED),
     (CREATION_EVENTS[:3], False, False, ContainerState.CREATED),
     (CREATION_EVENTS, False, False, ContainerState.RUNNING),
-    ((CREATION_EVENTS[0], event("remove", 11)), False, False, ContainerState.STOPPED),
-    ((CREATION_EVENTS[1], event("stop", 12)), False, False, ContainerState.STOPPED),
+    ((CREATION_EVENTS[0], event(Verb.REMOVE, 11)), False, False, ContainerState.STOPPED),
+    ((CREATION_EVENTS[1], event(Verb.STOP, 12)), False, False, ContainerState.STOPPED),
     ((CREATION_EVENTS[1], Synced((pod(),), (container(cpus="4-5", state=1),), 20)), False, False,
      ContainerState.CREATED),
     ((CREATION_EVENTS[1], Synced((pod(),), (), 20)), False, False, ContainerState.STOPPED),
@@ -74,7 +76,7 @@ def test_a_hook_in_the_middle_of_a_creation_does_not_end_it() -> None:
 
 
 def test_what_another_plugin_made_of_the_cpus_counts_when_it_is_created() -> None:
-    state = after([event("creating", 10, "4-5"), event("create", 11, "6-7")])
+    state = after([event(Verb.CREATE, 10, "4-5"), event(Verb.POST_CREATE, 11, "6-7")])
     assert known(state).container.cpuset == CpuSet((6, 7))
 
 
@@ -88,29 +90,30 @@ def test_kata_has_the_container_before_it_is_started() -> None:
 
 @pytest.mark.parametrize(("then", "cpus", "pending"), [
     (None, "0-3", True),
-    (event("update", 21, "0-1", state=3), "0-1", False),
-    (event("update", 21, "2-3", state=3), "2-3", False),
-    (event("stop", 21), None, False),
+    (event(Verb.POST_UPDATE, 21, "0-1", state=3), "0-1", False),
+    (event(Verb.POST_UPDATE, 21, "2-3", state=3), "2-3", False),
+    (event(Verb.STOP, 21), None, False),
     (Synced((pod(),), (container(cpus="2-3"),), 21), "2-3", False),
-    (event("updating", 21, "2-3", "2", state=3), "2-3", True),
-    (event("updating", 21, "2-3", "", state=3), "0-3", True),
+    (event(Verb.UPDATE, 21, "2-3", "2", state=3), "2-3", True),
+    (event(Verb.UPDATE, 21, "2-3", "", state=3), "0-3", True),
 ], ids=["under way", "done", "done otherwise", "stopped", "listed", "asked again", "of other resources"])
 def test_while_an_update_is_under_way_a_shared_container_has_its_old_cpus_and_the_new_ones(
         then: NriEvent | None, cpus: str | None, pending: bool) -> None:
-    state = after([event("updating", 20, "2-3", "0-1", state=3), *([] if then is None else [then])], RUNNING)
+    state = after([event(Verb.UPDATE, 20, "2-3", "0-1", state=3), *([] if then is None else [then])], RUNNING)
     found = claimed(state)
     assert [str(each) for _, each in found.shared] == ([] if cpus is None else [cpus])
     assert (found.exclusive, found.pending) == ((), pending)
 
 
 def test_an_update_to_the_same_cpus_is_none() -> None:
-    assert after([event("updating", 20, "2-3", "2-3", state=3)], RUNNING) == RUNNING
-    assert not known(after([event("updating", 20, None, "4", state=3)], after([event("stop", 11)], RUNNING))).pending
+    assert after([event(Verb.UPDATE, 20, "2-3", "2-3", state=3)], RUNNING) == RUNNING
+    stopped = after([event(Verb.STOP, 11)], RUNNING)
+    assert not known(after([event(Verb.UPDATE, 20, None, "4", state=3)], stopped)).pending
 
 
 @pytest.mark.parametrize("source", [Source.KATA, Source.CGROUP])
 def test_an_update_that_others_see_done_is_no_more_under_way(source: Source) -> None:
-    state = after([event("updating", 20, "2-3", "0-1", state=3)], RUNNING)
+    state = after([event(Verb.UPDATE, 20, "2-3", "0-1", state=3)], RUNNING)
     assert known(reduce(state, CpusetSeen(POD, C1, CpuSet((0, 1)), source, 22))).container.requested_cpuset is None
     again = ContainerSeen(POD, Container(C1, cpuset=CpuSet((0, 1))), source, 22)
     assert known(reduce(state, again)).container.requested_cpuset is None
@@ -118,8 +121,8 @@ def test_an_update_that_others_see_done_is_no_more_under_way(source: Source) -> 
 
 def test_the_owner_of_cpus_is_the_same_while_an_update_is_under_way() -> None:
     """Those of an exclusive container go to others, and others' to it, when it has been done."""
-    owner = after([event("start", 10, "4-5")])
-    found = claimed(after([event("updating", 20, "4-5", "6-7", state=3)], owner))
+    owner = after([event(Verb.POST_START, 10, "4-5")])
+    found = claimed(after([event(Verb.UPDATE, 20, "4-5", "6-7", state=3)], owner))
     assert (found.exclusive, found.pending) == (((C1, CpuSet((4, 5))),), True)
 
 
@@ -129,7 +132,7 @@ def test_a_request_ends_after_some_time_at_the_latest() -> None:
     for events, base, limit, left in (
             (CREATION_EVENTS[:1], DesiredState(), CREATION, ContainerState.STOPPED),
             (CREATION_EVENTS[:2], DesiredState(), CREATION, ContainerState.CREATED),
-            ((event("updating", 20, "2-3", "0-1", state=3),), RUNNING, UPDATE, ContainerState.RUNNING)):
+            ((event(Verb.UPDATE, 20, "2-3", "0-1", state=3),), RUNNING, UPDATE, ContainerState.RUNNING)):
         state = after(events, base)
         assert requests.over(state, 1000.0) == []
         assert requests.over(state, 999.0 + limit) == []
@@ -143,9 +146,9 @@ def test_a_request_ends_after_some_time_at_the_latest() -> None:
 def test_each_update_has_its_own_time() -> None:
     """The one before was done, and the next one asked for, between two resyncs."""
     requests = RuntimeRequests()
-    first = after([event("updating", 20, "2-3", "0-1", state=3)], RUNNING)
+    first = after([event(Verb.UPDATE, 20, "2-3", "0-1", state=3)], RUNNING)
     assert requests.over(first, 1000.0) == []
-    second = after([event("update", 21, "0-1", state=3), event("updating", 22, "0-1", "2", state=3)], first)
+    second = after([event(Verb.POST_UPDATE, 21, "0-1", state=3), event(Verb.UPDATE, 22, "0-1", "2", state=3)], first)
     assert requests.over(second, 1000.0 + UPDATE) == []
     assert requests.over(second, 1000.0 + 2 * UPDATE) == [RequestExpired(POD, C1)]
 
@@ -161,7 +164,7 @@ def test_a_container_that_is_gone_is_forgotten_with_its_request() -> None:
 def test_a_second_try_of_a_creation_ends_the_first() -> None:
     """The runtime reserves a container's name while it creates it: the first one has failed before there is a second.
     """
-    again = ContainerEvent("creating", pod(), container(cpus="4-5", state=1)._replace(id=C2), 30)
+    again = ContainerEvent(Verb.CREATE, pod(), container(cpus="4-5", state=1)._replace(id=C2), 30)
     state = after([again], after(CREATION_EVENTS[:1]))
     assert (known(state).container.state, known(state).pending) == (ContainerState.STOPPED, False)
     assert state.sandboxes[POD].containers[C2].pending
@@ -169,7 +172,7 @@ def test_a_second_try_of_a_creation_ends_the_first() -> None:
     late = after(CREATION_EVENTS[:1], after([again]))
     assert late.sandboxes[POD].containers[C2].pending
     # Another name is another container.
-    other = ContainerEvent("creating", pod(), container(C2, "6", state=1), 30)
+    other = ContainerEvent(Verb.CREATE, pod(), container(C2, "6", state=1), 30)
     assert known(after([other], after(CREATION_EVENTS[:1]))).pending
 
 

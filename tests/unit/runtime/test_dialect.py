@@ -27,8 +27,9 @@ from vmpin.runtime.dialect import CONTAINERD, CRIO, KATA_BUNDLE, bundle_id, dial
 from vmpin.runtime.kata import parse_go
 from vmpin.runtime.oci import HookMessage, parse_state
 from vmpin.sources.hook_state import events_of
-from vmpin.sources.nri.translation import ContainerEvent, NriContainer, NriPod, Synced
+from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriPod, Synced
 from vmpin.sources.nri.translation import events_of as nri_events
+from vmpin.wire.nri_enums import Verb
 
 PROC = Procfs()
 OWN, CID, VICTIM, THEIRS = (SandboxId("5a" * 32), ContainerId("c1" * 32), SandboxId("bb" * 32),
@@ -200,7 +201,7 @@ def test_what_the_author_says_of_the_pod_is_reported_and_counts_for_nothing(
     (seen,) = (event for event in events if isinstance(event, SandboxSeen))
     assert (seen.sandbox, seen.pod) == (OWN, POD)
     assert tally.disputed == 1
-    assert "are not believed" in caplog.text
+    assert "are ignored" in caplog.text
     assert ("container-name" if met.bundle.startswith(OVERLAY) else "container.name") in caplog.text
 
 
@@ -264,7 +265,7 @@ def test_what_nri_lists_is_in_no_other_sandbox() -> None:
 
 
 def test_one_event_of_nris_heals_its_container() -> None:
-    event = ContainerEvent("update", PODS[0], nri_container(CID, OWN), 20)
+    event = ContainerEvent(Verb.POST_UPDATE, PODS[0], nri_container(CID, OWN), 20)
     found = after(nri_events(event, fooled(), PROC, KEY), fooled())
     assert CID not in found.sandboxes[VICTIM].containers
     assert found.sandboxes[OWN].containers.keys() == {CID}

@@ -202,9 +202,9 @@ def test_annotations_that_are_no_words_are_passed_over() -> None:
     ({"id": "c", "annotations": {"io.kubernetes.cri.sandbox-id": "../x"}}, "sandbox id '../x' of c is none"),
     ({"id": "c", "bundle": "/b/c/userdata", "annotations": {"io.kubernetes.cri-o.SandboxID": "a\nb"}},
      r"sandbox id 'a\nb' of c is none"),
-    ({"id": SID, "annotations": CRI_CONTAINER}, "which container of sandbox"),
-    ({"id": SID, "bundle": "/", "annotations": CRI_CONTAINER}, "which container of sandbox"),
-    ({"id": SID, "bundle": "/userdata", "annotations": CRIO_CONTAINER}, "which container of sandbox"),
+    ({"id": SID, "annotations": CRI_CONTAINER}, "names no container of sandbox"),
+    ({"id": SID, "bundle": "/", "annotations": CRI_CONTAINER}, "names no container of sandbox"),
+    ({"id": SID, "bundle": "/userdata", "annotations": CRIO_CONTAINER}, "names no container of sandbox"),
 ])
 def test_what_is_no_state_is_refused_in_one_line(state: object, why: str) -> None:
     with pytest.raises(SourceError) as caught:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nri_peer import PATIENCE, NriRuntime, NriRuntimes, container, pod
+from nri_peer import PATIENCE, NriRuntime, NriRuntimes, container, delivering, pod
 
 from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
@@ -17,9 +17,9 @@ from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.domain.events import CpusetSeen, Source
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.sources.nri.nri_events import Disconnected, NriEvent, Synced
 from vmpin.sources.nri.plugin import NriPlugin
-from vmpin.sources.nri.translation import Disconnected, NriEvent, Synced
-from vmpin.wire import nri_messages
+from vmpin.wire.nri_enums import Verb
 
 CREATED, UPDATED = "4-5", "6-7"
 
@@ -34,7 +34,7 @@ class Node:
         (path / "run").mkdir()
         self.runtimes = NriRuntimes()
         self._told: queue.Queue[NriEvent] = queue.Queue()
-        self.plugin = NriPlugin(self.runtimes.connect, self._told.put)
+        self.plugin = NriPlugin(self.runtimes.connect, delivering(self._told.put))
         self.begin()
         self.plugin.start()
 
@@ -100,7 +100,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def updated(node: Node) -> NriRuntime:
     """A container that was created with some CPUs, and updated to others."""
     runtime = node.connected()
-    for event, cpus in (nri_messages.POST_START, CREATED), (nri_messages.POST_UPDATE, UPDATED):
+    for event, cpus in (Verb.POST_START, CREATED), (Verb.POST_UPDATE, UPDATED):
         assert runtime.state_change(event, pod(), container(cpus=cpus)).code == 0
         node.hear()
         assert node.cpus() == cpus
@@ -151,6 +151,6 @@ def test_a_runc_container_is_not_given_the_cpus_of_a_list(node: Node) -> None:
     assert node.cpus() == UPDATED
     assert node.repaired() == []
     # What the runtime reports as it happens is another matter.
-    assert runtime.state_change(nri_messages.POST_UPDATE, pod(), container(cpus="2-3")).code == 0
+    assert runtime.state_change(Verb.POST_UPDATE, pod(), container(cpus="2-3")).code == 0
     node.hear()
     assert node.repaired() == [ContainerId("c1")]

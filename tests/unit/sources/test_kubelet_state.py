@@ -92,7 +92,7 @@ def test_a_removed_checkpoint_of_the_static_policy_is_used_on_until_there_is_ano
     node.path.unlink()
     for _ in range(3):
         assert (node.owned(), node.state.stale, node.state.written) == ("2-3", True, AGO)
-    assert node.warnings == [f"{node.path}: is gone: the last one that was read is used until there is another"]
+    assert node.warnings == [f"{node.path}: is gone: the last checkpoint is used until there is another"]
     assert node.state.trouble == node.warnings[0]
     node.write("4-5", AGO + 1)
     assert (node.owned(), node.state.stale, node.state.trouble) == ("4-5", False, "")
@@ -149,7 +149,7 @@ def test_what_was_read_before_a_bad_checkpoint_stays(node: Node, bad: bytes) -> 
         assert node.owned() == "2-3"
     assert len(node.warnings) == 1
     assert node.warnings[0].startswith(str(node.path))
-    assert node.warnings[0].endswith(": what was read before it is used")
+    assert node.warnings[0].endswith(": the checkpoint before it is used")
     assert node.state.trouble == node.warnings[0]
     assert (node.state.bad, node.state.written) == (1, AGO)
     node.write("4-5")

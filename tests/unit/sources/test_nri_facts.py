@@ -17,12 +17,8 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState, reduce
 from vmpin.domain.events import ContainerSeen, ContainerStopped, SandboxGone, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
-from vmpin.sources.nri.translation import (
-    ContainerEvent,
-    Disconnected,
-    PodEvent,
-    Synced,
-)
+from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, PodEvent, Synced
+from vmpin.wire.nri_enums import Verb
 
 
 @pytest.fixture
@@ -52,18 +48,19 @@ def started(pid: int) -> int:
 
 
 def test_a_pod_is_a_sandbox_with_its_handler() -> None:
-    assert told(PodEvent("run", pod(handler="kata-qemu"), 5)) == [
+    assert told(PodEvent(Verb.RUN_POD, pod(handler="kata-qemu"), 5)) == [
         SandboxSeen(POD, "nri", Pod("default", "web", "u-1"), None, "kata-qemu")]
 
 
 def test_the_pid_of_a_pod_is_a_vmm_or_a_process_that_does_nothing(vmm: int, process: int) -> None:
-    found = [told(PodEvent("run", pod(pid), 5))[0] for pid in (vmm, process, 0, 4194300)]
+    found = [told(PodEvent(Verb.RUN_POD, pod(pid), 5))[0] for pid in (vmm, process, 0, 4194300)]
     assert [item.vmm for item in found if isinstance(item, SandboxSeen)] == [
         ThreadId(vmm, started(vmm)), None, None, None]
 
 
 def test_a_start_is_a_running_container_with_its_process(process: int) -> None:
-    event = ContainerEvent("start", pod(), container(cpus="2-3", state=1, pid=process, annotations={KEY: "true"}), 7)
+    event = ContainerEvent(Verb.POST_START, pod(),
+                           container(cpus="2-3", state=1, pid=process, annotations={KEY: "true"}), 7)
     sandbox, seen = told(event)
     assert isinstance(sandbox, SandboxSeen)
     assert seen == ContainerSeen(
@@ -72,7 +69,7 @@ def test_a_start_is_a_running_container_with_its_process(process: int) -> None:
 
 
 def test_a_container_in_a_vm_has_no_process_on_the_host(vmm: int) -> None:
-    seen = told(ContainerEvent("start", pod(vmm), container(pid=vmm), 7))[1]
+    seen = told(ContainerEvent(Verb.POST_START, pod(vmm), container(pid=vmm), 7))[1]
     assert isinstance(seen, ContainerSeen)
     assert seen.init is None
     assert seen.container.cpuset is None
@@ -80,42 +77,42 @@ def test_a_container_in_a_vm_has_no_process_on_the_host(vmm: int) -> None:
 
 
 def test_a_container_that_was_created_is_no_running_one() -> None:
-    for event, state in ((ContainerEvent("create", None, container(state=1), 7), ContainerState.CREATED),
-                         (ContainerEvent("update", None, container(state=1), 7), ContainerState.CREATED),
-                         (ContainerEvent("update", None, container(state=2), 7), ContainerState.RUNNING)):
+    for event, state in ((ContainerEvent(Verb.POST_CREATE, None, container(state=1), 7), ContainerState.CREATED),
+                         (ContainerEvent(Verb.POST_UPDATE, None, container(state=1), 7), ContainerState.CREATED),
+                         (ContainerEvent(Verb.POST_UPDATE, None, container(state=2), 7), ContainerState.RUNNING)):
         seen, = told(event)
         assert isinstance(seen, ContainerSeen)
         assert seen.container.state is state
 
 
 def test_an_update_is_the_new_cpuset() -> None:
-    state = after([ContainerEvent("start", pod(), container(cpus="2-3"), 7),
-                   ContainerEvent("update", pod(), container(cpus="4-5"), 8)])
+    state = after([ContainerEvent(Verb.POST_START, pod(), container(cpus="2-3"), 7),
+                   ContainerEvent(Verb.POST_UPDATE, pod(), container(cpus="4-5"), 8)])
     known = state.sandboxes[POD].containers[C1]
     assert (known.container.cpuset, known.source, known.reports[Source.NRI].time) == (CpuSet.parse("4-5"), Source.NRI,
                                                                                       8)
 
 
 def test_an_update_that_comes_after_the_end_wakes_nobody() -> None:
-    begun = [ContainerEvent("start", pod(), container(cpus="2-3"), 7), ContainerEvent("stop", pod(), container(), 8)]
+    begun = [ContainerEvent(Verb.POST_START, pod(), container(cpus="2-3"), 7),
+             ContainerEvent(Verb.STOP, pod(), container(), 8)]
     state = after(begun)
-    assert told(ContainerEvent("update", pod(), container(cpus="4-5"), 9), state) == []
-    assert told(ContainerEvent("update", pod(), container(cpus="4-5", state=4), 9)) == []
+    assert told(ContainerEvent(Verb.POST_UPDATE, pod(), container(cpus="4-5"), 9), state) == []
+    assert told(ContainerEvent(Verb.POST_UPDATE, pod(), container(cpus="4-5", state=4), 9)) == []
     assert state.sandboxes[POD].live() == ()
 
 
-@pytest.mark.parametrize("kind", ["stop", "remove"])
-def test_a_stop_is_an_end(kind: str) -> None:
-    event = ContainerEvent("stop" if kind == "stop" else "remove", None, container(), 9)
-    assert told(event) == [ContainerStopped(POD, C1, 9)]
+@pytest.mark.parametrize("verb", [Verb.STOP, Verb.REMOVE])
+def test_a_stop_is_an_end(verb: Verb) -> None:
+    assert told(ContainerEvent(verb, None, container(), 9)) == [ContainerStopped(POD, C1, 9)]
 
 
 def test_a_pod_that_stops_takes_what_the_runtime_told_of_with_it() -> None:
-    state = after([ContainerEvent("start", pod(), container(cpus="2"), 7)])
+    state = after([ContainerEvent(Verb.POST_START, pod(), container(cpus="2"), 7)])
     state = reduce(state, ContainerSeen(POD, Container(C2, cpuset=CpuSet([3])), Source.BUNDLE, 7))
-    assert told(PodEvent("stop", pod(), 9), state) == [ContainerStopped(POD, C1, 9)]
-    assert told(PodEvent("stop", pod(), 9)) == []
-    assert told(PodEvent("remove", pod(), 10), state) == [SandboxGone(POD)]
+    assert told(PodEvent(Verb.STOP_POD, pod(), 9), state) == [ContainerStopped(POD, C1, 9)]
+    assert told(PodEvent(Verb.STOP_POD, pod(), 9)) == []
+    assert told(PodEvent(Verb.REMOVE_POD, pod(), 10), state) == [SandboxGone(POD)]
 
 
 def test_what_is_not_facts_is_no_event() -> None:
@@ -151,7 +148,7 @@ def test_what_a_list_leaves_out_has_ended_while_nobody_listened() -> None:
 
 
 def test_a_sandbox_that_kata_told_of_is_not_for_the_runtimes_list_to_end() -> None:
-    state = after([PodEvent("run", pod(), 7)])
+    state = after([PodEvent(Verb.RUN_POD, pod(), 7)])
     state = DesiredState({POD: replace(state.sandboxes[POD], runtime="kata-go")})
     assert told(Synced((), (), 9), state) == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import queue
 import socket
@@ -18,28 +17,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nri_peer import PATIENCE, NriRuntime, NriRuntimes, container, pod
+from nri_peer import PATIENCE, NriRuntime, NriRuntimes, container, delivering, pod
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.errors import ConfigError
 from vmpin.host import boottime
-from vmpin.sources.nri import event_queue
+from vmpin.host.retry import JITTER
 from vmpin.sources.nri import plugin as nri
+from vmpin.sources.nri import stream
 from vmpin.sources.nri.connect import connect_to
-from vmpin.sources.nri.translation import ContainerEvent, Disconnected, NriEvent, NriPod, NriUpdate, PodEvent, Synced
+from vmpin.sources.nri.event_queue import NriQueue
+from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, NriPod, NriUpdate, PodEvent, Synced
 from vmpin.wire import nri_messages
+from vmpin.wire.nri_enums import Verb
 from vmpin.wire.nri_messages import MESSAGES
 
 
 class Watched:
     """A plugin whose words are kept: each fact in `facts`, each state in `states`."""
 
-    def __init__(self, runtimes: NriRuntimes, handle: Callable[[NriEvent], None] | None = None,
-                 once: bool = False) -> None:
+    def __init__(self, runtimes: NriRuntimes, waiting: NriQueue | None = None, once: bool = False,
+                 rest: Callable[[float], None] | None = None) -> None:
         self.facts: queue.Queue[NriEvent] = queue.Queue()
         self.states: queue.Queue[tuple[bool, str]] = queue.Queue()
-        self.plugin = nri.NriPlugin(runtimes.connect, handle or self.facts.put, once=once,
+        self.plugin = nri.NriPlugin(runtimes.connect, waiting or delivering(self.facts.put), once=once, rest=rest,
                                  on_state=lambda up, text: self.states.put((up, text)))
 
     def fact(self) -> NriEvent:
@@ -100,7 +102,7 @@ def test_configure_may_come_before_the_registration_is_granted(runtimes: NriRunt
     assert not runtime.synchronize()
     runtime.grant(asked)
     assert isinstance(watched.fact(), Synced)
-    assert runtime.state_change(nri_messages.RUN_POD, pod()).code == 0
+    assert runtime.state_change(Verb.RUN_POD, pod()).code == 0
 
 
 def test_a_list_in_parts_is_one_list(runtimes: NriRuntimes, watched: Watched) -> None:
@@ -120,17 +122,17 @@ def test_a_list_in_parts_is_one_list(runtimes: NriRuntimes, watched: Watched) ->
 def test_what_has_happened_and_what_is_asked_for_is_told(runtimes: NriRuntimes, watched: Watched) -> None:
     runtime = begun(runtimes, watched)
     for event in range(1, 12):
-        pods_own = event in (nri_messages.RUN_POD, nri_messages.STOP_POD, nri_messages.REMOVE_POD)
+        pods_own = event in (Verb.RUN_POD, Verb.STOP_POD, Verb.REMOVE_POD)
         reply = runtime.state_change(event, pod(), None if pods_own else container(cpus=str(event)))
         assert (reply.code, reply.payload) == (0, b"")
     told = [watched.fact() for _ in range(11)]
-    assert [(type(item), item.kind) for item in told if isinstance(item, PodEvent | ContainerEvent)] == [
-        (PodEvent, "run"), (PodEvent, "stop"), (PodEvent, "remove"), (ContainerEvent, "creating"),
-        (ContainerEvent, "create"), (ContainerEvent, "starting"), (ContainerEvent, "start"),
-        (ContainerEvent, "updating"), (ContainerEvent, "update"), (ContainerEvent, "stop"), (ContainerEvent, "remove")]
+    assert [(type(item), item.verb) for item in told if isinstance(item, PodEvent | ContainerEvent)] == [
+        *((PodEvent, verb) for verb in (Verb.RUN_POD, Verb.STOP_POD, Verb.REMOVE_POD)),
+        *((ContainerEvent, verb) for verb in (Verb.CREATE, Verb.POST_CREATE, Verb.START, Verb.POST_START, Verb.UPDATE,
+                                              Verb.POST_UPDATE, Verb.STOP, Verb.REMOVE))]
     updated = told[8]
     assert isinstance(updated, ContainerEvent)
-    assert updated.container.cpus == CpuSet([nri_messages.POST_UPDATE])
+    assert updated.container.cpus == CpuSet([Verb.POST_UPDATE])
     assert updated.pod is not None
     assert updated.pod.id == "pod1"
     assert watched.facts.empty()
@@ -139,16 +141,18 @@ def test_what_has_happened_and_what_is_asked_for_is_told(runtimes: NriRuntimes, 
 def test_a_call_for_each_event_is_taken_as_well(runtimes: NriRuntimes, watched: Watched) -> None:
     """NRI 0.12 tries these first; StopContainer has been one from the start."""
     runtime = begun(runtimes, watched)
-    for method, kind in (("RunPodSandbox", "run"), ("PostStartContainer", "start"), ("UpdateContainer", "updating"),
-                         ("PostUpdateContainer", "update"), ("StopContainer", "stop"), ("RemoveContainer", "remove"),
+    for method, verb in (("RunPodSandbox", Verb.RUN_POD), ("PostStartContainer", Verb.POST_START),
+                         ("UpdateContainer", Verb.UPDATE),
+                         ("PostUpdateContainer", Verb.POST_UPDATE), ("StopContainer", Verb.STOP),
+                         ("RemoveContainer", Verb.REMOVE),
                          ("ValidateContainerAdjustment", None), ("PostUpdatePodSandbox", None)):
         reply = runtime.call(method, MESSAGES["EventRequest"](
             pod=pod(), container=None if method == "RunPodSandbox" else container()))
         assert (reply.code, reply.payload) == (0, b""), method
-        if kind is not None:
+        if verb is not None:
             fact = watched.fact()
             assert isinstance(fact, PodEvent | ContainerEvent)
-            assert fact.kind == kind
+            assert fact.verb == verb
     assert watched.facts.empty()
     assert watched.plugin.counters.unknown == 0
 
@@ -163,7 +167,7 @@ def test_an_update_that_is_asked_for_has_the_new_cpus_beside_the_old_ones(
     assert (reply.code, reply.payload) == (0, b"")
     fact = watched.fact()
     assert isinstance(fact, ContainerEvent)
-    assert (fact.kind, fact.container.cpus, fact.asked) == ("updating", CpuSet((2, 3)), asked)
+    assert (fact.verb, fact.container.cpus, fact.requested) == (Verb.UPDATE, CpuSet((2, 3)), asked)
     assert watched.plugin.counters.dropped == (cpus == "5-4")
 
 
@@ -176,7 +180,7 @@ def test_what_is_unknown_is_answered_and_counted(runtimes: NriRuntimes, watched:
     assert runtime.state_change(-1).code == 0
     raw = b"for nobody"
     runtime.socket.sendall(struct.pack(">II", 3, len(raw)) + raw)
-    assert runtime.state_change(nri_messages.RUN_POD, pod()).code == 0
+    assert runtime.state_change(Verb.RUN_POD, pod()).code == 0
     assert isinstance(watched.fact(), PodEvent)
     assert watched.plugin.counters.unknown == 5
     assert watched.plugin.counters.refused == 0
@@ -185,12 +189,12 @@ def test_what_is_unknown_is_answered_and_counted(runtimes: NriRuntimes, watched:
 def test_a_container_without_a_pod_is_taken_when_it_says_whose_it_is(
         runtimes: NriRuntimes, watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     runtime = begun(runtimes, watched)
-    runtime.state_change(nri_messages.POST_START, None, container("c1", "pod9"))
-    runtime.state_change(nri_messages.POST_START, None, container("c2", ""))
-    runtime.state_change(nri_messages.POST_START, pod("pod8"), container("c3", ""))
-    runtime.state_change(nri_messages.POST_START, pod(), None)
-    runtime.state_change(nri_messages.RUN_POD)
-    runtime.state_change(nri_messages.REMOVE_POD, pod("pod9"))
+    runtime.state_change(Verb.POST_START, None, container("c1", "pod9"))
+    runtime.state_change(Verb.POST_START, None, container("c2", ""))
+    runtime.state_change(Verb.POST_START, pod("pod8"), container("c3", ""))
+    runtime.state_change(Verb.POST_START, pod(), None)
+    runtime.state_change(Verb.RUN_POD)
+    runtime.state_change(Verb.REMOVE_POD, pod("pod9"))
     told = [watched.fact() for _ in range(3)]
     assert [(item.pod and item.pod.id, item.container.pod) for item in told if isinstance(item, ContainerEvent)] == [
         (None, "pod9"), ("pod8", "pod8")]
@@ -214,7 +218,7 @@ def test_an_id_that_is_none_is_left_out_and_the_rest_is_taken(
 @pytest.mark.parametrize("cpus", ["x", "3-1", "0-99999999", "1,,2-", "-1"])
 def test_cpus_that_are_none_change_nothing(runtimes: NriRuntimes, watched: Watched, cpus: str) -> None:
     runtime = begun(runtimes, watched)
-    assert runtime.state_change(nri_messages.POST_UPDATE, pod(), container(cpus=cpus)).code == 0
+    assert runtime.state_change(Verb.POST_UPDATE, pod(), container(cpus=cpus)).code == 0
     fact = watched.fact()
     assert isinstance(fact, ContainerEvent)
     assert (fact.container.id, fact.container.cpus) == ("c1", None)
@@ -264,7 +268,7 @@ def test_half_a_frame_and_silence_harms_nobody(runtimes: NriRuntimes, watched: W
     runtime = begun(runtimes, watched)
     runtime.socket.sendall(bytes.fromhex("00000001 0000"))
     watched.plugin.stop(timeout=PATIENCE)
-    assert not any(thread.is_alive() for thread in watched.plugin._threads)
+    assert not watched.plugin.running
     assert runtime.closed()
 
 
@@ -324,31 +328,31 @@ def test_a_refusal_is_told_in_the_runtimes_words(runtimes: NriRuntimes, watched:
     assert runtime.closed()
 
 
-def test_attempts_become_fewer(monkeypatch: pytest.MonkeyPatch, runtimes: NriRuntimes,
-                               caplog: pytest.LogCaptureFixture) -> None:
+def test_attempts_become_fewer(runtimes: NriRuntimes, caplog: pytest.LogCaptureFixture) -> None:
     runtimes.away = ConnectionRefusedError(111, "Connection refused", "/run/nri.sock")
-    made = Watched(runtimes)
     rests: list[float] = []
+    enough = threading.Event()
 
     def rest(seconds: float) -> None:
         rests.append(seconds)
         if len(rests) == 9:
-            made.plugin._stopping.set()
+            enough.set()
 
-    monkeypatch.setattr(made.plugin, "_rest", rest)
+    made = Watched(runtimes, rest=rest)
     made.plugin.start()
-    assert made.plugin.ended.wait(PATIENCE)
-    made.plugin._waiting.end()
-    assert all(wanted <= rest <= 1.25 * wanted
-               for rest, wanted in zip(rests, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5], strict=True))
+    assert enough.wait(PATIENCE)
+    made.plugin.stop(timeout=PATIENCE)
+    wanted = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5]
+    assert all((1 - JITTER) * pause <= rest <= (1 + JITTER) * pause
+               for rest, pause in zip(rests[:9], wanted, strict=True))
     assert made.state() == (False, "/run/nri.sock: Connection refused")
     assert [record.getMessage() for record in caplog.records] == [
-        "nri=down: /run/nri.sock: Connection refused; it is tried again"]
+        "nri=down: /run/nri.sock: Connection refused; reconnecting"]
 
 
 def test_no_socket_says_what_to_do(tmp_path: Path) -> None:
     states: queue.Queue[tuple[bool, str]] = queue.Queue()
-    plugin = nri.NriPlugin(connect_to(tmp_path / "nri.sock"), lambda event: None,
+    plugin = nri.NriPlugin(connect_to(tmp_path / "nri.sock"), NriQueue(),
                         on_state=lambda up, text: states.put((up, text)))
     plugin.start()
     up, text = states.get(timeout=PATIENCE)
@@ -362,39 +366,32 @@ def test_no_socket_says_what_to_do(tmp_path: Path) -> None:
 def test_a_thousand_updates_at_once_are_all_told(runtimes: NriRuntimes, watched: Watched) -> None:
     runtime = begun(runtimes, watched)
     streams = [runtime.send("StateChange", MESSAGES["StateChangeEvent"](
-        event=nri_messages.POST_UPDATE, pod=pod(), container=container(cpus=str(number)))) for number in range(1000)]
+        event=Verb.POST_UPDATE, pod=pod(), container=container(cpus=str(number)))) for number in range(1000)]
     assert all(runtime.answer(stream).code == 0 for stream in streams)
     told = [watched.fact() for _ in range(1000)]
     assert [item.container.cpus for item in told if isinstance(item, ContainerEvent)] == [
         CpuSet([number]) for number in range(1000)]
 
 
-def test_a_slow_handler_delays_no_answer(runtimes: NriRuntimes) -> None:
-    blocked = threading.Event()
-    told: list[NriEvent] = []
-
-    def handle(event: NriEvent) -> None:
-        blocked.wait(PATIENCE)
-        told.append(event)
-
-    made = Watched(runtimes, handle)
+def test_a_busy_loop_delays_no_answer(runtimes: NriRuntimes) -> None:
+    waiting = NriQueue()
+    made = Watched(runtimes, waiting)
     made.plugin.start()
     runtime = runtimes.next()
     runtime.begin()
     for number in range(200):
-        assert runtime.state_change(nri_messages.POST_UPDATE, pod(), container(cpus=str(number))).code == 0
-    assert not told
-    blocked.set()
-    until = time.monotonic() + PATIENCE
-    while len(told) < 201 and time.monotonic() < until:
-        time.sleep(0.01)
+        assert runtime.state_change(Verb.POST_UPDATE, pod(), container(cpus=str(number))).code == 0
+    runtime.close()
+    assert made.state()[0]
+    assert not made.state()[0]  # reported after everything has been put
+    assert [type(event) for event in waiting.take().events] == [Synced, *[ContainerEvent] * 200, Disconnected]
+    assert waiting.take() == ([], 0)
     made.plugin.stop()
-    assert len(told) == 201
 
 
 _PEER = """\
 import json, socket, sys, time
-from nri_peer import NriRuntime, container, pod
+from nri_peer import delivering, NriRuntime, container, pod
 runtime = NriRuntime(socket.socket(fileno=int(sys.argv[1])))
 runtime.begin()
 took = []
@@ -410,7 +407,7 @@ print(json.dumps(took))
 def answers_beside_a_busy_thread() -> list[float]:
     """How long each took (seconds). The runtime is a process of its own, as always."""
     theirs, ours = socket.socketpair()
-    made = nri.NriPlugin(lambda: theirs, lambda event: None, once=True)
+    made = nri.NriPlugin(lambda: theirs, NriQueue(), once=True)
     before = sys.getswitchinterval()
     sys.setswitchinterval(nri.SWITCH_INTERVAL)
     try:
@@ -436,69 +433,53 @@ def test_a_busy_main_thread_delays_answers_by_little() -> None:
     assert any(statistics.quantiles(answers_beside_a_busy_thread(), n=10)[0] < 0.004 for _ in range(10))
 
 
-def test_more_than_can_wait_is_dropped_and_listed_anew(runtimes: NriRuntimes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_queue, "MAX_WAITING", 10)
-    blocked = threading.Event()
-    told: list[NriEvent] = []
-
-    def handle(event: NriEvent) -> None:
-        blocked.wait(PATIENCE)
-        told.append(event)
-
-    made = Watched(runtimes, handle)
+def test_more_than_can_wait_is_dropped_and_listed_anew(runtimes: NriRuntimes) -> None:
+    waiting = NriQueue(max_waiting=10)
+    made = Watched(runtimes, waiting)
     made.plugin.start()
     runtime = runtimes.next()
     runtime.begin()
     for number in range(11):
         runtime.send("StateChange", MESSAGES["StateChangeEvent"](
-            event=nri_messages.POST_UPDATE, pod=pod(), container=container(cpus=str(number))))
+            event=Verb.POST_UPDATE, pod=pod(), container=container(cpus=str(number))))
     assert runtime.closed()
     again = runtimes.next()
     again.begin([pod()], [container(cpus="10")])
-    blocked.set()
-    until = time.monotonic() + PATIENCE
-    while not (told and isinstance(told[-1], Synced) and told[-1].containers) and time.monotonic() < until:
-        time.sleep(0.01)
+    again.close()
+    assert [made.state()[0] for _ in range(4)] == [True, False, True, False]
+    assert [type(event) for event in waiting.take().events] == [Disconnected, Synced, Disconnected]
     made.plugin.stop()
     assert made.plugin.counters.overflows == 1
-    assert [type(event) for event in told[-2:]] == [Disconnected, Synced]
-    assert len(told) <= 4
 
 
-def test_long_annotations_count_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_queue, "MAX_WAITING_BYTES", 50_000)
-    waiting = event_queue.NriQueue()
-    fact = PodEvent("run", NriPod(SandboxId("p"), "", "", "", "", 0, {"a": "x" * 20_000}, ""), 0)
+def test_an_overflow_leaves_what_no_list_repeats() -> None:
+    waiting = NriQueue(max_waiting=2)
+    event = PodEvent(Verb.RUN_POD, NriPod(SandboxId("p"), "", "", "", "", 0, {}, ""), 0)
+    assert waiting.put(Disconnected())
+    assert waiting.put(event)
+    assert not waiting.put(event)
+    assert waiting.put(event)
+    assert waiting.take().events == [Disconnected(), event]
+
+
+def test_long_annotations_count_by_their_size() -> None:
+    woken: list[int] = []
+    waiting = NriQueue(lambda: woken.append(1), max_bytes=50_000)
+    fact = PodEvent(Verb.RUN_POD, NriPod(SandboxId("p"), "", "", "", "", 0, {"a": "x" * 20_000}, ""), 0)
+    began = time.perf_counter()
     assert waiting.put(fact)
     assert waiting.put(Disconnected())
     assert waiting.put(fact)
     assert not waiting.put(fact)
     assert waiting.put(fact)
-    assert waiting.take() == Disconnected()
-    assert waiting.take() == fact
-    waiting.end()
-    assert waiting.take() is None
-
-
-def test_a_handler_that_fails_is_logged_once_and_goes_on(
-        runtimes: NriRuntimes, caplog: pytest.LogCaptureFixture) -> None:
-    told: queue.Queue[NriEvent] = queue.Queue()
-
-    def handle(event: NriEvent) -> None:
-        told.put(event)
-        raise ValueError("no")
-
-    made = Watched(runtimes, handle)
-    made.plugin.start()
-    runtime = runtimes.next()
-    runtime.begin()
-    for _ in range(3):
-        assert runtime.state_change(nri_messages.RUN_POD, pod()).code == 0
-    for _ in range(4):
-        told.get(timeout=PATIENCE)
-    made.plugin.stop()
-    assert [record.getMessage().partition(";")[0] for record in caplog.records if record.levelno == logging.ERROR] == [
-        "nri: a Synced cannot be used", "nri: a PodEvent cannot be used"]
+    events, since = waiting.take()
+    assert events == [Disconnected(), fact]
+    assert began <= since <= time.perf_counter()
+    assert len(woken) == 5
+    waiting.put(fact)
+    waiting.close()
+    assert waiting.put(fact)
+    assert waiting.take().events == []
 
 
 def updates_of(runtime: NriRuntime, *listed: Any) -> list[tuple[str, str, bool]]:
@@ -512,7 +493,7 @@ def updates_of(runtime: NriRuntime, *listed: Any) -> list[tuple[str, str, bool]]
 
 def test_updates_go_into_the_answer_to_the_list_of_a_new_connection(runtimes: NriRuntimes, watched: Watched) -> None:
     begun(runtimes, watched)
-    watched.plugin.again({ContainerId("c1"): NriUpdate(CpuSet.parse("0-1"), CpuSet.parse("7")),
+    watched.plugin.reconnect({ContainerId("c1"): NriUpdate(CpuSet.parse("0-1"), CpuSet.parse("7")),
                           ContainerId("c2"): NriUpdate(CpuSet([1]), CpuSet([7])),
                           ContainerId("c3"): NriUpdate(CpuSet([2])), ContainerId("gone"): NriUpdate(CpuSet([3]))})
     assert watched.fact() == Disconnected()
@@ -526,7 +507,7 @@ def test_updates_go_into_the_answer_to_the_list_of_a_new_connection(runtimes: Nr
 
 def test_updates_are_given_once_and_with_the_last_part_of_a_list(runtimes: NriRuntimes, watched: Watched) -> None:
     begun(runtimes, watched)
-    watched.plugin.again({ContainerId("c1"): NriUpdate(CpuSet([1]))})
+    watched.plugin.reconnect({ContainerId("c1"): NriUpdate(CpuSet([1]))})
     assert watched.fact() == Disconnected()
     runtime = runtimes.next()
     runtime.grant(runtime.request("RegisterPlugin"))
@@ -536,7 +517,7 @@ def test_updates_are_given_once_and_with_the_last_part_of_a_list(runtimes: NriRu
     last = runtime.call("Synchronize", MESSAGES["SynchronizeRequest"](pods=[pod()]))
     assert [item.container_id for item in MESSAGES.decode("SynchronizeResponse", last.payload).update] == ["c1"]
     assert isinstance(watched.fact(), Synced)
-    watched.plugin.again()
+    watched.plugin.reconnect()
     assert watched.fact() == Disconnected()
     assert updates_of(runtimes.next(), container("c1")) == []
 
@@ -544,18 +525,18 @@ def test_updates_are_given_once_and_with_the_last_part_of_a_list(runtimes: NriRu
 def test_nothing_but_its_registration_is_ever_asked_of_the_runtime(runtimes: NriRuntimes, watched: Watched) -> None:
     """NRI's UpdateContainers hangs runtimes (containerd#13733)."""
     runtime = begun(runtimes, watched)
-    for event in (nri_messages.RUN_POD, nri_messages.POST_START, nri_messages.POST_UPDATE, nri_messages.STOP):
+    for event in (Verb.RUN_POD, Verb.POST_START, Verb.POST_UPDATE, Verb.STOP):
         assert runtime.state_change(event, pod(), container()).code == 0
-    watched.plugin.again({ContainerId("c1"): NriUpdate(CpuSet([1]))})
+    watched.plugin.reconnect({ContainerId("c1"): NriUpdate(CpuSet([1]))})
     second = runtimes.next()
     assert updates_of(second, container("c1"))
-    assert second.state_change(nri_messages.RUN_POD, pod()).code == 0
+    assert second.state_change(Verb.RUN_POD, pod()).code == 0
     assert (runtime.asked, second.asked) == ([], [])
 
 
 def test_a_runtime_that_does_not_read_costs_no_memory(runtimes: NriRuntimes, watched: Watched,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nri, "_MAX_UNSENT", 10_000)
+    monkeypatch.setattr(stream, "MAX_UNSENT", 10_000)
     runtime = begun(runtimes, watched)
     runtime.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
 
@@ -578,7 +559,7 @@ def test_a_plugin_that_the_runtime_started_ends_with_its_connection() -> None:
     fd = theirs.detach()
     environ = {"NRI_PLUGIN_SOCKET": str(fd), "NRI_PLUGIN_NAME": "pinner", "NRI_PLUGIN_IDX": "07", "PATH": "/bin"}
     told: queue.Queue[NriEvent] = queue.Queue()
-    plugin = nri.from_environment(told.put, lambda up, text: None, environ)
+    plugin = nri.from_environment(delivering(told.put), lambda up, text: None, environ)
     assert plugin is not None
     assert environ == {"PATH": "/bin"}
     assert not os.get_inheritable(fd)
@@ -600,7 +581,7 @@ def test_a_plugin_that_the_runtime_started_ends_with_its_connection() -> None:
 
 def test_a_process_that_nobody_started_so_is_no_such_plugin(tmp_path: Path) -> None:
     def made(environ: dict[str, str]) -> nri.NriPlugin | None:
-        return nri.from_environment(lambda event: None, lambda up, text: None, environ)
+        return nri.from_environment(NriQueue(), lambda up, text: None, environ)
 
     assert made({"NRI_PLUGIN_NAME": "x"}) is None
     with (tmp_path / "file").open("w") as file:
@@ -612,7 +593,7 @@ def test_a_process_that_nobody_started_so_is_no_such_plugin(tmp_path: Path) -> N
 @pytest.mark.parametrize(("name", "index"), [("a b", "90"), ("", "90"), ("vmpin", "7"), ("vmpin", "007"), ("x", "ab")])
 def test_a_name_that_no_runtime_takes_is_said_at_once(name: str, index: str) -> None:
     with pytest.raises(ConfigError, match="two digits"):
-        nri.NriPlugin(lambda: socket.socket(), lambda event: None, name, index)
+        nri.NriPlugin(lambda: socket.socket(), NriQueue(), name, index)
 
 
 def test_nothing_stays_open(runtimes: NriRuntimes) -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.errors import WireError
-from vmpin.wire import nri_messages
+from vmpin.wire import nri_enums
+from vmpin.wire.nri_enums import Verb
 from vmpin.wire.nri_messages import MESSAGES
 from vmpin.wire.protos import Messages
 
@@ -47,21 +48,21 @@ def test_a_message_is_read_as_containerd_sends_it() -> None:
                  b"\x5a" + bytes([len(cpu) + 2]) + b"\x1a" + bytes([len(cpu)]) + cpu + b"\x60\x7b")
     raw = b"\x08\x09" b"\x12" + bytes([len(pod)]) + pod + b"\x1a" + bytes([len(container)]) + container
     told = MESSAGES.decode("StateChangeEvent", raw)
-    assert told.event == nri_messages.POST_UPDATE
+    assert told.event == Verb.POST_UPDATE
     assert (told.pod.id, told.pod.name, told.pod.uid, told.pod.namespace, dict(told.pod.labels), told.pod.pid) == (
         "pod", "web", "u", "default", {"k": "v"}, 1234)
     assert (told.container.id, told.container.pod_sandbox_id, told.container.name, told.container.state) == (
-        "c", "pod", "app", nri_messages.RUNNING)
+        "c", "pod", "app", nri_enums.RUNNING)
     assert (told.container.linux.resources.cpu.cpus, told.container.pid) == ("2-3", 123)
     assert b"\x3a\x05sleep" in told.SerializeToString()  # what is not known is kept
 
 
 def test_the_mask_is_made_of_bits() -> None:
     assert MESSAGES["ConfigureResponse"](events=0x1FF).SerializeToString() == bytes.fromhex("10ff03")
-    assert [nri_messages.mask(event) for event in (
-        nri_messages.RUN_POD, nri_messages.STOP_POD, nri_messages.REMOVE_POD, nri_messages.CREATE,
-        nri_messages.POST_CREATE, nri_messages.START, nri_messages.POST_START, nri_messages.UPDATE,
-        nri_messages.POST_UPDATE, nri_messages.STOP, nri_messages.REMOVE)] == [1 << bit for bit in range(11)]
+    assert [nri_enums.mask(event) for event in (
+        Verb.RUN_POD, Verb.STOP_POD, Verb.REMOVE_POD, Verb.CREATE,
+        Verb.POST_CREATE, Verb.START, Verb.POST_START, Verb.UPDATE,
+        Verb.POST_UPDATE, Verb.STOP, Verb.REMOVE)] == [1 << bit for bit in range(11)]
 
 
 @given(st.integers(-(2**31), 2**31 - 1))

@@ -18,8 +18,8 @@ from effort import effort
 from nri_peer import container, pod
 
 from vmpin.errors import WireError
+from vmpin.sources.nri.nri_events import NriCounters
 from vmpin.sources.nri.session import NriSession
-from vmpin.sources.nri.translation import NriCounters
 from vmpin.wire import mux, ttrpc
 from vmpin.wire.nri_messages import MESSAGES, PLUGIN_SERVICE
 

@@ -12,7 +12,7 @@ from vmpin.domain.facts import Engine, Handler
 from vmpin.errors import SourceError
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
-from vmpin.runtime.toml_files import Table, dig, load, merge, switch, word, words
+from vmpin.runtime.toml_files import Table, dig, load, merge, string, strings, switch
 
 #: Default paths of containerd's configuration: its own, and those of distributions that contain it.
 _CONTAINERD = ("/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
@@ -70,14 +70,14 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
     on = None if disabled is None else not disabled
     if on is None and version >= 3:
         on = True  # containerd 2's default; of version 2, both 1.7 (off) and 2 (on) read that
-    if _NRI in words(config.get("disabled_plugins")):
+    if _NRI in strings(config.get("disabled_plugins")):
         on = False
     handlers = tuple(
         _handler("containerd", name, table, origin.get(name, path),
-                 config_path=word(dig(table, "options", "ConfigPath")), kind=word(table.get("runtime_type")),
-                 annotations=words(table.get("pod_annotations")), base_spec=word(table.get("base_runtime_spec")))
+                 config_path=string(dig(table, "options", "ConfigPath")), kind=string(table.get("runtime_type")),
+                 annotations=strings(table.get("pod_annotations")), base_spec=string(table.get("base_runtime_spec")))
         for plugin in _CRI for name, table in _tables(dig(config, "plugins", plugin, "containerd", "runtimes")))
-    return Engine("containerd", pid, tuple(read), on, word(dig(config, "plugins", _NRI, "socket_path")), version,
+    return Engine("containerd", pid, tuple(read), on, string(dig(config, "plugins", _NRI, "socket_path")), version,
                   handlers, trouble=tuple(trouble))
 
 
@@ -96,7 +96,7 @@ def _imported(files: Files, path: str, read: list[str], trouble: list[str], orig
     for plugin in _CRI:
         for name, _ in _tables(dig(config, "plugins", plugin, "containerd", "runtimes")):
             origin[name] = path
-    for pattern in words(config.get("imports")):
+    for pattern in strings(config.get("imports")):
         place = pattern if pattern.startswith("/") else f"{path.rpartition('/')[0]}/{pattern}"
         for each in files.glob(place):
             config = merge(config, _imported(files, each, read, trouble, origin))
@@ -122,12 +122,12 @@ def _crio(files: Files, program: Program | None) -> Engine:
             origin |= {name: path for name, _ in _tables(dig(found, "crio", "runtime", "runtimes"))}
             config = merge(config, found)
     handlers = tuple(
-        _handler("crio", name, table, origin[name], config_path=word(table.get("runtime_config_path")),
-                 kind=word(table.get("runtime_type")), annotations=None, base_spec="")
+        _handler("crio", name, table, origin[name], config_path=string(table.get("runtime_config_path")),
+                 kind=string(table.get("runtime_type")), annotations=None, base_spec="")
         for name, table in _tables(dig(config, "crio", "runtime", "runtimes")))
-    hooks = words(dig(config, "crio", "runtime", "hooks_dir")) or _CRIO_HOOKS
+    hooks = strings(dig(config, "crio", "runtime", "hooks_dir")) or _CRIO_HOOKS
     return Engine("crio", None if program is None else program.pid, tuple(read),
-                  switch(dig(config, "crio", "nri", "enable_nri")), word(dig(config, "crio", "nri", "nri_listen")),
+                  switch(dig(config, "crio", "nri", "enable_nri")), string(dig(config, "crio", "nri", "nri_listen")),
                   handlers=handlers, hooks_dirs=hooks, trouble=tuple(trouble))
 
 
@@ -144,7 +144,7 @@ def _podman(files: Files) -> Engine:
             continue
         if found is not None:
             read.append(path)
-            hooks = words(dig(found, "engine", "hooks_dir")) or hooks
+            hooks = strings(dig(found, "engine", "hooks_dir")) or hooks
     return Engine("podman", files=tuple(read), hooks_dirs=hooks or _PODMAN_HOOKS, trouble=tuple(trouble))
 
 
@@ -156,6 +156,6 @@ def _tables(value: object) -> list[tuple[str, Table]]:
 def _handler(engine: str, name: str, table: dict[str, Any], file: str, *, config_path: str, kind: str,
              annotations: tuple[str, ...] | None, base_spec: str) -> Handler:
     """A handler is Kata's if its shim or type is: its name may be any."""
-    program = word(table.get("runtime_path"))
+    program = string(table.get("runtime_path"))
     kata = ".kata" in kind or "kata" in program.rpartition("/")[2] or (not kind and name.startswith("kata"))
     return Handler(name, engine, kata, file, program, config_path, annotations, base_spec)

@@ -1,5 +1,7 @@
-"""Where a connection to NRI comes from: the runtime's socket, or the runtime itself, which starts what lies in its
-directory of plugins with a connection in place.
+"""Connecting to NRI: over the runtime's socket, or over the connection with which the runtime starts the programs in
+its directory of plugins.
+
+What stays out: when to connect (plugin), and what is sent (session).
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ _DEADLINE = 2.0
 
 
 def connect_to(path: Path) -> Callable[[], socket.socket]:
-    """How to connect to the runtime's socket, for `nri.NriPlugin`; the errors name the path."""
+    """A function that connects to the runtime's socket, for NriPlugin. It raises OSErrors that name the path; one
+    attempt has two seconds, and the plugin makes the next one."""
     def connect() -> socket.socket:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -31,7 +34,7 @@ def connect_to(path: Path) -> Callable[[], socket.socket]:
 
 
 class Inherited(NamedTuple):
-    """A connection that was there from the start, and what the runtime calls the plugin (from its file's name)."""
+    """A connection that this process was started with, and the plugin's name and index (from its file's name)."""
 
     connection: socket.socket
     name: str
@@ -41,8 +44,8 @@ class Inherited(NamedTuple):
 def inherited(environ: MutableMapping[str, str]) -> Inherited | None:
     """The connection that this process was started with as a plugin; None when it was not.
 
-    The variables are taken out of `environ`, and no child gets the descriptor.
-    :raises ConfigError: when what is there is no socket.
+    Removes NRI's variables from `environ`, and keeps the descriptor from child processes.
+    :raises ConfigError: when the descriptor is no socket.
     """
     number = environ.pop("NRI_PLUGIN_SOCKET", "")
     name, index = environ.pop("NRI_PLUGIN_NAME", "vmpin"), environ.pop("NRI_PLUGIN_IDX", "90")
@@ -57,11 +60,11 @@ def inherited(environ: MutableMapping[str, str]) -> Inherited | None:
     except (ValueError, OverflowError, OSError):
         raise ConfigError(
             f"NRI_PLUGIN_SOCKET={number[:40]!r} in the environment is no open socket",
-            "a container runtime sets it when it starts vmpin as its plugin, and nobody else should") from None
+            "a container runtime sets it when it starts vmpin as its plugin; unset it otherwise") from None
 
 
 def explained(err: OSError) -> str:
-    """Why there is no connection, and what to do about it where that is known."""
+    """Why there is no connection, and what to do about it for a missing socket."""
     text = f"{err.filename}: {err.strerror}" if err.filename else f"{err.strerror or err}"
     if isinstance(err, FileNotFoundError):
         text += (": no container runtime with NRI listens there (containerd 1.7 has it off: disable = false under "

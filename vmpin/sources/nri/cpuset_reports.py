@@ -1,25 +1,23 @@
-"""What the runtime has reported of containers' CPUs over NRI, and which of its lists' CPUs are those of the moment.
+"""The CPUs of containers as the runtime reports them over NRI, and which of its lists' CPUs are current.
 
 A list may be old: CRI-O keeps updates in memory, so after its own restart it lists the CPUs of creation. A process of
 the runtime's that has made or updated a container since its first list, or lists it with other CPUs than at first,
 has the container's CPUs in memory: its next lists are right. That also finds what another plugin changed in its own
 answer to Synchronize, which NRI reports to no plugin. containerd stores updates, so its lists are always right; only
-what is repaired (`cpus`) is not taken from a list of a new process's. What stays out: whose report counts (state).
+what is repaired (`cpus`) is not taken from a list of a new process's. What stays out: which source counts
+(domain.desired_state). Called by the reconciler with each event.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
-
-if TYPE_CHECKING:
-    from vmpin.sources.nri.translation import NriEvent, Synced
+from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent, Synced
+from vmpin.wire.nri_enums import Verb
 
 
 class NriCpusetReports:
-    """Of one process of the runtime's after the other."""
+    """Of one process of the runtime's at a time."""
 
     def __init__(self) -> None:
         #: The CPUs of each container that this process of the runtime's has in memory for certain.
@@ -30,15 +28,14 @@ class NriCpusetReports:
         self._certain: set[ContainerId] = set()
 
     def take(self, event: NriEvent) -> NriEvent:
-        """:returns: the event; a list with the containers whose CPUs are those of the moment (`Synced.current`)."""
-        from vmpin.sources.nri.translation import ContainerEvent, Synced  # loaded with the first event (reconciler)
-
+        """Record an event. :returns: the event; a list with the containers whose CPUs are current
+        (`Synced.current`)."""
         match event:
-            case ContainerEvent(kind="stop" | "remove"):
+            case ContainerEvent(verb=Verb.STOP | Verb.REMOVE):
                 self._forget(event.container.id)
-            case ContainerEvent(kind="create" | "start" | "update"):
+            case ContainerEvent(verb=Verb.POST_CREATE | Verb.POST_START | Verb.POST_UPDATE):
                 container = event.container
-                if event.kind != "start" or container.id not in self._first:
+                if event.verb is not Verb.POST_START or container.id not in self._first:
                     self._certain.add(container.id)
                 if container.cpus and container.id in self._certain:
                     self.cpus[container.id] = container.cpus

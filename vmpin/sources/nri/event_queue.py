@@ -1,63 +1,86 @@
-"""What NRI has told and nobody has taken yet, bounded: when it is too much, all is dropped, as the runtime lists
-everything anew to who connects again.
+"""The queue between the NRI plugin's thread and the event loop, bounded in number and bytes.
+
+On overflow everything in it is dropped: the runtime lists all pods and containers again to a plugin that reconnects.
+What stays out: the connection (plugin) and what an event means (translation).
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
 
-from vmpin.sources.nri.translation import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
+from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
 
-#: A thousand updates in one second are a lot; a handler that is 16 s behind has other troubles.
+#: A thousand updates in one second are a lot; a loop that is 16 s behind has other troubles.
 MAX_WAITING = 16384
-#: Of the peer's, about: annotations may be long.
+#: Bytes of the runtime's data, about: annotations may be long.
 MAX_WAITING_BYTES = 64 << 20
 
 
-class NriQueue:
-    """First in, first out, for one thread that puts and one that takes."""
+class NriBatch(NamedTuple):
+    """Events in the order they came. `since` is when the first of them was put, by time.perf_counter(); 0 for none."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._events: deque[tuple[NriEvent, int]] = deque()
+    events: list[NriEvent]
+    since: float
+
+
+class NriQueue:
+    """First in, first out, for one thread that puts and one that takes.
+
+    :param arrived: called after each event, in the thread that puts: it must not block.
+    """
+
+    def __init__(self, arrived: Callable[[], object] = lambda: None, max_waiting: int = MAX_WAITING,
+                 max_bytes: int = MAX_WAITING_BYTES) -> None:
+        self._arrived = arrived
+        self._max_waiting = max_waiting
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._events: deque[NriEvent] = deque()
         self._size = 0
-        self._ended = False
+        self._since = 0.0
+        self._closed = False
 
     def put(self, event: NriEvent) -> bool:
-        """:returns: False when it was too much, and all is gone but what no list of the runtime's would tell."""
+        """:returns: False on overflow: the event and all others are dropped, but for the `Disconnected` ones, which no
+        list of the runtime repeats."""
         size = _size(event)
-        mine = isinstance(event, Disconnected)
-        with self._changed:
-            fits = mine or (len(self._events) < MAX_WAITING and self._size + size <= MAX_WAITING_BYTES)
+        with self._lock:
+            if self._closed:
+                return True
+            fits = isinstance(event, Disconnected) or (
+                len(self._events) < self._max_waiting and self._size + size <= self._max_bytes)
             if fits:
-                self._events.append((event, size))
+                if not self._events:
+                    self._since = time.perf_counter()
+                self._events.append(event)
                 self._size += size
             else:
-                self._events = deque(item for item in self._events if isinstance(item[0], Disconnected))
+                self._events = deque(item for item in self._events if isinstance(item, Disconnected))
                 self._size = 0
-            self._changed.notify()
+        self._arrived()
         return fits
 
-    def take(self) -> NriEvent | None:
-        """Waits for the next; None at the end, whatever is left."""
-        with self._changed:
-            while not self._events and not self._ended:
-                self._changed.wait()
-            if self._ended:
-                return None
-            event, size = self._events.popleft()
-            self._size -= size
-            return event
+    def take(self) -> NriBatch:
+        """Everything that waits; does not block."""
+        with self._lock:
+            batch = NriBatch(list(self._events), self._since if self._events else 0.0)
+            self._events.clear()
+            self._size = 0
+        return batch
 
-    def end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify()
+    def close(self) -> None:
+        """Drop everything, and what is put from now on."""
+        with self._lock:
+            self._closed = True
+            self._events.clear()
 
 
 def _size(event: NriEvent) -> int:
-    """About how many bytes of the peer's it holds."""
+    """About how many bytes of the runtime's data an event holds."""
     match event:
         case Synced():
             holders = [pod.annotations for pod in event.pods] + [item.annotations for item in event.containers]

@@ -1,8 +1,8 @@
-"""One connection to a container runtime's NRI, from a plugin's registration to its end: bytes in, bytes and facts out.
+"""One connection to a container runtime's NRI, from the plugin's registration to its end: bytes in, answers and events
+out.
 
-The runtime waits for each answer and its containers wait with it, so an answer comes before anything is made of what
-was told. What stays out: sockets and threads (nri), and what the facts
-mean (nri_facts).
+The runtime holds a container until each plugin has answered, so an answer comes before anything is made of the call.
+What stays out: sockets and threads (stream, plugin), and what an event means (translation). Used by the plugin.
 
 Sources: containerd/nri pkg/api/api.proto, pkg/stub, pkg/adaptation.
 """
@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, SandboxId, valid_id
 from vmpin.errors import WireError
 from vmpin.host import boottime
 from vmpin.runtime.dialect import plain
-from vmpin.sources.nri.translation import (
+from vmpin.sources.nri.nri_events import (
     ContainerEvent,
-    Kind,
     NriContainer,
     NriCounters,
     NriEvent,
@@ -30,71 +29,53 @@ from vmpin.sources.nri.translation import (
     Synced,
 )
 from vmpin.wire import mux, nri_messages, ttrpc
+from vmpin.wire.nri_enums import METHODS, Verb, mask
 from vmpin.wire.nri_messages import MESSAGES
 
 logger = logging.getLogger(__name__)
 
-#: Valid for every version of NRI: one bit too many, and the runtime closes the connection without a word (0.9 and
+#: Valid for every version of NRI: one bit too many, and the runtime closes the connection without an error (0.9 and
 #: older know no bit above 0x400). What a container is to have is asked for before the runtime acts (CREATE, UPDATE):
-#: Kata plugs in vCPUs and writes the sandbox's cgroup long before the event that says so. The answers to those, and to
-#: STOP, could change something; an empty one changes nothing.
-EVENTS = nri_messages.mask(
-    nri_messages.RUN_POD, nri_messages.STOP_POD, nri_messages.REMOVE_POD, nri_messages.CREATE,
-    nri_messages.POST_CREATE, nri_messages.START, nri_messages.POST_START, nri_messages.UPDATE,
-    nri_messages.POST_UPDATE, nri_messages.STOP, nri_messages.REMOVE)
+#: Kata plugs in vCPUs and writes the sandbox's cgroup long before the event that reports it. The answers to those, and
+#: to STOP, could change something; an empty one changes nothing.
+EVENTS = mask(Verb.RUN_POD, Verb.STOP_POD, Verb.REMOVE_POD, Verb.CREATE, Verb.POST_CREATE, Verb.START, Verb.POST_START,
+              Verb.UPDATE, Verb.POST_UPDATE, Verb.STOP, Verb.REMOVE)
 
 #: A node has some hundred containers of some kB each; what is far beyond that is no list of containers.
 MAX_LISTED = 65536
 MAX_LISTED_BYTES = 64 << 20
 
-#: Calls about one event each, all with the pod as field 1 and the container as field 2. Until 0.11 most came as
-#: StateChange; 0.12 tries a call of its own first. An empty answer is a yes to every one of them.
-_CALLS = {
-    "RunPodSandbox": nri_messages.RUN_POD, "StopPodSandbox": nri_messages.STOP_POD,
-    "RemovePodSandbox": nri_messages.REMOVE_POD, "CreateContainer": nri_messages.CREATE,
-    "PostCreateContainer": nri_messages.POST_CREATE, "StartContainer": nri_messages.START,
-    "PostStartContainer": nri_messages.POST_START, "UpdateContainer": nri_messages.UPDATE,
-    "PostUpdateContainer": nri_messages.POST_UPDATE, "StopContainer": nri_messages.STOP,
-    "RemoveContainer": nri_messages.REMOVE, "UpdatePodSandbox": 12, "PostUpdatePodSandbox": 13,
-    "ValidateContainerAdjustment": 14,
-}
-_POD: dict[int, Literal["run", "stop", "remove"]] = {
-    nri_messages.RUN_POD: "run", nri_messages.STOP_POD: "stop", nri_messages.REMOVE_POD: "remove"}
-_CONTAINER: dict[int, Kind] = {
-    nri_messages.CREATE: "creating", nri_messages.POST_CREATE: "create", nri_messages.START: "starting",
-    nri_messages.POST_START: "start", nri_messages.UPDATE: "updating", nri_messages.POST_UPDATE: "update",
-    nri_messages.STOP: "stop", nri_messages.REMOVE: "remove"}
 #: Runtimes whose lists have every update, also after their own restart: containerd writes it into the container's spec
 #: in its store (internal/cri/server/container_update_resources.go). CRI-O keeps it in memory.
 STORES = ("containerd ",)
 #: The stream of the one call to the runtime: a client's are odd (containerd/ttrpc PROTOCOL.md).
 _REGISTRATION = 1
-_NOTHING = frozenset((12, 13, 14))
 
 
 class NriSession:
-    """A connection's state. Nothing is ever waited for: Configure may come before the reply to RegisterPlugin."""
+    """The state of one connection. Never waits: Configure may come before the reply to RegisterPlugin.
 
-    def __init__(self, name: str, index: str, counters: NriCounters, told: set[str] | None = None,
+    :param logged: kinds of odd data that were logged already; added to, so that a reconnect does not log them again.
+    :param clock: CLOCK_BOOTTIME in ns.
+    :param updates: CPUs for the answer to Synchronize.
+    :param peer: the pid of the runtime's process, 0 when not known.
+    """
+
+    def __init__(self, name: str, index: str, counters: NriCounters, logged: set[str] | None = None,
                  clock: Callable[[], int] = boottime.now,
                  updates: Mapping[ContainerId, NriUpdate] | None = None, peer: int = 0) -> None:
-        """
-        :param told: what was logged already, so that a reconnect does not say it again.
-        :param updates: for the answer to Synchronize.
-        :param peer: the pid of the runtime's process, 0 when not known.
-        """
         self.name = name
         self.index = index
         self.counters = counters
-        #: "containerd v2.1.9", once it said so.
+        #: "containerd v2.1.9", from Configure on.
         self.runtime = ""
         self.configured = False
         self.synced = False
-        #: Why the runtime does not want this plugin, in its words.
+        #: The runtime's reason for refusing this plugin.
         self.refusal = ""
-        #: Nothing more comes: it was refused, or the runtime goes down.
+        #: Nothing more comes: the plugin was refused, or the runtime shuts down.
         self.closing = False
-        self._told = set() if told is None else told
+        self._logged = set() if logged is None else logged
         self._clock = clock
         self._updates = updates or {}
         self._peer = peer
@@ -105,7 +86,7 @@ class NriSession:
         self._listed_bytes = 0
 
     def register(self) -> bytes:
-        """What to send first, and the only call that is ever made of the runtime: NRI's UpdateContainers, beside CRI
+        """The bytes to send first: the only call that is ever made to the runtime. NRI's UpdateContainers, beside CRI
         calls, hangs every containerd with an NRI older than 0.12.1 for good (containerd#13733: two locks, taken in
         either order)."""
         asked = MESSAGES["RegisterPluginRequest"](plugin_name=self.name, plugin_idx=self.index)
@@ -113,9 +94,9 @@ class NriSession:
             _REGISTRATION, nri_messages.RUNTIME_SERVICE, "RegisterPlugin", asked.SerializeToString())))
 
     def feed(self, data: bytes) -> Iterator[bytes | NriEvent]:
-        """What to send and what was told, in this order, with what came next.
+        """Process received bytes. Yields answers to send and events, an answer before the events of its call.
 
-        :raises WireError: when it is no NRI; the connection is of no more use.
+        :raises WireError: when they are not NRI; the connection is of no more use.
         """
         for connection, payload in self._demux.feed(data):
             decoder = self._decoders.get(connection)
@@ -124,14 +105,14 @@ class NriSession:
                 continue
             for message in decoder.feed(payload):
                 if connection == mux.PLUGIN and isinstance(message, ttrpc.Call):
-                    yield from self._asked(message)
+                    yield from self._called(message)
                 elif connection == mux.RUNTIME and isinstance(message, ttrpc.Reply):
-                    self._answered(message)
+                    self._registered(message)
                 else:
                     self._unknown(f"a {type(message).__name__.lower()} on connection {connection}")
 
     def ending(self) -> str:
-        """What it means, and what to do, that the connection ends now."""
+        """Why the connection ends now, and what to do about it."""
         if self.refusal:
             return f"the runtime refused the plugin: {self.refusal}"
         if self.closing:
@@ -144,42 +125,46 @@ class NriSession:
         return ("the runtime closed the connection at once: it takes no plugins from outside (NRI's "
                 "disable_connections), or none of this name and index; see its log")
 
-    def _asked(self, request: ttrpc.Call) -> Iterator[bytes | NriEvent]:
+    def _called(self, request: ttrpc.Call) -> Iterator[bytes | NriEvent]:
+        """Answer a call of the runtime's, then yield what it reports. An empty answer agrees to everything."""
         now = self._clock()
         if request.service != nri_messages.PLUGIN_SERVICE:
-            self._unknown(f"service {plain(request.service, 80)}")
-            yield _answer(request, code=ttrpc.UNIMPLEMENTED, text=f"no service {plain(request.service, 80)}")
-        elif request.method == "Configure":
-            yield _answer(request, MESSAGES["ConfigureResponse"](events=EVENTS))
-            told = MESSAGES.decode("ConfigureRequest", request.payload)
-            self.runtime = plain(f"{told.runtime_name} {told.runtime_version}".strip(), 120) or "a runtime"
-            self.configured = True
-        elif request.method == "Synchronize":
-            yield from self._synchronize(request, now)
-        elif request.method == "Shutdown":
-            self.closing = True
-            yield _answer(request)
-        elif request.method == "StateChange":
-            yield _answer(request)
-            told = MESSAGES.decode("StateChangeEvent", request.payload)
-            yield from self._event(told.event, told, now)
-        elif request.method == "UpdateContainer":
-            yield _answer(request)
-            told = MESSAGES.decode("UpdateContainerRequest", request.payload)
-            yield from self._event(nri_messages.UPDATE, told, now, told.linux_resources.cpu.cpus)
-        elif request.method in _CALLS:
-            yield _answer(request)
-            yield from self._event(_CALLS[request.method], MESSAGES.decode("EventRequest", request.payload), now)
-        else:
-            # 0.12 falls back to StateChange upon this very code, for what it has a call for and we do not.
-            self._unknown(f"method {plain(request.method, 80)}")
-            yield _answer(request, code=ttrpc.UNIMPLEMENTED, text=f"no method {plain(request.method, 80)}")
+            yield self._unimplemented(request, f"service {plain(request.service, 80)}")
+            return
+        match request.method:
+            case "Configure":
+                yield _answer(request, MESSAGES["ConfigureResponse"](events=EVENTS))
+                self._configure(MESSAGES.decode("ConfigureRequest", request.payload))
+            case "Synchronize":
+                yield from self._synchronize(request, now)
+            case "Shutdown":
+                self.closing = True
+                yield _answer(request)
+            case "StateChange":
+                yield _answer(request)
+                message = MESSAGES.decode("StateChangeEvent", request.payload)
+                yield from self._event(message.event, message, now)
+            case "UpdateContainer":
+                yield _answer(request)
+                message = MESSAGES.decode("UpdateContainerRequest", request.payload)
+                yield from self._event(Verb.UPDATE, message, now, message.linux_resources.cpu.cpus)
+            case method if method in METHODS:
+                yield _answer(request)
+                yield from self._event(METHODS[method], MESSAGES.decode("EventRequest", request.payload), now)
+            case method:
+                # 0.12 falls back to StateChange upon this very code, for what it has a call for and we do not.
+                yield self._unimplemented(request, f"method {plain(method, 80)}")
 
-    def _answered(self, response: ttrpc.Reply) -> None:
+    def _registered(self, response: ttrpc.Reply) -> None:
         if response.stream == _REGISTRATION and response.code:
             self.refusal, self.closing = f"code {response.code}: {plain(response.message, 300)}", True
 
+    def _configure(self, message: Any) -> None:
+        self.runtime = plain(f"{message.runtime_name} {message.runtime_version}".strip(), 120) or "a runtime"
+        self.configured = True
+
     def _synchronize(self, request: ttrpc.Call, now: int) -> Iterator[bytes | NriEvent]:
+        """Collect the parts of a list; the last one is answered with the updates, and yields `Synced`."""
         part = MESSAGES.decode("SynchronizeRequest", request.payload)
         self._listed += len(part.pods) + len(part.containers)
         self._listed_bytes += len(request.payload)
@@ -210,31 +195,42 @@ class NriSession:
             made.linux.resources.cpu.cpus = str(update.cpus)
             yield ContainerId(container.id), made
 
-    def _event(self, number: int, told: Any, now: int, asked: str = "") -> Iterator[NriEvent]:
-        """
-        :param told: a message with a pod and a container.
-        :param asked: the CPU list that an update is to give the container, "" for none.
-        """
-        pod = next(self._pods([told.pod]), None) if told.HasField("pod") else None
-        if number in _POD:
-            if pod is not None:
-                self.counters.events += 1
-                yield PodEvent(_POD[number], pod, now)
-            elif not told.HasField("pod"):
-                self._drop(f"a pod's event {number} has no pod")
-        elif number in _CONTAINER:
-            if not told.HasField("container"):
-                self._drop(f"a container's event {number} has no container")
-                return
-            for container in self._containers([told.container], pod):
-                self.counters.events += 1
-                yield ContainerEvent(_CONTAINER[number], pod, container, now,
-                                     self._cpu_list(asked, container.id) or None)
-        elif number not in _NOTHING:
-            self._unknown(f"event {number}")
+    def _event(self, number: int, message: Any, now: int, requested: str = "") -> Iterator[NriEvent]:
+        """The event of a call.
 
-    def _pods(self, told: Iterable[Any]) -> Iterator[NriPod]:
-        for pod in told:
+        :param number: of `Verb`, or one that vmpin does not know.
+        :param message: with a pod and a container.
+        :param requested: the CPU list that an update is to give the container, "" for none.
+        """
+        match number:
+            case Verb.RUN_POD | Verb.STOP_POD | Verb.REMOVE_POD:
+                yield from self._pod_event(Verb(number), message, now)
+            case Verb.UPDATE_POD | Verb.POST_UPDATE_POD | Verb.VALIDATE:
+                pass  # changes no container's CPUs
+            case _ if Verb.CREATE <= number <= Verb.REMOVE:
+                yield from self._container_event(Verb(number), message, now, requested)
+            case _:
+                self._unknown(f"event {number}")
+
+    def _pod_event(self, verb: Verb, message: Any, now: int) -> Iterator[NriEvent]:
+        if not message.HasField("pod"):
+            self._drop(f"{verb.name} has no pod")
+            return
+        for pod in self._pods([message.pod]):
+            self.counters.events += 1
+            yield PodEvent(verb, pod, now)
+
+    def _container_event(self, verb: Verb, message: Any, now: int, requested: str) -> Iterator[NriEvent]:
+        pod = next(self._pods([message.pod]), None) if message.HasField("pod") else None
+        if not message.HasField("container"):
+            self._drop(f"{verb.name} has no container")
+            return
+        for container in self._containers([message.container], pod):
+            self.counters.events += 1
+            yield ContainerEvent(verb, pod, container, now, self._cpu_list(requested, container.id) or None)
+
+    def _pods(self, listed: Iterable[Any]) -> Iterator[NriPod]:
+        for pod in listed:
             if not valid_id(pod.id):
                 self._drop(f"a pod has the id {pod.id[:80]!r}")
                 continue
@@ -242,8 +238,8 @@ class NriSession:
                          plain(pod.runtime_handler, 253), _pid(pod.pid), dict(pod.annotations),
                          plain(pod.linux.cgroup_parent, 4096))
 
-    def _containers(self, told: Iterable[Any], pod: NriPod | None = None) -> Iterator[NriContainer]:
-        for container in told:
+    def _containers(self, listed: Iterable[Any], pod: NriPod | None = None) -> Iterator[NriContainer]:
+        for container in listed:
             sandbox = container.pod_sandbox_id or (pod.id if pod is not None else "")
             if not valid_id(container.id) or not valid_id(sandbox):
                 self._drop(f"a container has the id {container.id[:80]!r}, and its pod {sandbox[:80]!r}")
@@ -254,7 +250,7 @@ class NriSession:
                                plain(container.linux.cgroups_path, 4096))
 
     def _cpu_list(self, text: str, container: str) -> CpuSet:
-        """Empty for what is no CPU list: the container is there all the same, with the CPUs reported before."""
+        """A CPU list; empty where `text` is none: the container exists all the same, with the CPUs reported before."""
         try:
             return CpuSet.parse(text)
         except CpuSetError as err:
@@ -262,17 +258,18 @@ class NriSession:
             return EMPTY
 
     def _drop(self, what: str, kind: str = "id") -> None:
+        """Count data that cannot be used, and log it once a kind: a runtime that sends one sends a thousand."""
         self.counters.dropped += 1
-        self._tell(f"dropped {kind}", f"NRI: left out: {what}")
+        logger.log(logging.DEBUG if kind in self._logged else logging.WARNING, "NRI: left out: %s", what)
+        self._logged.add(kind)
 
     def _unknown(self, what: str) -> None:
         self.counters.unknown += 1
         logger.debug("NRI: unknown: %s", what)
 
-    def _tell(self, kind: str, text: str) -> None:
-        """Once a kind: a runtime that says one odd thing says a thousand."""
-        logger.log(logging.DEBUG if kind in self._told else logging.WARNING, "%s", text)
-        self._told.add(kind)
+    def _unimplemented(self, request: ttrpc.Call, what: str) -> bytes:
+        self._unknown(what)
+        return _answer(request, code=ttrpc.UNIMPLEMENTED, text=f"no {what}")
 
 
 def _answer(request: ttrpc.Call, message: Any = None, code: int = ttrpc.OK, text: str = "") -> bytes:
@@ -287,5 +284,5 @@ def _cpus(container: Any) -> CpuSet | None:
         return None
 
 
-def _pid(told: int) -> int:
-    return told if told < 1 << 22 else 0  # PID_MAX_LIMIT
+def _pid(given: int) -> int:
+    return given if given < 1 << 22 else 0  # PID_MAX_LIMIT
