@@ -232,7 +232,7 @@ def test_without_exclusive_cpus_there_is_nothing_to_audit(lab: Lab) -> None:
     with Node() as empty:
         done = empty.cli("audit", "--seconds", "600")  # which is longer than a command may take
         assert (done.returncode, done.stdout) == (
-            0, "no CPU of this node is exclusive to anyone: nothing to audit\n")
+            0, "no CPU of this node is exclusive: nothing to audit\n")
         found = empty.data("audit")
         assert list(found) == KEYS
         assert (found["alone"], found["exclusive"]) == (True, "")

@@ -495,6 +495,6 @@ def test_an_empty_node_says_so(lab: Lab) -> None:
         assert "no VM sandbox runs on this node" in empty.cli("status").stdout
         assert empty.cli("verify").stdout == "no VM sandbox runs on this node: nothing was compared\n"
         assert empty.cli("verify").returncode == 0
-        assert empty.cli("plan").stdout == "nothing to do: every thread is in its place\n"
-        assert empty.cli("unpin", "--every").stdout == "nothing to give back\n"
+        assert empty.cli("plan").stdout == "nothing to do: every thread is in place\n"
+        assert empty.cli("unpin", "--every").stdout == "nothing to restore\n"
         refused(empty.cli("explain", "x"), "no VM sandbox 'x' is on this node")

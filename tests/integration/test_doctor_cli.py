@@ -81,7 +81,7 @@ def test_a_node_where_all_is_well(lab: Lab) -> None:
     assert lab.node.watcher is not None
     assert f"pid {lab.node.watcher.pid}" in found["watcher"]["what"]
     assert f"the watcher (pid {lab.node.watcher.pid}, uid 0)" in found["privileges"]["evidence"][0]
-    assert "1 sandboxes, every thread in its place" in found["sandboxes"]["what"]
+    assert "1 sandboxes, every thread in place" in found["sandboxes"]["what"]
     everything = lab.node.cli("doctor", "-o", "json")
     assert everything.returncode in (0, 1)
     assert len(json.loads(everything.stdout)["findings"]) > 20
@@ -217,7 +217,7 @@ def test_a_real_containerd_is_found_with_its_configuration_and_its_nri() -> None
 
         assert not any(str(containerd.top) in line for line in findings(node, "nri")["nri"]["evidence"][2:])
         found = look()
-        assert (found["level"], found["what"]) == ("ok", "NRI is there for the watcher to use")
+        assert (found["level"], found["what"]) == ("ok", "NRI is available to a watcher")
         (line,) = [line for line in found["evidence"] if f"{containerd.top}/config.toml" in line]
         assert line.startswith("containerd: pid ")
         assert "NRI on" in line
@@ -294,7 +294,7 @@ def test_a_report_never_writes_over_a_file_nor_leaves_half_a_one(lab: Lab, tmp_p
     there.write_text("mine")
     done = lab.node.cli("gather", "--out", str(there))
     assert (done.returncode, there.read_text()) == (2, "mine")
-    assert "is there already" in done.stderr
+    assert " exists" in done.stderr
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
     assert lab.node.cli("gather", "--out", str(link)).returncode == 2

@@ -429,8 +429,8 @@ def test_a_container_without_a_cpuset_beside_an_exclusive_one_cannot_leave_its_c
         wait(told, lambda: node.sandbox(vm.sandbox))
         verified = node.cli("verify")
         assert verified.returncode == 1
-        assert "as their cpuset cgroup (CGROUP) has no more" in verified.stdout
-        assert "not where they should be" not in verified.stdout
+        assert "because of their cpuset cgroup (CGROUP)" in verified.stdout
+        assert "misplaced" not in verified.stdout
         assert f"as its cpuset cgroup has {second} only" in node.cli("explain", vm.sandbox).stdout
         (cgroup / "cpuset.cpus").write_text(union(cpus))
         node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)

@@ -307,4 +307,4 @@ def test_a_time_that_is_none_is_refused(node: Node, args: list[str], said: str) 
 def test_without_a_watcher_nobody_knows_the_past(node: Node) -> None:
     done = node.cli("verify", "--since", "1h")
     assert done.returncode == 3
-    assert "no watcher runs, and only it knows where threads ran before" in done.stderr
+    assert "no watcher runs, and only a watcher records where threads ran" in done.stderr

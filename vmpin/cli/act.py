@@ -1,4 +1,7 @@
-"""`vmpin reconcile` and `vmpin unpin`: act now, through the watcher or without one."""
+"""`vmpin reconcile` and `vmpin unpin`: act now, through the watcher or without one.
+
+What stays out: the pass itself and leaving a node (reconcile).
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from vmpin.cli.common import (
     output_flag,
     print_data,
     quiet_log,
-    shown,
     status_document,
     verb,
 )
 from vmpin.config.settings import Config
+from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,44 +29,44 @@ if TYPE_CHECKING:
     from vmpin.reconcile.view import NodeView
 
 _EXITS = """\
-exit codes: 0 done, 1 not everything could be done, or the watcher cannot be asked, 2 the command cannot be used
+exit codes: 0 done, 1 a part failed, or the watcher does not answer, 2 the command cannot be used
 """
 
 _RECONCILE = """\
-One full pass: read everything again and put every thread in its place. Through the watcher when one runs, else
-without one. Sandboxes that `vmpin unpin` let go are taken back (all of them, or the one named).
+One full pass: read everything again and place every thread. Through the watcher if one runs, else without one.
+Sandboxes that `vmpin unpin` suspended are managed again (all of them, or the named one).
 """
 
 _UNPIN = """\
-Give threads the masks they had before vmpin first touched them, and leave their sandbox alone until
-`vmpin reconcile`. Threads born since get what they would have inherited. Guests that answer take back what they were
-told, too. Printed is what changes: a thread whose mask from before is the one it has is left out.
+Restore the masks that threads had before vmpin's first change, and leave their sandbox alone until `vmpin reconcile`.
+Threads created since then get the mask that they would have inherited. Guests that answer drop their maps as well. The
+output lists the changes: threads that already have their original mask are left out.
 
-One sandbox, or with --every all that are there now: through the watcher, which goes on and places sandboxes that come
-later; without one, directly. --all is for leaving the node.
+One sandbox, or with --every all current ones: through the watcher, which keeps running and places new sandboxes;
+without a watcher, directly. --all is for leaving the node.
 """
 
 _UNPIN_EXAMPLES = """\
 examples:
   vmpin unpin 5f2c --dry-run    what it would change for one sandbox
-  vmpin unpin 5f2c              do it; `vmpin reconcile 5f2c` takes it back
+  vmpin unpin 5f2c              do it; `vmpin reconcile 5f2c` undoes it
   vmpin unpin --every           the same for each sandbox of the node
   vmpin unpin --all             after systemctl disable --now vmpin: vmpin leaves the node
 """
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "reconcile", "put every thread in its place, now", about=_RECONCILE, epilog=_EXITS)
+    parser = verb(verbs, "reconcile", "place every thread now", about=_RECONCILE, epilog=_EXITS)
     parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one (default: all)")
     output_flag(parser, ("text", "json"))
     parser.set_defaults(run=reconcile)
-    parser = verb(verbs, "unpin", "give threads the masks from before vmpin", about=_UNPIN,
+    parser = verb(verbs, "unpin", "restore the masks from before vmpin", about=_UNPIN,
                   epilog=f"{_UNPIN_EXAMPLES}\n{_EXITS}")
-    parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="this one; the first digits of its id will do")
-    parser.add_argument("--every", action="store_true", help="every sandbox that is there now; the watcher goes on "
+    parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="its id, or the first digits of it")
+    parser.add_argument("--every", action="store_true", help="every current sandbox; the watcher keeps running "
                         "and leaves them alone")
-    parser.add_argument("--all", action="store_true", help="leave the node for good: all masks, and nothing is left "
-                        "in the run directory; takes a watcher that was ended")
+    parser.add_argument("--all", action="store_true", help="leave the node for good: all masks, and remove the files "
+                        "in the run directory; requires that the watcher was stopped")
     parser.add_argument("--dry-run", action="store_true", help="print what would change, and change nothing")
     output_flag(parser, ("text", "json"))
     parser.set_defaults(run=unpin)
@@ -81,7 +84,7 @@ def reconcile(args: argparse.Namespace) -> int:
         quiet_log(config)
         only = None if args.sandbox is None else [SandboxId(args.sandbox)]
         found = collector.outcome(one_pass.reconcile(config, only)[1])
-    return _told(args, found, f"{found['vms']} VM sandboxes, nothing to change")
+    return finish(args, found, f"{found['vms']} VM sandboxes, nothing to change")
 
 
 def unpin(args: argparse.Namespace) -> int:
@@ -93,7 +96,7 @@ def unpin(args: argparse.Namespace) -> int:
     found = ask(config, {"op": "unpinning" if args.dry_run else "unpin", "sandbox": args.sandbox})
     if found is None:
         found = _unpinned_alone(args, config)
-    return _planned(args, found) if args.dry_run else _given_back(args, found)
+    return _planned(args, found) if args.dry_run else print_restored(args, found)
 
 
 def _refuse_unclear(args: argparse.Namespace) -> None:
@@ -110,7 +113,7 @@ def _refuse_unclear(args: argparse.Namespace) -> None:
 
 
 def _unpinned_alone(args: argparse.Namespace, config: Config) -> Document:
-    """Where no watcher runs."""
+    """The same without a watcher."""
     from vmpin.domain.model import SandboxId
     from vmpin.reconcile import one_pass
     from vmpin.status import collector
@@ -139,17 +142,17 @@ def _leave(args: argparse.Namespace, config: Config) -> int:
                         | {"held": [], "files": [str(path) for path in teardown.left(config)]})
     view, results, guests = one_pass.leave(config, lambda left: _in_guests(left, left.all_sandboxes()))
     found = collector.unpinned(results, view.originals) | {"guests": guests, "gone": not view.originals}
-    return _given_back(args, found)
+    return print_restored(args, found)
 
 
 def _with_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> list[SandboxId]:
-    """Those whose guests may have a map of a watcher's."""
+    """The sandboxes whose guests may have a map from a watcher."""
     return [sandbox for sandbox in sandboxes if sandbox in view.vms and view.config.guest.via_for(
         "" if (state := view.sandboxes.get(sandbox)) is None else state.handler) != "off"]
 
 
 def _in_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> dict[SandboxId, str]:
-    """Have their guests take back what a watcher told them. :returns: what became of it, in words."""
+    """Ask their guests to drop their maps. :returns: the result by sandbox, as text."""
     if not any(sandbox in view.vms for sandbox in sandboxes):
         return {}
     import asyncio
@@ -168,43 +171,43 @@ def _whole(config: Config, sandbox: str | None) -> str | None:
 
 
 def _planned(args: argparse.Namespace, found: Document) -> int:
-    """Print what --dry-run found."""
+    """Print the changes that --dry-run found."""
     if args.output == "json":
         print_data(found, "json")
         return 0
     for operation in found["operations"]:
-        print(shown(operation["what"]))
+        print(printable(operation["what"]))
     for sandbox in found["guests"]:
-        print(shown(f"sandbox {sandbox}: ask its guest to take back what it was told"))
+        print(printable(f"sandbox {sandbox}: ask its guest to drop its map"))
     for sandbox in found["held"]:
-        print(shown(f"sandbox {sandbox}: leave it alone until `vmpin reconcile`"))
+        print(printable(f"sandbox {sandbox}: leave it alone until `vmpin reconcile`"))
     for path in found.get("files", ()):
-        print(shown(f"remove {path}"))
+        print(printable(f"remove {path}"))
     print("nothing was changed: this was a dry run")
     return 0
 
 
-def _given_back(args: argparse.Namespace, found: Document) -> int:
-    """Print what `unpin` changed: not what was set to the mask that the thread had."""
+def print_restored(args: argparse.Namespace, found: Document) -> int:
+    """Print the changes of `unpin`, without threads that already had their mask."""
     if args.output == "json":
-        return _told(args, found, "")
+        return finish(args, found, "")
     operations = found["operations"]
     changed = [operation for operation in operations if operation["outcome"] == "refused"
                or (operation["outcome"] != "gone" and operation["got"] != operation["was"])]
     same = len(operations) - len(changed)
-    return _told(args, {**found, "operations": changed}, "nothing to give back" + (
-        f": {same} threads have the masks from before already" if same else ""))
+    return finish(args, {**found, "operations": changed}, "nothing to restore" + (
+        f": {same} threads already have their original masks" if same else ""))
 
 
-def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:
-    """Print what was done; exit code 1 when not everything could be done, or a guest keeps what it was told."""
+def finish(args: argparse.Namespace, found: Document, nothing: str) -> int:
+    """Print the operations; exit code 1 if one failed, or if a guest keeps its map."""
     operations = found["operations"]
     refused = [operation for operation in operations if operation["outcome"] == "refused"]
     guests = found.get("guests", {})
-    # Where nobody is in the guest nothing was told either.
-    told = [word for word in guests.values() if word.startswith(("no answer", "not all"))]
+    # A guest without an agent has no map.
+    kept_maps = [result for result in guests.values() if result.startswith(("no answer", "not all"))]
     kept = found.get("kept", ())
-    code = 1 if refused or told or kept else 0
+    code = 1 if refused or kept_maps or kept else 0
     if args.output == "json":
         print_data(found, "json")
         return code
@@ -214,11 +217,11 @@ def _told(args: argparse.Namespace, found: Document, nothing: str) -> int:
                 "trimmed": f": the cpuset cgroup leaves {operation['got']}",
                 "waiting": f": waits for the cpuset cgroup to be rewritten, which leaves {operation['got']}",
                 }[outcome]
-        print(shown(operation["what"] + more))
+        print(printable(operation["what"] + more))
     for sandbox in kept:
-        print(shown(f"sandbox {sandbox}: not all of its threads have their masks from before; try again"))
+        print(printable(f"sandbox {sandbox}: not all of its threads have their original masks; try again"))
     if not operations and not kept:
         print(nothing)
-    for sandbox, word in guests.items():
-        print(shown(f"sandbox {sandbox}: in its guest: {word}"))
+    for sandbox, result in guests.items():
+        print(printable(f"sandbox {sandbox}: in its guest: {result}"))
     return code

@@ -1,4 +1,7 @@
-"""`vmpin audit`: is each owner of exclusive CPUs really alone there?"""
+"""`vmpin audit`: checks that each owner of exclusive CPUs is alone there.
+
+What stays out: sampling (reports.residency.thread_usage) and the verdict (reports.audit).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from vmpin.cli.common import (
     load_config,
     output_flag,
     print_data,
-    shown,
     stale_checkpoint,
     status_document,
     table,
@@ -23,6 +25,7 @@ from vmpin.cli.common import (
 )
 from vmpin.cpuset import CpuSet
 from vmpin.domain.pod_names import PodNames
+from vmpin.domain.terminal import printable
 from vmpin.errors import ConfigError, UsageError, VmpinError
 from vmpin.reports.audit import (
     VERSION,
@@ -39,14 +42,14 @@ from vmpin.reports.audit import (
 )
 from vmpin.reports.residency.thread_usage import ThreadUsageSampler
 
-#: Rows for a person to read; -o json has all.
+#: Rows of the tables; -o json has all.
 _ROWS = 15
-#: When more of the time than this is of nobody that was seen, the answer says so: interrupts take less.
+#: The output reports unseen time above this share: interrupts take less.
 _DOUBT = 0.02
 
 _ABOUT = """\
-Who may run on exclusive CPUs that are not theirs, and who did. Every thread of the machine is looked at, not only
-those of VM sandboxes: by its mask (may run), and for --seconds by its run time and the CPU it was on (did run).
+Which threads may run on exclusive CPUs of others, and which did. Every thread of the machine is sampled, not only
+those of VM sandboxes: its mask (may run), and for --seconds its run time and CPU (did run).
 """
 
 _EXAMPLES = """\
@@ -55,37 +58,37 @@ examples:
   vmpin audit --seconds 60 -o json      a minute, every finding with its threads
   vmpin audit --seconds 0               masks only, at once
   vmpin audit --ignore host kernel      other pods only
-  vmpin audit --strict                  exit code 1 for daemons and kernel threads, too
+  vmpin audit --strict                  exit code 1 also for daemons and kernel threads
 
 classes of what is found:
-  vm         a thread of another VM sandbox: `vmpin verify` and `vmpin explain` say why it is there
+  vm         a thread of another VM sandbox: `vmpin verify` and `vmpin explain` have the reason
   container  a process of another container: its cpuset reaches into exclusive CPUs
   host       a daemon: CPUAffinity= of systemd keeps it off, for all of them in system.conf
   kernel     a kernel thread that is not bound to one CPU: isolcpus= or taskset keeps it off, and for kworker/u*
              /sys/devices/virtual/workqueue/cpumask. Those bound to their CPU are part of it and no finding
-  pause      a pod's pause process: it sleeps, on whatever CPUs it may; left out but with --strict, and a container's
-             once it ran there
-The kubelet keeps pods apart, and no daemon or kernel thread off a pod's CPUs: so those two are listed, and make exit
-code 1 with --strict only.
-This command is a host process, too, and is found where its shell may run: `taskset -c 0 vmpin audit`.
+  pause      a pod's pause process: it sleeps, whatever its mask; left out except with --strict, and of class
+             container once it ran there
+The kubelet keeps pods apart, but does not keep daemons and kernel threads off a pod's CPUs: those two are listed, and
+cause exit code 1 only with --strict.
+This command is a host process as well, and may run where its shell may: `taskset -c 0 vmpin audit`.
 
 How busy each owner's CPUs were: BUSY is the kernel's own count; BY OWNER, BY KERNEL (threads bound to that CPU) and
-BY OTHERS (the findings) are what threads ran there; UNSEEN is what is left, interrupts and what came and went between
-two samples.
+BY OTHERS (the findings) are run times of threads there; UNSEEN is the rest, interrupts and threads that started and
+ended between two samples.
 
-exit codes: 0 no other pod may run there or did, 1 one may or did (with --strict: anything), 2 no answer
+exit codes: 0 no other pod may run there or did, 1 one may or did (with --strict: any process), 2 no answer
 """
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "audit", "check that owners of exclusive CPUs are alone there (exit 1 when not)",
+    parser = verb(verbs, "audit", "check that owners of exclusive CPUs are alone there (exit 1 if not)",
                   about=_ABOUT, epilog=_EXAMPLES)
     parser.add_argument("--seconds", type=_duration, default=5.0, metavar="N",
-                        help="how long to look at what runs; 0: masks only (default: 5)")
+                        help="for how long to sample run times; 0: masks only (default: 5)")
     parser.add_argument("--ignore", nargs="+", action="extend", default=[], choices=[str(kind) for kind in Kind],
                         metavar="CLASS", help=f"leave out findings of a class: {', '.join(Kind)}")
     parser.add_argument("--strict", action="store_true",
-                        help="exit 1 for every finding: daemons, kernel threads and pause processes, too")
+                        help="exit 1 for every finding, also daemons, kernel threads and pause processes")
     direct_flag(parser)
     output_flag(parser, ("table", "json"))
     parser.set_defaults(run=run)
@@ -114,29 +117,30 @@ def run(args: argparse.Namespace) -> int:
 def _audit(args: argparse.Namespace) -> int:
     config = load_config(args)
     before = status_document(config, None, direct=args.direct, pods=True)
-    census = ThreadUsageSampler()
+    sampler = ThreadUsageSampler()
     owners = owners_of(before)
     changed = CpuSet()
     sandboxes = sandboxes_of(before)
     if owners:
-        census.watch(args.seconds)
+        sampler.watch(args.seconds)
         if args.seconds:
             after = status_document(config, None, direct=args.direct, pods=True)
             owners, changed = lasting(owners, owners_of(after))
             sandboxes |= sandboxes_of(after)
-    processes = list(census.processes())
-    ignored = [*(Kind(word) for word in args.ignore), *([] if args.strict else [Kind.PAUSE])]
-    found = judge(owners, sandboxes, processes, census.busy, ignored, PodNames.of(before.get("pods", ())))
-    facts = {"seconds": round(census.seconds, 3), "samples": census.samples, "longest_gap": round(census.longest, 3),
-             "resolution": "ns" if census.precise else "ticks", "processes": len(processes),
+    processes = list(sampler.processes())
+    ignored = [*(Kind(kind) for kind in args.ignore), *([] if args.strict else [Kind.PAUSE])]
+    found = judge(owners, sandboxes, processes, sampler.busy, ignored, PodNames.of(before.get("pods", ())))
+    facts = {"seconds": round(sampler.seconds, 3), "samples": sampler.samples, "longest_gap": round(sampler.longest,
+                                                                                                    3),
+             "resolution": "ns" if sampler.precise else "ticks", "processes": len(processes),
              "threads": sum(len(process.tasks) for process in processes), "changed": str(changed)}
     stale = stale_checkpoint(before)
-    limits = [*([] if stale is None else [f"STALE: {stale}."]), *_limits(census, changed)]
+    limits = [*([] if stale is None else [f"STALE: {stale}."]), *_limits(sampler, changed)]
     if args.output == "json":
         print_data({"version": VERSION, **found.data(), "owners": [_owner(owner) for owner in owners], **facts,
                     "limits": limits, "pid": os.getpid()}, "json")
     else:
-        _print(found, census, limits, args.strict)
+        _print(found, sampler, limits, args.strict)
     return 0 if found.alone or (found.apart and not args.strict) else 1
 
 
@@ -145,34 +149,34 @@ def _owner(owner: CpuOwner) -> Document:
             "kind": "vm" if owner.vm else "runc", "name": owner.words}
 
 
-def _limits(census: ThreadUsageSampler, changed: CpuSet) -> list[str]:
-    """What the answer does not hold, in sentences."""
+def _limits(sampler: ThreadUsageSampler, changed: CpuSet) -> list[str]:
+    """The limits of the answer, in sentences."""
     found = []
     if changed:
         found.append(f"CPUs {changed} changed owners meanwhile and are left out: audit again.")
-    if census.samples and not census.sees_kernel:
-        found.append("No kernel thread is seen, so this is a PID namespace of its own: what runs outside of it is "
+    if sampler.samples and not sampler.sees_kernel:
+        found.append("No kernel thread is visible, so this is another PID namespace: threads outside it are "
                      "missing.")
-    if census.samples > 1:
+    if sampler.samples > 1:
         found.append(
-            f"{census.samples} samples, at most {census.longest * 1000:.0f} ms apart. What a thread ran between two "
-            "is booked to the CPU it was on at the second; a visit in between, and what began and ended in between, "
-            "is in UNSEEN only.")
+            f"{sampler.samples} samples, at most {sampler.longest * 1000:.0f} ms apart. The run time between two "
+            "is booked to the CPU of the second; visits to other CPUs, and threads that started and ended in between, "
+            "are in UNSEEN only.")
         found.append("Run times are the kernel's, in nanoseconds, and lag by up to a tick (1 to 10 ms) while a thread "
-                     "runs; BUSY is counted in steps of 10 ms." if census.precise else
-                     "This kernel tells run times in ticks of 10 ms only (no CONFIG_SCHED_INFO, or delayacct is off): "
-                     "what runs shorter may not be seen.")
+                     "runs; BUSY is counted in steps of 10 ms." if sampler.precise else
+                     "This kernel has run times only in ticks of 10 ms (no CONFIG_SCHED_INFO, or delayacct is off): "
+                     "shorter runs may be missing.")
     return found
 
 
-def _print(found: Judgement, census: ThreadUsageSampler, limits: Iterable[str], strict: bool) -> None:
-    print(_answer(found, census, strict))
+def _print(found: Judgement, sampler: ThreadUsageSampler, limits: Iterable[str], strict: bool) -> None:
+    print(_answer(found, sampler, strict))
     for use in found.uses:
         if use.cpu in found.contested:
-            print(f"CPU {use.cpu} has {len(use.owners)} owners: {shown(_names(use.owners))}")
+            print(f"CPU {use.cpu} has {len(use.owners)} owners: {printable(_names(use.owners))}")
     if found.exclusive:
         print()
-        _print_uses(found.uses, measured=census.samples > 1)
+        _print_uses(found.uses, measured=sampler.samples > 1)
     if found.findings:
         print()
         _print_findings(found)
@@ -181,18 +185,18 @@ def _print(found: Judgement, census: ThreadUsageSampler, limits: Iterable[str], 
     print("".join(f"\n{limit}" for limit in limits), end="\n" if limits else "")
 
 
-def _answer(found: Judgement, census: ThreadUsageSampler, strict: bool) -> str:
-    """The one line that is asked for."""
+def _answer(found: Judgement, sampler: ThreadUsageSampler, strict: bool) -> str:
+    """The first line of the output."""
     if not found.exclusive:
-        return "no CPU of this node is exclusive to anyone: nothing to audit"
+        return "no CPU of this node is exclusive: nothing to audit"
     where = f"exclusive {_cpus(found.exclusive)}"
-    within = f"within {census.seconds:.1f} s"
+    within = f"within {sampler.seconds:.1f} s"
     ran, findings = len(found.ran), len(found.findings)
     if findings and found.apart and not strict:
         there = _time(sum(finding.spent for finding in found.findings))
         counts = Counter(finding.kind for finding in found.findings)
         did = f"; {_many(ran)} ran there, for {there} in all" if ran else ""
-        when = f"{within} no other pod ran on {where}, and none may" if census.samples > 1 else (
+        when = f"{within} no other pod ran on {where}, and none may" if sampler.samples > 1 else (
             f"no other pod may run on {where}")
         return f"PODS APART: {when}; of the node's own {_counted(counts)} processes may{did}"
     if ran:
@@ -201,11 +205,11 @@ def _answer(found: Judgement, census: ThreadUsageSampler, strict: bool) -> str:
         return f"NOT ALONE: {within}, {_many(ran)} ran on others' {where}, for {spent} in all{more}"
     if found.contested:
         return f"NOT ALONE: {_cpus(found.contested)} of {where} belong to more than one owner"
-    seen = "" if census.sees_kernel else ", as far as is seen from here"
-    left_out = "" if not found.ignored else f", but for what is left out ({_counted(found.ignored)})"
-    if census.samples > 1:
+    seen = "" if sampler.sees_kernel else ", as far as this process can read"
+    left_out = "" if not found.ignored else f", except what is left out ({_counted(found.ignored)})"
+    if sampler.samples > 1:
         unseen = sum(use.unseen or 0 for use in found.uses)
-        share = unseen / (census.seconds * 1e9 * len(found.uses))
+        share = unseen / (sampler.seconds * 1e9 * len(found.uses))
         doubt = f" (but {_time(unseen)} is UNSEEN)" if share > _DOUBT else ""
         nothing = f"{within} nothing but the owners was seen to run on {where}{doubt}"
         return (f"ALONE SO FAR: {nothing}{left_out}{seen}, but {_many(findings)} may" if findings else
@@ -259,7 +263,7 @@ def _print_findings(found: Judgement) -> None:
 
 
 def _name(finding: AuditFinding) -> str:
-    """What it calls itself. A kworker's name ends with the work it did last: kworker/u8:1-events_unbound."""
+    """The process's name. A kworker's name ends with its last work: kworker/u8:1-events_unbound."""
     name = finding.process.comm
     if finding.process.pid == os.getpid():
         return f"{name} (this audit)"
@@ -267,7 +271,7 @@ def _name(finding: AuditFinding) -> str:
 
 
 def _home(finding: AuditFinding) -> str:
-    """The pod's or unit's part of where it comes from."""
+    """The pod or unit of the process."""
     name = (finding.words or finding.sandbox or finding.container
             or finding.process.cgroup.rpartition("/")[2])
     return brief(name) or "-"
@@ -293,5 +297,5 @@ def _cpus(cpus: CpuSet) -> str:
 
 
 def _time(spent: int) -> str:
-    """Nanoseconds as seconds, never rounded to nothing."""
+    """Nanoseconds as seconds, never rounded to zero."""
     return "-" if spent == 0 else "<0.001 s" if spent < 1_000_000 else f"{spent / 1e9:.3f} s"

@@ -1,4 +1,4 @@
-"""What the verbs share: their common flags, the configuration, asking the watcher, and printing."""
+"""Shared by the verbs: common flags, the configuration, requests to the watcher, and printing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 
 from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
+from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError, WatcherError
 
-#: A watcher that is there answers in milliseconds; one that is stopped never does.
+#: A running watcher answers in milliseconds; a stopped one never does.
 DEADLINE = 10.0
 MAX_ANSWER = 256 << 20
 
@@ -48,7 +49,7 @@ def _columns() -> int:
 
 
 def verb(verbs: Verbs, name: str, summary: str, *, epilog: str = "", about: str = "") -> argparse.ArgumentParser:
-    """A verb's parser. Its flags --config and --set may stand behind the verb too."""
+    """A verb's parser. The flags --config and --set may follow the verb as well."""
     made: argparse.ArgumentParser = verbs.add_parser(
         name, help=summary, description=about or f"{summary[0].upper()}{summary[1:]}.", epilog=epilog,
         formatter_class=HelpFormatter)
@@ -70,16 +71,16 @@ def load_config(args: argparse.Namespace) -> Config:
 
 
 def directory(text: str) -> Path:
-    """An option's directory, absolute. With `..` in it the real one: abspath() would take `link/..` for where the link
-    lies. :raises UsageError:"""
+    """An option's directory, absolute. With `..` in it links are resolved: abspath() would reduce `link/..` to the
+    directory of the link. :raises UsageError:"""
     if not text:
         raise UsageError("an empty path names no directory", "is a variable unset?")
     return Path(os.path.realpath(text) if ".." in Path(text).parts else os.path.abspath(text))
 
 
 def node_root(text: str) -> Path:
-    """Where the node's file system is. One that is not there, or not mounted, would look like a node on which nothing
-    is configured. :raises UsageError:"""
+    """The mount of the node's file system. A missing or empty one would look like a node without any configuration.
+    :raises UsageError:"""
     found = directory(text)
     try:
         if os.listdir(found):
@@ -91,23 +92,22 @@ def node_root(text: str) -> Path:
 
 
 def new_file(text: str) -> str:
-    """An option's file that is to be written; Path() would drop the slash of a directory's name. :raises UsageError:
-    """
+    """An option's output file; Path() would drop the slash of a directory's name. :raises UsageError:"""
     if os.path.basename(text) in ("", ".", "..") or (text != "-" and os.path.isdir(text)):
         raise UsageError(f"{text!r} names no file to write", "it is empty, or a directory's name")
     return text
 
 
 def direct_flag(parser: argparse.ArgumentParser) -> None:
-    """For verbs that can do without the watcher's answer."""
-    parser.add_argument("--direct", action="store_true", help="do not ask the watcher: read the node in this process, "
-                        "as when no watcher runs")
+    """The flag --direct, for verbs that work without the watcher."""
+    parser.add_argument("--direct", action="store_true", help="read the node in this process instead of asking the "
+                        "watcher, as if no watcher ran")
 
 
 def ask_raw(config: Config, request: Document, has_direct: bool = False) -> bytes | None:
-    """The watcher's answer as it came, None when no watcher runs.
+    """The watcher's answer as bytes, None if no watcher runs.
 
-    :param has_direct: the verb has the flag --direct, which is offered where there is no answer.
+    :param has_direct: the verb has the flag --direct, which the error then suggests.
     :raises WatcherError:
     """
     import socket
@@ -121,7 +121,7 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False) -> byte
             return None
         except PermissionError:
             raise WatcherError(f"{path}: permission denied",
-                               "ask root, or to be put into the group that watch.status_group names") from None
+                               "use root, or join the group of watch.status_group") from None
         try:
             connection.sendall(json.dumps(request).encode() + b"\n")
             parts = []
@@ -137,19 +137,19 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False) -> byte
     if not answer:
         raise WatcherError(f"{path}: the watcher hung up without an answer", _instead(has_direct))
     if answer.startswith(b'{"error":'):
-        told = json.loads(answer)
-        raise UsageError(str(told["error"]), str(told.get("hint", "")))
+        refusal = json.loads(answer)
+        raise UsageError(str(refusal["error"]), str(refusal.get("hint", "")))
     return answer
 
 
 def _instead(has_direct: bool) -> str:
-    """What to do when there is no answer."""
-    log = "look at its log: journalctl -u vmpin"
+    """The hint for a watcher that does not answer."""
+    log = "read its log: journalctl -u vmpin"
     return f"--direct reads the node without it; {log}" if has_direct else log
 
 
 def ask(config: Config, request: Document, has_direct: bool = False) -> Document | None:
-    """The watcher's answer, None when no watcher runs. :raises WatcherError:"""
+    """The watcher's answer, None if no watcher runs. :raises WatcherError:"""
     raw = ask_raw(config, request, has_direct)
     if raw is None:
         return None
@@ -159,12 +159,12 @@ def ask(config: Config, request: Document, has_direct: bool = False) -> Document
 
 def status_document(config: Config, sandbox: str | None, wide: bool = False,
                     direct: bool | None = None, pods: bool = False) -> Document:
-    """The status, from the watcher, or without one from a look of our own.
+    """The status document, from the watcher, or read by this process if none runs.
 
     :param wide: with the VMMs' cgroups.
     :param direct: do not ask the watcher; None for a verb without the flag --direct.
     :param pods: with the names of all pods of the node.
-    :raises UsageError: when there is no such sandbox.
+    :raises UsageError: for an unknown sandbox.
     """
     found = None if direct else ask(config, {"op": "status", "wide": wide, "pods": pods},
                                           has_direct=direct is not None)
@@ -176,11 +176,11 @@ def status_document(config: Config, sandbox: str | None, wide: bool = False,
 
 
 def stale_checkpoint(found: Document) -> str | None:
-    """That the kubelet's checkpoint is gone and the last one is used, in words; None where it is there."""
+    """A sentence if the kubelet's checkpoint is gone and its last contents are used, else None."""
     kubelet = found["sources"]["kubelet"]
     if kubelet is None or not kubelet.get("stale"):
         return None
-    return (f"the kubelet's checkpoint is gone, and who owns a CPU is as the last one says, written "
+    return (f"the kubelet's checkpoint is gone: its last contents are used, written "
             f"{kubelet['written'] or 'at an unknown time'}; {kubelet['second_witness']}")
 
 
@@ -193,7 +193,7 @@ def read_status(config: Config, wide: bool = False, pods: bool = False) -> Docum
 
 
 def by_prefix(text: str, ids: Iterable[str]) -> str:
-    """The one id that `text` is, or begins. :raises UsageError:"""
+    """The only id that equals `text` or begins with it. :raises UsageError:"""
     known = list(ids)
     if text in known:
         return text
@@ -201,17 +201,17 @@ def by_prefix(text: str, ids: Iterable[str]) -> str:
     if not found:
         raise UsageError(f"no VM sandbox {text!r} is on this node", "`vmpin status` lists them")
     if len(found) > 1:
-        raise UsageError(f"{text!r} begins the ids of {len(found)} sandboxes", "give more of it")
+        raise UsageError(f"{text!r} is a prefix of the ids of {len(found)} sandboxes", "give more digits")
     return found[0]
 
 
 def short(sandbox: str) -> str:
-    """As much of a runtime's 64-digit id as people use; any other id whole."""
+    """The first 13 digits of a runtime's 64-digit id; any other id unchanged."""
     return sandbox[:13] if len(sandbox) == 64 else sandbox
 
 
 def quiet_log(config: Config) -> None:
-    """For short commands: what is odd goes to standard error, what is routine nowhere (unless asked for)."""
+    """Log for short commands: warnings to standard error, and no routine messages unless log.level is set."""
     from vmpin import log
 
     log.setup("warning" if config.origin["log.level"] == "default" else config.log.level)
@@ -232,17 +232,12 @@ def print_data(data: object, output: str) -> None:
         print(json.dumps(data, indent=2 if sys.stdout.isatty() else None))
 
 
-def shown(text: object) -> str:
-    """Words from outside (names of pods, threads, …) with nothing in them that steers a terminal."""
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in str(text))
-
-
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict[str, str] | None = None) -> None:
-    """An aligned table: coloured for a person at a terminal, plain text for a pipe.
+    """Print an aligned table: in colour at a terminal, plain in a pipe.
 
     :param styles: by cell text, a rich style.
     """
-    cells = [[shown(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         widths = [max(len(row[at]) for row in [list(columns), *cells]) for at in range(len(columns))]
         for row in [list(columns), *cells]:
@@ -262,10 +257,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict
 
 
 def print_styled(lines: Iterable[Sequence[tuple[str, str]]]) -> None:
-    """Lines of words with their styles: coloured for a person at a terminal, plain text for a pipe."""
+    """Print lines of styled texts: in colour at a terminal, plain in a pipe."""
     if not sys.stdout.isatty():
         for line in lines:
-            print("".join(word for word, _ in line).rstrip())
+            print("".join(text for text, _ in line).rstrip())
         return
     from rich.console import Console
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""`vmpin config`: the effective configuration, and where each value came from."""
+"""`vmpin config`: the effective configuration, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import argparse
 from vmpin.cli.common import Verbs, load_config, output_flag, print_data, table, verb
 
 _ABOUT = """\
-Print every key with its value and where that came from. Values are taken from, the later the stronger: the defaults,
-the file (/etc/vmpin/vmpin.yaml or --config FILE), the environment (VMPIN_POLICY_VCPUS=union), --set KEY=VALUE. A key
-that is not known is refused, and so is a variable named VMPIN_… that sets none.
+Print every key with its value and origin. Sources of values, each overriding the ones before: the defaults, the file
+(/etc/vmpin/vmpin.yaml or --config FILE), the environment (VMPIN_POLICY_VCPUS=union), --set KEY=VALUE. Unknown keys are
+refused, and so are variables named VMPIN_… without a key.
 """
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "config", "print the effective configuration and where each value came from", about=_ABOUT)
+    parser = verb(verbs, "config", "print the effective configuration with the origin of each value", about=_ABOUT)
     output_flag(parser, ("table", "json", "yaml"))
     parser.set_defaults(run=run)
 

@@ -1,4 +1,7 @@
-"""`vmpin gather`: what a bug report needs, in one file."""
+"""`vmpin gather`: the data for a bug report, in one file.
+
+What stays out: collecting it (reports.bundle, doctor.collect).
+"""
 
 from __future__ import annotations
 
@@ -9,26 +12,27 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vmpin.cli.common import Verbs, ask, load_config, new_file, node_root, output_flag, print_data, shown, verb
+from vmpin.cli.common import Verbs, ask, load_config, new_file, node_root, output_flag, print_data, verb
 from vmpin.config.settings import Config
+from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError, VmpinError
 
 if TYPE_CHECKING:
     from vmpin.reports.bundle.pieces import Pieces
 
 _ABOUT = """\
-Pack what a bug report needs into a .tar.gz: doctor, status, explain, the configuration, the state file, the watcher's
-log, and of the followed VMs processes, threads and cgroups as the kernel shows them. Run it as root, look through it,
-then send it.
+Pack the data for a bug report into a .tar.gz: doctor, status, explain, the configuration, the state file, the
+watcher's log, and the processes, threads and cgroups of the managed VMs, read from the kernel. Run it as root, inspect
+the result, then send it.
 """
 
 _EPILOG = """\
-left out: environments of processes; command lines of all but the followed VMs, and in these what may be a secret; pod
-annotations; other programs' configuration but for the keys that concern CPUs. It names pods and containers.
+left out: environments of processes; command lines of all but the managed VMs, and possible secrets in these; pod
+annotations; keys of other programs' configurations that do not concern CPUs. It names pods and containers.
 
 examples:
-  vmpin gather                          writes vmpin-gather-TIME.tar.gz, for your eyes alone (mode 0600)
-  vmpin gather --dry-run                says what would be in it
+  vmpin gather                          writes vmpin-gather-TIME.tar.gz, readable by its owner only (mode 0600)
+  vmpin gather --dry-run                lists its contents, without writing it
   vmpin gather --out - | ssh …          to standard output, as from a pod
 """
 
@@ -38,13 +42,13 @@ _MIB = 1 << 20
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "gather", "pack what a bug report needs into one file, without secrets", about=_ABOUT,
+    parser = verb(verbs, "gather", "pack the data for a bug report into one file, without secrets", about=_ABOUT,
                   epilog=_EPILOG)
-    parser.add_argument("--out", type=new_file, metavar="FILE", help="the file to write, which must not be there "
-                        "yet; - is standard output (default: vmpin-gather-TIME.tar.gz here)")
+    parser.add_argument("--out", type=new_file, metavar="FILE", help="the file to write, which must not "
+                        "exist; - is standard output (default: vmpin-gather-TIME.tar.gz here)")
     parser.add_argument("--dry-run", action="store_true", help="list the pieces with their sizes, and write nothing")
-    parser.add_argument("--limit", type=int, default=64, metavar="MIB", help="of all pieces together, before they are "
-                        "compressed (default: 64); what is beyond it is cut")
+    parser.add_argument("--limit", type=int, default=64, metavar="MIB", help="size of all pieces together, before "
+                        "compression (default: 64); the rest is cut")
     parser.add_argument("--root", type=node_root, default=Path("/"), metavar="DIR", help="as for `vmpin doctor`")
     output_flag(parser, ("text", "json"))
     parser.set_defaults(run=run)
@@ -60,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     top = f"vmpin-gather-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(when))}"
     out = args.out or f"{top}.tar.gz"
     if out == "-" and sys.stdout.isatty() and not args.dry_run:
-        raise UsageError("an archive is nothing for a terminal", "vmpin gather --out - >FILE")
+        raise UsageError("an archive cannot be printed to a terminal", "vmpin gather --out - >FILE")
     file = None if args.dry_run or out == "-" else _made(Path(out))
     try:
         pieces = _collect(config, args)
@@ -72,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             write(sys.stdout.buffer, pieces.all(), top, when)
     except BaseException:
         if file is not None:
-            os.unlink(out)  # half of it is of use to nobody
+            os.unlink(out)  # an incomplete archive is useless
         raise
     finally:
         if file is not None:
@@ -82,11 +86,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _made(path: Path) -> int:
-    """The new file, nobody else's to read. :raises UsageError:"""
+    """Create the file, readable by its owner only. :raises UsageError:"""
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        raise UsageError(f"{path} is there already", "give another name, or remove it") from None
+        raise UsageError(f"{path} exists", "give another name, or remove it") from None
     except OSError as err:
         raise UsageError(f"cannot write {path}: {err.strerror}", "give another place: --out FILE") from err
 
@@ -115,7 +119,7 @@ def _collect(config: Config, args: argparse.Namespace) -> Pieces:
 
 
 def _add_log(pieces: Pieces, unit: str) -> None:
-    """The end of the watcher's log, where the journal keeps it."""
+    """Add the end of the watcher's log, if the journal has it."""
     import shutil
     import subprocess
 
@@ -123,7 +127,7 @@ def _add_log(pieces: Pieces, unit: str) -> None:
 
     program = shutil.which("journalctl")
     if program is None:
-        pieces.lack("vmpin/log.txt", "there is no journalctl here")
+        pieces.lack("vmpin/log.txt", "journalctl was not found")
         return
     try:
         done = subprocess.run(
@@ -138,11 +142,11 @@ def _add_log(pieces: Pieces, unit: str) -> None:
         pieces.add("vmpin/log.txt", "\n".join(lines) + "\n", tail=True)
     else:
         why = done.stderr.decode("utf-8", "replace").strip()[:200]
-        pieces.lack("vmpin/log.txt", why or f"the journal has nothing of {unit} in the last two days")
+        pieces.lack("vmpin/log.txt", why or f"the journal has no line of {unit} in the last two days")
 
 
 def _report(args: argparse.Namespace, pieces: Pieces, out: str) -> None:
-    """What is in it; on standard error when the archive has standard output."""
+    """Print the contents; on standard error if the archive uses standard output."""
     found = pieces.all()
     to = sys.stderr if out == "-" else sys.stdout
     if args.output == "json" and out != "-":
@@ -152,8 +156,8 @@ def _report(args: argparse.Namespace, pieces: Pieces, out: str) -> None:
         return
     if args.dry_run:
         for piece in found:
-            print(f"{len(piece.data):>9}  {shown(piece.name)}" + (f" (cut by {piece.cut})" if piece.cut else ""))
+            print(f"{len(piece.data):>9}  {printable(piece.name)}" + (f" (cut by {piece.cut})" if piece.cut else ""))
     for name, why in pieces.missing.items():
-        print(f"without {name}: {shown(why)}", file=to)
+        print(f"without {name}: {printable(why)}", file=to)
     if out and out != "-":
-        print(f"{shown(out)}: {len(found)} pieces, {os.stat(out).st_size} bytes. Look through it before you send it.")
+        print(f"{printable(out)}: {len(found)} pieces, {os.stat(out).st_size} bytes. Inspect it before you send it.")

@@ -1,4 +1,4 @@
-"""`vmpin guest build`: the agent for the guest as one file. What stays out: how it gets into a guest."""
+"""`vmpin guest build`: the agent for the guest as one file. What stays out: putting it into a guest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vmpin.errors import UsageError
 _EPILOG = """\
 example:
   vmpin guest build -o vmpin-agent.pyz
-how it gets into an image of Kata's, or beside one: guest/README.md
+how to put it into an image of Kata, or beside one: guest/README.md
 """
 
 

@@ -1,4 +1,4 @@
-"""`vmpin`: the parser, and the one place that turns an error into a message, a hint and an exit code.
+"""`vmpin`: the parser, and the only place that turns an error into a message, a hint and an exit code.
 
 Exit codes: docs/exit-codes.md, and each verb's --help. A verb's module is imported when it is used.
 """
@@ -24,7 +24,7 @@ VERBS = {
     "install-hook": "install_hook", "guest": "guest", "demo": "demo",
 }
 
-#: The exit code when the reader of the output went away: as a shell has it of a program that SIGPIPE ended.
+#: The exit code if the reader of the output has ended: that of a program ended by SIGPIPE, in a shell.
 GONE = 141
 
 _ABOUT = """\
@@ -33,21 +33,21 @@ Keeps VM sandboxes (Kata Containers) on the CPUs that the kubelet's static CPU m
 
 _EXAMPLES = """\
 a first look, on any node:
-  vmpin status               which sandboxes there are, and where their threads may run
-  vmpin map                  the node's CPUs as a picture: whose each is, and who is on it
-  vmpin plan                 what vmpin would do, without doing it
+  vmpin status               the sandboxes, and where their threads may run
+  vmpin map                  a picture of the node's CPUs, their owners and the threads on them
+  vmpin plan                 the changes that vmpin would make, without making them
   vmpin plan --scenario F    the same for a node described in a file
 in service:
   vmpin install-hook --hooks-dir /usr/share/containers/oci/hooks.d
   vmpin watch                (config/vmpin.service runs it under systemd)
-  vmpin verify               exit code 1 when a thread is not where it should be, or CPUs collide; 3: cannot look
-  vmpin audit                exit code 1 when another pod runs on exclusive CPUs, or may
-  vmpin doctor               exit code 1 when nothing keeps threads in place, or something hinders it; what to do
-  vmpin gather               what a bug report needs, in one file
-  vmpin unpin SANDBOX        give its threads the masks they had before vmpin (--every: each sandbox's)
+  vmpin verify               exit code 1 if a thread is misplaced, or CPUs collide; 3 if the check is impossible
+  vmpin audit                exit code 1 if another pod runs on exclusive CPUs, or may
+  vmpin doctor               exit code 1 if nothing keeps threads in place, or a fault prevents it; with remedies
+  vmpin gather               the data for a bug report, in one file
+  vmpin unpin SANDBOX        restore the masks that its threads had before vmpin (--every: each sandbox's)
 
-exit codes: 0 as asked, 1 something is not as it should be, 2 the command or a file cannot be used, 3 (verify) it could
-not be looked at; docs/exit-codes.md has them by command
+exit codes: 0 done, 1 a finding or a failure, 2 the command or a file cannot be used, 3 (verify) the check was
+impossible; docs/exit-codes.md has them by command
 """
 
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # names of pods on a terminal that is not UTF-8
     try:
         code = _carry_out(arguments)
-    except SystemExit as ending:  # argparse, after --help or of a command that it does not understand
+    except SystemExit as ending:  # argparse, after --help or for an unknown command
         if _flushed(sys.stdout) and _flushed(sys.stderr):
             raise
         code = ending.code if isinstance(ending.code, int) and ending.code else GONE
@@ -73,9 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _carry_out(arguments: Sequence[str]) -> int:
-    """:raises BrokenPipeError: when the reader of the output went away."""
+    """:raises BrokenPipeError: if the reader of the output has ended."""
     try:
-        gc.disable()  # modules that are loaded hold no garbage, and to look through them costs a tenth of their time
+        gc.disable()  # loaded modules contain no garbage, and scanning them costs a tenth of their time
         try:
             parsed = _parser(arguments).parse_args(arguments)
         finally:
@@ -98,16 +98,16 @@ def _carry_out(arguments: Sequence[str]) -> int:
 
 
 def _complain(*lines: str) -> None:
-    """To standard error; one that nothing reads any more changes no exit code."""
+    """Print to standard error; a closed one does not change the exit code."""
     with contextlib.suppress(BrokenPipeError):
         print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
 def _flushed(stream: TextIO) -> bool:
-    """Write what is left. Where the reader went away (`vmpin status | head`) the stream becomes /dev/null: what is
-    still in its buffer fails again when Python ends, which prints an error and makes the exit code 120.
+    """Flush the stream. If its reader has ended (`vmpin status | head`), it becomes /dev/null: the rest of the buffer
+    would fail again at Python's exit, which prints an error and makes the exit code 120.
 
-    Not by SIGPIPE, as other tools do it: that would end the watcher, too, when a client goes away before its answer.
+    Not by SIGPIPE, as in other tools: that would end the watcher as well when a client ends before its answer.
     """
     try:
         stream.flush()
@@ -118,11 +118,11 @@ def _flushed(stream: TextIO) -> bool:
 
 
 def _open_closed() -> None:
-    """A standard stream that came closed (`vmpin verify >&-`) is /dev/null: Python has None for it, an error would be
-    printed among the output, and the next file opened would have its number, also in programs that we start."""
+    """Open /dev/null for a standard stream that is closed (`vmpin verify >&-`): Python has None for it, errors would
+    be printed among the output, and the next opened file would get its number, also in programs that we start."""
     for name, mode in ("stdin", "r"), ("stdout", "w"), ("stderr", "w"):
         if getattr(sys, name) is None:
-            stream = open(os.devnull, mode)  # noqa: SIM115  # the lowest number that is free, which is the stream's
+            stream = open(os.devnull, mode)  # noqa: SIM115  # the lowest free number, which is the stream's
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
 
@@ -134,14 +134,14 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     vars(argparse)["_"] = lambda text: text
     parser = argparse.ArgumentParser("vmpin", description=_ABOUT, epilog=_EXAMPLES, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    parser.add_argument("--config", metavar="FILE", help="configuration file (default: /etc/vmpin/vmpin.yaml if it is "
-                        "there)")
+    parser.add_argument("--config", metavar="FILE", help="configuration file (default: /etc/vmpin/vmpin.yaml if it "
+                        "exists)")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
                         help="set a configuration key, e.g. --set node.shared_pool=0-1 (repeatable)")
     verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands", prog="vmpin")
-    # Only the verb's own module is loaded when the verb is plain to see: a short command starts in half the time.
-    named = next((word for word in arguments if word in VERBS), None)
-    plain = named is not None and not any(word.startswith("-") for word in arguments[: arguments.index(named)])
+    # Only the verb's own module is loaded if the verb is evident: a short command starts in half the time.
+    named = next((each for each in arguments if each in VERBS), None)
+    plain = named is not None and not any(each.startswith("-") for each in arguments[: arguments.index(named)])
     for module in [VERBS[named]] if plain and named else dict.fromkeys(VERBS.values()):
         importlib.import_module(f"vmpin.cli.{module}").add_parser(verbs)
     return parser

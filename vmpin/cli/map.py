@@ -1,4 +1,4 @@
-"""`vmpin map`: the node's CPUs, whose each is, and who is on it."""
+"""`vmpin map`: the node's CPUs, their owners, and the threads on them. What stays out: the drawing (reports.map)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from vmpin.cli.common import (
     new_file,
     output_flag,
     print_styled,
-    shown,
     status_document,
     verb,
 )
+from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError
 
 _ABOUT = """\
-The node's CPUs by NUMA node, cache and core: which are a container's alone, which are shared, and the vCPUs and
-other threads of VMs on them, by the masks that the kernel shows at this moment. As text (in colour at a
-terminal), as an SVG, or as an HTML page that loads nothing from anywhere.
+The node's CPUs by NUMA node, cache and core: which are exclusive to a container, which are shared, and the vCPUs and
+other threads of VMs on them, by their current masks in the kernel. As text (in colour at a terminal), as an SVG, or as
+an HTML page that loads no other resource.
 """
 
 _EXAMPLES = """\
@@ -35,7 +35,7 @@ examples:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "map", "draw the node's CPUs: whose each is, and who is on it", about=_ABOUT,
+    parser = verb(verbs, "map", "draw the node's CPUs, their owners and the threads on them", about=_ABOUT,
                   epilog=_EXAMPLES)
     direct_flag(parser)
     output_flag(parser, ("text", "svg", "html"))
@@ -52,12 +52,12 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "text":
         from vmpin.reports.map.text import lines
 
-        made = [[(shown(text), style) for text, style in line]
+        made = [[(printable(text), style) for text, style in line]
                 for line in lines(found, 110 if args.file else shutil.get_terminal_size((110, 24)).columns)]
         if args.file is None:
             print_styled(made)
             return 0
-        text = "".join("".join(word for word, _ in line).rstrip() + "\n" for line in made)
+        text = "".join("".join(part for part, _ in line).rstrip() + "\n" for line in made)
     else:
         from vmpin.reports.map import svg
 

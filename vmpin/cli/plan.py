@@ -1,4 +1,4 @@
-"""`vmpin plan`: what would be done, here and now or on a node described in a file. Changes nothing."""
+"""`vmpin plan`: the changes that vmpin would make, on this node or on one described in a file. Changes nothing."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from vmpin.cli.common import (
     output_flag,
     print_data,
     quiet_log,
-    shown,
     table,
     verb,
 )
+from vmpin.domain.terminal import printable
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError, UsageError
 
 _ABOUT = """\
-Without --scenario: the system calls that would be made now to bring every thread to its place, one line each; nothing
-when all is in place. With --scenario: the placement of a node described in YAML, by the very same rules; needs no root
-and touches nothing.
+Without --scenario: the system calls that would place every thread now, one line each; none if all threads are in
+place. With --scenario: the placement of a node described in YAML, by the same rules; needs no root and changes
+nothing.
 """
 
 _EXAMPLES = """\
@@ -53,7 +53,7 @@ examples:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "plan", "say what would be done, here or on a node described in a file", about=_ABOUT,
+    parser = verb(verbs, "plan", "print the changes to make, here or on a node described in a file", about=_ABOUT,
                   epilog=_EXAMPLES)
     parser.add_argument("--scenario", metavar="FILE", help="place the node described in this YAML file")
     parser.add_argument("--previous", metavar="FILE", help="with --scenario: an earlier output of -o json, to move as "
@@ -81,12 +81,12 @@ def run(args: argparse.Namespace) -> int:
         print_data(found, "json")
         return 0
     for operation in found["operations"]:
-        print(shown(operation["what"]))
+        print(printable(operation["what"]))
     for sandbox in found.get("unmanaged", ()):
-        print(f"sandbox {shown(sandbox)} is unmanaged: no container of it is known, and no shared pool; its threads "
-              "keep their masks")
+        print(f"sandbox {printable(sandbox)} is unmanaged: neither its containers nor a shared pool are known; its "
+              "threads keep their masks")
     if not found["operations"]:
-        print("nothing to do: every thread is in its place")
+        print("nothing to do: every thread is in place")
     return 0
 
 
@@ -104,7 +104,7 @@ def _scenario(args: argparse.Namespace) -> int:
 
 
 def _machine() -> Topology | None:
-    """This machine's, for a scenario without one; None where there is none to read."""
+    """This machine's topology, for a scenario without one; None if it cannot be read."""
     from vmpin.host.sysfs import Sysfs
 
     try:
@@ -125,7 +125,7 @@ def _print(found: Document) -> None:
         rows += [[f"  {role}", _cpus(sandbox[role]), ""] for role in ("vhost", "emulator")]
         rows += [[f"  container {container['id']}", "", f"vCPUs {container['vcpus'] or 'none'} in the guest"]
                  for container in sandbox["containers"]]
-        table(["  WHO", "CPUS", ""], rows)
+        table(["  THREAD", "CPUS", ""], rows)
         print()
     for collision in found["collisions"]:
         print(f"COLLISION on CPU {collision['cpu']}: {collision['what']}")
@@ -133,4 +133,4 @@ def _print(found: Document) -> None:
 
 
 def _cpus(text: str | None) -> str:
-    return "as it is" if text is None else text
+    return "unchanged" if text is None else text

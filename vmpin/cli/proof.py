@@ -1,23 +1,27 @@
-"""Where the threads ran since a time: `vmpin verify --since`, and the words that status has for it, too."""
+"""Where threads ran in a period: the second half of `vmpin verify --since`; status prints the same columns.
+
+What stays out: sampling (reports.residency) and the sums (domain.proof).
+"""
 
 from __future__ import annotations
 
 import re
 
-from vmpin.cli.common import Document, ask, short, shown, table
+from vmpin.cli.common import Document, ask, short, table
 from vmpin.config.settings import Config
+from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError, WatcherError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"([0-9]{1,6})([smhd])")
-#: What is proved is kept that long (proof).
+#: The books go back that far (domain.proof).
 _LONGEST = 7 * 86400
 
 COLUMNS = ("ROLE", "RAN IN PLACE", "CERTAIN", "ELSEWHERE", "WAITED", "MIGRATIONS")
 
 
 def duration(text: str) -> int:
-    """Seconds, of `90s`, `30m`, `24h` or `7d`. :raises UsageError:"""
+    """Seconds from `90s`, `30m`, `24h` or `7d`. :raises UsageError:"""
     match = _DURATION.fullmatch(text)
     found = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < found <= _LONGEST:
@@ -37,16 +41,16 @@ def percent(text: str) -> float:
 
 
 def proof(config: Config, sandbox: str | None, since: int) -> Document:
-    """What the watcher knows. :raises WatcherError: when it cannot be asked."""
+    """The run times since then, from the watcher. :raises WatcherError: if it does not answer."""
     found = ask(config, {"op": "proof", "since": since, "sandbox": sandbox})
     if found is None:
-        raise WatcherError("no watcher runs, and only it knows where threads ran before",
-                           "start `vmpin watch`; without --since they are looked at now")
+        raise WatcherError("no watcher runs, and only a watcher records where threads ran",
+                           "start `vmpin watch`; without --since the current masks are checked")
     return found
 
 
 def total(found: Document) -> Document:
-    """All roles of all sandboxes, those that ended too."""
+    """The sum over all roles of all sandboxes, including those that ended."""
     made = dict.fromkeys(("placed", "certain", "elsewhere", "free", "waited", "migrations", "unseen"), 0.0)
     for account in [*found["sandboxes"], *([found["ended"]] if found["ended"] else [])]:
         made["unseen"] += account["unseen"]
@@ -57,7 +61,7 @@ def total(found: Document) -> Document:
 
 
 def elsewhere(found: Document) -> float:
-    """Percent of what ran with a place to be."""
+    """Percent of the run time with a placement that was elsewhere."""
     sums = total(found)
     ran = sums["placed"] + sums["elsewhere"]
     return 100 * float(sums["elsewhere"]) / ran if ran else 0.0
@@ -77,26 +81,26 @@ def print_proof(found: Document) -> None:
     gap = f", of which {missed:.0f} s were not watched" if missed > 1 else ""
     print(f"since {found['since']} ({found['seconds']:.0f} s{gap})")
     if found["drift"]:
-        print(f"threads put back: {shown(counts(found['drift']))}")
+        print(f"threads put back: {printable(counts(found['drift']))}")
     for each in found["findings"]:
         role = each["role"] if each["vcpu"] is None else f"{each['role']} {each['vcpu']}"
-        print(f"ELSEWHERE {shown(short(each['sandbox']))}: {role} (thread {each['tid']}) ran {each['seconds']:.3f} s "
-              f"on CPU {each['cpu']}, its place is {each['place']}; last seen {each['last']}")
+        print(f"ELSEWHERE {printable(short(each['sandbox']))}: {role} (thread {each['tid']}) ran "
+              f"{each['seconds']:.3f} s on CPU {each['cpu']}, its place is {each['place']}; last seen {each['last']}")
     sums = total(found)
     ran = sums["placed"] + sums["elsewhere"]
     print(f"in their place {part(sums['placed'], ran)}, elsewhere {part(sums['elsewhere'], ran)}; certain "
-          f"{part(sums['certain'], ran)}; between two samples, and so not seen, {sums['unseen']:.3f} s")
+          f"{part(sums['certain'], ran)}; unseen between two samples {sums['unseen']:.3f} s")
 
 
 def row(account: Document) -> list[str]:
-    """An account as COLUMNS has it, from the second on."""
+    """An account in the order of COLUMNS, from the second on."""
     ran = account["placed"] + account["elsewhere"] + account["free"]
     return [part(account["placed"], ran), part(account["certain"], ran), part(account["elsewhere"], ran),
             f"{account['waited']:.3f} s", str(int(account["migrations"]))]
 
 
 def part(seconds: float, of: float) -> str:
-    """Seconds, and what part of others they are: not rounded up to all, nor down to nothing."""
+    """Seconds and their share of others, never rounded up to 100 % nor down to 0 %."""
     if not seconds or not of:
         return f"{seconds:.3f} s"
     text = f"{100 * seconds / of:.2f}"

@@ -1,4 +1,7 @@
-"""What doctor and gather ask the watcher, and what they find without one."""
+"""Requests of doctor and gather to the watcher, and the facts of a node with or without one.
+
+What stays out: reading the node (doctor.collect).
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,23 @@ from vmpin.status.about import version
 
 
 def read_facts(config: Config, root: Path = Path("/")) -> NodeFacts:
-    """Everything that the doctor judges. Never fails for what the node is like: that is what is to be found out."""
+    """All facts for the doctor. Faults of the node are facts, too, and raise nothing."""
     watcher = ask_watcher(config)
     status, trouble = ask_status(config, watcher)
     return collect_facts(config, root, watcher, status, trouble)
 
 
 def ask_watcher(config: Config) -> WatcherFacts:
-    """Whether one runs, and what it says of itself."""
+    """The state of the watcher, and its own description."""
     proc = Procfs(config.paths.proc)
     holder = lock_holder(config, proc)
     found = WatcherFacts(pid=holder, version=version(), config=config.data(), unit=_unit(proc, holder))
     try:
         about = ask(config, {"op": "about"})
-    except UsageError as err:  # it answered, and said no: an older one, or we are not root
+    except UsageError as err:  # it answered with a refusal: an older watcher, or we are not root
         return replace(found, state="running", why=str(err))
     except (WatcherError, ValueError) as err:
-        if isinstance(err.__context__, PermissionError):  # we may not ask, which is no fault of the watcher's
+        if isinstance(err.__context__, PermissionError):  # this user may not connect: no fault of the watcher
             return replace(found, state="hidden" if holder is None else "running", why=str(err))
         return replace(found, state="mute", why=str(err))
     if about is not None:
@@ -41,7 +44,8 @@ def ask_watcher(config: Config) -> WatcherFacts:
         return replace(found, state="running", pid=pid, about=about, unit=_unit(proc, pid))
     if holder is None:
         return found
-    return replace(found, state="mute", why=f"process {holder} holds {config.paths.lock_file}, and nobody listens")
+    return replace(found, state="mute",
+                   why=f"process {holder} holds {config.paths.lock_file}, but its socket is closed")
 
 
 def _unit(proc: Procfs, pid: int | None) -> str:
@@ -49,19 +53,19 @@ def _unit(proc: Procfs, pid: int | None) -> str:
 
 
 def ask_status(config: Config, watcher: WatcherFacts) -> tuple[Document, str]:
-    """The status document with the VMMs' cgroups, and why there is none."""
+    """The status document with the VMMs' cgroups, or {} and the reason."""
     try:
-        if watcher.state in ("running", "hidden"):  # a mute one would be waited for once more
+        if watcher.state in ("running", "hidden"):  # a mute one would cost a second deadline
             found = ask(config, {"op": "status", "wide": True})
             if found is not None:
                 return found, ""
-        return _own_look(config), ""
+        return _read_quietly(config), ""
     except (VmpinError, OSError, ValueError) as err:
         return {}, str(err)
 
 
-def _own_look(config: Config) -> Document:
-    """What is odd is the checks' to tell, and not the log's."""
+def _read_quietly(config: Config) -> Document:
+    """The status read by this process, without log messages: the checks report problems."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,4 +1,7 @@
-"""`vmpin status`: the sandboxes, and where the kernel lets their threads run at this moment."""
+"""`vmpin status`: the sandboxes, and the current masks of their threads.
+
+What stays out: making the status document (vmpin/status).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ from vmpin.cli.common import (
     print_data,
     read_status,
     short,
-    shown,
     stale_checkpoint,
     status_document,
     table,
@@ -25,18 +27,19 @@ from vmpin.cli.common import (
 )
 from vmpin.cli.proof import COLUMNS, counts, row
 from vmpin.config.settings import Config
+from vmpin.domain.terminal import printable
 
 _EXAMPLES = """\
 examples:
   vmpin status                   one line a sandbox
   vmpin status -o wide           with every thread
   vmpin status 5f2c… -o yaml     one sandbox, everything
-  vmpin status --watch           again and again
+  vmpin status --watch           repeatedly
 
-WANTED is what the rules give a thread, ACTUAL what the kernel shows when asked just now. Verdicts: pinned (each
-exclusive CPU has its vCPU), floating (no exclusive CPUs), waiting (a cpuset cgroup that the kubelet has yet to
-rewrite keeps threads elsewhere, or vCPU threads cannot be identified yet), degraded (less than was asked, with the
-reason), unmanaged (neither a container of it nor a shared pool is known: left as it is), off.
+WANTED is the mask that the rules give a thread, ACTUAL the mask read from the kernel just now. Verdicts: pinned (each
+exclusive CPU has its vCPU), floating (no exclusive CPUs), waiting (a cpuset cgroup that the kubelet has not rewritten
+yet keeps threads elsewhere, or vCPU threads cannot be identified yet), degraded (less than the policy asks for, with
+the reason), unmanaged (neither its containers nor a shared pool are known: left as it is), off.
 """
 
 
@@ -62,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _once(config: Config, args: argparse.Namespace) -> None:
     if args.output == "json" and args.sandbox is None and not sys.stdout.isatty():
-        # The watcher's answer is the document: thousands of threads need not be read and written once more.
+        # The watcher's answer is the document: it is passed on without parsing thousands of threads.
         raw = None if args.direct else ask_raw(config, {"op": "status"}, has_direct=True)
         if raw is None:
             print_data(read_status(config), "json")
@@ -88,7 +91,7 @@ def _print(found: Document, wide: bool, one: bool) -> None:
     if wide:
         print(_sources(found["sources"]))
     if (stale := stale_checkpoint(found)) is not None:
-        print(shown(f"STALE: {stale}"))
+        print(printable(f"STALE: {stale}"))
     if not found["sandboxes"]:
         print("no VM sandbox runs on this node")
     else:
@@ -104,27 +107,28 @@ def _print(found: Document, wide: bool, one: bool) -> None:
             _print_sandbox(sandbox)
         else:
             for reason in sandbox["reasons"]:
-                print(f"{shown(short(sandbox['id']))}: {shown(reason)}")
+                print(f"{printable(short(sandbox['id']))}: {printable(reason)}")
     for odd in node["disagreements"]:
         pod = f"{odd['pod']['namespace']}/{odd['pod']['name']}" if odd["pod"] else short(odd["sandbox"])
-        print(f"DISAGREEMENT on the CPUs of {shown(pod)}/{shown(odd['name'] or short(odd['container']))}: "
-              f"{shown(odd['what'])}")
+        print(f"DISAGREEMENT on the CPUs of {printable(pod)}/{printable(odd['name'] or short(odd['container']))}: "
+              f"{printable(odd['what'])}")
     for collision in node["collisions"]:
-        print(f"COLLISION on CPU {collision['cpu']}: {shown(collision['what'])}")
+        print(f"COLLISION on CPU {collision['cpu']}: {printable(collision['what'])}")
 
 
 def _sources(sources: Document) -> str:
     nri, kubelet = sources["nri"], sources["kubelet"]
-    told = "not used" if nri is None else f"{nri['state']}, {nri['events']} events"
+    link = "not used" if nri is None else f"{nri['state']}, {nri['events']} events"
     if kubelet is None:
         given = "no checkpoint"
     else:
         given = (f"policy {kubelet['policy']}, exclusive CPUs {kubelet['exclusive'] or 'none'}" if kubelet["policy"]
-                 else "no checkpoint that can be used")
+                 else "no usable checkpoint")
         given += f" ({kubelet['trouble']})" if kubelet["trouble"] else ""
     births = sources["births"]
-    born = "not asked for" if births is None else births["state"]
-    return f"sources: NRI {shown(told)}; kubelet {shown(given)}; births {shown(born)}; hooks {_hooks(sources)}"
+    feed = "not used" if births is None else births["state"]
+    return (f"sources: NRI {printable(link)}; kubelet {printable(given)}; births {printable(feed)}; "
+            f"hooks {_hooks(sources)}")
 
 
 def _hooks(sources: Document) -> str:
@@ -133,7 +137,7 @@ def _hooks(sources: Document) -> str:
         return "not counted"
     text = f"{found['taken']} received" + (f", the last at {found['last']}" if found["last"] else "")
     text += f", {found['refused']} refused" if found["refused"] else ""
-    return text + (f"; {found['disputed']} annotations not believed (docs/sources.md)" if found["disputed"] else "")
+    return text + (f"; {found['disputed']} annotations disputed (docs/sources.md)" if found["disputed"] else "")
 
 
 def _row(sandbox: Document, wide: bool) -> list[object]:
@@ -146,11 +150,11 @@ def _row(sandbox: Document, wide: bool) -> list[object]:
 
 
 def _print_sandbox(sandbox: Document) -> None:
-    print(f"\nsandbox {shown(sandbox['id'])}")
+    print(f"\nsandbox {printable(sandbox['id'])}")
     for reason in sandbox["reasons"]:
-        print(f"  {shown(reason)}")
+        print(f"  {printable(reason)}")
     if sandbox["containers"]:
-        table(["CONTAINER", "NAME", "CPUSET", "EXCLUSIVE", "BY", "VCPUS", "GUEST", "SOURCE", "SINCE", "OTHERS SAY"], [
+        table(["CONTAINER", "NAME", "CPUSET", "EXCLUSIVE", "BY", "VCPUS", "GUEST", "SOURCE", "SINCE", "OTHERS"], [
             [container["id"], container["name"] or "-", container["cpuset"] or "-",
              "pause" if container["pause"] else "shared" if not container["exclusive"] else
              "in its pod" if container["shared_with"] else "exclusive",
@@ -162,27 +166,28 @@ def _print_sandbox(sandbox: Document) -> None:
     if sandbox["guest"]:
         guest, system = sandbox["guest"], sandbox["guest"]["system"]
         own = "" if system is None else f"; its own processes {system['text']}, on its CPUs {system['effective']}"
-        print(f"  guest: {shown(guest['by'] or 'no agent')}{shown(': ' + guest['state'] if guest['state'] else '')}"
-              f"{shown(own)}")
+        state = ": " + guest["state"] if guest["state"] else ""
+        print(f"  guest: {printable(guest['by'] or 'no agent')}{printable(state)}"
+              f"{printable(own)}")
     if sandbox["cgroup"]:
-        print(f"  cgroup of the VMM: {shown(sandbox['cgroup']['path'])}, CPUs {sandbox['cgroup']['cpus']}")
+        print(f"  cgroup of the VMM: {printable(sandbox['cgroup']['path'])}, CPUs {sandbox['cgroup']['cpus']}")
     if sandbox["birth"]:
         print(f"  {_birth(sandbox['birth'])}")
     if sandbox["drift"]:
         drift = sandbox["drift"]
-        print(f"  threads put back: {shown(counts(drift['repairs']))}; the last time: {shown(drift['why'])}")
+        print(f"  threads put back: {printable(counts(drift['repairs']))}; the last time: {printable(drift['why'])}")
     if sandbox["proof"] and sandbox["proof"]["roles"]:
         table(COLUMNS, [[role, *row(account)] for role, account in sandbox["proof"]["roles"].items()])
     if sandbox["threads"]:
         table(["THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "OK"], [
             [thread["tid"], _role(thread), thread["name"],
-             "as it is" if thread["wanted"] is None else thread["wanted"], thread["actual"],
+             "unchanged" if thread["wanted"] is None else thread["wanted"], thread["actual"],
              "yes" if thread["ok"] else "no"]
             for thread in sandbox["threads"]], VERDICTS)
 
 
 def _birth(birth: Document) -> str:
-    """How its threads were born, and how long any could run elsewhere."""
+    """How its new threads were placed, and how long their masks allowed other CPUs."""
     found = f"births: {birth['told']} threads, {birth['inside']} within their CPUs"
     if birth["ended"]:
         found += f", {birth['ended']} had ended already"
@@ -195,7 +200,7 @@ def _birth(birth: Document) -> str:
 
 
 def _guest(container: Document) -> str:
-    """What became of it in the guest, and the first of the threads there that are outside."""
+    """The state of a container in its guest, with the first threads that are on other vCPUs."""
     guest = container["guest"]
     if guest is None:
         return "-"
@@ -204,12 +209,12 @@ def _guest(container: Document) -> str:
 
 
 def _others(container: Document) -> str:
-    """What the sources say whose word does not count, where it is another."""
-    said = [f"{source} {word['cpus']}" for source, word in container["words"].items()
-            if source != container["source"] and word["cpus"] != container["cpuset"]]
+    """The cpusets of the sources without precedence, if they differ."""
+    others = [f"{source} {report['cpus']}" for source, report in container["words"].items()
+              if source != container["source"] and report["cpus"] != container["cpuset"]]
     if container["kubelet"] not in (None, container["cpuset"]):
-        said.append(f"kubelet {container['kubelet']}")
-    return ", ".join(said) or "-"
+        others.append(f"kubelet {container['kubelet']}")
+    return ", ".join(others) or "-"
 
 
 def _role(thread: Document) -> str:

@@ -1,4 +1,7 @@
-"""`vmpin verify`: is every thread where it should be, and was it? For scripts and alerts."""
+"""`vmpin verify`: checks that every thread is, and was, on its CPUs. For scripts and alerts.
+
+What stays out: where threads ran before (proof).
+"""
 
 from __future__ import annotations
 
@@ -15,41 +18,41 @@ from vmpin.cli.common import (
     output_flag,
     print_data,
     short,
-    shown,
     status_document,
     table,
     verb,
 )
 from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof, total
 from vmpin.config.settings import Config
+from vmpin.domain.terminal import printable
 from vmpin.errors import ConfigError, UnseenError, UsageError, VmpinError
 
 _ABOUT = """\
-Compare what the kernel has with what the rules give, thread by thread, now: through the watcher when one runs, else
-without one. A thread that is elsewhere, or has less than it should, is drift; a CPU that is one container's alone and
-that another's threads may use is a collision (with SANDBOX: those that this sandbox has part in).
+Compare the mask of each thread in the kernel with its placement, now: through the watcher if one runs, else without
+one. A thread with other CPUs, or with fewer, is drift; an exclusive CPU that threads of another container may use is a
+collision (with SANDBOX: only collisions of this sandbox).
 
-With --since 24h also where the threads ran in that time, as the watcher sampled it (proof.sample_seconds), and no more
-than --tolerate percent of it may have been elsewhere. CERTAIN is what no sample could have missed; the rest is booked
-to the CPU that a thread was last seen on. The time begins with the books that were kept last before it.
+With --since 24h also where the threads ran in that time, from the watcher's samples (proof.sample_seconds); at most
+--tolerate percent of the run time may have been elsewhere. CERTAIN is run time without a change of CPU between two
+samples; other run time is booked to the CPU of the later sample. It begins with the last books saved before it.
 """
 
 _EXITS = """\
 exit codes:
-  0  every thread is where it should be, and no CPU collides; also where no VM sandbox runs, which the answer says
+  0  every thread is on its CPUs, and no CPU collides; also if no VM sandbox runs, which the output reports
   1  drift, a collision, or more than --tolerate ran elsewhere
   2  the command line or a file cannot be used
-  3  it could not be looked at: the watcher does not answer, or without one the rights to look are missing
+  3  the check was impossible: the watcher does not answer, or without one the required privileges are missing
 """
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "verify", "check that every thread is where it should be (exit 1 on drift or collisions)",
+    parser = verb(verbs, "verify", "check that every thread is on its CPUs (exit 1 on drift or collisions)",
                   about=_ABOUT, epilog=_EXITS)
     parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one")
     parser.add_argument("--since", metavar="DURATION", help="also where they ran since then: 90s, 30m, 24h, 7d")
-    parser.add_argument("--tolerate", metavar="PERCENT", default="0", help="of what they ran, that may have been "
-                        "elsewhere (default: 0)")
+    parser.add_argument("--tolerate", metavar="PERCENT", default="0", help="share of the run time that may have "
+                        "been elsewhere (default: 0)")
     direct_flag(parser)
     output_flag(parser, ("text", "json"))
     parser.set_defaults(run=run)
@@ -69,7 +72,7 @@ def _verify(args: argparse.Namespace) -> int:
     config, tolerated = load_config(args), percent(args.tolerate)
     since = None if args.since is None else duration(args.since)
     if args.direct and since is not None:
-        raise UsageError("--direct does not go with --since", "only the watcher knows where threads ran before")
+        raise UsageError("--direct does not go with --since", "only the watcher records where threads ran")
     found = status_document(config, args.sandbox, direct=args.direct)
     if found["watcher"] is None:
         _refuse_blind(config)
@@ -96,37 +99,37 @@ def _verify(args: argparse.Namespace) -> int:
                 thread["actual"] or "none", thread.get("cgroup") or ""] for sandbox, thread in drift], VERDICTS)
         held = sum(bool(thread.get("cgroup")) for _, thread in drift)
         if held < len(drift):
-            print(f"{len(drift) - held} of {len(threads)} threads are not where they should be")
+            print(f"{len(drift) - held} of {len(threads)} threads are misplaced")
         if held:
-            print(f"{held} of {len(threads)} threads have less than was asked, or other CPUs, as their cpuset cgroup "
-                  "(CGROUP) has no more: vmpin explain SANDBOX")
+            print(f"{held} of {len(threads)} threads have fewer CPUs than decided, or other ones, because of their "
+                  "cpuset cgroup (CGROUP): vmpin explain SANDBOX")
     else:
         print(_without_drift(len(found["sandboxes"]), [thread for _, thread in threads]))
     for sandbox in unmanaged:
         print(f"{short(sandbox)} is unmanaged: its threads keep their masks (vmpin explain {short(sandbox)})")
     for collision in collisions:
-        print(f"COLLISION on CPU {collision['cpu']}: {shown(collision['what'])}")
+        print(f"COLLISION on CPU {collision['cpu']}: {printable(collision['what'])}")
     if past is not None:
         print_proof(past)
     return 0 if good else 1
 
 
 def _without_drift(sandboxes: int, threads: Sequence[Document]) -> str:
-    """What was compared: a node without VMs has no thread in its place, nor has one whose VMs are left alone."""
+    """The result without drift: on a node without VMs, or with VMs that are left alone, no thread was compared."""
     left = sum(thread["wanted"] is None for thread in threads)
     if not sandboxes:
         return "no VM sandbox runs on this node: nothing was compared"
     if not threads:
-        return f"none of {sandboxes} VM sandboxes has a VMM that runs: nothing was compared"
+        return f"none of {sandboxes} VM sandboxes has a running VMM: nothing was compared"
     if left == len(threads):
         return (f"all {left} threads of {sandboxes} VM sandboxes are left alone (unpinned, unmanaged, or off by "
                 "policy): nothing was compared")
-    return (f"all {len(threads)} threads of {sandboxes} VM sandboxes are where they should be"
+    return (f"all {len(threads)} threads of {sandboxes} VM sandboxes are on their CPUs"
             + (f" ({left} of them are left alone)" if left else ""))
 
 
 def _refuse_blind(config: Config) -> None:
-    """Without a watcher, this process looks for itself: what it cannot see would be missing from the answer.
+    """Refuse a check without a watcher if this process cannot read everything that belongs into the answer.
 
     :raises UnseenError:
     """

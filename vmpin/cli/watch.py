@@ -8,18 +8,18 @@ import os
 from vmpin.cli.common import Verbs, load_config, output_flag, verb
 
 _ABOUT = """\
-Keep every thread of every VM sandbox in its place, until SIGTERM. Hears the container runtime as its NRI plugin (when
-paths.nri is there, or --nri is given), the OCI hooks on RUN/hook.sock and the other commands on RUN/vmpin.sock (RUN:
-paths.run, /run/vmpin), follows the kubelet's checkpoint, and reads everything again every watch.resync_seconds.
-SIGHUP loads the configuration again and logs each change; a file that set keys and sets none now is refused. Needs
-root, or CAP_SYS_NICE, CAP_SYS_PTRACE and the run directory; CAP_NET_ADMIN for the kernel's events of VMs and threads
-as they are born (watch.births). Ending it leaves the masks as they are, and `vmpin unpin --every` gives them back;
-with watch.on_exit: unpin it does that itself, and leaves nothing behind. (-o json: one JSON object a log line.)
+Keep every thread of every VM sandbox in place, until SIGTERM. Connects to the container runtime as its NRI plugin (if
+paths.nri exists, or with --nri), listens for OCI hooks on RUN/hook.sock and for other commands on RUN/vmpin.sock (RUN:
+paths.run, /run/vmpin), follows the kubelet's checkpoint, and reads the whole node every watch.resync_seconds. SIGHUP
+reloads the configuration and logs each change; a file that set keys and now sets none is refused. Needs root, or
+CAP_SYS_NICE, CAP_SYS_PTRACE and the run directory; CAP_NET_ADMIN for the kernel's events of new VMs and threads
+(watch.births). At its end the masks stay, and `vmpin unpin --every` restores the original ones; with watch.on_exit:
+unpin the watcher does that itself, and removes its files. (-o json: one JSON object a log line.)
 """
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "watch", "keep every thread in its place: the service", about=_ABOUT)
+    parser = verb(verbs, "watch", "keep every thread in place: the service", about=_ABOUT)
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="the same as "
                         "--set log.level=…")
     parser.add_argument("--nri", action=argparse.BooleanOptionalAction, default=None, help="be an NRI plugin, or do "

@@ -1,1 +1,4 @@
-"""What `vmpin demo` is played with: a real VM, real containers, and a look at /proc that owes vmpin nothing."""
+"""The demo: a real VM, real containers, the watcher, and masks read from /proc without vmpin's code.
+
+What stays out: the command line (cli/demo). Imported by cli.
+"""

@@ -1,5 +1,6 @@
-"""The demo's containers: real ones, made by crun, each with namespaces and a cgroup of its own and the hook in its
-config.json. They sleep; what they are there for is their cpuset.
+"""The demo's containers: crun creates them, each with its own namespaces and cgroup and the hook in its config.json.
+
+Their process sleeps; only their cpuset matters. Created by stage. What stays out: the VM (vm).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ exec "$@"
 
 
 class Containers:
-    """Those of one sandbox. `close` leaves nothing of them."""
+    """The containers of one sandbox. `close` removes everything of them."""
 
     def __init__(self, crun: str, busybox: str, sandbox: str, directory: Path,
                  options: HookOptions) -> None:
@@ -49,7 +50,7 @@ class Containers:
         return f"{self.sandbox}-{name}"
 
     def run(self, name: str, cpus: CpuSet) -> None:
-        """Make a container and start it; the hook is called on the way. :raises VmpinError:"""
+        """Create and start a container; crun calls the hook. :raises VmpinError:"""
         bundle = self.directory / self.id(name)
         bundle.mkdir()
         spec = base_spec.with_hook(self._spec(name, cpus), self._script, self._options)
@@ -73,7 +74,7 @@ class Containers:
             self._remove(at)
 
     def _remove(self, cgroup: Path) -> None:
-        """A cgroup can go once its last process has; that of a crun that was interrupted may still have one."""
+        """Remove a cgroup after its last process; that of an interrupted crun may still have one."""
         for _ in range(100):
             try:
                 for pid in (cgroup / "cgroup.procs").read_text().split():
@@ -97,12 +98,12 @@ class Containers:
             except subprocess.TimeoutExpired:
                 raise VmpinError(f"crun {args[0]} did not end within 60 s") from None
         if done.returncode:
-            words = log.read_text("utf-8", "replace").split()
-            raise VmpinError(f"crun {args[0]} failed: {' '.join(words)[-400:] or f'exit code {done.returncode}'}",
+            output = log.read_text("utf-8", "replace").split()
+            raise VmpinError(f"crun {args[0]} failed: {' '.join(output)[-400:] or f'exit code {done.returncode}'}",
                              "is this a container without cgroups of its own?")
 
     def _spec(self, name: str, cpus: CpuSet) -> dict[str, Any]:
-        # Neither the host's /proc nor one of its own: there is nothing in it that a sleeping process needs.
+        # No /proc: a sleeping process does not need it.
         return {
             "ociVersion": "1.0.2",
             "process": {"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["/bin/busybox", "sleep", "600"],
@@ -120,7 +121,7 @@ class Containers:
 
 
 def cri_annotations(sandbox: str, name: str) -> Mapping[str, str]:
-    """As containerd gives them."""
+    """The annotations that containerd sets."""
     cri = "io.kubernetes.cri."
     return {f"{cri}container-type": "container", f"{cri}container-name": name, f"{cri}sandbox-id": sandbox,
             f"{cri}sandbox-name": "shop", f"{cri}sandbox-namespace": "demo", f"{cri}sandbox-uid": "0000-demo"}

@@ -1,6 +1,6 @@
-"""What the demo needs of the machine: tools with the Debian packages that have them, root, two CPUs.
+"""The requirements of the demo: tools with their Debian packages, root, two CPUs.
 
-What stays out: installing anything.
+Called by cli/demo. What stays out: installing them (the Makefile does).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def static_busybox() -> str | None:
 
 
 def is_static(program: str) -> bool:
-    """Whether a 64-bit ELF program names no dynamic loader (elf(5): no PT_INTERP program header)."""
+    """True if a 64-bit ELF program names no dynamic loader (elf(5): no PT_INTERP program header)."""
     try:
         with open(program, "rb") as file:
             header = file.read(64)
@@ -47,7 +47,7 @@ def is_static(program: str) -> bool:
         return False
 
 
-#: By Debian package, what is looked for.
+#: By Debian package, a function that finds its program.
 _PACKAGES: dict[str, Callable[[], str | None]] = {
     "qemu-system-x86": lambda: find("qemu-system-x86_64"),
     "crun": lambda: find("crun"),
@@ -56,8 +56,8 @@ _PACKAGES: dict[str, Callable[[], str | None]] = {
 
 
 def missing() -> list[str]:
-    """The Debian packages that are not there."""
-    return [package for package, look in _PACKAGES.items() if look() is None]
+    """The missing Debian packages."""
+    return [package for package, find_program in _PACKAGES.items() if find_program() is None]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Tools:
 
 
 def tools() -> Tools:
-    """Everything that is needed. :raises VmpinError: with what is missing and how to get it."""
+    """The required tools. :raises VmpinError: with the missing ones and how to get them."""
     lacking = missing()
     if lacking:
         raise VmpinError(f"the demo needs {', '.join(lacking)}", f"apt-get install {' '.join(lacking)}")
@@ -84,7 +84,7 @@ def tools() -> Tools:
     if cgroup is not None and cgroup.effective:
         cpus &= cgroup.effective
     if len(cpus) < 2:
-        raise VmpinError(f"the demo needs two CPUs, one to share and one to give away; here is {cpus or 'none'}",
+        raise VmpinError(f"the demo needs two CPUs, a shared and an exclusive one; available: {cpus or 'none'}",
                          "run it on a machine (or in a cgroup) with at least two online CPUs")
-    found = [look() for look in _PACKAGES.values()]
+    found = [find_program() for find_program in _PACKAGES.values()]
     return Tools(str(found[0]), str(found[1]), str(found[2]), cpus)

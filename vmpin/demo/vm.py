@@ -1,6 +1,7 @@
 """The demo's VM: a real QEMU with three vCPUs, an iothread and a disk, whose guest is the firmware, idle.
 
-With it a second opinion: which CPUs each thread may use, read from /proc by its name, without vmpin's help.
+It also reads the masks of the VM's threads from /proc, by thread names and without vmpin's code. Created by stage.
+What stays out: containers (containers).
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from vmpin.cpuset import CpuSet
 from vmpin.errors import VmpinError
 
 VCPUS = 3
-#: Seconds for the firmware to say a first word; it takes a tenth. KVM may run nothing at all, and is not waited for
-#: for long; after TCG there is nothing else to try, and a machine may be slow.
+#: Seconds until the firmware's first output; it takes a tenth. KVM may not work at all, so its time is short; after
+#: TCG there is no other way, and a machine may be slow.
 _BOOT = {"kvm": 5.0, "tcg": 60.0}
 _VCPU = re.compile(r"CPU ([0-9]+)/[A-Z]+")
 
 
 @dataclass(frozen=True)
 class DemoMasks:
-    """Where the kernel lets the VM's threads run: the vCPUs by number, the others by thread id."""
+    """The masks of the VM's threads: vCPUs by number, the others by thread id."""
 
     vcpus: dict[int, CpuSet]
     others: dict[int, CpuSet]
@@ -43,7 +44,7 @@ class DemoMasks:
 
 
 class DemoVm:
-    """One QEMU, named as Kata names its own. `stop` ends exactly this process."""
+    """One QEMU, named as Kata names it. `stop` ends exactly this process."""
 
     def __init__(self, qemu: str, sandbox: str, directory: Path) -> None:
         self.sandbox = sandbox
@@ -55,7 +56,7 @@ class DemoVm:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """With KVM where it really runs a guest, else with TCG. :raises VmpinError: when neither does."""
+        """Start with KVM if it runs a guest, else with TCG. :raises VmpinError: if neither works."""
         disk = self.directory / "disk"
         with disk.open("wb") as file:
             file.truncate(1 << 20)
@@ -72,9 +73,9 @@ class DemoVm:
             raise VmpinError(f"{self._qemu} does not start: {self._complaint()}", "try it by hand")
 
     def _starts(self, accelerator: str, cpu: str) -> bool:
-        """Start it, and wait until its firmware speaks: /dev/kvm may be there and yet run nothing."""
-        said = self.directory / "firmware.log"
-        said.unlink(missing_ok=True)
+        """Start it, and wait for the firmware's output: /dev/kvm may exist and not work."""
+        output = self.directory / "firmware.log"
+        output.unlink(missing_ok=True)
         argv = [self._qemu, "-name", f"sandbox-{self.sandbox},debug-threads=on", "-machine", "q35",
                 "-accel", accelerator, "-cpu", cpu, "-m", "64M",
                 "-smp", f"{VCPUS},cores=1,threads=1,sockets={VCPUS},maxcpus={VCPUS}",
@@ -82,7 +83,7 @@ class DemoVm:
                 "-object", "iothread,id=io1",
                 "-blockdev", f"driver=file,node-name=disk,filename={self.directory}/disk",
                 "-device", "virtio-blk-pci,drive=disk,iothread=io1",
-                "-chardev", f"file,id=firmware,path={said}", "-device", "isa-debugcon,iobase=0x402,chardev=firmware"]
+                "-chardev", f"file,id=firmware,path={output}", "-device", "isa-debugcon,iobase=0x402,chardev=firmware"]
         with (self.directory / "qemu.log").open("wb") as log:
             # A group of its own: a Ctrl-C at the terminal is the demo's to handle.
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
@@ -90,7 +91,7 @@ class DemoVm:
         self._process = process
         deadline = time.monotonic() + _BOOT[accelerator.partition(",")[0]]
         while process.poll() is None and time.monotonic() < deadline:
-            if said.exists() and b"SeaBIOS" in said.read_bytes() and len(self.masks().vcpus) == VCPUS:
+            if output.exists() and b"SeaBIOS" in output.read_bytes() and len(self.masks().vcpus) == VCPUS:
                 return True
             time.sleep(0.02)
         self.stop()
@@ -98,7 +99,7 @@ class DemoVm:
 
     def _complaint(self) -> str:
         lines = (self.directory / "qemu.log").read_text("utf-8", "replace").splitlines()
-        return lines[-1] if lines else "it says nothing"
+        return lines[-1] if lines else "without output"
 
     @property
     def pid(self) -> int:
@@ -115,7 +116,7 @@ class DemoVm:
             self._process = None
 
     def masks(self) -> DemoMasks:
-        """What the kernel has for each thread at this moment."""
+        """The current mask of each thread."""
         masks = DemoMasks({}, {})
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             try:

@@ -34,7 +34,7 @@ def test_the_doctor_knows_the_node_and_the_watcher(variant: Variant, nested_vm: 
         assert levels.pop("cpus") == ("warn" if offline else "ok")
         assert set(levels.values()) == {"ok"}, [finding for finding in found.values() if finding["level"] != "ok"]
         assert f"cgroups are {variant.cgroup}" in found["cgroups"]["what"]
-        vhost = "kernel threads beside" if old else "both are looked for"
+        vhost = "kernel threads beside" if old else "vmpin finds both"
         assert any(vhost in line for line in found["kernel"]["evidence"])
         vmpin("gather", "--out", str(tmp_path / "r.tar.gz"))
         with tarfile.open(tmp_path / "r.tar.gz") as archive:

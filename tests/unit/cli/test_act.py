@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from newcomers import Machine, mask, sandbox
 
-from vmpin.cli.act import _given_back, _told
+from vmpin.cli.act import finish, print_restored
 from vmpin.cli.main import main
 from vmpin.host.lock import Lock
 from vmpin.reconcile import one_pass
@@ -26,17 +26,17 @@ pytest_plugins = ["given_unit"]
 def test_a_guest_that_keeps_what_it_was_told_is_exit_code_1(word: str, code: int, output: str,
                                                             capsys: pytest.CaptureFixture[str]) -> None:
     found = {"operations": [], "guests": {"pod-a": "taken back", "pod-b": word}}
-    assert _told(argparse.Namespace(output=output), found, "nothing to give back") == code
+    assert finish(argparse.Namespace(output=output), found, "nothing to restore") == code
     assert word in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_a_sandbox_that_does_not_have_all_its_masks_is_exit_code_1(output: str,
                                                                    capsys: pytest.CaptureFixture[str]) -> None:
-    assert _told(argparse.Namespace(output=output), {"operations": [], "kept": ["pod-a"]}, "nothing to give back") == 1
+    assert finish(argparse.Namespace(output=output), {"operations": [], "kept": ["pod-a"]}, "nothing to restore") == 1
     told = capsys.readouterr().out
     assert "pod-a" in told
-    assert "nothing to give back" not in told
+    assert "nothing to restore" not in told
 
 
 def operation(what: str, **more: str) -> dict[str, object]:
@@ -47,12 +47,12 @@ def test_only_what_changed_is_printed(capsys: pytest.CaptureFixture[str]) -> Non
     found = {"operations": [operation("one"), operation("two", got="0"), operation("three", outcome="gone"),
                             operation("four", got="0", outcome="refused", why="no"),
                             operation("five", outcome="trimmed", got="1")], "guests": {}, "kept": []}
-    assert _given_back(argparse.Namespace(output="text"), found) == 1
+    assert print_restored(argparse.Namespace(output="text"), found) == 1
     assert capsys.readouterr().out == "one\nfour: no\nfive: the cpuset cgroup leaves 1\n"
     found["operations"] = [operation("two", got="0")]
-    assert _given_back(argparse.Namespace(output="text"), found) == 0
-    assert capsys.readouterr().out == "nothing to give back: 1 threads have the masks from before already\n"
-    assert _given_back(argparse.Namespace(output="json"), found) == 0
+    assert print_restored(argparse.Namespace(output="text"), found) == 0
+    assert capsys.readouterr().out == "nothing to restore: 1 threads already have their original masks\n"
+    assert print_restored(argparse.Namespace(output="json"), found) == 0
     assert json.loads(capsys.readouterr().out) == found
 
 
@@ -107,7 +107,7 @@ def test_a_dry_run_says_what_the_real_one_does_and_changes_nothing(machine: Mach
         assert not any(map(Path.exists, map(Path, removed)))
     else:
         assert removed == set()
-        assert run()[0] == "nothing to give back"
+        assert run()[0] == "nothing to restore"
         view, _ = one_pass.plan_unpin(machine.reconciler.config, None)
         assert view.sandboxes[sandbox("a")].suspended
         assert view.sandboxes[sandbox("b")].suspended is (which == "--every")

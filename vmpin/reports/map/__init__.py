@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from vmpin.cpuset import CpuSet, union
+from vmpin.domain.terminal import printable
 from vmpin.domain.topology import Topology
 
 #: How whole numbers are lettered: A … Z, AA … ; a letter stands for one owner in every form of the picture.
@@ -122,13 +123,13 @@ def picture(document: Mapping[str, Any], topology: Topology) -> Picture:
     node = document["node"]
     owners = _owners(node["owners"], document["sandboxes"])
     guests, pinned, floating = _guests(document["sandboxes"])
-    names = {container["id"]: _plain(container["name"]) for sandbox in document["sandboxes"]
+    names = {container["id"]: printable(container["name"]) for sandbox in document["sandboxes"]
              for container in sandbox["containers"] if container["name"]}
     names |= {each[key]: _title(each.get("pod"), each[key])
               for key, many in (("sandbox", node["owners"]), ("id", document["sandboxes"])) for each in many}
     collisions: dict[int, list[str]] = {}
     for collision in node["collisions"]:
-        what = _ID.sub(lambda id: names.get(id[0], id[0][:13]), _plain(collision["what"]))
+        what = _ID.sub(lambda id: names.get(id[0], id[0][:13]), printable(collision["what"]))
         collisions.setdefault(collision["cpu"], []).append(what)
     by_cpu = {cpu: owner for owner in owners for cpu in owner.cpus}
     pool, housekeeping = CpuSet.parse(node["shared_pool"]), CpuSet.parse(node["housekeeping"])
@@ -173,13 +174,8 @@ def _grouped(cpus: CpuSet, group_of: Any) -> list[CpuSet]:
     return found
 
 
-def _plain(text: object) -> str:
-    """Words from outside, with nothing in them that steers a terminal or that XML cannot hold."""
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in str(text))
-
-
 def _title(pod: Mapping[str, Any] | None, sandbox: str) -> str:
-    return _plain(f"{pod['namespace']}/{pod['name']}" if pod else sandbox[:13] if len(sandbox) == 64 else sandbox)
+    return printable(f"{pod['namespace']}/{pod['name']}" if pod else sandbox[:13] if len(sandbox) == 64 else sandbox)
 
 
 def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str, Any]]) -> tuple[MapOwner, ...]:
@@ -195,7 +191,7 @@ def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str
     return tuple(
         MapOwner(number, sandbox, many[0]["container"],
               f"{_title(many[0].get('pod'), sandbox)} "
-              + "+".join(_plain(names.get((sandbox, owner["container"])) or owner["container"][:13])
+              + "+".join(printable(names.get((sandbox, owner["container"])) or owner["container"][:13])
                          for owner in many).strip(),
               many[0].get("kind", "unseen"), cpus)
         for number, ((sandbox, cpus), many) in enumerate(together.items()))
@@ -242,7 +238,7 @@ def _roles(threads: Sequence[Mapping[str, Any]]) -> str:
     counts: dict[str, int] = {}
     for thread in threads:
         if thread["vcpu"] is None:
-            role = _plain(thread["role"])
+            role = printable(thread["role"])
             counts[role] = counts.get(role, 0) + 1
     said = [f"vCPU {vcpus}" if len(vcpus) == 1 else f"vCPUs {vcpus}"] if vcpus else []
     return ", ".join([*said, *(role if count == 1 else f"{count} {role}" for role, count in counts.items())])

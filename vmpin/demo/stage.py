@@ -1,0 +1,182 @@
+"""The demo's part of the machine: its directory, VM, containers and watcher, with the output of the story.
+
+Created by cli/demo; leaving it removes everything: no process, container, cgroup or file stays. What stays out: the
+steps of the story (story).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from vmpin.cpuset import CpuSet
+from vmpin.demo.containers import Containers
+from vmpin.demo.needs import Tools
+from vmpin.demo.vm import DemoMasks, DemoVm
+from vmpin.domain.terminal import printable
+from vmpin.errors import VmpinError
+from vmpin.install.hook_options import HookOptions
+
+#: Seconds to wait for a condition. It takes a resync, which is one second here, and a loaded machine more.
+PATIENCE = 60.0
+
+
+class Stage:
+    """The demo's own directory, sandbox and processes. Leaving it removes them."""
+
+    STEPS = 7
+
+    def __init__(self, tools: Tools) -> None:
+        self.tools = tools
+        self.sandbox = f"demo-{secrets.token_hex(4)}"
+        self.directory = Path(tempfile.mkdtemp(prefix=f"vmpin-{self.sandbox}-"))
+        #: The printed texts, by step.
+        self.story: list[dict[str, object]] = []
+        self._said: list[str] = []
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self._config = self.directory / "vmpin.yaml"
+        self._log = self.directory / "watcher.log"
+        try:
+            self.vm = DemoVm(tools.qemu, self.sandbox, self.directory)
+            self._configure(None)
+            self.containers = Containers(tools.crun, tools.busybox, self.sandbox, self.directory, HookOptions(
+                socket=self.directory / "run" / "hook.sock", spool=self.directory / "run" / "spool"))
+        except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # removal is short
+        if kind is not None and issubclass(kind, VmpinError) and self._log.exists():
+            for line in self._log.read_text("utf-8", "replace").splitlines()[-20:]:
+                print(f"watcher: {printable(line)}", file=sys.stderr)
+        self.containers.close()
+        self.vm.stop()
+        if self._watcher is not None:
+            self._watcher.kill()
+            self._watcher.wait()
+        self._sweep()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Kill processes that name the demo's directory: a signal may arrive between a start and its record."""
+        for process in Path("/proc").glob("[1-9]*"):
+            with contextlib.suppress(OSError):
+                if int(process.name) != os.getpid() and os.fsencode(self.directory) in (
+                        process / "cmdline").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
+
+    def _configure(self, pool: CpuSet | None) -> None:
+        """A separate configuration, so that neither /etc nor the machine's Kata pods affect the demo."""
+        at = self.directory
+        self._config.write_text(
+            f"paths: {{run: {at}/run, kata_go: {at}/no-kata, kata_rs: {at}/no-kata}}\n"
+            f"node: {{shared_pool: '{'' if pool is None else pool}'}}\n"
+            f"watch: {{only: '{self.sandbox}', resync_seconds: 1, nri: 'off', kubelet: false}}\n")
+
+    # The story
+
+    def step(self, text: str) -> None:
+        self._said = []
+        self.story.append({"step": text, "said": self._said})
+        print(f"\n{len(self.story)}/{self.STEPS} {text}")
+
+    def say(self, text: str) -> None:
+        self._said.append(text)
+        print(f"    {printable(text)}")
+
+    def expect(self, text: str, exclusive: CpuSet, pool: CpuSet) -> None:
+        """Wait until /proc shows one vCPU on each exclusive CPU, and the others and every other thread on the rest
+        of the sandbox's CPUs.
+
+        :raises VmpinError: if that does not happen in time.
+        """
+        wait_until(lambda: _as_wanted(self.vm.masks(), exclusive, pool),
+               lambda: f"a thread is elsewhere than wanted: {self.vm.masks()}")
+        self.say(text)
+        self.say(f"/proc shows: {self.vm.masks()}")
+
+    def explain(self, cpu: CpuSet) -> None:
+        done = subprocess.run(self._command("explain", self.sandbox), env=_environment(), capture_output=True,
+                              text=True, timeout=30)
+        lines = [line for line in done.stdout.splitlines() if f"belongs on {cpu}:" in line]
+        if done.returncode or not lines:
+            raise VmpinError(f"`vmpin explain` does not mention CPU {cpu}: {done.stdout}{done.stderr}")
+        print(f"    $ vmpin explain {self.sandbox}")
+        self.say(lines[0])
+
+    # Its processes
+
+    def vmpin(self, *args: str, shown_output: bool = True) -> None:
+        """Run a real command as typed. :raises VmpinError: if it fails."""
+        print(f"    $ vmpin {' '.join(args)}")
+        sys.stdout.flush()
+        done = subprocess.run(self._command(*args), env=_environment(), timeout=30,
+                              stdout=sys.stdout if shown_output else subprocess.DEVNULL)
+        if done.returncode:
+            raise VmpinError(f"`vmpin {' '.join(args)}` ended with exit code {done.returncode}")
+
+    def _command(self, *args: str) -> list[str]:
+        return [sys.executable, "-m", "vmpin.cli.main", "--config", str(self._config), *args]
+
+    def start_watcher(self, pool: CpuSet) -> None:
+        self._configure(pool)
+        with self._log.open("wb") as log:
+            self._watcher = subprocess.Popen(self._command("watch"), env=_environment(), stdin=subprocess.DEVNULL,
+                                             stdout=log, stderr=log, process_group=0)
+        wait_until((self.directory / "run" / "vmpin.sock").exists, lambda: "the watcher does not start",
+               alive=lambda: self._watcher is not None and self._watcher.poll() is None)
+
+    def stop_watcher(self) -> None:
+        assert self._watcher is not None
+        self._watcher.terminate()
+        try:
+            code = self._watcher.wait(10)
+        except subprocess.TimeoutExpired:
+            raise VmpinError("the watcher does not end within 10 s of SIGTERM") from None
+        if code:
+            raise VmpinError(f"the watcher ended with exit code {code}")
+        self._watcher = None
+
+
+def _as_wanted(masks: DemoMasks, exclusive: CpuSet, pool: CpuSet) -> bool:
+    alone = [cpus for cpus in masks.vcpus.values() if cpus <= exclusive]
+    floating = [cpus for cpus in masks.vcpus.values() if not cpus <= exclusive]
+    return (len(masks.vcpus) == 3 and all(len(cpus) == 1 for cpus in alone)
+            and sorted(cpus.first for cpus in alone) == list(exclusive)
+            and all(cpus == pool for cpus in floating)
+            and bool(masks.others) and all(cpus == pool for cpus in masks.others.values()))
+
+
+def same(masks: DemoMasks, before: DemoMasks, cpus: CpuSet) -> bool:
+    """True if the masks are the original ones on the usable CPUs: a mask may contain offline CPUs."""
+    main = next(iter(before.others.values()))
+    return (all(mask & cpus == before.vcpus[number] & cpus for number, mask in masks.vcpus.items())
+            and all(mask & cpus == before.others.get(tid, main) & cpus for tid, mask in masks.others.items()))
+
+
+def wait_until(true: Callable[[], bool], otherwise: Callable[[], str], alive: Callable[[],
+                                                                                       bool] = lambda: True) -> None:
+    """:raises VmpinError: if the condition is not met in time."""
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        if time.monotonic() > deadline or not alive():
+            raise VmpinError(otherwise(), f"waited {PATIENCE:.0f} s; the watcher's last lines are above")
+        time.sleep(0.05)
+
+
+def _environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith("VMPIN_")}

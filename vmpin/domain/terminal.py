@@ -1,0 +1,7 @@
+"""Text from outside made safe for a terminal. Pure; used by every command that prints names of pods, threads or
+files."""
+
+
+def printable(text: object) -> str:
+    """The text with each character that could control a terminal, or that XML cannot hold, as \\xNN."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in str(text))
