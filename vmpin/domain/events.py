@@ -1,5 +1,8 @@
-"""What a source may say. An event is a fact with its source; `state.reduce` decides what becomes of it, and
-`observe` what becomes of a claim."""
+"""Events: what a source reports. `desired_state.reduce` decides what an event changes, vmm what a claim does.
+
+Each is a fact with its source and its time; sending one twice, late or in the wrong order does no harm. What stays
+out: reading them (sources), and acting on them (reconcile).
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId
 
 
 class Source(enum.IntEnum):
-    """Who said it; `state.decide` says whose word counts. The numbers stand in the state file.
+    """Where a report of a container comes from (`desired_state.authoritative_source`: which one counts). The numbers
+    are in the state file.
 
-    The bundle tells what a container was created with; its cgroup, Kata's own state and the runtime (NRI) what it has
+    The bundle has what a container was created with; its cgroup, Kata's own state and the runtime (NRI) what it has
     now.
     """
 
@@ -29,10 +33,10 @@ class Source(enum.IntEnum):
 
 
 class SandboxSeen(NamedTuple):
-    """A sandbox exists. `runtime` is kata-go, kata-rs, vmm (found by its command line), nri or oci (told by a hook).
+    """A sandbox exists. `runtime` is kata-go, kata-rs, vmm (found by its command line), nri or oci (from a hook).
 
-    `vmm` is its VMM's main thread when the source knows it for sure (a hook's pid, looked at while it held).
-    `handler` is the runtime handler that the pod asked for, "" when nobody said (or for the default one).
+    `vmm` is its VMM's main thread when the source is certain of it (a hook's pid, read while the hook ran). `handler`
+    is the runtime handler that the pod asked for, "" when no source named one (or for the default one).
     """
 
     sandbox: SandboxId
@@ -45,10 +49,10 @@ class SandboxSeen(NamedTuple):
 class ContainerSeen(NamedTuple):
     """A container was created, started or updated.
 
-    `time` is CLOCK_BOOTTIME in ns when it was so. `init` is the container's own first process on the host, which a
-    container in a VM has not. `listed`: it comes from a runtime's list, whose CPUs may be old: CRI-O lists those of
-    creation after its own restart, as it keeps updates in memory (internal/lib/container_server.go). `requested`: the
-    runtime has been asked to create it, which may yet fail.
+    `time` is CLOCK_BOOTTIME in ns of when it was so. `init` is the container's first process on the host; a container
+    in a VM has none. `listed`: it comes from a runtime's list, whose CPUs may be old: CRI-O lists those of creation
+    after its own restart, as it keeps updates in memory (internal/lib/container_server.go). `requested`: the runtime
+    has been asked to create it, which may yet fail.
     """
 
     sandbox: SandboxId
@@ -62,7 +66,7 @@ class ContainerSeen(NamedTuple):
 
 
 class CpusetSeen(NamedTuple):
-    """A known container's cpuset is this now. `time` is CLOCK_BOOTTIME in ns of when it was so."""
+    """A container's cpuset is this now. `time` is CLOCK_BOOTTIME in ns of when it was so."""
 
     sandbox: SandboxId
     container: ContainerId
@@ -82,7 +86,7 @@ class CpusetRequested:
 
 @dataclass(frozen=True)
 class RequestExpired:
-    """A request to the runtime has been under way for too long: nothing is believed of it any more."""
+    """A request to the runtime has been under way for too long: it counts no longer."""
 
     sandbox: SandboxId
     container: ContainerId
@@ -95,7 +99,7 @@ class ContainerStopped(NamedTuple):
 
 
 class ContainerMisplaced(NamedTuple):
-    """The runtime has this container in another sandbox: here it was never one."""
+    """The runtime has this container in another sandbox: it never was one of this sandbox."""
 
     sandbox: SandboxId
     container: ContainerId
@@ -106,7 +110,7 @@ class SandboxGone(NamedTuple):
 
 
 class SuspensionChanged(NamedTuple):
-    """The operator took a sandbox out of vmpin's hands (`vmpin unpin`), or gave it back."""
+    """The operator has suspended the placement of a sandbox (`vmpin unpin`), or resumed it (`vmpin reconcile`)."""
 
     sandbox: SandboxId
     suspended: bool
@@ -118,10 +122,10 @@ ContainerMisplaced
 
 
 class VmmClaim(NamedTuple):
-    """Somebody's word that a process is a sandbox's VMM.
+    """A source's claim that a process is a sandbox's VMM.
 
-    It counts when `identity` (read while the word was fresh) is still that process, or when its command line names the
-    sandbox by its whole id, or the VM by `uuid` ("" for none): never for a part of either, which anyone's may hold.
+    It counts when `identity` (read when the claim was made) is still that process, or when its command line names the
+    sandbox by its whole id, or the VM by `uuid` ("" for none): never a part of either, as any process may have that.
     """
 
     pid: int

@@ -1,7 +1,10 @@
-"""What the kubelet's CPU manager gave to whom, and whether the sources agree on it.
+"""The CPUs that the kubelet's CPU manager assigned to containers, and whether the other sources agree.
 
-Pure. The kubelet decides who owns a CPU; what a container really has is told by its runtime and its cgroup. What stays
-out: reading the checkpoint (runtime/kubelet), and whose word on a cpuset counts (state.decide).
+Pure. The kubelet decides which container owns a CPU; which CPUs a container really has is reported by its runtime and
+its cgroup. The static policy writes its checkpoint first (at admission), and the cpusets of running containers up to
+its reconcile period later (pkg/kubelet/cm/cpumanager: cpuManagerReconcilePeriod, 10 s). What stays out: reading the
+checkpoint (runtime.kubelet, sources.kubelet_checkpoint), and which source's cpuset counts
+(desired_state.authoritative_source). Called by reconcile, placement.newborn, status and sources.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from vmpin.domain.model import Container, ContainerId, Pod
 
 @dataclass(frozen=True)
 class CpuManagerState:
-    """What a checkpoint of the kubelet's CPU manager says. None of the CPU sets in the mappings is empty.
+    """The contents of a checkpoint of the kubelet's CPU manager. None of the CPU sets in the mappings is empty.
 
     Two containers of one pod may have the same CPUs: the static policy hands an init container's on to the next.
     """
@@ -33,20 +36,20 @@ class CpuManagerState:
     #: Exclusive CPUs by container id (V1).
     by_id: Mapping[str, CpuSet] = field(default_factory=dict)
     version: int = 2
-    #: None where there is none to check: 0 is what kubelets write that leave it out.
+    #: None where there is none to check: kubelets that leave it out write 0.
     checksum_ok: bool | None = None
-    #: What is odd about it, "" for nothing. It is to be used all the same.
+    #: What is wrong with it, "" for nothing. It is used all the same.
     trouble: str = ""
     #: By container, when its entry got these CPUs: the CLOCK_BOOTTIME ns at which the file was written that had them
-    #: first. No part of what is compared: equal contents are no news.
+    #: first. Not compared: a file with the same contents changes nothing.
     since: Mapping[tuple[str, str], int] = field(default_factory=dict, compare=False)
-    #: When the file was written that had these contents first, as its status says (CLOCK_REALTIME ns); 0 where that is
-    #: not known.
+    #: When the file was written that had these contents first: its modification time (CLOCK_REALTIME ns), 0 where it
+    #: could not be read.
     written: int = field(default=0, compare=False)
 
     @property
     def static(self) -> bool:
-        """Whether the kubelet gives out CPUs at all."""
+        """Whether the kubelet assigns exclusive CPUs at all."""
         return self.policy == "static"
 
     @property
@@ -60,22 +63,23 @@ class CpuManagerState:
 
     def dated(self, written: int, before: CpuManagerState | None) -> CpuManagerState:
         """With `since`, for a file written at `written` (CLOCK_BOOTTIME ns) that followed `before`."""
-        old, known = ({}, {}) if before is None else (before.entries, before.since)
-        return replace(self, since={key: known.get(key, written) if old.get(key) == cpus else written
+        old, since = ({}, {}) if before is None else (before.entries, before.since)
+        return replace(self, since={key: since.get(key, written) if old.get(key) == cpus else written
                                     for key, cpus in self.entries.items()})
 
 
 def assigned_cpus(kubelet: CpuManagerState | None, pod: Pod | None, container: Container) -> CpuSet | None:
-    """The CPUs that the kubelet gave a container alone, None for none."""
+    """The exclusive CPUs that the kubelet's static policy assigned to a container, None for none."""
     if kubelet is None or not kubelet.static:
         return None
     return kubelet.exclusive_of("" if pod is None else pod.uid, container.name, container.id)
 
 
 def effective_containers(sandbox: SandboxState, kubelet: CpuManagerState | None) -> tuple[Container, ...]:
-    """The live containers of a sandbox as the kubelet's static checkpoint decides; without one as they are.
+    """The live containers of a sandbox, with the CPUs and the ownership that the kubelet's static checkpoint gives
+    them; without such a checkpoint as their sources reported them.
 
-    A container that the checkpoint lists owns its CPUs. Where its cpuset is reported later than that entry was
+    A container that the checkpoint lists owns the listed CPUs. Where its cpuset was reported later than that entry was
     written, and has only some of them, it owns those. A container that the checkpoint does not list owns nothing,
     whatever its cpuset or an annotation says: it shares the pool's part of its cpuset, or the whole pool.
     """
@@ -87,41 +91,45 @@ def effective_containers(sandbox: SandboxState, kubelet: CpuManagerState | None)
 
 
 def _listed(sandbox: SandboxState, container: Container, kubelet: CpuManagerState) -> Container:
+    """A container with an entry. A cpuset that lacks some of its CPUs is stale, unless it is newer than the entry."""
     cpus, has = assigned_cpus(kubelet, sandbox.pod, container) or EMPTY, container.cpuset
     if not has or has >= cpus:
         return replace(container, exclusive=True, cpuset=cpus)
     uid = "" if sandbox.pod is None else sandbox.pod.uid
-    known = sandbox.containers[container.id]
-    word = known.reports.get(known.source)
+    record = sandbox.containers[container.id]
+    report = record.reports.get(record.source)
     both = has & cpus
-    if both and word is not None and word.time >= kubelet.since.get((uid, container.name), 0):
+    if both and report is not None and report.time >= kubelet.since.get((uid, container.name), 0):
         return replace(container, exclusive=True, cpuset=both)
     return replace(container, exclusive=True, cpuset=cpus, stale_cpuset=has)
 
 
 def _unlisted(container: Container, kubelet: CpuManagerState) -> Container:
-    has, asked = container.cpuset, container.requested_cpuset
-    if container.pause or not (has or asked):
+    """A container without an entry: it shares. A cpuset with other containers' exclusive CPUs is stale."""
+    has, requested = container.cpuset, container.requested_cpuset
+    if container.pause or not (has or requested):
         return container if container.exclusive is False else replace(container, exclusive=False)
-    shared, coming = _shared(has, kubelet), _shared(asked, kubelet)
-    if (shared, coming) == (has, asked):
+    shared, coming = _shared(has, kubelet), _shared(requested, kubelet)
+    if (shared, coming) == (has, requested):
         return container if container.exclusive is False else replace(container, exclusive=False)
     return replace(container, exclusive=False, cpuset=shared or None, stale_cpuset=None if shared == has else has,
                    requested_cpuset=coming)
 
 
 def _shared(cpus: CpuSet | None, kubelet: CpuManagerState) -> CpuSet | None:
-    """What a shared container may use of a cpuset. With every CPU given away (strict-cpu-reservation) the default set
-    is empty."""
+    """The part of a cpuset that a shared container may use. The default set is empty when every CPU is assigned
+    (strict-cpu-reservation)."""
     if not cpus:
         return cpus
     return cpus & kubelet.default if kubelet.default else cpus - kubelet.exclusive
 
 
 def unreported_assignments(state: DesiredState, kubelet: CpuManagerState | None) -> dict[tuple[str, str], CpuSet]:
-    """CPUs that the kubelet gave to a container of which no live one is known, by pod uid and container's name: it is
-    yet to be created or to be started again, or is a runc pod's where there is no NRI. The name is "" for CPUs of a
-    pod as a whole that none of its containers is listed with. A V1 checkpoint has no pods: there the container's id
+    """CPUs that the kubelet assigned to a container that no source reports as live, by pod uid and container's name:
+    it
+    is yet to be created or to be started again,
+    or it is a runc pod's where there is no NRI. The name is "" for CPUs of
+    a pod as a whole that none of its containers is listed with. A V1 checkpoint has no pods: there the container's id
     stands in the place of the pod's uid, with the name "".
 
     CPUs that a live container of the same pod owns are left out: an init container's are handed on.
@@ -149,7 +157,7 @@ def unreported_assignments(state: DesiredState, kubelet: CpuManagerState | None)
 
 def compare_with_pod_resources(kubelet: CpuManagerState,
                                resources: Mapping[tuple[str, str, str], CpuSet] | None) -> str:
-    """Whether PodResources lists the exclusive CPUs of a checkpoint that is gone, in words.
+    """Whether PodResources lists the exclusive CPUs of a checkpoint that is gone, as a text for status and log.
 
     :param resources: exclusive CPUs by namespace, pod and container; None where it does not answer.
     """
@@ -164,33 +172,33 @@ def compare_with_pod_resources(kubelet: CpuManagerState,
 
 def disagreements(sandbox: SandboxState, kubelet: CpuManagerState | None, resources: Mapping[tuple[str, str, str],
                   CpuSet] | None, online: CpuSet, nri: bool = True) -> dict[ContainerId, str]:
-    """The containers on whose CPUs the sources do not agree, with what each says. For a moment that is normal: one
-    hears of an update before the other.
+    """The containers for which the sources report different CPUs, with what each reports. For a moment that is normal:
+    an update reaches one source before the other.
 
-    :param resources: exclusive CPUs by namespace, pod and container (PodResources); None where nobody was asked.
-    :param nri: False until the runtime has listed its containers: what is known of NRI is older than that then, as
-        after a restart from the state file, and takes no part.
+    :param resources: exclusive CPUs by namespace, pod and container (PodResources); None where it was not read.
+    :param nri: False until the runtime has listed its containers: NRI's reports are older than that then, as after a
+        restart from the state file, and are left out.
     """
     found = {}
-    for known in sandbox.containers.values():
-        if known.container in sandbox.live() and not known.container.pause:
-            said = list(_said(sandbox.pod, known, kubelet, resources, nri))
-            if len({cpus & online for _, cpus in said}) > 1:
-                found[known.container.id] = ", ".join(f"{who} {cpus}" for who, cpus in said)
+    for record in sandbox.containers.values():
+        if record.container in sandbox.live() and not record.container.pause:
+            reported = list(_reported(sandbox.pod, record, kubelet, resources, nri))
+            if len({cpus & online for _, cpus in reported}) > 1:
+                found[record.container.id] = ", ".join(f"{source} {cpus}" for source, cpus in reported)
     return found
 
 
-def _said(pod: Pod | None, known: ContainerRecord, kubelet: CpuManagerState | None,
-          resources: Mapping[tuple[str, str, str], CpuSet] | None, nri: bool) -> Iterator[tuple[str, CpuSet]]:
-    """Who says what now. The bundle does not count: it is as old as the container."""
-    for source, word in known.reports.items():
+def _reported(pod: Pod | None, record: ContainerRecord, kubelet: CpuManagerState | None,
+              resources: Mapping[tuple[str, str, str], CpuSet] | None, nri: bool) -> Iterator[tuple[str, CpuSet]]:
+    """Each source with the CPUs it reports now. The bundle does not count: it is as old as the container."""
+    for source, report in record.reports.items():
         if source is not Source.BUNDLE and (nri or source is not Source.NRI):
-            yield source.label, word.cpuset
-    cpus = assigned_cpus(kubelet, pod, known.container)
+            yield source.label, report.cpuset
+    cpus = assigned_cpus(kubelet, pod, record.container)
     if cpus is not None:
         yield "kubelet", cpus
     if resources is not None and pod is not None:
-        listed = resources.get((pod.namespace, pod.name, known.container.name))
-        # None listed is normal for a shared container, and says nothing of which CPUs it may use.
+        listed = resources.get((pod.namespace, pod.name, record.container.name))
+        # PodResources lists none for a shared container, which does not mean that it may use none.
         if listed:
             yield "podresources", listed

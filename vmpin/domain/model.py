@@ -1,6 +1,6 @@
 """The nouns of the domain: sandboxes, containers, virtual machines and their threads.
 
-Plain frozen data. What stays out: where any of it was read (host/, vmm/, runtime/), and every rule.
+Plain frozen data, used everywhere. What stays out: where any of it was read (host, vmm, runtime), and every rule.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def valid_id(text: object) -> bool:
     return isinstance(text, str) and _ID.fullmatch(text) is not None and ".." not in text
 
 
-# Made, hashed and compared once or more for each of a node's thousands of threads in a pass: a named tuple does that
-# in a third of a frozen dataclass's time.
+# A pass makes, hashes and compares one for each of a node's thousands of threads: a named tuple takes a third of a
+# frozen dataclass's time for that.
 class ThreadId(NamedTuple):
-    """A thread for good: kernel thread id and its start time (clock ticks since boot, /proc/TID/stat field 22).
+    """A thread's identity: kernel thread id and start time (clock ticks since boot, /proc/TID/stat field 22).
 
-    A bare number is given to another thread sooner or later; the pair is not.
+    The kernel gives a bare number to another thread sooner or later; the pair is unique.
     """
 
     tid: int
@@ -40,7 +40,7 @@ class ThreadId(NamedTuple):
 
 
 class ThreadRole(enum.StrEnum):
-    """What a thread of a sandbox does, in libvirt's words; the value is what status prints."""
+    """What a thread of a sandbox does, in libvirt's terms; the value is what status prints."""
 
     VCPU = "vcpu"
     IOTHREAD = "iothread"
@@ -72,7 +72,7 @@ class VmThread(NamedTuple):
 
     @property
     def main(self) -> bool:
-        """Whether it is its process's main thread: new threads usually inherit their mask from it."""
+        """Whether it is the main thread of its process, from which new threads usually inherit their mask."""
         return self.id.tid == self.pid
 
 
@@ -85,7 +85,7 @@ class VmmType(enum.StrEnum):
 
 
 class Vcpu(NamedTuple):
-    """A vCPU as the guest sees it; `core` and `node` are the guest's, None where they are not known."""
+    """A vCPU as the guest sees it; `core` and `node` are the guest's numbers, None where no source has them."""
 
     id: VcpuId
     core: int | None = None
@@ -94,8 +94,8 @@ class Vcpu(NamedTuple):
 
 @dataclass(frozen=True)
 class VcpuThreads:
-    """What was found out of a VMM whose threads bear no names: which of them is which vCPU, and which vCPUs have had
-    a thread that has ended (unplugged). `found_by` is the last strategy that told one."""
+    """The vCPU threads of a VMM whose threads have no names: the vCPU of each, and the vCPUs whose thread has ended
+    (unplugged). `found_by` is the last strategy that identified one."""
 
     vmm: ThreadId
     threads: Mapping[ThreadId, VcpuId] = field(default_factory=dict)
@@ -111,9 +111,9 @@ class ContainerState(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Container:
-    """A container of a sandbox. `cpuset` is the host's CPUs it was given, None when nobody gave it any.
+    """A container of a sandbox. `cpuset` is the host's CPUs it was given, None without any.
 
-    `exclusive` is what was declared about it; None leaves it to the rule (disjoint from the shared pool).
+    `exclusive` is what was declared of it; None leaves it to the rule (disjoint from the shared pool).
     `pause` marks the sandbox's own container, which counts for nothing. `stale` is the cpuset that its sources still
     report while the kubelet's checkpoint has replaced it by `cpuset` (None there: the shared pool); None otherwise.
     `coming`: the runtime is creating it, and Kata may be plugging in vCPUs for it. `asked` is the cpuset that an

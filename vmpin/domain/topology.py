@@ -1,7 +1,7 @@
-"""Topology: which CPUs of the node are siblings, share a cache, or share a memory node; which are on, which isolated.
+"""The topology of a node's CPUs: SMT siblings, shared caches, NUMA nodes; which are online, which isolated.
 
-Plain data with cheap look-ups, the same for a real node (host/sysfs.py) and one described in a scenario. What
-stays out: reading it from anywhere, and which CPU is better for whom (vcpuplaces).
+Plain data with cheap look-ups, the same for a real node (host.sysfs) and for one described in a scenario. What stays
+out: reading it from anywhere, and which CPU a vCPU gets (placement.matching).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Topology:
     """
 
     online: CpuSet
-    #: SMT siblings, ascending by first CPU; every known CPU is in exactly one.
+    #: SMT siblings, ascending by first CPU; every CPU that is named anywhere is in exactly one.
     cores: tuple[CpuSet, ...]
-    #: CPUs that share a last-level cache, ascending; empty where nobody knows.
+    #: CPUs that share a last-level cache, ascending; empty where the kernel does not show it.
     caches: tuple[CpuSet, ...]
     #: NUMA nodes by the kernel's number, ascending. A node of memory alone has no CPU and is left out.
     nodes: Mapping[int, CpuSet] = field(hash=False)
     #: isolcpus= on the kernel's command line, and isolated cpuset partitions.
     isolated: CpuSet = EMPTY
     nohz_full: CpuSet = EMPTY
-    #: Plugged in, on or off; empty where nobody knows.
+    #: Plugged in, online or not; empty where the kernel does not show it.
     present: CpuSet = EMPTY
 
     @classmethod
@@ -60,16 +60,16 @@ class Topology:
 
     @cached_property
     def known(self) -> CpuSet:
-        """Every CPU that is on, plugged in, or named anywhere."""
+        """Every CPU that is online, plugged in, or named anywhere."""
         return union((self.online, self.present, self.isolated, self.nohz_full,
                       *self.cores, *self.caches, *self.nodes.values()))
 
     def core_of(self, cpu: int) -> CpuSet:
-        """The CPU and its SMT siblings; a CPU nobody knows is alone."""
+        """The CPU and its SMT siblings; a CPU that is in no core is alone."""
         return self._core_of.get(cpu) or CpuSet((cpu,))
 
     def cache_of(self, cpu: int) -> CpuSet:
-        """The CPUs that share its last-level cache; where that is not known, its core (siblings share every cache)."""
+        """The CPUs that share its last-level cache; in no such group, its core (siblings share every cache)."""
         return self._cache_of.get(cpu) or self.core_of(cpu)
 
     def node_of(self, cpu: int) -> int | None:

@@ -1,7 +1,8 @@
-"""A thread's birth: where it goes before anybody knows what it will do, and how long it could run anywhere else.
+"""Newborn threads: where they go before their role is certain, and how long they could run anywhere else.
 
-Pure. A thread inherits its creator's mask, so one whose creator is in its place is born in it. What stays out: who
-tells of births (wire/proc_events), and the masks (placer).
+Pure. A thread inherits its creator's mask, so a thread whose creator is placed is born in its place. What stays out:
+the
+proc connector's events (wire, host), and setting masks (procevents, which calls this).
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from vmpin.placement.vcpus import Previous
 
 
 def place_before_vm(sandbox: SandboxId, state: SandboxState | None, node: Node, own: Ownership, policy: Policy,
-            kubelet: CpuManagerState | None = None, previous: Previous | None = None) -> Placement | None:
-    """Where the processes of a sandbox go that has no VM yet: its CPUs as far as its containers are known, else the
-    shared pool. None when they are to be left alone: unpinned by hand, or neither is known.
+                    kubelet: CpuManagerState | None = None, previous: Previous | None = None) -> Placement | None:
+    """Where the processes of a sandbox go that has no VM yet: on the CPUs of the containers that were reported, else
+    on
+    the shared pool. None when they are left alone: the sandbox is suspended, or there is neither.
 
-    :param state: what the sources told of the sandbox, None for nothing.
+    :param state: the sandbox as its sources reported it, None when none did.
     """
     if state is not None and state.suspended:
         return None
@@ -33,44 +35,44 @@ def place_before_vm(sandbox: SandboxId, state: SandboxState | None, node: Node, 
 
 
 def leaves_sandbox(mask: CpuSet, sandbox: CpuSet, wanted: CpuSet | None) -> bool:
-    """Whether a thread may run where neither its sandbox's CPUs are nor those that its role is given."""
+    """Whether a mask has CPUs that are neither in the sandbox's mask nor in that of the thread's role."""
     return not mask <= (sandbox | (wanted or EMPTY))
 
 
 @dataclass
 class LatencyAccount:
-    """Of one sandbox, since its VMM was first seen. All times in seconds."""
+    """The threads of one sandbox since its VMM was first seen. All times in seconds."""
 
-    #: Threads of whose birth the kernel told, main threads at their program's start among them.
-    told: int = 0
-    #: Of those, the ones that were born in their sandbox's CPUs; and that ended before they could be looked at.
-    inside: int = 0
+    #: Threads whose creation the kernel reported, main threads at their program's start among them.
+    reported: int = 0
+    #: Of those, the ones that were born on their sandbox's CPUs; and that ended before they could be read.
+    born_inside: int = 0
     ended: int = 0
-    #: Threads that were allowed outside, however they came to be known, for how long in all and at most.
+    #: Threads that were allowed outside, whether reported or found at a resync; for how long in all, and at most.
     outside: int = 0
     outside_sum: float = 0.0
     outside_max: float = 0.0
-    #: Threads of which it is known when they were born and when each had its place, how long that took in all and at
-    #: most. One that was right from the start counts from its birth until that was seen.
+    #: Threads whose creation and placement both have a time; how long that took in all, and at most. A thread that was
+    #: right from the start counts from its creation until that was read.
     placed: int = 0
     placed_sum: float = 0.0
     placed_max: float = 0.0
 
-    def leaked(self, seconds: float) -> None:
-        """One was allowed outside."""
+    def add_leak(self, seconds: float) -> None:
+        """Count a thread that was allowed outside for `seconds`."""
         self.outside += 1
         self.outside_sum += seconds
         self.outside_max = max(self.outside_max, seconds)
 
-    def in_place(self, seconds: float) -> None:
-        """One has its place, so long after its birth."""
+    def add_placed(self, seconds: float) -> None:
+        """Count a thread that was placed `seconds` after its creation."""
         self.placed += 1
         self.placed_sum += seconds
         self.placed_max = max(self.placed_max, seconds)
 
     def data(self) -> dict[str, object]:
         """For the status; times in milliseconds."""
-        return {"told": self.told, "inside": self.inside, "ended": self.ended, "outside": self.outside,
+        return {"told": self.reported, "inside": self.born_inside, "ended": self.ended, "outside": self.outside,
                 "outside_ms": {"sum": _ms(self.outside_sum), "max": _ms(self.outside_max)},
                 "placed": self.placed,
                 "placed_ms": {"mean": _ms(self.placed_sum / self.placed) if self.placed else None,

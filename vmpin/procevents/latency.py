@@ -86,7 +86,7 @@ class LatencyBook:
 
     def leaked(self, sandbox: SandboxId, seconds: float) -> None:
         """One was allowed outside, for so long."""
-        self.account(sandbox).leaked(seconds)
+        self.account(sandbox).add_leak(seconds)
         self._tally.leaks.observe(seconds)
 
     def meets(self, sandbox: SandboxId, tid: int, mask: CpuSet) -> None:
@@ -108,7 +108,7 @@ class LatencyBook:
         news = born > at
         if not news:
             self._ahead[tid] = at, True
-        self.account(sandbox).told += news or not told
+        self.account(sandbox).reported += news or not told
         return news
 
     def placed(self, sandbox: SandboxId, born: int, placed: Placed) -> None:
@@ -187,5 +187,5 @@ class LatencyBook:
             self._in_place(sandbox, now - born)
 
     def _in_place(self, sandbox: SandboxId, seconds: float) -> None:
-        self.account(sandbox).in_place(seconds)
+        self.account(sandbox).add_placed(seconds)
         self._tally.placement_latency.observe(seconds)

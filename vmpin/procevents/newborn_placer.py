@@ -261,7 +261,7 @@ class NewbornPlacer:
         self.book.meets(sandbox, tid, placement.mask)
         outside = newborn.leaves_sandbox(cpus, placement.mask, wanted)
         news = self.book.tells(sandbox, tid, born)
-        account.inside += news and not outside
+        account.born_inside += news and not outside
         if thread is not None and wanted is not None and cpus != wanted:
             result = self.reconciler.pin_newborn(sandbox, thread, wanted, cpus)
             # What waits for its cgroup to be rewritten was refused, or is trimmed to a part of its place.

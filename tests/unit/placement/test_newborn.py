@@ -125,11 +125,11 @@ def test_outside_is_where_neither_the_sandbox_nor_the_role_is(mask: str, sandbox
 
 
 def test_the_account_adds_up() -> None:
-    account = LatencyAccount(told=5, inside=2, ended=1)
+    account = LatencyAccount(reported=5, born_inside=2, ended=1)
     assert account.data()["placed_ms"] == {"mean": None, "max": 0.0}
-    account.leaked(0.002)
-    account.leaked(0.0005)
-    account.in_place(0.001)
-    account.in_place(0.004)
+    account.add_leak(0.002)
+    account.add_leak(0.0005)
+    account.add_placed(0.001)
+    account.add_placed(0.004)
     assert account.data() == {"told": 5, "inside": 2, "ended": 1, "outside": 2, "outside_ms": {"sum": 2.5, "max": 2.0},
                               "placed": 2, "placed_ms": {"mean": 2.5, "max": 4.0}}

@@ -75,10 +75,10 @@ def test_a_birth_that_is_told_after_a_pass_has_booked_it_is_not_booked_again(nod
     book.passed(node.reconciler.pinner.carry_out(operations, node.reconciler.placements), True)
     assert node.reconciler.births[vm.sandbox].outside == 1
     account = node.reconciler.births[vm.sandbox]
-    assert (account.told, account.outside, account.inside) == (0, 1, 0)
+    assert (account.reported, account.outside, account.born_inside) == (0, 1, 0)
     assert not book.tells(vm.sandbox, vm.vmm.pid, born)
     assert not book.tells(vm.sandbox, vm.vmm.pid, born)
-    assert account.told == 1
+    assert account.reported == 1
     assert book.tells(vm.sandbox, vm.vmm.pid, time.monotonic_ns())  # whoever has its number by then
     assert book.tells(vm.sandbox, vm.vmm.pid + 1, born)
-    assert (account.told, account.outside, account.inside) == (3, 1, 0)
+    assert (account.reported, account.outside, account.born_inside) == (3, 1, 0)

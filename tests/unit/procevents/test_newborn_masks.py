@@ -67,7 +67,7 @@ def test_a_vmm_that_was_born_of_a_placed_process_had_what_that_had(machine: Mach
         machine.executed(vmm)
         assert (mask(vmm), mask(parent)) == (machine.pool, where)
         account = machine.account("a")
-        assert (account.told, account.inside) == (2, 1)
+        assert (account.reported, account.born_inside) == (2, 1)
         machine.resync()
         machine.reconciler.unpin([sandbox("a")])
         assert (mask(vmm), mask(parent)) == (machine.both, machine.both)
@@ -108,14 +108,14 @@ def test_a_vm_that_was_found_late_could_run_outside_until_then(machine: Machine,
     machine.resync()
     assert {mask(tid) for tid in tids(vmm)} == {machine.pool}
     account = machine.account("a")
-    assert (account.told, account.outside) == (0, len(tids(vmm)))
+    assert (account.reported, account.outside) == (0, len(tids(vmm)))
     assert 0.09 < account.outside_max < (time.monotonic_ns() - began) / 1e9 + 0.1
     # The word of their births comes after that pass, as they lay in the buffer.
     workers = [tid for tid in tids(vmm) if tid != vmm.pid]
     machine.placer.take([Fork(began, vmm.pid, vmm.pid, tid, vmm.pid) for tid in workers])
-    assert (account.told, account.inside, account.outside) == (len(workers), 0, len(tids(vmm)))
+    assert (account.reported, account.born_inside, account.outside) == (len(workers), 0, len(tids(vmm)))
     machine.placer.take([Exec(began, vmm.pid)])
-    assert (account.told, account.inside, account.outside) == (len(tids(vmm)), 0, len(tids(vmm)))
+    assert (account.reported, account.born_inside, account.outside) == (len(tids(vmm)), 0, len(tids(vmm)))
     assert machine.reconciler.tally.placement_latency.total == account.placed == len(tids(vmm))
     machine.tell("a", machine.other)  # its masks change, and nothing is outside
     machine.resync()

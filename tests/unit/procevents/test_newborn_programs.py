@@ -44,7 +44,7 @@ def test_a_vmm_of_which_nobody_told_goes_to_the_shared_pool_at_its_exec(machine:
     assert (touched.ours, touched.begun) == (True, {sandbox("a")})
     assert machine.reconciler.observer.vms[sandbox("a")].vmm.pid == vmm.pid
     account = machine.account("a")
-    assert (account.told, account.inside, account.outside, account.placed) == (1, 0, 1, 1)
+    assert (account.reported, account.born_inside, account.outside, account.placed) == (1, 0, 1, 1)
     assert 0 < account.outside_max == account.placed_max < 10
 
 
@@ -133,7 +133,7 @@ def test_threads_that_were_made_before_it_was_looked_at_are_placed_with_it(machi
     machine.placer.take([Exec(time.monotonic_ns(), helper.pid)])
     assert {mask(tid) for tid in tids(helper)} == {machine.pool}
     account = machine.account("a")
-    assert (account.told, account.outside) == (len(tids(helper)), len(tids(helper)))
+    assert (account.reported, account.outside) == (len(tids(helper)), len(tids(helper)))
 
 
 def test_of_processes_that_were_forked_before_it_was_looked_at_a_few_are_placed_with_it(machine: Machine) -> None:

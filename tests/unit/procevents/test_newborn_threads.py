@@ -51,7 +51,7 @@ def test_a_thread_that_was_born_in_its_place_costs_nothing(machine: Machine, cro
     tid = by_name(vmm, "call_rcu")
     machine.placer.take([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
     account = machine.account("a")
-    assert (account.told, account.inside, account.outside, account.outside_sum) == (1, 1, 0, 0.0)
+    assert (account.reported, account.born_inside, account.outside, account.outside_sum) == (1, 1, 0, 0.0)
     assert machine.reconciler.tally.pins.total() == 0
 
 
@@ -66,7 +66,7 @@ def test_a_thread_that_waits_for_its_cgroup_is_not_booked_as_placed(machine: Mac
     born = time.monotonic_ns()
     machine.placer.take([Fork(born, vmm.pid, vmm.pid, tid, vmm.pid), Comm(born + 1, tid, vmm.pid, "call_rcu")])
     assert mask(tid) == machine.pool
-    assert (machine.account("a").told, machine.account("a").placed) == (1, 0)
+    assert (machine.account("a").reported, machine.account("a").placed) == (1, 0)
 
 
 def test_a_vcpus_name_puts_it_where_vcpus_go(machine: Machine, crowd: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_thread_that_has_ended_is_counted_and_no_more(machine: Machine, crowd:
     until(lambda: not Path(f"/proc/self/task/{gone}").exists())
     machine.take(Fork(time.monotonic_ns(), vmm.pid, vmm.pid, gone, vmm.pid))
     account = machine.account("a")
-    assert (account.told, account.ended, account.placed) == (1, 1, 0)
+    assert (account.reported, account.ended, account.placed) == (1, 1, 0)
 
 
 def test_a_thread_of_whoever_has_a_dead_vmms_number_is_left_alone(machine: Machine, crowd: Path) -> None:
