@@ -1,8 +1,9 @@
-"""vmpin's agent in the guest: keeps each container's processes on the vCPUs that the host says are its own.
+"""vmpin's agent in the guest: keeps each container's processes on the vCPUs that the host assigned to it.
 
-The standard library only, Python 3.9 and newer; of vmpin it has what is packed with it (pyz.SHARED). What
-stays out: which vCPUs those are (the host's), and how it gets into a guest (guest/README.md).
+Standard library only, Python 3.9 and newer. Of vmpin it imports `cpuset` and `protocol`, which are packed with it
+(vmpin.install.agent_zipapp). What stays out: the assignment itself (vmpin.guests.vcpu_map, on the host), and the ways
+into a guest's image (guest/README.md).
 """
 
-#: vmpin's.
+#: The version of vmpin that it belongs to.
 VERSION = "0.1.0"

@@ -1,4 +1,4 @@
-"""`vmpin-agent.pyz`: its options, and how it is started."""
+"""`vmpin-agent.pyz`: options, lock, start in the background. What stays out: the loop (server)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vmpin_agent.agent import Agent
 from vmpin_agent.guest_cgroups import GuestCgroups
 from vmpin_agent.server import Server
 
-#: An init has mounted everything by then (seconds); else there are no cgroups.
+#: How long to wait until an init has mounted the cgroups (seconds); after that there are none.
 _MOUNTED = 10.0
 
 
@@ -45,7 +45,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     try:
         server.run()
     except KeyboardInterrupt:
-        return 0  # the last map stays
+        return 0  # the last map stays in effect
     finally:
         server.close()
     return 0
@@ -53,20 +53,20 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("vmpin-agent", description="Keeps each container of this guest on the vCPUs that "
-                                     "vmpin on the host says are its own.")
+                                     "vmpin on the host assigned to it.")
     parser.add_argument("--version", action="version", version=f"vmpin-agent {VERSION}")
     ways = parser.add_argument_group("how the host reaches it (all of them, as far as there are such devices)")
     ways.add_argument("--vsock-port", type=_port, default=PORT, metavar="N",
                       help="AF_VSOCK, from the host alone (default %(default)s; 0: not)")
     ways.add_argument("--serial", default="auto", metavar="PATH",
                       help="a virtio-serial port's device; auto: the one named org.vmpin.agent.0; empty: none")
-    ways.add_argument("--unix", default="", metavar="PATH", help="a unix socket (for tests: anybody who can open it)")
+    ways.add_argument("--unix", default="", metavar="PATH", help="a unix socket, peers are not checked (for tests)")
     trees = parser.add_argument_group("where things are")
     for name, default in (("proc", "/proc"), ("cgroup", "/sys/fs/cgroup"), ("sys", "/sys"), ("run", "/run/vmpin")):
         trees.add_argument(f"--{name}", default=default, metavar="DIR", help="default: %(default)s")
     parser.add_argument("--detach", action="store_true",
-                        help="go on in the background, for a hook or an init; does nothing if it runs already")
-    parser.add_argument("--once", action="store_true", help="print what it finds in the guest, and end")
+                        help="continue in the background, for a hook or an init; nothing if an agent runs")
+    parser.add_argument("--once", action="store_true", help="print the inventory of the guest and exit")
     return parser
 
 
@@ -78,37 +78,39 @@ def _port(text: str) -> int:
 
 
 def _detach() -> bool:
-    """:returns: in the process that goes on, True."""
+    """Fork into the background. :returns: True in the background process, False in the caller's."""
     if os.fork():
         return False
     os.setsid()
     if os.fork():
         os._exit(0)
     os.chdir("/")
-    try:  # a runtime waits until what a hook writes to is closed
+    try:  # a runtime waits until a hook's output is closed
         null = os.open(os.devnull, os.O_RDWR)
     except OSError:
-        return True  # no hook: before the init has mounted /dev
+        return True  # started by an init, before /dev is mounted
     for fd in 0, 1, 2:
         os.dup2(null, fd)
     return True
 
 
 def _wait_for(cgroup: str) -> None:
-    """Where Kata's agent is the init it mounts /proc, /sys, /dev, /run and then the cgroups (src/agent/src/main.rs:
-    init_agent_as_init). What is written to /run before is lost, and the lock with it."""
+    """Wait for the cgroup mounts. Where Kata's agent is the init it mounts /proc, /sys, /dev, /run and then the
+    cgroups (src/agent/src/main.rs: init_agent_as_init). Files written to /run before that are lost, the lock among
+    them."""
     deadline = time.monotonic() + _MOUNTED
     while not GuestCgroups(cgroup).hierarchies and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
 def _lock(path: str) -> Optional[int]:
-    """Held while this process lives; None when another one has it."""
+    """Take the lock until this process ends. :returns: its descriptor, -1 without a lock file, None if another agent
+    holds it."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as err:
-        file_io.log(f"{path}: {err.strerror}: goes on without a lock")
+        file_io.log(f"{path}: {err.strerror}: no lock file; continuing without a lock")
         return -1
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,7 @@
-"""What the agent knows and answers: the newest map, what became of it, and what changed in the guest since.
+"""The agent's state and answers: the newest map, its outcome, and the changes in the guest since.
 
-No sockets and no clock: the server gives it messages, and tells it every second to look.
+Called by server, with every request and once a second. What stays out: sockets and the clock (server), and how a map
+is applied (map_applier).
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from vmpin_agent.guest_cpus import CpuReader
 from vmpin_agent.map_applier import MapApplier
 from vmpin_agent.originals import Originals
 
-#: Every so many seconds all is looked at, whether anything seems to have changed or not.
+#: Seconds after which the map is applied again even if nothing seems to have changed.
 _RESYNC = 10
-#: A process is in its container's cgroup some time after it was born.
+#: Seconds after a change in which the map is applied again: a new process enters its container's cgroup late.
 _AFTER = 2
 
 
 class Agent:
-    """:param proc, cgroup, sys, run, kata: where those trees are (run: the agent's own directory)."""
+    """:param proc, cgroup, sys, run, kata: the roots of those trees (run: the agent's own directory)."""
 
     def __init__(self, proc: str = "/proc", cgroup: str = "/sys/fs/cgroup", sys: str = "/sys", run: str = "/run/vmpin",
                  kata: str = "/run/kata-containers") -> None:
@@ -53,24 +54,25 @@ class Agent:
         self._pinner = MapApplier(proc, self._cpus, self._cgroups, self._memory)
         self._export = CpusFile(f"{run}/cpus.json")
         self._map: Optional[VcpuMap] = None
-        #: Also when it was taken back: an older map is none to go back to.
+        #: The highest generation received, also after an unpin: an older map is never applied.
         self._generation = 0
         self._applied: Optional[Applied] = None
         self._online = self._cpus.plugged()
         self._newest = guest_threads.newest(proc)
         self._known: Dict[str, ContainerCgroup] = {}
-        #: Whether somebody had subscribed at the last look, or has since.
+        #: Whether a connection was subscribed at the last check, or has been since.
         self._watched = False
-        #: Whether something is yet to be taken back, because that failed.
+        #: Whether an unpin failed and is to be repeated.
         self._owes = False
         self._resync = _RESYNC
-        self._look_again = 0
+        self._checks_due = 0
 
     def greeting(self) -> List[AgentMessage]:
-        """What a new connection is told."""
+        """The messages that a new connection begins with."""
         return [NeedMap()] if self._map is None else []
 
     def answer(self, request: HostMessage) -> AgentMessage:
+        """Carry out a request. :returns: its answer, with the request's id."""
         if isinstance(request, VcpuMap):
             return self._take(request)
         if isinstance(request, Unpin):
@@ -79,7 +81,7 @@ class Agent:
             return Applied(request.id, self._generation, {})
         if isinstance(request, (InventoryRequest, Subscribe)):
             if isinstance(request, Subscribe) and not self._watched:
-                # Else others are yet to be told what came since the last look.
+                # Otherwise the changes since the last check are still to be sent to the other subscribers.
                 self._watched = True
                 self._known = self._cgroups.all(self._named())
             return self.inventory(request.id)
@@ -92,6 +94,7 @@ class Agent:
         return Pong(request.id, VERSION, self.boot_id, seconds)
 
     def inventory(self, id: Optional[int] = None) -> Inventory:
+        """The guest's CPUs and containers."""
         table = self._cpus.read()
         containers = []
         for cid, place in list(self._cgroups.all(self._named()).items())[:MAX_CONTAINERS]:
@@ -99,42 +102,46 @@ class Agent:
                                                                    for each in within(place))))
         return Inventory(id, table.cpus, containers, self._cgroups.layout, platform.python_version(), table.note)
 
-    def look(self, subscribed: bool) -> List[AgentMessage]:
-        """Once a second: what is to be told to who has subscribed. Costs two small files when nothing happened."""
+    def check(self, subscribed: bool) -> List[AgentMessage]:
+        """Apply the map again if the guest has changed. Called once a second; reads two small files if nothing
+        changed.
+
+        :param subscribed: whether any connection is. :returns: the messages for those that are.
+        """
         self._watched = subscribed
         online, newest = self._cpus.plugged(), guest_threads.newest(self._proc)
         cpus_changed = online != self._online
         self._resync -= 1
         if newest is None or newest != self._newest:
-            self._look_again = _AFTER + 1
+            self._checks_due = _AFTER + 1
         if cpus_changed:
             self._pinner.cpus_changed()
-        look = cpus_changed or self._look_again > 0 or self._resync <= 0
+        due = cpus_changed or self._checks_due > 0 or self._resync <= 0
         self._online, self._newest = online, newest
         if self._owes and self._resync <= 0:
             self._resync = _RESYNC
             self._unpin()
-        if not look or (self._map is None and not subscribed):
+        if not due or (self._map is None and not subscribed):
             return []
-        self._look_again -= 1
+        self._checks_due -= 1
         self._resync = _RESYNC
-        told: List[AgentMessage] = []
+        news: List[AgentMessage] = []
         if cpus_changed:
-            told.append(GuestEvent("cpus", _parsed(online)))
+            news.append(GuestEvent("cpus", _parsed(online)))
         if subscribed:
-            told += self._containers_changed()
+            news += self._containers_changed()
         if self._map is not None:
             before = self._applied
             self._applied = self._apply(self._map)
             if before is None or _gist(before) != _gist(self._applied):
-                told.append(self._applied)
-        return told
+                news.append(self._applied)
+        return news
 
     def _take(self, map: VcpuMap) -> Applied:
         if map.generation >= self._generation:
             self._map, self._generation, self._owes = map, map.generation, False
             self._applied = self._apply(map)
-            self._look_again = _AFTER
+            self._checks_due = _AFTER
         return (self._applied or Applied(None, self._generation, {}))._replace(id=map.id)
 
     def _unpin(self) -> None:
@@ -147,13 +154,13 @@ class Agent:
         applied = self._pinner.apply(map)
         self._export.update(map, applied)
         if any(each.state == PENDING and each.outside for each in applied.containers.values()):
-            self._look_again = max(self._look_again, 1)
+            self._checks_due = max(self._checks_due, 1)
         return applied
 
     def _containers_changed(self) -> List[AgentMessage]:
-        known, self._known = self._known, self._cgroups.all(self._named())
-        started = tuple(sorted(cid for cid, place in self._known.items() if known.get(cid) != place))
-        stopped = tuple(sorted(cid for cid, place in known.items() if self._known.get(cid) != place))
+        before, self._known = self._known, self._cgroups.all(self._named())
+        started = tuple(sorted(cid for cid, place in self._known.items() if before.get(cid) != place))
+        stopped = tuple(sorted(cid for cid, place in before.items() if self._known.get(cid) != place))
         if not started and not stopped:
             return []
         return [GuestEvent("containers", started=started[:MAX_CONTAINERS], stopped=stopped[:MAX_CONTAINERS])]
@@ -163,7 +170,7 @@ class Agent:
 
 
 def _gist(applied: Applied) -> object:
-    """What is worth telling anew: not how many threads there are."""
+    """The part of an outcome whose change is reported; the number of threads is not."""
     def gist(outcome: Optional[ContainerOutcome]) -> Tuple[object, ...]:
         return () if outcome is None else (outcome.state, outcome.cgroup, outcome.wanted, outcome.effective,
                                            bool(outcome.outside), outcome.error)
@@ -172,7 +179,7 @@ def _gist(applied: Applied) -> object:
 
 
 def _parsed(text: Optional[str]) -> CpuSet:
-    """The online ones of Cpus.plugged()."""
+    """The online CPUs in the result of CpuReader.plugged()."""
     try:
         return CpuSet.parse((text or "").partition(";")[0])
     except CpuSetError:

@@ -1,9 +1,10 @@
-"""/run/vmpin/cpus.json: what a program in the guest may know of its CPUs, to place its own threads (as DPDK does).
+"""/run/vmpin/cpus.json: the CPUs of each container, for programs in the guest that place their own threads (as DPDK
+does).
 
     {"generation": 7, "containers": {"ID": {"own": "2-3", "shared": "0-1"}}}
 
-The guest's CPU numbers; `own` is empty for a container that has none of its own. `host`, the host's CPUs behind those
-that it may use, is there if the host tells. It is written in whole or not at all.
+These are the guest's CPU numbers; `own` is empty for a container without exclusive CPUs. `host`, the host's CPUs
+behind those that it may use, is included if the host's map has them. The file is replaced atomically. Called by agent.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from vmpin_agent import file_io
 
 
 class CpusFile:
-    """:param path: the file."""
+    """The owner of the file at `path`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._written = ""
 
     def update(self, map: VcpuMap, applied: Applied) -> None:
-        """The file is as this says, and is not there unless the map asks for it."""
+        """Write the file if its content changes; remove it if the map does not ask for it."""
         if not map.export:
             self.remove()
             return
@@ -52,4 +53,4 @@ class CpusFile:
         try:
             os.unlink(self._path)
         except OSError:
-            return  # it is not there
+            return  # there is no file

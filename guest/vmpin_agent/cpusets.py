@@ -1,8 +1,9 @@
-"""Writes the cpuset of a container's cgroup, in the order in which the kernel takes it, and puts it back.
+"""Writes the cpuset of a container's cgroup, in the order that the kernel accepts, and restores it.
 
-On version 2 a cgroup below has what its parent leaves of its own list, so the container's alone is written. On version
-1 a cgroup's CPUs must be its parent's and must hold its children's (kernel/cgroup/cpuset.c: validate_change): first
-what is to have more gets it, from the top down, then what is to have less, from the bottom up.
+On version 2 a child cgroup has the intersection of its list with its parent's, so only the container's is written. On
+version 1 a cgroup's CPUs must be its parent's and must hold its children's (kernel/cgroup/cpuset.c: validate_change):
+first what grows is written from the top down, then what shrinks from the bottom up. Called by map_applier. What stays
+out: threads' masks (thread_masks).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from vmpin_agent.originals import Original, Originals
 
 
 class CpusetWrite(NamedTuple):
-    """To a file of a cgroup's; `text` is a list of CPUs or, as it is, of memory nodes."""
+    """One write to a file of a cgroup; `text` is a list of CPUs or of memory nodes."""
 
     path: str
     file: str
@@ -26,7 +27,7 @@ class CpusetWrite(NamedTuple):
 
 
 def effective(hierarchy: Hierarchy, path: str) -> Optional[CpuSet]:
-    """The CPUs that a cgroup leaves its threads; None where cpuset has no say."""
+    """The CPUs that a cgroup allows its threads; None without the cpuset controller."""
     if not hierarchy.cpuset:
         return None
     if not hierarchy.v2:
@@ -41,13 +42,13 @@ def effective(hierarchy: Hierarchy, path: str) -> Optional[CpuSet]:
 
 
 def above(place: ContainerCgroup) -> List[str]:
-    """The cgroups over a container's, without the root, uppermost first."""
+    """The ancestors of a container's cgroup without the root, uppermost first."""
     parts = place.shown.split("/")[1:-1]
     return [place.hierarchy.root + "/" + "/".join(parts[: at + 1]) for at in range(len(parts))]
 
 
 def closed(place: ContainerCgroup) -> List[str]:
-    """Of version 2 the cgroups over a container's which do not pass cpuset on, uppermost first."""
+    """On version 2, the ancestors that do not enable cpuset for their children, uppermost first."""
     if not place.hierarchy.v2 or not place.hierarchy.cpuset or os.path.exists(f"{place.path}/cpuset.cpus"):
         return []
     return [path for path in (place.hierarchy.root, *above(place))
@@ -55,7 +56,7 @@ def closed(place: ContainerCgroup) -> List[str]:
 
 
 def enable(paths: Iterable[str]) -> str:
-    """Have them pass cpuset on. :returns: what is wrong, as a cgroup with processes of its own."""
+    """Enable cpuset for their children. :returns: the error, such as of a cgroup with processes of its own."""
     for path in paths:
         trouble = run(CpusetWrite(path, "cgroup.subtree_control", "+cpuset"))
         if trouble:
@@ -65,9 +66,9 @@ def enable(paths: Iterable[str]) -> str:
 
 def plan(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
          memory: Originals) -> Optional[List[CpusetWrite]]:
-    """What to write so that the container has these CPUs; what was there is noted. None: it has no cpuset.
+    """The writes that give the container these CPUs; notes the originals. None: it has no cpuset.
 
-    :param below: the cgroups in the container's, uppermost first.
+    :param below: the cgroups below the container's, uppermost first.
     """
     current = file_io.cpus(f"{place.path}/cpuset.cpus") if place.hierarchy.cpuset else None
     if current is None:
@@ -95,11 +96,11 @@ def _plan_v1(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
         current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY
         parent = os.path.dirname(path)
         if not current or parent not in given:
-            continue  # made a moment ago, or just removed
+            continue  # it was just created or removed
         own = current if current < had[parent] else None
         kept = _note(memory, path, cid, current, own)
         if own is None and kept.own is None and not kept.ours and kept.before != memory.cgroups[parent].before:
-            kept.before = memory.cgroups[parent].before  # made while its parent was narrower than before
+            kept.before = memory.cgroups[parent].before  # created while its parent was narrowed
             memory.changed()
         had[path], given[path] = current, kept.within(given[parent])
         states.append((kept, path, current, given[path]))
@@ -113,7 +114,7 @@ def _plan_v1(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
 
 
 def _memory_nodes(path: str) -> List[CpusetWrite]:
-    """Version 1 lets no process into a cgroup that has no memory nodes."""
+    """Version 1 admits no process to a cgroup without memory nodes."""
     if (file_io.read(f"{path}/cpuset.mems") or "0").strip():
         return []
     for parent in _parents(path):
@@ -135,10 +136,10 @@ def _note(memory: Originals, path: str, cid: str, current: CpuSet, own: Optional
         found = memory.cgroups[path] = Original(cid, current, own, now)
         memory.changed()
     elif cid and found.container != cid:
-        found.container = cid  # until now only one above a container's
+        found.container = cid  # so far noted only as an ancestor of a container's
         memory.changed()
     elif current not in found.ours and current != found.before and own != found.own:
-        found.before, found.own = current, own  # its owner wrote it since
+        found.before, found.own = current, own  # its owner has written it since
         memory.changed()
     return found
 
@@ -159,18 +160,18 @@ def _write(kept: Original, memory: Originals, path: str, cpus: CpuSet) -> Cpuset
 
 
 def run(write: CpusetWrite) -> str:
-    """:returns: what is wrong, "" when it is done or the cgroup is gone."""
+    """Carry out a write. :returns: the error, "" if it is done or the cgroup is gone."""
     try:
         file_io.write(f"{write.path}/{write.file}", write.text)
     except OSError as err:
         if err.errno in (errno.ENOENT, errno.ENODEV):
             return ""
-        return f"{write.path}/{write.file} does not take {write.text!r}: {err.strerror}"
+        return f"{write.path}/{write.file} refused {write.text!r}: {err.strerror}"
     return ""
 
 
 def restore(cgroups: GuestCgroups, memory: Originals, kept: List[str]) -> None:
-    """Put these cgroups back to what they had before, and forget them."""
+    """Restore the cpusets of these cgroups, and forget them."""
     upper_first = sorted((path for path in kept if inode(path) == memory.cgroups[path].inode),
                          key=lambda path: path.count("/"))
     v1 = [path for path in upper_first if not any(each.v2 for each in cgroups.hierarchies
@@ -180,7 +181,7 @@ def restore(cgroups: GuestCgroups, memory: Originals, kept: List[str]) -> None:
         current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY
         over = file_io.cpus(f"{os.path.dirname(path)}/cpuset.cpus")
         if over is not None:
-            before[path] &= over  # what went offline since is in none
+            before[path] &= over  # CPUs that have gone offline since are in no cpuset
         if not before[path] <= current:
             _report(CpusetWrite(path, "cpuset.cpus", str(current | before[path])))
     for path in reversed(upper_first):

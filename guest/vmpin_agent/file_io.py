@@ -1,4 +1,7 @@
-"""Small files of the kernel's: read, with None for what is not there, and written."""
+"""Small files: reading (None if absent), writing control files, replacing files at once; and the log on standard
+error.
+
+Used by every module of the agent. What stays out: what the files mean."""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from vmpin.protocol.frames import clean
 
 
 def read(path: str) -> Optional[str]:
-    """The whole file, None when it cannot be read."""
+    """The whole file; None if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -30,7 +33,7 @@ def read(path: str) -> Optional[str]:
 
 
 def cpus(path: str) -> Optional[CpuSet]:
-    """A list of CPUs, None when there is none."""
+    """A file with a list of CPUs; None if there is no such file or no list in it."""
     text = read(path)
     try:
         return None if text is None else CpuSet.parse(text)
@@ -39,7 +42,7 @@ def cpus(path: str) -> Optional[CpuSet]:
 
 
 def write(path: str, text: str) -> None:
-    """In one write, as a control file takes it. :raises OSError:"""
+    """Write with one system call, as control files need it. :raises OSError:"""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, (text + "\n").encode())
@@ -48,7 +51,7 @@ def write(path: str, text: str) -> None:
 
 
 def replace(path: str, text: str, mode: int) -> None:
-    """The file has this text at once, or is as it was. :raises OSError:"""
+    """Give the file this content atomically. :raises OSError: the file is as it was."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     part = f"{path}.part"
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode), "w") as file:
@@ -57,9 +60,9 @@ def replace(path: str, text: str, mode: int) -> None:
 
 
 def log(text: str) -> None:
-    """A line on standard error: the journal's, or the console's."""
+    """Write a line to standard error, which is the journal or the console."""
     try:
         sys.stderr.write(f"vmpin-agent: {clean(text)}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
-        return  # nobody reads it
+        return  # standard error is closed

@@ -1,7 +1,9 @@
-"""The cgroups of the guest, versions 1, 2 and both (hybrid): where a container's is, and what is in it. Read only.
+"""The cgroups of the guest, of version 1, version 2 or both (hybrid): each container's cgroup, its processes and
+threads.
 
-A container's is the one whose last part is its id, as Kata's agent names it: `ID`, or `PREFIX-ID.scope` where systemd
-manages them (src/agent/rustjail/src/container.rs), at any depth.
+A container's cgroup is the one whose last part is its id, as Kata's agent names it: `ID`, or `PREFIX-ID.scope` where
+systemd manages it (src/agent/rustjail/src/container.rs), at any depth. Read only. Used by agent and map_applier. What
+stays out: writing cpusets (cpusets).
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from vmpin.protocol.parsing import is_container
 from vmpin_agent import file_io, guest_threads
 
 _LIKE_A_CONTAINER = re.compile(r"(?:.*-)?([0-9a-f]{64})(?:\.scope)?")
-#: Deeper, or more, than a guest has: a container may make cgroups in its own.
+#: Limits beyond what a guest has: a container may create cgroups below its own.
 _MAX_DEPTH = 32
 _MAX_CGROUPS = 20_000
 
 
 class Hierarchy(NamedTuple):
-    """`cpuset`: whether that controller is in it."""
+    """One mounted hierarchy. `cpuset`: whether that controller is in it."""
 
     root: str
     v2: bool
@@ -28,7 +30,7 @@ class Hierarchy(NamedTuple):
 
 
 class ContainerCgroup(NamedTuple):
-    """A container's cgroup; `inode` tells it from a later one at the same path."""
+    """A container's cgroup; `inode` distinguishes it from a later one at the same path."""
 
     hierarchy: Hierarchy
     path: str
@@ -36,12 +38,13 @@ class ContainerCgroup(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """As /proc/PID/cgroup has it."""
+        """The path as in /proc/PID/cgroup."""
         return self.path[len(self.hierarchy.root) :] or "/"
 
 
 class GuestCgroups:
-    """:param root: where the hierarchies are mounted. :param kata: where Kata's agent has a directory a container."""
+    """:param root: where the hierarchies are mounted. :param kata: where Kata's agent has a directory for each
+    container."""
 
     def __init__(self, root: str = "/sys/fs/cgroup", proc: str = "/proc", kata: str = "/run/kata-containers") -> None:
         self.root = root.rstrip("/")
@@ -52,7 +55,8 @@ class GuestCgroups:
 
     @property
     def hierarchies(self) -> List[Hierarchy]:
-        """Those with cpuset first. Looked for again while there is none: the agent may be older than the mounts."""
+        """The mounted hierarchies, those with cpuset first. Read again while there is none with cpuset: the agent may
+        have started before the mounts."""
         if not any(each.cpuset for each in self._hierarchies):
             self._hierarchies = sorted(self._mounted(), key=lambda each: (not each.cpuset, not each.v2, each.root))
         return self._hierarchies
@@ -76,7 +80,8 @@ class GuestCgroups:
                 yield Hierarchy(path, False, os.path.exists(f"{path}/cpuset.cpus"))
 
     def locate(self, wanted: Set[str]) -> Dict[str, ContainerCgroup]:
-        """The cgroups of those containers that there are; of several the uppermost, with cpuset if there is one."""
+        """The cgroup of each of these containers that exists: the uppermost, in a hierarchy with cpuset if
+        possible."""
         found = {cid: place for cid, place in self._known.items()
                  if cid in wanted and inode(place.path) == place.inode}
         lacking = wanted - found.keys()
@@ -89,7 +94,8 @@ class GuestCgroups:
         return dict(found)
 
     def all(self, named: Set[str]) -> Dict[str, ContainerCgroup]:
-        """Every container there is: those named, and what looks like one to Kata's agent or by its name."""
+        """Every container: those named, and cgroups that are containers by Kata's directories or by the form of their
+        name."""
         try:
             kata = {name for name in os.listdir(self._kata) if is_container(name)}
         except OSError:
@@ -112,7 +118,7 @@ class GuestCgroups:
         return [tid for pid in self.processes(path) for tid in guest_threads.of_process(self._proc, pid)]
 
     def processes(self, path: str) -> List[int]:
-        """The processes in one cgroup, not below it; of a threaded one the kernel does not say."""
+        """The processes in one cgroup, not below it; none for a threaded cgroup, as the kernel does not list them."""
         return _numbers(file_io.read(f"{path}/cgroup.procs") or "")
 
 
@@ -149,7 +155,7 @@ def walk(path: str, without: Container[str] = ()) -> Iterator[Tuple[str, str]]:
 def _directories(path: str) -> List[Tuple[str, str]]:
     try:
         if os.stat(path).st_nlink == 2:
-            return []  # itself and its own dot: a cgroup with none in it (fs/kernfs/inode.c: kernfs_refresh_inode)
+            return []  # links of itself and its dot: no children (fs/kernfs/inode.c: kernfs_refresh_inode)
         with os.scandir(path) as entries:
             return sorted((entry.path, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
@@ -157,7 +163,7 @@ def _directories(path: str) -> List[Tuple[str, str]]:
 
 
 def _names(name: str) -> List[str]:
-    """The ids that a cgroup of this name may be of."""
+    """The container ids that a cgroup of this name may belong to."""
     if not name.endswith(".scope"):
         return [name]
     stem = name[: -len(".scope")]

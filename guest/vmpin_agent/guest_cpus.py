@@ -1,8 +1,9 @@
-"""The guest's CPUs: which are online, and the number that the hardware has for each.
+"""The guest's CPUs: which are online, and the hardware id of each.
 
-The guest's own numbers are not the vCPUs': those that are plugged in get the next one that is free. What both sides
-know is the APIC id (KVM's vCPU id; arch/x86/kernel/cpu/proc.c shows it, of online CPUs only), and on arm64 MPIDR: in
-the device tree (cpu@N/reg), or in the order of ACPI's MADT, in which Linux numbers them (arch/arm64/kernel/smp.c).
+The guest's own numbers differ from the vCPUs': a hotplugged CPU gets the next free one. Both sides have the APIC id
+(KVM's vCPU id; arch/x86/kernel/cpu/proc.c shows it, of online CPUs only), and on arm64 MPIDR: in the device tree
+(cpu@N/reg), or in the order of ACPI's MADT, in which Linux numbers them (arch/arm64/kernel/smp.c). Used by agent and
+map_applier.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from vmpin.protocol.frames import format_ids
 from vmpin.protocol.messages import GuestCpu
 from vmpin_agent import file_io
 
-#: Of an MPIDR what names the CPU: Aff0 to Aff2, and Aff3.
+#: The part of an MPIDR that identifies the CPU: Aff0 to Aff2, and Aff3.
 _AFFINITY = 0xFF00FFFFFF
 _MADT_HEADER = 44
 _MADT_GICC = 11
 
 
 class CpuTable(NamedTuple):
-    """All CPUs there are, and how many more there may be.
+    """All CPUs at one moment, and how many more may be plugged.
 
-    `note` is what the host should know of where the numbers come from, "" when all is well.
+    `note` describes a doubt about the hardware ids are, "" if they are certain.
     """
 
     cpus: Tuple[GuestCpu, ...]
@@ -38,13 +39,14 @@ class CpuTable(NamedTuple):
         return CpuSet(each.cpu for each in self.cpus if each.online)
 
     def find(self, hw: Sequence[int]) -> Tuple[CpuSet, str, bool]:
-        """The online CPUs of these ids; of the others what is to be said; and whether they may yet come."""
+        """The online CPUs with these hardware ids; an error about the others, or ""; and whether they may still come
+        online."""
         by_hw = {each.hw: each for each in self.cpus if each.hw is not None}
         found = CpuSet(by_hw[each].cpu for each in hw if each in by_hw and by_hw[each].online)
         lacking = [each for each in hw if each not in by_hw or not by_hw[each].online]
         if not lacking:
             return found, "", False
-        # An offline CPU of x86 does not say its id, nor does one that is not plugged in: it may be any of those.
+        # On x86 an offline CPU does not show its id, nor does one that is not plugged: it may be any of these.
         unnamed = sum(each.hw is None for each in self.cpus)
         strange = [each for each in lacking if each not in by_hw]
         if len(strange) > unnamed:
@@ -54,7 +56,7 @@ class CpuTable(NamedTuple):
 
 
 class CpuReader:
-    """:param proc, sys: where those are mounted."""
+    """:param proc, sys: the roots of those trees."""
 
     def __init__(self, proc: str = "/proc", sys: str = "/sys") -> None:
         self._proc = proc
@@ -62,15 +64,15 @@ class CpuReader:
         self._cpu = f"{sys}/devices/system/cpu"
 
     def plugged(self) -> Optional[str]:
-        """What changes when a CPU comes or goes: the online ones and those that are plugged in, as lists.
+        """A text that changes when a CPU is plugged, unplugged or changes state: the lists of online and present CPUs.
 
-        Cheap enough for every second.
+        Cheap enough to be read every second.
         """
         online = file_io.read(f"{self._cpu}/online")
         return None if online is None else f"{online};{file_io.read(f'{self._cpu}/present')}"
 
     def everything(self) -> CpuSet:
-        """Every CPU that there may ever be: the mask of a thread that has none of its own."""
+        """Every possible CPU: the mask of a thread without one of its own."""
         return file_io.cpus(f"{self._cpu}/possible") or CpuSet(range(MAX_CPU + 1))
 
     def read(self) -> CpuTable:
@@ -92,7 +94,7 @@ class CpuReader:
         order = self._acpi()
         if order:
             return {cpu: order[cpu] for cpu in present if cpu < len(order)}, ""
-        return {cpu: cpu for cpu in present}, "the hardware's numbers are not known: taken to be the guest's own"
+        return {cpu: cpu for cpu in present}, "hardware ids are unknown: assumed to equal the guest's CPU numbers"
 
     def _device_tree(self, present: CpuSet) -> Dict[int, int]:
         found = {}
@@ -139,7 +141,7 @@ class CpuReader:
 
 
 def _apic_ids(cpuinfo: str) -> Dict[int, int]:
-    """The initial APIC id by CPU: the one that KVM gave, and no firmware changed."""
+    """The initial APIC id by CPU: as KVM gave it, before any firmware changed it."""
     found: Dict[int, int] = {}
     cpu = -1
     for line in cpuinfo.splitlines():

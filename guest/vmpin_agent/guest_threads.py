@@ -1,4 +1,6 @@
-"""Processes, threads and their masks. A thread is (tid, start time): its number alone may be another's by now."""
+"""Processes, threads and their masks. A thread is identified by (tid, start time), as a tid is reused.
+
+Used by thread_masks, system_processes, guest_cgroups and agent. What stays out: which mask a thread gets."""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class ThreadStat(NamedTuple):
 
 
 def stat(path: str) -> Optional[ThreadStat]:
-    """A thread's `stat` file; None when it has ended."""
+    """A thread's `stat` file; None if it has ended."""
     text = file_io.read(path)
     if text is None:
         return None
@@ -41,15 +43,15 @@ def stat(path: str) -> Optional[ThreadStat]:
 
 
 def key(proc: str, tid: int) -> Optional[ThreadKey]:
-    """The thread that has the number now."""
+    """The thread that has this tid now; None if there is none."""
     found = stat(f"{proc}/{tid}/stat")
     return None if found is None else ThreadKey(tid, found.start)
 
 
 def mask(tid: int) -> Optional[CpuSet]:
-    """The CPUs it may run on, as the kernel shows them; None when it has ended."""
+    """The thread's mask as the kernel shows it; None if it has ended."""
     if tid <= 0:
-        return None  # to the system call that is the caller
+        return None  # for the system call, 0 is the caller
     try:
         cpus = frozenset(os.sched_getaffinity(tid))
     except (OSError, OverflowError):
@@ -63,7 +65,7 @@ def mask(tid: int) -> Optional[CpuSet]:
 
 
 def pin(proc: str, thread: ThreadKey, cpus: CpuSet) -> str:
-    """Set its mask. :returns: what is wrong, "" when it is done, or when the thread has ended."""
+    """Set the thread's mask. :returns: the error, "" if it is done or the thread has ended."""
     before = mask(thread.tid)
     if before is None or key(proc, thread.tid) != thread:
         return ""
@@ -74,7 +76,7 @@ def pin(proc: str, thread: ThreadKey, cpus: CpuSet) -> str:
     except OSError as err:
         return f"thread {thread.tid}: {err.strerror}"
     if key(proc, thread.tid) != thread and before:
-        try:  # it ended in between, and another has the number: that one gets its own mask again
+        try:  # it ended in between and the tid was reused: restore the other thread's mask
             os.sched_setaffinity(thread.tid, before)
         except OSError:
             return ""
@@ -82,7 +84,7 @@ def pin(proc: str, thread: ThreadKey, cpus: CpuSet) -> str:
 
 
 def of_process(proc: str, pid: int) -> List[int]:
-    """Its threads' ids; none when it has ended."""
+    """The tids of a process; none if it has ended."""
     try:
         return [int(name) for name in os.listdir(f"{proc}/{pid}/task")]
     except (OSError, ValueError):
@@ -97,6 +99,6 @@ def processes(proc: str) -> List[int]:
 
 
 def newest(proc: str) -> Optional[Tuple[str, str]]:
-    """What changes when a thread is born or ends: the last id given out, and how many there are."""
+    """A value that changes when a thread is created or ends: the last id given out, and the number of threads."""
     fields = (file_io.read(f"{proc}/loadavg") or "").split()
     return (fields[3].partition("/")[2], fields[4]) if len(fields) == 5 else None

@@ -1,4 +1,5 @@
-"""One connection to the host: bytes both ways, through the protocol's frames, and never waiting for the other end."""
+"""One connection to the host: bytes in both directions as frames of the protocol, without ever blocking. Used by
+server and serial_port. What stays out: listening and polling (server), and the answers (agent)."""
 
 from __future__ import annotations
 
@@ -10,17 +11,17 @@ from vmpin.protocol.messages import AgentMessage, Applied, Failure, HostMessage,
 from vmpin.protocol.parsing import parse_request
 from vmpin_agent import file_io
 
-#: What waits for a host that does not read; beyond it the connection is given up.
+#: The most bytes that wait for a host that does not read; beyond it the connection is closed.
 _MAX_WAITING = 4 << 20
 _READ = 1 << 16
 
 
 class LinkClosed(Exception):
-    """The other end has gone, or is not to be spoken to any more."""
+    """The other end has closed the connection, or it has to be closed here; the text says why."""
 
 
 class Link:
-    """:param fd: nonblocking, the caller's. :param answer: the agent's, for a request."""
+    """:param fd: nonblocking; the caller closes it. :param answer: returns the agent's answer to a request."""
 
     def __init__(self, fd: int, answer: Callable[[HostMessage], AgentMessage]) -> None:
         self.fd = fd
@@ -31,12 +32,12 @@ class Link:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to be written."""
+        """Whether there are bytes to be written."""
         return bool(self._out)
 
     @property
     def pending(self) -> int:
-        """The bytes of a frame whose rest has not come."""
+        """The bytes of an incomplete frame."""
         return self._decoder.pending
 
     def receive(self) -> bytes:
@@ -52,12 +53,13 @@ class Link:
         return data
 
     def feed(self, data: bytes) -> None:
-        """Answer what is complete. :raises ProtocolError: when it is no frame: what follows makes no sense."""
+        """Answer the complete messages. :raises ProtocolError: the bytes are no frame, so nothing after them can be
+        read."""
         messages = self._decoder.feed(data)
         requests: List[HostMessage] = []
         for message in messages:
             requests += self._parsed(message)
-        # Of maps that came together only the newest is made true; the older ones' answer is what became of it.
+        # Of maps that arrive together only the newest is applied; the older ones are answered with its outcome.
         newest = max((each.generation for each in requests if isinstance(each, VcpuMap)), default=0)
         for request in sorted(requests, key=lambda each: isinstance(each, VcpuMap) and each.generation < newest):
             if isinstance(request, Subscribe):
@@ -72,17 +74,19 @@ class Link:
             return []
 
     def send(self, answer: AgentMessage) -> None:
+        """Queue a message and write what can be written now. :raises LinkClosed: too much waits, or the end is
+        gone."""
         try:
             self._out += encode(answer.message())
         except ProtocolError as err:
             id = getattr(answer, "id", None)
             self._out += encode(Failure(id, f"the answer cannot be sent: {err}").message())
         if len(self._out) > _MAX_WAITING:
-            raise LinkClosed("it does not read what it asked for")
+            raise LinkClosed("the host does not read the answers")
         self.flush()
 
-    def tell(self, answers: List[AgentMessage]) -> None:
-        """What was not asked for, to who has subscribed."""
+    def notify(self, answers: List[AgentMessage]) -> None:
+        """Send messages that are no answers, if the connection is subscribed. :raises LinkClosed: as `send`."""
         for answer in answers if self.subscribed else ():
             self.send(answer._replace(id=None) if isinstance(answer, Applied) else answer)
 
@@ -101,6 +105,6 @@ class Link:
 
 
 def serious(err: Exception) -> str:
-    """A line of log for what nobody thought of."""
+    """Log an unexpected error. :returns: the text for the host."""
     file_io.log(f"failed: {err!r}")
     return f"the agent failed: {type(err).__name__}"

@@ -1,7 +1,8 @@
-"""Makes a map true in the guest, and says what became of it: the whole of it each time, and what is so already stays.
+"""Applies a map in the guest and reports the outcome. Idempotent: the whole map each time, and nothing is set twice.
 
-Everything is looked at and noted first, then changed, then read back. By the container's own cpuset, so that every
-new process is born in it; where there is none, or it refuses, thread by thread.
+In three steps: read and note the originals, change, read back. A container is narrowed by the cpuset of its cgroup, so
+that new processes inherit it; without a cpuset, or if it cannot be written, thread by thread. Called by agent. What
+stays out: writing cpusets (cpusets) and masks (thread_masks).
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from vmpin_agent.guest_threads import ThreadKey, mask
 from vmpin_agent.originals import Originals
 from vmpin_agent.thread_masks import PinTarget, ThreadGroup, ThreadMasks, outside
 
-#: So often a cpuset that is being written is looked at.
+#: Attempts to read threads and their cpuset consistently while another program writes the cpuset.
 _TRIES = 5
 
 
 class ContainerWork(PinTarget):
-    """One container in one pass."""
+    """One container while a map is applied."""
 
     def __init__(self, cid: str, place: ContainerCgroup, wanted: CpuSet, lacking: str, pending: bool,
                  others: Set[str]) -> None:
@@ -39,7 +40,7 @@ class ContainerWork(PinTarget):
 
 
 class MapApplier:
-    """:param memory: what was before, this agent's or an earlier one's."""
+    """:param memory: the originals, noted by this agent or an earlier one."""
 
     def __init__(self, proc: str, cpus: CpuReader, cgroups: GuestCgroups, memory: Originals) -> None:
         self._proc = proc
@@ -49,6 +50,7 @@ class MapApplier:
         self._everything = cpus.everything()
 
     def apply(self, map: VcpuMap) -> Applied:
+        """Change cpusets and masks as the map demands. :returns: the outcome for each container, without an id."""
         table = self._cpus.read()
         masks = ThreadMasks(self._proc, self._memory, self._everything)
         places = self._give_back(masks, map)
@@ -60,7 +62,7 @@ class MapApplier:
             work.writes = cpusets.plan(work.place, work.directories[1:], work.cid, work.wanted, self._memory)
         self._note_trouble(self._memory.save())
         refused = {work: self._group(work, table.online) for work in works if not self._change(work)}
-        # Their own wishes again, which older kernels forget when the cpuset changes.
+        # Set threads' own masks again, which older kernels drop when the cpuset changes.
         masks.pin([(work, key, cpusets.effective(work.place.hierarchy, path) or work.wanted)
                    for work in works if work not in refused for key, path in work.narrower])
         masks.pin_all(list(refused.values()))
@@ -68,15 +70,15 @@ class MapApplier:
             work.trouble = work.trouble or group.trouble
         for work in works:
             outcomes[work.cid] = self._check(work)
-        told = None if map.system is None else self._system(map, map.system, table, masks)
+        own = None if map.system is None else self._system(map, map.system, table, masks)
         masks.prune()
         cpusets.prune(self._memory)
         self._note_trouble(self._memory.save())
         ordered = {cid: outcomes[cid] for cid in map.containers}
-        return Applied(None, map.generation, ordered, told)
+        return Applied(None, map.generation, ordered, own)
 
     def unpin(self) -> None:
-        """Everything as it was before the first map."""
+        """Restore everything to what it was before the first map."""
         kept = self._memory.containers()
         cpusets.restore(self._cgroups, self._memory, list(self._memory.cgroups))
         for path in reversed(self._memory.enabled):
@@ -86,7 +88,7 @@ class MapApplier:
         self._note_trouble(self._memory.save())
 
     def cpus_changed(self) -> None:
-        """Who was let go while a CPU was not online has it now, too (Linux before 6.2)."""
+        """Give freed threads the CPUs that have come online since (Linux before 6.2)."""
         if self._memory.left:
             masks = ThreadMasks(self._proc, self._memory, self._everything)
             masks.free(set(self._memory.left), system_processes.SystemProcesses(self._proc, set()).threads)
@@ -96,23 +98,24 @@ class MapApplier:
                                                                                              Dict[str,
                                                                                                   ContainerOutcome]]:
         works, outcomes = [], {}
-        known = {place.path for place in places.values()}
+        paths_in_map = {place.path for place in places.values()}
         for cid, share in map.containers.items():
             wanted, lacking, pending = table.find(share.hw)
             if cid not in places:
                 outcomes[cid] = ContainerOutcome(UNKNOWN, wanted=wanted, error="no such container in the guest")
             elif not wanted:
-                # An empty cpuset would stop it, and all CPUs would be other containers'.
-                place, paths = places[cid], within(places[cid], known)
+                # An empty cpuset would stop it, and all CPUs would include other containers'.
+                place, paths = places[cid], within(places[cid], paths_in_map)
                 outcomes[cid] = ContainerOutcome(PENDING if pending else ERROR, place.shown, EMPTY, EMPTY,
                                         self._processes(paths), len(self._tids(place, paths)),
-                                        error=lacking or "it is given no vCPU")
+                                        error=lacking or "the map gives it no vCPU")
             else:
-                works.append(ContainerWork(cid, places[cid], wanted, lacking, pending, known))
+                works.append(ContainerWork(cid, places[cid], wanted, lacking, pending, paths_in_map))
         return works, outcomes
 
     def _give_back(self, masks: ThreadMasks, map: VcpuMap) -> Dict[str, ContainerCgroup]:
-        """What was pinned for a container that is no longer named, or has ended. :returns: where those named are."""
+        """Restore what was pinned for containers that left the map or have ended. :returns: the cgroups of those in
+        the map."""
         kept = self._memory.containers()
         places = self._cgroups.locate((set(map.containers) | kept) - {""})
         named = {cid: place for cid, place in places.items() if cid in map.containers}
@@ -144,14 +147,15 @@ class MapApplier:
         return sum(len(self._cgroups.processes(path)) for path in paths)
 
     def _gather(self, work: ContainerWork, masks: ThreadMasks, online: CpuSet) -> None:
-        """The threads that have another mask than their cgroup gives them: before a cpuset changes, which may take
-        their masks from them (Linux before 6.2)."""
+        """Note the threads whose mask differs from their cgroup's cpuset, before that changes: Linux before 6.2 drops
+        such masks then."""
         for path in work.directories:
             for _ in range(_TRIES):
                 base = cpusets.effective(work.place.hierarchy, path) or online
                 found = ((tid, mask(tid)) for tid in self._cgroups.threads(work.place.hierarchy, path))
                 odd = [(tid, now) for tid, now in found if now is not None and (now != base or masks.noted(tid))]
-                # Else what others write in between, as Kata's agent may, seems to be a wish of the threads.
+                # Otherwise a cpuset that another program writes meanwhile, such as Kata's agent, looks like the
+                # threads' own mask.
                 if not odd or base == (cpusets.effective(work.place.hierarchy, path) or online):
                     break
             for tid, now in odd:
@@ -172,7 +176,7 @@ class MapApplier:
             self._memory.enabled = [path for path in self._memory.enabled if path not in refused]
 
     def _change(self, work: ContainerWork) -> bool:
-        """:returns: whether its cpuset does it; else its threads are to be pinned."""
+        """Write the container's cpuset. :returns: False if that does not narrow it: its threads have to be pinned."""
         hierarchy = work.place.hierarchy
         if work.writes is not None:
             for write in work.writes:
@@ -208,10 +212,10 @@ class MapApplier:
     def _system(self, map: VcpuMap, hw: Tuple[int, ...], table: CpuTable, masks: ThreadMasks) -> ContainerOutcome:
         wanted, lacking, pending = table.find(hw)
         if not wanted:
-            return ContainerOutcome(PENDING if pending else ERROR, error=lacking or "it is given no vCPU")
+            return ContainerOutcome(PENDING if pending else ERROR, error=lacking or "the map gives it no vCPU")
         if not self._cgroups.hierarchies:
             return ContainerOutcome(ERROR, wanted=wanted,
-                                    error="no cgroups: containers' processes cannot be told apart")
+                                    error="no cgroups: containers' processes cannot be distinguished")
         outcome = system_processes.pin(self._own(set(map.containers)), self._memory, masks, wanted, table.online)
         if lacking and outcome.state == APPLIED:
             outcome = outcome._replace(state=PENDING if pending else ERROR)

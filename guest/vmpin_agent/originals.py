@@ -1,7 +1,9 @@
-"""What was there before the agent changed it, so that it can be put back: cpusets of cgroups, and masks of threads.
+"""The original cpusets of cgroups and masks of threads, from before the agent changed them, so that they can be
+restored.
 
-Kept in a file under /run as well, so that an agent that is started again does not take its own work for what a
-container wished. It is written before anything is changed, and void after a boot.
+They are also kept in a file under /run, so that a restarted agent does not mistake its own masks for a container's.
+The file is written before anything is changed, and is void after a boot. Used by map_applier, cpusets and
+thread_masks. What stays out: reading and setting masks.
 """
 
 from __future__ import annotations
@@ -13,16 +15,16 @@ from vmpin.cpuset import CpuSet
 from vmpin_agent import file_io
 from vmpin_agent.guest_threads import ThreadKey
 
-#: How many values are kept at most: of one thing some are about to be set, of the system's masks some were.
+#: The most values kept for one cgroup or thread that are about to be set, and of the system's earlier masks.
 _OURS = 6
 
 
 class Original:
-    """One cgroup's cpuset or thread's mask.
+    """The original of one cgroup's cpuset or one thread's mask.
 
-    `before` is what it was; `own` the part that is narrower by its owner's own wish, None when it has none and goes
-    with what is above it; `ours` is what the agent set last, so that another value is known to be the owner's, and
-    what it is about to set until that is done.
+    `before` is the value to restore; `own` the narrower value that its owner chose, None if it follows what is above
+    it; `ours` are the value that the agent set last and, until done, the one that it is about to set: any other value
+    that is read back was set by the owner.
     """
 
     __slots__ = ("before", "container", "inode", "ours", "own")
@@ -35,18 +37,18 @@ class Original:
         self.ours: List[CpuSet] = []
 
     def within(self, cpus: CpuSet) -> CpuSet:
-        """What it is to have of these: never beyond its own wish, but where nothing would be left."""
+        """The part of `cpus` to set: within the owner's choice, unless nothing would be left."""
         return cpus if self.own is None else (self.own & cpus) or cpus
 
     def will_be(self, cpus: CpuSet) -> bool:
-        """Note a value that is about to be set. :returns: whether that is news."""
+        """Note a value that is about to be set. :returns: whether that changes the notes."""
         if self.ours[-1:] == [cpus]:
             return False
         self.ours = [*(each for each in self.ours if each != cpus), cpus][-_OURS:]
         return True
 
     def done(self) -> None:
-        """What was about to be set is."""
+        """Note that the value about to be set is set."""
         self.ours = self.ours[-1:]
 
     def data(self) -> List[Any]:
@@ -55,7 +57,7 @@ class Original:
 
 
 class Originals:
-    """:param path: the file. :param boot: the boot's id, of which alone it is true."""
+    """:param path: the file. :param boot: the id of the boot for which it is valid."""
 
     def __init__(self, path: str, boot: str) -> None:
         self._path = path
@@ -65,11 +67,11 @@ class Originals:
         #: By path.
         self.cgroups: Dict[str, Original] = {}
         self.threads: Dict[ThreadKey, Original] = {}
-        #: The cgroups that were told to pass cpuset on, uppermost first.
+        #: The cgroups in which the agent enabled cpuset for their children, uppermost first.
         self.enabled: List[str] = []
-        #: The masks that the guest's own processes were given: children of theirs begin with one in a container.
+        #: The masks that the guest's own processes were given: their children have one when they enter a container.
         self.system: List[CpuSet] = []
-        #: What threads were left with that were to have everything again, where Linux cut that to what was online.
+        #: The masks that freed threads ended up with, where Linux cut them to the CPUs online at that time.
         self.left: List[CpuSet] = []
         self._load()
 
@@ -84,14 +86,14 @@ class Originals:
             self._changed = True
 
     def containers(self) -> Set[str]:
-        """Whose cpusets and masks are kept; "" are the guest's own."""
+        """The containers of the kept cpusets and masks; "" stands for the guest's own processes."""
         return {kept.container for kept in (*self.cgroups.values(), *self.threads.values())}
 
     def changed(self) -> None:
         self._changed = True
 
     def save(self) -> str:
-        """:returns: what is wrong, "" when it is written."""
+        """Write the file if anything has changed. :returns: the error, "" without one."""
         if not self._changed:
             return ""
         text = json.dumps({
@@ -110,7 +112,7 @@ class Originals:
         return ""
 
     def forget(self) -> None:
-        """All but what threads were left with, which they still have."""
+        """Drop everything but `left`: those threads still have such masks."""
         self.cgroups, self.threads, self.enabled, self.system = {}, {}, [], []
         self._changed = True
 
@@ -119,13 +121,13 @@ class Originals:
         if text is None:
             return
         try:
-            told = json.loads(text)
-            if told["boot"] == self._boot:
-                self.cgroups = {str(path): _kept(data) for path, data in told["cgroups"].items()}
-                self.threads = {ThreadKey(int(tid), int(start)): _kept(data) for tid, start, data in told["threads"]}
-                self.enabled = [str(each) for each in told["enabled"]]
-                self.system = [CpuSet.parse(each) for each in told["system"]]
-                self.left = [CpuSet.parse(each) for each in told["left"]]
+            kept = json.loads(text)
+            if kept["boot"] == self._boot:
+                self.cgroups = {str(path): _kept(data) for path, data in kept["cgroups"].items()}
+                self.threads = {ThreadKey(int(tid), int(start)): _kept(data) for tid, start, data in kept["threads"]}
+                self.enabled = [str(each) for each in kept["enabled"]]
+                self.system = [CpuSet.parse(each) for each in kept["system"]]
+                self.left = [CpuSet.parse(each) for each in kept["left"]]
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as err:
             self.forget()
             file_io.log(f"{self._path} cannot be used: {err!r}")

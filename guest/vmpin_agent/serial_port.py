@@ -1,7 +1,7 @@
-"""The virtio-serial port: one stream without connections. Who is at its other end is only told by hang-ups.
+"""The virtio-serial port: one stream without connections. Only a hang-up shows that the host's end was closed.
 
-A hung-up port is always ready (drivers/char/virtio_console.c: port_fops_poll gives EPOLLHUP), so it is taken out of
-the loop until the host is there again, which is looked for every second.
+A hung-up port is always ready (drivers/char/virtio_console.c: port_fops_poll gives EPOLLHUP), so the server removes it
+from its loop until the host's end is open again, which is checked every second. What stays out: that loop (server).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from vmpin.protocol.parsing import SERIAL
 from vmpin_agent import file_io
 from vmpin_agent.link import Link, LinkClosed
 
-#: After garbage: when nothing came for so long, the next byte begins a frame.
+#: After garbage: seconds of silence after which the next byte begins a frame.
 QUIET = 0.1
-#: A frame whose rest has not come for so long was cut.
+#: Seconds after which an incomplete frame counts as cut.
 _CUT = 2.0
 
 
 class SerialPort:
-    """:param path: the port's device, or "auto". :param sys: to find it where no udev names it."""
+    """:param path: the port's device, or "auto". :param sys: where the device is searched if udev has not named it."""
 
     def __init__(self, path: str, answer: Callable[[HostMessage], AgentMessage],
                  greeting: Callable[[], List[AgentMessage]],
@@ -33,13 +33,13 @@ class SerialPort:
         self._greeting = greeting
         self._sys = sys
         self._last = 0.0
-        #: While input is dropped, when that ends (monotonic seconds).
+        #: While input is dropped after garbage: when that ends (monotonic seconds); else None.
         self.quiet_at: Optional[float] = None
         self.fd = -1
         self.link: Optional[Link] = None
 
     def open(self) -> bool:
-        """:returns: whether there is a port, now or before."""
+        """Open the device unless it is open. :returns: whether it is open."""
         if self.fd >= 0:
             return True
         path = self._find() if self._path == "auto" else self._path
@@ -67,19 +67,19 @@ class SerialPort:
         return f"/dev/{found[0]}" if found else None
 
     def up(self) -> bool:
-        """Whether the host is there; a new host is greeted. :returns: also False while it is not."""
+        """Check whether the host's end is open, and greet a new host. :returns: whether it is."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         there = not any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
         if there and self.link is None:
             self.link = Link(self.fd, self._answer)
-            self._say(self._greeting())
+            self._send(self._greeting())
         elif not there:
             self.link = self.quiet_at = None
         return self.link is not None
 
     def read(self, now: float) -> None:
-        """What came. :raises Closed: when the host has gone."""
+        """Read and answer. :raises Closed: when the host has gone."""
         assert self.link is not None
         try:
             data = self.link.receive()
@@ -99,16 +99,17 @@ class SerialPort:
             self.quiet_at = now + QUIET
 
     def clear(self, now: float) -> None:
-        """When it was quiet for long enough after garbage, or a frame was cut: begin anew, and ask for the map."""
+        """Start with a fresh decoder and ask for the map, if the silence after garbage was long enough or a frame was
+        cut."""
         if self.link is None:
             return
         cut = self.quiet_at is None and self.link.pending > 0 and now - self._last > _CUT
         if cut or (self.quiet_at is not None and now >= self.quiet_at):
             self.quiet_at = None
             self.link = Link(self.fd, self._answer)
-            self._say([NeedMap()])
+            self._send([NeedMap()])
 
-    def _say(self, answers: List[AgentMessage]) -> None:
+    def _send(self, answers: List[AgentMessage]) -> None:
         assert self.link is not None
         try:
             for answer in answers:

@@ -1,6 +1,8 @@
-"""The agent's loop: connections over AF_VSOCK or a unix socket, the serial port, and a look at the guest every second.
+"""The agent's loop: connections over AF_VSOCK or a unix socket, the serial port, and a check of the guest every
+second.
 
-One thread, and nothing in it waits. Over AF_VSOCK the host alone is let in.
+One thread, in which nothing but the selector blocks. Over AF_VSOCK only the host is accepted. Run by __main__. What
+stays out: messages (link) and what they do (agent).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _ANY = 0xFFFFFFFF
 _HOST = 2
 _MAX_CONNECTIONS = 16
 TICK = 1.0
-#: How often, in ticks, what could not be opened is tried again: modules are loaded late.
+#: Ticks between attempts to open what could not be opened: kernel modules may be loaded late.
 _AGAIN = 5
 
 
@@ -42,7 +44,7 @@ class Server:
         self.stopped = False
 
     def run(self) -> None:
-        """Until `stopped`."""
+        """Serve until `stopped` is set."""
         next_tick = time.monotonic()
         while not self.stopped:
             now = time.monotonic()
@@ -75,29 +77,29 @@ class Server:
             self._serial_tick(self._serial, now)
         links = list(self._links) + ([self._serial.link] if self._serial and self._serial.link else [])
         try:
-            told = self._agent.look(any(link.subscribed for link in links))
+            news = self._agent.check(any(link.subscribed for link in links))
         except Exception as err:
             serious(err)
             return
         for link in self._links.copy():
-            self._try(link, told)
-        if told and self._serial is not None and self._serial.link is not None:
+            self._notify(link, news)
+        if news and self._serial is not None and self._serial.link is not None:
             try:
-                self._serial.link.tell(told)
+                self._serial.link.notify(news)
             except LinkClosed:
                 self._serial.link = None
         self._watch_serial()
 
-    def _try(self, link: Link, told: List[AgentMessage]) -> None:
+    def _notify(self, link: Link, news: List[AgentMessage]) -> None:
         try:
-            link.tell(told)
+            link.notify(news)
         except LinkClosed as err:
             self._drop(link, str(err))
         else:
             self._watch(link)
 
     def _answer(self, request: HostMessage) -> AgentMessage:
-        """Whatever goes wrong with one request, the next one is answered."""
+        """The answer; a Failure if the agent raised, so that the next request is answered again."""
         try:
             return self._agent.answer(request)
         except Exception as err:
@@ -129,7 +131,7 @@ class Server:
             return
         self._listeners[name] = made
         self._selector.register(made, selectors.EVENT_READ, lambda events: self._accept(made))
-        file_io.log(f"listens on {name}{f' port {self._port}' if name == 'vsock' else ''}")
+        file_io.log(f"listening on {name}{f' port {self._port}' if name == 'vsock' else ''}")
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -199,22 +201,23 @@ class Server:
         self._watch_serial()
 
     def _watch_serial(self) -> None:
-        """In the loop while the host is there, and only then."""
+        """Keep the port in the selector only while the host's end is open."""
         if self._serial is None or self._serial.fd < 0:
             return
         fd, link = self._serial.fd, self._serial.link
-        known: Optional[selectors.SelectorKey] = self._selector.get_map().get(fd)
+        registered: Optional[selectors.SelectorKey] = self._selector.get_map().get(fd)
         if link is None:
-            if known is not None:
+            if registered is not None:
                 self._selector.unregister(fd)
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.waiting else 0)
-        if known is None:
+        if registered is None:
             self._selector.register(fd, events, self._serial_ready)
-        elif known.events != events:
+        elif registered.events != events:
             self._selector.modify(fd, events, self._serial_ready)
 
 
 def allowed(family: int, peer: object) -> bool:
-    """Of AF_VSOCK the host alone; a process in the guest comes from the guest's own CID or from 1."""
+    """Whether the peer may connect: over AF_VSOCK only the host. A process of the guest has the guest's own CID or
+    1."""
     return family == socket.AF_UNIX or (isinstance(peer, tuple) and peer[:1] == (_HOST,))

@@ -1,4 +1,6 @@
-"""The guest's own processes: all that is in no container's cgroup and no kernel thread. They go on the spare vCPUs."""
+"""The guest's own processes, that is all but containers' and kernel threads: they are pinned to the spare vCPUs.
+
+Called by map_applier. What stays out: which vCPUs those are."""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ from vmpin_agent.thread_masks import ThreadGroup, ThreadMasks, outside
 
 
 class SystemProcesses:
-    """Finds them, all through one pass. :param inside: the processes of containers."""
+    """Lists them during one pass. :param inside: the pids of containers' processes."""
 
     def __init__(self, proc: str, inside: Set[int]) -> None:
         self._proc = proc
         self._inside = inside
-        #: For one pass: the number may be another's in the next.
+        #: Pids of kernel threads, for one pass only: a pid may be reused in the next.
         self._kernel: Set[int] = set()
 
     def processes(self) -> List[int]:
@@ -38,7 +40,7 @@ class SystemProcesses:
 
 def pin(own: SystemProcesses, memory: Originals, masks: ThreadMasks, wanted: CpuSet,
         online: CpuSet) -> ContainerOutcome:
-    """Pin them by mask."""
+    """Set the masks of all their threads. :returns: the outcome, as for a container."""
     memory.system_mask(wanted)
     group = ThreadGroup("", own.threads, wanted, online)
     masks.pin_all([group])

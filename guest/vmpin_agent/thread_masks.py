@@ -1,4 +1,7 @@
-"""Which mask each thread is to have, and what it had: the notes of them, setting them, and putting them back."""
+"""Threads' masks: noting the originals, setting new ones, and restoring.
+
+Called by map_applier and system_processes. What stays out: which CPUs a container gets (map_applier), and the system
+calls (guest_threads)."""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from vmpin_agent.originals import Original, Originals
 #: 8f9ea86fdf99): then that is no wish of the thread's. Nor does it take a CPU into a mask that is not online.
 _FORGETFUL = tuple(int(each) for each in re.findall(r"[0-9]+", os.uname().release)[:2]) < (6, 2)
 
-#: A process that makes threads faster than they are pinned is looked at again a second later.
+#: Rounds of listing new threads; a process that creates threads faster than they are pinned is continued a second
+#: later.
 _ROUNDS = 10
 
 
 class PinTarget:
-    """What threads are pinned for; what is wrong with some of them."""
+    """The container or group that threads are pinned for; `trouble` is the error of one of them, "" without one."""
 
     trouble = ""
 
@@ -70,7 +74,7 @@ class ThreadMasks:
         if kept is not None and kept.container == cid and (
                 now in kept.ours or now == kept.within(base) or (_FORGETFUL and now == base)):
             return key  # as it was left, or what its cpuset made of that
-        own = now if now and now < base and not self._is_nobodys(now, cid) else None
+        own = now if now and now < base and not self._is_inherited(now, cid) else None
         if kept is None:
             self._memory.threads[key] = Original(cid, own or self._everything, own)
             self._by_tid[tid] = key
@@ -80,13 +84,13 @@ class ThreadMasks:
             self._memory.changed()
         return key
 
-    def _is_nobodys(self, now: CpuSet, cid: str) -> bool:
-        """Whether a mask is one that a thread may have got from who made it."""
+    def _is_inherited(self, now: CpuSet, cid: str) -> bool:
+        """Whether a mask may have been inherited from the creator, instead of being set by the thread itself."""
         return (now in self._given.get(cid, ()) or now in self._memory.left
                 or (cid != "" and now in self._memory.system))
 
     def will_be(self, key: ThreadKey, cpus: CpuSet) -> CpuSet:
-        """What the thread is to have of these CPUs, noted."""
+        """The part of these CPUs that the thread gets; notes it."""
         kept = self._memory.threads[key]
         target = kept.within(cpus)
         if kept.will_be(target):
@@ -103,7 +107,7 @@ class ThreadMasks:
             self.pin(planned)
 
     def _plan(self, group: ThreadGroup, planned: List[Tuple[PinTarget, ThreadKey, CpuSet]]) -> bool:
-        """:returns: whether it had threads that were not looked at yet."""
+        """Add the group's new threads to `planned`. :returns: whether there were any."""
         fresh = [tid for tid in group.tids() if tid not in group.seen]
         for tid in fresh:
             now = guest_threads.mask(tid)
@@ -114,7 +118,7 @@ class ThreadMasks:
         return bool(fresh)
 
     def pin(self, planned: Sequence[Tuple[PinTarget, ThreadKey, CpuSet]]) -> None:
-        """Each thread has of these CPUs what it may. What that is is kept before it is done."""
+        """Give each thread its part of the CPUs. The notes are saved before any mask is set."""
         targets = [(of, key, self.will_be(key, cpus)) for of, key, cpus in planned]
         trouble = self._memory.save()
         for of, key, target in targets:
@@ -132,9 +136,9 @@ class ThreadMasks:
             self._memory.changed()
 
     def restore(self, cids: Set[str], tids: Callable[[], Iterable[int]]) -> None:
-        """Put the threads of these back to what they had before, and forget them; not one that was changed since.
+        """Restore the masks of these containers' threads, unless their owner has changed them since; forget them.
 
-        :param tids: gives all there are now: who was born since the last look began with its creator's mask.
+        :param tids: returns all present threads: those created since the last pass inherited their creator's mask.
         """
         given = {cpus for cid in cids for cpus in self._given.get(cid, ())}
         for key, kept in list(self._memory.threads.items()):
@@ -147,7 +151,7 @@ class ThreadMasks:
         self.free(given, tids)
 
     def free(self, given: Set[CpuSet], tids: Callable[[], Iterable[int]]) -> None:
-        """Give everything to those threads that have one of these masks and that nothing is, or was, noted of."""
+        """Give every CPU to the threads that have one of these masks and no notes, now or earlier."""
         seen: Set[int] = set()
         for _ in range(_ROUNDS if given else 0):
             fresh = [tid for tid in tids() if tid not in seen]
@@ -168,7 +172,7 @@ class ThreadMasks:
 
 
 def outside(tids: Iterable[int], cpus: CpuSet) -> List[int]:
-    """Those of them that may run elsewhere."""
+    """The threads whose mask is not within these CPUs."""
     found = []
     for tid in tids:
         mask = guest_threads.mask(tid)

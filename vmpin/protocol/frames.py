@@ -1,7 +1,7 @@
-"""The frames in which the host and the agent in a guest speak: `u32 big-endian length | UTF-8 JSON object`.
+"""The frames between the host and the agent in a guest: `u32 big-endian length | UTF-8 JSON object`.
 
-Shared by both ends, so it is the standard library only and runs on Python 3.9. What is read is bounded in length,
-depth, count and size of numbers. What stays out: what the messages say (guestproto).
+Shared by both ends: standard library only, Python 3.9. Input is limited in length, depth, count and size of numbers.
+Called by guests on the host and by the agent's link. What stays out: the content of a message (messages, parsing).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 #: The longest JSON text of a frame, in bytes.
 MAX_FRAME = 1 << 20
-#: How deep objects and lists may be within each other, and how many values there may be in all: a few bytes of JSON
-#: would otherwise take hundreds of Python's.
+#: The limits on the nesting of objects and lists and on the number of values: a byte of JSON may otherwise take
+#: hundreds of bytes as objects.
 MAX_DEPTH = 16
 MAX_VALUES = 100_000
-#: How many ids a list may hold; and an MPIDR has 40 bits.
+#: The limit on the ids in a list; and the highest id, as an MPIDR has 40 bits.
 MAX_CPUS = 8192
 MAX_HW = (1 << 40) - 1
 
@@ -27,7 +27,7 @@ _RANGE = re.compile(r"([0-9]{1,13})(?:-([0-9]{1,13}))?")
 
 
 class ProtocolError(ValueError):
-    """What came is not this protocol; `id` is the question's that it came in, where that could be read."""
+    """The bytes are not this protocol. `id` is that of the request they came in, if it could be read."""
 
     def __init__(self, why: str, id: Optional[int] = None) -> None:
         super().__init__(why)
@@ -35,7 +35,7 @@ class ProtocolError(ValueError):
 
 
 class FrameDecoder:
-    """Messages out of a stream of bytes; keeps one frame at most, of at most `limit` bytes."""
+    """Extracts messages from a stream of bytes. Buffers one frame of at most `limit` bytes."""
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self.limit = limit
@@ -43,10 +43,10 @@ class FrameDecoder:
         self._error: Optional[ProtocolError] = None
 
     def feed(self, data: bytes) -> List[Dict[str, Any]]:
-        """The messages that are complete with what came next, as JSON objects.
+        """Take the next bytes. :returns: the messages that they complete, as JSON objects.
 
-        :raises ProtocolError: when a frame is too long (as soon as it says so), too deep or no JSON object, and then
-            always: the connection is of no more use.
+        :raises ProtocolError: a frame is too long (raised when its length was read), too deep or no JSON object; and
+            at every later call, as the connection cannot be used any more.
         """
         if self._error is not None:
             raise self._error
@@ -69,21 +69,21 @@ class FrameDecoder:
 
     @property
     def pending(self) -> int:
-        """How many bytes wait for the rest of their frame."""
+        """The number of bytes of an incomplete frame."""
         return len(self._buffer)
 
     def _wanted(self) -> int:
-        """How long the buffer has to be for the next step: a header, or the frame that it begins."""
+        """The length of the buffer at which the next step is possible: a header, or the frame that it begins."""
         if len(self._buffer) < _HEADER.size:
             return _HEADER.size
         (length,) = _HEADER.unpack_from(self._buffer)
         if not 2 <= length <= self.limit:
-            raise ProtocolError(f"a frame says it is {length} bytes long, and may be 2 to {self.limit}")
+            raise ProtocolError(f"a frame is {length} bytes long, and may be 2 to {self.limit}")
         return _HEADER.size + int(length)
 
 
 def encode(message: Mapping[str, object]) -> bytes:
-    """A message as a frame. :raises ProtocolError: when it is longer than the other end would take."""
+    """A message as a frame. :raises ProtocolError: it is longer than the other end accepts."""
     body = json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii")
     if len(body) > MAX_FRAME:
         raise ProtocolError(f"a message of {len(body)} bytes is too long to send")
@@ -102,8 +102,8 @@ def _object(body: bytes) -> Dict[str, Any]:
 
 
 def _check_shape(body: bytes) -> None:
-    """Depth and count, before anything is made of it: Python's parser would recurse, and make an object of each."""
-    # Without escapes every second part between quotation marks is within a string.
+    """Check depth and count before parsing: Python's parser recurses, and makes an object of each value."""
+    # With escapes removed, every second part between quotation marks is the content of a string.
     outside = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     brackets = outside.translate(None, _NOT_BRACKETS)
     if outside.count(b",") + len(brackets) > MAX_VALUES:
@@ -116,10 +116,10 @@ def _check_shape(body: bytes) -> None:
 
 
 def _int(text: str) -> int:
-    """Python 3.9 takes seconds for a number of a million digits."""
+    """With a limit: Python 3.9 takes seconds for a number of a million digits."""
     if len(text) > 20:
         raise ValueError("a number is too long")
-    return int(text)  # of NaN and Infinity a ValueError, too
+    return int(text)  # raises ValueError for NaN and Infinity as well
 
 
 def _float(text: str) -> float:
@@ -129,17 +129,17 @@ def _float(text: str) -> float:
 
 
 def clean(text: str, limit: int = 400) -> str:
-    """`text` with nothing in it that steers a terminal, cut to `limit` characters."""
+    """`text` with unprintable characters escaped, so that it cannot control a terminal; cut to `limit` characters."""
     shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text[:limit])
     return shown if len(shown) <= limit and len(text) <= limit else shown[: limit - 3] + "..."
 
 
 def parse_ids(text: str) -> Tuple[int, ...]:
-    """Hardware ids of a list such as `0,2-3`, ascending; blank text is none.
+    """The hardware ids in a list such as `0,2-3`, ascending; none in a blank text.
 
-    Not a CpuSet: an MPIDR such as 0x10000 is beyond any CPU number.
+    Not a CpuSet: an MPIDR such as 0x10000 is greater than any CPU number.
 
-    :raises ProtocolError: it is no list, or longer than a machine has CPUs.
+    :raises ProtocolError: it is no such list, or has more ids than any machine has CPUs.
     """
     found: Set[int] = set()
     for region in text.split(",") if text.strip() else ():
@@ -156,7 +156,7 @@ def parse_ids(text: str) -> Tuple[int, ...]:
 
 
 def format_ids(ids: Sequence[int]) -> str:
-    """The ids as `parse_ids` reads them."""
+    """The ids as a list that `parse_ids` reads."""
     parts: List[List[int]] = []
     for each in sorted(set(ids)):
         if parts and parts[-1][1] + 1 == each:

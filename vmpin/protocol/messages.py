@@ -1,7 +1,7 @@
-"""The messages that the host and the agent in a guest exchange, as types that know how they are sent.
+"""The messages between the host and the agent in a guest, as types with their JSON form.
 
-Shared by both ends, so it is the standard library only and runs on Python 3.9. A field that is None was not said, or
-is not known. What stays out: reading them (guestproto).
+Shared by both ends: standard library only, Python 3.9. A field that is None was absent or is unknown. Used by guests
+on the host and by the agent. What stays out: frames (frames), and reading messages (parsing).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.protocol.frames import clean, format_ids
 
 VERSION = 1
-#: How many threads that are outside are named.
+#: The limit on the threads outside that are listed.
 MAX_OUTSIDE = 16
 
 
@@ -31,7 +31,7 @@ class InventoryRequest(NamedTuple):
 
 
 class Unpin(NamedTuple):
-    """Everything back to what it was; answered with an `Applied` of no container."""
+    """Restore everything. Answered with an `Applied` without containers."""
 
     id: Optional[int] = None
 
@@ -40,7 +40,7 @@ class Unpin(NamedTuple):
 
 
 class Subscribe(NamedTuple):
-    """From now on events, and an `Applied` without id when the outcome changes; answered with an `Inventory`."""
+    """Send events from now on, and an `Applied` without id when an outcome changes. Answered with an `Inventory`."""
 
     id: Optional[int] = None
 
@@ -49,8 +49,8 @@ class Subscribe(NamedTuple):
 
 
 class ContainerVcpus(NamedTuple):
-    """A container's vCPUs by hardware id, ascending. `host` are the host's CPUs behind them, where the guest is to
-    know; nothing is done with those but shown (`VcpuMap.export`)."""
+    """A container's vCPUs by hardware id, ascending. `host` are the host's CPUs behind them, if the host discloses
+    them; they are only exported (`VcpuMap.export`)."""
 
     hw: Tuple[int, ...]
     exclusive: bool = False
@@ -62,7 +62,7 @@ class ContainerVcpus(NamedTuple):
 
 
 class VcpuMap(NamedTuple):
-    """All that is wanted. `system` are the vCPUs of the guest's own processes, None leaves those alone."""
+    """The complete assignment. `system` are the vCPUs of the guest's own processes; None leaves those alone."""
 
     id: Optional[int]
     generation: int
@@ -91,7 +91,8 @@ class Pong(NamedTuple):
 
 
 class GuestCpu(NamedTuple):
-    """`hw` None: an x86 CPU tells its APIC id only while it is online."""
+    """One CPU of the guest. `hw` is its hardware id; None for an offline CPU of x86, which does not show its APIC
+    id."""
 
     cpu: int
     hw: Optional[int]
@@ -106,7 +107,8 @@ class GuestContainer(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """`cgroup` is v1, v2, hybrid or none; `note` says what could not be told, as that `hw` is guessed."""
+    """The guest as the agent sees it. `cgroup` is v1, v2, hybrid or none; `note` describes a doubt, as that `hw` is
+    guessed."""
 
     id: Optional[int]
     cpus: Sequence[GuestCpu]
@@ -121,22 +123,22 @@ class Inventory(NamedTuple):
                         python=self.python, note=self.note)
 
 
-#: Every thread is where it should be.
+#: Every thread is within its CPUs.
 APPLIED = "applied"
-#: Not yet: vCPUs are not online, or threads are still outside. Goes on by itself.
+#: Not complete: vCPUs are not online, or threads are still outside. The agent continues by itself.
 PENDING = "pending"
-#: There is no such container in the guest (yet).
+#: There is no such container in the guest, possibly not yet.
 UNKNOWN = "unknown"
-#: `error` says why.
+#: `error` has the reason.
 ERROR = "error"
 STATES = (APPLIED, PENDING, UNKNOWN, ERROR)
 
 
 class ContainerOutcome(NamedTuple):
-    """What became of a container, or of the guest's own processes.
+    """The outcome for one container, or for the guest's own processes.
 
-    `wanted` and `effective` are guest CPUs; `cgroup` is the one that was written, None where threads were pinned one
-    by one; `outside` the first threads that may run elsewhere.
+    `wanted` and `effective` are guest CPUs; `cgroup` is the one that was written, None if threads were pinned one by
+    one; `outside` the first threads that may run on other CPUs.
     """
 
     state: str
@@ -154,7 +156,7 @@ class ContainerOutcome(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What became of the map of `generation`: without `id` when it changed since it was told."""
+    """The outcomes of the map of `generation`; without `id` if it reports a change and answers no request."""
 
     id: Optional[int]
     generation: int
@@ -168,7 +170,8 @@ class Applied(NamedTuple):
 
 
 class GuestEvent(NamedTuple):
-    """`kind` is "cpus" (then `online` are those now) or "containers" (`started` and `stopped`)."""
+    """A change in the guest. `kind` is "cpus" (`online` are the CPUs online now) or "containers" (`started`,
+    `stopped`)."""
 
     kind: str
     online: CpuSet = CpuSet()
@@ -181,7 +184,7 @@ class GuestEvent(NamedTuple):
 
 
 class NeedMap(NamedTuple):
-    """The agent has no map: it was started again. Said when a connection is made, and when serial is clean again."""
+    """The agent has no map, as after a restart. Sent at a new connection, and after garbage on the serial port."""
 
     id: Optional[int] = None
 
@@ -190,7 +193,7 @@ class NeedMap(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A message that could not be dealt with."""
+    """The answer to a message that could not be carried out."""
 
     id: Optional[int]
     error: str

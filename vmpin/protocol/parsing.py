@@ -1,22 +1,20 @@
-"""What the host and the agent in a guest tell each other: frames of JSON (guestframe), and messages in them
-(guestmessages), which are read here. Both come from here as well.
+"""Reads the messages between the host and the agent in a guest (messages) from the JSON objects in frames (frames).
 
-A frame is `u32 big-endian length | UTF-8 JSON object`. Every message has `"v": 1` and a `"type"`; a question has an
-`"id"`, which its answer repeats. Unknown fields are ignored; an unknown type is answered with an error, and so is
-another version. Shared by both ends, so it is the standard library only and runs on Python 3.9; both ends treat the
-other as hostile: what is read is bounded in length, depth, count and size of numbers, and text comes out printable.
-What stays out: sockets and clocks. Bytes go in, messages come out.
+Every message has `"v": 1` and a `"type"`; a request has an `"id"`, which its answer repeats. Unknown fields are
+ignored; an unknown type or another version is answered with an error. Shared by both ends: standard library only,
+Python 3.9. Each end treats the other as hostile: input is limited in length, depth, count and size of numbers, and
+texts are made printable. Used by guests on the host and by the agent. What stays out: sockets and clocks.
 
     host -> agent   ping inventory map unpin subscribe
-    agent -> host   pong inventory applied applied inventory, and without being asked: event applied need_map error
+    agent -> host   pong inventory applied applied inventory; without a request: event applied need_map error
 
-CPUs are named by the host as the hardware numbers them (`hw`): the APIC id on x86, which is KVM's vCPU id, MPIDR on
-arm64. What the agent says in `wanted` and `effective` are the guest's own CPU numbers. The host's are in a map only
-where its configuration says so.
+The host identifies vCPUs by their hardware id (`hw`): the APIC id on x86, which is KVM's vCPU id, and MPIDR on arm64.
+In `wanted` and `effective` the agent uses the guest's own CPU numbers. A map has the host's CPU numbers only if the
+host's configuration allows it.
 
-A map is the whole of what is wanted, and the newest generation wins: an older one is answered with what became of the
-current. So a host that starts to count anew, and is told a higher generation than its own, goes on from that. A host
-sends its map whenever it connects: over virtio-serial the guest does not notice one that came back within a moment.
+A map is complete, and the newest generation wins: an older map is answered with the outcomes of the current one. A
+host that receives a higher generation than its own, as after a change of its clock, continues from that one. The host
+sends its map at every connection: over virtio-serial the guest does not notice a host that reconnects within a moment.
 """
 
 from __future__ import annotations
@@ -50,32 +48,32 @@ from vmpin.protocol.messages import (
     VcpuMap,
 )
 
-#: The agent's port of AF_VSOCK, where the configuration says no other; Kata has 1024 to 1027.
+#: The agent's AF_VSOCK port unless configured otherwise; Kata uses 1024 to 1027.
 PORT = 10789
 #: The name of the virtio-serial port.
 SERIAL = "org.vmpin.agent.0"
 
 MAX_CONTAINERS = 1024
-#: Of ids, generations and counts.
+#: The limit of ids, generations and counts.
 MAX_NUMBER = (1 << 63) - 1
 
-#: As on the host (model.valid_id): one plain part of a path, and nothing that has to be escaped.
+#: As on the host (domain.model.valid_id): one plain part of a path without characters that need escaping.
 _CONTAINER = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.+:@-]{0,255}")
 
 
 class VersionError(ProtocolError):
-    """The message is of another version of the protocol: answered with an error that names both."""
+    """The message has another version of the protocol. Answered with an error that names both."""
 
 
 class UnknownMessage(ProtocolError):
-    """The message is of a type that this end does not know: answered with an error."""
+    """The message has a type that this end does not support. Answered with an error."""
 
 
 def parse_request(message: Mapping[str, Any]) -> HostMessage:
-    """What the host said.
+    """Read a message of the host.
 
-    :raises VersionError: it is of another version. :raises UnknownMessage: it is of no type known here.
-    :raises ProtocolError: a field is not what it should be.
+    :raises VersionError: it has another version. :raises UnknownMessage: it has an unsupported type.
+    :raises ProtocolError: a field is invalid.
     """
     type, id = _envelope(message)
     if type == "map":
@@ -92,7 +90,7 @@ def parse_request(message: Mapping[str, Any]) -> HostMessage:
 
 
 def parse_answer(message: Mapping[str, Any]) -> AgentMessage:
-    """What the agent said. :raises ProtocolError: as `parse_request` does."""
+    """Read a message of the agent. :raises ProtocolError: as `parse_request`."""
     type, id = _envelope(message)
     get = _Fields(message, id)
     if type == "applied":
@@ -112,7 +110,7 @@ def parse_answer(message: Mapping[str, Any]) -> AgentMessage:
 
 
 def parse_map(message: Mapping[str, Any]) -> VcpuMap:
-    """:raises ProtocolError: naming the container and the field that is wrong."""
+    """:raises ProtocolError: with the container and the invalid field."""
     _, id = _envelope(message)
     get = _Fields(message, id)
     containers = {}
@@ -125,7 +123,7 @@ def parse_map(message: Mapping[str, Any]) -> VcpuMap:
 
 
 def parse_applied(message: Mapping[str, Any]) -> Applied:
-    """:raises ProtocolError: naming the container and the field that is wrong."""
+    """:raises ProtocolError: with the container and the invalid field."""
     _, id = _envelope(message)
     get = _Fields(message, id)
     containers = {cid: _outcome(_Fields(fields, id, f"container {_container(cid, id)}: "))
@@ -136,7 +134,7 @@ def parse_applied(message: Mapping[str, Any]) -> Applied:
 
 
 def parse_inventory(message: Mapping[str, Any]) -> Inventory:
-    """The agent's answer. :raises ProtocolError: naming the field that is wrong."""
+    """:raises ProtocolError: with the invalid field."""
     _, id = _envelope(message)
     get = _Fields(message, id)
     cpus = []
@@ -185,7 +183,7 @@ def _is_number(value: object, most: int) -> bool:
 
 
 def is_container(text: str) -> bool:
-    """Whether it can be a container's id here: one that cannot is left out of a map or an inventory."""
+    """Whether a text is a valid container id. Containers with another id are left out of maps and inventories."""
     return _CONTAINER.fullmatch(text) is not None
 
 
@@ -196,7 +194,7 @@ def _container(value: object, id: Optional[int]) -> str:
 
 
 class _Fields:
-    """The fields of an object, each asked for as what it should be; what is missing is 0, "", false or empty."""
+    """Typed access to the fields of an object; an absent field is 0, "", false or empty."""
 
     def __init__(self, of: object, id: Optional[int], where: str = "") -> None:
         if not isinstance(of, dict):

@@ -107,7 +107,7 @@ def test_where_nothing_tells_it_is_said_to_be_guessed(tmp_path: Path) -> None:
     write(tmp_path, cpu_files("0-1"))
     table = CpuReader(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
     assert [each.hw for each in table.cpus] == [0, 1]
-    assert "taken to be the guest's own" in table.note
+    assert "assumed to equal the guest's CPU numbers" in table.note
 
 
 # Which cgroup is whose
@@ -189,8 +189,8 @@ def test_who_subscribed_is_told_of_containers(tmp_path: Path, both: tuple[Worker
     (root / ID / "cgroup.threads").unlink()
     (root / ID).rmdir()
     made._newest = ("", "")
-    assert made.look(True) == [GuestEvent("containers", started=(OTHER,), stopped=(ID,))]
-    assert made.look(True) == []
+    assert made.check(True) == [GuestEvent("containers", started=(OTHER,), stopped=(ID,))]
+    assert made.check(True) == []
 
 
 def test_a_second_subscriber_takes_nothing_from_the_first(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
@@ -200,12 +200,12 @@ def test_a_second_subscriber_takes_nothing_from_the_first(tmp_path: Path, both: 
     fill(root / ID, both[0])
     made.answer(Subscribe(2))
     made._newest = ("", "")
-    assert made.look(True) == [GuestEvent("containers", started=(ID,))]
-    made.look(False)  # both have gone
+    assert made.check(True) == [GuestEvent("containers", started=(ID,))]
+    made.check(False)  # both have gone
     fill(root / OTHER, both[1])
     made.answer(Subscribe(3))
     made._newest = ("", "")
-    assert made.look(True) == []
+    assert made.check(True) == []
 
 
 def test_what_could_not_be_taken_back_is_tried_again(tmp_path: Path, both: tuple[Worker, Worker],
@@ -217,7 +217,7 @@ def test_what_could_not_be_taken_back_is_tried_again(tmp_path: Path, both: tuple
     def fail(*_: object) -> None:
         raise OSError(errno.ENOMEM, "no memory")
 
-    for again in (lambda: made.answer(Unpin(2)), lambda: [made.look(False) for _ in range(11)]):
+    for again in (lambda: made.answer(Unpin(2)), lambda: [made.check(False) for _ in range(11)]):
         put(made, {"a": "0"}, 1)
         with monkeypatch.context() as patch:
             patch.setattr(cpusets, "restore", fail)
@@ -237,12 +237,12 @@ def test_nothing_is_looked_at_while_no_thread_is_born_or_ends(tmp_path: Path, bo
         (tmp_path / f"proc/{tid}").symlink_to(f"/proc/{tid}")
     put(made, {"a": "0"})
     for _ in range(4):
-        made.look(False)
+        made.check(False)
     os.sched_setaffinity(one.pid, {0, 1})
-    made.look(False)
+    made.check(False)
     assert one.masks() == {"0-1"}
     for _ in range(10):  # but every now and then all the same
-        made.look(False)
+        made.check(False)
     assert one.masks() == {"0"}
 
 
@@ -297,7 +297,7 @@ def test_the_agent_survives_anything(tmp_path: Path) -> None:
             raw = spoilt(chance, chance.choice(frames))
             try:
                 link.feed(raw)
-                link.tell(made.look(link.subscribed) if number % 10 == 0 else [])
+                link.notify(made.check(link.subscribed) if number % 10 == 0 else [])
             except (ProtocolError, LinkClosed):
                 ended += 1
                 link = Link(sink, answer)

@@ -85,7 +85,7 @@ def test_a_cgroup_file_that_refuses_leaves_the_masks(tmp_path: Path, both: tuple
     monkeypatch.setattr(file_io, "write", refuse)
     applied = put(agent(tmp_path), {"a": "1"}).containers["a"]
     assert (applied.state, applied.cgroup) == ("applied", None)
-    assert "cpuset.cpus does not take '1': Device or resource busy" in applied.error
+    assert "cpuset.cpus refused '1': Device or resource busy" in applied.error
     assert one.masks() == {"1"}
 
 
@@ -213,7 +213,7 @@ def test_a_cgroup_that_is_made_anew_under_its_name_is_another(tmp_path: Path) ->
         place.mkdir()
         for file in "cpuset.cpus", "cpuset.mems":
             (place / file).write_text((top / file).read_text())
-        made.look(False)
+        made.check(False)
         assert (place / "cpuset.cpus").read_text().strip() == "0"
         made.answer(Unpin())
         assert (place / "cpuset.cpus").read_text().strip() == "0-1"

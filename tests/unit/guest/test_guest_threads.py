@@ -44,7 +44,7 @@ def test_every_thread_is_pinned_and_the_ones_born_later_too(tmp_path: Path, both
     os.sched_setaffinity(two.pid, {0, 1})
     two.threads(2)
     fill(root / "b", two)
-    assert made.look(False) == []  # nothing new to be told: it is put right
+    assert made.check(False) == []  # nothing new to be told: it is put right
     assert two.masks() == {"1"}
 
 
@@ -75,7 +75,7 @@ def test_a_threads_own_mask_is_never_widened(tmp_path: Path, both: tuple[Worker,
     put(made, {"a": "0-1"}, 3)
     assert (mask(one.pid), mask(own)) == ("0-1", "1")
     os.sched_setaffinity(own, {0})  # it changes its mind
-    made.look(False)
+    made.check(False)
     assert mask(own) == "0"
     made.answer(Unpin())
     assert (mask(one.pid), mask(own)) == ("0-1", "0")
@@ -154,7 +154,7 @@ def test_a_container_that_ends_in_the_middle_is_no_error(tmp_path: Path, both: t
     for name in "cgroup.procs", "cgroup.threads":
         (root / "a" / name).unlink()
     (root / "a").rmdir()
-    (told,) = made.look(False)
+    (told,) = made.check(False)
     assert isinstance(told, Applied)
     assert states(told) == {"a": "unknown"}
 
@@ -172,13 +172,13 @@ def test_a_vcpu_is_used_once_it_is_online(tmp_path: Path, both: tuple[Worker, Wo
     assert "vCPU 7 is not online" in applied.containers["a"].error
     assert one.masks() == {"0-1"}
     write(tmp_path, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 7})})
-    told = made.look(True)
+    told = made.check(True)
     assert told[0] == GuestEvent("cpus", CpuSet([0, 1]))
     assert isinstance(told[-1], Applied)
     assert states(told[-1]) == {"a": "applied"}
     assert one.masks() == {"1"}
     write(tmp_path, {**cpu_files("0", "0-1"), "proc/cpuinfo": cpuinfo({0: 0})})
-    (told_last,) = (each for each in made.look(False) if isinstance(each, Applied))
+    (told_last,) = (each for each in made.check(False) if isinstance(each, Applied))
     assert told_last.containers["a"].state == "pending"
     assert one.masks() == {"1"}
 

@@ -380,7 +380,7 @@ def test_over_vsock_a_process_of_the_guest_is_hung_up_on(built: Path, tmp_path: 
                            "", "--cgroup", tmp_path], stderr=subprocess.PIPE, text=True) as agent:
         try:
             assert agent.stderr is not None
-            if f"listens on vsock port {number}" not in agent.stderr.readline():
+            if f"listening on vsock port {number}" not in agent.stderr.readline():
                 pytest.skip("the kernel has no AF_VSOCK")
             with socket.socket(socket.AF_VSOCK) as line:
                 line.settimeout(3)  # without a loopback nobody ever answers
@@ -451,7 +451,7 @@ def test_on_python_3_9_it_runs_and_serves(python39: Path, built: Path, tmp_path:
                               "/mnt/cgroup", "--run", "/mnt/run"], stderr=subprocess.PIPE, text=True)
     try:
         assert agent.stderr is not None
-        assert agent.stderr.readline() == "vmpin-agent: listens on /mnt/agent.sock\n"
+        assert agent.stderr.readline() == "vmpin-agent: listening on /mnt/agent.sock\n"
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(str(tmp_path / "agent.sock"))
             host = Host(line.fileno())
