@@ -12,7 +12,7 @@ from vms import THREADS, Machine
 
 from vmpin.pinning.apply import Outcome
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.runtime.oci import parse_message
+from vmpin.runtime.oci import parse_hook
 
 
 def settled(made: Node, machines: Sequence[Machine]) -> Reconciler:
@@ -65,7 +65,7 @@ def update(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
         bundle.write(cpu_list)
         raw = bundle.message()
         begin = time.perf_counter()
-        report = reconciler.reconcile(reconciler.hook(parse_message(raw)))
+        report = reconciler.reconcile(reconciler.hook(parse_hook(raw)))
         spent = time.perf_counter() - begin
         done = [result for result in report.results if result.operation.thread.pid == machine.pid]
         if (len(done) != THREADS or any(result.outcome is not Outcome.DONE for result in done)

@@ -36,12 +36,12 @@ from vmpin.pinning.apply import Outcome
 from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.procevents.newborn_placer import FollowUp
 from vmpin.reconcile import teardown
-from vmpin.reconcile.intake import take_message, take_spool
+from vmpin.reconcile.intake import take_hook, take_spool
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reconcile.relist import Relist
 from vmpin.reports.residency.sampler import Sampler
-from vmpin.runtime.oci import MAX_STATE, parse_message, parse_state
-from vmpin.sources.hook_state import moment
+from vmpin.runtime.oci import MAX_STATE, HookState, parse_hook
+from vmpin.sources.hook_state import began_at
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
 from vmpin.sources.spool import Spool
 from vmpin.status.about import About
@@ -237,30 +237,33 @@ class Watcher:
     # Hooks
 
     async def _on_hook(self, raw: bytes, uid: int) -> bytes:
-        """Take a hook's message: kept first, answered, then acted upon."""
+        """Parse a hook's message, spool it, answer it, then apply it."""
         if uid not in (0, os.geteuid()):
-            logger.warning("a hook message from uid=%d was refused", uid)
+            logger.warning("hook message refused: from uid=%d", uid)
             return b"refused: not root\n"
         try:
-            message = parse_message(raw)
-            parse_state(message)
+            hook = parse_hook(raw)
         except SourceError as err:
-            logger.warning("refused: %s", err)
+            logger.warning("hook message refused: %s", err)
             self._tally.hooks["refused"] += 1
             return f"refused: {err}\n".encode("utf-8", "replace")
         since = time.perf_counter()
-        name = self.spool.keep(raw, moment(message))
-        if name is None and not self._take(raw, None, since):
-            return b"not now: it can neither be kept nor looked into\n"  # then the hook keeps it
+        name = self.spool.keep(raw, began_at(hook))
+        if name is None and not self._take(hook, None, since):
+            return b"not now: cannot spool or process the message\n"  # then the hook keeps it
         if name is None:
             return b"ok\n"
-        asyncio.get_running_loop().call_soon(self._take, raw, name, since)
+        asyncio.get_running_loop().call_soon(self._take, hook, name, since)
         return b"ok\n"
 
     @log.operation()
-    def _take(self, raw: bytes, name: str | None, since: float) -> bool:
-        """:returns: whether it was heard; else the next resync takes it from the spool, if it is there."""
-        sandboxes = take_message(self.reconciler, raw)
+    def _take(self, hook: HookState, name: str | None, since: float) -> bool:
+        """Apply a message. :returns: False when that has to be tried again: the next resync takes it from the spool.
+
+        :param name: of its file in the spool, None when it could not be spooled.
+        :param since: when it came, by time.perf_counter().
+        """
+        sandboxes = take_hook(self.reconciler, hook)
         if sandboxes is None:
             return False
         if name is not None:

@@ -37,7 +37,7 @@ from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.reconcile.requests import RuntimeRequests
 from vmpin.reconcile.state_file import SavedState
 from vmpin.reconcile.view import NodeView
-from vmpin.runtime.oci import HookMessage
+from vmpin.runtime.oci import HookState
 from vmpin.sources.disk import DiskSources
 from vmpin.sources.hook_state import events_of
 from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
@@ -137,9 +137,10 @@ class NodeState:
                 self.placement_cache.dirty.add(event.sandbox)
                 self.changed = True
 
-    def hook(self, message: HookMessage) -> set[SandboxId]:
-        """Apply a hook's message. :returns: the sandboxes it is about. :raises SourceError:"""
-        events = events_of(message, self.state, self.proc, self.config.policy.exclusive_annotation, self.tally)
+    def hook(self, hook: HookState) -> set[SandboxId]:
+        """Apply a hook's message. :returns: the sandboxes it is about. :raises OSError: when what it names cannot be
+        read at the moment."""
+        events = events_of(hook, self.state, self.proc, self.config.policy.exclusive_annotation, self.tally)
         self.reduce(events)
         return {event.sandbox for event in events}
 

@@ -20,7 +20,7 @@ from vmpin.errors import SourceError
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.dialect import CRIO, bundle_id, declared_exclusive, name_of, pod_of
-from vmpin.runtime.oci import HookMessage, HookState, bundle_gone, parse_state, read_bundle
+from vmpin.runtime.oci import HookState, bundle_gone, read_bundle
 from vmpin.sources.pids import has_ended, owner_of
 
 logger = logging.getLogger(__name__)
@@ -35,17 +35,15 @@ class _Membership(NamedTuple):
     ignored: str = ""
 
 
-def events_of(message: HookMessage, state: DesiredState, proc: Procfs, exclusive_annotation: str,
+def events_of(hook: HookState, state: DesiredState, proc: Procfs, exclusive_annotation: str,
               tally: Counters | None = None) -> list[Event]:
     """The events that follow from a hook's state. None of them concerns another sandbox than the container's own, even
     if the pod's author names one in annotations.
 
     :param exclusive_annotation: the key by which a container declares its CPUs exclusive, "" for none.
     :param tally: its `disputed` counts the states with annotations that were ignored.
-    :raises SourceError: when the state is invalid.
     :raises OSError: when the bundle or the process cannot be looked up at the moment (`errors.passing`).
     """
-    hook = parse_state(message)
     member = _membership(hook, state)
     ignored = member.ignored
     if not ignored and hook.foreign:
@@ -55,15 +53,15 @@ def events_of(message: HookMessage, state: DesiredState, proc: Procfs, exclusive
                        member.container, member.sandbox, ignored)
         if tally is not None:
             tally.disputed += 1
-    when = moment(message)
+    when = began_at(hook)
     if hook.stopped:
         return [ContainerStopped(member.sandbox, member.container, when)]
     return list(_created(hook, member, when, proc, exclusive_annotation))
 
 
-def moment(message: HookMessage) -> int:
+def began_at(hook: HookState) -> int:
     """When the hook began, in ns of CLOCK_BOOTTIME, however old the message is; now, for a time in the future."""
-    return boottime.of_wall(message.time) if message.boot is None else min(message.boot, boottime.now())
+    return boottime.of_wall(hook.time) if hook.boot is None else min(hook.boot, boottime.now())
 
 
 def _membership(hook: HookState, state: DesiredState) -> _Membership:

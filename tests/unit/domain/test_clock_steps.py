@@ -15,8 +15,9 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.host import boottime
-from vmpin.reconcile.intake import take_message, take_spool
+from vmpin.reconcile.intake import take_hook, take_spool
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.runtime.oci import parse_hook
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer
 from vmpin.sources.spool import Spool
 from vmpin.wire.nri_enums import Verb
@@ -73,7 +74,7 @@ class Node:
         return f"vmpin-hook/1 stage={stage} time={time.time_ns()}{boot}\n".encode() + json.dumps(state).encode()
 
     def hook(self, stage: str, cpus: str = "2", old: bool = False) -> None:
-        assert take_message(self.reconciler, self.message(stage, cpus, old)) == {POD}
+        assert take_hook(self.reconciler, parse_hook(self.message(stage, cpus, old))) == {POD}
 
     def keep(self, raw: bytes, when: int) -> None:
         assert self.spool.keep(raw, when)
@@ -234,7 +235,8 @@ def test_a_file_of_the_future_does_not_raise_the_dead(node: Node, clock: Clock) 
 def test_reports_with_the_time_of_a_wrong_clock_are_not_ahead_of_later_ones(node: Node) -> None:
     """A message that a hook sent with a clock that was a year ahead, by an older hook."""
     state = node.message("createRuntime", "2", old=True).partition(b"\n")[2]
-    assert take_message(node.reconciler, b"vmpin-hook/1 stage=createRuntime time=%d\n" % (2 * time.time_ns()) + state)
+    raw = b"vmpin-hook/1 stage=createRuntime time=%d\n" % (2 * time.time_ns()) + state
+    assert take_hook(node.reconciler, parse_hook(raw))
     node.reconciler.reduce([SandboxSeen(POD, "nri"), ContainerSeen(
         POD, Container(MAIN, "main", CpuSet([3])), Source.NRI, boottime.now())])
     assert node.cpus() == "3"

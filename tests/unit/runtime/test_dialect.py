@@ -118,7 +118,7 @@ def test_whatever_the_author_writes_a_state_changes_no_sandbox_but_its_own(
         met: Met, author: dict[str, str], nri: bool) -> None:
     before = victim(nri)
     try:
-        events = events_of(met.message(author), before, PROC, KEY)
+        events = events_of(parse_state(met.message(author)), before, PROC, KEY)
     except SourceError:
         return
     found = after(events, before)
@@ -137,7 +137,7 @@ def test_whatever_the_author_writes_a_state_changes_no_sandbox_but_its_own(
 def test_a_pod_is_named_by_its_runtime_alone(met: Met, author: dict[str, str]) -> None:
     """Where no NRI names it: by its uid the kubelet's checkpoint is read."""
     try:
-        events = events_of(met.message(author), DesiredState(), PROC, KEY)
+        events = events_of(parse_state(met.message(author)), DesiredState(), PROC, KEY)
     except SourceError:
         return
     assert [(event.sandbox, event.pod) for event in events if isinstance(event, SandboxSeen)] == [(OWN, POD)]
@@ -197,7 +197,7 @@ def test_what_the_author_says_of_the_pod_is_reported_and_counts_for_nothing(
     theirs = CRI_OF_VICTIM if met.bundle.startswith(OVERLAY) else CRIO_OF_VICTIM
     author = {key: value for key, value in theirs.items() if value != VICTIM}
     with caplog.at_level(logging.WARNING):
-        events = events_of(met.message(author), DesiredState(), PROC, KEY, tally)
+        events = events_of(parse_state(met.message(author)), DesiredState(), PROC, KEY, tally)
     (seen,) = (event for event in events if isinstance(event, SandboxSeen))
     assert (seen.sandbox, seen.pod) == (OWN, POD)
     assert tally.disputed == 1
@@ -216,7 +216,7 @@ def test_the_config_of_crios_pause_container_names_no_other_sandbox(author: dict
     # Called a container, and of the victim: it is known to be a sandbox.
     known = victim(nri=True)
     tally = Counters()
-    events = events_of(pause.message(CRIO_OF_VICTIM), known, PROC, KEY, tally)
+    events = events_of(parse_state(pause.message(CRIO_OF_VICTIM)), known, PROC, KEY, tally)
     found = after(events, known)
     assert found.sandboxes[VICTIM] is known.sandboxes[VICTIM]
     assert found.sandboxes[OWN].pod == POD
@@ -232,7 +232,7 @@ def test_nri_and_katas_state_outrank_an_annotation() -> None:
         tally = Counters()
         forged = Met("forged", CID, f"{TASKS}/{CID}", {**containerd("container", "app"),
                                                       "io.kubernetes.cri.sandbox-id": VICTIM})
-        found = after(events_of(forged.message({}), known, PROC, KEY, tally), known)
+        found = after(events_of(parse_state(forged.message({})), known, PROC, KEY, tally), known)
         assert found.sandboxes[VICTIM] is known.sandboxes[VICTIM]
         assert found.sandboxes[OWN].containers.keys() == {CID}
         assert tally.disputed == 1
@@ -300,6 +300,6 @@ def test_an_annotation_makes_no_cpuset(tmp_path: Path) -> None:
     (bundle / "config.json").write_text(json.dumps({"annotations": author, "linux": {"resources": {"cpu": {
         "cpus": "2"}}}}))
     met = Met("containerd", CID, str(bundle), containerd("container", "app"))
-    (seen,) = (event for event in events_of(met.message(author), DesiredState(), PROC, KEY)
+    (seen,) = (event for event in events_of(parse_state(met.message(author)), DesiredState(), PROC, KEY)
                if isinstance(event, ContainerSeen))
     assert (seen.container.cpuset, seen.container.exclusive) == (CpuSet.parse("2"), True)
