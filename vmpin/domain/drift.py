@@ -1,7 +1,8 @@
-"""Drift: a thread that was where it should be and is not any more. What it came from, and when two writers fight.
+"""Drift: a thread lost the mask that it was given. Its cause, and contention with another program that sets masks.
 
-Pure. A cause is what the facts allow to say, and `OTHER` is said where they do not: Linux keeps no record of who set a
-mask. What stays out: gathering the facts (circumstances, host/writers), and putting threads back (pinner).
+Pure. A cause is named only where the evidence shows it; `OTHER` elsewhere, as Linux keeps no record of which program
+set a mask. What stays out: gathering the evidence (pinning.drift_evidence, pinning.rival_writers), and setting masks
+again (pinning). Called by pinning.drift_tracker, which owns the one `Contention`.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from typing import NamedTuple
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ThreadId, ThreadRole
 
-#: A fight is looked for within this time (seconds), or within as many resyncs as it takes to see one.
+#: Repairs count as contention within this time (seconds), or within as many resyncs as that many repairs take.
 MINUTE = 60.0
 #: A thread that is moved again after its rest rests twice as long, up to this (seconds).
 LONGEST_REST = 3600.0
 
 
 class Cause(enum.StrEnum):
-    """The value is what metrics and status say."""
+    """The value is the one in metrics and status."""
 
-    #: A CPU of the thread's went off or came back: Linux then forgets a mask that had no other CPU.
+    #: A CPU of the thread's went offline or came back: Linux then forgets a mask that had no other CPU.
     HOTPLUG = "hotplug"
     #: The thread's cpuset cgroup was written, or is another: before Linux 6.2 that forgets the mask, later it trims.
     CPUSET = "cpuset"
@@ -32,16 +33,16 @@ class Cause(enum.StrEnum):
     KUBEVIRT = "kubevirt"
     TUNED = "tuned"
     NUMAD = "numad"
-    #: The VMM was told to set masks of its own threads.
+    #: The VMM itself sets masks of its threads, by its command line.
     VMM = "vmm"
-    #: Interrupts' masks, and no thread's: seen, and never to blame.
+    #: It sets masks of interrupts, and of no thread: listed, and never a cause.
     IRQBALANCE = "irqbalance"
-    #: Another hand, and nothing tells whose.
+    #: Another program or person, without evidence which.
     OTHER = "other"
 
 
 class Rival(NamedTuple):
-    """Another program that may set masks of a VM's threads. `evidence` names it and how it is known.
+    """Another program that may set masks of a VM's threads. `evidence` names it, and what shows it.
 
     `roles` are those that it sets, None for all.
     """
@@ -54,14 +55,14 @@ class Rival(NamedTuple):
         return self.roles is None or role in self.roles
 
 
-#: What it never touches: irqbalance is listed for who looks at all that may disturb a pinned vCPU.
+#: For irqbalance, which is listed as it may disturb a pinned vCPU by an interrupt.
 NO_THREADS: frozenset[ThreadRole] = frozenset()
 VCPUS_ONLY = frozenset({ThreadRole.VCPU})
 
 
 class MaskRepair(NamedTuple):
-    """A thread that was put back: it was given `wanted`, which then showed as `shown`; `found` was there instead, and
-    `left` is what the kernel made of `wanted` now (None: it refused)."""
+    """A thread whose mask was set again: it had been given `wanted`, which the kernel then showed as `shown`; `found`
+    was there instead, and `left` is what the kernel made of `wanted` now (None: it refused)."""
 
     role: ThreadRole
     wanted: CpuSet
@@ -72,17 +73,17 @@ class MaskRepair(NamedTuple):
 
 @dataclass(frozen=True)
 class DriftFacts:
-    """What is known of a VM at the moment of a repair, since its threads were last seen in their place."""
+    """The evidence about a VM at the moment of a repair, since its masks were last right."""
 
     #: The kernel remembers masks over changes of cpuset cgroups (Linux 6.2).
     remembers: bool = True
-    #: CPUs that went off or came back.
+    #: CPUs that went offline or came back.
     replugged: CpuSet = EMPTY
-    #: What was done to its cpuset cgroup, in words; "" for nothing that was seen.
+    #: What was done to its cpuset cgroup, as a text; "" when nothing was seen.
     cgroup: str = ""
     #: The most likely one first.
     rivals: tuple[Rival, ...] = ()
-    #: What the cpuset cgroups of the threads of each role have at this moment, as far as that is known.
+    #: The CPUs of the cpuset cgroups of each role's threads at this moment, where they could be read.
     limits: Mapping[ThreadRole, CpuSet] = field(default_factory=dict)
 
 
@@ -92,7 +93,7 @@ class Explanation(NamedTuple):
 
 
 def explain_drift(change: MaskRepair, facts: DriftFacts) -> Explanation:
-    """Why a thread had another mask, as far as `facts` tell."""
+    """Why a thread had another mask, as far as `facts` show it."""
     if not change.wanted.isdisjoint(facts.replugged):
         return Explanation(Cause.HOTPLUG, f"CPUs {change.wanted & facts.replugged} went off or came back")
     limit = facts.limits.get(change.role)
@@ -115,116 +116,118 @@ def explain_drift(change: MaskRepair, facts: DriftFacts) -> Explanation:
 
 
 class OnContention(enum.StrEnum):
-    """What is done about a thread that somebody else moves again and again."""
+    """What is done about a thread that another program moves again and again."""
 
     #: Left alone for some minutes, then tried again.
     REST = "rest"
-    #: Left alone until it is to be somewhere else, or `vmpin reconcile` is called.
+    #: Left alone until its placement changes, or `vmpin reconcile` is called.
     LEAVE = "leave"
-    #: Put back all the same.
+    #: Set again all the same.
     PERSIST = "persist"
 
 
 class ContentionRules(NamedTuple):
-    """A thread that is put back more than `repairs` times a minute is fought over. Seconds."""
+    """A thread whose mask is set again more than `repairs` times a minute is contested. Durations in seconds."""
 
     on_contention: OnContention = OnContention.REST
     repairs: int = 3
     rest: float = 300.0
-    #: How often everything is looked at: with few looks a minute as many repairs take longer.
+    #: The resync interval: with few resyncs a minute as many repairs take longer.
     resync: float = 10.0
 
     @property
     def within(self) -> float:
+        """The time within which repairs are counted."""
         return max(MINUTE, self.resync * 2 * self.repairs)
 
 
 @dataclass
-class _Bout:
-    """A thread that is or was fought over: what it was to have when it was given up, until when it is left alone (0
+class _Contest:
+    """A thread that is or was contested: the mask it was to have when it was given up, until when it is left alone (0
     when it is not), and how often it was given up."""
 
     wanted: CpuSet = EMPTY
     until: float = 0.0
-    fights: int = 0
+    count: int = 0
 
 
 class Contention:
-    """Which threads somebody else keeps moving. Times are of one steady clock, in seconds."""
+    """Which threads another program keeps moving. Times are of one steady clock, in seconds."""
 
     def __init__(self, rules: ContentionRules) -> None:
         self.rules = rules
-        #: When each thread was put back of late.
+        #: When each thread was repaired lately.
         self._times: dict[ThreadId, list[float]] = {}
-        self._bouts: dict[ThreadId, _Bout] = {}
+        self._contests: dict[ThreadId, _Contest] = {}
 
     def __bool__(self) -> bool:
-        """Whether any thread was put back of late."""
-        return bool(self._times) or bool(self._bouts)
+        """Whether any thread was repaired lately."""
+        return bool(self._times) or bool(self._contests)
 
     def add_repairs(self, threads: Iterable[ThreadId], now: float) -> None:
-        """Threads were put back."""
-        known = self._times
+        """Count a repair of each of `threads`."""
+        times = self._times
         for thread in threads:
-            if thread in known:
-                known[thread].append(now)
+            if thread in times:
+                times[thread].append(now)
             else:
-                known[thread] = [now]
+                times[thread] = [now]
 
     def resting(self, thread: ThreadId, wanted: CpuSet, now: float) -> bool:
-        """Whether a thread is to be left as it is. One that is to be somewhere else than when it was given up is
-        not: that is a new decision."""
-        bout = self._bouts.get(thread)
-        return bout is not None and now < bout.until and bout.wanted == wanted
+        """Whether a thread is left alone now. A thread whose placement changed since it was given up is not."""
+        contest = self._contests.get(thread)
+        return contest is not None and now < contest.until and contest.wanted == wanted
 
     def retry_due(self, thread: ThreadId, wanted: CpuSet, now: float) -> bool:
-        """Whether a thread was given up, and is to be tried again."""
-        bout = self._bouts.get(thread)
-        return bout is not None and 0 < bout.until <= now and bout.wanted == wanted and thread not in self._times
+        """Whether a thread was given up, and it is time to try it again."""
+        contest = self._contests.get(thread)
+        return (contest is not None and 0 < contest.until <= now and contest.wanted == wanted
+                and thread not in self._times)
 
     def starts(self, thread: ThreadId, wanted: CpuSet, now: float) -> bool:
-        """Whether a thread that has drifted (again) is fought over as of now: it then rests, as the rules say."""
+        """Whether a thread that has drifted (again) is contested as of now. It then rests, by the rules."""
         over = now - self.rules.within
         times = [time for time in self._times.get(thread, ()) if time > over]
-        bout = self._bouts.get(thread)
+        contest = self._contests.get(thread)
         # One that was given up before is tried once: until it has stayed for as long, the first drift is enough.
-        if len(times) < (1 if bout is not None and bout.until else self.rules.repairs):
+        if len(times) < (1 if contest is not None and contest.until else self.rules.repairs):
             if times:
                 self._times[thread] = times
             return False
-        if bout is None:
-            bout = self._bouts[thread] = _Bout()
-        bout.fights += 1
-        bout.wanted = wanted
+        if contest is None:
+            contest = self._contests[thread] = _Contest()
+        contest.count += 1
+        contest.wanted = wanted
         del self._times[thread]
         match self.rules.on_contention:
             case OnContention.REST:
-                bout.until = now + min(self.rules.rest * 2 ** min(bout.fights - 1, 16), LONGEST_REST)
+                contest.until = now + min(self.rules.rest * 2 ** min(contest.count - 1, 16), LONGEST_REST)
             case OnContention.LEAVE:
-                bout.until = float("inf")
+                contest.until = float("inf")
             case OnContention.PERSIST:
-                bout.until = 0.0
+                contest.until = 0.0
         return True
 
     def count(self, thread: ThreadId) -> int:
-        """How often a thread was found to be fought over."""
-        bout = self._bouts.get(thread)
-        return 0 if bout is None else bout.fights
+        """How often a thread was found to be contested."""
+        contest = self._contests.get(thread)
+        return 0 if contest is None else contest.count
 
     def next_retry(self, threads: Iterable[ThreadId], now: float) -> float | None:
         """When the first of `threads` has rested, None when none rests."""
-        ends = [bout.until for thread in threads if (bout := self._bouts.get(thread)) is not None and bout.until > now]
+        ends = [contest.until for thread in threads if (contest := self._contests.get(thread)) is not None
+                and contest.until > now]
         return min(ends, default=None)
 
     def retry_now(self) -> None:
-        """Take up all that was given up."""
+        """Forget all rests: every thread is repaired again."""
         self._times.clear()
-        self._bouts.clear()
+        self._contests.clear()
 
     def keep_only(self, threads: set[ThreadId], now: float) -> None:
-        """Forget threads that have ended, and what is long over."""
+        """Forget threads that have ended, and rests that are long over."""
         over = now - self.rules.within
         self._times = {thread: times for thread, times in self._times.items()
                        if thread in threads and times[-1] > over}
-        self._bouts = {thread: bout for thread, bout in self._bouts.items()
-                       if thread in threads and (bout.until > over or thread in self._times)}
+        self._contests = {thread: contest for thread, contest in self._contests.items()
+                       if thread in threads and (contest.until > over or thread in self._times)}

@@ -1,7 +1,9 @@
-"""What was found on the node, as plain data: what the checks judge, and what `vmpin gather` packs.
+"""Facts about a node, as plain data: the checks of `vmpin doctor` judge them, and `vmpin gather` packs them.
 
-None, "" and () say that a thing was not found; `trouble` says why it could not be read. What stays out: where each
-was read (the adapters' business) and whether it is good (the checks').
+None,
+"" and () mean that a thing was not found; `trouble` has the reason why it could not be read. Field names are JSON
+members of the bundle. What stays out: where each is read (doctor.collect, host, runtime), and whether it is good
+(doctor).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 
 @dataclass(frozen=True)
 class FoundSetting:
-    """A value in somebody's configuration, and the file that has the last word on it."""
+    """A value in a program's configuration, and the file that decides it."""
 
     value: object
     file: str
@@ -24,7 +26,7 @@ class FoundSetting:
 @dataclass(frozen=True)
 class Rights:
     """What a process may do. `who` names it for a person; `capabilities` are those of CAPABILITIES that it has in
-    effect, None where that cannot be read. A namespace is True for the machine's own, None where it cannot be told."""
+    effect, None where that cannot be read. A namespace is True for the machine's own, None where it cannot be read."""
 
     who: str
     pid: int
@@ -36,7 +38,7 @@ class Rights:
 
 @dataclass(frozen=True)
 class Kernel:
-    """`version` is (major, minor), None where the release says none."""
+    """`version` is (major, minor), None where the release has none."""
 
     release: str = ""
     version: tuple[int, int] | None = None
@@ -95,7 +97,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Handler:
-    """A runtime handler of the container runtime's. `config_path` is what it tells Kata to read ("": Kata's default),
+    """A runtime handler of a container runtime. `config_path` is the file that it has Kata read ("": Kata's default),
     `annotations` the patterns of pod annotations that are passed on (all of them: CRI-O's `None`)."""
 
     name: str
@@ -110,7 +112,8 @@ class Handler:
 
 @dataclass(frozen=True)
 class Engine:
-    """A container runtime that runs, or whose configuration was found. `nri` is None where it does not say (then it is
+    """A container runtime that runs, or whose configuration was found. `nri` is None where that does not set it (then
+    it is
     the version's default); `hooks_dirs` are the directories that it reads hooks from. `cpus` is the mask of its main
     thread, None where it does not run: the shims that it starts inherit it."""
 
@@ -132,7 +135,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Hook:
-    """A registration of vmpin's hook. `broken` says why the script cannot be run, "" when it can."""
+    """A registration of vmpin's hook. `broken` is the reason why the script cannot be run, "" when it can."""
 
     file: str
     stages: tuple[str, ...]
@@ -140,7 +143,7 @@ class Hook:
     socket: str
     fail_closed: bool = False
     broken: str = ""
-    #: Runtimes and handlers that read the file; nobody, for one that lies where none looks.
+    #: Runtimes and handlers that read the file; none, for one in a directory that no runtime reads.
     read_by: tuple[str, ...] = ()
 
 
@@ -175,7 +178,7 @@ class KataSandboxFacts:
 
 @dataclass(frozen=True)
 class Daemon:
-    """A process that is known to set masks, or to be thought to."""
+    """A process of a program that sets masks, or that people suspect of it."""
 
     kind: str
     name: str
@@ -195,7 +198,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class ConnectorFacts:
-    """Whether the kernel's process events can be had from here, and why not."""
+    """Whether this process can receive the kernel's process events, and why not."""
 
     available: bool | None = None
     why: str = ""
@@ -236,7 +239,7 @@ class RunDirectoryFacts:
     oldest: float = 0.0
     set_aside: bool = False
     state_size: int | None = None
-    #: Whether who asks may read it.
+    #: Whether this process may read it.
     state_read: bool = True
     state_trouble: str = ""
 
@@ -275,7 +278,7 @@ class NodeFacts:
 
     @property
     def exclusive(self) -> CpuSet:
-        """What is somebody's alone, by the status, else by the checkpoint."""
+        """All exclusive CPUs, by the status, else by the checkpoint."""
         node = self.status.get("node")
         if node:
             return CpuSet.parse(node["exclusive"])

@@ -114,10 +114,10 @@ class Container:
     """A container of a sandbox. `cpuset` is the host's CPUs it was given, None without any.
 
     `exclusive` is what was declared of it; None leaves it to the rule (disjoint from the shared pool).
-    `pause` marks the sandbox's own container, which counts for nothing. `stale` is the cpuset that its sources still
-    report while the kubelet's checkpoint has replaced it by `cpuset` (None there: the shared pool); None otherwise.
-    `coming`: the runtime is creating it, and Kata may be plugging in vCPUs for it. `asked` is the cpuset that an
-    update under way is to give it, None without one.
+    `pause` marks the sandbox's own container, which counts for nothing. `stale_cpuset` is the cpuset that its sources
+    still report while the kubelet's checkpoint has replaced it by `cpuset` (None there: the shared pool).
+    `creating`: the runtime is creating it, and Kata may be plugging in vCPUs for it. `requested_cpuset` is the cpuset
+    that an update under way will give it, None without one.
     """
 
     id: ContainerId

@@ -1,6 +1,7 @@
-"""Names of pods and containers by what a process shows of them: its container's id, its pod's uid, its sandbox.
+"""Names of pods and containers for a process, by its container's id, its pod's uid, or its sandbox.
 
-Pure, from the part `pods` of a status document. What stays out: the cgroup's own parts (occupants).
+Pure, from the part `pods` of a status document. What stays out: parsing a cgroup's path (reports.residency). Called by
+reports.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class PodNames:
         return cls(sandboxes, uids, containers, frozenset(pauses))
 
     def name(self, sandbox: str | None, container: str | None, cgroup: str) -> str:
-        """What a process belongs to, by the most that is known of it; "" for nothing."""
+        """The pod or container of a process, by the most specific evidence; "" for none."""
         if sandbox is not None and sandbox in self.sandboxes:
             return self.sandboxes[sandbox]
         if container is not None and (container in self.containers or container in self.sandboxes):

@@ -1,9 +1,12 @@
-"""Where the threads of VM sandboxes ran over time, added up from samples: on their place, elsewhere, waiting.
+"""Where the threads of VM sandboxes ran over time, added up from samples: on their CPUs, elsewhere, or waiting.
 
-Pure. A sample says how long a thread ran in all and which CPU it was on last; what it ran between two samples is
-booked to the CPU of the second. That is certain where the thread did not change CPUs in between, which the kernel
-counts, and it is a guess elsewhere: docs/proof.md. Durations are nanoseconds, times are CLOCK_REALTIME in seconds.
-What stays out: taking samples (host/schedstat, sampler) and the file they outlive a restart in (prooffile).
+Pure. A sample has a thread's total run time and its last CPU; the time that it ran between two samples is booked to
+the
+CPU of the second. That is certain where the thread did not change CPUs in between, which the kernel counts,
+and a guess
+elsewhere (docs/proof.md). Durations are nanoseconds, times are CLOCK_REALTIME in seconds. What stays out: taking
+samples (host.schedstat, reports.residency.sampler),
+and the file that outlives a restart (reports.residency.books_file).
 """
 
 from __future__ import annotations
@@ -17,24 +20,24 @@ from typing import Any, NamedTuple
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 
-#: What is kept apart is ever coarser: as many seconds apart, up to that age.
+#: Marks are kept at least so many seconds apart, up to that age: the older, the coarser.
 _GRID = ((300.0, 3600.0), (3600.0, 86400.0), (86400.0, 7 * 86400.0))
 MAX_FINDINGS = 64
 
 
 @dataclass(slots=True)
 class RunAccount:
-    """What threads did, in nanoseconds that add up to what they ran (`waited` and `migrations` aside)."""
+    """How threads spent their run time, in nanoseconds that add up to it (`waited` and `migrations` aside)."""
 
-    #: Ran on the CPUs that were their place.
+    #: Ran on the CPUs they were placed on.
     placed: int = 0
     #: Of that, without having changed CPUs between the samples: no guess.
     certain: int = 0
     #: Ran on other CPUs.
     elsewhere: int = 0
-    #: Ran while nothing was asked for them (a policy that is off, unpinned by hand).
+    #: Ran while no mask was wanted for them (a policy that is off, unpinned by hand).
     free: int = 0
-    #: Were ready to run, and the CPU was another's.
+    #: Were ready to run while another thread had the CPU.
     waited: int = 0
     #: How often they went from one CPU to another.
     migrations: int = 0
