@@ -17,9 +17,9 @@ from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, SandboxId
+from vmpin.domain.newborn_counts import NewbornCounts
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
-from vmpin.placement.newborn import LatencyAccount
 from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import Event, Exec
@@ -117,16 +117,16 @@ class Machine:
                            for each in processes))
 
     def take(self, *events: Event) -> FollowUp:
-        touched = self.placer.take(events)
-        if reconcile := touched.reconcile | touched.done:
-            self.placer.passed(self.reconciler.reconcile(reconcile, scan=False))
-        return touched
+        follow_up = self.placer.handle(events)
+        if settle := follow_up.now | follow_up.soon:
+            self.placer.after_pass(self.reconciler.reconcile(settle, scan=False))
+        return follow_up
 
     def resync(self) -> None:
-        self.placer.passed(self.reconciler.resync(full=True), everything=True)
+        self.placer.after_pass(self.reconciler.resync(full=True), everything=True)
 
-    def account(self, name: str) -> LatencyAccount:
-        return self.reconciler.births[sandbox(name)]
+    def account(self, name: str) -> NewbornCounts:
+        return self.reconciler.newborn_counts[sandbox(name)]
 
     def tell(self, name: str, cpus: CpuSet) -> None:
         """A hook's word on a container, before there is a VM."""
@@ -134,7 +134,7 @@ class Machine:
         self.reconciler.reduce([SandboxSeen(sandbox(name), "oci"),
                                 ContainerSeen(sandbox(name), container, Source.BUNDLE, boottime.now(),
                                               bundle=str(self.path))])
-        self.placer.passed(self.reconciler.reconcile([sandbox(name)]))
+        self.placer.after_pass(self.reconciler.reconcile([sandbox(name)]))
 
 
 def mask(process: subprocess.Popen[bytes] | int) -> CpuSet:

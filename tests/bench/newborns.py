@@ -206,7 +206,7 @@ def watching(made: Node) -> Iterator[Watcher]:
     made.forget()
     with Watcher(made, *Newborn.flags) as watcher:
         deadline = time.monotonic() + _PATIENCE
-        while not (state := _told(made)).startswith("told"):
+        while not (state := _told(made)).startswith("reported"):
             if time.monotonic() > deadline:
                 raise CannotMeasure(f"births are {state}")
             time.sleep(0.05)

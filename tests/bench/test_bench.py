@@ -116,7 +116,7 @@ def test_births_and_storms_are_measured(tmp_path: Path) -> None:
 
     def measured_in_order() -> bool:
         ran, _, err = run("--only", "birth_to_placed", "--only", "birth_p99", "--only", "fork_storm", "-o", out)
-        if "births are not told" in err:
+        if "births are not reported" in err:
             lacking(err)
         assert ran.returncode == 0, err
         placed, worst, storm = json.loads(out.read_text())["benchmarks"]
@@ -191,7 +191,7 @@ def test_growth_and_a_hostile_storm_are_measured(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     ran, _, err = run("--only", "exec_storm_hostile", "--only", "growth_rss", "--only", "growth_idle", "--only",
                       "growth_status", "--only", "growth_start", "--only", "growth_pass", "-o", out)
-    if "births are not told" in err:
+    if "births are not reported" in err:
         lacking(err)
     assert ran.returncode == 0, err
     storm, *growing = json.loads(out.read_text())["benchmarks"]

@@ -49,8 +49,8 @@ def node() -> Iterator[Node]:
 def start(node: Node) -> None:
     """A watcher that is told of births, and has looked at what was there."""
     node.start()
-    wait(lambda: "births are " in node.last_log(), "it says nothing of births")
-    if "births are told" not in node.last_log():
+    wait(lambda: "proc connector " in node.last_log(), "it logs nothing of the proc connector")
+    if "proc connector open" not in node.last_log():
         lacking(f"needs the kernel's proc connector: {node.last_log()}")
 
 
@@ -135,7 +135,7 @@ def test_every_thread_of_a_vm_is_born_in_its_place(node: Node, cpus: tuple[str, 
                         lambda: birth(node, vm.sandbox))
             assert born["inside"] + born["outside"] + born["ended"] == born["told"]
             assert 0 < born["outside_ms"]["max"] <= born["outside_ms"]["sum"]  # the main thread, from its exec
-            assert f"begins sandbox={vm.sandbox} role=emulator pid={vm.pid}" in node.log()
+            assert f"started sandbox={vm.sandbox} role=emulator pid={vm.pid}" in node.log()
             if born["outside"] > 1 or set(midwife.masks(vm.pid)) != {CpuSet.parse(cpus[0])}:
                 return False
             assert born["outside_ms"]["max"] == born["outside_ms"]["sum"]
@@ -320,7 +320,7 @@ def test_a_thread_that_is_born_outside_is_put_back_and_counted(node: Node, cpus:
         # Two, where the watcher had placed QEMU before that made its first thread.
         assert (f"births: {after['told']} threads, {after['inside']} within their CPUs; "
                 f"{after['outside']} were allowed outside") in wide
-        assert "births told by the kernel" in wide
+        assert "births reported by the kernel" in wide
 
 
 def test_storms_of_others_disturb_neither(node: Node, cpus: tuple[str, str]) -> None:
@@ -375,9 +375,9 @@ def test_without_the_kernels_word_it_says_so_once_and_polls(node: Node, cpus: tu
         assert 1 <= found["outside"] <= len(vm.tids())  # what was born after its creator was placed is not
         assert found["outside_ms"]["max"] > 0
         state = node.status()["sources"]["births"]["state"]
-        assert state.startswith("not told: it takes the machine's own network namespace, which cannot be entered")
+        assert state.startswith("not reported: it takes the machine's own network namespace, which cannot be entered")
         node.resyncs()
-    assert node.log().count("births are not told") == 1
+    assert node.log().count("proc connector unavailable") == 1
 
 
 def test_births_can_be_left_out(node: Node, cpus: tuple[str, str]) -> None:
@@ -413,7 +413,7 @@ def test_the_account_is_in_the_document(node: Node) -> None:
     with Qemu(node.id("a"), vcpus=1) as vm:
         wait(lambda: birth(node, vm.sandbox), "no account")
         sources = node.status()["sources"]["births"]
-        assert sources["state"].startswith("told by the kernel")
+        assert sources["state"].startswith("reported by the kernel")
         assert sources["events"]["exec"] >= 1
         assert sources["events"]["fork"] >= 1
         assert set(birth(node, vm.sandbox)) == {"told", "inside", "ended", "outside", "outside_ms", "placed",

@@ -37,7 +37,7 @@ class ControlledWatcher(about.DescribedWatcher, Protocol):
         ...
 
     def feeds(self) -> tuple[dict[str, object] | None, dict[str, object] | None]:
-        """What NRI and births have to say of themselves; None for one that is switched off."""
+        """The NRI feed's and the proc-events feed's parts of the status; None for one that is switched off."""
         ...
 
     def look_again(self) -> PassReport:
@@ -77,9 +77,9 @@ class Control:
         take 20 MB as objects, and 3 MB as text."""
         self._refuse_unknown(only)
         self._asked.reconciler.refresh()
-        nri, births = self._asked.feeds()
+        nri, proc_events = self._asked.feeds()
         found = collector.document(self._asked.view, os.getpid(), only, nri, request.get("wide") is True,
-                                  self._asked.guests.data, births, request.get("pods") is True, _encoded)
+                                  self._asked.guests.data, proc_events, request.get("pods") is True, _encoded)
         entries: list[bytes] = found.pop("sandboxes")  # type: ignore[assignment]
         return b"".join((_encoded(found)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
 

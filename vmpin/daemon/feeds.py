@@ -236,7 +236,7 @@ class FileFeed:
 NEEDED = {"hook", "control", "resync", "settle"}
 
 
-def source_health(config: Config, view: NodeView, nri: NriFeed | None, births: ProcEventsFeed | None,
+def source_health(config: Config, view: NodeView, nri: NriFeed | None, proc_events: ProcEventsFeed | None,
                   tasks: Iterable[str], failing: Mapping[str, str]) -> Iterator[SourceHealth]:
     """What the watcher hears of, and whether it does. What there is none of on this node is left out.
 
@@ -249,8 +249,8 @@ def source_health(config: Config, view: NodeView, nri: NriFeed | None, births: P
             wanted = config.watch.nri == "on" or nri.plugin is not None or config.paths.nri.exists()
             if wanted:
                 yield SourceHealth(name, view.nri_listed, True, nri.state)
-        elif name == "births" and births is not None:
-            yield births.source_health()
+        elif name == "births" and proc_events is not None:
+            yield proc_events.source_health()
         elif name == "podresources":
             if pod_resources_socket(config).exists():
                 yield SourceHealth(name, view.pod_resources is not None, False)

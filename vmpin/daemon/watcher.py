@@ -91,7 +91,8 @@ class Watcher:
         self._queries: set[asyncio.Task[None]] = set()
         self._nri = NriFeed(config, self._on_nri, self._stop.set) if wants_nri(config) else None
         self._files = FileFeed(self._on_files)
-        self._births = ProcEventsFeed(reconciler, self._on_births, self._on_lost) if config.watch.births else None
+        self._proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost) if config.watch.births
+                             else None)
         self._relist = Relist()
         self._repair = RuncRepair(self.view, self._tally, reconciler.read_cgroups,
                                   lambda: None if self._nri is None else self._nri.plugin)
@@ -132,8 +133,8 @@ class Watcher:
             sources.append(("podresources", PodResourcesFeed(self.config, self.reconciler.pod_resources).run))
         if self._nri is not None:
             sources.append(("nri", self._nri.run))
-        if self._births is not None:
-            sources.append(("births", self._births.run))
+        if self._proc_events is not None:
+            sources.append(("births", self._proc_events.run))
         if sd_notify.watchdog_seconds() is not None:
             sources.append(("watchdog", self._patting))
         if self.config.metrics.address is not None:
@@ -201,7 +202,7 @@ class Watcher:
 
     def source_health(self) -> Iterable[SourceHealth]:
         """The sources as they are now, for metrics and probes."""
-        return source_health(self.config, self.view, self._nri, self._births, self._sources, self._failing)
+        return source_health(self.config, self.view, self._nri, self._proc_events, self._sources, self._failing)
 
     def guest(self, sandbox: SandboxId) -> GuestReport | None:
         """What a sandbox's guest says; None where it is told nothing."""
@@ -324,15 +325,15 @@ class Watcher:
         self._told(self.reconciler.reconcile(touched, scan=False), "files", self._files.since)
         self._save.set()
 
-    # Births
+    # New programs and threads
 
     @log.operation()
-    def _on_births(self, touched: FollowUp, since: float) -> None:
-        if touched.reconcile:
-            self._told(self.reconciler.reconcile(touched.reconcile, scan=False), "birth", since)
+    def _on_new_threads(self, follow_up: FollowUp, since: float) -> None:
+        if follow_up.now:
+            self._told(self.reconciler.reconcile(follow_up.now, scan=False), "birth", since)
             self._ask_qmp()
-        self._rechecks.restart(touched.begun)
-        self._rechecks.unnamed_thread(touched.unnamed)
+        self._rechecks.restart(follow_up.started)
+        self._rechecks.unnamed_thread(follow_up.unnamed)
         if self.reconciler.unsaved:
             self._save.set()
 
@@ -351,7 +352,7 @@ class Watcher:
             if not self._in_place():
                 return
             self._take_spool()
-            self.reconciler.births_reported(self._births is not None and self._births.telling)
+            self.reconciler.births_reported(self._proc_events is not None and self._proc_events.connected)
             self._told(self.reconciler.resync(full=self._full), "resync")
             self._full = False  # now: what was asked for is not lost with a pass that fails
             self.resynced = time.monotonic()
@@ -454,8 +455,8 @@ class Watcher:
         tally.pass_seconds.observe(report.seconds)
         if since is not None and report.count(Outcome.DONE):
             tally.pin_latency.observe(time.perf_counter() - since)
-        if self._births is not None:
-            self._births.passed(report, everything=why in ("resync", "request"))
+        if self._proc_events is not None:
+            self._proc_events.after_pass(report, everything=why in ("resync", "request"))
         self.guests.update(self.view)
         self._rechecks.begin({result.operation.sandbox for result in report.results
                                    if result.outcome is Outcome.WAITING})
@@ -484,9 +485,9 @@ class Watcher:
         return self._stop.is_set()
 
     def feeds(self) -> tuple[dict[str, object] | None, dict[str, object] | None]:
-        """What NRI and births have to say of themselves; None for one that is switched off."""
+        """The NRI feed's and the proc-events feed's parts of the status; None for one that is switched off."""
         return (None if self._nri is None else self._nri.data(),
-                None if self._births is None else self._births.data())
+                None if self._proc_events is None else self._proc_events.data())
 
     @log.operation()
     def look_again(self) -> PassReport:

@@ -68,7 +68,7 @@ class Counters:
         #: From a thread's creation until it was placed.
         self.placement_latency = Histogram()
         #: How long threads could run outside of their sandbox, of those that could.
-        self.leaks = Histogram()
+        self.outside = Histogram()
         #: From the receipt of an event until the masks that follow from it were set.
         self.pin_latency = Histogram()
         #: Events of the proc connector, by kind: fork, exec, exit, comm.

@@ -15,7 +15,7 @@ class NewbornCounts:
     #: Threads whose creation the kernel reported, main threads at their program's start among them.
     reported: int = 0
     #: Of those, the ones that were within their sandbox's CPUs; and that ended before their mask could be read.
-    inside: int = 0
+    born_inside: int = 0
     ended: int = 0
     #: Threads that were allowed outside, reported or found by a pass, for how long in all and at most.
     outside: int = 0
@@ -41,7 +41,7 @@ class NewbornCounts:
 
     def data(self) -> dict[str, object]:
         """For the status; times in milliseconds."""
-        return {"told": self.reported, "inside": self.inside, "ended": self.ended, "outside": self.outside,
+        return {"told": self.reported, "inside": self.born_inside, "ended": self.ended, "outside": self.outside,
                 "outside_ms": {"sum": _ms(self.outside_sum), "max": _ms(self.outside_max)},
                 "placed": self.placed,
                 "placed_ms": {"mean": _ms(self.placed_sum / self.placed) if self.placed else None,

@@ -37,6 +37,14 @@ class Result(NamedTuple):
     why: str = ""
     cpu: int | None = None
 
+    @property
+    def placed(self) -> CpuSet | None:
+        """The thread's mask if it is in place now, else None. Where its cgroup has yet to be rewritten the mask was
+        refused, or trimmed to a part of what was asked."""
+        if self.got is None or self.outcome is Outcome.REFUSED or not self.got <= self.operation.cpus:
+            return None
+        return self.got
+
 
 def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
     """Set each mask, in order."""

@@ -93,7 +93,7 @@ class DriftTracker:
             known.away = {}
 
     def sort(self, sandbox: SandboxId, placement: Placement, operations: tuple[SetAffinity, ...],
-             expected: Iterable[tuple[int, frozenset[int]]]) -> tuple[SetAffinity, ...]:
+             expected: Mapping[int, frozenset[int]]) -> tuple[SetAffinity, ...]:
         """Tell which operations put threads back. :returns: those that are to be carried out.
 
         :param expected: what the kernel was to show until now, by tid.
@@ -102,7 +102,7 @@ class DriftTracker:
         if known is None:
             known = self._of[sandbox] = _Drift()
         known.left, known.again = set(), NEVER
-        known.away = _away(known, placement, operations, dict(expected)) if operations and known.placement else {}
+        known.away = _away(known, placement, operations, expected) if operations and known.placement else {}
         known.placement = placement
         return self._without_fights(sandbox, known, operations) if operations and self.fights else operations
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.model import SandboxId, ThreadId, VmThread
+from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.pinning.apply import Outcome, Result, carry_out
@@ -36,8 +36,8 @@ class VmMasks:
 
     #: By thread: the mask set last, and what the kernel showed then.
     asked: dict[ThreadId, tuple[CpuSet, CpuSet]] = field(default_factory=dict)
-    #: What the kernel is to show as long as nothing changes, in the form in which it is read.
-    expected: list[tuple[int, frozenset[int]]] = field(default_factory=list)
+    #: By tid, what the kernel shows as long as nothing changes, in the form in which it is read.
+    expected: dict[int, frozenset[int]] = field(default_factory=dict)
     #: What was refused, by thread, so that it is told once.
     refused: dict[ThreadId, str] = field(default_factory=dict)
     #: What a cgroup refused or trimmed and is yet to be judged, by thread: the mask, and since when (monotonic).
@@ -46,6 +46,11 @@ class VmMasks:
     waits: str = ""
     #: Not everything is as wanted, or not yet known to be.
     open: bool = True
+
+    def record(self, thread: ThreadId, cpus: CpuSet, got: CpuSet) -> None:
+        """A mask was set, and the kernel made `got` of it."""
+        self.asked[thread] = (cpus, got)
+        self.expected[thread.tid] = got.frozen()
 
 
 class Pinner:
@@ -112,13 +117,13 @@ class Pinner:
         if placement.pending:
             self.drift_tracker.disregard(vm.sandbox)
         operations = self.drift_tracker.sort(vm.sandbox, placement, diff(placement, observed),
-                                      () if masks.waits or placement.pending else masks.expected)
+                                      {} if masks.waits or placement.pending else masks.expected)
         if not operations:
             masks.waits = ""
         changing = {operation.thread.id for operation in operations}
-        masks.expected = [] if len(changing) == len(observed) else [
-            (seen.thread.id.tid, seen.actual.frozen()) for seen in observed
-            if seen.thread.id not in changing and placement.cpus_for(seen.thread.role, seen.thread.vcpu) is not None]
+        masks.expected = {} if len(changing) == len(observed) else {
+            seen.thread.id.tid: seen.actual.frozen() for seen in observed
+            if seen.thread.id not in changing and placement.cpus_for(seen.thread.role, seen.thread.vcpu) is not None}
         if masks.asked or masks.refused or masks.doubted:
             alive = {seen.thread.id for seen in observed}
             for table, kept in ((masks.asked, alive), (masks.refused, alive), (masks.doubted, changing)):
@@ -146,16 +151,14 @@ class Pinner:
                     limit = cgroup.effective if cgroup is not None else None
             yield Observed(thread, actual, asked, shown, limit)
 
-    def place_now(self, sandbox: SandboxId, thread: VmThread, cpus: CpuSet, mask: CpuSet) -> Result:
-        """Set the mask (`mask` until now) of a thread that has just come, ahead of its VM's next pass."""
-        (result,) = carry_out(self.proc, (SetAffinity(sandbox, thread, cpus, mask),))
+    def carry_out_ahead(self, operation: SetAffinity) -> Result:
+        """Set the mask of a new thread ahead of its VM's next pass, which compares it again and reports a refusal."""
+        (result,) = carry_out(self.proc, (operation,))
+        masks = self.of(operation.sandbox)
+        masks.open = True
         if result.got is not None and result.outcome is not Outcome.REFUSED:
-            masks = self.of(sandbox)
-            masks.asked[thread.id] = (cpus, result.got)
-            # Should that pass want another mask all the same, it undoes what vmpin did, and that is no drift.
-            masks.expected = [each for each in masks.expected if each[0] != thread.id.tid]
-            masks.open = True
-        if result.outcome in (Outcome.REFUSED, Outcome.TRIMMED) and self.of(sandbox).waits:
+            masks.record(operation.thread.id, operation.cpus, result.got)
+        if result.outcome in (Outcome.REFUSED, Outcome.TRIMMED) and masks.waits:
             result = result._replace(outcome=Outcome.WAITING)
         return result
 
@@ -230,8 +233,7 @@ class Pinner:
         elif result.outcome is Outcome.TRIMMED and not masks.waits and masks.asked.get(thread.id) != (cpus, got):
             logger.warning("sandbox=%s: cannot honour %s for %s thread %d: its cpuset cgroup leaves %s",
                            sandbox, cpus, thread.role, thread.id.tid, got)
-        masks.asked[thread.id] = (cpus, got)
-        masks.expected.append((thread.id.tid, got.frozen()))
+        masks.record(thread.id, cpus, got)
 
     def _too_early(self, masks: VmMasks, thread: ThreadId, cpus: CpuSet) -> bool:
         """Whether what a cgroup made of a mask is to be looked at again before it counts."""
@@ -271,11 +273,11 @@ def _cpuset(mask: frozenset[int]) -> CpuSet:
     return CpuSet(mask)
 
 
-def _holds(expected: Iterable[tuple[int, frozenset[int]]]) -> bool:
+def _holds(expected: Mapping[int, frozenset[int]]) -> bool:
     """Whether the kernel shows just what it did: the whole cost of a pass in which nothing changed."""
     get = os.sched_getaffinity
     try:
-        for tid, shown in expected:
+        for tid, shown in expected.items():
             if get(tid) != shown:
                 return False
     except ProcessLookupError:

@@ -1,6 +1,9 @@
-"""Hears of births: the kernel's proc connector, in the watcher's loop.
+"""The proc-events feed: receives the kernel's proc connector events in the watcher's loop and gives them to the
+newborn placer.
 
-What stays out: the connector itself (host/proc_connector), and what an event leads to (placer).
+It shares the loop's time between bursts of events and other work, and asks for passes over what the placer left to
+them. What stays out: the socket (host.proc_connector), the events' bytes (wire.proc_events) and what an event leads to
+(newborn_placer). Made and run by daemon.watcher.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from vmpin import log
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.host.proc_connector import ProcConnector
+from vmpin.host.procfs import Procfs
 from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.status.health import SourceHealth
@@ -23,230 +28,265 @@ from vmpin.wire.proc_events import Ack, Comm, Event, Exec, Exit, Fork
 
 logger = logging.getLogger(__name__)
 
-#: Where what comes is nobody's, and comes more often than this (seconds), the loop wakes for it so often alone: a wake
-#: costs ten times what an event does. So much later the birth of a thread of ours may be seen in a storm of others.
-CALM = 0.002
-#: A new kernel thread has its name after microseconds; nobody tells when.
-_NAMED = 0.01
-_KINDS: dict[type, str] = {Fork: "fork", Exec: "exec", Comm: "comm", Exit: "exit", Ack: "ack"}
-#: So much later (seconds) a pass says what has been done ahead of it: a VM names its vCPUs one after the other, and
-#: none of them is to wait for the pass over the one before.
-_DONE = 0.002
-#: Events read in one go.
+#: Events read at once.
 _BATCH = 512
-#: Seconds for which other work of the loop (a hook's message, a question of the command line) waits for events: those
-#: that are left then are taken after it.
-BUDGET = 0.002
-#: Events lost again and again in a storm: everything is read again, but not without a pause (seconds).
-_PAUSE = 1.0
-#: Where the kernel does not tell it is asked again after so many seconds: it may have had no memory for it.
-_AGAIN = 300.0
+_KINDS: dict[type, str] = {Fork: "fork", Exec: "exec", Comm: "comm", Exit: "exit", Ack: "ack"}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When the feed does what, in seconds."""
+
+    #: While events come more often than this and none is of a followed process, the socket is read only this often: a
+    #: wake-up of the loop costs ten times what an event does. A new thread of a followed process may be placed so much
+    #: later then.
+    calm: float = 0.002
+    #: Until a new kernel thread has its name: that takes microseconds, and no event reports it.
+    kernel_named: float = 0.01
+    #: After which a pass confirms what was placed ahead of it: a VMM names its vCPUs one after the other, and none of
+    #: them is to wait for the pass over the one before.
+    confirm: float = 0.002
+    #: For which the loop's other work (a hook's message, a request) waits for events; the rest are handled after it.
+    budget: float = 0.002
+    #: Between two full passes where events are lost again and again.
+    pause: float = 1.0
+    #: Between attempts to open the connector: it may be for want of memory that it cannot be.
+    retry: float = 300.0
 
 
 class ProcEventsFeed:
-    """From the kernel to the reconciler.
+    """Owns the connector and the events that were read and not handled yet.
 
-    :param touched: called in the loop with what is left to do, and when it came in (time.perf_counter()).
-    :param lost: called in the loop when events were lost, or may have been: everything is to be read again.
-    :param clock: what the time for a batch of events is measured by.
+    :param follow_up: called in the loop with what is left to passes, and when its event came (time.perf_counter()).
+    :param lost: called in the loop when events were or may have been lost: a full pass is needed.
+    :param placer: handles the events.
+    :param connect: opens the connector; called in a thread.
+    :param clock: measures the time that a batch of events takes.
     """
 
-    def __init__(self, reconciler: Reconciler, touched: Callable[[FollowUp, float], None],
-                 lost: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, reconciler: Reconciler, follow_up: Callable[[FollowUp, float], None],
+                 lost: Callable[[], None], *, placer: NewbornPlacer | None = None,
+                 connect: Callable[[Procfs], ProcConnector] = ProcConnector, timing: Timing = Timing(),
+                 clock: Callable[[], float] = time.perf_counter) -> None:
         self._reconciler = reconciler
-        self._tally = reconciler.tally
-        self._touched = touched
+        self._counters = reconciler.view.counters
+        self._follow_up = follow_up
         self._lost = lost
+        self._placer = placer or NewbornPlacer(reconciler)
+        self._connect = connect
+        self._timing = timing
         self._clock = clock
-        self._placer = NewbornPlacer(reconciler)
-        #: Events that were read and not taken yet, and whether there may be more of them to be read.
+        self._connector: ProcConnector | None = None
+        self._state = "not asked yet"
+        #: Ends `run` when the connector cannot be read any more.
+        self._broken: asyncio.Future[None]
+        #: Events that were read and not handled yet, and whether the connector may have more.
         self._waiting: deque[Event] = deque()
         self._more = False
-        self._connector: ProcConnector | None = None
-        #: Ends `run` when nothing can be read any more.
-        self._broken: asyncio.Future[None]
-        self._state = "not asked yet"
-        self._dull = 0.0
+        #: When the last events came that were all of processes not followed; 0.0 if the last were not.
+        self._irrelevant_at = 0.0
+        #: The next full pass because of lost events, and when the last one was asked for (time.monotonic()).
         self._resync: asyncio.TimerHandle | None = None
-        self._last = 0.0
-        self._kernel: set[int] = set()
-        self._done: set[SandboxId] = set()
+        self._last_resync = 0.0
+        #: Kernel threads that have no names yet; sandboxes whose new threads are in place and to be confirmed.
+        self._kernel_threads: set[int] = set()
+        self._unconfirmed: set[SandboxId] = set()
 
     async def run(self) -> None:
-        """Until cancelled, or nothing can be read any more."""
-        connector = await self._told()
+        """Until cancelled. :raises OSError: when the connector cannot be read any more."""
+        connector = await self._open()
         loop = asyncio.get_running_loop()
         self._connector, self._broken = connector, loop.create_future()
-        self._state = f"told by the kernel{'' if connector.filtered else ', of all kinds'}"
-        logger.info("births are told by the kernel filtered=%s", connector.filtered)
-        loop.add_reader(connector.fd, self._read)
-        self._lost()  # what was born before
+        self._state = f"reported by the kernel{'' if connector.filtered else ', of all kinds'}"
+        logger.info("proc connector open: new programs and threads are placed at once filtered=%s", connector.filtered)
+        loop.add_reader(connector.fd, self._readable)
+        self._lost()  # what was created before
         try:
             await self._broken
         finally:
             self._connector = None
             self._waiting.clear()
             self._reconciler.births_reported(False)
-            self._state = "no more told"
+            self._state = "no longer reported"
             loop.remove_reader(connector.fd)
             connector.close()
             if self._resync is not None:
                 self._resync.cancel()
                 self._resync = None
 
-    async def _told(self) -> ProcConnector:
-        """Ask until the kernel tells; why it does not is said once."""
+    async def _open(self) -> ProcConnector:
+        """Open the connector, and try again later where that fails; each reason is logged once."""
         while True:
             try:
-                return await self._connected()
+                return await self._open_once()
             except SourceError as err:
-                before, self._state = self._state, f"not told: {err.why}"
+                before, self._state = self._state, f"not reported: {err.why}"
                 if self._state != before:
-                    logger.warning("births are not told, and new threads found at a resync: %s", err)
-            await asyncio.sleep(_AGAIN)
+                    logger.warning("proc connector unavailable (%s): new threads are placed at the next resync",
+                                   err.why)
+            await asyncio.sleep(self._timing.retry)
 
-    async def _connected(self) -> ProcConnector:
-        """Away from the loop: it takes seconds where nothing is heard. Whoever is cancelled meanwhile does not leave a
-        listener behind."""
-        executor = ThreadPoolExecutor(1, "births")
-        coming = executor.submit(ProcConnector, self._reconciler.view.proc)
+    async def _open_once(self) -> ProcConnector:
+        """Open the connector in a thread: it takes seconds where no event comes. Cancelled meanwhile, it closes what
+        is still opened then. :raises SourceError:"""
+        executor = ThreadPoolExecutor(1, "proc-connector")
+        opening = executor.submit(self._connect, self._reconciler.view.proc)
         executor.shutdown(wait=False)
         try:
-            return await asyncio.wrap_future(coming)
+            return await asyncio.wrap_future(opening)
         except asyncio.CancelledError:
-            coming.add_done_callback(_let_go)
+            opening.add_done_callback(_close)
             raise
 
-    def passed(self, report: PassReport, everything: bool) -> None:
-        """Wants to be told of every pass."""
-        self._placer.passed(report, everything)
+    def after_pass(self, report: PassReport, everything: bool) -> None:
+        """Called by the watcher after every pass, over the whole node or over some sandboxes."""
+        self._placer.after_pass(report, everything)
 
     @property
-    def telling(self) -> bool:
-        """Whether every birth is told of. Those that were lost are made good by `lost`."""
+    def connected(self) -> bool:
+        """Whether every new thread is reported. What was lost is made up for by `lost`."""
         return self._connector is not None
 
     def source_health(self) -> SourceHealth:
-        return SourceHealth("births", self.telling, False, self._state)
+        return SourceHealth("births", self.connected, False, self._state)
 
     def data(self) -> dict[str, object]:
         """For the status."""
-        tally = self._tally
-        return {"state": self._state, "events": dict(tally.proc_events), "overruns": tally.overruns}
+        counters = self._counters
+        return {"state": self._state, "events": dict(counters.proc_events), "overruns": counters.overruns}
 
-    def _read(self) -> None:
-        """Something came."""
-        since = time.perf_counter()
-        count, ours = self._take(since)
-        calm, self._dull = since - self._dull < CALM, 0.0 if ours else since
-        if self._connector is not None and (self._waiting or (calm and count and not ours)):
+    # Reading and handling
+
+    def _readable(self) -> None:
+        """The socket has events. In a storm it is polled instead, from the next turn of the loop on."""
+        now = time.perf_counter()
+        count, relevant = self._handle(now)
+        storm = now - self._irrelevant_at < self._timing.calm and count > 0 and not relevant
+        self._irrelevant_at = 0.0 if relevant else now
+        if self._connector is not None and (self._waiting or storm):
             asyncio.get_running_loop().remove_reader(self._connector.fd)
-            self._look_later(self._connector)
+            self._poll_later(self._connector)
 
-    def _look(self, connector: ProcConnector) -> None:
+    def _poll_later(self, connector: ProcConnector) -> None:
+        loop = asyncio.get_running_loop()
+        if self._waiting or self._more:
+            loop.call_soon(self._poll, connector)  # after all that is due now
+        else:
+            loop.call_later(self._timing.calm, self._poll, connector)
+
+    def _poll(self, connector: ProcConnector) -> None:
         """In a storm: of processes that are not followed, or of more events than there was time for."""
         if connector is not self._connector:
             return
-        count, ours = self._take(time.perf_counter())
-        if self._waiting or (count and not ours):
-            self._look_later(connector)
+        count, relevant = self._handle(time.perf_counter())
+        if self._waiting or (count and not relevant):
+            self._poll_later(connector)
         else:
-            asyncio.get_running_loop().add_reader(connector.fd, self._read)
-
-    def _look_later(self, connector: ProcConnector) -> None:
-        loop = asyncio.get_running_loop()
-        if self._waiting or self._more:
-            loop.call_soon(self._look, connector)  # after all that is due now
-        else:
-            loop.call_later(CALM, self._look, connector)
+            asyncio.get_running_loop().add_reader(connector.fd, self._readable)
 
     @log.operation()
-    def _take(self, since: float) -> tuple[int, bool]:
-        """:returns: how many events were taken, and whether any was of a process that is followed."""
+    def _handle(self, since: float) -> tuple[int, bool]:
+        """Handle events for the time of a turn.
+
+        :returns: how many were handled, and whether any was of a followed process.
+        """
         if self._connector is None:
             return 0, False
-        tally, lost = self._tally, False
+        lost = False
         if not self._waiting:
             try:
-                events, lost = self._connector.read(_BATCH)
+                lost = self._read(self._connector)
             except OSError as err:
                 if not self._broken.done():
                     self._broken.set_exception(err)
                 return 0, True
-            self._waiting.extend(events)
-            self._more = len(events) == _BATCH
-            for event in events:
-                tally.proc_events[_KINDS[type(event)]] += 1
-        before, ours = len(self._waiting), False
+        before, relevant = len(self._waiting), False
         try:
-            touched = self._placer.take(self._in_time())
-            self._kernel_threads(touched.kernel, since)
-            self._pass_later(touched.done - touched.reconcile, since)
-            if touched.ours:
-                self._touched(touched, since)
-                ours = True
+            relevant = self._place(since)
         except Exception as err:
-            self._waiting.clear()  # they are made good by looking, too
-            self._unusable(err)
+            self._waiting.clear()  # a full pass makes up for them, too
+            self._failed(err)
         if lost:
-            tally.overruns += 1
-            self._resync_soon("events of the kernel were lost")
-        return before - len(self._waiting), ours
+            self._counters.overruns += 1
+            self._resync_soon("proc connector lost events")
+        return before - len(self._waiting), relevant
 
-    def _in_time(self) -> Iterator[Event]:
-        """Events, as long as there is time for them: one at least."""
-        end = self._clock() + BUDGET
+    def _read(self, connector: ProcConnector) -> bool:
+        """Read a batch. :returns: whether events were lost. :raises OSError:"""
+        events, lost = connector.read(_BATCH)
+        self._waiting.extend(events)
+        self._more = len(events) == _BATCH
+        counts = self._counters.proc_events
+        for event in events:
+            counts[_KINDS[type(event)]] += 1
+        return lost
+
+    def _place(self, since: float) -> bool:
+        """Give waiting events to the placer. :returns: whether any was of a followed process."""
+        follow_up = self._placer.handle(self._within_budget())
+        self._name_later(follow_up.kernel_threads, since)
+        self._confirm_later(follow_up.soon - follow_up.now, since)
+        if follow_up.relevant:
+            self._follow_up(follow_up, since)
+        return follow_up.relevant
+
+    def _within_budget(self) -> Iterator[Event]:
+        """Waiting events, as long as the budget lasts: one at least."""
+        end = self._clock() + self._timing.budget
         while self._waiting:
             yield self._waiting.popleft()
             if self._clock() >= end:
                 return
 
-    def _unusable(self, err: Exception) -> None:
-        """Out of descriptors, as it may be: what was not done then is found by looking."""
+    def _failed(self, err: Exception) -> None:
+        """Events could not be handled (no descriptors are left, say): a full pass makes up for them."""
         if self._connector is not None:
-            self._resync_soon(f"events of the kernel could not be used: {err!r}")
-        logger.debug("births", exc_info=True)
+            self._resync_soon(f"proc connector's events cannot be handled: {err!r}")
+        logger.debug("proc connector", exc_info=True)
 
-    def _kernel_threads(self, pids: set[int], since: float) -> None:
-        if pids and not self._kernel:
-            asyncio.get_running_loop().call_later(_NAMED, self._name, since)
-        self._kernel |= pids
+    # Passes
 
-    def _pass_later(self, sandboxes: set[SandboxId], since: float) -> None:
-        if sandboxes and not self._done:
-            asyncio.get_running_loop().call_later(_DONE, self._pass, since)
-        self._done |= sandboxes
-
-    def _pass(self, since: float) -> None:
-        done, self._done = self._done, set()
-        self._settle(lambda: done, since)
-
-    def _settle(self, found: Callable[[], set[SandboxId]], since: float) -> None:
-        if self._connector is None:
-            return  # it has stopped: what is left is a resync's, or nobody's
-        try:
-            if reconcile := found():
-                self._touched(FollowUp(reconcile=reconcile, ours=True), since)
-        except Exception as err:
-            self._unusable(err)
-
-    def _resync_soon(self, why: str) -> None:
-        """At once, and in a storm with a pause."""
-        if self._resync is None:
-            now = time.monotonic()
-            self._resync = asyncio.get_running_loop().call_later(max(0.0, self._last + _PAUSE - now), self._lost_some)
-            logger.warning("%s: everything is read again", why)
-
-    def _lost_some(self) -> None:
-        self._resync, self._last = None, time.monotonic()
-        self._lost()
+    def _name_later(self, kernel_threads: set[int], since: float) -> None:
+        if kernel_threads and not self._kernel_threads:
+            asyncio.get_running_loop().call_later(self._timing.kernel_named, self._name, since)
+        self._kernel_threads |= kernel_threads
 
     def _name(self, since: float) -> None:
-        pids, self._kernel = self._kernel, set()
-        self._settle(lambda: self._placer.name(pids), since)
+        pids, self._kernel_threads = self._kernel_threads, set()
+        self._pass(lambda: self._placer.place_kernel_threads(pids), since)
+
+    def _confirm_later(self, sandboxes: set[SandboxId], since: float) -> None:
+        if sandboxes and not self._unconfirmed:
+            asyncio.get_running_loop().call_later(self._timing.confirm, self._confirm, since)
+        self._unconfirmed |= sandboxes
+
+    def _confirm(self, since: float) -> None:
+        sandboxes, self._unconfirmed = self._unconfirmed, set()
+        self._pass(lambda: sandboxes, since)
+
+    def _pass(self, find: Callable[[], set[SandboxId]], since: float) -> None:
+        """Ask for a pass over the sandboxes that `find` returns."""
+        if self._connector is None:
+            return  # it has been closed: the next full pass does it
+        try:
+            if sandboxes := find():
+                self._follow_up(FollowUp(now=sandboxes, relevant=True), since)
+        except Exception as err:
+            self._failed(err)
+
+    def _resync_soon(self, why: str) -> None:
+        """Ask for a full pass: at once, and with a pause where that is needed again and again."""
+        if self._resync is None:
+            wait = max(0.0, self._last_resync + self._timing.pause - time.monotonic())
+            self._resync = asyncio.get_running_loop().call_later(wait, self._resync_now)
+            logger.warning("%s: everything is read again", why)
+
+    def _resync_now(self) -> None:
+        self._resync, self._last_resync = None, time.monotonic()
+        self._lost()
 
 
-def _let_go(coming: Future[ProcConnector]) -> None:
-    """Close what nobody waits for any more."""
-    if not coming.cancelled() and coming.exception() is None:
-        coming.result().close()
+def _close(opening: Future[ProcConnector]) -> None:
+    """Close a connector that is no longer wanted."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -1,6 +1,8 @@
-"""When threads were born, and when each had its place: kept until it is known, then added to its sandbox's account.
+"""The placement-latency book: how long new threads could run outside their sandbox, and until they were in place.
 
-What stays out: placing them (placer, reconciler).
+The newborn placer records every new thread as a value; a pass's results add the threads of which no event came. The
+book counts each thread once, in its sandbox's `NewbornCounts` and in the histograms of the counters. What stays out:
+placing threads (newborn_placer, reconcile). Called by newborn_placer.
 """
 
 from __future__ import annotations
@@ -12,48 +14,209 @@ from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId, ThreadRole, VmmType, VmThread
+from vmpin.domain.newborn_counts import NewbornCounts
 from vmpin.host import affinity
 from vmpin.pinning.apply import Outcome, Result
-from vmpin.placement import newborn as birth
-from vmpin.placement.newborn import LatencyAccount
+from vmpin.placement.newborn import leaves_sandbox
+from vmpin.placement.rules import Placement
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.vmm.inventory import Vm
 
-#: A thread whose name comes has it within a millisecond; one that bears none may be told by a later pass, of which the
-#: last comes so many seconds after its birth.
-_NAMED, _TOLD = 1.0, 8.0
-#: Nanoseconds that the word of a birth may lie in the connector's buffer.
+#: Nanoseconds for which an event may wait in the connector's buffer.
 _LATE = 60 * 10**9
-#: Of so many at most it is remembered when they were born.
-_MOST = 4096
-#: And of so many that it was heard of them.
-_HEARD = 65536
+#: Threads whose role may change, at most, and thread numbers remembered since the last full pass.
+_MOST_PROVISIONAL = 4096
+_MOST_SEEN = 65536
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
-class Placed(NamedTuple):
-    """When a thread was seen to have the mask of its role (CLOCK_MONOTONIC, ns), that mask, whether it is outside and
-    left to it, and whether that is news: else it was booked before."""
-
-    at: int
-    cpus: CpuSet
-    loose: bool
-    news: bool = True
-
-
-class _Newborn(NamedTuple):
-    """A VMM's thread that may turn out to be a vCPU or the like, which have places of their own. Its number is enough
-    to know it: the birth of whoever gets that later is told, too."""
+class Newborn(NamedTuple):
+    """A new thread as the placer found and left it. Times are CLOCK_MONOTONIC in ns."""
 
     sandbox: SandboxId
-    #: CLOCK_MONOTONIC, ns.
+    tid: int
+    #: When it was created, or executed its program.
     born: int
-    placed: Placed
+    #: When its mask was read, or set.
+    at: int
+    #: The CPUs of its sandbox, and those of its role: None leaves its mask alone.
+    allowed: CpuSet
+    wanted: CpuSet | None
+    #: Its mask when first read: None if it had ended by then.
+    found: CpuSet | None
+    #: Its mask now: None if it is not in place, because it has ended or the mask was refused.
+    mask: CpuSet | None
+    ended: bool = False
+
+    @classmethod
+    def gone(cls, placement: Placement, tid: int, born: int) -> Newborn:
+        """One that ended before its mask could be read."""
+        return cls(placement.sandbox, tid, born, born, placement.mask, None, None, None, True)
 
 
-def left_alone(vm: Vm | None, thread: VmThread) -> bool:
-    """Whether a thread was born in a shim whose VMM did not run yet: the shim keeps its mask then (placer), so a
-    thread outside the sandbox's CPUs is no leak. Dragonball's VMM is the shim, and runs from its first vCPU on."""
+class _Provisional(NamedTuple):
+    """A VMM's thread whose role may change to one with CPUs of its own. Its number identifies it: a later thread of
+    that number is reported, too."""
+
+    sandbox: SandboxId
+    born: int
+    at: int
+    mask: CpuSet
+    #: Whether its mask is outside its sandbox, and left alone.
+    outside: bool
+
+
+class LatencyBook:
+    """Counts into the reconciler's `newborn_counts` and counters; both outlive it.
+
+    :param named: seconds after its creation for which a VMM's thread may still get a name that shows its role: it has
+        one within a millisecond.
+    :param identified: the same where names show nothing and a later pass identifies it.
+    """
+
+    def __init__(self, reconciler: Reconciler, named: float = 1.0, identified: float = 8.0) -> None:
+        self._view = reconciler.view
+        self._counts = reconciler.newborn_counts_of
+        self._named, self._identified_by = named, identified
+        self._provisional: dict[int, _Provisional] = {}
+        #: When the last full pass was, by CLOCK_BOOTTIME (s): threads it did not find were created since.
+        self._last_full = time.clock_gettime(time.CLOCK_BOOTTIME)
+        #: The threads seen since, and the CPUs that belonged to each sandbox at any time since.
+        self._seen: set[int] = set()
+        self._masks: dict[SandboxId, CpuSet] = {}
+        #: Threads that were counted before an event of their birth came: when (CLOCK_MONOTONIC, ns), and whether they
+        #: are counted as reported all the same.
+        self._ahead: dict[int, tuple[int, bool]] = {}
+
+    def record(self, new: Newborn, provisional: bool = False, reported: bool = True) -> None:
+        """Count a thread, unless it has been counted.
+
+        :param provisional: its role may change: it is in place once that is confirmed.
+        :param reported: False if no event of its own has come yet; one that comes counts no more.
+        """
+        counts, outside = self._counts(new.sandbox), False
+        first = self._count_report(counts, new.tid, new.born)
+        if new.found is not None:
+            self._see(new.sandbox, new.tid, new.allowed)
+            outside = leaves_sandbox(new.found, new.allowed, new.wanted)
+            counts.born_inside += first and not outside
+        if first and new.mask is None:
+            counts.ended += new.ended
+        elif first and new.mask is not None:
+            if outside and new.wanted is not None:
+                self._count_outside(new.sandbox, (new.at - new.born) / 1e9)
+            if provisional:
+                self._await(new.tid, _Provisional(new.sandbox, new.born, new.at, new.mask,
+                                                  outside and new.wanted is None))
+            else:
+                self._count_in_place(new.sandbox, (new.at - new.born) / 1e9)
+        if not reported and new.mask is not None:
+            self._count_ahead(new.tid, reported=True)
+
+    def moved(self, tid: int, mask: CpuSet) -> None:
+        """A thread whose role changed has the mask of the new one."""
+        entry = self._provisional.get(tid)
+        if entry is not None:
+            now = time.monotonic_ns()
+            if entry.outside:
+                self._count_outside(entry.sandbox, (now - entry.born) / 1e9)
+            self._provisional[tid] = entry._replace(at=now, mask=mask, outside=False)
+
+    def confirm(self, tid: int) -> None:
+        """A thread's role does not change any more: its place counts."""
+        entry = self._provisional.pop(tid, None)
+        if entry is not None:
+            self._count_in_place(entry.sandbox, (entry.at - entry.born) / 1e9)
+
+    def after_pass(self, results: Iterable[Result], everything: bool) -> None:
+        """Count the threads that a pass placed and no event reported; confirm those whose role it identified.
+
+        :param everything: the pass was over the whole node.
+        """
+        for result in results:
+            self._count_found(result)
+        view, now = self._view, time.monotonic_ns()
+        for tid, entry in list(self._provisional.items()):
+            vm = view.vms.get(entry.sandbox)
+            thread = None if vm is None else vm.vmm.threads.get(tid)
+            if thread is not None and thread.role is not ThreadRole.EMULATOR:
+                self._identified(entry, thread)
+            # A thread whose mask is never the wanted one (its cgroup trims it) is confirmed as late as the others.
+            if vm is None or (now - entry.born) / 1e9 > (
+                    self._named if vm.found_by == "names" else self._identified_by):
+                self.confirm(tid)
+        if everything:
+            self._seen.clear()
+            self._ahead = {tid: each for tid, each in self._ahead.items() if now - each[0] < _LATE}
+            self._last_full = time.clock_gettime(time.CLOCK_BOOTTIME)
+            self._masks = {sandbox: placement.mask for sandbox, placement in view.placements.items()}
+
+    def _identified(self, entry: _Provisional, thread: VmThread) -> None:
+        """A pass found that a thread has another role than the VMM's others."""
+        tid, placement = thread.id.tid, self._view.placements.get(entry.sandbox)
+        wanted = None if placement is None else placement.cpus_for(thread.role, thread.vcpu)
+        if wanted is not None and wanted != entry.mask:
+            mask = affinity.get(tid)
+            if mask is not None and CpuSet(mask) != wanted:
+                return  # a later pass may set it
+            self.moved(tid, wanted)
+        self.confirm(tid)
+
+    def _count_found(self, result: Result) -> None:
+        """Count a thread that no event reported and that could run outside until a pass placed it."""
+        operation, now = result.operation, time.clock_gettime(time.CLOCK_BOOTTIME)
+        sandbox, thread = operation.sandbox, operation.thread
+        placement = self._view.placements.get(sandbox)
+        if (placement is None or result.got is None or result.outcome is Outcome.REFUSED
+                or _precedes_vmm(self._view.vms.get(sandbox), thread)):
+            return
+        born = thread.id.starttime * _TICK
+        mine = self._masks.get(sandbox, EMPTY) | placement.mask
+        unseen = thread.id.tid not in self._seen
+        self._see(sandbox, thread.id.tid, placement.mask)
+        if unseen and born >= self._last_full and leaves_sandbox(operation.was, mine, operation.cpus):
+            self._count_ahead(thread.id.tid, reported=False)
+            self._count_outside(sandbox, now - born)
+            self._count_in_place(sandbox, now - born)
+
+    def _see(self, sandbox: SandboxId, tid: int, mask: CpuSet) -> None:
+        if len(self._seen) > _MOST_SEEN:
+            self._seen.clear()
+        self._seen.add(tid)
+        self._masks[sandbox] = self._masks.get(sandbox, EMPTY) | mask
+
+    def _await(self, tid: int, entry: _Provisional) -> None:
+        if len(self._provisional) >= _MOST_PROVISIONAL:
+            self.confirm(next(iter(self._provisional)))
+        self._provisional[tid] = entry
+
+    def _count_ahead(self, tid: int, reported: bool) -> None:
+        """A thread was counted before its event came."""
+        if len(self._ahead) > _MOST_SEEN:
+            self._ahead.clear()
+        self._ahead[tid] = time.monotonic_ns(), reported
+
+    def _count_report(self, counts: NewbornCounts, tid: int, born: int) -> bool:
+        """Count the report of a birth. :returns: False if all else of it has been counted."""
+        at, reported = self._ahead.get(tid, (-1, False))
+        first = born > at
+        if not first:
+            self._ahead[tid] = at, True
+        counts.reported += first or not reported
+        return first
+
+    def _count_outside(self, sandbox: SandboxId, seconds: float) -> None:
+        self._counts(sandbox).count_outside(seconds)
+        self._view.counters.outside.observe(seconds)
+
+    def _count_in_place(self, sandbox: SandboxId, seconds: float) -> None:
+        self._counts(sandbox).count_in_place(seconds)
+        self._view.counters.placement_latency.observe(seconds)
+
+
+def _precedes_vmm(vm: Vm | None, thread: VmThread) -> bool:
+    """Whether a thread was created in a shim before its VMM ran. The shim keeps its mask until then (newborn_placer),
+    so its being outside does not count. Dragonball's VMM is the shim, and runs from its first vCPU on."""
     if vm is None:
         return False
     if thread.role is ThreadRole.SHIM:
@@ -62,130 +225,3 @@ def left_alone(vm: Vm | None, thread: VmThread) -> bool:
         return False
     vcpus = [each.id.starttime for each in vm.vmm.threads.values() if each.role is ThreadRole.VCPU]
     return bool(vcpus) and thread.id.starttime <= min(vcpus)
-
-
-class LatencyBook:
-    """The accounts are the reconciler's."""
-
-    def __init__(self, reconciler: Reconciler) -> None:
-        self._view, self._tally = reconciler.view, reconciler.tally
-        self._account = reconciler.birth_account
-        self._newborn: dict[int, _Newborn] = {}
-        #: When everything was last looked at, by CLOCK_BOOTTIME: who was not there then was born since.
-        self._looked = time.clock_gettime(time.CLOCK_BOOTTIME)
-        #: The threads of which it was heard since.
-        self._heard: set[int] = set()
-        #: The threads that were booked before it was heard of them, when (CLOCK_MONOTONIC, ns), and whether they count
-        #: as told of all the same.
-        self._ahead: dict[int, tuple[int, bool]] = {}
-        #: The CPUs that were each sandbox's at any time since.
-        self._masks: dict[SandboxId, CpuSet] = {}
-
-    def account(self, sandbox: SandboxId) -> LatencyAccount:
-        return self._account(sandbox)
-
-    def leaked(self, sandbox: SandboxId, seconds: float) -> None:
-        """One was allowed outside, for so long."""
-        self.account(sandbox).add_leak(seconds)
-        self._tally.leaks.observe(seconds)
-
-    def meets(self, sandbox: SandboxId, tid: int, mask: CpuSet) -> None:
-        """A thread of it is looked at, and its sandbox's CPUs are these."""
-        if len(self._heard) > _HEARD:
-            self._heard.clear()
-        self._heard.add(tid)
-        self._masks[sandbox] = self._masks.get(sandbox, EMPTY) | mask
-
-    def ahead(self, tid: int, told: bool) -> None:
-        """One was met and booked; the word of its birth may be on its way."""
-        if len(self._ahead) > _HEARD:
-            self._ahead.clear()
-        self._ahead[tid] = time.monotonic_ns(), told
-
-    def tells(self, sandbox: SandboxId, tid: int, born: int) -> bool:
-        """A birth is told of. :returns: whether that is news: else all but that has been booked."""
-        at, told = self._ahead.get(tid, (-1, False))
-        news = born > at
-        if not news:
-            self._ahead[tid] = at, True
-        self.account(sandbox).reported += news or not told
-        return news
-
-    def placed(self, sandbox: SandboxId, born: int, placed: Placed) -> None:
-        """One has its place for good."""
-        if placed.news:
-            self._in_place(sandbox, (placed.at - born) / 1e9)
-
-    def awaits(self, sandbox: SandboxId, tid: int, born: int, placed: Placed) -> None:
-        """One has its place, unless it turns out to be one of the special ones."""
-        if not placed.news:
-            return
-        if len(self._newborn) >= _MOST:
-            self.settled(next(iter(self._newborn)))
-        self._newborn[tid] = _Newborn(sandbox, born, placed)
-
-    def moved(self, tid: int, cpus: CpuSet) -> None:
-        """One that is awaited has the place of what it turned out to be."""
-        newborn = self._newborn.get(tid)
-        if newborn is not None:
-            now = time.monotonic_ns()
-            if newborn.placed.loose:
-                self.leaked(newborn.sandbox, (now - newborn.born) / 1e9)
-            self._newborn[tid] = newborn._replace(placed=Placed(now, cpus, False))
-
-    def settled(self, tid: int) -> None:
-        """What it does is known, or nobody will know."""
-        newborn = self._newborn.pop(tid, None)
-        if newborn is not None:
-            self.placed(newborn.sandbox, newborn.born, newborn.placed)
-
-    def passed(self, results: Iterable[Result], everything: bool) -> None:
-        """After a pass, over everything or over some sandboxes."""
-        for result in results:
-            self._found(result)
-        view, now = self._view, time.monotonic_ns()
-        for tid, newborn in list(self._newborn.items()):
-            vm = view.vms.get(newborn.sandbox)
-            thread = None if vm is None else vm.vmm.threads.get(tid)
-            if thread is not None and thread.role is not ThreadRole.EMULATOR:
-                self._told(newborn, thread)
-            # One whose mask is never what it is to be (its cgroup trims it) is waited for no longer than the others.
-            if vm is None or (now - newborn.born) / 1e9 > (_NAMED if vm.found_by == "names" else _TOLD):
-                self.settled(tid)
-        if everything:
-            self._heard.clear()
-            self._ahead = {tid: known for tid, known in self._ahead.items() if now - known[0] < _LATE}
-            self._looked = time.clock_gettime(time.CLOCK_BOOTTIME)
-            self._masks = {sandbox: placement.mask for sandbox, placement in view.placements.items()}
-
-    def _told(self, newborn: _Newborn, thread: VmThread) -> None:
-        """A thread turned out to be one of the special ones."""
-        tid, placement = thread.id.tid, self._view.placements.get(newborn.sandbox)
-        wanted = None if placement is None else placement.cpus_for(thread.role, thread.vcpu)
-        if wanted is not None and wanted != newborn.placed.cpus:
-            mask = affinity.get(tid)
-            if mask is not None and CpuSet(mask) != wanted:
-                return  # the pass after the next, maybe
-            self.moved(tid, wanted)
-        self.settled(tid)
-
-    def _found(self, result: Result) -> None:
-        """A thread of whose birth nobody told could run outside until a pass found it."""
-        operation, now = result.operation, time.clock_gettime(time.CLOCK_BOOTTIME)
-        sandbox, born = operation.sandbox, operation.thread.id.starttime * _TICK
-        placement = self._view.placements.get(sandbox)
-        if placement is None or result.got is None or result.outcome is Outcome.REFUSED:
-            return
-        if left_alone(self._view.vms.get(sandbox), operation.thread):
-            return
-        tid, mine = operation.thread.id.tid, self._masks.get(sandbox, EMPTY) | placement.mask
-        unheard = tid not in self._heard
-        self.meets(sandbox, tid, placement.mask)
-        if unheard and born >= self._looked and birth.leaves_sandbox(operation.was, mine, operation.cpus):
-            self.ahead(tid, told=False)
-            self.leaked(sandbox, now - born)
-            self._in_place(sandbox, now - born)
-
-    def _in_place(self, sandbox: SandboxId, seconds: float) -> None:
-        self.account(sandbox).add_placed(seconds)
-        self._tally.placement_latency.observe(seconds)

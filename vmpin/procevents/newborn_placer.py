@@ -1,69 +1,74 @@
-"""What the kernel tells of new programs and threads, made true at once: ahead of the next pass over their VM.
+"""Places new programs and threads at the kernel's events, ahead of the next pass over their VM.
 
-A process that is to be a sandbox's VMM or virtiofsd is put where the sandbox belongs while it has one thread, so that
-all others are born there; a thread of a process that is followed is looked at by itself. What cannot be told of a
-single thread (which vCPU it is) is the pass's, for which the sandbox is named.
+A process that becomes a sandbox's VMM or virtiofsd gets the sandbox's CPUs while it has one thread, so that all others
+are created there; a thread created in a followed process is compared by itself. Decision and hand are those of a pass:
+the placement gives the mask, `Reconciler.pin_newborn` sets it. What a single event cannot show (which vCPU an unnamed
+thread is) is left to a pass, for which the sandbox is returned.
 
 Kata's shim keeps its mask until its VMM runs: it sizes the VM by that mask. The Go shim refuses the annotations
 default_vcpus and default_maxvcpus when they exceed runtime.NumCPU(), which Go reads when the process starts
 (src/runtime/pkg/oci/utils.go, addHypervisorCPUOverrides); runtime-rs cuts every VM's maximum to num_cpus::get(), which
 reads the calling thread's mask while the configuration is loaded (src/libs/kata-types/src/config/hypervisor/mod.rs,
-CpuInfo::adjust_config). Both are done before the VMM is executed, or Dragonball's first vCPU thread is made; the pass
-over the new VM then places the shim. What stays out: hearing it (births), and who may run where.
+CpuInfo::adjust_config). Both happen before the VMM is executed, or Dragonball's first vCPU thread is created; the pass
+over the new VM then places the shim.
+
+What stays out: receiving the events and asking for the passes (feed), and counting (latency). Called by feed.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.host import affinity
-from vmpin.host.procfs import PF_USER_WORKER, Stat
+from vmpin.host.procfs import PF_USER_WORKER
 from vmpin.pinning.apply import Outcome
-from vmpin.placement import newborn
 from vmpin.placement.rules import Placement
-from vmpin.procevents.latency import LatencyBook, Placed
+from vmpin.procevents.latency import LatencyBook, Newborn
+from vmpin.procevents.named_vcpus import Confirmation, NamedVcpuPlacer
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.vmm.inventory import Process, Vm
 from vmpin.vmm.processes import VmmProcess, is_shim, kernel_thread_owner
-from vmpin.vmm.thread_names import read_names
 from vmpin.vmm.threads import is_dragonball
 from vmpin.wire.proc_events import KTHREADD, Comm, Event, Exec, Fork
 
 logger = logging.getLogger(__name__)
 
-#: How often a process that has just begun is asked for more threads, and how many processes that it forked are looked
-#: at, theirs among them. Who makes more is no VMM.
-_LOOKS, _CHILDREN = 4, 8
-#: Of how many processes it is kept when they were looked at.
+#: How often a new process's threads are listed, and how many processes that it forked are placed with it. What makes
+#: more is no VMM.
+_LISTINGS, _CHILDREN = 4, 8
+#: For how many processes the time of their last inspection is kept.
 _REMEMBERED = 4096
 
 
 @dataclass
 class FollowUp:
-    """What is left to do: passes over sandboxes, and over those again later whose threads cannot all be told yet."""
+    """What the events leave to be done by passes."""
 
-    reconcile: set[SandboxId] = field(default_factory=set)
-    #: Passes that can wait a moment: what they are to do has been done ahead of them.
-    done: set[SandboxId] = field(default_factory=set)
-    #: New threads that may be the kernel's own in a VMM (vhost): all but those that named themselves meanwhile.
-    nameless: dict[int, Vm] = field(default_factory=dict)
-    begun: set[SandboxId] = field(default_factory=set)
+    #: Sandboxes to reconcile now.
+    now: set[SandboxId] = field(default_factory=set)
+    #: Sandboxes to reconcile a moment later: their new threads are in place already.
+    soon: set[SandboxId] = field(default_factory=set)
+    #: Sandboxes whose VMM has just started.
+    started: set[SandboxId] = field(default_factory=set)
+    #: Sandboxes with new threads whose names do not show their roles.
     unnamed: set[SandboxId] = field(default_factory=set)
-    #: New threads of the kernel, which have no name yet.
-    kernel: set[int] = field(default_factory=set)
-    #: Whether any event was of a process that is followed.
-    ours: bool = False
+    #: New kernel threads, which have no names yet.
+    kernel_threads: set[int] = field(default_factory=set)
+    #: New threads that may be the kernel's workers in a VMM (vhost): all that have not been named since.
+    maybe_workers: dict[int, Vm] = field(default_factory=dict)
+    #: Whether any event was of a followed process.
+    relevant: bool = False
 
 
-class _Helper(NamedTuple):
-    """A process that was placed when it began, and may have no VM yet."""
+class _Early(NamedTuple):
+    """A process that was placed at its exec and may have no VM yet."""
 
     sandbox: SandboxId
     role: ThreadRole
@@ -72,289 +77,245 @@ class _Helper(NamedTuple):
 
 
 class NewbornPlacer:
-    """Takes events in. `passed` wants to hear of every pass."""
+    """Handles events in the order in which they came. `after_pass` has to be called after every pass."""
 
     def __init__(self, reconciler: Reconciler) -> None:
-        self.reconciler = reconciler
-        self.view = reconciler.view
         self.book = LatencyBook(reconciler)
-        self._helpers: dict[int, _Helper] = {}
-        #: The vCPU that each VM got last ahead of the pass that is to say so.
-        self._ahead: dict[SandboxId, VcpuId] = {}
-        #: When processes that executed something were last looked at (ns, as events have it).
-        self._looked: dict[int, int] = {}
+        self._named_vcpus = NamedVcpuPlacer(reconciler, self.book)
+        self._reconciler = reconciler
+        self._view = reconciler.view
+        #: The view's, kept for a batch of events: it is looked up at every one.
+        self._followed: Mapping[int, tuple[Vm, Process]] = {}
+        self._early: dict[int, _Early] = {}
+        #: By pid, when a process that executed a program was last inspected (ns, as events have it).
+        self._inspected: dict[int, int] = {}
+        self._handlers: dict[type, Callable[[Any, FollowUp], None]] = {
+            Fork: self._forked, Exec: self._executed, Comm: self._renamed}
 
-    def take(self, events: Iterable[Event]) -> FollowUp:
-        """Do at once what can be done."""
-        touched = FollowUp()
-        if len(self._looked) > _REMEMBERED:
-            self._looked.clear()
-        early, view = self._helpers, self.view
+    def handle(self, events: Iterable[Event]) -> FollowUp:
+        """Place what the events report, and return what is left to passes."""
+        follow_up = FollowUp()
+        if len(self._inspected) > _REMEMBERED:
+            self._inspected.clear()
+        handlers = self._handlers
+        self._followed = self._view.followed
         for event in events:
-            if isinstance(event, Fork):
-                if event.child != event.process:
-                    if (known := view.followed.get(event.process)) is not None:
-                        known[1].grown = True
-                        self._born(event, *known, touched)
-                    elif event.process in early:
-                        self._born_early(event, early[event.process], touched)
-                elif event.parent_process == KTHREADD:
-                    touched.kernel.add(event.child)
-            elif isinstance(event, Exec):
-                # What executes again and again is looked at once for all that came before: the event comes when the
-                # program is there (fs/exec.c: exec_binprm).
-                if event.time > self._looked.get(event.process, 0):
-                    self._looked[event.process] = time.monotonic_ns()
-                    self._executed(event, touched)
-            elif isinstance(event, Comm):
-                if (known := view.followed.get(event.process)) is not None:
-                    self._named(event, *known, touched)
-                elif is_dragonball([event.name]) and event.process in view.helper_pids:
-                    self._dragonball(event.process, touched)
-        for tid, vm in touched.nameless.items():
-            stat = self.view.proc.thread_stat(vm.vmm.pid, tid)
+            handler = handlers.get(type(event))
+            if handler is not None:
+                handler(event, follow_up)
+        for tid, vm in follow_up.maybe_workers.items():
+            stat = self._view.proc.thread_stat(vm.vmm.pid, tid)
             if stat is not None and stat.flags & PF_USER_WORKER:
-                touched.reconcile.add(vm.sandbox)  # the kernel has named it, and tells nobody
-        return touched
+                follow_up.now.add(vm.sandbox)  # the kernel has named it, and sends no event for that
+        return follow_up
 
-    def passed(self, report: PassReport, everything: bool = False) -> None:
-        """After a pass, over everything or over some sandboxes."""
-        self.book.passed(report.results, everything)
-        view = self.view
-        if everything and self._ahead:
-            self._ahead = {sandbox: vcpu for sandbox, vcpu in self._ahead.items() if sandbox in view.vms}
-        if everything and self._helpers:
+    def after_pass(self, report: PassReport, everything: bool = False) -> None:
+        """Confirm what was placed ahead of a pass over some sandboxes or over everything, and forget what has
+        ended."""
+        self.book.after_pass(report.results, everything)
+        view = self._view
+        if everything:
+            self._named_vcpus.forget_all_but(view.vms)
+        if everything and self._early:
             helped = view.helped()
-            self._helpers = {pid: helper for pid, helper in self._helpers.items()
-                             if pid not in view.followed and helper.sandbox in helped
-                             and fnmatchcase(helper.sandbox, view.config.watch.pattern)}
+            self._early = {pid: early for pid, early in self._early.items()
+                           if pid not in view.followed and early.sandbox in helped
+                           and fnmatchcase(early.sandbox, view.config.watch.pattern)}
 
-    # A process
+    def place_kernel_threads(self, pids: Iterable[int]) -> set[SandboxId]:
+        """Inspect new kernel threads once they have names. :returns: the sandboxes that got one."""
+        view = self._view
+        found = False
+        for pid in pids:
+            stat = self._view.proc.stat(pid)
+            owner = kernel_thread_owner(stat.comm) if stat is not None and stat.kernel_thread else None
+            if owner is not None and owner[1] in view.followed:
+                self._reconciler.inspect_process(pid)
+                found = True
+        return self._assign_processes() if found else set()
 
-    def _executed(self, event: Exec, touched: FollowUp) -> None:
-        view, pid = self.view, event.process
-        known = view.followed.get(pid)
-        self._helpers.pop(pid, None)
-        found = self.reconciler.inspect_process(pid)
+    def _assign_processes(self) -> set[SandboxId]:
+        """Give sandboxes the inspected processes. :returns: the sandboxes whose VM has changed."""
+        changed = self._reconciler.assign_processes()
+        self._followed = self._view.followed
+        return changed
+
+    # A process executes a program
+
+    def _executed(self, event: Exec, follow_up: FollowUp) -> None:
+        # The event comes when the program is there (fs/exec.c: exec_binprm), so one inspection serves all earlier
+        # ones.
+        pid = event.process
+        if event.time <= self._inspected.get(pid, 0):
+            return
+        self._inspected[pid] = time.monotonic_ns()
+        view = self._view
+        before = view.followed.get(pid)
+        self._early.pop(pid, None)
+        found = self._reconciler.inspect_process(pid)
         if found is None:
-            if known is not None:  # what it was has ended
-                touched.ours = True
-                touched.reconcile |= {known[0].sandbox, *self.reconciler.assign_processes()}
+            if before is not None:  # a followed program has been replaced by another
+                follow_up.relevant = True
+                follow_up.now |= {before[0].sandbox, *self._assign_processes()}
             return
         main, what, argv = found
-        if (what.sandbox is not None and fnmatchcase(what.sandbox, view.config.watch.pattern) and not is_shim(what)
-                and not (isinstance(what, VmmProcess) and self._has_another(what.sandbox, pid))):
-            touched.ours = True
+        if is_shim(what):
+            logger.debug("started sandbox=%s role=shim pid=%d mask=kept", what.sandbox, pid)
+        elif what.sandbox is not None and self._is_to_be_placed(what.sandbox, pid, isinstance(what, VmmProcess)):
+            follow_up.relevant = True
             role = ThreadRole.EMULATOR if isinstance(what, VmmProcess) else what.role
             name = argv[0].rpartition("/")[2][:15]
             self._place_process(what.sandbox, VmThread(main, role, name, pid), event.time)
-        elif is_shim(what):
-            logger.debug("begins sandbox=%s role=shim pid=%d mask=kept", what.sandbox, pid)
-        changed = self.reconciler.assign_processes()
+        changed = self._assign_processes()
         followed = view.followed.get(pid)
         if followed is not None:
-            touched.reconcile |= {*changed, followed[0].sandbox}
+            follow_up.now |= {*changed, followed[0].sandbox}
             if isinstance(what, VmmProcess):
-                touched.begun.add(followed[0].sandbox)
+                follow_up.started.add(followed[0].sandbox)
 
-    def _has_another(self, sandbox: SandboxId, pid: int) -> bool:
-        """Whether a sandbox has a VMM that runs: a second one is left alone, whatever it says of itself."""
-        vm = self.view.vms.get(sandbox)
-        return vm is not None and vm.vmm.pid != pid and self.view.runs(vm.vmm.id)
+    def _is_to_be_placed(self, sandbox: SandboxId, pid: int, vmm: bool) -> bool:
+        """False for a sandbox that `watch.only` leaves out, and for a second VMM beside one that runs: anybody can
+        write such a command line."""
+        view = self._view
+        if not fnmatchcase(sandbox, view.config.watch.pattern):
+            return False
+        other = view.vms.get(sandbox) if vmm else None
+        return other is None or other.vmm.pid == pid or not view.runs(other.vmm.id)
 
     def _place_process(self, sandbox: SandboxId, main: VmThread, born: int) -> None:
-        """A process that has just begun, and what it may have made meanwhile."""
-        view = self.view
-        placement = view.placement_at_exec(sandbox)
+        """Place a process that executed a program, and what it has forked since.
+
+        QEMU's -daemonize: the VM is a child's child, and both may have been forked before the mask was set.
+        """
+        placement = self._view.placement_at_exec(sandbox)
         if placement is None:
             return
-        # QEMU's -daemonize: the VM is a child's child, both of which may have been forked before the mask was set.
-        argv, family = view.proc.cmdline(main.pid), [main]
+        argv, family = self._view.proc.cmdline(main.pid), [main]
         for process in family:  # which grows
-            if not self._place_threads(placement, process, born):
-                continue
-            for child in view.proc.children(process.pid)[:_CHILDREN + 1 - len(family)]:
-                stat = view.proc.thread_stat(child, child)
-                if stat is not None and int(child) not in self._helpers and view.proc.cmdline(child) == argv:
-                    family.append(VmThread(ThreadId(int(child), stat.starttime), main.role, stat.comm, int(child)))
+            if self._place_threads(placement, process, born):
+                family += self._forks_of(process, argv, _CHILDREN + 1 - len(family))
+
+    def _forks_of(self, process: VmThread, argv: list[str], most: int) -> Iterator[VmThread]:
+        """The main threads of a process's children that run the same command and are not placed yet."""
+        proc = self._view.proc
+        for child in map(int, proc.children(process.pid)[:most]):
+            stat = proc.thread_stat(child, child)
+            if stat is not None and child not in self._early and proc.cmdline(child) == argv:
+                yield VmThread(ThreadId(child, stat.starttime), process.role, stat.comm, child)
 
     def _place_threads(self, placement: Placement, main: VmThread, born: int) -> bool:
-        """All threads of a process, by its main thread. :returns: whether that has its mask."""
-        view, sandbox = self.view, placement.sandbox
-        self._helpers[main.pid] = _Helper(sandbox, main.role, main.id, placement)
-        if (done := self._place(placement, main, born)) is None:
+        """Place all threads of a process, its main thread first. :returns: whether that is in place."""
+        proc = self._view.proc
+        self._early[main.pid] = _Early(placement.sandbox, main.role, main.id, placement)
+        done = self._place(placement, main, born)
+        self.book.record(done)
+        if done.mask is None:
             return False
-        self.book.placed(sandbox, born, done)
         logger.log(logging.INFO if main.role is ThreadRole.EMULATOR else logging.DEBUG,
-                   "begins sandbox=%s role=%s pid=%d mask=%s", sandbox, main.role, main.pid, done.cpus)
-        looked = {str(main.pid)}
-        for _ in range(_LOOKS):
-            more = set(view.proc.tids(main.pid)) - looked
-            looked |= more
+                   "started sandbox=%s role=%s pid=%d mask=%s", placement.sandbox, main.role, main.pid, done.mask)
+        listed = {str(main.pid)}
+        for _ in range(_LISTINGS):
+            more = set(proc.tids(main.pid)) - listed
+            listed |= more
             for tid in more:
-                if (stat := view.proc.thread_stat(main.pid, tid)) is not None:
+                stat = proc.thread_stat(main.pid, tid)
+                if stat is not None:
                     thread = VmThread(ThreadId(int(tid), stat.starttime), main.role, stat.comm, main.pid)
-                    if (done := self._place(placement, thread, born)) is not None:
-                        self.book.placed(sandbox, born, done)
-                        self.book.ahead(thread.id.tid, told=True)
+                    self.book.record(self._place(placement, thread, born), reported=False)
         return True
 
-    # A thread
+    # A thread is created
 
-    def _born(self, event: Fork, vm: Vm, process: Process, touched: FollowUp) -> None:
-        touched.ours = True
-        placement = self.view.placements.get(vm.sandbox)
+    def _forked(self, event: Fork, follow_up: FollowUp) -> None:
+        if event.child == event.process:
+            if event.parent_process == KTHREADD:
+                follow_up.kernel_threads.add(event.child)
+            return
+        followed = self._followed.get(event.process)
+        if followed is not None:
+            follow_up.relevant = True
+            followed[1].grown = True
+            self._place_followed(event, *followed, follow_up)
+        elif event.process in self._early:
+            follow_up.relevant = True
+            self._place_early(event, self._early[event.process])
+
+    def _place_followed(self, event: Fork, vm: Vm, process: Process, follow_up: FollowUp) -> None:
+        """Place a new thread of a VM's process."""
+        placement = self._view.placements.get(vm.sandbox)
         if placement is None:
             return
-        done = self._place_newborn(placement, process.role, process.id, event)
-        if done is None:
-            return
+        done = self._place_created(placement, process.role, process.id, event)
         if process is not vm.vmm:
-            self.book.placed(vm.sandbox, event.time, done)
+            self.book.record(done)
             return
-        self.book.awaits(vm.sandbox, event.child, event.time, done)
+        self.book.record(done, provisional=True)
+        if done.mask is None:
+            return
         if vm.found_by != "names":
-            touched.unnamed.add(vm.sandbox)
-        elif _kernels_own_elsewhere(placement):
-            touched.nameless[event.child] = vm
+            follow_up.unnamed.add(vm.sandbox)
+        elif _has_own_place_for_kernel_workers(placement):
+            follow_up.maybe_workers[event.child] = vm
 
-    def _born_early(self, event: Fork, helper: _Helper, touched: FollowUp) -> None:
-        """Of a process whose VM has not come."""
-        touched.ours = True
-        state = self.view.sandboxes.get(helper.sandbox)
-        if state is not None and state.suspended:
-            return
-        done = self._place_newborn(helper.placement, helper.role, helper.id, event)
-        if done is not None:
-            self.book.placed(helper.sandbox, event.time, done)
+    def _place_early(self, event: Fork, early: _Early) -> None:
+        """Place a new thread of a process whose VM is not there yet."""
+        state = self._view.sandboxes.get(early.sandbox)
+        if state is None or not state.suspended:
+            self.book.record(self._place_created(early.placement, early.role, early.id, event))
 
-    def _place_newborn(self, placement: Placement, role: ThreadRole, main: ThreadId, event: Fork) -> Placed | None:
-        """Give a thread that was born a moment ago the mask of its process's others; None if it has ended."""
-        wanted, mask = placement.cpus_for(role, None), affinity.get(event.child)
-        if mask is not None and (wanted is None or mask == wanted.frozen()):
-            return self._placed(placement, event.child, CpuSet(mask), wanted, event.time)
-        stat = self.view.proc.thread_stat(main.tid, event.child)
-        if mask is None or stat is None or not self._lives(main):
-            self._ended(placement.sandbox, event.child, event.time)
-            return None
-        return self._place(placement, VmThread(ThreadId(event.child, stat.starttime), role, stat.comm, main.tid),
-                           event.time)
+    def _place_created(self, placement: Placement, role: ThreadRole, main: ThreadId, event: Fork) -> Newborn:
+        """Give a thread that was created a moment ago the mask of its process's others."""
+        tid, wanted, mask = event.child, placement.cpus_for(role, None), affinity.get(event.child)
+        if mask is None:
+            return Newborn.gone(placement, tid, event.time)
+        if wanted is None or mask == wanted.frozen():
+            cpus = CpuSet(mask)
+            return Newborn(placement.sandbox, tid, event.time, time.monotonic_ns(), placement.mask, wanted, cpus, cpus)
+        stat = self._view.proc.thread_stat(main.tid, tid)
+        if stat is None or not self._view.runs(main):
+            return Newborn.gone(placement, tid, event.time)
+        return self._place(placement, VmThread(ThreadId(tid, stat.starttime), role, stat.comm, main.tid), event.time)
 
-    def _place(self, placement: Placement, thread: VmThread, born: int) -> Placed | None:
-        """Give one thread the mask of its role; None if it has ended or was refused."""
+    def _place(self, placement: Placement, thread: VmThread, born: int) -> Newborn:
+        """Give one thread the mask of its role."""
         mask, wanted = affinity.get(thread.id.tid), placement.cpus_for(thread.role, None)
-        if mask is not None:
-            return self._placed(placement, thread.id.tid, CpuSet(mask), wanted, born, thread)
-        self._ended(placement.sandbox, thread.id.tid, born)
-        return None
+        if mask is None:
+            return Newborn.gone(placement, thread.id.tid, born)
+        found = CpuSet(mask)
+        now: CpuSet | None = found
+        result = self._reconciler.pin_newborn(placement, thread, found)
+        if result is not None:
+            now = result.placed
+            if now is not None:
+                logger.debug("placed sandbox=%s thread=%d role=%s mask=%s was=%s", placement.sandbox, thread.id.tid,
+                             thread.role, now, found)
+        return Newborn(placement.sandbox, thread.id.tid, born, time.monotonic_ns(), placement.mask, wanted, found, now,
+                       result is not None and result.outcome is Outcome.GONE)
 
-    def _ended(self, sandbox: SandboxId, tid: int, born: int) -> None:
-        """Before it could be looked at."""
-        news = self.book.tells(sandbox, tid, born)
-        self.book.account(sandbox).ended += news
+    # A thread is named
 
-    def _placed(self, placement: Placement, tid: int, cpus: CpuSet, wanted: CpuSet | None, born: int,
-                thread: VmThread | None = None) -> Placed | None:
-        """Set what is not as wanted (that takes `thread`), and keep how it was."""
-        sandbox = placement.sandbox
-        account = self.book.account(sandbox)
-        self.book.meets(sandbox, tid, placement.mask)
-        outside = newborn.leaves_sandbox(cpus, placement.mask, wanted)
-        news = self.book.tells(sandbox, tid, born)
-        account.born_inside += news and not outside
-        if thread is not None and wanted is not None and cpus != wanted:
-            result = self.reconciler.pin_newborn(sandbox, thread, wanted, cpus)
-            # What waits for its cgroup to be rewritten was refused, or is trimmed to a part of its place.
-            if result.got is None or result.outcome is Outcome.REFUSED or not result.got <= wanted:
-                account.ended += news and result.outcome is Outcome.GONE
-                self.reconciler.recheck(sandbox)  # the next pass says why
-                return None
-            logger.debug("born sandbox=%s thread=%d role=%s mask=%s was=%s", sandbox, tid, thread.role, result.got,
-                         cpus)
-            cpus = result.got
-        now = time.monotonic_ns()
-        loose = outside and wanted is None
-        if outside and not loose and news:
-            self.book.leaked(sandbox, (now - born) / 1e9)
-        return Placed(now, cpus, loose, news)
-
-    def _named(self, event: Comm, vm: Vm, process: Process, touched: FollowUp) -> None:
-        """A thread has its name: if that says something, which vCPU it is, is for the pass to believe."""
-        touched.ours = True
-        touched.nameless.pop(event.thread, None)
-        if process is not vm.vmm:
-            return
-        names = read_names(vm.type, process.pid, {event.thread: Stat(event.name, "", 0, 0, 0, 0)})
-        if not names.vcpus and names.roles[event.thread][0] is ThreadRole.EMULATOR:
-            self.book.settled(event.thread)
-            return
-        again = event.thread in process.young  # then the pass will do: a thread may rename itself all the time
-        process.young.add(event.thread)
-        if vm.found_by == "names" and not again:  # as it was of the others: the pass is not waited for
-            for vcpu in names.vcpus.values():
-                if self._place_vcpu(event.thread, vm, vcpu):
-                    touched.done.add(vm.sandbox)
-                    return
-        touched.reconcile.add(vm.sandbox)
-
-    def _place_vcpu(self, tid: int, vm: Vm, vcpu: VcpuId) -> bool:
-        """:returns: whether it is in its place, and nothing follows from it for the VM's other threads."""
-        view = self.view
-        now, then = view.placements.get(vm.sandbox), view.placement_with_vcpu(vm, vcpu)
-        wanted, mask = None if then is None else then.by_vcpu.get(vcpu), affinity.get(tid)
-        if now is None or then is None or wanted is None or mask is None or not self._lives(vm.vmm.id):
-            return False
-        # Of two that come before the pass neither's place takes the other's into account.
-        alone = then is now or (vm.known and then.without_vcpu(vcpu) == now.without_vcpu(vcpu)
-                                and self._ahead.get(vm.sandbox, vcpu) in {vcpu, *now.by_vcpu})
-        self._ahead[vm.sandbox] = vcpu
-        if mask == wanted.frozen():
-            return alone
-        stat = view.proc.thread_stat(vm.vmm.pid, tid)
-        if stat is None:
-            return False
-        thread = VmThread(ThreadId(tid, stat.starttime), ThreadRole.VCPU, stat.comm, vm.vmm.pid, vcpu)
-        if not self._believable(vm, thread.id, vcpu):
-            return False
-        result = self.reconciler.pin_newborn(vm.sandbox, thread, wanted, CpuSet(mask))
-        if result.got is None or result.outcome is Outcome.REFUSED or not result.got <= wanted:
-            return False
-        self.book.moved(tid, result.got)
-        return alone
-
-    def _believable(self, vm: Vm, thread: ThreadId, vcpu: VcpuId) -> bool:
-        """Whether a pass may believe a name: it does not of a thread that is another vCPU, nor if another thread is
-        that one, and would put back who was placed for it. (That of a vCPU that was unplugged has ended.)"""
-        return vm.learned.get(thread, vcpu) == vcpu and not any(
-            other != thread and number == vcpu and self._lives(other) for other, number in vm.learned.items())
-
-    def _lives(self, thread: ThreadId) -> bool:
-        """Whoever has the number of a VMM that has ended makes threads, too."""
-        stat = self.view.proc.thread_stat(thread.tid, thread.tid)
-        return stat is not None and stat.starttime == thread.starttime
-
-    def _dragonball(self, pid: int, touched: FollowUp) -> None:
-        """A shim whose VM is a library's: it is the VMM from its first vCPU's name on."""
-        touched.ours = True
-        self.reconciler.inspect_process(pid)
-        changed = self.reconciler.assign_processes()
-        touched.reconcile |= changed
-        touched.begun |= changed
-
-    def name(self, pids: Iterable[int]) -> set[SandboxId]:
-        """New kernel threads, when they have their names. :returns: the sandboxes for which some work."""
-        view = self.view
-        found = False
-        for pid in pids:
-            stat = self.view.proc.stat(pid)
-            owner = kernel_thread_owner(stat.comm) if stat is not None and stat.kernel_thread else None
-            if owner is not None and owner[1] in view.followed:
-                self.reconciler.inspect_process(pid)
-                found = True
-        return self.reconciler.assign_processes() if found else set()
+    def _renamed(self, event: Comm, follow_up: FollowUp) -> None:
+        view = self._view
+        followed = view.followed.get(event.process)
+        if followed is not None:
+            follow_up.relevant = True
+            follow_up.maybe_workers.pop(event.thread, None)
+            vm, process = followed
+            confirmation = self._named_vcpus.place(event, vm) if process is vm.vmm else Confirmation.NONE
+            if confirmation is Confirmation.NOW:
+                follow_up.now.add(vm.sandbox)
+            elif confirmation is Confirmation.SOON:
+                follow_up.soon.add(vm.sandbox)
+        elif is_dragonball([event.name]) and event.process in view.helper_pids:
+            # A shim whose VM is a library's is the VMM from its first vCPU's name on.
+            follow_up.relevant = True
+            self._reconciler.inspect_process(event.process)
+            changed = self._assign_processes()
+            follow_up.now |= changed
+            follow_up.started |= changed
 
 
-def _kernels_own_elsewhere(placement: Placement) -> bool:
-    """Whether the threads that the kernel makes in a VMM are to be elsewhere than the VMM's own."""
+def _has_own_place_for_kernel_workers(placement: Placement) -> bool:
+    """Whether the threads that the kernel creates in a VMM belong elsewhere than the VMM's own."""
     others = placement.others
     return not others[ThreadRole.EMULATOR] == others[ThreadRole.VHOST] == others[ThreadRole.KVM]

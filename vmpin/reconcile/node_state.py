@@ -20,6 +20,7 @@ from vmpin.domain.desired_state import DesiredState, reduce
 from vmpin.domain.events import ContainerMisplaced, Event
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import ContainerId, SandboxId, VmThread
+from vmpin.domain.newborn_counts import NewbornCounts
 from vmpin.domain.proof import ResidencyLedger
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
@@ -27,7 +28,6 @@ from vmpin.pinning.drift_evidence import DriftEvidence
 from vmpin.pinning.drift_tracker import DriftTracker
 from vmpin.pinning.original_mask_store import OriginalMaskStore
 from vmpin.pinning.pinner import Pinner
-from vmpin.placement.newborn import LatencyAccount
 from vmpin.placement.ownership import Node
 from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.cpuset_files import CpusetFiles
@@ -94,8 +94,8 @@ class NodeState:
         self.pinner = Pinner(self.proc, self.cgroups, self.originals, self.drift_tracker)
         self.cpusets = CpusetFiles(self.cgroups)
         self.failures = Failures(self.pinner.recheck)
-        #: How the threads of each sandbox were placed at birth; the latency book counts.
-        self.births: dict[SandboxId, LatencyAccount] = {}
+        #: Of each sandbox's new threads; the placement-latency book counts.
+        self.newborn_counts: dict[SandboxId, NewbornCounts] = {}
         #: Sandboxes suspended only because this process leaves the node: the state file has them as they were.
         self.leaving: set[SandboxId] = set()
         self.changed = self.kubelet != saved.kubelet
@@ -218,9 +218,9 @@ class NodeState:
         """Have each thread that is put back reported with the CPU that it was on outside its place; None ends that."""
         self.drift_tracker.strayed = stray
 
-    def birth_account(self, sandbox: SandboxId) -> LatencyAccount:
-        """A sandbox's account of births, opened at the first call."""
-        return self.births.setdefault(sandbox, LatencyAccount())
+    def newborn_counts_of(self, sandbox: SandboxId) -> NewbornCounts:
+        """A sandbox's counts of new threads, made at the first call."""
+        return self.newborn_counts.setdefault(sandbox, NewbornCounts())
 
     # Reading the node
 

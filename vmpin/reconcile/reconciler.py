@@ -24,8 +24,9 @@ from vmpin.domain.events import SandboxSeen, SuspensionChanged
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.host import boottime
 from vmpin.pinning.apply import Outcome, Result
-from vmpin.pinning.plan import SetAffinity, ordered
+from vmpin.pinning.plan import Observed, SetAffinity, diff, ordered
 from vmpin.pinning.restoration import Restoration
+from vmpin.placement.rules import Placement
 from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.exclusion import Exclusion
 from vmpin.reconcile.node_state import NodeState
@@ -126,12 +127,18 @@ class Reconciler(NodeState):
         if unrelated."""
         return self.observer.look(pid)
 
-    def pin_newborn(self, sandbox: SandboxId, thread: VmThread, cpus: CpuSet, mask: CpuSet) -> Result:
-        """Set the mask of a thread that has just appeared (`mask` until now), ahead of its VM's next pass. A main
-        thread's mask is kept first."""
+    def pin_newborn(self, placement: Placement, thread: VmThread, mask: CpuSet) -> Result | None:
+        """Do for one new thread, ahead of its VM's next pass, what a pass does: compare its mask with the placement,
+        keep a new process's mask, set it and count the outcome. None if nothing is to be set.
+
+        :param mask: the thread's mask now.
+        """
+        operations = diff(placement, (Observed(thread, mask),))
+        if not operations:
+            return None
         if thread.main:
-            self.keep_mask(sandbox, thread, mask)
-        result = self.pinner.place_now(sandbox, thread, cpus, mask)
+            self.keep_mask(placement.sandbox, thread, mask)
+        result = self.pinner.carry_out_ahead(operations[0])
         self.tally.pins[thread.role, result.outcome.value] += 1
         return result
 
@@ -159,8 +166,8 @@ class Reconciler(NodeState):
         vms, helped = self.observer.vms.keys(), self.observer.census.helped()
         self.drift_evidence.keep_only(vms)
         self.failures.keep_only(vms)
-        for sandbox in self.births.keys() - vms - helped:
-            del self.births[sandbox]
+        for sandbox in self.newborn_counts.keys() - vms - helped:
+            del self.newborn_counts[sandbox]
         kept = vms | self.state.sandboxes.keys() | helped
         self.pinner.keep_only(vms)
         self.changed |= self.originals.keep_only(kept, self.observer.census.runs)

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from vmpin.domain.desired_state import DesiredState, SandboxState
     from vmpin.domain.kubelet_cpus import CpuManagerState
     from vmpin.domain.model import ContainerId, SandboxId, ThreadId, VcpuId
+    from vmpin.domain.newborn_counts import NewbornCounts
     from vmpin.domain.proof import ResidencyLedger
     from vmpin.host.cgroup import Cgroups
     from vmpin.host.procfs import Procfs
     from vmpin.pinning.drift_evidence import History
     from vmpin.pinning.original_masks import OriginalMasks
-    from vmpin.placement.newborn import LatencyAccount
     from vmpin.placement.ownership import Node, Ownership
     from vmpin.placement.rules import Placement
     from vmpin.reconcile.node_state import NodeState
@@ -210,6 +210,6 @@ class NodeView:
         """Whether the state file could be written when that was last tried."""
         return self._state.saved
 
-    def births(self, sandbox: SandboxId) -> LatencyAccount | None:
-        """How the threads of a sandbox were placed at birth; None where no birth was reported."""
-        return self._state.births.get(sandbox)
+    def newborn_counts(self, sandbox: SandboxId) -> NewbornCounts | None:
+        """How soon the new threads of a sandbox were placed; None where none was reported or found."""
+        return self._state.newborn_counts.get(sandbox)

@@ -37,7 +37,7 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
 
     :param nri: how the connection to the runtime is, by the watcher's word.
     :param guest: what the guests say, by the watcher's word.
-    :param births: how births are told, by the watcher's word.
+    :param births: the proc-events feed's part of the document; None where it is switched off.
     :param wide: also read the VMMs' cgroups, which costs a tenth of a millisecond each.
     :param entry: what is made of each sandbox's entry. (All entries of a large node at once are large.)
     :param pods: also name the pods and containers of the node, runc's too.
@@ -178,7 +178,7 @@ def _sandbox(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list
         notes.append("Kata pins the vCPUs too (enable_vcpus_pinning): two writers of the same masks, turn one off")
     history = view.drift(sandbox.id)
     account = view.ledger.sandboxes.get(sandbox.id)
-    births = view.births(sandbox.id)
+    newborns = view.newborn_counts(sandbox.id)
     return sandbox_data(sandbox, view.node, view.placements.get(sandbox.id), vmm,
                         "none" if vm is None else vm.found_by, threads, notes, view.kubelet,
                         {container: text for (of, container), text in view.disagreements.items()
@@ -186,7 +186,7 @@ def _sandbox(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list
                         _cgroup(view, vm) if wide and vm is not None else None, guest,
                         None if history is None else history.data(),
                         account.data() if wide and account is not None else None,
-                        None if births is None else births.data(), sandbox.id in view.unmanaged,
+                        None if newborns is None else newborns.data(), sandbox.id in view.unmanaged,
                         boottime.wall_offset())
 
 

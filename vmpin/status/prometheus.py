@@ -138,7 +138,7 @@ def _counts(facts: ScrapeData) -> Iterator[Metric]:
     yield _histogram("vmpin_birth_latency_seconds", "From a thread's birth until it was placed.",
                      tally.placement_latency)
     yield _histogram("vmpin_allowed_outside_seconds", "How long threads were allowed to run outside of their sandbox, "
-                     "of those that were.", tally.leaks)
+                     "of those that were.", tally.outside)
     yield _histogram("vmpin_pin_latency_seconds", "From an event's coming in until the masks that follow from it were "
                      "set.", tally.pin_latency)
     yield _counter("vmpin_proc_events_total", "Events of the kernel's proc connector, by kind.", ("kind",),

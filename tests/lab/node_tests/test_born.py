@@ -17,7 +17,7 @@ from vmpin.cpuset import CpuSet
 
 def told(vmpin: Vmpin, watcher: Watcher) -> str:
     """What the watcher says of births, once it knows."""
-    until(lambda: "births are " in watcher.log.read_text(), lambda: watcher.log.read_text())
+    until(lambda: "proc connector " in watcher.log.read_text(), lambda: watcher.log.read_text())
     return str(vmpin.json("status")["sources"]["births"]["state"])
 
 
@@ -44,14 +44,14 @@ def test_every_thread_of_a_vm_gets_its_place_without_a_clock(nested_vm: StartsVm
     pool = CpuSet(online[:1])
     vmpin.configure(node__shared_pool=str(pool), watch__resync_seconds=600)
     with watcher:
-        assert told(vmpin, watcher) == ("told by the kernel, of all kinds" if variant.kernel is Kernel.V6_1 else
-                                        "told by the kernel")
+        assert told(vmpin, watcher) == ("reported by the kernel, of all kinds" if variant.kernel is Kernel.V6_1 else
+                                        "reported by the kernel")
         vm = nested_vm(vcpus=2, iothreads=["io1"], vhost_net=1, vhost_vsock=True)
         until(lambda: len(vm.vhost_tids()) == 2, "two vhost workers")
         until(lambda: set(vm.masks().values()) == {pool}, lambda: f"all on {pool}: {vm.masks()} {vm.all_threads()}")
         # Born in their place, threads have their masks before the watcher has read of them.
         until(lambda: vmpin.status(vm)["birth"]["told"] >= len(vm.tids()),
-              lambda: f"all births told: {vmpin.status(vm)['birth']} {vm.all_threads()}")
+              lambda: f"all births reported: {vmpin.status(vm)['birth']} {vm.all_threads()}")
         born = vmpin.status(vm)["birth"]
         assert born["inside"] + born["outside"] + born["ended"] >= born["told"]
     assert events_of_a_bare_listener() == 0
@@ -87,7 +87,7 @@ def test_what_is_missing_of_rights_is_said_and_the_clock_does_it(nested_vm: Star
         ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"] if verb == "watch" else []) + argv(verb,
                                                                                                              *more)
     with watcher:
-        assert told(vmpin, watcher) == "not told: CAP_NET_ADMIN is missing"
+        assert told(vmpin, watcher) == "not reported: CAP_NET_ADMIN is missing"
         vm = nested_vm(vcpus=1)
         until(lambda: set(vm.masks().values()) == {pool}, lambda: vm.masks())
         assert vmpin.status(vm)["birth"]["told"] == 0

@@ -24,6 +24,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
 from vmpin.pinning.pinner import SHOWN, _shown
+from vmpin.pinning.plan import SetAffinity
 from vmpin.placement.rules import Placement
 from vmpin.status.collector import threads_of
 from vmpin.vmm.inventory import Vm
@@ -113,7 +114,7 @@ def test_what_a_cgroup_refuses_that_the_kubelet_has_yet_to_rewrite_is_waited_for
     node.move(vm, node.here | node.there)  # the cgroup is rewritten, and widens it
     (result,) = pinner.carry_out(pinner.operations(vm, waiting), node.reconciler.placements)
     assert result.outcome is Outcome.WAITING
-    newborn = pinner.place_now(vm.sandbox, next(iter(vm.threads())), absent, node.here)
+    newborn = pinner.carry_out_ahead(SetAffinity(vm.sandbox, next(iter(vm.threads())), absent, node.here))
     assert newborn.outcome is Outcome.WAITING, "nor is a new thread's a refusal"
     assert pinner.refusals(vm.sandbox) == []
     assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
@@ -396,7 +397,7 @@ def test_a_mask_that_is_refused_is_counted_once(node: Spinners) -> None:
     assert node.repair(vm) == 0
     nowhere = CpuSet((8191,))
     pinner = node.reconciler.pinner
-    pinner.of(vm.sandbox).expected = [(vm.vmm.pid, nowhere.frozen())]  # as if it had been there, and went off
+    pinner.of(vm.sandbox).expected = {vm.vmm.pid: nowhere.frozen()}  # as if it had been there, and went off
     node.place(vm.sandbox, nowhere)
     known: Placement = node.reconciler.placements[vm.sandbox]
     pinner.drift_tracker._of[vm.sandbox].placement = known

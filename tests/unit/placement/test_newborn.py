@@ -10,9 +10,9 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import ContainerRecord, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole
+from vmpin.domain.newborn_counts import NewbornCounts
 from vmpin.domain.topology import Topology
 from vmpin.placement import newborn
-from vmpin.placement.newborn import LatencyAccount
 from vmpin.placement.ownership import Node, Ownership, claims_of, ownership
 from vmpin.placement.policy import Policy, ThreadPolicy
 from vmpin.placement.vcpus import Previous
@@ -125,11 +125,11 @@ def test_outside_is_where_neither_the_sandbox_nor_the_role_is(mask: str, sandbox
 
 
 def test_the_account_adds_up() -> None:
-    account = LatencyAccount(reported=5, born_inside=2, ended=1)
+    account = NewbornCounts(reported=5, born_inside=2, ended=1)
     assert account.data()["placed_ms"] == {"mean": None, "max": 0.0}
-    account.add_leak(0.002)
-    account.add_leak(0.0005)
-    account.add_placed(0.001)
-    account.add_placed(0.004)
+    account.count_outside(0.002)
+    account.count_outside(0.0005)
+    account.count_in_place(0.001)
+    account.count_in_place(0.004)
     assert account.data() == {"told": 5, "inside": 2, "ended": 1, "outside": 2, "outside_ms": {"sum": 2.5, "max": 2.0},
                               "placed": 2, "placed_ms": {"mean": 2.5, "max": 4.0}}

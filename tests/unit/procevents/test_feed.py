@@ -1,80 +1,110 @@
-"""The feed of births in an event loop, with the kernel's real events."""
+"""The proc-events feed in an event loop, with the kernel's real events."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import secrets
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
 from need import lacking, need_root
 
-from vmpin.config import loading as settings
+from vmpin.config import loading
 from vmpin.domain.model import SandboxId
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs
-from vmpin.procevents import feed
-from vmpin.procevents.feed import ProcEventsFeed
-from vmpin.procevents.newborn_placer import FollowUp
+from vmpin.procevents.feed import ProcEventsFeed, Timing
+from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.wire.proc_events import Event, Exec
+from vmpin.wire.proc_events import KTHREADD, Event, Exec, Fork
 
 pytestmark = pytest.mark.root
 
+TIMING = Timing()
 PREFIX = f"f{secrets.token_hex(5)}-"
 
 
-class Heard:
-    """What the feed calls."""
+class Received:
+    """What the feed calls, and what it is made with."""
 
     def __init__(self, path: Path) -> None:
         (path / "run").mkdir()
         paths = {f"paths.{key}": str(path / key) for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
-        self.reconciler = Reconciler(settings.load(None, {}, {**paths, "watch.only": f"{PREFIX}*"}))
-        self.touched: list[FollowUp] = []
+        self.reconciler = Reconciler(loading.load(None, {}, {**paths, "watch.only": f"{PREFIX}*"}))
+        self.follow_ups: list[FollowUp] = []
         self.since: list[float] = []
         self.lost = 0
-        self.wrong = False
-        #: Seconds that pass with each look at the clock.
+        self.fails = False
+        #: Seconds that pass each time the clock is read.
         self.step = 0.0
         self._now = 0.0
-        self.feed = ProcEventsFeed(self.reconciler, self._take, self._lose, self._clock)
+        self.make()
+
+    def make(self, timing: Timing = TIMING, placer: NewbornPlacer | None = None,
+             connect: Callable[[Procfs], ProcConnector] = ProcConnector) -> None:
+        self.feed = ProcEventsFeed(self.reconciler, self._take, self._lose, placer=placer, connect=connect,
+                                   timing=timing, clock=self._clock)
 
     def _clock(self) -> float:
         self._now += self.step
         return self._now
 
-    def _take(self, touched: FollowUp, since: float) -> None:
+    def _take(self, follow_up: FollowUp, since: float) -> None:
         assert 0 <= time.perf_counter() - since < 60
         self.since.append(since)
-        if self.wrong:
+        if self.fails:
             raise OSError(24, "Too many open files")
-        self.touched.append(touched)
+        self.follow_ups.append(follow_up)
 
     def _lose(self) -> None:
         self.lost += 1
 
 
+class Scripted(ProcConnector):
+    """A connector that gives some events of the test's own before the kernel's. `reads`: how often it was read."""
+
+    reads = 0
+    events: Sequence[Event] = ()
+
+    def read(self, most: int = 512) -> tuple[list[Event], bool]:
+        self.reads += 1
+        found, lost = super().read(most)
+        mine, self.events = self.events, ()
+        return [*mine, *found], lost
+
+
+class Scripter:
+    """Opens such connectors, and keeps the last one."""
+
+    def __init__(self, *events: Event) -> None:
+        self.events = events
+        self.made: Scripted | None = None
+
+    def __call__(self, proc: Procfs) -> Scripted:
+        self.made = Scripted(proc)
+        self.made.events = self.events
+        return self.made
+
+
 @pytest.fixture
-def heard(tmp_path: Path) -> Heard:
+def received(tmp_path: Path) -> Received:
     need_root()
-    return Heard(tmp_path)
+    return Received(tmp_path)
 
 
 @contextlib.asynccontextmanager
-async def running(heard: Heard) -> AsyncIterator[None]:
-    task = asyncio.create_task(heard.feed.run())
-    await until(lambda: heard.feed.source_health().up or "not told" in str(heard.feed.data()["state"]))
-    if not heard.feed.source_health().up:
-        lacking(f"needs the kernel's proc connector: {heard.feed.data()}")
+async def running(received: Received) -> AsyncIterator[None]:
+    task = asyncio.create_task(received.feed.run())
+    await until(lambda: received.feed.source_health().up or "not reported" in str(received.feed.data()["state"]))
+    if not received.feed.source_health().up:
+        lacking(f"needs the kernel's proc connector: {received.feed.data()}")
     try:
         yield
     finally:
@@ -98,49 +128,39 @@ def vmm(name: str) -> subprocess.Popen[bytes]:
                             executable="/bin/sh", stdin=subprocess.PIPE)
 
 
-def test_a_vmm_is_told_of_and_all_that_was_before_is_to_be_read(heard: Heard) -> None:
+def test_a_new_vmm_is_reported_and_all_that_was_before_is_read(received: Received) -> None:
     async def scenario() -> None:
-        async with running(heard):
-            assert heard.lost == 1
+        async with running(received):
+            assert received.lost == 1
             with vmm("a"):
-                await until(lambda: heard.touched)
-        (touched,) = heard.touched
-        assert touched.begun == {f"{PREFIX}a"}
+                await until(lambda: received.follow_ups)
+        (touched,) = received.follow_ups
+        assert touched.started == {f"{PREFIX}a"}
 
     asyncio.run(scenario())
-    data = heard.feed.data()
-    assert data["state"] == "no more told"
-    assert heard.reconciler.tally.proc_events["exec"] >= 1
-    assert not heard.feed.source_health().up
+    data = received.feed.data()
+    assert data["state"] == "no longer reported"
+    assert received.reconciler.tally.proc_events["exec"] >= 1
+    assert not received.feed.source_health().up
 
 
-def test_in_a_storm_of_others_the_loop_wakes_seldom_and_misses_nothing(heard: Heard,
-                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    calm = 0.05
-    monkeypatch.setattr(feed, "CALM", calm)
+def test_in_a_storm_of_others_the_loop_wakes_seldom_and_misses_nothing(received: Received) -> None:
+    calm, connect = 0.05, Scripter()
+    received.make(Timing(calm=calm), connect=connect)
 
     async def scenario() -> None:
-        async with running(heard):
-            reads = 0
-            read = heard.feed._take
-
-            def counted(since: float) -> tuple[int, bool]:
-                nonlocal reads
-                reads += 1
-                return read(since)
-
-            heard.feed._take = counted  # type: ignore[method-assign]
+        async with running(received):
+            assert connect.made is not None
             storm = sh("while :; do /bin/true; done")
             try:
-                before, begin = heard.reconciler.tally.proc_events["exec"], time.monotonic()
+                events = received.reconciler.tally.proc_events
+                before, reads, begin = events["exec"], connect.made.reads, time.monotonic()
                 await asyncio.sleep(1)
                 # On a busy machine the storm itself is slow.
-                await until(lambda: heard.reconciler.tally.proc_events["exec"] - before > 100)
-                told, seconds = heard.reconciler.tally.proc_events["exec"] - before, time.monotonic() - begin
-                assert told > 100
-                assert reads <= 2 * seconds / calm + 10
+                await until(lambda: events["exec"] - before > 100)
+                assert connect.made.reads - reads <= 2 * (time.monotonic() - begin) / calm + 10
                 with vmm("a"):
-                    await until(lambda: heard.touched)
+                    await until(lambda: received.follow_ups)
             finally:
                 storm.kill()
                 storm.wait()
@@ -148,125 +168,129 @@ def test_in_a_storm_of_others_the_loop_wakes_seldom_and_misses_nothing(heard: He
     asyncio.run(scenario())
 
 
-def test_events_that_take_their_time_leave_turns_to_the_loops_other_work(heard: Heard,
-                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_take_their_time_leave_turns_to_the_loops_other_work(received: Received) -> None:
     """Between two pieces of what was read at once everything else that is due has its turn."""
     happened: list[str] = []
 
+    class Slow(NewbornPlacer):
+        def handle(self, events: Iterable[Event]) -> FollowUp:
+            taken = list(events)
+            happened.append(f"took {len(taken)}")
+            if len(happened) == 1:
+                asyncio.get_running_loop().call_soon(other)
+            return super().handle(taken)
+
+    def other() -> None:
+        happened.append("other")
+        if happened.count("took 1") < 50:
+            asyncio.get_running_loop().call_soon(other)
+
+    received.make(TIMING, Slow(received.reconciler),
+                  Scripter(*(Exec(time.monotonic_ns(), os.getpid()) for _ in range(50))))
+    received.step = TIMING.budget  # so long each of them takes
+
     async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        async with running(heard):
-            took = heard.feed._placer.take
-
-            def taking(events: Iterable[Event]) -> FollowUp:
-                taken = list(events)
-                happened.append(f"took {len(taken)}")
-                return took(taken)
-
-            monkeypatch.setattr(heard.feed._placer, "take", taking)
-            heard.step = feed.BUDGET  # so long each of them takes
-            heard.feed._waiting.extend(Exec(time.monotonic_ns(), os.getpid()) for _ in range(50))
-            heard.feed._look_later(heard.feed._connector)  # type: ignore[arg-type]
-            loop.remove_reader(heard.feed._connector.fd)  # type: ignore[union-attr]
-
-            def other() -> None:
-                happened.append("other")
-                if heard.feed._waiting:
-                    loop.call_soon(other)
-
-            loop.call_soon(other)
-            await until(lambda: not heard.feed._waiting)
-            with vmm("a"):
-                await until(lambda: heard.touched)
+        async with running(received):
+            with vmm("a"):  # the kernel's event of it wakes the feed
+                await until(lambda: received.follow_ups)
 
     asyncio.run(scenario())
-    begun = happened[:happened.index("other") + 100]
-    assert [one for one in happened if one != "other"][:50] == ["took 1"] * 50
-    assert all("took 1" not in pair or "other" in pair for pair in itertools.pairwise(begun[:98]))
+    turns = [one for one in happened if one != "took 0"][:100]
+    assert turns[0::2] == ["took 1"] * 50
+    assert turns[1::2] == ["other"] * 50
 
 
-def test_what_goes_wrong_with_an_event_is_made_good_by_looking(heard: Heard,
+def test_what_goes_wrong_with_an_event_is_made_good_by_looking(received: Received,
                                                                caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        async with running(heard):
-            heard.wrong = True
+        async with running(received):
+            received.fails = True
             with vmm("a"):
-                await until(lambda: heard.lost >= 2)
-            heard.wrong = False
+                await until(lambda: received.lost >= 2)
+            received.fails = False
             with vmm("b"):
-                await until(lambda: heard.touched)
+                await until(lambda: received.follow_ups)
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
     assert "Too many open files" in caplog.text
 
 
-def test_kernel_threads_that_cannot_be_looked_at_are_looked_for(heard: Heard,
+def test_kernel_threads_that_cannot_be_looked_at_are_looked_for(received: Received,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_descriptors(proc: Procfs, pid: int | str) -> None:
         raise OSError(24, "Too many open files")
 
+    received.make(connect=Scripter(Fork(time.monotonic_ns(), KTHREADD, KTHREADD, os.getpid(), os.getpid())))
+
     async def scenario() -> None:
-        async with running(heard):
+        async with running(received):
             monkeypatch.setattr(Procfs, "stat", out_of_descriptors)
-            heard.feed._kernel_threads({os.getpid()}, 0.0)
-            await until(lambda: heard.lost == 2)
+            with vmm("a"):
+                await until(lambda: received.lost == 2)
 
     asyncio.run(scenario())
 
 
-def test_what_was_done_ahead_is_looked_at_in_one_pass_a_moment_later(heard: Heard) -> None:
+def test_threads_placed_ahead_are_confirmed_by_one_pass_a_moment_later(received: Received) -> None:
     one, two = SandboxId(f"{PREFIX}a"), SandboxId(f"{PREFIX}b")
+    soon = [{one}, {two, one}]
+
+    class Ahead(NewbornPlacer):
+        def handle(self, events: Iterable[Event]) -> FollowUp:
+            super().handle(events)
+            return FollowUp(soon=soon.pop(0) if soon else set())
+
+    received.make(Timing(confirm=1.0, budget=0.0), Ahead(received.reconciler),
+                  Scripter(*(Exec(time.monotonic_ns(), os.getpid()) for _ in range(2))))
 
     async def scenario() -> None:
-        async with running(heard):
-            since = time.perf_counter()
-            heard.feed._pass_later({one}, since)
-            heard.feed._pass_later({two, one}, since + 10)
-            assert heard.touched == []
-            await until(lambda: heard.touched)
-            assert ([touched.reconcile for touched in heard.touched], heard.since) == ([{one, two}], [since])
-            heard.feed._pass_later({two}, since)
-            await until(lambda: len(heard.touched) == 2)
-            heard.feed._pass_later({one}, since)
-        await asyncio.sleep(0.05)  # it has stopped
-        assert [touched.reconcile for touched in heard.touched] == [{one, two}, {two}]
+        async with running(received):
+            with vmm("c"):
+                await until(lambda: not soon)
+            await until(lambda: received.follow_ups)
+            assert [each.now for each in received.follow_ups] == [{one, two}]
+            soon.append({one})
+            with vmm("d"):
+                await until(lambda: not soon)
+        asked = len(received.follow_ups)
+        await asyncio.sleep(1.1)  # it has stopped
+        assert len(received.follow_ups) == asked
 
     asyncio.run(scenario())
 
 
-def test_it_says_once_why_nothing_is_told_and_asks_again(heard: Heard, tmp_path: Path,
-                                                         monkeypatch: pytest.MonkeyPatch,
-                                                         caplog: pytest.LogCaptureFixture) -> None:
+def test_it_logs_once_why_the_connector_is_unavailable_and_tries_again(
+        received: Received, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def possible() -> None:
-        async with running(heard):
+        async with running(received):
             pass
 
     asyncio.run(possible())
     asked = 0
 
-    class Counted(ProcConnector):
-        def __init__(self, proc: Procfs) -> None:
-            nonlocal asked
-            asked += 1
-            super().__init__(proc)
+    def connect(proc: Procfs) -> ProcConnector:
+        nonlocal asked
+        asked += 1
+        return ProcConnector(proc)
 
-    monkeypatch.setattr(feed, "ProcConnector", Counted)
-    monkeypatch.setattr(feed, "_AGAIN", 0.01)
+    lost = received.lost
+    received.make(Timing(retry=0.01), connect=connect)
     (tmp_path / "proc" / "self" / "ns").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026539999]")
-    real, heard.reconciler.proc = heard.reconciler.proc, Procfs(tmp_path / "proc")
+    real, received.reconciler.proc = received.reconciler.proc, Procfs(tmp_path / "proc")
 
     async def scenario() -> None:
-        task = asyncio.create_task(heard.feed.run())
+        task = asyncio.create_task(received.feed.run())
         await until(lambda: asked > 3)
-        assert heard.feed.data()["state"] == "not told: it takes the machine's own pid namespace"
-        assert (heard.feed.source_health().up, heard.lost) == (False, 1)
+        assert received.feed.data()["state"] == "not reported: it takes the machine's own pid namespace"
+        assert (received.feed.source_health().up, received.lost) == (False, lost)
         (line,) = caplog.messages
-        assert line.startswith("births are not told, and new threads found at a resync: ")
-        heard.reconciler.proc = real
-        await until(lambda: heard.feed.source_health().up)
-        assert heard.lost == 2  # what was born meanwhile is looked for
+        assert line == ("proc connector unavailable (it takes the machine's own pid namespace): new threads are placed"
+                        " at the next resync")
+        received.reconciler.proc = real
+        await until(lambda: received.feed.source_health().up)
+        assert received.lost == lost + 1  # what was born meanwhile is looked for
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
@@ -276,23 +300,22 @@ def test_it_says_once_why_nothing_is_told_and_asks_again(heard: Heard, tmp_path:
         asyncio.run(scenario())
 
 
-def test_nothing_is_left_open(heard: Heard) -> None:
+def test_nothing_is_left_open(received: Received) -> None:
     before = set(os.listdir("/proc/self/fd"))
 
     async def scenario() -> None:
         for _ in range(3):
-            async with running(heard):
+            async with running(received):
                 pass
 
     asyncio.run(scenario())
     assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # the directory's own
 
 
-def test_whoever_is_told_to_end_while_it_connects_leaves_no_listener_behind(heard: Heard,
-                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_while_it_connects_it_leaves_no_listener_behind(received: Received) -> None:
     """The kernel would make events for nobody until it boots again."""
     async def possible() -> None:
-        async with running(heard):
+        async with running(received):
             pass
 
     asyncio.run(possible())
@@ -306,13 +329,13 @@ def test_whoever_is_told_to_end_while_it_connects_leaves_no_listener_behind(hear
 
         def close(self) -> None:
             super().close()
-            if not self._listening:
+            if not self._listening:  # nothing public shows that the kernel counts it no more
                 closed.set()
 
-    monkeypatch.setattr(feed, "ProcConnector", Slow)
+    received.make(connect=Slow)
 
     async def scenario() -> None:
-        task = asyncio.create_task(heard.feed.run())
+        task = asyncio.create_task(received.feed.run())
         await until(connecting.is_set)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -324,22 +347,22 @@ def test_whoever_is_told_to_end_while_it_connects_leaves_no_listener_behind(hear
     assert closed.wait(120)
 
 
-def test_when_nothing_can_be_read_any_more_it_ends_to_be_started_again(heard: Heard,
+def test_when_nothing_can_be_read_any_more_it_ends_to_be_started_again(received: Received,
                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: ProcConnector, most: int = 0) -> tuple[list[Event], bool]:
         raise OSError(12, "Cannot allocate memory")
 
     async def scenario() -> None:
-        async with running(heard):
+        async with running(received):
             pass
-        task = asyncio.create_task(heard.feed.run())
-        await until(lambda: heard.feed.source_health().up)
+        task = asyncio.create_task(received.feed.run())
+        await until(lambda: received.feed.source_health().up)
         with monkeypatch.context() as patch:
             patch.setattr(ProcConnector, "read", broken)
             with vmm("a"), pytest.raises(OSError, match="allocate"):
                 await asyncio.wait_for(task, 120)
-        assert not heard.feed.source_health().up
-        async with running(heard):
-            assert heard.lost == 3
+        assert not received.feed.source_health().up
+        async with running(received):
+            assert received.lost == 3
 
     asyncio.run(scenario())

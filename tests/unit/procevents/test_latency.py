@@ -14,8 +14,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadRole, VcpuId
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.placement.vcpus import VcpuPlacement
-from vmpin.procevents import latency
-from vmpin.procevents.latency import LatencyBook, Placed
+from vmpin.procevents.latency import LatencyBook, Newborn
 from vmpin.vmm.inventory import Vm
 
 HOUR = 3600 * 10**9
@@ -38,31 +37,34 @@ def vcpu(node: Spinners, wanted: CpuSet) -> Vm:
     return vm
 
 
+def newborn(vm: Vm, born: int, at: int, mask: CpuSet) -> Newborn:
+    return Newborn(vm.sandbox, vm.vmm.pid, born, at, mask, mask, mask, mask)
+
+
 def test_a_vcpu_whose_mask_is_never_what_it_is_to_be_is_not_waited_for_all_its_life(node: Spinners) -> None:
     both = node.here | node.there
     vm, book = vcpu(node, both), LatencyBook(node.reconciler)
     born = time.monotonic_ns() - HOUR
-    book.awaits(vm.sandbox, vm.vmm.pid, born, Placed(born + 10**6, node.here, loose=False))
-    book.passed((), True)
-    account = node.reconciler.births[vm.sandbox]
+    book.record(newborn(vm, born, born + 10**6, node.here), provisional=True)
+    book.after_pass((), True)
+    account = node.reconciler.newborn_counts[vm.sandbox]
     assert (account.placed, account.placed_max) == (1, 0.001)  # when it got what it has
     os.sched_setaffinity(vm.vmm.pid, both.frozen())
-    book.passed((), True)
+    book.after_pass((), True)
     assert (account.placed, account.placed_max) == (1, 0.001)
     assert node.reconciler.tally.placement_latency.sum == 0.001
 
 
-def test_one_that_has_just_come_is_waited_for(node: Spinners, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "_NAMED", 600.0)
-    vm, book = vcpu(node, node.there), LatencyBook(node.reconciler)
+def test_one_that_has_just_come_is_waited_for(node: Spinners) -> None:
+    vm, book = vcpu(node, node.there), LatencyBook(node.reconciler, named=600.0)
     now = time.monotonic_ns()
-    book.awaits(vm.sandbox, vm.vmm.pid, now, Placed(now, node.here, loose=False))
-    book.passed((), True)
-    assert vm.sandbox not in node.reconciler.births
+    book.record(newborn(vm, now, now, node.here), provisional=True)
+    book.after_pass((), True)
+    assert node.reconciler.newborn_counts[vm.sandbox].placed == 0
     os.sched_setaffinity(vm.vmm.pid, node.there.frozen())
-    book.passed((), True)
-    assert node.reconciler.births[vm.sandbox].placed == 1
-    assert node.reconciler.births[vm.sandbox].placed_max > 0
+    book.after_pass((), True)
+    assert node.reconciler.newborn_counts[vm.sandbox].placed == 1
+    assert node.reconciler.newborn_counts[vm.sandbox].placed_max > 0
 
 
 def test_a_birth_that_is_told_after_a_pass_has_booked_it_is_not_booked_again(node: Spinners) -> None:
@@ -72,13 +74,14 @@ def test_a_birth_that_is_told_after_a_pass_has_booked_it_is_not_booked_again(nod
     born = time.monotonic_ns()
     node.move(vm, node.there)
     operations = node.reconciler.pinner.operations(vm, node.reconciler.placements[vm.sandbox])
-    book.passed(node.reconciler.pinner.carry_out(operations, node.reconciler.placements), True)
-    assert node.reconciler.births[vm.sandbox].outside == 1
-    account = node.reconciler.births[vm.sandbox]
+    book.after_pass(node.reconciler.pinner.carry_out(operations, node.reconciler.placements), True)
+    assert node.reconciler.newborn_counts[vm.sandbox].outside == 1
+    account = node.reconciler.newborn_counts[vm.sandbox]
     assert (account.reported, account.outside, account.born_inside) == (0, 1, 0)
-    assert not book.tells(vm.sandbox, vm.vmm.pid, born)
-    assert not book.tells(vm.sandbox, vm.vmm.pid, born)
-    assert account.reported == 1
-    assert book.tells(vm.sandbox, vm.vmm.pid, time.monotonic_ns())  # whoever has its number by then
-    assert book.tells(vm.sandbox, vm.vmm.pid + 1, born)
-    assert (account.reported, account.outside, account.born_inside) == (3, 1, 0)
+    late = newborn(vm, born, time.monotonic_ns(), node.there)
+    for _ in range(2):
+        book.record(late)
+    assert (account.reported, account.placed) == (1, 1)
+    book.record(newborn(vm, time.monotonic_ns(), time.monotonic_ns(), node.there))  # another thread has its number
+    book.record(late._replace(tid=vm.vmm.pid + 1))
+    assert (account.reported, account.outside, account.born_inside, account.placed) == (3, 1, 2, 3)

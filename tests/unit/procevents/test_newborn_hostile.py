@@ -81,7 +81,7 @@ def test_of_a_hosts_process_that_names_itself_a_vmm_a_bounded_part_is_read(machi
                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     vmm = machine.process("qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')}", *(["x" * 100_000] * 18))
     reads = Reads(monkeypatch)
-    machine.placer.take([Exec(time.monotonic_ns(), vmm.pid)])
+    machine.placer.handle([Exec(time.monotonic_ns(), vmm.pid)])
     assert mask(vmm) == machine.pool
     # Once to see what it is, and once for its children, which are compared with it.
     assert reads.of(vmm.pid) <= 2 * (BEGINNING + 131072)
@@ -91,10 +91,10 @@ def test_a_process_that_executes_again_and_again_is_looked_at_once_for_all_that_
         machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     other, vmm = machine.process("sleep"), machine.vmm("a")
     reads = Reads(monkeypatch)
-    machine.placer.take([Exec(time.monotonic_ns(), pid) for _ in range(100) for pid in (other.pid, vmm.pid)])
+    machine.placer.handle([Exec(time.monotonic_ns(), pid) for _ in range(100) for pid in (other.pid, vmm.pid)])
     assert reads.times[f"/proc/{other.pid}/cmdline"] == 1
     assert mask(vmm) == machine.pool
-    machine.placer.take([Exec(time.monotonic_ns(), other.pid)])
+    machine.placer.handle([Exec(time.monotonic_ns(), other.pid)])
     assert reads.times[f"/proc/{other.pid}/cmdline"] == 2  # that one came after
 
 
@@ -104,5 +104,5 @@ def test_of_what_has_ended_nothing_more_is_read(machine: Machine, monkeypatch: p
     ended.kill()
     ended.wait()
     reads = Reads(monkeypatch)
-    machine.placer.take([Exec(time.monotonic_ns(), ended.pid)])
+    machine.placer.handle([Exec(time.monotonic_ns(), ended.pid)])
     assert not reads.times

@@ -30,7 +30,7 @@ pytest_plugins = ["given_unit"]
 
 def test_what_it_had_before_outlives_a_kill_right_after_its_mask_was_set(machine: Machine) -> None:
     vmm = machine.vmm("a")
-    machine.placer.take([Exec(time.monotonic_ns(), vmm.pid)])
+    machine.placer.handle([Exec(time.monotonic_ns(), vmm.pid)])
     assert mask(vmm) == machine.pool
     assert not machine.reconciler.config.paths.state_file.exists()
     second = machine.fresh()
@@ -43,7 +43,7 @@ def test_what_it_had_before_outlives_a_kill_right_after_its_mask_was_set(machine
 
 def test_the_notes_are_gone_when_the_state_file_has_them(machine: Machine) -> None:
     vmm = machine.vmm("a")
-    machine.placer.take([Exec(time.monotonic_ns(), vmm.pid)])
+    machine.placer.handle([Exec(time.monotonic_ns(), vmm.pid)])
     assert machine.reconciler.config.paths.notes_file.exists()
     assert machine.reconciler.unsaved
     assert machine.reconciler.save()
@@ -93,7 +93,7 @@ def test_a_helper_that_has_ended_is_forgotten(machine: Machine, name: str) -> No
     helper.kill()
     helper.wait()
     machine.resync()
-    assert (machine.reconciler.births, machine.reconciler.all_sandboxes()) == ({}, [])
+    assert (machine.reconciler.newborn_counts, machine.reconciler.all_sandboxes()) == ({}, [])
 
 
 # Without events
@@ -112,9 +112,9 @@ def test_a_vm_that_was_found_late_could_run_outside_until_then(machine: Machine,
     assert 0.09 < account.outside_max < (time.monotonic_ns() - began) / 1e9 + 0.1
     # The word of their births comes after that pass, as they lay in the buffer.
     workers = [tid for tid in tids(vmm) if tid != vmm.pid]
-    machine.placer.take([Fork(began, vmm.pid, vmm.pid, tid, vmm.pid) for tid in workers])
+    machine.placer.handle([Fork(began, vmm.pid, vmm.pid, tid, vmm.pid) for tid in workers])
     assert (account.reported, account.born_inside, account.outside) == (len(workers), 0, len(tids(vmm)))
-    machine.placer.take([Exec(began, vmm.pid)])
+    machine.placer.handle([Exec(began, vmm.pid)])
     assert (account.reported, account.born_inside, account.outside) == (len(tids(vmm)), 0, len(tids(vmm)))
     assert machine.reconciler.tally.placement_latency.total == account.placed == len(tids(vmm))
     machine.tell("a", machine.other)  # its masks change, and nothing is outside
@@ -129,12 +129,12 @@ def test_who_is_found_late_within_its_cpus_was_never_outside(machine: Machine, c
     vmm = machine.crowd(crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp", "2")
     for tid in tids(vmm):
         os.sched_setaffinity(tid, machine.pool.frozen())
-    machine.placer.passed(machine.reconciler.resync(full=True))  # the emulator threads are put elsewhere
+    machine.placer.after_pass(machine.reconciler.resync(full=True))  # the emulator threads are put elsewhere
     assert mask(vmm) == machine.other
     assert mask(by_name(vmm, "CPU 1/KVM")) == machine.pool
     machine.tell("a", machine.other)  # and now the others, too
     assert {mask(tid) for tid in tids(vmm)} == {machine.other}
-    assert machine.reconciler.births == {}
+    assert machine.reconciler.newborn_counts == {}
 
 
 def test_who_was_told_of_and_is_moved_by_another_hand_is_not_called_newborn(machine: Machine, crowd: Path) -> None:
@@ -154,5 +154,5 @@ def test_who_was_there_before_is_not_called_newborn(machine: Machine, crowd: Pat
     machine.crowd(crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp", "2")
     time.sleep(0.03)
     placer = NewbornPlacer(machine.reconciler)
-    placer.passed(machine.reconciler.resync(full=True), everything=True)
-    assert machine.reconciler.births == {}
+    placer.after_pass(machine.reconciler.resync(full=True), everything=True)
+    assert machine.reconciler.newborn_counts == {}

@@ -39,9 +39,9 @@ pytest_plugins = ["given_unit"]
 
 def test_a_vmm_of_which_nobody_told_goes_to_the_shared_pool_at_its_exec(machine: Machine) -> None:
     vmm = machine.vmm("a")
-    touched = machine.executed(vmm)
+    follow_up = machine.executed(vmm)
     assert mask(vmm) == machine.pool
-    assert (touched.ours, touched.begun) == (True, {sandbox("a")})
+    assert (follow_up.relevant, follow_up.started) == (True, {sandbox("a")})
     assert machine.reconciler.observer.vms[sandbox("a")].vmm.pid == vmm.pid
     account = machine.account("a")
     assert (account.reported, account.born_inside, account.outside, account.placed) == (1, 0, 1, 1)
@@ -58,16 +58,16 @@ def test_a_vmm_whose_containers_are_known_goes_to_their_cpus(machine: Machine) -
 @pytest.mark.parametrize("name", ["qemu", "virtiofsd"])
 def test_it_is_placed_before_any_pass(machine: Machine, name: str) -> None:
     made = machine.vmm("a") if name == "qemu" else machine.virtiofsd("a")
-    machine.placer.take([Exec(time.monotonic_ns(), made.pid)])
+    machine.placer.handle([Exec(time.monotonic_ns(), made.pid)])
     assert mask(made) == machine.pool
 
 
 def test_other_programs_are_left_alone(machine: Machine) -> None:
     others = [machine.process("sleep"), machine.process("qemu-system-x86_64", "-name", "somebody-elses"),
               machine.process("qemu-system-x86_64", "-name", "sandbox-x" + PREFIX), machine.process(SHIM, "-id", "x")]
-    touched = machine.executed(*others, os.getpid(), 2, 1 << 22)
+    follow_up = machine.executed(*others, os.getpid(), 2, 1 << 22)
     assert {mask(each) for each in others} == {machine.both}
-    assert (touched.ours, touched.reconcile, machine.reconciler.births) == (False, set(), {})
+    assert (follow_up.relevant, follow_up.now, machine.reconciler.newborn_counts) == (False, set(), {})
 
 
 def test_a_sandbox_out_of_our_hands_is_left_alone_at_its_vmms_exec(machine: Machine) -> None:
@@ -107,10 +107,10 @@ def test_a_container_that_executes_such_a_program_is_left_alone(machine: Machine
     machine.children.append(outside)
     until(lambda: (found := Procfs().children(outside.pid)) and Procfs().cmdline(found[0])[:1] == [str(program)])
     (inside,) = map(int, Procfs().children(outside.pid))
-    touched = machine.executed(inside)
+    follow_up = machine.executed(inside)
     machine.resync()
     assert mask(inside) == machine.both
-    assert (touched.ours, machine.reconciler.observer.vms, machine.reconciler.births) == (False, {}, {})
+    assert (follow_up.relevant, machine.reconciler.observer.vms, machine.reconciler.newborn_counts) == (False, {}, {})
     assert machine.reconciler.all_sandboxes() == []
 
 
@@ -130,7 +130,7 @@ def test_threads_of_a_helper_that_was_given_back_are_left_alone(machine: Machine
 
 def test_threads_that_were_made_before_it_was_looked_at_are_placed_with_it(machine: Machine, crowd: Path) -> None:
     helper = machine.crowd(crowd, "virtiofsd", shared_dir("a"))
-    machine.placer.take([Exec(time.monotonic_ns(), helper.pid)])
+    machine.placer.handle([Exec(time.monotonic_ns(), helper.pid)])
     assert {mask(tid) for tid in tids(helper)} == {machine.pool}
     account = machine.account("a")
     assert (account.reported, account.outside) == (len(tids(helper)), len(tids(helper)))
@@ -146,7 +146,7 @@ def test_of_processes_that_were_forked_before_it_was_looked_at_a_few_are_placed_
     while children := Procfs().children(chain[-1]):
         chain.append(int(children[0]))
     assert len(chain) == 31
-    machine.placer.take([Exec(time.monotonic_ns(), vmm.pid)])
+    machine.placer.handle([Exec(time.monotonic_ns(), vmm.pid)])
     masks = [mask(pid) for pid in chain]
     assert masks[:3] == [machine.pool] * 3
     assert masks.count(machine.pool) < 10
@@ -201,13 +201,13 @@ def test_a_shim_keeps_its_mask_until_its_vmm_runs(machine: Machine, crowd: Path)
     machine.tell("a", machine.other)
     shim = machine.crowd(crowd, SHIM, "-namespace", "k8s.io", "-id", sandbox("a"))
     tid = next(tid for tid in tids(shim) if tid != shim.pid)
-    touched = machine.executed(shim)
+    follow_up = machine.executed(shim)
     machine.take(Fork(time.monotonic_ns(), shim.pid, shim.pid, tid, shim.pid))
     machine.resync()
     machine.fresh().resync(full=True)
     machine.executed(shim)
     assert {mask(each) for each in tids(shim)} == {machine.both}
-    assert (touched.reconcile, machine.reconciler.births) == (set(), {})
+    assert (follow_up.now, machine.reconciler.newborn_counts) == (set(), {})
     assert machine.reconciler.all_sandboxes() == [sandbox("a")]
     vmm = machine.vmm("a")
     machine.executed(vmm)
@@ -252,7 +252,7 @@ def test_a_shim_counts_every_cpu_until_its_vmm_runs(
         try:
             until(lambda: Procfs().cmdline(vmm)[-1:] == [f"sandbox-{sandbox('a')}"])
             assert mask(vmm) == machine.both
-            machine.placer.take([Exec(time.monotonic_ns(), vmm)])
+            machine.placer.handle([Exec(time.monotonic_ns(), vmm)])
             assert mask(vmm) == machine.other, "ahead of any pass"
             machine.executed(vmm)
             assert mask(shim.pid) == machine.other
@@ -272,8 +272,8 @@ def test_a_shim_that_becomes_the_vmm_is_placed_at_its_first_vcpu(
             machine.resync()
         assert shim.counts() == {2}
         tid = shim.ask("vcpu", "0")
-        touched = machine.take(Comm(time.monotonic_ns(), tid, shim.pid, "db_vcpu0"))
-        assert touched.begun == {sandbox("a")}
+        follow_up = machine.take(Comm(time.monotonic_ns(), tid, shim.pid, "db_vcpu0"))
+        assert follow_up.started == {sandbox("a")}
         assert machine.reconciler.observer.vms[sandbox("a")].type is VmmType.DRAGONBALL
         assert {mask(int(each)) for each in os.listdir(f"/proc/{shim.pid}/task")} == {machine.pool}
 
@@ -283,11 +283,11 @@ def test_the_runtimes_calls_of_the_shims_program_are_no_sandboxes(machine: Machi
     """One for each container, with the container's id."""
     machine.executed(machine.vmm("a"))
     called = [machine.process(SHIM, "-namespace", "k8s.io", "-id", sandbox(name), action) for name in ("a", "c1")]
-    touched = machine.executed(*called)
+    follow_up = machine.executed(*called)
     machine.resync()
     assert {mask(each) for each in called} == {machine.both}
-    assert (touched.ours, touched.reconcile) == (False, set())
-    assert machine.reconciler.vm_sandboxes() == set(machine.reconciler.births) == {sandbox("a")}
+    assert (follow_up.relevant, follow_up.now) == (False, set())
+    assert machine.reconciler.vm_sandboxes() == set(machine.reconciler.newborn_counts) == {sandbox("a")}
     assert not {each.pid for each in called} & machine.reconciler.observer.census.helpers.keys()
 
 

@@ -38,9 +38,9 @@ def test_a_thread_that_was_born_outside_is_put_with_the_others(machine: Machine,
     tid = by_name(vmm, "call_rcu")
     os.sched_setaffinity(tid, machine.both.frozen())
     born = time.monotonic_ns() - 3_000_000
-    touched = machine.placer.take([Fork(born, vmm.pid, vmm.pid, tid, vmm.pid)])
+    follow_up = machine.placer.handle([Fork(born, vmm.pid, vmm.pid, tid, vmm.pid)])
     assert mask(tid) == machine.pool
-    assert (touched.ours, touched.reconcile) == (True, set())
+    assert (follow_up.relevant, follow_up.now) == (True, set())
     account = machine.account("a")
     assert account.outside == 1
     assert 0.003 <= account.outside_max < 10
@@ -49,7 +49,7 @@ def test_a_thread_that_was_born_outside_is_put_with_the_others(machine: Machine,
 def test_a_thread_that_was_born_in_its_place_costs_nothing(machine: Machine, crowd: Path) -> None:
     vmm = machine.running(crowd)
     tid = by_name(vmm, "call_rcu")
-    machine.placer.take([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
+    machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
     account = machine.account("a")
     assert (account.reported, account.born_inside, account.outside, account.outside_sum) == (1, 1, 0, 0.0)
     assert machine.reconciler.tally.pins.total() == 0
@@ -64,7 +64,7 @@ def test_a_thread_that_waits_for_its_cgroup_is_not_booked_as_placed(machine: Mac
                                              waiting="waits for the kubelet")
     known.pinner.of(sandbox("a")).waits = "waits for the kubelet"
     born = time.monotonic_ns()
-    machine.placer.take([Fork(born, vmm.pid, vmm.pid, tid, vmm.pid), Comm(born + 1, tid, vmm.pid, "call_rcu")])
+    machine.placer.handle([Fork(born, vmm.pid, vmm.pid, tid, vmm.pid), Comm(born + 1, tid, vmm.pid, "call_rcu")])
     assert mask(tid) == machine.pool
     assert (machine.account("a").reported, machine.account("a").placed) == (1, 0)
 
@@ -76,14 +76,14 @@ def test_a_vcpus_name_puts_it_where_vcpus_go(machine: Machine, crowd: Path) -> N
     assert (mask(vmm), mask(tid)) == (machine.other, machine.pool)
     os.sched_setaffinity(tid, machine.other.frozen())  # as it would have been born
     born = time.monotonic_ns()
-    touched = machine.placer.take([Fork(born, vmm.pid, vmm.pid, tid, vmm.pid),
+    follow_up = machine.placer.handle([Fork(born, vmm.pid, vmm.pid, tid, vmm.pid),
                                      Comm(born + 1, tid, vmm.pid, "CPU 1/KVM")])
     assert mask(tid) == machine.pool
-    assert (touched.reconcile, touched.done) == (set(), {sandbox("a")})  # the pass can wait
+    assert (follow_up.now, follow_up.soon) == (set(), {sandbox("a")})  # the pass can wait
     assert machine.account("a").placed == 0  # not before it bears that out
     until_then = (time.monotonic_ns() - born) / 1e9
     time.sleep(0.02)
-    machine.placer.passed(machine.reconciler.reconcile(touched.done, scan=False))
+    machine.placer.after_pass(machine.reconciler.reconcile(follow_up.soon, scan=False))
     assert machine.account("a").placed == 1
     assert machine.account("a").placed_max <= until_then
     assert machine.reconciler.tally.placement_latency.total == 1
@@ -100,7 +100,7 @@ def test_a_new_vcpu_is_placed_by_its_name_before_the_pass(machine: Machine, crow
     machine.reconciler.reconcile([sandbox("a")])
     assert mask(vmm) == machine.both
     tid = by_name(vmm, "call_rcu")
-    machine.placer.take([Comm(time.monotonic_ns(), tid, vmm.pid, "CPU 5/KVM")])
+    machine.placer.handle([Comm(time.monotonic_ns(), tid, vmm.pid, "CPU 5/KVM")])
     assert mask(tid) == machine.pool
     machine.reconciler.reconcile([sandbox("a")])  # the thread's real name is another
     assert mask(tid) == machine.both
@@ -113,17 +113,17 @@ def named(vmm: subprocess.Popen[bytes], thread: str, name: str) -> Comm:
 def test_of_two_vcpus_that_come_before_the_pass_the_second_does_not_wait(machine: Machine, crowd: Path) -> None:
     """Neither's place takes the other into account."""
     vmm = machine.running(crowd, vcpus=1)
-    first = machine.placer.take([named(vmm, "call_rcu", "CPU 5/KVM")])
-    second = machine.placer.take([named(vmm, "IO mon_iothread", "CPU 6/KVM")])
-    assert (first.reconcile, first.done, second.reconcile) == (set(), {sandbox("a")}, {sandbox("a")})
+    first = machine.placer.handle([named(vmm, "call_rcu", "CPU 5/KVM")])
+    second = machine.placer.handle([named(vmm, "IO mon_iothread", "CPU 6/KVM")])
+    assert (first.now, first.soon, second.now) == (set(), {sandbox("a")}, {sandbox("a")})
 
 
 def test_while_not_all_vcpus_are_known_none_of_them_waits_for_the_pass(machine: Machine, crowd: Path) -> None:
     """The last one's name is what the whole VM is placed by."""
     vmm = machine.running(crowd)
     machine.reconciler.observer.vms[sandbox("a")].known = False
-    touched = machine.placer.take([named(vmm, "call_rcu", "CPU 2/KVM")])
-    assert (touched.reconcile, touched.done) == ({sandbox("a")}, set())
+    follow_up = machine.placer.handle([named(vmm, "call_rcu", "CPU 2/KVM")])
+    assert (follow_up.now, follow_up.soon) == ({sandbox("a")}, set())
 
 
 def test_a_vcpu_for_which_another_has_to_move_does_not_wait_for_the_pass(machine: Machine, crowd: Path) -> None:
@@ -136,15 +136,15 @@ def test_a_vcpu_for_which_another_has_to_move_does_not_wait_for_the_pass(machine
     machine.reconciler.reconcile([sandbox("a")])
     placement = machine.reconciler.placements[sandbox("a")]
     assert placement.by_vcpu == {0: machine.both}
-    touched = machine.placer.take([named(vmm, "call_rcu", "CPU 1/KVM")])
-    assert (touched.reconcile, touched.done) == ({sandbox("a")}, set())
+    follow_up = machine.placer.handle([named(vmm, "call_rcu", "CPU 1/KVM")])
+    assert (follow_up.now, follow_up.soon) == ({sandbox("a")}, set())
 
 
 def test_whom_vmpin_itself_has_moved_did_not_drift(machine: Machine, crowd: Path) -> None:
     vmm = pinned(machine, crowd)
     tid = by_name(vmm, "call_rcu")
     for _ in range(5):
-        machine.placer.take([Comm(time.monotonic_ns(), tid, vmm.pid, "CPU 5/KVM")])
+        machine.placer.handle([Comm(time.monotonic_ns(), tid, vmm.pid, "CPU 5/KVM")])
         assert mask(tid) == machine.pool
         for _ in range(2):  # by then it bears its old name
             machine.reconciler.reconcile([sandbox("a")])
@@ -171,11 +171,11 @@ def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pas
 
     monkeypatch.setattr(places, "with_vcpu", counted)
     names = [Comm(time.monotonic_ns(), tid, vmm.pid, f"CPU {number}/KVM") for number in range(2, 500)]
-    touched = machine.placer.take(names)
+    follow_up = machine.placer.handle(names)
     assert asked == [2]
-    machine.reconciler.reconcile(touched.reconcile, scan=False)  # reads the name as it is: none is new then
-    machine.reconciler.reconcile(touched.reconcile, scan=False)
-    machine.placer.take(names)
+    machine.reconciler.reconcile(follow_up.now, scan=False)  # reads the name as it is, and nobody is a newcomer then
+    machine.reconciler.reconcile(follow_up.now, scan=False)
+    machine.placer.handle(names)
     assert asked == [2, 2]
 
 
@@ -200,7 +200,7 @@ def test_a_name_that_no_pass_would_believe_moves_nothing(machine: Machine, crowd
     vmm = pinned(machine, crowd)
     tid = by_name(vmm, thread)
     before = mask(tid)
-    machine.placer.take([Comm(time.monotonic_ns(), tid, vmm.pid, name)])
+    machine.placer.handle([Comm(time.monotonic_ns(), tid, vmm.pid, name)])
     assert mask(tid) == before
 
 
@@ -210,24 +210,24 @@ def test_a_vcpu_that_was_unplugged_does_not_keep_its_number(machine: Machine, cr
     (old,) = (thread for thread, vcpu in learned.items() if vcpu == 1)
     learned[ThreadId(old.tid, old.starttime - 1)] = learned.pop(old)  # so that one has ended
     tid = by_name(vmm, "call_rcu")
-    machine.placer.take([Comm(time.monotonic_ns(), tid, vmm.pid, "CPU 1/KVM")])
+    machine.placer.handle([Comm(time.monotonic_ns(), tid, vmm.pid, "CPU 1/KVM")])
     assert mask(tid) == machine.other
 
 
 def test_a_name_that_says_nothing_makes_no_pass(machine: Machine, crowd: Path) -> None:
     vmm = machine.running(crowd)
     tid = by_name(vmm, "call_rcu")
-    touched = machine.placer.take([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid),
+    follow_up = machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid),
                                      Comm(time.monotonic_ns(), tid, vmm.pid, "worker")])
-    assert (touched.reconcile, touched.unnamed) == (set(), set())
+    assert (follow_up.now, follow_up.unnamed) == (set(), set())
     assert machine.account("a").placed == 1
 
 
 def test_a_thread_without_a_name_is_looked_for_again(machine: Machine, crowd: Path) -> None:
     vmm = machine.running(crowd)
     machine.reconciler.observer.vms[sandbox("a")].found_by = "kvm_run"
-    touched = machine.placer.take([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, by_name(vmm, "call_rcu"), vmm.pid)])
-    assert touched.unnamed == {sandbox("a")}
+    follow_up = machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, by_name(vmm, "call_rcu"), vmm.pid)])
+    assert follow_up.unnamed == {sandbox("a")}
     assert machine.account("a").placed == 0
 
 
@@ -248,7 +248,7 @@ def test_a_thread_of_whoever_has_a_dead_vmms_number_is_left_alone(machine: Machi
     tids_ = [by_name(vmm, "call_rcu"), by_name(vmm, "CPU 1/KVM")]
     for tid in tids_:
         os.sched_setaffinity(tid, machine.both.frozen())
-    machine.placer.take([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tids_[0], vmm.pid),
+    machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tids_[0], vmm.pid),
                            Comm(time.monotonic_ns(), tids_[1], vmm.pid, "CPU 1/KVM")])
     assert [mask(tid) for tid in tids_] == [machine.both, machine.both]
 
@@ -257,7 +257,7 @@ def test_a_number_that_is_no_thread_of_the_process_is_left_alone(machine: Machin
     vmm = machine.running(crowd)
     with Thread() as thread:
         free = mask(thread.tid)
-        machine.placer.take([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, thread.tid, vmm.pid),
+        machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, thread.tid, vmm.pid),
                                Comm(time.monotonic_ns(), thread.tid, vmm.pid, "CPU 1/KVM")])
         assert mask(thread.tid) == free
 
@@ -265,17 +265,17 @@ def test_a_number_that_is_no_thread_of_the_process_is_left_alone(machine: Machin
 def test_threads_of_processes_that_are_nothing_to_us_are_left_alone(machine: Machine) -> None:
     with Thread() as thread:
         free = mask(thread.tid)
-        touched = machine.take(Fork(time.monotonic_ns(), 1, 1, thread.tid, os.getpid()),
+        follow_up = machine.take(Fork(time.monotonic_ns(), 1, 1, thread.tid, os.getpid()),
                                Comm(time.monotonic_ns(), thread.tid, os.getpid(), "CPU 0/KVM"),
                                Fork(time.monotonic_ns(), 1, 1, 77, 77))
         assert mask(thread.tid) == free
-    assert touched == FollowUp()
+    assert follow_up == FollowUp()
 
 
 def test_new_kernel_threads_are_looked_at_when_they_have_names(machine: Machine) -> None:
-    touched = machine.take(Fork(time.monotonic_ns(), KTHREADD, KTHREADD, 77, 77))
-    assert (touched.kernel, touched.ours) == ({77}, False)
-    assert machine.placer.name([77, 2, os.getpid(), 1 << 22]) == set()
+    follow_up = machine.take(Fork(time.monotonic_ns(), KTHREADD, KTHREADD, 77, 77))
+    assert (follow_up.kernel_threads, follow_up.relevant) == ({77}, False)
+    assert machine.placer.place_kernel_threads([77, 2, os.getpid(), 1 << 22]) == set()
 
 
 #: Ends a thread at each line, and makes another in its place.
@@ -328,7 +328,7 @@ def test_as_many_threads_as_before_are_the_same_while_births_are_told(machine: M
     observer.told = True
     third = another()
     assert seen() == {vmm.pid, second}
-    machine.placer.take([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, third, vmm.pid)])
+    machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, third, vmm.pid)])
     assert seen() == {vmm.pid, third}
     fourth = another()
     observer.scan({}, full=True)  # events were lost
@@ -352,7 +352,7 @@ def test_what_is_born_of_a_vm_that_is_unmanaged_is_left_as_it_is(machine: Machin
     machine.resync()
     assert (mask(tid), mask(vmm), mask(helper)) == (machine.other, machine.both, machine.both)
     assert machine.reconciler.tally.pins.total() == 0
-    assert machine.reconciler.births == {}
+    assert machine.reconciler.newborn_counts == {}
     assert machine.reconciler.originals.masks == {}  # kept once it is managed: what is set by hand until then counts
     machine.tell("a", machine.pool)
     assert (mask(tid), mask(vmm), mask(helper)) == (machine.pool,) * 3
