@@ -1,8 +1,10 @@
-"""Which vCPU gets which CPU, when as many vCPUs as CPUs are to be matched one-to-one.
+"""Which vCPU gets which CPU, when vCPUs are matched one-to-one with equally good CPUs.
 
-Guest NUMA nodes stay together on one host node and guest SMT siblings on the siblings of one host core, as far as
-the CPUs allow; among equals, ascending id to ascending CPU. Pairs that already hold are the caller's and only
-guide the rest. What stays out: how many vCPUs are pinned, and which (vcpuplaces).
+Guest NUMA nodes stay together on one host node, and guest SMT siblings on the siblings of one host core, as far as the
+CPUs allow: the guest's scheduler takes siblings for threads that share a core, and its memory policy takes a node for
+near memory. Among equals, ascending id to ascending CPU. Pairs that already hold only guide the rest.
+
+Pure. What stays out: how many vCPUs are pinned, and which (vcpus, which calls this).
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def _node(topology: Topology, cpu: int) -> int:
 
 def _match_cores(members: Sequence[Vcpu], pool: Sequence[int], kept: Mapping[VcpuId, int],
                  guest: Mapping[VcpuId, Vcpu], topology: Topology) -> dict[VcpuId, int]:
-    """Within one guest node: siblings onto siblings, then the rest ascending. Uses the front of `pool` first."""
+    """The vCPUs of one guest node: siblings onto siblings, then the rest ascending. Uses the front of `pool` first. In
+    tiers: beside siblings that stay where they are; a group of siblings on one host core, the biggest group first; the
+    others."""
     pairs: dict[VcpuId, int] = {}
     left = list(pool)
 
@@ -81,7 +85,7 @@ def _match_cores(members: Sequence[Vcpu], pool: Sequence[int], kept: Mapping[Vcp
     for vcpu in members:
         if vcpu.core is not None:
             groups.setdefault(vcpu.core, []).append(vcpu)
-    for core, group in groups.items():  # beside siblings that stay where they are
+    for core, group in groups.items():
         node = group[0].node
         for vcpu_id, cpu in kept.items():
             other = guest[vcpu_id]

@@ -1,7 +1,10 @@
-"""Who owns which CPU on the node, from all its containers: exclusive CPUs, the shared pool, and contested claims.
+"""Ownership of the node's CPUs, from all its containers: exclusive CPUs, the shared pool, and contested CPUs.
 
-Pure. Containers of runc pods count here like those of VM sandboxes: their CPUs are theirs. What stays out: where
-threads go (placement).
+Pure. Containers of runc pods count like those of VM sandboxes: their exclusive CPUs are theirs. Under the kubelet's
+static policy exclusive CPUs are those of its checkpoint (domain.kubelet_cpus),
+and the shared pool is its defaultCpuSet.
+What stays out: where threads go (rules). Called by reconcile.placement_cache and config.scenario; status shows the
+collisions.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ from vmpin.domain.topology import Topology
 
 @dataclass(frozen=True)
 class Node:
-    """What is known of the machine. `shared_pool` is the kubelet's default set or the configured one: empty where the
-    kubelet's static policy has given every CPU away, None where neither is known; `housekeeping` is where work that is
-    nobody's goes, empty if there is no such place."""
+    """The machine. `shared_pool` is the kubelet's default set or the configured one: empty where the kubelet's static
+    policy has assigned every CPU, None where there is neither; `housekeeping` are the CPUs for threads whose policy is
+    housekeeping, empty without any."""
 
     topology: Topology
     shared_pool: CpuSet | None = None
@@ -31,7 +34,7 @@ class Node:
 
 
 class CpuClaims(NamedTuple):
-    """What one sandbox's live containers ask for, cut to the online CPUs."""
+    """The CPUs that one sandbox's live containers claim, cut to the online ones."""
 
     #: The exclusive containers, in the sandbox's order, with their CPUs.
     exclusive: tuple[tuple[ContainerId, CpuSet], ...]
@@ -41,7 +44,7 @@ class CpuClaims(NamedTuple):
     stale: tuple[tuple[ContainerId, CpuSet], ...] = ()
     #: The exclusive containers that the runtime is creating: vCPUs may be plugged in for them.
     creating: frozenset[ContainerId] = frozenset()
-    #: Whether anything is under way that the runtime was asked for: a container's creation, or an update.
+    #: Whether the runtime is working on a request: a container's creation, or an update.
     pending: bool = False
 
     @property
@@ -71,8 +74,9 @@ def is_counted(container: Container) -> bool:
 
 
 def is_exclusive(container: Container, pool: CpuSet | None) -> bool:
-    """Declared so (allocation.judged declares it of all under a static checkpoint), or, where the shared pool is
-    known, with CPUs that are none of the pool's.
+    """Whether a container owns its CPUs: it is declared so (under a static checkpoint every container is, one way or
+    the
+    other, by kubelet_cpus.effective_containers), or there is a shared pool, and none of its CPUs is in it.
 
     Nothing is inferred of a container without CPUs, nor from an empty pool: the kubelet's default set is empty while
     its policy gives no CPU away.
@@ -100,11 +104,12 @@ def claims_of(containers: Iterable[Container], node: Node) -> CpuClaims:
             exclusive.append((container.id, container.cpuset & node.online))
             coming |= {container.id} if container.creating else set()
         else:
-            # While an update is under way a shared container may be on its old CPUs and on the new ones. Who owns CPUs
-            # does not change before it has been done.
+            # While an update is under way a shared container may be on its old CPUs and on the new ones. Ownership
+            # does
+            # not change before the update has been done.
             asked = container.requested_cpuset
             cpus = container.cpuset | asked if container.cpuset and asked else container.cpuset
-            # An empty cpuset says nothing: such a container runs on the pool like one without.
+            # An empty cpuset means none: such a container runs on the pool.
             shared.append((container.id, cpus & node.online if cpus else None))
     return CpuClaims(tuple(exclusive), tuple(shared), tuple(stale), frozenset(coming), pending)
 
@@ -116,7 +121,7 @@ class Ownership:
     claims: Mapping[SandboxId, CpuClaims]
     #: All exclusive CPUs of the node.
     exclusive: CpuSet
-    #: P, never holding an exclusive CPU unless it was told so.
+    #: P: without exclusive CPUs, unless the kubelet or the operator put one there.
     pool: CpuSet
     #: The pod uid of sandboxes that runtimes reported; claims of pods that only the kubelet reports are by that uid.
     pods: Mapping[SandboxId, str] = field(default_factory=dict)
@@ -129,7 +134,7 @@ class Ownership:
         return foreign if rest is None or rest is mine else foreign - rest.cpus
 
     def owner_names(self, cpu: int) -> str:
-        """Its owners in words."""
+        """Its owners, as a text."""
         return " and ".join(f"{container} of {sandbox}" if container else f"pod {sandbox}"
                             for sandbox, container in self.owners(cpu))
 
@@ -140,7 +145,7 @@ class Ownership:
 
 def with_kubelet_assignments(all_claims: Mapping[SandboxId, CpuClaims], unseen: Mapping[tuple[str, str], CpuSet],
                 online: CpuSet) -> Mapping[SandboxId, CpuClaims]:
-    """Also those of pods that only the kubelet told of. :param unseen: CPUs by a pod's uid and a container's name."""
+    """With the claims of pods that only the kubelet reports. :param unseen: CPUs by pod uid and container's name."""
     more: dict[SandboxId, CpuClaims] = {}
     for (uid, name), cpus in unseen.items():
         pod = SandboxId(uid)
@@ -172,8 +177,8 @@ def find_collisions(own: Ownership) -> list[Collision]:
     """CPUs that containers of two pods own, and CPUs that one pod owns and another's cpuset reaches. What containers
     of one pod have in common is that pod's.
 
-    Nothing of this is vmpin's doing: the kubelet (or whoever decides) is at odds with itself, for a moment at
-    the least (it narrows running shared containers up to ten seconds after it gave a CPU away).
+    vmpin causes none of this: the kubelet (or another program that assigns CPUs) contradicts itself, at least for a
+    moment (it narrows running shared containers up to ten seconds after it has assigned a CPU).
     """
     found = []
     overlapping = _overlapping([claim.cpus for claim in own.claims.values()])

@@ -1,6 +1,7 @@
-"""What the operator asks for: where vCPUs and the other threads of a sandbox go.
+"""The operator's policy: where vCPUs and the other threads of a sandbox go.
 
-Values only; `placement` gives them their meaning. The same keys stand in the configuration file and in scenarios.
+Values only; `rules` and `vcpus` apply them. The same keys are in the configuration file (config.settings) and in
+scenarios.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class ThreadPolicy(enum.StrEnum):
 
 
 class Policy(NamedTuple):
-    """One rule for the vCPUs, one for each other kind of thread (a word, or a CPU list of the host)."""
+    """One rule for the vCPUs, one for each other role of threads (a named rule, or a CPU list of the host)."""
 
     vcpus: VcpuRule = VcpuRule.AUTO
     spare_vcpus: SpareVcpuRule = SpareVcpuRule.SANDBOX
@@ -52,40 +53,39 @@ class Policy(NamedTuple):
     shim: ThreadPolicy | CpuSet = ThreadPolicy.APART
 
     def rule(self, role: ThreadRole) -> ThreadPolicy | CpuSet:
-        """The rule of a role that is not the vCPUs'."""
+        """The rule of a role other than the vCPUs."""
         found: ThreadPolicy | CpuSet = getattr(self, role.policy)
         return found
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Policy:
-        """From words, as in a file. :raises ValueError: with the key, the value and what it may be."""
-        known = set(cls._fields)
+        """From values as in a file. :raises ValueError: with the key, the value and what it may be."""
         made: dict[str, object] = {}
         for key, value in values.items():
-            if key not in known:
-                raise ValueError(f"unknown policy {key!r} (known: {', '.join(sorted(known))})")
+            if key not in cls._fields:
+                raise ValueError(f"unknown policy {key!r} (known: {', '.join(sorted(cls._fields))})")
             # YAML reads a bare off as false.
             made[key] = parse_rule(key, "off" if value is False else value)
         return cls(**made)  # type: ignore[arg-type]
 
     def as_text(self) -> dict[str, str]:
-        """As in a file."""
+        """The rules by key, as in a file."""
         return {key: str(value) for key, value in zip(self._fields, self, strict=True)}
 
 
-_WORDS: dict[str, type[VcpuRule] | type[SpareVcpuRule] | type[ThreadPolicy]] = {"vcpus": VcpuRule,
-                                                                                "spare_vcpus": SpareVcpuRule}
+_RULES: dict[str, type[VcpuRule] | type[SpareVcpuRule] | type[ThreadPolicy]] = {
+    "vcpus": VcpuRule, "spare_vcpus": SpareVcpuRule}
 
 
 def parse_rule(key: str, value: object) -> VcpuRule | SpareVcpuRule | ThreadPolicy | CpuSet:
     """One policy value, as written or parsed already. :raises ValueError: naming what it may be."""
-    words = _WORDS.get(key, ThreadPolicy)
+    rules = _RULES.get(key, ThreadPolicy)
     try:
-        return words(str(value))
+        return rules(str(value))
     except ValueError:
         pass
-    may = ", ".join(words)
-    if words is ThreadPolicy and isinstance(value, str | int | CpuSet) and not isinstance(value, bool):
+    may = ", ".join(rules)
+    if rules is ThreadPolicy and isinstance(value, str | int | CpuSet) and not isinstance(value, bool):
         may += " or a CPU list"
         try:
             cpus = CpuSet.parse(str(value))

@@ -1,10 +1,14 @@
-"""Who may run where: the rules that place every thread of a VM sandbox.
+"""The rules that place every thread of a VM sandbox: where each may run.
 
-Pure: the same input gives the same placement, and a placement fed back as `previous` gives itself. The words:
-S the sandbox mask, E the sandbox's exclusive CPUs, P the shared pool, H the housekeeping CPUs, n vCPUs, e = \\|E\\|.
+Pure: the same input gives the same placement, and a placement fed back as `previous` gives itself. In comments, S is
+the sandbox mask, E the sandbox's exclusive CPUs, P the shared pool and H the housekeeping CPUs.
 
-Whatever the policy, no thread is put on a CPU that is another container's alone, and by default none leaves S.
-What stays out: which CPU belongs to whom (ownership), and which of them each vCPU gets (vcpuplaces).
+Whatever the policy, no thread is placed on another container's exclusive CPU, and by default none leaves S. No cpuset
+of a container confines the emulator, vhost and virtiofsd threads: Kata keeps them in the sandbox's cgroup or, with
+sandbox_cgroup_only=false, in one without limits (sandbox.go, kata_overhead). So each has a policy of its own.
+
+What stays out: which CPU belongs to which container (ownership), and which CPUs each vCPU gets (vcpus). Called by
+reconcile.placement_cache, newborn and config.scenario.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from vmpin.placement.vcpus import CandidateCpus, Previous, VcpuPlacement, place_
 
 
 class Verdict(enum.StrEnum):
+    """How well a sandbox could be placed; the value is what status prints."""
+
     PINNED = "pinned"
     FLOATING = "floating"
     #: As pinned or floating, but a cpuset cgroup that the kubelet has yet to rewrite still keeps threads elsewhere, or
@@ -28,11 +34,11 @@ class Verdict(enum.StrEnum):
     WAITING = "waiting"
     DEGRADED = "degraded"
     OFF = "off"
-    #: No container is known, and no shared pool: nothing says where its threads belong, so their masks stay.
+    #: No source reported a container, and there is no shared pool: its threads keep the masks they have.
     UNMANAGED = "unmanaged"
 
 
-#: Kept, as an enum's member is looked up by a function: dear for thousands of threads in a pass.
+#: An enum's member is looked up by a function, which costs much for thousands of threads in a pass.
 _VCPU = ThreadRole.VCPU
 
 #: A reason of the verdict `waiting`.
@@ -45,7 +51,7 @@ UNMANAGED = ("no container of it is known, and no shared pool (no readable check
 
 @dataclass(frozen=True)
 class Placement:
-    """What was decided for one sandbox."""
+    """The decision for one sandbox."""
 
     sandbox: SandboxId
     mask: CpuSet
@@ -54,13 +60,15 @@ class Placement:
     vcpus: tuple[VcpuPlacement, ...]
     #: By role, all but the vCPUs; None leaves the role's threads alone.
     others: Mapping[ThreadRole, CpuSet | None]
-    #: Which vCPUs each live container may use in the guest.
+    #: The vCPUs that each live container may use in the guest.
     containers: Mapping[ContainerId, tuple[VcpuId, ...]]
-    #: Why its cgroup may refuse a mask for now, "" where it may not: the kubelet decided otherwise since the cgroup
-    #: was written, and rewrites it within its reconcile period (10 s); or the runtime has been asked for something, on
-    #: the way to which Kata rewrites it.
+    #: Why its cgroup may refuse a mask for now, "" where it may not: the kubelet has decided otherwise since the
+    #: cgroup
+    #: was written, and rewrites it within its reconcile period (10 s); or the runtime is working on a request, for
+    #: which
+    #: Kata rewrites it.
     waiting: str = ""
-    #: Whether the runtime has been asked for something: whatever becomes of masks meanwhile is its doing.
+    #: Whether the runtime is working on a request: a mask that changes meanwhile is no drift.
     pending: bool = False
     by_vcpu: Mapping[VcpuId, CpuSet | None] = field(init=False, repr=False, compare=False)
 
@@ -68,20 +76,20 @@ class Placement:
         object.__setattr__(self, "by_vcpu", {place.id: place.cpus for place in self.vcpus})
 
     def cpus_for(self, role: ThreadRole, vcpu: VcpuId | None) -> CpuSet | None:
-        """The CPUs of a thread; None when it is to be left alone (or is a vCPU nobody placed yet)."""
+        """The CPUs of a thread; None when it is left alone (or is a vCPU that is not placed yet)."""
         if role is _VCPU:
             return None if vcpu is None else self.by_vcpu.get(vcpu)
         return self.others[role]
 
     def without_vcpu(self, vcpu: VcpuId) -> tuple[object, ...]:
-        """Where all threads but this vCPU go, to compare."""
+        """Where all threads but this vCPU go, to compare two placements."""
         return self.others, {place.id: place.cpus for place in self.vcpus if place.id != vcpu}
 
-    def as_previous(self, before: Previous | None = None, known: bool = True) -> Previous:
-        """What the next placement keeps to.
+    def as_previous(self, before: Previous | None = None, identified: bool = True) -> Previous:
+        """The part that the next placement keeps to.
 
-        :param before: what this one kept to.
-        :param known: False while some vCPU cannot be told: what was kept of it is kept on.
+        :param before: the one that this placement kept to.
+        :param identified: False while some vCPU thread is not identified: its former placement is kept.
         """
         had = before or Previous()
         vcpus = {place.id: (place.cpus, place.container) for place in self.vcpus}
@@ -89,14 +97,14 @@ class Placement:
                  if cpus is not None and len(cpus) == 1 and container is not None}
         taken = set(pairs.values())
         older = {vcpu: cpu for vcpu, cpu in had.pairs.items() if vcpu not in pairs and cpu not in taken}
-        return Previous(self.mask, vcpus if known else {**had.vcpus, **vcpus}, {**older, **pairs})
+        return Previous(self.mask, vcpus if identified else {**had.vcpus, **vcpus}, {**older, **pairs})
 
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """One sandbox to place. `known` is False when its vCPUs could not (all) be told from its other threads, `awaited`
-    when that is so for a short time only, as of a VM that boots or has just got a vCPU. `ended`: a container of it has
-    ended of late."""
+    """One sandbox to place. `vcpus_identified` is False when some vCPU thread could not be told from the VM's other
+    threads; `identification_pending` when that is so for a short time only, as in a VM that boots or has just got a
+    vCPU. `container_ended`: one of its containers has ended lately."""
 
     id: SandboxId
     vcpus: tuple[Vcpu, ...]
@@ -108,50 +116,55 @@ class PlacementRequest:
 
 def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
           previous: Previous | None = None) -> Placement:
-    """Apply the rules to one sandbox, whose claims are part of `own`."""
+    """Apply the rules to one sandbox, whose claims are in `own`. Mutates nothing."""
     before = previous or Previous()
     claim = own.claims.get(request.id) or CpuClaims((), ())
     if node.shared_pool is None and not claim.exclusive and not claim.shared and not before.mask:
-        return _as_it_is(request)
+        return _unmanaged(request)
     reasons: list[str] = []
     foreign = own.foreign(request.id)
     mask = _mask(claim, foreign, node, own, before, reasons)
     lost = bool(reasons)
-    # Where threads may go: S without what became another's while this sandbox's cpusets still name it.
+    # S without the CPUs that became another pod's while this sandbox's cpusets still name them.
     allowed = (mask - foreign) or mask
-    ground = CandidateCpus(allowed, claim.cpus, foreign, node, own)
+    candidates = CandidateCpus(allowed, claim.cpus, foreign, node, own)
     if not request.vcpus_identified and policy.vcpus is not VcpuRule.OFF:
         reasons.append(VCPUS_UNIDENTIFIED if request.identification_pending else
                        "the vCPUs cannot all be told from the VM's other threads, which are kept on the sandbox mask")
-    places, shortage = place_vcpus(request.vcpus, request.vcpus_identified, claim, ground, policy, before, reasons)
+    places, shortage = place_vcpus(request.vcpus, request.vcpus_identified, claim, candidates, policy, before, reasons)
     containers, unserved = _containers(request, claim, places, policy)
-    unserved = unserved if request.vcpus_identified else ""  # who is told next may be for them
+    unserved = unserved if request.vcpus_identified else ""  # a vCPU that is identified later may be for them
     if unserved:
         reasons.append(unserved)
     others: dict[ThreadRole, CpuSet | None] = {}
     for role in ThreadRole:
         if role is not ThreadRole.VCPU:
-            others[role] = _other(role, ground, policy, request.vcpus_identified, reasons)
-    if policy.vcpus is VcpuRule.OFF:
-        verdict = Verdict.OFF
-    elif request.identification_pending and not request.vcpus_identified and not lost:
-        verdict = Verdict.WAITING
-    elif shortage or unserved or lost:
-        verdict = Verdict.DEGRADED
-    elif policy.vcpus is VcpuRule.AUTO and claim.creating and sum(each.pinned for each in places) < len(claim.cpus):
-        verdict = Verdict.WAITING
-        reasons.append(f"{len(places)} vCPUs for {len(claim.cpus)} exclusive CPUs, while a container is created that "
-                       "more may come with")
-    elif claim.cpus and policy.vcpus is VcpuRule.AUTO:
-        verdict = Verdict.PINNED
-    else:
-        verdict = Verdict.FLOATING
+            others[role] = _other(role, candidates, policy, request.vcpus_identified, reasons)
+    verdict = _verdict(request, claim, places, policy, lost, bool(shortage or unserved), reasons)
     return Placement(request.id, mask, verdict, tuple(dict.fromkeys(reasons)), places, others, containers,
                      _waiting(request, own, allowed), claim.pending)
 
 
-def _as_it_is(request: PlacementRequest) -> Placement:
-    """Every thread is left alone: whatever masks they have may have been set by hand, for a reason."""
+def _verdict(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuPlacement], policy: Policy, lost: bool,
+             short: bool, reasons: list[str]) -> Verdict:
+    """:param lost: S had no valid CPU. :param short: vCPUs lack, for one-to-one or for a container."""
+    if policy.vcpus is VcpuRule.OFF:
+        return Verdict.OFF
+    if request.identification_pending and not request.vcpus_identified and not lost:
+        return Verdict.WAITING
+    if short or lost:
+        return Verdict.DEGRADED
+    if not claim.cpus or policy.vcpus is not VcpuRule.AUTO:
+        return Verdict.FLOATING
+    if claim.creating and sum(each.pinned for each in places) < len(claim.cpus):
+        reasons.append(f"{len(places)} vCPUs for {len(claim.cpus)} exclusive CPUs, while a container is created that "
+                       "more may come with")
+        return Verdict.WAITING
+    return Verdict.PINNED
+
+
+def _unmanaged(request: PlacementRequest) -> Placement:
+    """Leave every thread alone: its mask may have been set by hand, for a reason."""
     vcpus = sorted(vcpu.id for vcpu in request.vcpus)
     return Placement(request.id, EMPTY, Verdict.UNMANAGED, (UNMANAGED,),
                      tuple(VcpuPlacement(vcpu, None) for vcpu in vcpus),
@@ -165,7 +178,7 @@ def _mask(claim: CpuClaims, foreign: CpuSet, node: Node, own: Ownership, before:
     """S: the OR of the containers' cpusets. Never empty: an empty mask is no mask to the kernel (EINVAL)."""
     none = not claim.exclusive and not claim.shared
     if none:
-        # Without a pool that is known, what it had while its containers were there is all there is to go by.
+        # Without a shared pool, only its previous mask shows which CPUs it may use.
         mask = EMPTY if node.shared_pool is None else own.pool
     else:
         mask = claim.cpus | union(own.pool if cpus is None else cpus for _, cpus in claim.shared)
@@ -191,8 +204,9 @@ def _mask(claim: CpuClaims, foreign: CpuSet, node: Node, own: Ownership, before:
 
 
 def _waiting(request: PlacementRequest, own: Ownership, allowed: CpuSet) -> str:
-    """Which containers' cpusets the kubelet has yet to rewrite, as far as threads need that, or what the runtime has
-    been asked for; "" for nothing."""
+    """Which containers' cpusets the kubelet has yet to rewrite, where a thread needs that, or which request the
+    runtime
+    is working on; "" for none."""
     counted = [container for container in request.containers if is_counted(container)]
     if not counted and request.container_ended:
         # Kata takes no CPU out of the sandbox's cgroup when its last container ends: an empty cpuset is not written
@@ -215,7 +229,7 @@ def _waiting(request: PlacementRequest, own: Ownership, allowed: CpuSet) -> str:
 
 def _containers(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuPlacement],
                 policy: Policy) -> tuple[dict[ContainerId, tuple[VcpuId, ...]], str]:
-    """The vCPUs of each live container, and why some container is badly off ("" if none is)."""
+    """The vCPUs of each live container, and why some container has none of its own ("" if all have)."""
     everyone = tuple(place.id for place in places)
     floating = tuple(place.id for place in places if place.container is None)
     exclusive = dict(claim.exclusive)
@@ -227,7 +241,7 @@ def _containers(request: PlacementRequest, claim: CpuClaims, places: Sequence[Vc
         if container.state is ContainerState.STOPPED:
             continue
         if container.pause:
-            found[container.id] = floating or everyone  # it asked for nothing, so it lacks nothing
+            found[container.id] = floating or everyone  # it claims no CPU, so it lacks none
             continue
         if not apart:
             found[container.id] = everyone
@@ -236,7 +250,7 @@ def _containers(request: PlacementRequest, claim: CpuClaims, places: Sequence[Vc
         if cpus is None:
             mine = floating
         else:
-            # Containers of a pod may have CPUs in common: a vCPU that backs those is all of theirs.
+            # Containers of a pod may have CPUs in common: a vCPU that backs those belongs to each of them.
             mine = tuple(place.id for place in places if place.container is not None and place.cpus
                          and place.cpus <= (cpus if place.pinned else group[container.id]))
         if not mine and container.id not in claim.creating:
@@ -248,25 +262,26 @@ def _containers(request: PlacementRequest, claim: CpuClaims, places: Sequence[Vc
                    "and it may use every one of them")
 
 
-def _other(role: ThreadRole, ground: CandidateCpus, policy: Policy, known: bool, reasons: list[str]) -> CpuSet | None:
-    """Where the threads of one other role go."""
+def _other(role: ThreadRole, candidates: CandidateCpus, policy: Policy, known: bool,
+           reasons: list[str]) -> CpuSet | None:
+    """Where the threads of a role other than the vCPUs go; None leaves them alone."""
     rule = policy.rule(role)
     if not known and policy.vcpus is not VcpuRule.OFF and role not in (ThreadRole.VIRTIOFSD, ThreadRole.SHIM):
-        return ground.allowed  # any of these threads may be a vCPU
+        return candidates.allowed  # any of these threads may be a vCPU
     if rule is ThreadPolicy.OFF:
         return None
     if rule is ThreadPolicy.APART:
-        return ground.shared_part or ground.allowed
+        return candidates.shared_part or candidates.allowed
     if rule is ThreadPolicy.SANDBOX:
-        return ground.allowed
+        return candidates.allowed
     if rule is ThreadPolicy.SHARED:
-        found = ground.shared_part or ground.pool
+        found = candidates.shared_part or candidates.pool
     elif rule is ThreadPolicy.HOUSEKEEPING:
-        found = ground.housekeeping
+        found = candidates.housekeeping
     else:
         assert isinstance(rule, CpuSet)
-        found = (rule & ground.node.online) - ground.foreign
+        found = (rule & candidates.node.online) - candidates.foreign
     if found:
         return found
     reasons.append(f"{role.policy}: {rule}: no such CPU can be used; the sandbox mask is used")
-    return ground.allowed
+    return candidates.allowed

@@ -446,7 +446,7 @@ def test_while_a_vcpu_cannot_be_told_those_with_a_place_keep_it() -> None:
     # The rest of the VM's threads may be the vCPU.
     assert str(found.cpus_for(ThreadRole.EMULATOR, None)) == "0-1,4-5"
     then = decide([MAIN, SIDE], vcpus(0, 1, 6, 7), node(),
-                  previous=found.as_previous(first.as_previous(), known=False))
+                  previous=found.as_previous(first.as_previous(), identified=False))
     assert shown(then) == {0: "0-1", 1: "4", 6: "0-1", 7: "5"}
 
 

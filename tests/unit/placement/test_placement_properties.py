@@ -371,7 +371,7 @@ def test_a_vcpu_that_cannot_be_told_for_a_while_moves_no_other(
         assert all(place.cpus == old.by_vcpu[place.id] for place in new.vcpus)
         assert {place.id: place.container for place in new.vcpus}.items() <= {
             place.id: place.container for place in old.vcpus}.items()
-        kept[new.sandbox] = new.as_previous(before[new.sandbox], known=False)
+        kept[new.sandbox] = new.as_previous(before[new.sandbox], identified=False)
     assert world.place(policy, kept) == first
 
 
