@@ -1,5 +1,5 @@
-"""Threads at their birth: the feed of the proc connector's events, placing newborn threads, and how long they
-waited.
+"""New programs and threads, at the proc connector's events: the feed, the newborn placer, the placement-latency book.
 
-What stays out: the events' bytes (wire) and socket (host). Imported by daemon.
+Decision and hand are those of a pass (placement, reconcile). What stays out: the events' bytes (wire) and the socket
+(host). Imported by daemon alone.
 """

@@ -75,7 +75,7 @@ class LatencyBook:
     """
 
     def __init__(self, reconciler: Reconciler, named: float = 1.0, identified: float = 8.0) -> None:
-        self._view = reconciler.view
+        self._view, self._counters = reconciler.view, reconciler.view.counters
         self._counts = reconciler.newborn_counts_of
         self._named, self._identified_by = named, identified
         self._provisional: dict[int, _Provisional] = {}
@@ -207,11 +207,11 @@ class LatencyBook:
 
     def _count_outside(self, sandbox: SandboxId, seconds: float) -> None:
         self._counts(sandbox).count_outside(seconds)
-        self._view.counters.outside.observe(seconds)
+        self._counters.outside.observe(seconds)
 
     def _count_in_place(self, sandbox: SandboxId, seconds: float) -> None:
         self._counts(sandbox).count_in_place(seconds)
-        self._view.counters.placement_latency.observe(seconds)
+        self._counters.placement_latency.observe(seconds)
 
 
 def _precedes_vmm(vm: Vm | None, thread: VmThread) -> bool:

@@ -84,6 +84,7 @@ class NewbornPlacer:
         self._named_vcpus = NamedVcpuPlacer(reconciler, self.book)
         self._reconciler = reconciler
         self._view = reconciler.view
+        self._proc = reconciler.view.proc
         #: The view's, kept for a batch of events: it is looked up at every one.
         self._followed: Mapping[int, tuple[Vm, Process]] = {}
         self._early: dict[int, _Early] = {}
@@ -104,7 +105,7 @@ class NewbornPlacer:
             if handler is not None:
                 handler(event, follow_up)
         for tid, vm in follow_up.maybe_workers.items():
-            stat = self._view.proc.thread_stat(vm.vmm.pid, tid)
+            stat = self._proc.thread_stat(vm.vmm.pid, tid)
             if stat is not None and stat.flags & PF_USER_WORKER:
                 follow_up.now.add(vm.sandbox)  # the kernel has named it, and sends no event for that
         return follow_up
@@ -127,7 +128,7 @@ class NewbornPlacer:
         view = self._view
         found = False
         for pid in pids:
-            stat = self._view.proc.stat(pid)
+            stat = self._proc.stat(pid)
             owner = kernel_thread_owner(stat.comm) if stat is not None and stat.kernel_thread else None
             if owner is not None and owner[1] in view.followed:
                 self._reconciler.inspect_process(pid)
@@ -190,14 +191,14 @@ class NewbornPlacer:
         placement = self._view.placement_at_exec(sandbox)
         if placement is None:
             return
-        argv, family = self._view.proc.cmdline(main.pid), [main]
+        argv, family = self._proc.cmdline(main.pid), [main]
         for process in family:  # which grows
             if self._place_threads(placement, process, born):
                 family += self._forks_of(process, argv, _CHILDREN + 1 - len(family))
 
     def _forks_of(self, process: VmThread, argv: list[str], most: int) -> Iterator[VmThread]:
         """The main threads of a process's children that run the same command and are not placed yet."""
-        proc = self._view.proc
+        proc = self._proc
         for child in map(int, proc.children(process.pid)[:most]):
             stat = proc.thread_stat(child, child)
             if stat is not None and child not in self._early and proc.cmdline(child) == argv:
@@ -205,7 +206,7 @@ class NewbornPlacer:
 
     def _place_threads(self, placement: Placement, main: VmThread, born: int) -> bool:
         """Place all threads of a process, its main thread first. :returns: whether that is in place."""
-        proc = self._view.proc
+        proc = self._proc
         self._early[main.pid] = _Early(placement.sandbox, main.role, main.id, placement)
         done = self._place(placement, main, born)
         self.book.record(done)
@@ -271,7 +272,7 @@ class NewbornPlacer:
         if wanted is None or mask == wanted.frozen():
             cpus = CpuSet(mask)
             return Newborn(placement.sandbox, tid, event.time, time.monotonic_ns(), placement.mask, wanted, cpus, cpus)
-        stat = self._view.proc.thread_stat(main.tid, tid)
+        stat = self._proc.thread_stat(main.tid, tid)
         if stat is None or not self._view.runs(main):
             return Newborn.gone(placement, tid, event.time)
         return self._place(placement, VmThread(ThreadId(tid, stat.starttime), role, stat.comm, main.tid), event.time)
