@@ -142,7 +142,7 @@ class NodeState:
         read at the moment."""
         events = events_of(hook, self.state, self.proc, self.config.policy.exclusive_annotation, self.tally)
         self.reduce(events)
-        return {event.sandbox for event in events}
+        return _received("hook", {event.sandbox for event in events})
 
     def nri(self, events: Iterable[NriEvent]) -> NriOutcome:
         """Apply what the runtime reported over NRI."""
@@ -165,7 +165,7 @@ class NodeState:
                                    each.sandbox, each.container)
             self.reduce(found)
             touched.update(event.sandbox for event in found)
-        return NriOutcome(touched, lost)
+        return NriOutcome(_received("nri", touched), lost)
 
     def cpuset_files(self) -> Iterable[Path]:
         """The cpuset.cpus files that the CPUs of containers, and of VMMs' cgroups, are written to."""
@@ -193,7 +193,7 @@ class NodeState:
                 touched.add(vm.sandbox)
                 self.drift_evidence.written(vm.sandbox)
                 self.pinner.recheck(vm.sandbox)
-        return touched
+        return _received("files", touched)
 
     def read_cgroups(self, containers: Container[ContainerId]) -> None:
         """Read the CPUs of some containers' cgroups into the state."""
@@ -303,3 +303,10 @@ class NodeState:
         if had is not None:
             self.changed = True
             self._store.note(sandbox, main.id, had)
+
+
+def _received(source: str, sandboxes: set[SandboxId]) -> set[SandboxId]:
+    """`sandboxes`, logged as what a source's report was about."""
+    if sandboxes and logger.isEnabledFor(logging.DEBUG):
+        logger.debug("received source=%s sandboxes=%s", source, ",".join(sorted(sandboxes)))
+    return sandboxes

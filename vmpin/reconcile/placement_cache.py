@@ -145,6 +145,7 @@ class PlacementCache:
         if previous != self.previous.get(sandbox):
             self.previous[sandbox] = previous
             self.learned = True
+        logger.debug("placed sandbox=%s verdict=%s mask=%s", sandbox, placement.verdict, placement.mask)
         return True
 
     def _left_alone(self, sandbox: SandboxId, placement: Placement | None) -> None:

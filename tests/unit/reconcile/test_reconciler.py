@@ -1,0 +1,225 @@
+"""A reconciler on adapters of the test's own: a store in memory, a made /sys tree; processes and masks are real."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from newcomers import Machine, mask, sandbox
+from trees import make_tree
+
+from vmpin.cpuset import CpuSet
+from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
+from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
+from vmpin.host import boottime
+from vmpin.host.procfs import Procfs
+from vmpin.host.sysfs import Sysfs
+from vmpin.pinning.apply import Outcome
+from vmpin.reconcile.adapters import Adapters
+from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.state_file import SavedState
+from vmpin.reconcile.state_store import StateStore
+from vmpin.runtime.kata import KataSandbox, KataState
+
+pytest_plugins = ["given_unit"]
+
+
+class Memory(StateStore):
+    """Keeps what it is given, as long as `room` is left for it."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere/state"), Path("/nowhere/notes"), "boot")
+        self.kept = SavedState()
+        self.room = True
+        self.saves: list[SavedState] = []
+        self.notes: list[tuple[SandboxId, CpuSet]] = []
+
+    def load(self, set_aside: bool) -> SavedState:
+        return self.kept
+
+    def save(self, kept: SavedState) -> bool:
+        self.failing = "" if self.room else "no room"
+        if self.room:
+            self.kept = kept
+            self.saves.append(replace(kept, before=dict(kept.before)))
+        return self.room
+
+    def note(self, sandbox: SandboxId, main: ThreadId, had: CpuSet) -> None:
+        self.notes.append((sandbox, had))
+
+
+class Kata(KataState):
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"), Path("/nowhere"), lambda _: None)
+        self.found: dict[SandboxId, KataSandbox] = {}
+
+    def sandboxes(self) -> dict[SandboxId, KataSandbox]:
+        self.listed = set(self.found)
+        return dict(self.found)
+
+
+class Given:
+    """A node of the test's own processes."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.config = machine.reconciler.config
+        self.store, self.kata = Memory(), Kata()
+        self.adapters = replace(Adapters.of(self.config), store=self.store, kata=self.kata)
+        self.reconciler = self.again()
+
+    def again(self, acts: bool = True) -> Reconciler:
+        """As after a restart."""
+        self.reconciler = Reconciler(self.config, acts, self.adapters)
+        return self.reconciler
+
+    def container(self, name: str, cpus: CpuSet) -> None:
+        self.reconciler.reduce([SandboxSeen(sandbox(name), "oci"), ContainerSeen(
+            sandbox(name), Container(ContainerId(f"c-{name}"), cpuset=cpus), Source.BUNDLE, boottime.now(),
+            bundle=str(self.machine.path))])
+
+
+@pytest.fixture
+def given(machine: Machine) -> Given:
+    return Given(machine)
+
+
+def test_original_masks_are_saved_before_the_first_mask_is_set(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    vmm = given.machine.vmm("a")
+    masks: list[CpuSet] = []
+    save = given.store.save
+
+    def saved(kept: SavedState) -> bool:
+        masks.append(mask(vmm))
+        return save(kept)
+
+    monkeypatch.setattr(given.store, "save", saved)
+    given.reconciler.resync(full=True)
+    assert masks == [given.machine.both]
+    assert mask(vmm) == given.machine.pool
+    (original,) = given.store.saves[0].before[sandbox("a")].processes.values()
+    assert original.main == given.machine.both
+
+
+def test_a_pass_that_does_not_act_sets_and_saves_nothing_and_the_next_one_does(given: Given) -> None:
+    vmm = given.machine.vmm("a")
+    planned = given.reconciler.resync(act=False, full=True)
+    assert [(each.operation.cpus, each.outcome) for each in planned.results] == [(given.machine.pool, Outcome.DONE)]
+    assert (mask(vmm), given.store.saves) == (given.machine.both, [])
+    assert given.reconciler.resync().count(Outcome.DONE) == 1
+    assert mask(vmm) == given.machine.pool
+    assert given.reconciler.resync().results == ()
+
+
+def test_what_a_store_has_no_room_for_is_unsaved_until_it_has(given: Given) -> None:
+    given.store.room = False
+    given.machine.vmm("a")
+    given.reconciler.resync(full=True)
+    assert (given.reconciler.view.saved, given.reconciler.unsaved) == (False, True)
+    given.store.room = True
+    assert given.reconciler.save()
+    assert (given.reconciler.view.saved, given.reconciler.unsaved) == (True, False)
+
+
+def test_a_restart_goes_on_with_what_the_store_has(given: Given) -> None:
+    vmm = given.machine.vmm("a")
+    given.container("a", given.machine.other)
+    given.reconciler.resync(full=True)
+    assert given.reconciler.save()
+    again = given.again()
+    assert again.view.sandboxes[sandbox("a")].live()[0].cpuset == given.machine.other
+    assert again.resync(full=True).results == ()
+    again.unpin([sandbox("a")])
+    assert mask(vmm) == given.machine.both
+    assert again.view.originals == {}
+
+
+def test_leaving_suspends_sandboxes_in_this_process_alone(given: Given) -> None:
+    given.machine.vmm("a")
+    given.reconciler.resync(full=True)
+    given.reconciler.unpin([sandbox("a")], leaving=True)
+    assert given.reconciler.view.sandboxes[sandbox("a")].suspended
+    assert not given.store.kept.state.sandboxes[sandbox("a")].suspended
+
+
+def test_a_process_that_appears_is_noted_before_its_mask_is_set(given: Given) -> None:
+    vmm = given.machine.vmm("a")
+    found = given.reconciler.inspect_process(vmm.pid)
+    assert found is not None
+    placement = given.reconciler.view.placement_at_exec(sandbox("a"))
+    assert placement is not None
+    assert given.reconciler.assign_processes() == {sandbox("a")}
+    given.reconciler.refresh()
+    (main,) = given.reconciler.view.vms[sandbox("a")].threads()
+    result = given.reconciler.pin_newborn(placement, main, given.machine.both)
+    assert result is not None
+    assert (result.outcome, mask(vmm)) == (Outcome.DONE, given.machine.pool)
+    assert given.store.notes == [(sandbox("a"), given.machine.both)]
+    assert given.reconciler.resync().results == ()
+
+
+def test_kata_says_which_containers_a_sandbox_has(given: Given) -> None:
+    vmm = given.machine.vmm("a")
+    given.kata.found[sandbox("a")] = KataSandbox(
+        sandbox("a"), "kata-go", vmm.pid, 0, (Container(ContainerId("main"), cpuset=given.machine.other),), None, "",
+        time.time_ns(), False)
+    given.reconciler.resync(full=True)
+    assert mask(vmm) == given.machine.other
+
+
+def test_one_sandbox_that_fails_does_not_stop_another_and_is_logged_once(
+        given: Given, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = given.machine.vmm("a"), given.machine.vmm("b")
+    given.reconciler.resync(act=False, full=True)
+    real = Procfs.tids
+
+    def failing(self: Procfs, pid: int) -> list[str]:
+        if pid == one.pid:
+            raise OSError(24, "Too many open files")
+        return real(self, pid)
+
+    monkeypatch.setattr(Procfs, "tids", failing)
+    given.container("a", given.machine.other)
+    given.container("b", given.machine.other)
+    with caplog.at_level(logging.ERROR):
+        given.reconciler.resync(full=True)
+        given.reconciler.resync(full=True)
+    assert mask(other) == given.machine.other
+    assert [f"sandbox={sandbox('a')} " in line for line in caplog.messages] == [True]
+    monkeypatch.undo()
+    given.reconciler.resync(full=True)
+    assert mask(one) == given.machine.other
+
+
+def test_the_last_topology_is_used_while_sys_cannot_be_read_and_an_online_cpu_places_again(
+        given: Given, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cpus = sorted(given.machine.both)
+    tree = make_tree(tmp_path / "sys", f"devices/system/cpu/online = {cpus[0]}\ndevices/system/cpu/possible = 0-63\n")
+    given.adapters = replace(given.adapters, sysfs=Sysfs(tree))
+    reconciler = given.again()
+    assert reconciler.view.node.online == CpuSet(cpus[:1])
+    (tree / "devices/system/cpu/online").write_text(f"{cpus[0]},{cpus[1]}\n")
+    reconciler.resync()
+    assert reconciler.view.node.online == given.machine.both
+    shutil.rmtree(tree)
+    with caplog.at_level(logging.ERROR):
+        reconciler.resync()
+    assert reconciler.view.node.online == given.machine.both
+    assert "topology not read" in caplog.text
+
+
+def test_ended_vms_leave_nothing_behind_but_original_masks_of_processes_that_run(given: Given) -> None:
+    vmm, other = given.machine.vmm("a"), given.machine.vmm("b")
+    reconciler = given.reconciler
+    reconciler.resync(full=True)
+    assert reconciler.view.placements.keys() == {sandbox("a"), sandbox("b")}
+    for process in (vmm, other):
+        process.kill()
+        process.wait()
+    reconciler.resync(full=True)
+    assert (reconciler.view.placements, reconciler.view.vms) == ({}, {})
+    assert reconciler.unsaved
