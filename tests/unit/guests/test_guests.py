@@ -543,7 +543,7 @@ def test_a_cid_that_two_claim_is_nobodys(tmp_path: Path) -> None:
         node.update()
         for pod, other in zip(pods, reversed(pods), strict=True):
             (way,) = node.guests._guests[pod].channels()
-            with pytest.raises(OSError, match=f"sandbox {other} says"):
+            with pytest.raises(OSError, match=f"sandbox {other}'s VMM"):
                 await way.open(10789)
         node.view.vms = {pods[1]: vms[pods[1]]}
         node.update()

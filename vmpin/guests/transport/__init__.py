@@ -1,4 +1,8 @@
-"""Ways into a guest: each opens a stream of bytes to a port in it. What is said over it stays out (guest/)."""
+"""Channels into a guest: each opens a stream of bytes to a port in it. Every class of channel has a module of its own.
+
+Used by vm_guest and the sessions (guests). What stays out: what is sent over a stream (agent_session, kata_agent), and
+repeated attempts (attempts).
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,14 @@ import struct
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-#: A guest that is there connects in a millisecond; nothing is there that has not by then (seconds).
+#: The longest wait for a connection (seconds); a guest that accepts takes a millisecond.
 CONNECT_DEADLINE = 2.0
-#: What a stream buffers of what the guest says before it reads no more (bytes).
+#: The most input that a stream buffers before it stops reading (bytes).
 BUFFERED = 65536
 
 
 class NotListening(OSError):
-    """Nobody listens on the port, though the way into the guest may be right."""
+    """No process listens on the port; the channel itself may be right."""
 
 
 class Stream(NamedTuple):
@@ -27,29 +31,31 @@ class Stream(NamedTuple):
     writer: asyncio.StreamWriter
 
     def close(self) -> None:
-        """At once: what the guest has not read yet is dropped, so that it cannot keep the connection."""
+        """Close at once and drop what the guest has not read, so that it cannot hold the connection."""
         self.writer.transport.abort()
 
 
 class Channel(Protocol):
-    """A way into one guest. `str()` of it names it in a log and in the status."""
+    """A way into one guest. `str()` of it appears in the log and in the status."""
 
     async def open(self, port: int) -> Stream:
         """Connect to a port in the guest.
 
-        :raises NotThere: when nobody listens there. :raises OSError: when there is no way. :raises TimeoutError:
+        :raises NotListening: no process listens there. :raises OSError: the guest cannot be reached.
+        :raises TimeoutError: there was no answer.
         """
 
 
 async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
-    """Connect to a Unix socket as the process `pid` sees it: in its mount namespace, and a relative path from its
+    """Connect to a Unix socket at a path as process `pid` resolves it: in its mount namespace, and relative to its
     working directory.
 
-    :param peer: the process that has to be listening there. A path from a command line may lead anywhere.
-    :raises PermissionError: when it is another. :raises NotThere: when the socket is there and nobody listens.
+    :param peer: the process that must be the one listening, as a path from a command line may lead anywhere; None:
+        any.
+    :raises PermissionError: another process listens. :raises NotListening: the socket exists and no process listens.
     """
     place = _seen_by(pid, path)
-    # By descriptor, because the way through /proc is longer than the 107 bytes an address may have.
+    # By descriptor, as the path through /proc is longer than the 107 bytes of an address.
     directory = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
@@ -58,7 +64,7 @@ async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
                 await asyncio.get_running_loop().sock_connect(made, f"/proc/self/fd/{directory}/{place.name}")
         except ConnectionRefusedError as err:
             raise NotListening(err.errno, err.strerror, path) from err
-        except BlockingIOError as err:  # its backlog is full
+        except BlockingIOError as err:  # the backlog is full
             raise NotListening(err.errno, "is busy", path) from err
         if peer is not None and (found := _peer_pid(made)) != peer:
             raise PermissionError(1, f"process {found} listens there and not {peer}", path)
@@ -72,7 +78,7 @@ async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
 
 
 def socket_id(path: str, pid: int) -> tuple[int, int] | None:
-    """Which socket it is that this process sees there (device and inode); None when it sees none."""
+    """The (device, inode) of the socket at a path as process `pid` resolves it; None if there is none."""
     try:
         info = os.stat(_seen_by(pid, path))
     except OSError:
@@ -85,6 +91,6 @@ def _seen_by(pid: int, path: str) -> Path:
 
 
 def _peer_pid(made: socket.socket) -> int:
-    """Who called listen() (SO_PEERCRED: pid, uid, gid)."""
+    """The pid of the process that called listen() (SO_PEERCRED: pid, uid, gid)."""
     found: tuple[int, int, int] = struct.unpack("3i", made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return found[0]

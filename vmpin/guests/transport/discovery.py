@@ -1,6 +1,6 @@
-"""Which ways there are into a VM, from its VMM's command line and what Kata keeps about it.
+"""Finds the channels into a VM's guest, from its VMM's command line and Kata's files about it.
 
-What stays out: whether somebody answers there (the session tries them in turn).
+Called by vm_guest at each attempt. What stays out: whether an agent answers there (the sessions try them in turn).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _CID = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 @dataclass(frozen=True)
 class GuestAddress:
-    """What is known of a VM. `agent_url` is Kata's own word on how its agent is reached, "" where it keeps none."""
+    """The facts about a VM that its channels follow from. `agent_url` is Kata's record of its agent's address, or
+    ""."""
 
     sandbox: SandboxId
     type: VmmType
@@ -36,10 +37,13 @@ class GuestAddress:
 
 
 def find_channels(vm: GuestAddress, proc: Procfs, kata_go: Path, kata_rs: Path) -> list[Channel]:
-    """The ways in, those with ports first: over them Kata's agent can be reached, too."""
+    """The channels into a VM's guest, those with ports first: Kata's agent can be reached over them as well.
+
+    :param kata_go, kata_rs: the state directories of Kata's two runtimes.
+    """
     found: list[Channel] = []
     if vm.type in (VmmType.QEMU, VmmType.STRATOVIRT):
-        # The command line first: a VM restored or renumbered has there what the kernel was told.
+        # The command line first: for a restored or renumbered VM it has the CID that the kernel was given.
         cid = guest_cid(vm.argv)
         if cid is not None:
             found.append(Vsock(cid))
@@ -59,7 +63,7 @@ def find_channels(vm: GuestAddress, proc: Procfs, kata_go: Path, kata_rs: Path) 
 
 
 def has_ports(channel: Channel) -> bool:
-    """Whether another port than that of our agent can be asked for."""
+    """Whether ports other than that of vmpin's agent can be reached."""
     return not isinstance(channel, VirtioSerial)
 
 
@@ -74,21 +78,21 @@ def _of_url(vm: GuestAddress) -> Iterable[HybridVsock | Vsock]:
 
 
 def _hybrid(vm: GuestAddress, kata_go: Path, kata_rs: Path) -> Iterable[HybridVsock]:
-    """Where Kata's two runtimes let their VMMs listen (virtcontainers/clh.go, fc.go; runtime-rs hypervisor/src/ch,
-    firecracker, utils.rs), as this process sees it, or as a jailed VMM does."""
+    """The sockets on which Kata's two runtimes let their VMMs listen (virtcontainers/clh.go, fc.go; runtime-rs
+    hypervisor/src/ch, firecracker, utils.rs), as paths of this process or of a jailed VMM."""
     me = os.getpid()
     if vm.type is VmmType.DRAGONBALL:
         yield HybridVsock(str(kata_rs / vm.sandbox / "root" / "kata.hvsock"), me, vm.pid)
         return
     api = api_socket(vm.argv)
     if vm.type is VmmType.CLOUD_HYPERVISOR:
-        # Beside the socket of its API: the directory has the sandbox's name, or that of a VM from Kata's factory.
+        # Beside its API's socket: the directory has the name of the sandbox or of a VM from Kata's factory.
         beside = [Path(api).parent] if api else []
         for place in (*beside, kata_go / "vm" / vm.sandbox, kata_rs / vm.sandbox):
             for name in ("clh.sock", "ch-vm.sock"):
                 yield HybridVsock(str(place / name), me, vm.pid)
     elif vm.type is VmmType.FIRECRACKER:
-        # Its API's socket is in `run` in the same place. In a jail that is the root.
+        # Its API's socket is in `run` of the same directory, which is the root in a jail.
         yield HybridVsock(str(Path(api or "/run/firecracker.socket").parent.parent / "kata.hvsock"), vm.pid, vm.pid)
         for place in (kata_go / "firecracker" / vm.sandbox[:32] / "root", kata_go / "vm" / vm.sandbox,
                       kata_rs / vm.sandbox, kata_rs / vm.sandbox / "root",
@@ -97,9 +101,9 @@ def _hybrid(vm: GuestAddress, kata_go: Path, kata_rs: Path) -> Iterable[HybridVs
 
 
 def _of_daemon(device: str, proc: Procfs) -> Iterable[Channel]:
-    """The vhost-device-vsock that serves this device; asked for once a VM, as every process is looked at."""
+    """The channel of the vhost-device-vsock that serves this device. Reads every process's command line."""
     for pid in proc.pids():
         uds = daemon_uds(proc.cmdline(pid), device)
-        # In a pid namespace of its own it is a program in a container, whatever it calls itself.
+        # A process in a pid namespace of its own is a program in a container, whatever its command line is.
         if uds is not None and not proc.nested(pid):
             yield HybridVsock(uds, int(pid), int(pid))

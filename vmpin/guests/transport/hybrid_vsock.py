@@ -1,7 +1,7 @@
-"""Hybrid vsock: to the guest it is vsock, to the host a Unix socket of the VMM's, on which the port is asked for.
+"""Hybrid vsock: vsock for the guest, and for the host a Unix socket of the VMM on which the port is requested.
 
-So do Firecracker, Cloud Hypervisor, Dragonball, and vhost-device-vsock for QEMU (firecracker/docs/vsock.md):
-`CONNECT 1024\\n`, answered with `OK <a port of the host's>\\n`, or with the end when nobody listens in the guest.
+Used by Firecracker, Cloud Hypervisor, Dragonball, and vhost-device-vsock for QEMU (firecracker/docs/vsock.md):
+`CONNECT 1024\\n` is answered with `OK <port of the host>\\n`, or closed if no process listens in the guest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LONGEST = 32
 
 @dataclass(frozen=True)
 class HybridVsock:
-    """`pid` is the process whose view `path` is of, `peer` the one that has to listen there (None: whoever does)."""
+    """`path` is resolved as by process `pid`; `peer` is the process that must be listening there (None: any)."""
 
     path: str
     pid: int
@@ -36,7 +36,7 @@ class HybridVsock:
                 answer = await _line(stream.reader)
         except ConnectionError as err:
             stream.close()
-            raise NotListening(errno.ECONNREFUSED, f"nobody listens on port {port}", self.path) from err
+            raise NotListening(errno.ECONNREFUSED, f"no process listens on port {port}", self.path) from err
         except BaseException:
             stream.close()
             raise
@@ -44,12 +44,12 @@ class HybridVsock:
             return stream
         stream.close()
         if not answer:
-            raise NotListening(errno.ECONNREFUSED, f"nobody listens on port {port}", self.path)
+            raise NotListening(errno.ECONNREFUSED, f"no process listens on port {port}", self.path)
         raise OSError(errno.EPROTO, f"answered {answer!r} to CONNECT", self.path)
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
-    """A byte at a time: what follows the line is the guest's, and a line without an end is none."""
+    """Read a line byte by byte, as what follows is the guest's; at most _LONGEST bytes."""
     line = b""
     while len(line) < _LONGEST and not line.endswith(b"\n"):
         byte = await reader.read(1)

@@ -1,7 +1,7 @@
 """A virtio-serial port: QEMU's Unix socket on the host, a character device in the guest.
 
-It is one stream, whoever opens it: there are no connections in the guest, and what one of the host's clients left half
-said comes out before what the next one says. QEMU serves one client at a time; a second one waits, unheard.
+It is a single stream without connections: the rest of an incomplete message of one client on the host precedes the
+messages of the next. QEMU serves one client at a time; a second one waits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vmpin.guests.transport import Stream, open_unix
 
 @dataclass(frozen=True)
 class VirtioSerial:
-    """`path` as the QEMU with this pid sees it; it has to be that one that listens there."""
+    """`path` is resolved as by the QEMU with this pid, which must be the process listening there."""
 
     path: str
     pid: int
@@ -22,5 +22,5 @@ class VirtioSerial:
         return f"virtio-serial {self.path}"
 
     async def open(self, port: int) -> Stream:
-        """The port's number means nothing here: the port has a name."""
+        """Connect. `port` has no meaning here: a serial port has a name."""
         return await open_unix(self.path, self.pid, self.pid)

@@ -1,4 +1,4 @@
-"""AF_VSOCK: the guest has a number (CID), and the kernel connects to a port of it (vhost-vsock)."""
+"""AF_VSOCK: the guest has a number (CID), and the kernel connects to its ports (vhost-vsock)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vmpin.guests.transport import BUFFERED, CONNECT_DEADLINE, NotListening, Str
 
 @dataclass(frozen=True)
 class ContestedVsock:
-    """A CID that another VMM's command line names, too: whose guest would answer is not known."""
+    """A CID that two VMMs' command lines name, so that either guest may answer: it is never connected to."""
 
     way: str
     other: str
@@ -21,7 +21,7 @@ class ContestedVsock:
         return self.way
 
     async def open(self, port: int) -> Stream:
-        raise OSError(errno.EBUSY, f"is what sandbox {self.other} says of its own, too", self.way)
+        raise OSError(errno.EBUSY, f"is also the CID on the command line of sandbox {self.other}'s VMM", self.way)
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,10 @@ class Vsock:
                 async with asyncio.timeout(CONNECT_DEADLINE):
                     await asyncio.get_running_loop().sock_connect(made, (self.cid, port))
             except OSError as err:
-                # A port nobody listens on is answered with a reset (net/vmw_vsock/virtio_transport_common.c).
+                # A port on which no process listens is answered with a reset
+                # (net/vmw_vsock/virtio_transport_common.c).
                 if err.errno in (errno.ECONNRESET, errno.ECONNREFUSED):
-                    raise NotListening(err.errno, f"nobody listens on port {port}", str(self)) from err
+                    raise NotListening(err.errno, f"no process listens on port {port}", str(self)) from err
                 raise
             reader, writer = await asyncio.open_connection(sock=made, limit=BUFFERED)
         except BaseException:
