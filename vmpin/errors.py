@@ -1,13 +1,13 @@
 """What can go wrong, as a tree::
 
-    VmpinError                what failed, on what; `hint` says what to do
+    VmpinError                what failed, on what; `hint` has what to do
     ├── ConfigError           a configuration or scenario value that cannot be used (exit 2)
     ├── UsageError            a command that cannot be carried out as typed (exit 2)
-    ├── SourceError           a file or message of a source that cannot be believed
+    ├── SourceError           a file or message of a source that cannot be used
     │   └── WireError         bytes that are not the protocol they should be; the connection is of no more use
-    ├── WatcherError          the watcher is away, busy, or said no
+    ├── WatcherError          the watcher is away, busy, or refused
     │   └── LockHeldError     another process holds the run directory's lock
-    ├── UnseenError           what a command is to judge could not be looked at (exit 3)
+    ├── UnseenError           a command could not read what it is to judge (exit 3)
     ├── StateFileError        the state file cannot be written
     └── AffinityError         the kernel refused a mask
         ├── ThreadGone        the thread has ended (normal)
@@ -26,9 +26,9 @@ from vmpin.cpuset import CpuSet
 
 
 class VmpinError(Exception):
-    """The base: `str(error)` says what failed on what, `hint` what to do about it."""
+    """The base: `str(error)` is what failed on what, `hint` what to do about it."""
 
-    #: With which the command line ends (docs/exit-codes.md).
+    #: The exit code of the command line (docs/exit-codes.md).
     exit_code = 1
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -43,7 +43,7 @@ class ConfigError(VmpinError):
 
 
 class UsageError(VmpinError):
-    """What was asked for does not exist or does not go together."""
+    """The command's arguments name what does not exist, or exclude each other."""
 
     exit_code = 2
 
@@ -62,7 +62,7 @@ class WireError(SourceError):
 
 
 class WatcherError(VmpinError):
-    """The watcher cannot be asked."""
+    """The watcher does not answer a request."""
 
 
 class LockHeldError(WatcherError):
@@ -70,7 +70,7 @@ class LockHeldError(WatcherError):
 
 
 class UnseenError(VmpinError):
-    """Nothing can be said, good or bad: a watcher that does not answer, or too few rights to look without one."""
+    """No verdict, good or bad: the watcher does not answer, or this process may not read what it would judge."""
 
     exit_code = 3
 
@@ -111,5 +111,6 @@ class NotPermitted(AffinityError):
 
 
 def passing(err: OSError) -> bool:
-    """Whether it is for want of descriptors or memory: it says nothing of the file, and may go by itself."""
+    """Whether a call failed for want of descriptors or memory: that is no fault of the file, and may pass by
+    itself."""
     return err.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)

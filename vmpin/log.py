@@ -1,7 +1,8 @@
-"""Logging: one line a decision, stable `key=value` words in it, to standard error (the journal takes it from there).
+"""Logging to standard error: one line a decision, with stable `key=value` fields. systemd's journal reads it there.
 
-Levels. error: something is not as wanted and vmpin cannot make it so. warning: something odd that was worked around.
-info: a decision and what became of it. debug: every system call that changes a mask, and what vanished meanwhile.
+Levels. error: something is not as wanted, and vmpin cannot change that. warning: something unexpected that was worked
+around. info: a decision and its outcome. debug: every system call that changes a mask, and threads that ended
+meanwhile.
 
 Every line logged while an event is handled ends in ` op=N`: the same N from the source's line to the masks that were
 read back. Called by the command line (`setup`), the watcher and the reconciler (`operation`).
@@ -56,7 +57,7 @@ class Text(logging.Formatter):
 
 
 class _Journal(logging.Formatter):
-    """With the level as the journal reads it (sd-daemon(3)), which knows the time itself."""
+    """With the level as the journal reads it (sd-daemon(3)), and without the time, which the journal adds."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = _message(record).replace("\n", "\\n")

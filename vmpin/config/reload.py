@@ -1,6 +1,6 @@
-"""What a configuration that is loaded again (SIGHUP) changes, and whether a running watcher takes it.
+"""What a reloaded configuration (SIGHUP) changes, and which of it a running watcher takes over.
 
-What stays out: loading it (config), and acting on what changed (watcher, reconciler).
+What stays out: loading it (loading), and acting on the changes (the watcher, which calls this).
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from vmpin.config.settings import Config, to_plain, with_values
 from vmpin.errors import ConfigError
 
-#: What a running watcher does not take from a configuration that is loaded again, beside the paths.
+#: Keys that take a restart, besides the paths.
 FIXED = ("watch.nri", "watch.kubelet", "watch.births", "metrics.address")
 
 
 def refuse_empty(old: Config, new: Config) -> None:
-    """An editor and a ConfigMap that is being replaced show an empty file, or none, for a moment. Taken as it is, it
-    would move every thread of the node to the defaults' places.
+    """Refuse a file without keys after one with keys. An editor, or a ConfigMap that is being replaced, shows an empty
+    file or none for a moment; the defaults would move every thread of the node.
 
     :raises ConfigError: when the file set keys before and sets none now.
     """
@@ -29,7 +29,7 @@ def _is_file(origin: str) -> bool:
 
 
 def changes(old: Config, new: Config) -> list[str]:
-    """Each key whose value is another, as `key: old -> new`, in the order of the table of settings."""
+    """Each key whose value changes, as `key: old -> new`, in the order of the table of settings."""
     return [f"{key}: {_shown(old.values[key])} -> {_shown(value)}" for key, value in new.values.items()
             if old.values[key] != value]
 

@@ -1,7 +1,9 @@
-"""A node described in YAML, placed by the very rules the watcher uses: `vmpin plan --scenario`.
+"""Scenarios: a node described in YAML, placed by the rules that the watcher uses (`vmpin plan --scenario`).
 
-Reads the outer format into the inner model, and writes placements as JSON data. Nothing on the machine is touched;
-whatever makes no sense is refused with the file, the place in it and the value.
+Reads the outer format into the inner model, and writes placements as JSON data. Nothing on the machine is touched; a
+value that cannot be used is refused with the file,
+the place in it and the value. What stays out: the rules (placement).
+Called by cli.plan.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from vmpin.placement.policy import Policy, parse_rule
 from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.placement.vcpus import Previous
 
-#: KVM's own limit is 4096 vCPUs (KVM_MAX_VCPUS); nobody has more iothreads or queues than that either.
+#: KVM's own limit is 4096 vCPUs (KVM_MAX_VCPUS); no VM has more iothreads or queues than that either.
 MAX_COUNT = 4096
 #: Bytes: a plan of a full node has some 2 MB.
 MAX_PLAN = 64 << 20
@@ -48,7 +50,7 @@ class ScenarioOutcome:
     placements: tuple[Placement, ...]
     sandboxes: tuple[ScenarioSandbox, ...]
     collisions: tuple[Collision, ...]
-    #: vCPUs whose CPUs are others than before.
+    #: How many vCPUs have other CPUs than in the previous plan.
     moves: int
 
     def data(self) -> dict[str, object]:
@@ -77,7 +79,7 @@ def place_scenario(scenario: Scenario, previous: Mapping[SandboxId, Previous] | 
 
 
 def _collisions(own: Ownership, placements: Sequence[Placement]) -> list[Collision]:
-    """What the claims collide in, and the CPUs of others where a sandbox was put for want of any CPU."""
+    """Contested CPUs, and other pods' CPUs where a sandbox was placed for want of any other CPU."""
     found = {(collision.cpu, collision.sandboxes): collision for collision in find_collisions(own)}
     for placement in placements:
         cpus = union(cpus for cpus in (*placement.by_vcpu.values(), *placement.others.values()) if cpus is not None)
@@ -243,15 +245,15 @@ class _Reader:
             raise self.wrong("topology", str(err)) from err
 
     def policy(self, value: object, known: CpuSet) -> Policy:
-        words = self.mapping({} if value is None else value, "policy", tuple(Policy().as_text()))
-        for key, word in words.items():
+        rules = self.mapping({} if value is None else value, "policy", Policy._fields)
+        for key, text in rules.items():
             try:
-                rule = parse_rule(key, "off" if word is False else word)
+                rule = parse_rule(key, "off" if text is False else text)
             except ValueError as err:
                 raise self.wrong("policy", str(err)) from err
             if isinstance(rule, CpuSet):
-                self.cpuset(word, f"policy.{key}", known)
-        return Policy.of(words)
+                self.cpuset(text, f"policy.{key}", known)
+        return Policy.of(rules)
 
     def sandbox(self, value: object, at: str, known: CpuSet) -> ScenarioSandbox:
         keys = self.mapping(value, at, ("id", "vcpus", "iothreads", "vhost", "containers"))

@@ -1,5 +1,6 @@
-"""How the words of the configuration are read: each function takes what stands in the file, the environment or a flag,
-and raises ValueError with what is wrong about it. What stays out: which key has which (config).
+"""Parsers of the configuration's values: each takes a value from the file, the environment or a flag.
+
+Each raises ValueError with what is wrong about the value. What stays out: which key has which parser (settings).
 """
 
 from __future__ import annotations
@@ -99,14 +100,14 @@ def nri(value: object) -> str:
 
 
 def guest_agent(value: object) -> str:
-    word = "off" if value is False else value
-    if word not in ("auto", "vmpin-agent", "kata-agent", "off"):
+    text = "off" if value is False else value
+    if text not in ("auto", "vmpin-agent", "kata-agent", "off"):
         raise ValueError("is none of auto, vmpin-agent, kata-agent, off")
-    return str(word)
+    return str(text)
 
 
 def port(value: object) -> int:
-    """Of vsock: 32 bits. 1024 to 1027 are Kata's."""
+    """A port of vsock: 32 bits. 1024 to 1027 are Kata's."""
     text = "" if isinstance(value, bool) else str(value)
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and 0 < int(text) < 0xFFFFFFFF):
         raise ValueError("is no port")
@@ -116,7 +117,7 @@ def port(value: object) -> int:
 
 
 class Address(NamedTuple):
-    """Where something listens: an IP address and a port of TCP's, or the path of a unix socket."""
+    """An address to listen on: an IP address and a TCP port, or the path of a unix socket."""
 
     host: str = ""
     port: int = 0
@@ -141,7 +142,7 @@ def address(value: object) -> Address | None:
     host, _, number = text.rpartition(":")
     if not (number.isascii() and number.isdigit() and len(number) <= 5 and 0 < int(number) < 65536):
         raise ValueError("ends in no port of TCP's, and is no unix:/path")
-    from ipaddress import ip_address  # of few commands that anybody types
+    from ipaddress import ip_address  # here, as few commands need it
 
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
@@ -153,7 +154,7 @@ def address(value: object) -> Address | None:
 
 
 def system(value: object) -> str:
-    word = "off" if value is False else value
-    if word not in ("spare", "off"):
+    text = "off" if value is False else value
+    if text not in ("spare", "off"):
         raise ValueError("is neither spare nor off")
-    return str(word)
+    return str(text)

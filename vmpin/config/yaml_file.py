@@ -1,4 +1,7 @@
-"""Reading YAML that people write: one document, a size limit, keys given twice refused, errors that name the line."""
+"""Reading YAML that people write: one document, a size limit, keys given twice refused, errors that name the line.
+
+What stays out: what the keys mean (loading, scenario, which call this).
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def read(path: Path, most: int, pipe: bool = False) -> bytes:
     """
     try:
         if os.path.realpath(path) == os.devnull:
-            return b""  # how one says "no file"
+            return b""  # /dev/null stands for "no file"
         if not (pipe and path.is_fifo()):
             return read_regular(path, most, follow=True)[0]
         with path.open("rb") as file:

@@ -1,6 +1,9 @@
-"""What vmpin is about, as values: sandboxes, containers and threads, CPUs and their topology, events, the desired
-state, drift, proof, counters and what was found on a node.
+"""The domain as values: sandboxes, containers, threads, CPUs, events, and what follows from events alone.
 
-Pure: no system call, no clock, no log. What stays out: who may run where (placement), and everything that reads or
-acts. Every package may import it.
+model, topology, events: the nouns. desired_state: what the sources reported. kubelet_cpus: what the kubelet assigned.
+drift, proof, counters, newborn_counts, facts, guest_report, pod_names: values that are measured or shown. terminal:
+text from outside made safe for one.
+
+Pure: no system call, no clock, no log. What stays out: which CPUs a thread may run on (placement), and everything that
+reads or acts. Imports cpuset and errors alone. Every package may import it.
 """

@@ -1,6 +1,10 @@
-"""Who may run where: ownership of CPUs, the sandbox mask, the CPUs of each vCPU and of each role of thread.
+"""Placement: which CPUs each thread of a VM sandbox may run on.
 
-Pure: the same input gives the same placement, and the previous placement is part of the input. What stays out:
-reading the node, and setting masks (pinning). Imported by config (its policies), pinning, reconcile, status,
-reports.
+ownership: who owns each CPU of the node. policy: the operator's rules. rules: the sandbox mask, and every thread but
+the
+vCPUs. vcpus, matching: the vCPUs. newborn: threads of a sandbox that has no VM yet.
+
+Pure: the same input gives the same placement, and the previous placement is part of the input. What stays out: reading
+the node, and setting masks (pinning). Imports domain alone. Imported by config (policies, scenarios), pinning,
+procevents, reconcile, status, reports.
 """
