@@ -108,13 +108,13 @@ class KataState:
         try:
             info = os.stat(path, follow_symlinks=False)
             stamp = (info.st_ino, info.st_mtime_ns, info.st_size)
-            known = self._stopped.get(path)
-            if known is None or known[0] != stamp:
-                known = (stamp, _object(read_regular(path, MAX_BYTES)[0], path).get("State") == "stopped")
-                self._stopped[path] = (_lasting(info), known[1])
+            cached = self._stopped.get(path)
+            if cached is None or cached[0] != stamp:
+                cached = (stamp, _object(read_regular(path, MAX_BYTES)[0], path).get("State") == "stopped")
+                self._stopped[path] = (_lasting(info), cached[1])
         except (OSError, SourceError):
             return False
-        return known[1]
+        return cached[1]
 
     def _read(self, path: str, sid: SandboxId,
               parse: Callable[[SandboxId, bytes, int], KataSandbox]) -> KataSandbox | None:
@@ -123,9 +123,9 @@ class KataState:
         except OSError:
             return None
         stamp = (info.st_ino, info.st_mtime_ns, info.st_size)
-        known = self._parsed.get(path)
-        if known is not None and known[0] == stamp:
-            return known[1]
+        cached = self._parsed.get(path)
+        if cached is not None and cached[0] == stamp:
+            return cached[1]
         sandbox: KataSandbox | None = None
         for attempt in range(5):
             try:
@@ -135,13 +135,13 @@ class KataState:
                 return None
             except OSError as err:
                 if passing(err):
-                    return known[1] if known else None
+                    return cached[1] if cached else None
                 self.complain(f"{path}: not read: {err.strerror}")  # a FIFO, a link, too large
                 break
             except SourceError as err:
                 if attempt == 4:
                     # The state before it was rewritten is better than none.
-                    sandbox = known[1] if known else None
+                    sandbox = cached[1] if cached else None
                     self.complain(f"{path}: {err.why}" + (": its last state is used" if sandbox else ""))
                 time.sleep(0.002)
         self._parsed[path] = (_lasting(info), sandbox)

@@ -30,8 +30,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
     """`base` with the values of `over`: tables are merged, anything else is replaced."""
     made = dict(base)
     for key, value in over.items():
-        known = made.get(key)
-        made[key] = merge(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+        old = made.get(key)
+        made[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return made
 
 

@@ -1,6 +1,6 @@
-"""What wakes the watcher, and what containers are known by: hook messages and their spool, NRI, the kubelet's
-checkpoint, PodResources, the files of Kata and cgroups.
+"""Sources of containers and their CPUs: hook messages and their spool, NRI, the kubelet's checkpoint, PodResources,
+the files of Kata and cgroups; and the CRI call that changes a container's CPUs.
 
 Each turns what it receives into events of the domain. What stays out: what follows from an event
-(domain.desired_state, reconcile). Imported by reconcile and daemon.
+(domain.desired_state, reconcile), and files' formats (runtime). Imported by reconcile, daemon and cli.
 """

@@ -66,11 +66,11 @@ class DiskSources:
         events: list[Event] = []
         translated, self._translated = self._translated, {}
         for kata in self.sandboxes.values():
-            known = state.sandboxes.get(kata.id)
+            sandbox = state.sandboxes.get(kata.id)
             before = translated.get(kata.id)
-            if before is None or before[0] is not kata or before[1] is not known:
-                events += _kata_events(kata, known, self._written_at(kata), now)
-            self._translated[kata.id] = (kata, known)
+            if before is None or before[0] is not kata or before[1] is not sandbox:
+                events += _kata_events(kata, sandbox, self._written_at(kata), now)
+            self._translated[kata.id] = (kata, sandbox)
         for gone in self._written.keys() - self.sandboxes.keys():
             del self._written[gone]
         for sandbox in state.sandboxes.values():
@@ -80,8 +80,8 @@ class DiskSources:
     def _written_at(self, kata: KataSandbox) -> int:
         """When a sandbox's file was written (CLOCK_BOOTTIME ns), by its mtime; never before the last reading that
         still had other contents, however the wall clock was stepped meanwhile."""
-        known = self._written.get(kata.id)
-        when = known[1] if known is not None and known[0] == kata else boottime.of_wall(
+        earlier = self._written.get(kata.id)
+        when = earlier[1] if earlier is not None and earlier[0] == kata else boottime.of_wall(
             kata.written, self._read_before)
         self._written[kata.id] = kata, when
         return when
@@ -99,46 +99,46 @@ class DiskSources:
         """The ends of a sandbox's containers, and their cpusets as their cgroups have them."""
         alive = sandbox.id in with_vm or sandbox.id in self.sandboxes
         latest = 0
-        for known in sandbox.containers.values():
-            latest = max(latest, known.time)
-            if known.container.state is ContainerState.STOPPED:
+        for record in sandbox.containers.values():
+            latest = max(latest, record.time)
+            if record.container.state is ContainerState.STOPPED:
                 continue
-            if self._has_ended(sandbox, known, with_vm, now):
-                yield ContainerStopped(sandbox.id, known.container.id, max(now, known.time))
+            if self._has_ended(sandbox, record, with_vm, now):
+                yield ContainerStopped(sandbox.id, record.container.id, max(now, record.time))
                 continue
-            alive = alive or known.init is not None or bool(known.bundle) or known.reported_by(Source.NRI)
-            if known.init is not None:
-                yield from self.cgroup(sandbox.id, known, known.init)
+            alive = alive or record.init is not None or bool(record.bundle) or record.reported_by(Source.NRI)
+            if record.init is not None:
+                yield from self.cgroup(sandbox.id, record, record.init)
         if not alive and latest < now - FORGET_AFTER_NS:
             yield SandboxGone(sandbox.id)
 
-    def _has_ended(self, sandbox: SandboxState, known: ContainerRecord, with_vm: set[SandboxId], now: int) -> bool:
-        if known.reported_by(Source.KATA):
+    def _has_ended(self, sandbox: SandboxState, record: ContainerRecord, with_vm: set[SandboxId], now: int) -> bool:
+        if record.reported_by(Source.KATA):
             # Its CPUs are free when the runtime has removed the sandbox, not when the sandbox is forgotten.
             return sandbox.id not in with_vm and sandbox.id not in self.kata.listed
-        if known.init is not None:
-            stat = self.proc.stat(known.init.tid)
-            return stat is None or stat.starttime != known.init.starttime
-        if known.reported_by(Source.NRI) and not known.bundle:
+        if record.init is not None:
+            stat = self.proc.stat(record.init.tid)
+            return stat is None or stat.starttime != record.init.starttime
+        if record.reported_by(Source.NRI) and not record.bundle:
             # A container in a VM. Without a connection to the runtime its end is not reported; its VM's end shows it.
-            return not self.nri and sandbox.id not in with_vm and known.time < now - FORGET_AFTER_NS
-        return bool(known.bundle) and bundle_gone(known.bundle)
+            return not self.nri and sandbox.id not in with_vm and record.time < now - FORGET_AFTER_NS
+        return bool(record.bundle) and bundle_gone(record.bundle)
 
-    def cgroup(self, sandbox: SandboxId, known: ContainerRecord, init: ThreadId) -> Iterator[Event]:
+    def cgroup(self, sandbox: SandboxId, record: ContainerRecord, init: ThreadId) -> Iterator[Event]:
         """The cpuset in the cgroup of a container's first process; nothing where that cgroup is not the container's
         own."""
         found = self.cgroups.cpuset_of(init.tid)
         if found is None or not found.configured or self.cgroups.is_top(found.path):
             return  # no container is at the top: a pid that was none of its own would widen its cpuset
-        if known.reported_by(Source.NRI) and known.container.id not in found.path.as_posix():
+        if record.reported_by(Source.NRI) and record.container.id not in found.path.as_posix():
             return  # of a pod's containers each has a cgroup named after it: this is another one
         # On cgroup v1 every cgroup has CPUs, its parent's by default: for a container that was created without a
         # cpuset they mean nothing.
-        if known.container.cpuset is None and found.configured == _cpus_of(found.path.parent):
+        if record.container.cpuset is None and found.configured == _cpus_of(found.path.parent):
             return
         # CPUs that are offline come back; what a cgroup above withholds, it has not.
         withheld = (found.configured & self.online) - found.effective if found.effective else EMPTY
-        yield CpusetSeen(sandbox, known.container.id, found.configured - withheld, Source.CGROUP, boottime.now())
+        yield CpusetSeen(sandbox, record.container.id, found.configured - withheld, Source.CGROUP, boottime.now())
 
 
 def _cpus_of(cgroup: Path) -> CpuSet | None:
@@ -149,7 +149,7 @@ def _cpus_of(cgroup: Path) -> CpuSet | None:
         return None
 
 
-def _kata_events(kata: KataSandbox, known: SandboxState | None, written: int, now: int) -> Iterator[Event]:
+def _kata_events(kata: KataSandbox, sandbox: SandboxState | None, written: int, now: int) -> Iterator[Event]:
     """:param written: when its file was, in ns of CLOCK_BOOTTIME."""
     yield SandboxSeen(kata.id, kata.runtime, kata.pod)
     if kata.containers is None:
@@ -161,8 +161,8 @@ def _kata_events(kata: KataSandbox, known: SandboxState | None, written: int, no
             yield ContainerStopped(kata.id, container.id, written)
         else:
             yield ContainerSeen(kata.id, container, Source.KATA, written)
-    for other in known.containers.values() if known is not None else ():
+    for record in sandbox.containers.values() if sandbox is not None else ():
         # Kata's list is complete: a container that is no longer in it has ended; one that a hook has just reported is
         # yet to come into it.
-        if other.reported_by(Source.KATA) and other.container.id not in listed:
-            yield ContainerStopped(kata.id, other.container.id, now)
+        if record.reported_by(Source.KATA) and record.container.id not in listed:
+            yield ContainerStopped(kata.id, record.container.id, now)

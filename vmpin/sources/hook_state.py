@@ -71,12 +71,12 @@ def _membership(hook: HookState, state: DesiredState) -> _Membership:
     directory of the bundle is named after the container.
     """
     sandbox, container = hook.sandbox, hook.container
-    known = state.sandboxes.get(sandbox)
+    recorded = state.sandboxes.get(sandbox)
     alone = str(container) == str(sandbox)
     base = ContainerId(bundle_id(hook.bundle))
-    if known is not None and alone and base in known.containers:
+    if recorded is not None and alone and base in recorded.containers:
         container = base
-    elif known is None and alone:
+    elif recorded is None and alone:
         # No annotation named a sandbox; an earlier state or another source may have.
         sandbox = next((each.id for each in state.sandboxes.values() if container in each.containers), sandbox)
     for other in state.sandboxes.values():

@@ -2,7 +2,7 @@
 
 A second witness beside the checkpoint: it names pods by name, not by uid, and reports no changes by itself. The calls
 block (k8s.io/kubelet/pkg/apis/podresources/v1: api.proto); importing this module is cheap, the first call loads
-grpc, some 70 ms and 15 MB. What stays out: when it is called (daemon.feeds, the doctor), and what follows.
+grpc, some 70 ms and 15 MB. What stays out: when it is called (daemon.feeds), and what follows.
 """
 
 from __future__ import annotations

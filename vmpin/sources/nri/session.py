@@ -35,7 +35,7 @@ from vmpin.wire.nri_messages import MESSAGES
 logger = logging.getLogger(__name__)
 
 #: Valid for every version of NRI: one bit too many, and the runtime closes the connection without an error (0.9 and
-#: older know no bit above 0x400). What a container is to have is asked for before the runtime acts (CREATE, UPDATE):
+#: older define no bit above 0x400). What a container is to have is asked for before the runtime acts (CREATE, UPDATE):
 #: Kata plugs in vCPUs and writes the sandbox's cgroup long before the event that reports it. The answers to those, and
 #: to STOP, could change something; an empty one changes nothing.
 EVENTS = mask(Verb.RUN_POD, Verb.STOP_POD, Verb.REMOVE_POD, Verb.CREATE, Verb.POST_CREATE, Verb.START, Verb.POST_START,
@@ -198,7 +198,7 @@ class NriSession:
     def _event(self, number: int, message: Any, now: int, requested: str = "") -> Iterator[NriEvent]:
         """The event of a call.
 
-        :param number: of `Verb`, or one that vmpin does not know.
+        :param number: of `Verb`, or another one.
         :param message: with a pod and a container.
         :param requested: the CPU list that an update is to give the container, "" for none.
         """

@@ -97,9 +97,9 @@ class _EventTranslation:
 
     def _has_ended(self, container: NriContainer) -> bool:
         """Whether a container ended while it was updated; no container of a pod is started twice."""
-        known = self._known(container)
+        record = self._record(container)
         return container.state == STOPPED or (
-            known is not None and known.container.state is ContainerState.STOPPED)
+            record is not None and record.container.state is ContainerState.STOPPED)
 
     def _place(self, event: ContainerEvent) -> Iterator[Event]:
         """The sandbox of an event's container, and none else."""
@@ -144,13 +144,13 @@ class _EventTranslation:
 
     def _container(self, container: NriContainer, state: ContainerState, time_ns: int,
                    listed: bool = False) -> ContainerSeen:
-        known = self._known(container)
-        init = self._owner(container.pid, container.pod, known.init if known is not None else None).init
+        record = self._record(container)
+        init = self._owner(container.pid, container.pod, record.init if record is not None else None).init
         exclusive = declared_exclusive(container.annotations, self._exclusive_annotation)
         return ContainerSeen(container.pod, Container(container.id, container.name, container.cpus, exclusive, state),
                              Source.NRI, time_ns, init=init, listed=listed)
 
-    def _known(self, container: NriContainer) -> ContainerRecord | None:
+    def _record(self, container: NriContainer) -> ContainerRecord | None:
         sandbox = self._state.sandboxes.get(container.pod)
         return None if sandbox is None else sandbox.containers.get(container.id)
 
@@ -170,10 +170,10 @@ class _EventTranslation:
 
 def _ended(sandbox: SandboxState, listed: frozenset[ContainerId], time_ns: int) -> Iterator[Event]:
     """The ends of the containers that the runtime reported before, and does not list any more."""
-    for known in sandbox.containers.values():
-        if (known.container.state is not ContainerState.STOPPED and known.container.id not in listed
-                and known.reported_by(Source.NRI)):
-            yield ContainerStopped(sandbox.id, known.container.id, max(time_ns, known.time))
+    for record in sandbox.containers.values():
+        if (record.container.state is not ContainerState.STOPPED and record.container.id not in listed
+                and record.reported_by(Source.NRI)):
+            yield ContainerStopped(sandbox.id, record.container.id, max(time_ns, record.time))
 
 
 def _still(process: ThreadId | None, pid: int, proc: Procfs) -> bool:
