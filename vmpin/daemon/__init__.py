@@ -1,4 +1,6 @@
-"""The watcher: its tasks, feeds, control socket, exporter, run directory and systemd's notifications.
+"""The process that `vmpin watch` starts, and its event loop: asyncio is in this package, procevents and guests alone.
 
-What stays out: what a pass does (reconcile). Imported by cli.
+Here live the watcher, which owns every pass, and what it runs: feeds, hook intake, control socket, exporter, recheck
+schedule, repairs of runc containers, the run directory and systemd's notifications. What stays out: what a pass does
+(reconcile), newborn threads (procevents), guests, and the documents that are served (status). Only cli imports it.
 """

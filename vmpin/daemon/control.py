@@ -26,10 +26,13 @@ class ControlledWatcher(about.DescribedWatcher, Protocol):
 
     reconciler: Reconciler
     guests: GuestManager
-    #: None as long as no samples are taken.
-    sampler: Sampler | None
     #: None until it is ready.
     about: About | None
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """None as long as no samples are taken."""
+        ...
 
     @property
     def stopping(self) -> bool:

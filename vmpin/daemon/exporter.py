@@ -45,10 +45,13 @@ class ExportedWatcher(Protocol):
 
     config: Config
     view: NodeView
-    #: How often each of its tasks failed and was started again.
-    restarts: Counter[str]
     #: When everything was last looked at, by time.monotonic(); None for never.
     resynced: float | None
+
+    @property
+    def restarts(self) -> Counter[str]:
+        """How often each of its tasks failed and was started again."""
+        ...
 
     def source_health(self) -> Iterable[SourceHealth]:
         """Its sources as they are now."""

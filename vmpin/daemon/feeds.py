@@ -1,7 +1,7 @@
-"""What tells the watcher, beside hooks and the clock: the container runtime (NRI), and files that the kernel watches.
+"""Feeds of the watcher: the container runtime (NRI), the kubelet's PodResources API, and inotify; and their health.
 
-Each turns what comes from a thread or a descriptor into one call in the loop for all that has come. What stays out:
-what is then done.
+A feed turns what comes from a thread or a descriptor into one call in the event loop for all that has come. What stays
+out: what the watcher then does. Used by the watcher.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmpin.config.settings import Config
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
 from vmpin.reconcile.view import NodeView
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Files change in bursts (a write, a rename); they are read this many seconds after the first.
-CALM = 0.02
-#: Seconds within which a runtime lists everything to a plugin that it started.
-SYNC_DEADLINE = 2.0
-_GRPC_DEADLINE = 2.0
 _STARTED_BY_RUNTIME = "NRI_PLUGIN_SOCKET"
 
 
@@ -53,8 +49,10 @@ class NriFeed:
     :param ended: called in the loop when no connection will come any more (a plugin that the runtime started).
     """
 
-    def __init__(self, config: Config, take: Callable[[list[NriEvent]], None], ended: Callable[[], None]) -> None:
+    def __init__(self, config: Config, take: Callable[[list[NriEvent]], None], ended: Callable[[], None],
+                 timeouts: Timeouts = TIMEOUTS) -> None:
         self._config = config
+        self._timeouts = timeouts
         self._take = take
         self._ended = ended
         self._queues: list[NriQueue] = []
@@ -86,7 +84,7 @@ class NriFeed:
         self.plugin.start()
         try:
             if started_by_runtime:
-                await asyncio.sleep(SYNC_DEADLINE)
+                await asyncio.sleep(self._timeouts.nri_sync)
                 if not self.plugin.counters.syncs:
                     # containerd 1.7 never synchronizes a plugin that it started (containerd/nri#43).
                     logger.info("nri: the runtime that started this plugin has sent no list: connecting to %s for one",
@@ -133,50 +131,53 @@ def pod_resources_socket(config: Config) -> Path:
 
 
 class PodResourcesFeed:
-    """Asks the kubelet, as a second witness beside its checkpoint, which CPUs it gave to whom.
+    """Asks the kubelet which CPUs it gave to which container, as a second source beside its checkpoint.
 
-    :param heard: called in the loop with what it said; None when it cannot be asked.
+    :param answered: called in the loop with the answer; None when the kubelet cannot be asked.
     """
 
-    def __init__(self, config: Config, heard: Callable[[Mapping[tuple[str, str, str], CpuSet] | None], None]) -> None:
+    def __init__(self, config: Config, answered: Callable[[Mapping[tuple[str, str, str], CpuSet] | None], None],
+                 timeouts: Timeouts = TIMEOUTS) -> None:
         self._socket = pod_resources_socket(config)
-        # it answers a hundred questions a second, of all who ask
-        self._pause = max(config.watch.resync_seconds, 5.0)
-        self._heard = heard
+        self._pause = max(config.watch.resync_seconds, 5.0)  # the kubelet limits all clients to 100 requests a second
+        self._answered = answered
+        self._timeouts = timeouts
 
     async def run(self) -> None:
         """Until cancelled."""
-        told = ""
+        logged = ""
         while True:
             if self._socket.exists():
                 from vmpin.sources import pod_resources  # gRPC: nothing that a node without a kubelet should load
 
                 try:
-                    self._heard(await asyncio.to_thread(pod_resources.list_cpus, self._socket, _GRPC_DEADLINE))
-                    told = ""
+                    self._answered(await asyncio.to_thread(pod_resources.list_cpus, self._socket,
+                                                           self._timeouts.pod_resources))
+                    logged = ""
                 except SourceError as err:
-                    self._heard(None)
-                    if str(err) != told:
+                    self._answered(None)
+                    if str(err) != logged:
                         logger.warning("%s", err)
-                    told = str(err)
+                    logged = str(err)
             else:
-                self._heard(None)
+                self._answered(None)
             await asyncio.sleep(self._pause)
 
 
 class FileFeed:
-    """Says which of the watched files were written, and into which directories something was put.
+    """Reports which of the watched files were written, and in which directories an entry appeared or went.
 
     :param changed: called in the loop, with the paths that are watched.
     """
 
-    def __init__(self, changed: Callable[[set[Path]], None]) -> None:
+    def __init__(self, changed: Callable[[set[Path]], None], timeouts: Timeouts = TIMEOUTS) -> None:
         self._changed = changed
+        self._timeouts = timeouts
         self._inotify: Inotify | None = None
         self._wanted: set[Path] = set()
         self._watched: dict[Path, int] = {}
         self._written: set[Path] = set()
-        #: When the first of the changes came that were told last, by time.perf_counter().
+        #: When the first of the changes came that were reported last, by time.perf_counter().
         self.since = 0.0
         self._mask = 0
         self._due: asyncio.TimerHandle | None = None
@@ -199,6 +200,7 @@ class FileFeed:
             self._inotify, self._watched = None, {}
             if self._due is not None:
                 self._due.cancel()
+                self._due = None  # else nothing is reported any more after a restart
 
     def watch(self, paths: Iterable[Path]) -> None:
         """Watch these, and nothing else any more. What is not there is left out, until it is asked for again."""
@@ -224,9 +226,9 @@ class FileFeed:
                 self._watched.pop(of.get(event.wd, Path()), None)
         if self._written and self._due is None:
             self.since = time.perf_counter()
-            self._due = asyncio.get_running_loop().call_later(CALM, self._tell)
+            self._due = asyncio.get_running_loop().call_later(self._timeouts.file_calm, self._report)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._due = None
         written, self._written = self._written, set()
         self._changed(written)
@@ -238,7 +240,7 @@ NEEDED = {"hook", "control", "resync", "settle"}
 
 def source_health(config: Config, view: NodeView, nri: NriFeed | None, proc_events: ProcEventsFeed | None,
                   tasks: Iterable[str], failing: Mapping[str, str]) -> Iterator[SourceHealth]:
-    """What the watcher hears of, and whether it does. What there is none of on this node is left out.
+    """The health of each source. A source that this node does not have is left out.
 
     :param failing: the tasks that wait to be started again, with why.
     """

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmpin.config.settings import Config
-from vmpin.errors import ConfigError
+from vmpin.errors import ConfigError, LockHeldError, WatcherError
 from vmpin.host.lock import Lock
 from vmpin.host.unix_sockets import identity, listen, unlink_own
 
@@ -83,6 +83,34 @@ class RunDirectory:
         self.hook = Listener(config.paths.hook_socket)
         self.control = Listener(config.paths.control_socket, config.watch.status_group)
         self._renewed = asyncio.Event()
+        #: Another process holds the lock: the directory is that one's, and this watcher ends.
+        self.ousted: LockHeldError | None = None
+        #: Why it could not be made again the last time, "" if it could.
+        self._unmade = ""
+
+    def keep(self, config: Config, renewed: Callable[[], None]) -> bool:
+        """`look`, with failures in the log, each once. :param renewed: called when something was made again.
+
+        :returns: False when another process holds the lock (`ousted`).
+        """
+        if self.ousted is not None:
+            return False
+        try:
+            renewal = self.look(config)
+            if renewal.renewed:
+                renewed()
+            if renewal.failure is not None:
+                raise renewal.failure
+        except LockHeldError as err:
+            logger.error("the run directory was removed, and is another watcher's now: %s", err)
+            self.ousted = err
+        except (OSError, ConfigError, WatcherError) as err:  # what runs is kept in place meanwhile
+            if self._unmade != str(err):
+                logger.error("%s cannot be made again, which is tried at every resync: %s", config.paths.run, err)
+            self._unmade = str(err)
+        else:
+            self._unmade = ""
+        return self.ousted is None
 
     def look(self, config: Config) -> Renewal:
         """Make again what was removed: the lock first, then each socket, whether or not the other one can be made.

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import Counters
 from vmpin.domain.events import Source
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for the call; a runtime takes some 10 ms.
-DEADLINE = 5.0
-
 
 class RuncRepair:
     """Counts what it asked for in `tally.repairs`.
@@ -39,11 +37,12 @@ class RuncRepair:
     """
 
     def __init__(self, view: NodeView, tally: Counters, read_back: Callable[[Container[ContainerId]], None],
-                 plugin: Callable[[], NriPlugin | None]) -> None:
+                 plugin: Callable[[], NriPlugin | None], timeouts: Timeouts = TIMEOUTS) -> None:
         self._view = view
         self._tally = tally
         self._read_back = read_back
         self._plugin = plugin
+        self._timeouts = timeouts
         self._repairs = RuncDriftRepairs()
         self._task: asyncio.Task[None] | None = None
         self._reported = ""
@@ -80,7 +79,7 @@ class RuncRepair:
                 del left[container]
                 continue
             try:
-                await asyncio.to_thread(cri.update_cpus, servers, container, cpus, DEADLINE)
+                await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._timeouts.cri_call)
             except cri.NoRuntime as err:
                 self._report(str(err))
                 break

@@ -13,8 +13,8 @@ import pytest
 from cri_peer import CriServer
 
 from vmpin.config import loading as settings
+from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
-from vmpin.daemon import runc_repair
 from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.domain.events import ContainerSeen, CpusetSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
@@ -58,7 +58,7 @@ class Drifted:
         self.listed: dict[ContainerId, NriContainer] = {}
         self.reconciler.nri([Synced((), (), 0, runtime=7)])
         self.repair = RuncRepair(self.reconciler.view, self.reconciler.tally, self.reconciler.read_cgroups,
-                                 lambda: cast("NriPlugin", self.plugin))
+                                 lambda: cast("NriPlugin", self.plugin), Timeouts(cri_call=4.0))
 
     def drift(self, *names: str, sandbox: SandboxId = POD, handler: str = "") -> None:
         self.reconciler.reduce([SandboxSeen(sandbox, "nri", Pod("ns", "web", "uid"), handler=handler)])
@@ -141,10 +141,9 @@ def test_tries_are_bounded(node: Drifted, runtime: CriServer, monkeypatch: pytes
     assert caplog.text.count("another writer takes them") == 1
 
 
-def test_nothing_waits_for_a_mute_runtime(node: Drifted, runtime: CriServer, monkeypatch: pytest.MonkeyPatch,
+def test_nothing_waits_for_a_mute_runtime(node: Drifted, runtime: CriServer,
                                           caplog: pytest.LogCaptureFixture) -> None:
     """The loop turns while the call waits, a second look begins no second call, and the deadline ends it."""
-    monkeypatch.setattr(runc_repair, "DEADLINE", 4.0)
     runtime.mute = True
     node.drift("a", "b")
     turns = 0

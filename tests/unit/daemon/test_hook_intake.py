@@ -1,4 +1,4 @@
-"""A hook's message that cannot be looked into just now is heard again: nobody else may ever tell of its container."""
+"""Hook messages: none is lost, whatever fails; no other source may ever report their containers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from guest_peer import until
 
 from vmpin.config import loading as config
+from vmpin.config.timeouts import Timeouts
+from vmpin.daemon.hook_intake import HookIntake
 from vmpin.daemon.run_directory import RunDirectory
-from vmpin.daemon.watcher import Watcher
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.host.lock import Lock
 from vmpin.reconcile.intake import take_spool
@@ -81,51 +83,108 @@ def test_from_the_spool(place: Place, raw: bytes, short: list[str], file: str) -
     assert cpus(reconciler) == "1"
 
 
-def test_what_can_neither_be_kept_nor_looked_into_is_left_to_the_hook(place: Place, raw: bytes,
-                                                                      short: list[str], lock: Lock) -> None:
-    """Which keeps what was not answered with ok."""
+def intake(place: Place, lock: Lock, lost: list[str] | None = None) -> HookIntake:
     reconciler, spool = place
-    watcher = Watcher(reconciler.config, lambda: reconciler.config, reconciler, spool, [], lock)
+    return HookIntake(reconciler, spool, [], lock, lambda sandboxes, since: None,
+                      lambda: None if lost is None else lost.append("lost"))
+
+
+def test_a_message_that_can_be_neither_spooled_nor_processed_is_left_to_the_hook(
+        place: Place, raw: bytes, short: list[str], lock: Lock) -> None:
+    """The hook spools a message that was not answered with ok."""
+    reconciler, spool = place
+    hooks = intake(place, lock)
     short += [".tmp", "config.json"]
-    assert asyncio.run(watcher._on_hook(raw, 0)) != b"ok\n"
+    assert asyncio.run(hooks.receive(raw, 0)) != b"ok\n"
     assert (os.listdir(spool.path), short) == ([], [])
     short.append(".tmp")
-    assert asyncio.run(watcher._on_hook(raw, 0)) == b"ok\n"  # heard all the same
+    assert asyncio.run(hooks.receive(raw, 0)) == b"ok\n"  # processed all the same
     assert cpus(reconciler) == "1"
 
 
-def test_from_the_socket(place: Place, raw: bytes, short: list[str], lock: Lock) -> None:
-    """It is in the spool before it is answered."""
+def test_a_message_is_spooled_before_it_is_answered_and_until_the_state_file_has_it(
+        place: Place, raw: bytes, short: list[str], lock: Lock) -> None:
     reconciler, spool = place
-    watcher = Watcher(reconciler.config, lambda: reconciler.config, reconciler, spool, [], lock)
+    hooks = intake(place, lock)
 
-    async def told() -> None:
-        assert await watcher._on_hook(raw, 0) == b"ok\n"
+    async def scenario() -> None:
+        assert await hooks.receive(raw, 0) == b"ok\n"
         short.append("config.json")
         await asyncio.sleep(0)
         assert not reconciler.state.sandboxes
-        watcher._saved()
+        hooks.save()
         assert len(os.listdir(spool.path)) == 1
-        watcher._take_spool()
+        hooks.take_spool()
         assert cpus(reconciler) == "1"
-        watcher._saved()
+        hooks.save()
         assert os.listdir(spool.path) == []
 
-    asyncio.run(told())
+    asyncio.run(scenario())
+
+
+def test_a_message_of_another_user_or_of_another_protocol_is_refused(place: Place, raw: bytes, lock: Lock) -> None:
+    hooks = intake(place, lock)
+    assert asyncio.run(hooks.receive(raw, 65534)) == b"refused: not root\n"
+    assert asyncio.run(hooks.receive(b"garbage", 0)).startswith(b"refused: ")
+    assert os.listdir(place[1].path) == []
+    assert not hooks.unsaved_messages
+
+
+def test_nothing_is_written_without_the_lock(place: Place, raw: bytes, lock: Lock) -> None:
+    """The run directory was removed, or is another watcher's: whose state file it is has to be found out first."""
+    reconciler, spool = place
+    lost: list[str] = []
+    hooks = intake(place, lock, lost)
+    spool.keep(raw, 1)
+    hooks.take_spool()
+    reconciler.config.paths.lock_file.unlink()
+    hooks.save()
+    assert lost == ["lost"]
+    assert not reconciler.config.paths.state_file.exists()
+    assert len(os.listdir(spool.path)) == 1
+    lock.again()
+    hooks.save()
+    assert reconciler.config.paths.state_file.exists()
+    assert os.listdir(spool.path) == []
+
+
+def test_messages_within_a_moment_are_saved_together(place: Place, raw: bytes, lock: Lock) -> None:
+    reconciler, spool = place
+    saves: list[float] = []
+
+    class Counted(HookIntake):
+        def save(self) -> None:
+            saves.append(asyncio.get_running_loop().time())
+            super().save()
+
+    async def scenario() -> None:
+        hooks = Counted(reconciler, spool, [], lock, lambda sandboxes, since: None, lambda: None, Timeouts(save=0.05))
+        for _ in range(3):
+            assert await hooks.receive(raw, 0) == b"ok\n"
+        await asyncio.sleep(0)
+        saving = asyncio.create_task(hooks.saving())
+        await until(lambda: not os.listdir(spool.path))
+        saving.cancel()
+        await asyncio.gather(saving, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert len(saves) == 1
+    assert cpus(reconciler) == "1"
 
 
 def test_a_run_directory_that_cannot_be_made_again_ends_no_resync(place: Place, lock: Lock,
                                                                   caplog: pytest.LogCaptureFixture) -> None:
-    """Nor the way out, on which masks are given back."""
-    reconciler, spool = place
-    config = reconciler.config
-    watcher = Watcher(config, lambda: config, reconciler, spool, [], lock)
-    watcher._directory = RunDirectory(config, lock)
+    """Nor the watcher's end, at which masks are given back."""
+    config = place[0].config
+    directory = RunDirectory(config, lock)
     config.paths.control_socket.unlink()
     config.paths.control_socket.mkdir()
-    assert [watcher._in_place(), watcher._in_place()] == [True, True]
+    renewed: list[bool] = []
+    for _ in range(2):
+        assert directory.keep(config, lambda: renewed.append(True))
     assert len([record for record in caplog.records if "cannot be made again" in record.message]) == 1
     config.paths.control_socket.rmdir()
-    assert watcher._in_place()
+    assert directory.keep(config, lambda: renewed.append(True))
+    assert renewed == [True]
     assert config.paths.control_socket.is_socket()
-    watcher._directory.close()
+    directory.close()
