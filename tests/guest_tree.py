@@ -154,8 +154,8 @@ def put(to: Agent, containers: Mapping[str, str], generation: int = 1, system: s
         exclusive: tuple[str, ...] = (), export: bool = False) -> Applied:
     """Send a map. :param containers: lists of hardware ids."""
     answer = to.answer(VcpuMap(9, generation, "pod", {cid: ContainerVcpus(parse_ids(hw), cid in exclusive)
-                                                  for cid, hw in containers.items()},
-                           None if system is None else parse_ids(system), export))
+                                                      for cid, hw in containers.items()},
+                               None if system is None else parse_ids(system), export))
     assert isinstance(answer, Applied)
     assert answer.id == 9
     return answer

@@ -50,15 +50,15 @@ class Agent:
         self._cpus = CpuReader(proc, sys)
         self._cgroups = GuestCgroups(cgroup, proc, kata)
         self.boot_id = (file_io.read(f"{proc}/sys/kernel/random/boot_id") or "").strip()
-        self._memory = Originals(f"{run}/agent.json", self.boot_id)
-        self._pinner = MapApplier(proc, self._cpus, self._cgroups, self._memory)
+        self.originals = Originals(f"{run}/agent.json", self.boot_id)
+        self._pinner = MapApplier(proc, self._cpus, self._cgroups, self.originals)
         self._export = CpusFile(f"{run}/cpus.json")
         self._map: Optional[VcpuMap] = None
         #: The highest generation received, also after an unpin: an older map is never applied.
         self._generation = 0
         self._applied: Optional[Applied] = None
         self._online = self._cpus.plugged()
-        self._newest = guest_threads.newest(proc)
+        self.newest = guest_threads.newest(proc)
         self._known: Dict[str, ContainerCgroup] = {}
         #: Whether a connection was subscribed at the last check, or has been since.
         self._watched = False
@@ -112,12 +112,12 @@ class Agent:
         online, newest = self._cpus.plugged(), guest_threads.newest(self._proc)
         cpus_changed = online != self._online
         self._resync -= 1
-        if newest is None or newest != self._newest:
+        if newest is None or newest != self.newest:
             self._checks_due = _AFTER + 1
         if cpus_changed:
             self._pinner.cpus_changed()
         due = cpus_changed or self._checks_due > 0 or self._resync <= 0
-        self._online, self._newest = online, newest
+        self._online, self.newest = online, newest
         if self._owes and self._resync <= 0:
             self._resync = _RESYNC
             self._unpin()

@@ -65,7 +65,7 @@ def enable(paths: Iterable[str]) -> str:
 
 
 def plan(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
-         memory: Originals) -> Optional[List[CpusetWrite]]:
+         originals: Originals) -> Optional[List[CpusetWrite]]:
     """The writes that give the container these CPUs; notes the originals. None: it has no cpuset.
 
     :param below: the cgroups below the container's, uppermost first.
@@ -74,22 +74,22 @@ def plan(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
     if current is None:
         return None
     if place.hierarchy.v2:
-        kept = _note(memory, place.path, cid, current, None)
-        return [] if current == wanted else [_write(kept, memory, place.path, wanted)]
-    return _plan_v1(place, below, cid, wanted, memory)
+        kept = _note(originals, place.path, cid, current, None)
+        return [] if current == wanted else [_write(kept, originals, place.path, wanted)]
+    return _plan_v1(place, below, cid, wanted, originals)
 
 
 def _plan_v1(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
-             memory: Originals) -> List[CpusetWrite]:
+             originals: Originals) -> List[CpusetWrite]:
     writes = []
     for path in above(place):
         writes += _memory_nodes(path)
         current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY
         if not wanted <= current:
-            writes.append(_write(_note(memory, path, "", current, None), memory, path, current | wanted))
+            writes.append(_write(_note(originals, path, "", current, None), originals, path, current | wanted))
     writes += _memory_nodes(place.path)
     top = file_io.cpus(f"{place.path}/cpuset.cpus") or EMPTY
-    kept = _note(memory, place.path, cid, top, None)
+    kept = _note(originals, place.path, cid, top, None)
     states: List[Tuple[Original, str, CpuSet, CpuSet]] = [(kept, place.path, top, wanted)]
     had, given = {place.path: top}, {place.path: wanted}
     for path in below:
@@ -98,18 +98,18 @@ def _plan_v1(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
         if not current or parent not in given:
             continue  # it was just created or removed
         own = current if current < had[parent] else None
-        kept = _note(memory, path, cid, current, own)
-        if own is None and kept.own is None and not kept.ours and kept.before != memory.cgroups[parent].before:
-            kept.before = memory.cgroups[parent].before  # created while its parent was narrowed
-            memory.changed()
+        kept = _note(originals, path, cid, current, own)
+        if own is None and kept.own is None and not kept.ours and kept.before != originals.cgroups[parent].before:
+            kept.before = originals.cgroups[parent].before  # created while its parent was narrowed
+            originals.changed()
         had[path], given[path] = current, kept.within(given[parent])
         states.append((kept, path, current, given[path]))
     for kept, path, current, target in states:
         if not target <= current:
-            writes.append(_write(kept, memory, path, current | target))
+            writes.append(_write(kept, originals, path, current | target))
     for kept, path, current, target in reversed(states):
         if current | target != target:
-            writes.append(_write(kept, memory, path, target))
+            writes.append(_write(kept, originals, path, target))
     return writes
 
 
@@ -130,32 +130,32 @@ def _parents(path: str) -> Iterable[str]:
         yield path
 
 
-def _note(memory: Originals, path: str, cid: str, current: CpuSet, own: Optional[CpuSet]) -> Original:
-    found, now = memory.cgroups.get(path), inode(path) or 0
+def _note(originals: Originals, path: str, cid: str, current: CpuSet, own: Optional[CpuSet]) -> Original:
+    found, now = originals.cgroups.get(path), inode(path) or 0
     if found is None or found.inode != now:
-        found = memory.cgroups[path] = Original(cid, current, own, now)
-        memory.changed()
+        found = originals.cgroups[path] = Original(cid, current, own, now)
+        originals.changed()
     elif cid and found.container != cid:
         found.container = cid  # so far noted only as an ancestor of a container's
-        memory.changed()
+        originals.changed()
     elif current not in found.ours and current != found.before and own != found.own:
         found.before, found.own = current, own  # its owner has written it since
-        memory.changed()
+        originals.changed()
     return found
 
 
-def prune(memory: Originals) -> None:
+def prune(originals: Originals) -> None:
     """Forget the cgroups that are gone."""
-    gone = [path for path, kept in memory.cgroups.items() if inode(path) != kept.inode]
+    gone = [path for path, kept in originals.cgroups.items() if inode(path) != kept.inode]
     for path in gone:
-        del memory.cgroups[path]
+        del originals.cgroups[path]
     if gone:
-        memory.changed()
+        originals.changed()
 
 
-def _write(kept: Original, memory: Originals, path: str, cpus: CpuSet) -> CpusetWrite:
+def _write(kept: Original, originals: Originals, path: str, cpus: CpuSet) -> CpusetWrite:
     if kept.will_be(cpus):
-        memory.changed()
+        originals.changed()
     return CpusetWrite(path, "cpuset.cpus", str(cpus))
 
 
@@ -170,13 +170,13 @@ def run(write: CpusetWrite) -> str:
     return ""
 
 
-def restore(cgroups: GuestCgroups, memory: Originals, kept: List[str]) -> None:
+def restore(cgroups: GuestCgroups, originals: Originals, kept: List[str]) -> None:
     """Restore the cpusets of these cgroups, and forget them."""
-    upper_first = sorted((path for path in kept if inode(path) == memory.cgroups[path].inode),
+    upper_first = sorted((path for path in kept if inode(path) == originals.cgroups[path].inode),
                          key=lambda path: path.count("/"))
     v1 = [path for path in upper_first if not any(each.v2 for each in cgroups.hierarchies
                                                    if path.startswith(f"{each.root}/"))]
-    before = {path: memory.cgroups[path].before for path in upper_first}
+    before = {path: originals.cgroups[path].before for path in upper_first}
     for path in v1:
         current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY
         over = file_io.cpus(f"{os.path.dirname(path)}/cpuset.cpus")
@@ -189,8 +189,8 @@ def restore(cgroups: GuestCgroups, memory: Originals, kept: List[str]) -> None:
         if current != before[path] and (before[path] or path not in v1):
             _report(CpusetWrite(path, "cpuset.cpus", str(before[path])))
     for path in kept:
-        del memory.cgroups[path]
-    memory.changed()
+        del originals.cgroups[path]
+    originals.changed()
 
 
 def _report(write: CpusetWrite) -> None:

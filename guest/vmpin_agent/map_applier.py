@@ -39,28 +39,31 @@ class ContainerWork(PinTarget):
         self.writes: Optional[List[cpusets.CpusetWrite]] = None
 
 
-class MapApplier:
-    """:param memory: the originals, noted by this agent or an earlier one."""
+_Begun = Tuple[List[ContainerWork], Dict[str, ContainerOutcome]]
 
-    def __init__(self, proc: str, cpus: CpuReader, cgroups: GuestCgroups, memory: Originals) -> None:
+
+class MapApplier:
+    """:param originals: the originals, noted by this agent or an earlier one."""
+
+    def __init__(self, proc: str, cpus: CpuReader, cgroups: GuestCgroups, originals: Originals) -> None:
         self._proc = proc
         self._cpus = cpus
         self._cgroups = cgroups
-        self._memory = memory
+        self._originals = originals
         self._everything = cpus.everything()
 
     def apply(self, map: VcpuMap) -> Applied:
         """Change cpusets and masks as the map demands. :returns: the outcome for each container, without an id."""
         table = self._cpus.read()
-        masks = ThreadMasks(self._proc, self._memory, self._everything)
+        masks = ThreadMasks(self._proc, self._originals, self._everything)
         places = self._give_back(masks, map)
         works, outcomes = self._begin(map, table, places)
         for work in works:
             self._gather(work, masks, table.online)
         self._enable(works)
         for work in works:
-            work.writes = cpusets.plan(work.place, work.directories[1:], work.cid, work.wanted, self._memory)
-        self._note_trouble(self._memory.save())
+            work.writes = cpusets.plan(work.place, work.directories[1:], work.cid, work.wanted, self._originals)
+        self._note_trouble(self._originals.save())
         refused = {work: self._group(work, table.online) for work in works if not self._change(work)}
         # Set threads' own masks again, which older kernels drop when the cpuset changes.
         masks.pin([(work, key, cpusets.effective(work.place.hierarchy, path) or work.wanted)
@@ -72,31 +75,31 @@ class MapApplier:
             outcomes[work.cid] = self._check(work)
         own = None if map.system is None else self._system(map, map.system, table, masks)
         masks.prune()
-        cpusets.prune(self._memory)
-        self._note_trouble(self._memory.save())
+        cpusets.prune(self._originals)
+        self._note_trouble(self._originals.save())
         ordered = {cid: outcomes[cid] for cid in map.containers}
         return Applied(None, map.generation, ordered, own)
 
     def unpin(self) -> None:
         """Restore everything to what it was before the first map."""
-        kept = self._memory.containers()
-        cpusets.restore(self._cgroups, self._memory, list(self._memory.cgroups))
-        for path in reversed(self._memory.enabled):
+        kept = self._originals.containers()
+        cpusets.restore(self._cgroups, self._originals, list(self._originals.cgroups))
+        for path in reversed(self._originals.enabled):
             self._note_trouble(cpusets.run(cpusets.CpusetWrite(path, "cgroup.subtree_control", "-cpuset")))
-        self._restore(ThreadMasks(self._proc, self._memory, self._everything), kept, self._cgroups.locate(kept - {""}))
-        self._memory.forget()
-        self._note_trouble(self._memory.save())
+        masks = ThreadMasks(self._proc, self._originals, self._everything)
+        self._restore(masks, kept, self._cgroups.locate(kept - {""}))
+        self._originals.forget()
+        self._note_trouble(self._originals.save())
 
     def cpus_changed(self) -> None:
         """Give freed threads the CPUs that have come online since (Linux before 6.2)."""
-        if self._memory.left:
-            masks = ThreadMasks(self._proc, self._memory, self._everything)
-            masks.free(set(self._memory.left), system_processes.SystemProcesses(self._proc, set()).threads)
-            self._note_trouble(self._memory.save())
+        if self._originals.left:
+            masks = ThreadMasks(self._proc, self._originals, self._everything)
+            masks.free(set(self._originals.left), system_processes.SystemProcesses(self._proc, set()).threads)
+            self._note_trouble(self._originals.save())
 
-    def _begin(self, map: VcpuMap, table: CpuTable, places: Dict[str, ContainerCgroup]) -> Tuple[List[ContainerWork],
-                                                                                             Dict[str,
-                                                                                                  ContainerOutcome]]:
+    def _begin(self, map: VcpuMap, table: CpuTable, places: Dict[str, ContainerCgroup]) -> _Begun:
+        """The containers to work on, and the outcomes of those that cannot be."""
         works, outcomes = [], {}
         paths_in_map = {place.path for place in places.values()}
         for cid, share in map.containers.items():
@@ -107,8 +110,8 @@ class MapApplier:
                 # An empty cpuset would stop it, and all CPUs would include other containers'.
                 place, paths = places[cid], within(places[cid], paths_in_map)
                 outcomes[cid] = ContainerOutcome(PENDING if pending else ERROR, place.shown, EMPTY, EMPTY,
-                                        self._processes(paths), len(self._tids(place, paths)),
-                                        error=lacking or "the map gives it no vCPU")
+                                                 self._processes(paths), len(self._tids(place, paths)),
+                                                 error=lacking or "the map gives it no vCPU")
             else:
                 works.append(ContainerWork(cid, places[cid], wanted, lacking, pending, paths_in_map))
         return works, outcomes
@@ -116,12 +119,12 @@ class MapApplier:
     def _give_back(self, masks: ThreadMasks, map: VcpuMap) -> Dict[str, ContainerCgroup]:
         """Restore what was pinned for containers that left the map or have ended. :returns: the cgroups of those in
         the map."""
-        kept = self._memory.containers()
+        kept = self._originals.containers()
         places = self._cgroups.locate((set(map.containers) | kept) - {""})
         named = {cid: place for cid, place in places.items() if cid in map.containers}
-        gone = [path for path, each in self._memory.cgroups.items() if each.container not in ("", *named)]
+        gone = [path for path, each in self._originals.cgroups.items() if each.container not in ("", *named)]
         if gone:
-            cpusets.restore(self._cgroups, self._memory, gone)
+            cpusets.restore(self._cgroups, self._originals, gone)
         self._restore(masks, kept - named.keys() - ({""} if map.system is not None else set()), places)
         return named
 
@@ -136,9 +139,9 @@ class MapApplier:
             masks.restore(cids, tids)
 
     def _own(self, named: Set[str]) -> system_processes.SystemProcesses:
-        return system_processes.SystemProcesses(self._proc,
-                                      {pid for place in self._cgroups.all(named).values() for path in within(place)
-                                       for pid in self._cgroups.processes(path)})
+        inside = {pid for place in self._cgroups.all(named).values() for path in within(place)
+                  for pid in self._cgroups.processes(path)}
+        return system_processes.SystemProcesses(self._proc, inside)
 
     def _tids(self, place: ContainerCgroup, paths: List[str]) -> List[int]:
         return [tid for path in paths for tid in self._cgroups.threads(place.hierarchy, path)]
@@ -165,15 +168,15 @@ class MapApplier:
 
     def _enable(self, works: List[ContainerWork]) -> None:
         paths = {work.cid: cpusets.closed(work.place) for work in works}
-        fresh = [path for each in paths.values() for path in each if path not in self._memory.enabled]
+        fresh = [path for each in paths.values() for path in each if path not in self._originals.enabled]
         if fresh:
-            self._memory.enabled = sorted({*self._memory.enabled, *fresh}, key=lambda path: path.count("/"))
-            self._memory.changed()
-        self._note_trouble(self._memory.save())
+            self._originals.enabled = sorted({*self._originals.enabled, *fresh}, key=lambda path: path.count("/"))
+            self._originals.changed()
+        self._note_trouble(self._originals.save())
         for work in works:
             work.trouble = cpusets.enable(cpusets.closed(work.place)) if paths[work.cid] else ""
             refused = cpusets.closed(work.place) if work.trouble else []
-            self._memory.enabled = [path for path in self._memory.enabled if path not in refused]
+            self._originals.enabled = [path for path in self._originals.enabled if path not in refused]
 
     def _change(self, work: ContainerWork) -> bool:
         """Write the container's cpuset. :returns: False if that does not narrow it: its threads have to be pinned."""
@@ -181,8 +184,8 @@ class MapApplier:
         if work.writes is not None:
             for write in work.writes:
                 work.trouble = cpusets.run(write) or work.trouble
-            for path in {write.path for write in work.writes} & self._memory.cgroups.keys():
-                self._memory.cgroups[path].done()
+            for path in {write.path for write in work.writes} & self._originals.cgroups.keys():
+                self._originals.cgroups[path].done()
             got = cpusets.effective(hierarchy, work.place.path)
             if got and got <= work.wanted and not work.trouble:
                 return True
@@ -207,7 +210,7 @@ class MapApplier:
         state = PENDING if out or work.pending else ERROR if work.lacking else APPLIED
         cgroup = work.place.shown if work.writes is not None else None
         return ContainerOutcome(state, cgroup, work.wanted, got, self._processes(work.directories), len(tids),
-                       tuple(out[:MAX_OUTSIDE]), clean("; ".join(filter(None, (work.lacking, work.trouble)))))
+                                tuple(out[:MAX_OUTSIDE]), clean("; ".join(filter(None, (work.lacking, work.trouble)))))
 
     def _system(self, map: VcpuMap, hw: Tuple[int, ...], table: CpuTable, masks: ThreadMasks) -> ContainerOutcome:
         wanted, lacking, pending = table.find(hw)
@@ -216,7 +219,7 @@ class MapApplier:
         if not self._cgroups.hierarchies:
             return ContainerOutcome(ERROR, wanted=wanted,
                                     error="no cgroups: containers' processes cannot be distinguished")
-        outcome = system_processes.pin(self._own(set(map.containers)), self._memory, masks, wanted, table.online)
+        outcome = system_processes.pin(self._own(set(map.containers)), self._originals, masks, wanted, table.online)
         if lacking and outcome.state == APPLIED:
             outcome = outcome._replace(state=PENDING if pending else ERROR)
         return outcome._replace(error="; ".join(filter(None, (lacking, outcome.error))))

@@ -38,14 +38,14 @@ class SystemProcesses:
         return [tid for pid in self.processes() for tid in guest_threads.of_process(self._proc, pid)]
 
 
-def pin(own: SystemProcesses, memory: Originals, masks: ThreadMasks, wanted: CpuSet,
+def pin(own: SystemProcesses, originals: Originals, masks: ThreadMasks, wanted: CpuSet,
         online: CpuSet) -> ContainerOutcome:
     """Set the masks of all their threads. :returns: the outcome, as for a container."""
-    memory.system_mask(wanted)
+    originals.system_mask(wanted)
     group = ThreadGroup("", own.threads, wanted, online)
     masks.pin_all([group])
     every = own.threads()
     out = outside(every, wanted)
     got = union(guest_threads.mask(tid) or EMPTY for tid in every)
     return ContainerOutcome(PENDING if out else APPLIED, None, wanted, got, len(own.processes()), len(every),
-                   tuple(out[:MAX_OUTSIDE]), group.trouble)
+                            tuple(out[:MAX_OUTSIDE]), group.trouble)

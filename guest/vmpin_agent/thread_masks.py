@@ -46,15 +46,15 @@ class ThreadGroup(PinTarget):
 class ThreadMasks:
     """The threads of one pass. :param everything: the mask of a thread that has none of its own."""
 
-    def __init__(self, proc: str, memory: Originals, everything: CpuSet) -> None:
+    def __init__(self, proc: str, originals: Originals, everything: CpuSet) -> None:
         self._proc = proc
-        self._memory = memory
+        self._originals = originals
         self._everything = everything
-        self._by_tid = {key.tid: key for key in memory.threads}
+        self._by_tid = {key.tid: key for key in originals.threads}
         self._seen: Set[ThreadKey] = set()
         #: By container, the masks that its threads were given: a new thread begins with its creator's.
         self._given: Dict[str, Set[CpuSet]] = {}
-        for kept in memory.threads.values():
+        for kept in originals.threads.values():
             if kept.own is None:
                 self._given.setdefault(kept.container, set()).update(kept.ours)
 
@@ -70,31 +70,31 @@ class ThreadMasks:
         if key is None:
             return None
         self._seen.add(key)
-        kept = self._memory.threads.get(key)
+        kept = self._originals.threads.get(key)
         if kept is not None and kept.container == cid and (
                 now in kept.ours or now == kept.within(base) or (_FORGETFUL and now == base)):
             return key  # as it was left, or what its cpuset made of that
         own = now if now and now < base and not self._is_inherited(now, cid) else None
         if kept is None:
-            self._memory.threads[key] = Original(cid, own or self._everything, own)
+            self._originals.threads[key] = Original(cid, own or self._everything, own)
             self._by_tid[tid] = key
-            self._memory.changed()
+            self._originals.changed()
         elif (kept.container, kept.own) != (cid, own) and now != kept.own:
             kept.container, kept.own, kept.before = cid, own, own or self._everything
-            self._memory.changed()
+            self._originals.changed()
         return key
 
     def _is_inherited(self, now: CpuSet, cid: str) -> bool:
         """Whether a mask may have been inherited from the creator, instead of being set by the thread itself."""
-        return (now in self._given.get(cid, ()) or now in self._memory.left
-                or (cid != "" and now in self._memory.system))
+        return (now in self._given.get(cid, ()) or now in self._originals.left
+                or (cid != "" and now in self._originals.system))
 
     def will_be(self, key: ThreadKey, cpus: CpuSet) -> CpuSet:
         """The part of these CPUs that the thread gets; notes it."""
-        kept = self._memory.threads[key]
+        kept = self._originals.threads[key]
         target = kept.within(cpus)
         if kept.will_be(target):
-            self._memory.changed()
+            self._originals.changed()
         if kept.own is None:
             self._given.setdefault(kept.container, set()).add(target)
         return target
@@ -120,20 +120,20 @@ class ThreadMasks:
     def pin(self, planned: Sequence[Tuple[PinTarget, ThreadKey, CpuSet]]) -> None:
         """Give each thread its part of the CPUs. The notes are saved before any mask is set."""
         targets = [(of, key, self.will_be(key, cpus)) for of, key, cpus in planned]
-        trouble = self._memory.save()
+        trouble = self._originals.save()
         for of, key, target in targets:
             if guest_threads.mask(key.tid) != target:
                 of.trouble = guest_threads.pin(self._proc, key, target) or of.trouble or trouble
-            self._memory.threads[key].done()
+            self._originals.threads[key].done()
 
     def prune(self) -> None:
         """Forget the threads that have ended."""
-        dead = [key for key in self._memory.threads
+        dead = [key for key in self._originals.threads
                 if key not in self._seen and guest_threads.key(self._proc, key.tid) != key]
         for key in dead:
-            del self._memory.threads[key]
+            del self._originals.threads[key]
         if dead:
-            self._memory.changed()
+            self._originals.changed()
 
     def restore(self, cids: Set[str], tids: Callable[[], Iterable[int]]) -> None:
         """Restore the masks of these containers' threads, unless their owner has changed them since; forget them.
@@ -141,11 +141,11 @@ class ThreadMasks:
         :param tids: returns all present threads: those created since the last pass inherited their creator's mask.
         """
         given = {cpus for cid in cids for cpus in self._given.get(cid, ())}
-        for key, kept in list(self._memory.threads.items()):
+        for key, kept in list(self._originals.threads.items()):
             if kept.container not in cids:
                 continue
-            del self._memory.threads[key]
-            self._memory.changed()
+            del self._originals.threads[key]
+            self._originals.changed()
             if kept.own is not None or guest_threads.mask(key.tid) in kept.ours:
                 self._let_go(key, kept.before)
         self.free(given, tids)
@@ -168,7 +168,7 @@ class ThreadMasks:
         guest_threads.pin(self._proc, key, before)
         got = guest_threads.mask(key.tid) if _FORGETFUL and before == self._everything else None
         if got is not None and got != before:
-            self._memory.left_with(got)
+            self._originals.left_with(got)
 
 
 def outside(tids: Iterable[int], cpus: CpuSet) -> List[int]:

@@ -100,8 +100,8 @@ class AgentClient:
         """The next generation's map. :param containers: lists of hardware ids."""
         self._generation += 1
         return VcpuMap(None, self._generation, "sandbox",
-                   {cid: ContainerVcpus(parse_ids(hw), cid in exclusive) for cid, hw in containers.items()},
-                   None if system is None else parse_ids(system), export)
+                       {cid: ContainerVcpus(parse_ids(hw), cid in exclusive) for cid, hw in containers.items()},
+                       None if system is None else parse_ids(system), export)
 
     def ask(self, request: HostMessage) -> AgentMessage:
         """The answer to it. :raises TimeoutError: when none comes."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData, GuestReport
     from vmpin.domain.model import SandboxId
+    from vmpin.guests.transport import Channel
     from vmpin.guests.vm_guest import VmGuest
     from vmpin.reconcile.view import NodeView
     from vmpin.vmm.inventory import Vm
@@ -38,7 +39,7 @@ class GuestManager:
         self._guests: dict[SandboxId, VmGuest] = {}
         self._tasks: dict[VmGuest, asyncio.Task[None]] = {}
         #: Tasks in which a former guest takes everything back; the next guest of that sandbox waits for its end.
-        self._leaving: dict[SandboxId, asyncio.Task[None]] = {}
+        self.leaving: dict[SandboxId, asyncio.Task[None]] = {}
         #: By vsock CID, the sandboxes whose VMMs name it, in the order of their appearance.
         self._cids: dict[int, dict[SandboxId, None]] = {}
         self._running = False
@@ -56,7 +57,7 @@ class GuestManager:
             await asyncio.Event().wait()
         finally:
             self._running = False
-            tasks = [*self._tasks.values(), *self._leaving.values()]
+            tasks = [*self._tasks.values(), *self.leaving.values()]
             self._tasks = {}
             for task in tasks:
                 task.cancel()
@@ -110,7 +111,7 @@ class GuestManager:
 
         kata = view.kata(vm.sandbox)
         made = self._guests[vm.sandbox] = VmGuest(via, vm, "" if kata is None else kata.agent_url, view.proc,
-                                                view.config, self._rival)
+                                                  view.config, self._rival)
         if made.cid is not None:
             self._cids.setdefault(made.cid, {})[vm.sandbox] = None
         if self._running:
@@ -123,7 +124,7 @@ class GuestManager:
         return next((other for other in self._cids.get(cid, ()) if other != sandbox), None)
 
     def _start(self, sandbox: SandboxId, guest: VmGuest) -> None:
-        self._tasks[guest] = asyncio.create_task(_supervised(sandbox, guest, self._leaving.get(sandbox)))
+        self._tasks[guest] = asyncio.create_task(_supervised(sandbox, guest, self.leaving.get(sandbox)))
 
     def _end(self, sandbox: SandboxId, goodbye: Vm | None = None) -> None:
         guest = self._guests.pop(sandbox)
@@ -137,14 +138,18 @@ class GuestManager:
         if goodbye is not None:
             guest.unpin(goodbye)
         leaving = asyncio.create_task(_leave(guest, task, GOODBYE if goodbye is not None else 0.0,
-                                             self._leaving.get(sandbox)))
-        self._leaving[sandbox] = leaving
+                                             self.leaving.get(sandbox)))
+        self.leaving[sandbox] = leaving
 
         def left(done: asyncio.Task[None]) -> None:
-            if self._leaving.get(sandbox) is done:
-                del self._leaving[sandbox]
+            if self.leaving.get(sandbox) is done:
+                del self.leaving[sandbox]
 
         leaving.add_done_callback(left)
+
+    def channels(self, sandbox: SandboxId) -> Sequence[Channel]:
+        """The ways into a guest at this moment. :raises KeyError: the sandbox's guest gets no map."""
+        return self._guests[sandbox].channels()
 
     def report(self, sandbox: SandboxId) -> GuestReport | None:
         """For the status; None for a sandbox whose guest gets no map."""

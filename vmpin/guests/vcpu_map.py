@@ -45,7 +45,7 @@ def guest_map(placement: Placement, hw_of: Mapping[VcpuId, int], generation: int
             containers[container] = ContainerVcpus(_ids(hw_of, vcpus), own, behind)
     spare = [vcpu for vcpu in all_vcpus if vcpu not in owner] or all_vcpus
     return VcpuMap(None, generation, placement.sandbox, containers, _ids(hw_of, spare) if system == "spare" else None,
-               export)
+                   export)
 
 
 def _ids(hw_of: Mapping[VcpuId, int], vcpus: Iterable[VcpuId]) -> tuple[int, ...]:

@@ -119,7 +119,7 @@ def parse_map(message: Mapping[str, Any]) -> VcpuMap:
         containers[cid] = ContainerVcpus(share.hw(), share.flag("exclusive"), share.cpus("host"))
     system = message.get("system")
     return VcpuMap(id, get.number("generation", required=True), get.text("sandbox", 256), containers,
-               None if system is None else _Fields(system, id, "system: ").hw(), get.flag("export"))
+                   None if system is None else _Fields(system, id, "system: ").hw(), get.flag("export"))
 
 
 def parse_applied(message: Mapping[str, Any]) -> Applied:
@@ -160,7 +160,7 @@ def _outcome(get: _Fields) -> ContainerOutcome:
         raise ProtocolError(f"{get.where}outside holds no thread ids", get.id)
     cgroup = None if get.of.get("cgroup") is None else get.text("cgroup", 4096)
     return ContainerOutcome(state, cgroup, get.cpus("wanted"), get.cpus("effective"), get.number("processes"),
-                   get.number("threads"), tuple(outside), get.text("error", 400))
+                            get.number("threads"), tuple(outside), get.text("error", 400))
 
 
 def _envelope(message: Mapping[str, Any]) -> Tuple[str, Optional[int]]:

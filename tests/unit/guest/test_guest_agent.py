@@ -188,7 +188,7 @@ def test_who_subscribed_is_told_of_containers(tmp_path: Path, both: tuple[Worker
     (root / ID / "cgroup.procs").unlink()
     (root / ID / "cgroup.threads").unlink()
     (root / ID).rmdir()
-    made._newest = ("", "")
+    made.newest = ("", "")
     assert made.check(True) == [GuestEvent("containers", started=(OTHER,), stopped=(ID,))]
     assert made.check(True) == []
 
@@ -199,12 +199,12 @@ def test_a_second_subscriber_takes_nothing_from_the_first(tmp_path: Path, both: 
     made.answer(Subscribe(1))
     fill(root / ID, both[0])
     made.answer(Subscribe(2))
-    made._newest = ("", "")
+    made.newest = ("", "")
     assert made.check(True) == [GuestEvent("containers", started=(ID,))]
     made.check(False)  # both have gone
     fill(root / OTHER, both[1])
     made.answer(Subscribe(3))
-    made._newest = ("", "")
+    made.newest = ("", "")
     assert made.check(True) == []
 
 

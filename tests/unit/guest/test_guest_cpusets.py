@@ -230,10 +230,10 @@ def test_cgroups_that_came_and_went_are_forgotten(tmp_path: Path) -> None:
             for file in "cpuset.cpus", "cpuset.mems":
                 (inner / file).write_text((place / file).read_text())
             put(made, {ID: "1"}, number)
-            assert str(inner) in made._memory.cgroups
+            assert str(inner) in made.originals.cgroups
             inner.rmdir()
         put(made, {ID: "1"}, 20)
-        assert made._memory.cgroups.keys() == {str(place)}
+        assert made.originals.cgroups.keys() == {str(place)}
         assert json.loads((tmp_path / "run/agent.json").read_text())["cgroups"].keys() == {str(place)}
         made.answer(Unpin())
         assert (place / "cpuset.cpus").read_text() == "0-1\n"

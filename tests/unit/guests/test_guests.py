@@ -247,7 +247,7 @@ def test_the_guest_of_a_sandbox_that_is_excluded_takes_everything_back(tmp_path:
             node.view.vms.clear()
             node.update()
             assert node.guests.report(POD) is None
-            leaving = list(node.guests._leaving.values())
+            leaving = list(node.guests.leaving.values())
             await asyncio.wait(leaving)
             assert isinstance(node.agent.requests[-1], Unpin) is excluded
     run(test())
@@ -537,16 +537,16 @@ def test_a_cid_that_two_claim_is_nobodys(tmp_path: Path) -> None:
         node.view.config = node.config()
         node.view.vms = {pods[0]: vms[pods[0]]}
         node.update()
-        (alone,) = node.guests._guests[pods[0]].channels()
+        (alone,) = node.guests.channels(pods[0])
         assert isinstance(alone, Vsock)
         node.view.vms = vms
         node.update()
         for pod, other in zip(pods, reversed(pods), strict=True):
-            (way,) = node.guests._guests[pod].channels()
+            (way,) = node.guests.channels(pod)
             with pytest.raises(OSError, match=f"sandbox {other}'s VMM"):
                 await way.open(10789)
         node.view.vms = {pods[1]: vms[pods[1]]}
         node.update()
-        (alone,) = node.guests._guests[pods[1]].channels()
+        (alone,) = node.guests.channels(pods[1])
         assert isinstance(alone, Vsock)
     run(test())
