@@ -41,6 +41,22 @@ class Timeouts:
     cri_call: float = 5.0
     #: From a report on a sandbox to its rechecks: each the pause after the one before.
     rechecks: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+    #: While the proc connector's events come more often than this and none is of a followed process, its socket is
+    #: read only this often: a wake-up of the loop costs ten times what an event does. A new thread of a followed
+    #: process may be placed so much later then.
+    events_calm: float = 0.002
+    #: For this long the loop's other work (a hook's message, a request) waits for events; the rest are handled after
+    #: it.
+    events_turn: float = 0.002
+    #: Between two full passes where events are lost again and again.
+    events_lost: float = 1.0
+    #: From the creation of a kernel thread until it has its name: that takes microseconds, and no event reports it.
+    kernel_named: float = 0.01
+    #: From placing a thread ahead of a pass to the pass that confirms it: a VMM names its vCPUs one after the other,
+    #: and none of them is to wait for the pass over the one before.
+    confirm_placed: float = 0.002
+    #: Between attempts to open the proc connector: it may be for want of memory that it cannot be.
+    connector_retry: float = 300.0
     #: Pause before a failed task of the watcher is started again, doubled at each failure up to the second.
     restart: float = 0.5
     restart_most: float = 30.0

@@ -14,9 +14,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 from vmpin import log
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.host.proc_connector import ProcConnector
@@ -33,27 +33,6 @@ _BATCH = 512
 _KINDS: dict[type, str] = {Fork: "fork", Exec: "exec", Comm: "comm", Exit: "exit", Ack: "ack"}
 
 
-@dataclass(frozen=True)
-class Timing:
-    """When the feed does what, in seconds."""
-
-    #: While events come more often than this and none is of a followed process, the socket is read only this often: a
-    #: wake-up of the loop costs ten times what an event does. A new thread of a followed process may be placed so much
-    #: later then.
-    calm: float = 0.002
-    #: Until a new kernel thread has its name: that takes microseconds, and no event reports it.
-    kernel_named: float = 0.01
-    #: After which a pass confirms what was placed ahead of it: a VMM names its vCPUs one after the other, and none of
-    #: them is to wait for the pass over the one before.
-    confirm: float = 0.002
-    #: For which the loop's other work (a hook's message, a request) waits for events; the rest are handled after it.
-    budget: float = 0.002
-    #: Between two full passes where events are lost again and again.
-    pause: float = 1.0
-    #: Between attempts to open the connector: it may be for want of memory that it cannot be.
-    retry: float = 300.0
-
-
 class ProcEventsFeed:
     """Owns the connector and the events that were read and not handled yet.
 
@@ -66,7 +45,7 @@ class ProcEventsFeed:
 
     def __init__(self, reconciler: Reconciler, follow_up: Callable[[FollowUp, float], None],
                  lost: Callable[[], None], *, placer: NewbornPlacer | None = None,
-                 connect: Callable[[Procfs], ProcConnector] = ProcConnector, timing: Timing = Timing(),
+                 connect: Callable[[Procfs], ProcConnector] = ProcConnector, timeouts: Timeouts = TIMEOUTS,
                  clock: Callable[[], float] = time.perf_counter) -> None:
         self._reconciler = reconciler
         self._counters = reconciler.view.counters
@@ -74,7 +53,7 @@ class ProcEventsFeed:
         self._lost = lost
         self._placer = placer or NewbornPlacer(reconciler)
         self._connect = connect
-        self._timing = timing
+        self._timeouts = timeouts
         self._clock = clock
         self._connector: ProcConnector | None = None
         self._state = "not asked yet"
@@ -124,7 +103,7 @@ class ProcEventsFeed:
                 if self._state != before:
                     logger.warning("proc connector unavailable (%s): new threads are placed at the next resync",
                                    err.why)
-            await asyncio.sleep(self._timing.retry)
+            await asyncio.sleep(self._timeouts.connector_retry)
 
     async def _open_once(self) -> ProcConnector:
         """Open the connector in a thread: it takes seconds where no event comes. Cancelled meanwhile, it closes what
@@ -161,7 +140,7 @@ class ProcEventsFeed:
         """The socket has events. In a storm it is polled instead, from the next turn of the loop on."""
         now = time.perf_counter()
         count, relevant = self._handle(now)
-        storm = now - self._irrelevant_at < self._timing.calm and count > 0 and not relevant
+        storm = now - self._irrelevant_at < self._timeouts.events_calm and count > 0 and not relevant
         self._irrelevant_at = 0.0 if relevant else now
         if self._connector is not None and (self._waiting or storm):
             asyncio.get_running_loop().remove_reader(self._connector.fd)
@@ -172,7 +151,7 @@ class ProcEventsFeed:
         if self._waiting or self._more:
             loop.call_soon(self._poll, connector)  # after all that is due now
         else:
-            loop.call_later(self._timing.calm, self._poll, connector)
+            loop.call_later(self._timeouts.events_calm, self._poll, connector)
 
     def _poll(self, connector: ProcConnector) -> None:
         """In a storm: of processes that are not followed, or of more events than there was time for."""
@@ -232,7 +211,7 @@ class ProcEventsFeed:
 
     def _within_budget(self) -> Iterator[Event]:
         """Waiting events, as long as the budget lasts: one at least."""
-        end = self._clock() + self._timing.budget
+        end = self._clock() + self._timeouts.events_turn
         while self._waiting:
             yield self._waiting.popleft()
             if self._clock() >= end:
@@ -248,7 +227,7 @@ class ProcEventsFeed:
 
     def _name_later(self, kernel_threads: set[int], since: float) -> None:
         if kernel_threads and not self._kernel_threads:
-            asyncio.get_running_loop().call_later(self._timing.kernel_named, self._name, since)
+            asyncio.get_running_loop().call_later(self._timeouts.kernel_named, self._name, since)
         self._kernel_threads |= kernel_threads
 
     def _name(self, since: float) -> None:
@@ -257,7 +236,7 @@ class ProcEventsFeed:
 
     def _confirm_later(self, sandboxes: set[SandboxId], since: float) -> None:
         if sandboxes and not self._unconfirmed:
-            asyncio.get_running_loop().call_later(self._timing.confirm, self._confirm, since)
+            asyncio.get_running_loop().call_later(self._timeouts.confirm_placed, self._confirm, since)
         self._unconfirmed |= sandboxes
 
     def _confirm(self, since: float) -> None:
@@ -277,7 +256,7 @@ class ProcEventsFeed:
     def _resync_soon(self, why: str) -> None:
         """Ask for a full pass: at once, and with a pause where that is needed again and again."""
         if self._resync is None:
-            wait = max(0.0, self._last_resync + self._timing.pause - time.monotonic())
+            wait = max(0.0, self._last_resync + self._timeouts.events_lost - time.monotonic())
             self._resync = asyncio.get_running_loop().call_later(wait, self._resync_now)
             logger.warning("%s: everything is read again", why)
 

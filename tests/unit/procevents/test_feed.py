@@ -17,17 +17,17 @@ import pytest
 from need import lacking, need_root
 
 from vmpin.config import loading
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import SandboxId
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs
-from vmpin.procevents.feed import ProcEventsFeed, Timing
+from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import KTHREADD, Event, Exec, Fork
 
 pytestmark = pytest.mark.root
 
-TIMING = Timing()
 PREFIX = f"f{secrets.token_hex(5)}-"
 
 
@@ -47,10 +47,10 @@ class Received:
         self._now = 0.0
         self.make()
 
-    def make(self, timing: Timing = TIMING, placer: NewbornPlacer | None = None,
+    def make(self, timeouts: Timeouts = TIMEOUTS, placer: NewbornPlacer | None = None,
              connect: Callable[[Procfs], ProcConnector] = ProcConnector) -> None:
         self.feed = ProcEventsFeed(self.reconciler, self._take, self._lose, placer=placer, connect=connect,
-                                   timing=timing, clock=self._clock)
+                                   timeouts=timeouts, clock=self._clock)
 
     def _clock(self) -> float:
         self._now += self.step
@@ -146,7 +146,7 @@ def test_a_new_vmm_is_reported_and_all_that_was_before_is_read(received: Receive
 
 def test_in_a_storm_of_others_the_loop_wakes_seldom_and_misses_nothing(received: Received) -> None:
     calm, connect = 0.05, Scripter()
-    received.make(Timing(calm=calm), connect=connect)
+    received.make(Timeouts(events_calm=calm), connect=connect)
 
     async def scenario() -> None:
         async with running(received):
@@ -185,9 +185,9 @@ def test_events_that_take_their_time_leave_turns_to_the_loops_other_work(receive
         if happened.count("took 1") < 50:
             asyncio.get_running_loop().call_soon(other)
 
-    received.make(TIMING, Slow(received.reconciler),
+    received.make(TIMEOUTS, Slow(received.reconciler),
                   Scripter(*(Exec(time.monotonic_ns(), os.getpid()) for _ in range(50))))
-    received.step = TIMING.budget  # so long each of them takes
+    received.step = TIMEOUTS.events_turn  # so long each of them takes
 
     async def scenario() -> None:
         async with running(received):
@@ -241,7 +241,7 @@ def test_threads_placed_ahead_are_confirmed_by_one_pass_a_moment_later(received:
             super().handle(events)
             return FollowUp(soon=soon.pop(0) if soon else set())
 
-    received.make(Timing(confirm=1.0, budget=0.0), Ahead(received.reconciler),
+    received.make(Timeouts(confirm_placed=1.0, events_turn=0.0), Ahead(received.reconciler),
                   Scripter(*(Exec(time.monotonic_ns(), os.getpid()) for _ in range(2))))
 
     async def scenario() -> None:
@@ -275,7 +275,7 @@ def test_it_logs_once_why_the_connector_is_unavailable_and_tries_again(
         return ProcConnector(proc)
 
     lost = received.lost
-    received.make(Timing(retry=0.01), connect=connect)
+    received.make(Timeouts(connector_retry=0.01), connect=connect)
     (tmp_path / "proc" / "self" / "ns").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026539999]")
     real, received.reconciler.proc = received.reconciler.proc, Procfs(tmp_path / "proc")
