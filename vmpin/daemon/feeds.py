@@ -183,7 +183,7 @@ class FileFeed:
         self._due: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Until cancelled. :raises OSError: when the kernel gives no more of it."""
+        """Until cancelled. :raises OSError: when the kernel has no more inotify instances or watches."""
         # Here, as it loads ctypes, which a hardened service may be refused the memory for.
         from vmpin.host import inotify
 
@@ -203,7 +203,7 @@ class FileFeed:
                 self._due = None  # else nothing is reported any more after a restart
 
     def watch(self, paths: Iterable[Path]) -> None:
-        """Watch these, and nothing else any more. What is not there is left out, until it is asked for again."""
+        """Watch these paths, and no others any more. One that does not exist is left out until the next call."""
         wanted = self._wanted = set(paths)
         if self._inotify is None:
             return

@@ -1,8 +1,10 @@
-"""Has the runtime give runc containers back their CPUs (`policy.runc_repair`), outside the event loop.
+"""Asks the runtime to give runc containers back their CPUs (`policy.runc_repair`), outside the event loop.
 
-By the CRI call UpdateContainerResources; where no CRI runtime answers, by NRI: the connection is made anew, and the
-updates go into the answer to the runtime's Synchronize. Never by NRI's UpdateContainers, which hangs runtimes
-(sources.nri.session.NriSession.register). What stays out: which containers (repair).
+By the CRI call UpdateContainerResources; where no CRI runtime answers, by NRI: the plugin reconnects, and the updates
+go into the answer to the runtime's Synchronize. Never by NRI's UpdateContainers, which hangs runtimes
+(sources.nri.session.NriSession.register). A failed call is not repeated here: the next resync finds the container
+unchanged, with the CPUs that it is to have by then. What stays out: which containers (reconcile.runc_drift). Owned by
+the watcher.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class RuncRepair:
-    """Counts what it asked for in `tally.repairs`.
+    """Repairs in one task at a time, and counts them in `tally.repairs`.
 
     :param read_back: reads the cgroups of containers again (`Reconciler.read_cgroups`).
     :param plugin: the NRI plugin, None while there is none.
@@ -50,7 +52,7 @@ class RuncRepair:
         self._asked: set[ContainerId] = set()
         self._listed: dict[ContainerId, CpuSet | None] = {}
 
-    def look(self) -> None:
+    def begin(self) -> None:
         """After a resync: begin what is due, unless repairs are still under way. Returns at once."""
         view, busy = self._view, self._task is not None and not self._task.done()
         if not (view.config.policy.runc_repair and view.nri_listed) or busy:
@@ -99,8 +101,8 @@ class RuncRepair:
             self._by_nri(left)
 
     def _confirmed(self, due: Mapping[ContainerId, CpuSet]) -> dict[ContainerId, CpuSet]:
-        """Those to repair now. Of a container that the kubelet's checkpoint does not list the runtime is asked first:
-        other CPUs than it reported may be another plugin's, which NRI reports to no plugin, and its list has them."""
+        """The containers to repair now. For one that the kubelet's checkpoint does not list, a list is requested from
+        the runtime first: other CPUs than it reported may be another plugin's, which NRI reports to no plugin."""
         view = self._view
         listed = {container for sandbox in view.sandboxes.values()
                   for container in due.keys() & sandbox.containers.keys()
@@ -116,21 +118,21 @@ class RuncRepair:
     def _by_nri(self, due: Mapping[ContainerId, CpuSet]) -> None:
         plugin = self._plugin()
         if plugin is None or not plugin.can_reconnect:
-            self._report("no CRI socket (paths.cri), and NRI's connection cannot be made anew, as the runtime started "
-                         "this plugin: runc containers are not repaired")
+            self._report("no CRI socket (paths.cri), and no second NRI connection, as the runtime started this "
+                         "plugin: runc containers are not repaired")
             return
         updates = {}
         for sandbox in self._view.sandboxes.values():
             for container in due.keys() & sandbox.containers.keys():
-                word = sandbox.containers[container].reports.get(Source.NRI)
-                if word is not None:
-                    updates[container] = NriUpdate(due[container], word.cpuset)
+                report = sandbox.containers[container].reports.get(Source.NRI)
+                if report is not None:
+                    updates[container] = NriUpdate(due[container], report.cpuset)
                     self._repairs.began(container, due[container], "NRI")
         plugin.reconnect(updates)
 
     def take(self, events: Iterable[NriEvent]) -> None:
-        """What the runtime reported. CPUs that the answer to a list gave back are written to the cgroups after it: the
-        files' own events, or the next resync, read them."""
+        """Process the runtime's events. CPUs that the answer to a list gave back are written to the cgroups after it:
+        the files' own events, or the next resync, read them."""
         for event in events:
             if isinstance(event, Synced):
                 self._listed = {container.id: container.cpus for container in event.containers

@@ -285,7 +285,7 @@ class Watcher:
             self.hooks.save_soon(only_if_unsaved=True)
             self._ask_qmp()
             self._watch_files()
-            self._repair.look()
+            self._repair.begin()
             if self._relist.due():
                 self._request_list()
 

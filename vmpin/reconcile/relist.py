@@ -3,7 +3,8 @@ containers.
 
 Kata writes the sandbox's cgroup at every update. NRI reports an update that another plugin made in its own answer to
 Synchronize (balloons, whenever it connects) to no plugin; the runtime's next list has it. What stays out: making the
-list (source/nri), and what it means (source/nri_reports, state).
+list (sources.nri), and which of its CPUs count (sources.nri.cpuset_reports, domain.desired_state). Owned by the
+watcher.
 """
 
 from __future__ import annotations

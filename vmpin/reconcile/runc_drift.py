@@ -1,7 +1,7 @@
-"""The way back for runc containers (`policy.runc_repair`): which of them are to be given other CPUs by the runtime.
+"""Drift of runc containers (`policy.runc_repair`): those that the runtime is to give their CPUs back.
 
 Only where a container's cgroup has had other CPUs than it was given for longer than a resync, so that an update under
-way is not mistaken for a drift. What stays out: asking the runtime (runcrepair).
+way is not mistaken for a drift. What stays out: asking the runtime (daemon.runc_repair), which calls this.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAUSE = 5.0
 
 
 class RuncDriftRepairs:
-    """What was repaired, so that a fight ends."""
+    """The repairs of the last minutes: after three of them a container is left to the other writer."""
 
     def __init__(self) -> None:
         #: When (monotonic) each container was repaired, and those that are reported as left alone.
@@ -39,7 +39,7 @@ class RuncDriftRepairs:
 
         :param vms: the sandboxes that are VMs: their containers' CPUs are not set by a cgroup of the host.
         :param lasting: the containers on which the sources have disagreed for longer than a resync.
-        :param announced: what the runtime reported as it happened (source/nri_reports).
+        :param announced: what the runtime reported as it happened (sources.nri.cpuset_reports).
         :param now: CLOCK_MONOTONIC in seconds.
         """
         now = time.monotonic() if now is None else now
@@ -62,17 +62,18 @@ class RuncDriftRepairs:
         return found
 
     def began(self, container: ContainerId, cpus: CpuSet, way: str, now: float | None = None) -> None:
-        """A try, by `way`. :param now: CLOCK_MONOTONIC in seconds."""
+        """Record a try, by `way` ("CRI" or "NRI"). :param now: CLOCK_MONOTONIC in seconds."""
         self._times.setdefault(container, []).append(time.monotonic() if now is None else now)
         logger.info("container=%s is given its CPUs back by=%s cpus=%s", container, way, cpus)
 
 
 def _wanted(state: DesiredState, kubelet: CpuManagerState | None, sandbox: SandboxId, container: ContainerId,
             announced: Mapping[ContainerId, CpuSet]) -> CpuSet | None:
-    """What a container was given, when its cgroup has something else; the runtime has to know the container."""
+    """The CPUs that a container was given, when its cgroup has others; None else, and for one that NRI does not
+    report."""
     found = state.sandboxes.get(sandbox)
-    known = None if found is None else found.containers.get(container)
-    if found is None or known is None or known.pending or not {Source.NRI, Source.CGROUP} <= known.reports.keys():
+    record = None if found is None else found.containers.get(container)
+    if found is None or record is None or record.pending or not {Source.NRI, Source.CGROUP} <= record.reports.keys():
         return None
-    wanted = assigned_cpus(kubelet, found.pod, known.container) or announced.get(container)
-    return wanted if wanted is not None and known.reports[Source.CGROUP].cpuset != wanted else None
+    wanted = assigned_cpus(kubelet, found.pod, record.container) or announced.get(container)
+    return wanted if wanted is not None and record.reports[Source.CGROUP].cpuset != wanted else None

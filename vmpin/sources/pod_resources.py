@@ -26,7 +26,6 @@ _TABLE = """
 ListPodResourcesResponse pod_resources=1:PodResources*
 PodResources name=1 namespace=2 containers=3:ContainerResources*
 ContainerResources name=1 cpu_ids=3:int64*
-AllocatableResourcesResponse cpu_ids=2:int64*
 """
 #: By gRPC's status: its meaning here.
 _MEANINGS = {
@@ -53,15 +52,6 @@ def list_cpus(socket: Path, timeout: float) -> dict[tuple[str, str, str], CpuSet
                 key = pod.namespace, pod.name, container.name
                 found[key] = found.get(key, CpuSet()) | _cpus(container.cpu_ids, socket)
     return found
-
-
-def allocatable(socket: Path, timeout: float) -> CpuSet:
-    """The CPUs that the kubelet may give to containers, shared or not: all but the reserved ones.
-
-    :param timeout: in seconds.
-    :raises SourceError: as list_cpus.
-    """
-    return _cpus(_ask(socket, "GetAllocatableResources", "AllocatableResourcesResponse", timeout).cpu_ids, socket)
 
 
 def _cpus(ids: Iterable[int], socket: Path) -> CpuSet:

@@ -74,7 +74,7 @@ class Drifted:
     def look(self, times: int = 1) -> None:
         """As after resyncs; the runtime lists all when it is asked to."""
         async def looked() -> None:
-            self.repair.look()
+            self.repair.begin()
             await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
 
         for _ in range(times):
@@ -150,9 +150,9 @@ def test_nothing_waits_for_a_mute_runtime(node: Drifted, runtime: CriServer,
 
     async def watched() -> None:
         nonlocal turns
-        node.repair.look()
+        node.repair.begin()
         await asyncio.to_thread(runtime.called.wait)
-        node.repair.look()
+        node.repair.begin()
         (under_way,) = asyncio.all_tasks() - {asyncio.current_task()}
         while not under_way.done():
             turns += 1

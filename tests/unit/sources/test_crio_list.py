@@ -82,7 +82,7 @@ class Node:
         self.reconciler.disagreements.lasting[SandboxId("pod1"), ContainerId("c1")] = "the sources disagree"
 
         async def look() -> None:
-            self.repair.look()
+            self.repair.begin()
             await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
 
         asyncio.run(look())

@@ -18,7 +18,7 @@ from kubelet_peer import KUBELET, Kubelet
 
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
-from vmpin.sources.pod_resources import allocatable, list_cpus
+from vmpin.sources.pod_resources import list_cpus
 
 
 @pytest.fixture
@@ -58,12 +58,6 @@ def test_two_pods_of_one_name_count_as_one(kubelet: Kubelet) -> None:
     assert list_cpus(kubelet.path, 120) == {("shop", "web-0", "app"): CpuSet.parse("2-4")}
 
 
-def test_allocatable_cpus_are_told(kubelet: Kubelet) -> None:
-    raw = KUBELET["AllocatableResourcesResponse"](cpu_ids=range(2, 64), memory=[{"size": 5}]).SerializeToString()
-    kubelet.calls["GetAllocatableResources"] = lambda request, context: raw
-    assert allocatable(kubelet.path, 120) == CpuSet.parse("2-63")
-
-
 def test_a_long_list_is_read(kubelet: Kubelet) -> None:
     kubelet.lists(*(pod(f"{at:0200}", app=[at % 100] * 2000) for at in range(3000)))  # 6 MB
     assert len(list_cpus(kubelet.path, 120)) == 3000
@@ -96,9 +90,10 @@ def test_what_the_kubelet_refuses_is_told_with_its_reason(kubelet: Kubelet, code
     assert refusal(kubelet.path) == why
 
 
-def test_a_call_nobody_serves_is_unimplemented(kubelet: Kubelet) -> None:
+def test_a_call_that_the_kubelet_does_not_have_is_unimplemented(kubelet: Kubelet) -> None:
+    kubelet.calls.clear()
     with pytest.raises(SourceError, match="this kubelet does not have the call"):
-        allocatable(kubelet.path, 120)
+        list_cpus(kubelet.path, 120)
 
 
 def test_a_slow_kubelet_is_not_waited_for(kubelet: Kubelet) -> None:
