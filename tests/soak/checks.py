@@ -191,7 +191,7 @@ class Checks:
                 yield f"{guest.id} is not in it"
             elif state.suspended != guest.told.held:
                 yield f"{guest.id} is held there: {state.suspended}"
-            elif guest.id not in kept.before and not guest.told.held:
+            elif guest.id not in kept.originals and not guest.told.held:
                 yield f"{guest.id}: its masks from before are not in it"
         for sandbox in kept.state.sandboxes:
             if sandbox not in self.world.guests and sandbox not in self._fading():

@@ -39,7 +39,7 @@ class _Drift:
     left: set[ThreadId] = field(default_factory=set)
     again: float = NEVER
     #: Those over which there was a fight at the last word of one; it may be over.
-    fought: set[ThreadId] = field(default_factory=set)
+    contended: set[ThreadId] = field(default_factory=set)
     #: What was found to be the reason the last time.
     why: str = ""
 
@@ -48,9 +48,9 @@ class DriftTracker:
     """Of all VMs. `explain` is called with what was put back; it counts that and says why it was."""
 
     def __init__(self, explain: Explain = lambda _: {}, rules: ContentionRules | None = None) -> None:
-        self.fights = Contention(rules or ContentionRules())
+        self.contention = Contention(rules or ContentionRules())
         #: How many fights were noticed, by sandbox and beginning.
-        self.fought = 0
+        self.contended = 0
         #: Called with a thread that was put back and the CPU it was on, outside its place.
         self.strayed: Callable[[SandboxId, VmThread, int, CpuSet], None] | None = None
         self._explain = explain
@@ -66,8 +66,9 @@ class DriftTracker:
         known = self._of.get(sandbox)
         if known is None:
             return []
-        rule = self.fights.rules.on_contention
-        persisted = [thread for thread in known.fought if rule is OnContention.PERSIST and self.fights.count(thread)]
+        rule = self.contention.rules.on_contention
+        persisted = [thread for thread in known.contended
+                     if rule is OnContention.PERSIST and self.contention.count(thread)]
         return [f"{len(threads)} threads are moved by somebody else again and again (the last time: {known.why}) and "
                 f"are {what} (drift.on_fight={rule})"
                 for threads, what in ((known.left, "left alone"), (persisted, "put back each time")) if threads]
@@ -76,15 +77,15 @@ class DriftTracker:
         """Forget VMs that have ended, and fights that are over."""
         for gone in self._of.keys() - set(sandboxes):
             del self._of[gone]
-        if self.fights:
-            self.fights.keep_only(threads(), time.monotonic())
+        if self.contention:
+            self.contention.keep_only(threads(), time.monotonic())
 
     def forget(self, sandbox: SandboxId) -> None:
         self._of.pop(sandbox, None)
 
     def retry_now(self) -> list[SandboxId]:
         """Take up again what was left to another writer. :returns: the sandboxes whose threads are among it."""
-        self.fights.retry_now()
+        self.contention.retry_now()
         return [sandbox for sandbox, known in self._of.items() if known.left]
 
     def disregard(self, sandbox: SandboxId) -> None:
@@ -104,40 +105,40 @@ class DriftTracker:
         known.left, known.again = set(), NEVER
         known.away = _away(known, placement, operations, expected) if operations and known.placement else {}
         known.placement = placement
-        return self._without_fights(sandbox, known, operations) if operations and self.fights else operations
+        return self._without_contended(sandbox, known, operations) if operations and self.contention else operations
 
-    def _without_fights(self, sandbox: SandboxId, known: _Drift,
+    def _without_contended(self, sandbox: SandboxId, known: _Drift,
                         operations: Iterable[SetAffinity]) -> tuple[SetAffinity, ...]:
         kept, begun = [], []
         now = time.monotonic()
         for operation in operations:
             thread, cpus = operation.thread.id, operation.cpus
-            resting = self.fights.resting(thread, cpus, now)
-            if not resting and thread not in known.away and self.fights.retry_due(thread, cpus, now):
+            resting = self.contention.resting(thread, cpus, now)
+            if not resting and thread not in known.away and self.contention.retry_due(thread, cpus, now):
                 known.away[thread] = cpus  # it is tried again
-            elif not resting and thread in known.away and self.fights.starts(thread, cpus, now):
+            elif not resting and thread in known.away and self.contention.starts(thread, cpus, now):
                 begun.append(thread)
-                resting = self.fights.resting(thread, cpus, now)
+                resting = self.contention.resting(thread, cpus, now)
             if resting:
                 known.left.add(thread)
                 known.away.pop(thread, None)
             else:
                 kept.append(operation)
-        known.again = self.fights.next_retry(known.left, now) or NEVER
+        known.again = self.contention.next_retry(known.left, now) or NEVER
         if begun:
-            self._fight(sandbox, known, begun)
+            self._contended(sandbox, known, begun)
         return tuple(kept)
 
-    def _fight(self, sandbox: SandboxId, known: _Drift, threads: Collection[ThreadId]) -> None:
+    def _contended(self, sandbox: SandboxId, known: _Drift, threads: Collection[ThreadId]) -> None:
         """Say it: loudly when it is new."""
-        rules = self.fights.rules
-        known.fought = {thread for thread in known.fought if self.fights.count(thread)} | set(threads)
-        new = sum(self.fights.count(thread) == 1 for thread in threads)
+        rules = self.contention.rules
+        known.contended = {thread for thread in known.contended if self.contention.count(thread)} | set(threads)
+        new = sum(self.contention.count(thread) == 1 for thread in threads)
         does = {OnContention.REST: f"they are left alone for {rules.rest:.0f} s, and longer each time",
                 OnContention.LEAVE: "they are left alone",
                 OnContention.PERSIST: "they are put back all the same"}[rules.on_contention]
         if new:
-            self.fought += 1
+            self.contended += 1
             logger.error("fight sandbox=%s threads=%d: put back %d times within %.0f s, and somebody moves them again "
                          "(%s): %s (drift.on_fight=%s)", sandbox, new, rules.repairs, rules.within,
                          known.why, does, rules.on_contention)
@@ -151,7 +152,7 @@ class DriftTracker:
         now, counted = time.monotonic(), dict[SandboxId, Counter[MaskRepair]]()
         for sandbox, changes in self._repairs(results).items():
             for threads in changes.values():
-                self.fights.add_repairs(threads, now)
+                self.contention.add_repairs(threads, now)
             self._of[sandbox].away = {}
             counted[sandbox] = Counter({change: len(threads) for change, threads in changes.items()})
         for sandbox, causes in self._explain(counted).items() if counted else ():

@@ -35,7 +35,7 @@ from vmpin.reconcile.disagreements import SourceDisagreements
 from vmpin.reconcile.failures import Failures
 from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.reconcile.requests import RuntimeRequests
-from vmpin.reconcile.state_file import SavedState
+from vmpin.reconcile.state_format import SavedState
 from vmpin.reconcile.view import NodeView
 from vmpin.runtime.oci import HookState
 from vmpin.sources.disk import DiskSources
@@ -90,7 +90,7 @@ class NodeState:
         self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.tally, self.ledger,
                                             f"{self.proc.root}/1/root", self.observer.vms, self._pinned_by_kata)
         self.drift_tracker = DriftTracker(self.drift_evidence.explain_repairs, config.contention_rules)
-        self.originals = OriginalMaskStore(self.proc, saved.before)
+        self.originals = OriginalMaskStore(self.proc, saved.originals)
         self.pinner = Pinner(self.proc, self.cgroups, self.originals, self.drift_tracker)
         self.cpusets = CpusetFiles(self.cgroups)
         self.failures = Failures(self.pinner.recheck)
@@ -254,7 +254,7 @@ class NodeState:
         """Use another configuration. Paths stay as they were until a restart."""
         self.config = config
         self.observer.only = config.watch.pattern
-        self.pinner.drift_tracker.fights.rules = config.contention_rules
+        self.pinner.drift_tracker.contention.rules = config.contention_rules
         self.sources.kata.use_annotation(config.policy.exclusive_annotation)
         self.renew(self.node.topology, self.checkpoint.read() if config.watch.kubelet else None)
 

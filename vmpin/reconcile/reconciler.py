@@ -191,7 +191,7 @@ class Reconciler(NodeState):
             if sandbox not in seen and (vm := self.failures.run(sandbox, self._refresh)) is not None:
                 vms.append(vm)
         operations = [operation for vm in vms for operation in self.failures.run(vm.sandbox, self._operations) or ()]
-        self.tally.contentions = self.drift_tracker.fought
+        self.tally.contentions = self.drift_tracker.contended
         if not operations:
             return ()
         if not act:

@@ -11,8 +11,8 @@ from pathlib import Path
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.errors import StateFileError
-from vmpin.reconcile import state_file
-from vmpin.reconcile.state_file import SavedState
+from vmpin.reconcile import state_file, state_format
+from vmpin.reconcile.state_format import SavedState
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class StateStore:
         #: Why the state could not be saved when it was last tried, "" if it could.
         self.failing = ""
         self._unnoted = False
-        self._written: state_file.Written = {}
+        self._written: state_format.Written = {}
 
     def load(self, set_aside: bool) -> SavedState:
         """:param set_aside: whether a damaged file is moved away."""

@@ -26,7 +26,7 @@ from vmpin.doctor.collect.rights import CAPABILITIES, rights
 from vmpin.domain.facts import ConnectorFacts, NodeFacts, Rights, WatcherFacts
 from vmpin.host.lock import Lock
 from vmpin.host.procfs import Procfs
-from vmpin.reconcile import state_file
+from vmpin.reconcile import state_file, state_format
 
 SHARE = "opt/kata/share/defaults/kata-containers/runtimes/qemu"
 #: A node on which five things are wrong: kernel, kubelet's policy, NRI, Kata's pinning, tuned.
@@ -195,7 +195,7 @@ def test_the_run_directory_is_described(own: Config) -> None:
     os.utime(old, (time.time() - 100, time.time() - 100))
     (own.paths.spool / "2.hook").touch()
     (own.paths.spool / ".3.hook.tmp").touch()
-    state_file.save(own.paths.state_file, Procfs().boot_id(), state_file.SavedState())
+    state_file.save(own.paths.state_file, Procfs().boot_id(), state_format.SavedState())
     found = run_directory(own, Procfs())
     assert (found.exists, found.uid, found.mode, found.spooled) == (True, os.geteuid(), 0o755, 2)
     assert 99 < found.oldest < 200

@@ -24,7 +24,7 @@ from vmpin.install import hooks_directory
 from vmpin.install.hook_options import HookOptions
 from vmpin.pinning.original_masks import OriginalMasks
 from vmpin.reconcile import state_file
-from vmpin.reconcile.state_file import SavedState
+from vmpin.reconcile.state_format import SavedState
 from vmpin.reports.residency import books_file
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import read_bundle
@@ -100,7 +100,7 @@ def test_a_link_on_the_way_is_followed(tmp_path: Path) -> None:
 @KINDS
 def test_the_state_file(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     path = tmp_path / "state.json"
-    kept = SavedState(before={SandboxId("a"): OriginalMasks()})
+    kept = SavedState(originals={SandboxId("a"): OriginalMasks()})
     state_file.save(path, BOOT, kept)
     put(path, kind)
     found, trouble = state_file.load(path, BOOT)
@@ -118,7 +118,7 @@ def test_the_state_file(tmp_path: Path, kind: Callable[[Path], None]) -> None:
 def test_the_notes_of_masks(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     path = tmp_path / "before.notes"
     state_file.note(path, BOOT, SandboxId("a"), ThreadId(7, 8), CpuSet([1]))
-    assert state_file.with_notes(path, BOOT, SavedState()).before
+    assert state_file.with_notes(path, BOOT, SavedState()).originals
     put(path, kind)
     assert state_file.with_notes(path, BOOT, SavedState()) == SavedState()
     with pytest.raises(StateFileError):

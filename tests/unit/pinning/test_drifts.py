@@ -180,7 +180,7 @@ def test_a_fight_is_said_once_loudly_and_the_thread_is_left_alone(
     (note,) = node.reconciler.pinner.refusals(vm.sandbox)
     assert note == ("1 threads are moved by somebody else again and again (the last time: nothing known of sets such "
                     "masks here) and are left alone (drift.on_fight=rest)")
-    assert node.reconciler.pinner.drift_tracker.fought == 1
+    assert node.reconciler.pinner.drift_tracker.contended == 1
     assert fight(node, other, 1) == 1  # nobody fights over that one
     assert node.reconciler.pinner.refusals(other.sandbox) == []
 
@@ -203,7 +203,7 @@ def test_after_its_rest_a_thread_is_tried_again_and_the_fight_goes_on_quietly(
         monkeypatch.setattr(f"vmpin.{module}.time", SimpleNamespace(monotonic=lambda: now))
     vm = node.vm()
     drifts = node.reconciler.pinner.drift_tracker
-    drifts.fights.rules = ContentionRules(rest=1.0)
+    drifts.contention.rules = ContentionRules(rest=1.0)
     assert node.repair(vm) == 0
     assert fight(node, vm, 4) == 3
     assert node.repair(vm) == 0
@@ -217,12 +217,12 @@ def test_after_its_rest_a_thread_is_tried_again_and_the_fight_goes_on_quietly(
     assert node.repair(vm) == 0  # it rests twice as long now
     now += 1.1
     assert node.repair(vm) == 1
-    assert drifts.fought == 1
+    assert drifts.contended == 1
 
 
 def test_by_hand_it_is_taken_up_again(node: Spinners) -> None:
     vm = node.vm()
-    node.reconciler.pinner.drift_tracker.fights.rules = ContentionRules(OnContention.LEAVE)
+    node.reconciler.pinner.drift_tracker.contention.rules = ContentionRules(OnContention.LEAVE)
     assert node.repair(vm) == 0
     assert fight(node, vm, 5) == 3
     node.reconciler.pinner.retry_now()
@@ -233,7 +233,7 @@ def test_by_hand_it_is_taken_up_again(node: Spinners) -> None:
 
 def test_who_persists_is_heard_once_and_puts_back_for_ever(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     vm = node.vm()
-    node.reconciler.pinner.drift_tracker.fights.rules = ContentionRules(OnContention.PERSIST)
+    node.reconciler.pinner.drift_tracker.contention.rules = ContentionRules(OnContention.PERSIST)
     assert node.repair(vm) == 0
     assert fight(node, vm, 12) == 12
     assert mask(vm) == node.here
@@ -254,7 +254,7 @@ def test_a_thread_that_ended_in_a_fight_is_forgotten(node: Spinners) -> None:
     assert fight(node, vm, 5) == 3
     node.end(vm)
     node.reconciler.pinner.keep_only([])
-    assert not node.reconciler.pinner.drift_tracker.fights
+    assert not node.reconciler.pinner.drift_tracker.contention
     assert node.reconciler.pinner.refusals(vm.sandbox) == []
 
 

@@ -30,7 +30,7 @@ from vmpin.placement.ownership import Node, Ownership, claims_of, find_collision
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.placement.vcpus import Previous
-from vmpin.reconcile import state_file
+from vmpin.reconcile import state_file, state_format
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.document import ThreadStatus, node_data, sandbox_data
 from vmpin.status.explain import sentences
@@ -295,7 +295,7 @@ def test_a_report_in_the_state_file_that_is_older_than_the_checkpoint_gives_noth
         SandboxId(f"sandbox-{uid}"), "nri", Pod("ns", uid, uid), {
             ContainerId(uid): reported(uid, second, boottime.now())})
         for uid in ("shared", "grown"))
-    kept = state_file.SavedState(DesiredState({each.id: each for each in (shared, grown)}))
+    kept = state_format.SavedState(DesiredState({each.id: each for each in (shared, grown)}))
     state_file.save(settings.paths.state_file, Procfs().boot_id(), kept)
     checkpoint = tmp_path / "kubelet/cpu_manager_state"
     checkpoint.write_text(json.dumps({"policyName": "static", "defaultCpuSet": str(first), "checksum": 0,

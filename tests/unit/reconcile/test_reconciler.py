@@ -21,7 +21,7 @@ from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
 from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.reconcile.state_file import SavedState
+from vmpin.reconcile.state_format import SavedState
 from vmpin.reconcile.state_store import StateStore
 from vmpin.runtime.kata import KataSandbox, KataState
 
@@ -45,7 +45,7 @@ class Memory(StateStore):
         self.failing = "" if self.room else "no room"
         if self.room:
             self.kept = kept
-            self.saves.append(replace(kept, before=dict(kept.before)))
+            self.saves.append(replace(kept, originals=dict(kept.originals)))
         return self.room
 
     def note(self, sandbox: SandboxId, main: ThreadId, had: CpuSet) -> None:
@@ -101,7 +101,7 @@ def test_original_masks_are_saved_before_the_first_mask_is_set(given: Given, mon
     given.reconciler.resync(full=True)
     assert masks == [given.machine.both]
     assert mask(vmm) == given.machine.pool
-    (original,) = given.store.saves[0].before[sandbox("a")].processes.values()
+    (original,) = given.store.saves[0].originals[sandbox("a")].processes.values()
     assert original.main == given.machine.both
 
 

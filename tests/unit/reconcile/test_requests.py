@@ -261,7 +261,7 @@ def test_what_happens_to_masks_while_the_runtime_works_is_no_drift_and_put_right
         known[vm.sandbox] = replace(known[vm.sandbox], waiting="", pending=False)
         assert machine.repair(vm) == 0
     assert CpuSet(os.sched_getaffinity(vm.vmm.pid)) == machine.here
-    assert (machine.reconciler.tally.drift, machine.reconciler.pinner.drift_tracker.fought) == ({}, 0)
+    assert (machine.reconciler.tally.drift, machine.reconciler.pinner.drift_tracker.contended) == ({}, 0)
     machine.move(vm, machine.there)
     assert machine.repair(vm) == 1
     assert machine.reconciler.tally.drift == {"other": 1}

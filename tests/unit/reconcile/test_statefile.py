@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -27,10 +29,11 @@ from vmpin.errors import StateFileError
 from vmpin.host import boottime
 from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
 from vmpin.placement.vcpus import Previous
-from vmpin.reconcile import state_file
-from vmpin.reconcile.state_file import SavedState
+from vmpin.reconcile import state_file, state_format
+from vmpin.reconcile.state_format import SavedState
 
 T = TypeVar("T")
+DATA = Path(__file__).parents[2] / "data"
 BOOT = "6f8a1c5e-0000-4000-8000-000000000001"
 
 numbers = st.integers(0, 1 << 62)
@@ -216,7 +219,7 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path, data: st.Da
 def sealed(body: object) -> bytes:
     """`body` with a checksum that is right: written by another version, or by hand."""
     text = json.dumps(body, separators=(",", ":"))
-    return json.dumps({"crc32": state_file._digest(text), "body": body}).encode()
+    return json.dumps({"crc32": zlib.crc32(text.encode()), "body": body}).encode()
 
 
 def entry(**state: object) -> dict[str, object]:
@@ -285,7 +288,7 @@ FULL_DISK = """
 import os, sys
 from pathlib import Path
 from test_statefile import BOOT, SAMPLE
-from vmpin.reconcile import state_file
+from vmpin.reconcile import state_file, state_format
 from vmpin.errors import StateFileError
 
 here = Path(sys.argv[1])
@@ -293,14 +296,14 @@ state_file.save(here / "state.json", BOOT, SAMPLE)
 (here / "filler").write_bytes(bytes(os.statvfs(here).f_bavail * os.statvfs(here).f_bsize))
 assert os.statvfs(here).f_bavail == 0
 try:
-    state_file.save(here / "state.json", BOOT, state_file.SavedState())
+    state_file.save(here / "state.json", BOOT, state_format.SavedState())
 except StateFileError as err:
     print(err)
 assert state_file.load(here / "state.json", BOOT) == (SAMPLE, "")
 assert sorted(os.listdir(here)) == ["filler", "state.json"]
 (here / "filler").unlink()
-state_file.save(here / "state.json", BOOT, state_file.SavedState())
-assert state_file.load(here / "state.json", BOOT) == (state_file.SavedState(), "")
+state_file.save(here / "state.json", BOOT, state_format.SavedState())
+assert state_file.load(here / "state.json", BOOT) == (state_format.SavedState(), "")
 """
 
 
@@ -308,7 +311,7 @@ FULL_NOTES = """
 import os, sys
 from pathlib import Path
 from test_statefile import BOOT
-from vmpin.reconcile import state_file
+from vmpin.reconcile import state_file, state_format
 from vmpin.cpuset import CpuSet
 from vmpin.errors import StateFileError
 from vmpin.domain.model import SandboxId, ThreadId
@@ -329,7 +332,7 @@ except StateFileError as err:
 assert (here / "notes").stat().st_size % os.statvfs(here).f_bsize == 0  # the last one was torn
 (here / "filler").unlink()
 note(1000)
-assert sorted(state_file.with_notes(here / "notes", BOOT, state_file.SavedState()).before) == sorted(noted)
+assert sorted(state_file.with_notes(here / "notes", BOOT, state_format.SavedState()).originals) == sorted(noted)
 """
 
 
@@ -352,7 +355,7 @@ def test_on_a_full_disk_what_was_kept_stays_and_the_next_is_kept_too(tmp_path: P
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_was_written_before_makes_no_difference(tmp_path: Path, names_: list[str], data: st.DataObject) -> None:
     """One sandbox after the other comes, changes or goes; the file is as if written anew each time."""
-    written: state_file.Written = {}
+    written: state_format.Written = {}
     kept = SavedState()
     for each in names_:
         name = SandboxId(each)
@@ -360,14 +363,14 @@ def test_what_was_written_before_makes_no_difference(tmp_path: Path, names_: lis
         before = data.draw(st.none() | befores)
         last = data.draw(st.none() | previous)
         kept = SavedState(DesiredState(_with(kept.state.sandboxes, name, state)), _with(kept.previous, name, last),
-                    _with(kept.before, name, before))
+                    _with(kept.originals, name, before))
         state_file.save(tmp_path / "one", BOOT, kept, written)
         state_file.save(tmp_path / "two", BOOT, kept)
         assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
         found, trouble = state_file.load(tmp_path / "one", BOOT)
         assert trouble == ""
-        assert found.before == kept.before
-        assert written.keys() == kept.state.sandboxes.keys() | kept.previous.keys() | kept.before.keys()
+        assert found.originals == kept.originals
+        assert written.keys() == kept.state.sandboxes.keys() | kept.previous.keys() | kept.originals.keys()
 
 
 def _with(table: Mapping[SandboxId, T], name: SandboxId, value: T | None) -> dict[SandboxId, T]:
@@ -383,8 +386,8 @@ def test_a_note_is_taken_into_what_the_file_holds(tmp_path: Path) -> None:
     state_file.note(path, BOOT, SandboxId("a"), other, CpuSet.parse("1"))
     state_file.note(path, BOOT, SandboxId("b"), main, CpuSet.parse("2"))
     known = OriginalMasks({main: ProcessMasks(CpuSet.parse("0-7"))})
-    kept = state_file.with_notes(path, BOOT, SavedState(before={SandboxId("a"): known}))
-    assert kept.before == {
+    kept = state_file.with_notes(path, BOOT, SavedState(originals={SandboxId("a"): known}))
+    assert kept.originals == {
         SandboxId("a"): OriginalMasks({main: ProcessMasks(CpuSet.parse("0-7")),
                                        other: ProcessMasks(CpuSet.parse("1"))}),
         SandboxId("b"): OriginalMasks({main: ProcessMasks(CpuSet.parse("2"))})}
@@ -400,7 +403,7 @@ def test_notes_of_another_boot_and_torn_ones_count_for_nothing(tmp_path: Path) -
                  f'["{BOOT}","c",1,1,""]'.encode(), raw[-20:-5]):
         path.write_bytes(line + b"\n" + raw + line)
         kept = state_file.with_notes(path, BOOT, SavedState())
-        assert kept.before == {SandboxId("b"): OriginalMasks({main: ProcessMasks(CpuSet.parse("1"))})}
+        assert kept.originals == {SandboxId("b"): OriginalMasks({main: ProcessMasks(CpuSet.parse("1"))})}
 
 
 @given(st.binary(max_size=200))
@@ -411,9 +414,28 @@ def test_notes_may_be_anything(tmp_path: Path, raw: bytes) -> None:
 
 
 def test_no_notes_are_no_trouble(tmp_path: Path) -> None:
-    kept = SavedState(before={SandboxId("a"): OriginalMasks()})
+    kept = SavedState(originals={SandboxId("a"): OriginalMasks()})
     assert state_file.with_notes(tmp_path / "notes", BOOT, kept) is kept
     (tmp_path / "notes").mkdir()
     assert state_file.with_notes(tmp_path / "notes", BOOT, kept) is kept
     with pytest.raises(StateFileError):
         state_file.note(tmp_path / "notes", BOOT, SandboxId("a"), ThreadId(7, 1), CpuSet.parse("0"))
+
+
+def test_a_state_file_of_0_1_0_is_read_and_written_the_same(tmp_path: Path) -> None:
+    """tests/data has one as 0.1.0 wrote it: its keys stay, whatever the classes are called."""
+    shutil.copy(DATA / "state-0.1.0.json", tmp_path / "state.json")
+    kept, trouble = state_file.load(tmp_path / "state.json", BOOT)
+    assert trouble == ""
+    web, vmm = SandboxId("pod-c"), ThreadId(11, 12)
+    app = ContainerRecord(
+        Container(ContainerId("app"), "app", CpuSet.parse("4-5")), Source.NRI, 19, "/run/c", vmm,
+        {Source.NRI: CpusetReport(CpuSet.parse("4-5"), 19, (CpuSet.parse("4"),)),
+         Source.CGROUP: CpusetReport(CpuSet.parse("4-6"), 21)})
+    assert kept == dataclasses.replace(
+        SAMPLE, state=DesiredState({**SAMPLE.state.sandboxes, web: SandboxState(
+            web, "nri", Pod("ns", "web", "u2"), {ContainerId("app"): app}, handler="kata-qemu", pod_by_nri=True)}),
+        vcpus={web: VcpuThreads(vmm, {ThreadId(13, 14): VcpuId(0)}, frozenset({VcpuId(3)}), "kvm_run")},
+        kubelet=CpuManagerState("static", CpuSet.parse("0-1"), {("u2", "app"): CpuSet.parse("4-5")}))
+    state_file.save(tmp_path / "again.json", BOOT, kept)
+    assert (tmp_path / "again.json").read_bytes() == (DATA / "state-0.1.0.json").read_bytes()
