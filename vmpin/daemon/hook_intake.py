@@ -39,6 +39,7 @@ class HookIntake:
                  processed: Callable[[set[SandboxId], float], None], lost: Callable[[], None],
                  timeouts: Timeouts = TIMEOUTS) -> None:
         self._reconciler = reconciler
+        self._counters = reconciler.tally
         self._spool = spool
         self._kept = kept
         self._lock = lock
@@ -62,7 +63,7 @@ class HookIntake:
             hook = parse_hook(raw)
         except SourceError as err:
             logger.warning("hook message refused: %s", err)
-            self._reconciler.tally.hooks["refused"] += 1
+            self._counters.hooks["refused"] += 1
             return f"refused: {err}\n".encode("utf-8", "replace")
         arrived = time.perf_counter()
         name = self._spool.keep(raw, began_at(hook))
