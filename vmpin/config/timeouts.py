@@ -37,6 +37,8 @@ class Timeouts:
     nri_sync: float = 2.0
     #: For an answer of the kubelet's PodResources API.
     pod_resources: float = 2.0
+    #: Between two requests to it, at the least.
+    pod_resources_pause: float = 5.0
     #: For a CRI call; a runtime takes some 10 ms.
     cri_call: float = 5.0
     #: From a report on a sandbox to its rechecks: each the pause after the one before.

@@ -139,7 +139,8 @@ class PodResourcesFeed:
     def __init__(self, config: Config, answered: Callable[[Mapping[tuple[str, str, str], CpuSet] | None], None],
                  timeouts: Timeouts = TIMEOUTS) -> None:
         self._socket = pod_resources_socket(config)
-        self._pause = max(config.watch.resync_seconds, 5.0)  # the kubelet limits all clients to 100 requests a second
+        # The kubelet limits all its clients to 100 requests a second.
+        self._pause = max(config.watch.resync_seconds, timeouts.pod_resources_pause)
         self._answered = answered
         self._timeouts = timeouts
 

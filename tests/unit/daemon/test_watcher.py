@@ -1,0 +1,271 @@
+"""The watcher in this process, with real sockets, files, signals and reconciler, on a node without processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guest_peer import until
+from removal import remove_in_use
+
+from vmpin.config import loading
+from vmpin.config.settings import Config
+from vmpin.config.timeouts import Timeouts
+from vmpin.daemon.supervision import SupervisedTasks
+from vmpin.daemon.watcher import Watcher
+from vmpin.errors import ConfigError, LockHeldError
+from vmpin.host.lock import Lock
+from vmpin.reconcile.reconciler import Reconciler
+from vmpin.sources.spool import Spool
+
+
+class Place:
+    """A node's directories, and the watchers on them one after the other."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in ("run", "proc", "kubelet"):
+            (root / name).mkdir()
+        self.settings = {**{f"paths.{each}": str(root / each) for each in (
+            "run", "kata_go", "kata_rs", "kubelet", "nri", "proc")}, "watch.nri": "off", "watch.births": "false",
+            "guest.via": "off", "watch.resync_seconds": "600"}
+        self.load: Callable[[], Config] = self.config
+
+    def config(self, **changes: str) -> Config:
+        self.settings.update({key.replace("__", "."): value for key, value in changes.items()})
+        return loading.load(None, {}, self.settings)
+
+    @contextlib.asynccontextmanager
+    async def watching(self, timeouts: Timeouts | None = None) -> AsyncIterator[Watcher]:
+        """A watcher that is ready; ended by SIGTERM if it has not ended. :raises: what `run` raises."""
+        config = self.config()
+        with Lock(config.paths.lock_file) as lock:
+            spool = Spool(config.paths.spool)
+            spool.prepare()
+            made = Watcher(config, lambda: self.load(), Reconciler(config), spool, [], lock,
+                           timeouts or Timeouts(save=0.001, file_calm=0.001))
+            task = asyncio.create_task(made.run())
+            await until(lambda: made.about is not None or task.done())
+            try:
+                if not task.done():
+                    yield made
+            finally:
+                if not task.done():
+                    os.kill(os.getpid(), signal.SIGTERM)
+                async with asyncio.timeout(120):
+                    await task
+
+    async def ask(self, name: str, raw: bytes) -> bytes:
+        async with asyncio.timeout(120):
+            reader, writer = await asyncio.open_unix_connection(self.root / "run" / name)
+            writer.write(raw)
+            writer.write_eof()
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    async def control(self, **request: object) -> Any:
+        return json.loads(await self.ask("vmpin.sock", json.dumps(request).encode() + b"\n"))
+
+    def message(self, container: str = "c1", cpus: str = "1") -> bytes:
+        bundle = self.root / container
+        bundle.mkdir()
+        (bundle / "config.json").write_text(json.dumps({"linux": {"resources": {"cpu": {"cpus": cpus}}}}))
+        state = {"id": container, "pid": 0, "bundle": str(bundle), "annotations": {
+            "io.kubernetes.cri.sandbox-id": "pod", "io.kubernetes.cri.container-type": "container"}}
+        return b"vmpin-hook/1 stage=createRuntime time=1\n" + json.dumps(state).encode()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def notified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
+    """What was sent to systemd since the last call."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(tmp_path / "notify"))
+        receiver.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+
+        def received() -> list[str]:
+            found = []
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    found.append(receiver.recv(4096).decode())
+            return found
+
+        yield received
+
+
+def containers(watcher: Watcher) -> dict[str, str]:
+    return {container: str(record.container.cpuset) for sandbox in watcher.view.sandboxes.values()
+            for container, record in sandbox.containers.items()}
+
+
+def test_it_serves_both_sockets_until_it_is_ended(place: Place, notified: Callable[[], list[str]]) -> None:
+    async def main() -> None:
+        async with place.watching() as watcher:
+            assert notified() == ["READY=1"]
+            assert await place.ask("hook.sock", place.message()) == b"ok\n"
+            await until(lambda: containers(watcher) == {"c1": "1"})
+            status = await place.control(op="status")
+            assert (status["watcher"], status["sources"]["hooks"]["taken"]) == (os.getpid(), 1)
+            about = await place.control(op="about")
+            assert {each["name"] for each in about["sources"]} == {
+                "hook", "control", "resync", "settle", "state", "files", "guests", "proof"}
+            assert all(each["up"] for each in about["sources"])
+            assert watcher.view.counters.passes["hook"] == 1
+        assert notified() == ["STOPPING=1"]
+        assert sorted(os.listdir(place.root / "run")) == ["lock", "proof", "spool", "state.json"]
+        async with place.watching() as again:
+            assert containers(again) == {"c1": "1"}
+
+    asyncio.run(main())
+
+
+def test_a_message_in_the_spool_is_processed_before_it_is_ready_and_a_pass_follows(place: Place) -> None:
+    spool = Spool(place.config().paths.spool)
+    spool.prepare()
+    spool.keep(place.message(), 1)
+
+    async def main() -> None:
+        async with place.watching() as watcher:
+            assert containers(watcher) == {"c1": "1"}
+            await until(lambda: watcher.view.counters.passes["resync"])
+            assert not os.listdir(spool.path)
+
+    asyncio.run(main())
+
+
+def test_sighup_loads_the_configuration_again_and_an_invalid_one_is_refused(
+        place: Place, notified: Callable[[], list[str]], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "vmpin")
+
+    async def main() -> None:
+        async with place.watching() as watcher:
+            place.load = lambda: place.config(watch__resync_seconds="300")
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: watcher.config.watch.resync_seconds == 300)
+            assert watcher.view.config is watcher.config
+            await until(lambda: watcher.view.counters.passes["resync"] == 1)
+
+            def broken() -> Config:
+                raise ConfigError("policy.vcpus: no such policy")
+
+            place.load = broken
+            before = watcher.config
+            notified()
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: "the configuration stays as it was: policy.vcpus: no such policy" in caplog.text)
+            await until(lambda: "READY=1" in notified())
+            assert watcher.config is before
+
+    asyncio.run(main())
+
+
+def test_the_kubelets_checkpoint_is_read_when_it_is_written(place: Place) -> None:
+    place.config(watch__kubelet="true")
+
+    async def main() -> None:
+        async with place.watching() as watcher:
+            new = place.root / "kubelet/.new"
+            new.write_text('{"policyName":"none","defaultCpuSet":"","checksum":1353318690}')
+            new.rename(place.root / "kubelet/cpu_manager_state")
+            await until(lambda: watcher.view.kubelet is not None)
+            assert watcher.view.counters.passes["files"] >= 1
+            assert {each.name for each in watcher.source_health()} >= {"kubelet", "files"}
+
+    asyncio.run(main())
+
+
+def test_a_removed_run_directory_is_made_again_at_the_next_resync(place: Place) -> None:
+    place.config(watch__resync_seconds="0.1")
+
+    async def main() -> None:
+        async with place.watching() as watcher:
+            assert await place.ask("hook.sock", place.message()) == b"ok\n"
+            await until(lambda: containers(watcher) == {"c1": "1"})
+            remove_in_use(place.root / "run")
+            await until(lambda: (place.root / "run/state.json").exists())
+            assert containers(watcher) == {"c1": "1"}
+            assert (await place.control(op="status"))["watcher"] == os.getpid()
+            assert await place.ask("hook.sock", place.message("c2", "0")) == b"ok\n"
+            await until(lambda: containers(watcher) == {"c1": "1", "c2": "0"})
+
+    asyncio.run(main())
+
+
+def test_it_ends_and_touches_nothing_when_another_process_takes_the_lock(place: Place) -> None:
+    place.config(watch__resync_seconds="0.1", watch__on_exit="unpin")
+
+    async def main() -> None:
+        config = place.config()
+        async with place.watching() as watcher:
+            with contextlib.ExitStack() as stack:
+                # At once: between the two a resync may make the directory again, and take the lock.
+                remove_in_use(config.paths.run)
+                config.paths.run.mkdir()
+                other = stack.enter_context(Lock(config.paths.lock_file))
+                config.paths.state_file.write_text("another's")
+                await until(lambda: watcher.stopping)
+                assert other.held()
+                await asyncio.sleep(0.01)
+                assert config.paths.state_file.read_text() == "another's"
+
+    with pytest.raises(LockHeldError, match="another vmpin"):
+        asyncio.run(main())
+    assert sorted(os.listdir(place.root / "run")) == ["lock", "state.json"]
+
+
+def test_with_on_exit_unpin_nothing_is_left(place: Place) -> None:
+    place.config(watch__on_exit="unpin")
+
+    async def main() -> None:
+        async with place.watching() as watcher:
+            assert await place.ask("hook.sock", place.message()) == b"ok\n"
+            await until(lambda: containers(watcher) == {"c1": "1"})
+
+    asyncio.run(main())
+    assert not (place.root / "run/state.json").exists()
+
+
+# The restart of failed tasks
+
+
+def test_a_task_that_fails_is_started_again_with_growing_pauses(caplog: pytest.LogCaptureFixture) -> None:
+    runs: list[dict[str, str]] = []
+    tasks = SupervisedTasks(Timeouts(restart=0.01, restart_most=0.02))
+
+    async def broken() -> None:
+        runs.append(dict(tasks.failing))
+        if len(runs) < 4:
+            raise OSError("of no use")
+        await asyncio.Event().wait()
+
+    async def sound() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            tasks.start(group, {"broken": broken, "sound": sound})
+            await until(lambda: tasks.failing)
+            assert tasks.failing == {"broken": "OSError('of no use')"}
+            await until(lambda: len(runs) == 4)
+            assert (tasks.names, tasks.restarts, tasks.failing) == (("broken", "sound"), {"broken": 3}, {})
+            tasks.cancel()
+
+    asyncio.run(main())
+    assert runs == [{}] * 4
+    assert [record.getMessage().split(" again in ")[1][:6] for record in caplog.records
+            if record.levelno == logging.ERROR] == ["0.0 s:"] * 3

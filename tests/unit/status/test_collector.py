@@ -1,0 +1,85 @@
+"""The status document of a real node of shells: what it reads back, what it is given, and what it leaves out."""
+
+from __future__ import annotations
+
+import os
+
+from newcomers import Machine, sandbox
+
+from vmpin.cpuset import CpuSet
+from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
+from vmpin.domain.model import Container, ContainerId, Pod
+from vmpin.status import collector
+from vmpin.status.document import ThreadStatus
+
+pytest_plugins = ["given_unit"]
+
+
+def entries(machine: Machine, **more: object) -> dict[str, dict[str, object]]:
+    found = collector.document(machine.reconciler.view, None, **more)  # type: ignore[arg-type]
+    sandboxes = found["sandboxes"]
+    assert isinstance(sandboxes, list)
+    return {entry["id"]: entry for entry in sandboxes}
+
+
+def threads(machine: Machine, name: str) -> list[ThreadStatus]:
+    view = machine.reconciler.view
+    return collector.threads_of(view, view.vms[sandbox(name)], {})
+
+
+def test_masks_are_read_back_and_not_remembered(machine: Machine) -> None:
+    vmm = machine.vmm("a")
+    machine.resync()
+    (before,) = threads(machine, "a")
+    assert (before.wanted, before.actual, before.limit) == (machine.pool, machine.pool, None)
+    os.sched_setaffinity(vmm.pid, machine.other)
+    (after,) = threads(machine, "a")
+    assert (after.wanted, after.actual) == (machine.pool, machine.other)
+    assert after.limit is None or machine.other <= after.limit
+
+
+def test_a_thread_that_has_ended_is_left_out(machine: Machine) -> None:
+    vmm = machine.vmm("a")
+    machine.resync()
+    vmm.kill()
+    vmm.wait()
+    assert threads(machine, "a") == []
+    assert entries(machine)[sandbox("a")]["threads"] == []
+
+
+def test_one_sandbox_is_shown_alone_and_with_more(machine: Machine) -> None:
+    for name in ("a", "b"):
+        machine.vmm(name)
+    machine.resync()
+    assert set(entries(machine)) == {sandbox("a"), sandbox("b")}
+    found = entries(machine, only=sandbox("a"))
+    assert set(found) == {sandbox("a")}
+    assert entries(machine)[sandbox("a")]["cgroup"] is None  # which costs more, and is read for `wide` and one alone
+    assert entries(machine, wide=True)[sandbox("a")]["cgroup"] == found[sandbox("a")]["cgroup"]
+
+
+def test_a_sandbox_of_runc_is_no_vm_and_is_shown_among_the_pods_alone(machine: Machine) -> None:
+    machine.vmm("a")
+    machine.resync()
+    runc = sandbox("runc")
+    machine.reconciler.reduce([
+        SandboxSeen(runc, "nri", Pod("shop", "web", "u-1"), handler="runc"),
+        ContainerSeen(runc, Container(ContainerId("c1"), "app", CpuSet((0,))), Source.NRI, 1)])
+    assert set(entries(machine)) == {sandbox("a")}
+    pods = collector.document(machine.reconciler.view, None, pods=True)["pods"]
+    assert isinstance(pods, list)
+    assert {"sandbox": runc, "pod": {"namespace": "shop", "name": "web", "uid": "u-1"}, "containers": [
+        {"id": "c1", "name": "app", "pause": False}]} in pods
+
+
+def test_what_feeds_and_guests_report_is_shown_as_it_is_given(machine: Machine) -> None:
+    machine.vmm("a")
+    machine.resync()
+    given: dict[str, object] = {"state": "connected to containerd"}
+    found = collector.document(machine.reconciler.view, 7, nri=given, births={"state": "told"},
+                               entry=lambda data: data["id"])
+    sources = found["sources"]
+    assert isinstance(sources, dict)
+    assert (sources["nri"], sources["births"], found["watcher"]) == (given, {"state": "told"}, 7)
+    assert found["sandboxes"] == [sandbox("a")]
+    assert (sources["kubelet"], sources["hooks"]) == (None, {"taken": 0, "refused": 0, "disputed": 0, "last": None})
