@@ -182,7 +182,7 @@ def test_a_half_written_state_is_read_again(node: Node, cpus: tuple[str, str]) -
         file = state.at / "persist.json"
         file.write_text(whole[: len(whole) // 2])
         node.start()
-        node.wait_for_log(f"{file}: is not (yet) JSON")
+        node.wait_for_log(f"{file}: is not JSON")
         node.wait_for_all(vm.pid, first)
         file.write_text(whole)
         node.wait_for_all(vm.pid, second)

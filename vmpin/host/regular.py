@@ -1,5 +1,5 @@
-"""Opening regular files that another hand may have put there: no FIFO that blocks, no device that acts, no symbolic
-link as the last part of a path, no more bytes than asked for.
+"""Opening regular files that another program may have put there: no FIFO that blocks, no device that acts, no symbolic
+link as the last part of a path, no more bytes than asked for; and the stamp by which an unchanged file is found.
 
 The directories on the way may be links: /var/run and the kubelet's directory are on many nodes. What stays out: files
 of the kernel (host/procfs), which are none of these.
@@ -10,9 +10,31 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 
 #: Opening a FIFO with these does not wait for its other end, and a link is an error (ELOOP).
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+#: Nanoseconds in which a file may be written again and look the same: the file system's clock ticks every 4 ms, and
+#: the inode that a rename frees is the next file's.
+FRESH = 50_000_000
+
+#: A file's inode, mtime (ns) and size.
+Stamp = tuple[int, int, int]
+
+
+def stamp(info: os.stat_result) -> Stamp:
+    """The stamp of a file's present version."""
+    return info.st_ino, info.st_mtime_ns, info.st_size
+
+
+def lasting_stamp(info: os.stat_result) -> Stamp:
+    """The stamp by which a file that has just been read is found unchanged later.
+
+    A file rewritten within the same tick with the same length ("running" and "stopped" have the same) would look
+    unchanged for ever, so a fresh file gets a stamp that no file has.
+    """
+    return (0, 0, 0) if time.time_ns() - info.st_mtime_ns < FRESH else stamp(info)
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o600, *,

@@ -8,7 +8,6 @@ persist); it writes with O_TRUNC, so a reader may meet half a file and reads aga
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -19,12 +18,11 @@ from typing import NamedTuple
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, valid_id
 from vmpin.errors import SourceError, passing
-from vmpin.host.regular import read_regular
+from vmpin.host.regular import Stamp, lasting_stamp, read_regular, stamp
 from vmpin.runtime.dialect import CRIO, KATA_BUNDLE, declared_exclusive, dialect_of, name_of, pod_of
+from vmpin.runtime.json_files import parse_object
 
 MAX_BYTES = 8 << 20
-#: Nanoseconds in which a file may be rewritten and look the same.
-FRESH = 50_000_000
 
 
 class KataSandbox(NamedTuple):
@@ -60,8 +58,8 @@ class KataState:
         self.listed: set[SandboxId] = set()
         #: The annotation by which a container declares its CPUs exclusive, "" for none.
         self.exclusive_annotation = ""
-        self._parsed: dict[str, tuple[tuple[int, int, int], KataSandbox | None]] = {}
-        self._stopped: dict[str, tuple[tuple[int, int, int], bool]] = {}
+        self._parsed: dict[str, tuple[Stamp, KataSandbox | None]] = {}
+        self._stopped: dict[str, tuple[Stamp, bool]] = {}
 
     def sandboxes(self) -> dict[SandboxId, KataSandbox]:
         """Every sandbox either runtime has on disk."""
@@ -107,11 +105,10 @@ class KataState:
     def _is_stopped(self, path: str) -> bool:
         try:
             info = os.stat(path, follow_symlinks=False)
-            stamp = (info.st_ino, info.st_mtime_ns, info.st_size)
             cached = self._stopped.get(path)
-            if cached is None or cached[0] != stamp:
-                cached = (stamp, _object(read_regular(path, MAX_BYTES)[0], path).get("State") == "stopped")
-                self._stopped[path] = (_lasting(info), cached[1])
+            if cached is None or cached[0] != stamp(info):
+                cached = (stamp(info), parse_object(read_regular(path, MAX_BYTES)[0], path).get("State") == "stopped")
+                self._stopped[path] = (lasting_stamp(info), cached[1])
         except (OSError, SourceError):
             return False
         return cached[1]
@@ -122,9 +119,8 @@ class KataState:
             info = os.stat(path, follow_symlinks=False)
         except OSError:
             return None
-        stamp = (info.st_ino, info.st_mtime_ns, info.st_size)
         cached = self._parsed.get(path)
-        if cached is not None and cached[0] == stamp:
+        if cached is not None and cached[0] == stamp(info):
             return cached[1]
         sandbox: KataSandbox | None = None
         for attempt in range(5):
@@ -144,18 +140,8 @@ class KataState:
                     sandbox = cached[1] if cached else None
                     self.complain(f"{path}: {err.why}" + (": its last state is used" if sandbox else ""))
                 time.sleep(0.002)
-        self._parsed[path] = (_lasting(info), sandbox)
+        self._parsed[path] = (lasting_stamp(info), sandbox)
         return sandbox
-
-
-def _lasting(info: os.stat_result) -> tuple[int, int, int]:
-    """The stamp by which a file is found unchanged.
-
-    The file system's clock ticks every 4 ms: a file rewritten in the same tick with the same length ("running" and
-    "stopped" have the same) would look unchanged for ever, so a fresh file gets a stamp that no file has.
-    """
-    fresh = time.time_ns() - info.st_mtime_ns < FRESH
-    return (0, 0, 0) if fresh else (info.st_ino, info.st_mtime_ns, info.st_size)
 
 
 def _listdir(path: str) -> list[str]:
@@ -163,16 +149,6 @@ def _listdir(path: str) -> list[str]:
         return os.listdir(path)
     except OSError:
         return []
-
-
-def _object(raw: bytes, where: str) -> dict[str, object]:
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError) as err:
-        raise SourceError(where, f"is not (yet) JSON: {str(err)[:80]}") from err
-    if not isinstance(found, dict):
-        raise SourceError(where, "is no JSON object")
-    return found
 
 
 def _dig(value: object, *keys: str) -> object:
@@ -195,7 +171,7 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
     :param written: when the file was written, CLOCK_REALTIME ns.
     :raises SourceError: when it is half written.
     """
-    state = _object(raw, "persist.json")
+    state = parse_object(raw, "persist.json")
     containers = []
     pod = None
     configs = _dig(state, "Config", "ContainerConfigs")
@@ -230,7 +206,7 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
 
 def parse_rs(sid: SandboxId, raw: bytes, written: int) -> KataSandbox:
     """Parse state.json of runtime-rs; `written` as for parse_go. :raises SourceError: when it is half written."""
-    state = _object(raw, "state.json")
+    state = parse_object(raw, "state.json")
     return KataSandbox(sid, "kata-rs", _pid(_dig(state, "hypervisor", "pid")),
                        _pid(_dig(state, "hypervisor", "virtiofs_daemon_pid")), None, None, "", written,
                        _dig(state, "resource", "cgroup_state", "enable_vcpus_pinning") is True)

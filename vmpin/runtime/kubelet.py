@@ -8,7 +8,6 @@ stays out: the file (source/kubelet_state), and what exclusive means for a sandb
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import valid_id
 from vmpin.errors import SourceError
+from vmpin.runtime.json_files import parse_object
 
 NAME = "cpu_manager_state"
 #: A node full of pods has some 40 kB.
@@ -50,13 +50,7 @@ def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
 
 def _object(raw: bytes | str, where: str) -> dict[str, object]:
     """A JSON object, its keys in lower case: Go reads them whatever their case is."""
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError) as err:
-        raise SourceError(where, f"is not JSON: {str(err)[:100]}") from err
-    if not isinstance(found, dict):
-        raise SourceError(where, "is no JSON object")
-    return {key.lower(): value for key, value in found.items()}
+    return {key.lower(): value for key, value in parse_object(raw, where).items()}
 
 
 def _contents(found: dict[str, object], where: str) -> CpuManagerState:

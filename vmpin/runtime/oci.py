@@ -8,7 +8,6 @@ state arrives (the watcher's socket, sources.spool) and the process behind its p
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from vmpin.domain.model import ContainerId, SandboxId, valid_id
 from vmpin.errors import SourceError, passing
 from vmpin.host.regular import read_regular
 from vmpin.runtime.dialect import CRIO, Dialect, bundle_id, dialect_of, foreign, other, plain
+from vmpin.runtime.json_files import parse_json, parse_object
 
 #: Bytes: the hook sends no more, and a real state has a few kB of annotations.
 MAX_STATE = 4 << 20
@@ -95,12 +95,7 @@ def parse_state(message: HookMessage) -> HookState:
     where = f"{message.stage} hook state"
     if not message.state.strip():
         raise SourceError(where, "is empty")
-    try:
-        state = json.loads(message.state)
-    except (ValueError, RecursionError) as err:
-        raise SourceError(where, f"is not JSON: {str(err)[:100]}") from err
-    if not isinstance(state, dict):
-        raise SourceError(where, "is no JSON object")
+    state = parse_object(message.state, where)
     given = state.get("id")
     if not isinstance(given, str) or not valid_id(given):
         raise SourceError(where, f"id {str(given)[:80]!r} is no container id")
@@ -199,10 +194,7 @@ def read_bundle(bundle: str) -> BundleConfig:
             raise
         raise SourceError(path, f"is larger than {MAX_BUNDLE >> 20} MiB" if err.errno == errno.EFBIG
                           else err.strerror or str(err)) from err
-    try:
-        config = json.loads(raw)
-    except (ValueError, RecursionError) as err:
-        raise SourceError(path, f"is not JSON: {str(err)[:100]}") from err
+    config = parse_json(raw, path)
     found = config if isinstance(config, dict) else {}
     annotations = _strings(found.get("annotations"))
     for key in ("linux", "resources", "cpu"):

@@ -8,7 +8,6 @@ checkpoint, and a change shows as an event of its directory (daemon.feeds). What
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +15,11 @@ from pathlib import Path
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.errors import SourceError
 from vmpin.host import boottime
-from vmpin.host.regular import open_regular
+from vmpin.host.regular import Stamp, lasting_stamp, open_regular, stamp
 from vmpin.runtime.kubelet import MAX_BYTES, NAME, parse_checkpoint
 
-#: Nanoseconds in which a file may be replaced and look the same: the file system's clock ticks every 4 ms, and the
-#: inode that a rename frees is the next file's.
-FRESH = 50_000_000
 #: Attempts to read a file that is written to meanwhile.
 _TRIES = 3
-
-_Stamp = tuple[int, int, int]
 
 
 class KubeletCheckpoint:
@@ -51,7 +45,7 @@ class KubeletCheckpoint:
         self.bad = 0
         #: When the file was last checked (CLOCK_BOOTTIME ns).
         self._checked = 0
-        self._stamp: _Stamp | None = None
+        self._stamp: Stamp | None = None
         self._raw: bytes | None = None
         self._usable = False
         self._state: CpuManagerState | None = last
@@ -65,7 +59,7 @@ class KubeletCheckpoint:
         """
         before, self._checked = self._checked, boottime.now()
         try:
-            if self._stamp is not None and _stamp(os.stat(self.path, follow_symlinks=False)) == self._stamp:
+            if self._stamp is not None and stamp(os.stat(self.path, follow_symlinks=False)) == self._stamp:
                 return self._state
             raw, info = _load(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -76,8 +70,7 @@ class KubeletCheckpoint:
         except SourceError as err:
             return self._unreadable(str(err))
         self.stale = False
-        fresh = time.time_ns() - info.st_mtime_ns < FRESH
-        self._stamp = None if fresh else _stamp(info)
+        self._stamp = lasting_stamp(info)
         if raw == self._raw:
             if self._usable:
                 self.written = info.st_mtime_ns
@@ -137,12 +130,8 @@ def _load(path: Path) -> tuple[bytes, os.stat_result]:
                 raise SourceError(str(path), f"is {info.st_size} bytes long, at most {MAX_BYTES} are read")
             raw = os.pread(fd, MAX_BYTES, 0)
             before, info = info, os.fstat(fd)
-            if _stamp(before) == _stamp(info) and len(raw) == info.st_size:
+            if stamp(before) == stamp(info) and len(raw) == info.st_size:
                 return raw, info
     finally:
         os.close(fd)
     raise SourceError(str(path), "is being written to")
-
-
-def _stamp(info: os.stat_result) -> _Stamp:
-    return info.st_ino, info.st_mtime_ns, info.st_size
