@@ -10,7 +10,7 @@ What stays out: what runs (vmm), which CPUs the kubelet assigned (kubelet_cpus),
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
@@ -47,8 +47,7 @@ class CpusetReport(NamedTuple):
     replaced: tuple[CpuSet, ...] = ()
 
 
-@dataclass(frozen=True)
-class ContainerRecord:
+class ContainerRecord(NamedTuple):
     """A container, and what each source reported of it. The container's cpuset is that of `source`."""
 
     container: Container
@@ -59,7 +58,7 @@ class ContainerRecord:
     bundle: str = ""
     init: ThreadId | None = None
     #: By source; a source that reported no cpuset is left out.
-    reports: Mapping[Source, CpusetReport] = field(default_factory=dict)
+    reports: Mapping[Source, CpusetReport] = MappingProxyType({})
     #: The runtime was asked to create it, and no source has reported yet that it did.
     requested: bool = False
 
@@ -73,14 +72,13 @@ class ContainerRecord:
         return source in self.reports or source is self.source
 
 
-@dataclass(frozen=True)
-class SandboxState:
+class SandboxState(NamedTuple):
     """A sandbox as its sources report it. `suspended`: the operator has unpinned it, and vmpin leaves it alone."""
 
     id: SandboxId
     runtime: str = "oci"
     pod: Pod | None = None
-    containers: Mapping[ContainerId, ContainerRecord] = field(default_factory=dict)
+    containers: Mapping[ContainerId, ContainerRecord] = MappingProxyType({})
     suspended: bool = False
     vmm: ThreadId | None = None
     handler: str = ""
@@ -93,11 +91,10 @@ class SandboxState:
                      if record.container.state is not ContainerState.STOPPED)
 
 
-@dataclass(frozen=True)
-class DesiredState:
+class DesiredState(NamedTuple):
     """Every sandbox that a source reported and that is not gone."""
 
-    sandboxes: Mapping[SandboxId, SandboxState] = field(default_factory=dict)
+    sandboxes: Mapping[SandboxId, SandboxState] = MappingProxyType({})
 
 
 #: How much a source's report of a sandbox's runtime counts: Kata's own state more than a command line, and that more
@@ -141,10 +138,10 @@ def _reduce(old: SandboxState, event: Event) -> SandboxState:
         case ContainerMisplaced():
             if event.container not in old.containers:
                 return old
-            return replace(old, containers={key: record for key, record in old.containers.items()
+            return old._replace(containers={key: record for key, record in old.containers.items()
                                             if key != event.container})
         case SuspensionChanged():
-            return old if old.suspended == event.suspended else replace(old, suspended=event.suspended)
+            return old if old.suspended == event.suspended else old._replace(suspended=event.suspended)
         case _:
             return old
 
@@ -158,7 +155,7 @@ def _sandbox_seen(old: SandboxState, event: SandboxSeen) -> SandboxState:
     # Compared by parts: every resync reports everything again, and making a copy costs ten times as much.
     if (runtime, pod, vmm, handler, by_nri) == (old.runtime, old.pod, old.vmm, old.handler, old.pod_by_nri):
         return old
-    return replace(old, runtime=runtime, pod=pod, vmm=vmm, handler=handler, pod_by_nri=by_nri)
+    return old._replace(runtime=runtime, pod=pod, vmm=vmm, handler=handler, pod_by_nri=by_nri)
 
 
 def _container_seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
@@ -206,7 +203,7 @@ def _merged(old: SandboxState, record: ContainerRecord, event: ContainerSeen) ->
             == (before.name, before.pause, before.exclusive, before.state, record.bundle, record.init,
                 before.creating, before.requested_cpuset)):
         return old
-    container = replace(now, name=name, cpuset=before.cpuset, exclusive=exclusive, pause=pause, creating=creating,
+    container = now._replace(name=name, cpuset=before.cpuset, exclusive=exclusive, pause=pause, creating=creating,
                         requested_cpuset=requested_cpuset)
     merged = ContainerRecord(container, record.source, event.time, bundle, init, reports, event.requested)
     return _with_record(old, _decided(merged, reports))
@@ -240,7 +237,7 @@ def _cpuset_requested(old: SandboxState, event: CpusetRequested) -> SandboxState
     if (record is None or record.container.state is ContainerState.STOPPED
             or event.cpuset in (record.container.requested_cpuset or record.container.cpuset, EMPTY)):
         return old
-    return _with_record(old, replace(record, container=replace(record.container, requested_cpuset=event.cpuset)))
+    return _with_record(old, record._replace(container=record.container._replace(requested_cpuset=event.cpuset)))
 
 
 def _request_expired(old: SandboxState, event: RequestExpired) -> SandboxState:
@@ -249,8 +246,8 @@ def _request_expired(old: SandboxState, event: RequestExpired) -> SandboxState:
     if record is None or not record.pending:
         return old
     state = ContainerState.STOPPED if record.requested else record.container.state
-    container = replace(record.container, state=state, creating=False, requested_cpuset=None)
-    return _with_record(old, replace(record, container=container, requested=False))
+    container = record.container._replace(state=state, creating=False, requested_cpuset=None)
+    return _with_record(old, record._replace(container=container, requested=False))
 
 
 def _container_stopped(old: SandboxState, event: ContainerStopped) -> SandboxState:
@@ -262,15 +259,15 @@ def _container_stopped(old: SandboxState, event: ContainerStopped) -> SandboxSta
         record = ContainerRecord(Container(event.container), Source.BUNDLE, event.time)
     elif record.container.state is ContainerState.STOPPED or event.time < record.time:
         return old
-    stopped = replace(record.container, state=ContainerState.STOPPED, creating=False, requested_cpuset=None)
-    return _with_record(old, replace(record, container=stopped, time=event.time, init=None, requested=False))
+    stopped = record.container._replace(state=ContainerState.STOPPED, creating=False, requested_cpuset=None)
+    return _with_record(old, record._replace(container=stopped, time=event.time, init=None, requested=False))
 
 
 def _without_request(record: ContainerRecord) -> ContainerRecord:
     """Its cpuset changed: an update that was under way has been done."""
     if record.container.requested_cpuset is None:
         return record
-    return replace(record, container=replace(record.container, requested_cpuset=None))
+    return record._replace(container=record.container._replace(requested_cpuset=None))
 
 
 def _with_report(reports: Mapping[Source, CpusetReport], source: Source, cpuset: CpuSet | None, time: int,
@@ -327,16 +324,16 @@ def _decided(record: ContainerRecord, reports: Mapping[Source, CpusetReport]) ->
     source = authoritative_source(reports)
     if source is None:
         return record
-    container = replace(record.container, cpuset=reports[source].cpuset)
-    return replace(record, container=container, source=source, reports=reports)
+    container = record.container._replace(cpuset=reports[source].cpuset)
+    return record._replace(container=container, source=source, reports=reports)
 
 
 def _with_record(old: SandboxState, record: ContainerRecord) -> SandboxState:
-    return replace(old, containers={**old.containers, record.container.id: record})
+    return old._replace(containers={**old.containers, record.container.id: record})
 
 
 def forget_stopped(sandbox: SandboxState, before: int) -> SandboxState:
     """Without the stopped containers whose end (CLOCK_BOOTTIME ns) lies before `before`."""
     kept = {key: record for key, record in sandbox.containers.items()
             if record.container.state is not ContainerState.STOPPED or record.time >= before}
-    return sandbox if len(kept) == len(sandbox.containers) else replace(sandbox, containers=kept)
+    return sandbox if len(kept) == len(sandbox.containers) else sandbox._replace(containers=kept)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
@@ -71,8 +71,7 @@ class MaskRepair(NamedTuple):
     left: CpuSet | None
 
 
-@dataclass(frozen=True)
-class DriftFacts:
+class DriftFacts(NamedTuple):
     """The evidence about a VM at the moment of a repair, since its masks were last right."""
 
     #: The kernel remembers masks over changes of cpuset cgroups (Linux 6.2).
@@ -84,7 +83,7 @@ class DriftFacts:
     #: The most likely one first.
     rivals: tuple[Rival, ...] = ()
     #: The CPUs of the cpuset cgroups of each role's threads at this moment, where they could be read.
-    limits: Mapping[ThreadRole, CpuSet] = field(default_factory=dict)
+    limits: Mapping[ThreadRole, CpuSet] = MappingProxyType({})
 
 
 class Explanation(NamedTuple):
@@ -141,14 +140,16 @@ class ContentionRules(NamedTuple):
         return max(MINUTE, self.resync * 2 * self.repairs)
 
 
-@dataclass
 class _Contest:
     """A thread that is or was contested: the mask it was to have when it was given up, until when it is left alone (0
     when it is not), and how often it was given up."""
 
-    wanted: CpuSet = EMPTY
-    until: float = 0.0
-    count: int = 0
+    __slots__ = ("count", "until", "wanted")
+
+    def __init__(self) -> None:
+        self.wanted = EMPTY
+        self.until = 0.0
+        self.count = 0
 
 
 class Contention:

@@ -7,7 +7,6 @@ out: reading them (sources), and acting on them (reconcile).
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
@@ -75,8 +74,7 @@ class CpusetSeen(NamedTuple):
     time: int
 
 
-@dataclass(frozen=True)
-class CpusetRequested:
+class CpusetRequested(NamedTuple):
     """The runtime has been asked to give a container this cpuset, which may yet fail."""
 
     sandbox: SandboxId
@@ -84,8 +82,7 @@ class CpusetRequested:
     cpuset: CpuSet
 
 
-@dataclass(frozen=True)
-class RequestExpired:
+class RequestExpired(NamedTuple):
     """A request to the runtime has been under way for too long: it counts no longer."""
 
     sandbox: SandboxId

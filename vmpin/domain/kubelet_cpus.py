@@ -10,16 +10,19 @@ checkpoint (runtime.kubelet, sources.kubelet_checkpoint), and which source's cpu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, Pod
 
+#: How many of its fields are compared.
+_COMPARED = 8
 
-@dataclass(frozen=True)
-class CpuManagerState:
+
+class CpuManagerState(NamedTuple):
     """The contents of a checkpoint of the kubelet's CPU manager. None of the CPU sets in the mappings is empty.
 
     Two containers of one pod may have the same CPUs: the static policy hands an init container's on to the next.
@@ -30,11 +33,11 @@ class CpuManagerState:
     #: The shared pool. Empty for policy none, and in the moment before the static policy has written its first.
     default: CpuSet
     #: Exclusive CPUs by (pod uid, container name).
-    entries: Mapping[tuple[str, str], CpuSet] = field(default_factory=dict)
+    entries: Mapping[tuple[str, str], CpuSet] = MappingProxyType({})
     #: By pod uid, of pods that have CPUs as a whole (V3, V4); the exclusive ones of their containers are among them.
-    pods: Mapping[str, CpuSet] = field(default_factory=dict)
+    pods: Mapping[str, CpuSet] = MappingProxyType({})
     #: Exclusive CPUs by container id (V1).
-    by_id: Mapping[str, CpuSet] = field(default_factory=dict)
+    by_id: Mapping[str, CpuSet] = MappingProxyType({})
     version: int = 2
     #: None where there is none to check: kubelets that leave it out write 0.
     checksum_ok: bool | None = None
@@ -42,10 +45,16 @@ class CpuManagerState:
     trouble: str = ""
     #: By container, when its entry got these CPUs: the CLOCK_BOOTTIME ns at which the file was written that had them
     #: first. Not compared: a file with the same contents changes nothing.
-    since: Mapping[tuple[str, str], int] = field(default_factory=dict, compare=False)
+    since: Mapping[tuple[str, str], int] = MappingProxyType({})
     #: When the file was written that had these contents first: its modification time (CLOCK_REALTIME ns), 0 where it
     #: could not be read.
-    written: int = field(default=0, compare=False)
+    written: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CpuManagerState) and self[:_COMPARED] == other[:_COMPARED]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     @property
     def static(self) -> bool:
@@ -64,7 +73,7 @@ class CpuManagerState:
     def dated(self, written: int, before: CpuManagerState | None) -> CpuManagerState:
         """With `since`, for a file written at `written` (CLOCK_BOOTTIME ns) that followed `before`."""
         old, since = ({}, {}) if before is None else (before.entries, before.since)
-        return replace(self, since={key: since.get(key, written) if old.get(key) == cpus else written
+        return self._replace(since={key: since.get(key, written) if old.get(key) == cpus else written
                                     for key, cpus in self.entries.items()})
 
 
@@ -94,25 +103,25 @@ def _listed(sandbox: SandboxState, container: Container, kubelet: CpuManagerStat
     """A container with an entry. A cpuset that lacks some of its CPUs is stale, unless it is newer than the entry."""
     cpus, has = assigned_cpus(kubelet, sandbox.pod, container) or EMPTY, container.cpuset
     if not has or has >= cpus:
-        return replace(container, exclusive=True, cpuset=cpus)
+        return container._replace(exclusive=True, cpuset=cpus)
     uid = "" if sandbox.pod is None else sandbox.pod.uid
     record = sandbox.containers[container.id]
     report = record.reports.get(record.source)
     both = has & cpus
     if both and report is not None and report.time >= kubelet.since.get((uid, container.name), 0):
-        return replace(container, exclusive=True, cpuset=both)
-    return replace(container, exclusive=True, cpuset=cpus, stale_cpuset=has)
+        return container._replace(exclusive=True, cpuset=both)
+    return container._replace(exclusive=True, cpuset=cpus, stale_cpuset=has)
 
 
 def _unlisted(container: Container, kubelet: CpuManagerState) -> Container:
     """A container without an entry: it shares. A cpuset with other containers' exclusive CPUs is stale."""
     has, requested = container.cpuset, container.requested_cpuset
     if container.pause or not (has or requested):
-        return container if container.exclusive is False else replace(container, exclusive=False)
+        return container if container.exclusive is False else container._replace(exclusive=False)
     shared, coming = _shared(has, kubelet), _shared(requested, kubelet)
     if (shared, coming) == (has, requested):
-        return container if container.exclusive is False else replace(container, exclusive=False)
-    return replace(container, exclusive=False, cpuset=shared or None, stale_cpuset=None if shared == has else has,
+        return container if container.exclusive is False else container._replace(exclusive=False)
+    return container._replace(exclusive=False, cpuset=shared or None, stale_cpuset=None if shared == has else has,
                    requested_cpuset=coming)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, NewType
 
 from vmpin.cpuset import CpuSet
@@ -92,13 +92,12 @@ class Vcpu(NamedTuple):
     node: int | None = None
 
 
-@dataclass(frozen=True)
-class VcpuThreads:
+class VcpuThreads(NamedTuple):
     """The vCPU threads of a VMM whose threads have no names: the vCPU of each, and the vCPUs whose thread has ended
     (unplugged). `found_by` is the last strategy that identified one."""
 
     vmm: ThreadId
-    threads: Mapping[ThreadId, VcpuId] = field(default_factory=dict)
+    threads: Mapping[ThreadId, VcpuId] = MappingProxyType({})
     gone: frozenset[VcpuId] = frozenset()
     found_by: str = "none"
 
@@ -109,8 +108,7 @@ class ContainerState(enum.StrEnum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True)
-class Container:
+class Container(NamedTuple):
     """A container of a sandbox. `cpuset` is the host's CPUs it was given, None without any.
 
     `exclusive` is what was declared of it; None leaves it to the rule (disjoint from the shared pool).

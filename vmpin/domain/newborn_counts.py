@@ -5,27 +5,25 @@ Pure. What stays out: who counts (procevents.latency) and the histograms over al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 
-
-@dataclass
 class NewbornCounts:
     """Of one sandbox, since its VMM was found first. All times in seconds."""
 
-    #: Threads whose creation the kernel reported, main threads at their program's start among them.
-    reported: int = 0
-    #: Of those, the ones that were within their sandbox's CPUs; and that ended before their mask could be read.
-    born_inside: int = 0
-    ended: int = 0
-    #: Threads that were allowed outside, reported or found by a pass, for how long in all and at most.
-    outside: int = 0
-    outside_sum: float = 0.0
-    outside_max: float = 0.0
-    #: Threads whose creation and placing are both dated, how long that took in all and at most. One that was in place
-    #: from the start counts from its creation until its mask was read.
-    placed: int = 0
-    placed_sum: float = 0.0
-    placed_max: float = 0.0
+    def __init__(self, reported: int = 0, born_inside: int = 0, ended: int = 0) -> None:
+        #: Threads whose creation the kernel reported, main threads at their program's start among them.
+        self.reported = reported
+        #: Of those, the ones that were within their sandbox's CPUs; and that ended before their mask could be read.
+        self.born_inside = born_inside
+        self.ended = ended
+        #: Threads that were allowed outside, reported or found by a pass, for how long in all and at most.
+        self.outside = 0
+        self.outside_sum = 0.0
+        self.outside_max = 0.0
+        #: Threads whose creation and placing are both dated, how long that took in all and at most. One that was in
+        #: place from the start counts from its creation until its mask was read.
+        self.placed = 0
+        self.placed_sum = 0.0
+        self.placed_max = 0.0
 
     def count_outside(self, seconds: float) -> None:
         """A thread was allowed outside."""

@@ -7,19 +7,14 @@ out: reading it from anywhere, and which CPU a vCPU gets (placement.matching).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 
 
-@dataclass(frozen=True)
-class Topology:
-    """The CPUs of one node. Made by `build`, which normalises; equal machines are then equal values.
-
-    Groups may name CPUs that are offline: the kernel takes an offline CPU out of its core and its memory node, but
-    not always out of its cache, and a scenario may name it anywhere.
-    """
+class _Groups(NamedTuple):
+    """What a topology is made of."""
 
     online: CpuSet
     #: SMT siblings, ascending by first CPU; every CPU that is named anywhere is in exactly one.
@@ -27,12 +22,22 @@ class Topology:
     #: CPUs that share a last-level cache, ascending; empty where the kernel does not show it.
     caches: tuple[CpuSet, ...]
     #: NUMA nodes by the kernel's number, ascending. A node of memory alone has no CPU and is left out.
-    nodes: Mapping[int, CpuSet] = field(hash=False)
+    nodes: Mapping[int, CpuSet]
     #: isolcpus= on the kernel's command line, and isolated cpuset partitions.
     isolated: CpuSet = EMPTY
     nohz_full: CpuSet = EMPTY
     #: Plugged in, online or not; empty where the kernel does not show it.
     present: CpuSet = EMPTY
+
+
+class Topology(_Groups):
+    """The CPUs of one node. Made by `build`, which normalises; equal machines are then equal values.
+
+    Groups may name CPUs that are offline: the kernel takes an offline CPU out of its core and its memory node, but
+    not always out of its cache, and a scenario may name it anywhere.
+    """
+
+    # Without __slots__: a cached_property takes no part in equality, and writes to __dict__.
 
     @classmethod
     def build(
@@ -58,6 +63,9 @@ class Topology:
         cores = _normal("core", [*cores, *(CpuSet((cpu,)) for cpu in lone)])
         return cls(online, tuple(cores), tuple(caches), by_node, isolated, nohz_full, present)
 
+    def __hash__(self) -> int:
+        return hash((self.online, self.cores, self.caches, self.isolated, self.nohz_full, self.present))
+
     @cached_property
     def known(self) -> CpuSet:
         """Every CPU that is online, plugged in, or named anywhere."""
@@ -75,8 +83,6 @@ class Topology:
     def node_of(self, cpu: int) -> int | None:
         """Its NUMA node, None where it is in none: the kernel forgets the node of a CPU that is offline."""
         return self._node_of.get(cpu)
-
-    # cached_property writes to __dict__ past the frozen __setattr__, and takes no part in equality.
 
     @cached_property
     def _core_of(self) -> dict[int, CpuSet]:

@@ -10,14 +10,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.counters import Counters
 from vmpin.domain.drift import VCPUS_ONLY, Cause, DriftFacts, Explanation, MaskRepair, Rival, explain_drift
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
-from vmpin.domain.proof import ResidencyLedger
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
@@ -28,29 +26,31 @@ from vmpin.vmm.inventory import Vm
 _FRESH = 60.0
 
 
-@dataclass
 class History:
     """One sandbox's drift since it was met; `last` is when (CLOCK_REALTIME, seconds), `why` the evidence."""
 
-    repairs: Counter[str] = field(default_factory=Counter)
-    last: float = 0.0
-    why: str = ""
+    def __init__(self) -> None:
+        self.repairs: Counter[str] = Counter()
+        self.last = 0.0
+        self.why = ""
 
     def data(self) -> dict[str, object]:
         return {"repairs": dict(self.repairs), "last": round(self.last, 3), "why": self.why}
 
 
 class DriftEvidence:
-    """Of all VMs. `root` is the host's root directory, for the configuration of its daemons."""
+    """Of all VMs. `root` is the host's root directory, for the configuration of its daemons; `drifted` gives the
+    ledger's count of causes."""
 
-    def __init__(self, proc: Procfs, sysfs: Sysfs, cgroups: Cgroups, tally: Counters, ledger: ResidencyLedger,
+    def __init__(self, proc: Procfs, sysfs: Sysfs, cgroups: Cgroups, tally: Counters,
+                 drifted: Callable[[], Counter[str]],
                  root: str | Path = "/", vms: Mapping[SandboxId, Vm] | None = None,
                  pinned_by_kata: Callable[[SandboxId], bool] = lambda _: False) -> None:
         self.proc = proc
         self.sysfs = sysfs
         self.cgroups = cgroups
         self.tally = tally
-        self.ledger = ledger
+        self._drifted = drifted
         self.root = root
         self._vms = {} if vms is None else vms
         self._pinned_by_kata = pinned_by_kata
@@ -136,7 +136,7 @@ class DriftEvidence:
         for change, threads in changes.items():
             explained = explain_drift(change, facts)
             found[explained] = found.get(explained, 0) + threads
-            for counter in (self.tally.drift, self.ledger.drift, history.repairs):
+            for counter in (self.tally.drift, self._drifted(), history.repairs):
                 counter[explained.cause.value] += threads
         causes = sorted(found, key=lambda explained: -found[explained])
         history.last, history.why = time.time(), causes[0].evidence

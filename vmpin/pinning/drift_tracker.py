@@ -10,7 +10,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 from vmpin.cpuset import CpuSet
@@ -27,21 +26,21 @@ Explain = Callable[[Mapping[SandboxId, Counter[MaskRepair]]], Mapping[SandboxId,
 NEVER = float("inf")
 
 
-@dataclass
 class _Drift:
     """Of one VM's threads."""
 
-    #: What they were compared with last.
-    placement: Placement | None = None
-    #: Those that are to be put back, with what the kernel showed of them before.
-    away: dict[ThreadId, CpuSet] = field(default_factory=dict)
-    #: Those that are left to another writer, and when the first of them is tried again (monotonic).
-    left: set[ThreadId] = field(default_factory=set)
-    again: float = NEVER
-    #: Those over which there was a fight at the last word of one; it may be over.
-    contended: set[ThreadId] = field(default_factory=set)
-    #: What was found to be the reason the last time.
-    why: str = ""
+    def __init__(self) -> None:
+        #: What they were compared with last.
+        self.placement: Placement | None = None
+        #: Those that are to be put back, with what the kernel showed of them before.
+        self.away: dict[ThreadId, CpuSet] = {}
+        #: Those that are left to another writer, and when the first of them is tried again (monotonic).
+        self.left: set[ThreadId] = set()
+        self.again = NEVER
+        #: Those that were contended when contention was last reported; it may be over.
+        self.contended: set[ThreadId] = set()
+        #: What was found to be the reason the last time.
+        self.why = ""
 
 
 class DriftTracker:

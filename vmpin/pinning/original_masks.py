@@ -7,25 +7,24 @@ inherited: the mask its process's main thread had.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadId, VmThread
 
 
-@dataclass(frozen=True)
-class ProcessMasks:
+class ProcessMasks(NamedTuple):
     """Of one process: its main thread's mask, and those of its threads that had another."""
 
     main: CpuSet
-    others: Mapping[ThreadId, CpuSet] = field(default_factory=dict)
+    others: Mapping[ThreadId, CpuSet] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class OriginalMasks:
+class OriginalMasks(NamedTuple):
     """Of one sandbox, by process (its main thread); a kernel thread is a process of its own."""
 
-    processes: Mapping[ThreadId, ProcessMasks] = field(default_factory=dict)
+    processes: Mapping[ThreadId, ProcessMasks] = MappingProxyType({})
 
     def mask(self, thread: VmThread, main: ThreadId) -> CpuSet | None:
         """What `thread` of the process `main` had, None for a process that vmpin never touched."""

@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 from vmpin.cpuset import CpuSet
@@ -30,22 +29,22 @@ logger = logging.getLogger(__name__)
 SHOWN = 16
 
 
-@dataclass
 class VmMasks:
     """What vmpin knows of the masks of one VM's threads."""
 
-    #: By thread: the mask set last, and what the kernel showed then.
-    asked: dict[ThreadId, tuple[CpuSet, CpuSet]] = field(default_factory=dict)
-    #: By tid, what the kernel shows as long as nothing changes, in the form in which it is read.
-    expected: dict[int, frozenset[int]] = field(default_factory=dict)
-    #: What was refused, by thread, so that it is told once.
-    refused: dict[ThreadId, str] = field(default_factory=dict)
-    #: What a cgroup refused or trimmed and is yet to be judged, by thread: the mask, and since when (monotonic).
-    doubted: dict[ThreadId, tuple[CpuSet, float]] = field(default_factory=dict)
-    #: What a cgroup that the kubelet has yet to rewrite keeps threads from, "" for nothing (placement.waiting).
-    waits: str = ""
-    #: Not everything is as wanted, or not yet known to be.
-    open: bool = True
+    def __init__(self) -> None:
+        #: By thread: the mask set last, and what the kernel showed then.
+        self.asked: dict[ThreadId, tuple[CpuSet, CpuSet]] = {}
+        #: By tid, what the kernel shows as long as nothing changes, in the form in which it is read.
+        self.expected: dict[int, frozenset[int]] = {}
+        #: What was refused, by thread, so that it is logged once.
+        self.refused: dict[ThreadId, str] = {}
+        #: What a cgroup refused or trimmed and is yet to be judged, by thread: the mask, and since when (monotonic).
+        self.doubted: dict[ThreadId, tuple[CpuSet, float]] = {}
+        #: What a cgroup that the kubelet has yet to rewrite keeps threads from, "" for nothing (placement.waiting).
+        self.waits = ""
+        #: Not everything is as wanted, or not yet read to be.
+        self.open = True
 
     def record(self, thread: ThreadId, cpus: CpuSet, got: CpuSet) -> None:
         """A mask was set, and the kernel made `got` of it."""

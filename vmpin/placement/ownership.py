@@ -10,7 +10,7 @@ collisions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
@@ -18,8 +18,7 @@ from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.domain.topology import Topology
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """The machine. `shared_pool` is the kubelet's default set or the configured one: empty where the kubelet's static
     policy has assigned every CPU, None where there is neither; `housekeeping` are the CPUs for threads whose policy is
     housekeeping, empty without any."""
@@ -114,8 +113,7 @@ def claims_of(containers: Iterable[Container], node: Node) -> CpuClaims:
     return CpuClaims(tuple(exclusive), tuple(shared), tuple(stale), frozenset(coming), pending)
 
 
-@dataclass(frozen=True)
-class Ownership:
+class Ownership(NamedTuple):
     """The CPUs of the node, by owner."""
 
     claims: Mapping[SandboxId, CpuClaims]
@@ -124,7 +122,7 @@ class Ownership:
     #: P: without exclusive CPUs, unless the kubelet or the operator put one there.
     pool: CpuSet
     #: The pod uid of sandboxes that runtimes reported; claims of pods that only the kubelet reports are by that uid.
-    pods: Mapping[SandboxId, str] = field(default_factory=dict)
+    pods: Mapping[SandboxId, str] = MappingProxyType({})
 
     def foreign(self, sandbox: SandboxId) -> CpuSet:
         """CPUs that belong to other pods only: no thread of `sandbox` may be put there."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
@@ -49,9 +50,8 @@ UNMANAGED = ("no container of it is known, and no shared pool (no readable check
              "node.shared_pool is not set): its threads keep the masks they have")
 
 
-@dataclass(frozen=True)
-class Placement:
-    """The decision for one sandbox."""
+class _Decision(NamedTuple):
+    """The fields of a placement."""
 
     sandbox: SandboxId
     mask: CpuSet
@@ -63,17 +63,20 @@ class Placement:
     #: The vCPUs that each live container may use in the guest.
     containers: Mapping[ContainerId, tuple[VcpuId, ...]]
     #: Why its cgroup may refuse a mask for now, "" where it may not: the kubelet has decided otherwise since the
-    #: cgroup
-    #: was written, and rewrites it within its reconcile period (10 s); or the runtime is working on a request, for
-    #: which
-    #: Kata rewrites it.
+    #: cgroup was written, and rewrites it within its reconcile period (10 s); or the runtime is working on a request,
+    #: for which Kata rewrites it.
     waiting: str = ""
     #: Whether the runtime is working on a request: a mask that changes meanwhile is no drift.
     pending: bool = False
-    by_vcpu: Mapping[VcpuId, CpuSet | None] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by_vcpu", {place.id: place.cpus for place in self.vcpus})
+
+class Placement(_Decision):
+    """The decision for one sandbox."""
+
+    @cached_property
+    def by_vcpu(self) -> Mapping[VcpuId, CpuSet | None]:
+        """The CPUs of each vCPU. Takes no part in equality."""
+        return {place.id: place.cpus for place in self.vcpus}
 
     def cpus_for(self, role: ThreadRole, vcpu: VcpuId | None) -> CpuSet | None:
         """The CPUs of a thread; None when it is left alone (or is a vCPU that is not placed yet)."""
@@ -100,8 +103,7 @@ class Placement:
         return Previous(self.mask, vcpus if identified else {**had.vcpus, **vcpus}, {**older, **pairs})
 
 
-@dataclass(frozen=True)
-class PlacementRequest:
+class PlacementRequest(NamedTuple):
     """One sandbox to place. `vcpus_identified` is False when some vCPU thread could not be told from the VM's other
     threads; `identification_pending` when that is so for a short time only, as in a VM that boots or has just got a
     vCPU. `container_ended`: one of its containers has ended lately."""

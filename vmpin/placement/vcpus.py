@@ -21,7 +21,7 @@ Called by rules.place.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
@@ -41,15 +41,14 @@ class VcpuPlacement(NamedTuple):
     pinned: bool = False
 
 
-@dataclass(frozen=True)
-class Previous:
+class Previous(NamedTuple):
     """The part of the previous placement that the next one keeps to."""
 
     mask: CpuSet = EMPTY
-    vcpus: Mapping[VcpuId, tuple[CpuSet | None, ContainerId | None]] = field(default_factory=dict)
+    vcpus: Mapping[VcpuId, tuple[CpuSet | None, ContainerId | None]] = MappingProxyType({})
     #: The CPU that each vCPU last had to itself, unless another vCPU has had it since. CPUs go offline and come back,
     #: and so do the entries of the kubelet's checkpoint.
-    pairs: Mapping[VcpuId, int] = field(default_factory=dict)
+    pairs: Mapping[VcpuId, int] = MappingProxyType({})
 
 
 class CandidateCpus(NamedTuple):

@@ -6,7 +6,7 @@ Made by `NodeState` from its configuration. What stays out: what is read through
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vmpin.config.settings import Config
 from vmpin.host.cgroup import Cgroups
@@ -18,8 +18,7 @@ from vmpin.runtime.kata import KataState
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Adapters:
+class Adapters(NamedTuple):
     proc: Procfs
     sysfs: Sysfs
     cgroups: Cgroups

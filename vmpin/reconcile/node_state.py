@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
-from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +21,6 @@ from vmpin.domain.events import ContainerMisplaced, Event
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import ContainerId, SandboxId, VmThread
 from vmpin.domain.newborn_counts import NewbornCounts
-from vmpin.domain.proof import ResidencyLedger
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
 from vmpin.pinning.drift_evidence import DriftEvidence
@@ -41,10 +40,11 @@ from vmpin.runtime.oci import HookState
 from vmpin.sources.disk import DiskSources
 from vmpin.sources.hook_state import events_of
 from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
-from vmpin.sources.nri.cpuset_reports import NriCpusetReports
 from vmpin.vmm.inventory import Observer, Vm
 
 if TYPE_CHECKING:
+    from vmpin.domain.proof import ResidencyLedger
+    from vmpin.sources.nri.cpuset_reports import NriCpusetReports
     from vmpin.sources.nri.nri_events import NriEvent
 
 logger = logging.getLogger(__name__)
@@ -79,15 +79,12 @@ class NodeState:
         self.checkpoint = KubeletCheckpoint(config.paths.kubelet, logger.warning,
                                             saved.kubelet if config.watch.kubelet else None)
         self.disagreements = SourceDisagreements()
-        self.reports = NriCpusetReports()
         self.requests = RuntimeRequests()
         self.placement_cache = PlacementCache(
             config, self.sysfs.topology(), self.checkpoint.read() if config.watch.kubelet else None, saved.previous)
         self.placement_cache.dirty.update(self.state.sandboxes)
         self.placements = self.placement_cache.placements
-        #: Where threads ran, as far as samples are taken; the sampler books to it.
-        self.ledger = ResidencyLedger()
-        self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.tally, self.ledger,
+        self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.tally, lambda: self.ledger.drift,
                                             f"{self.proc.root}/1/root", self.observer.vms, self._pinned_by_kata)
         self.drift_tracker = DriftTracker(self.drift_evidence.explain_repairs, config.contention_rules)
         self.originals = OriginalMaskStore(self.proc, saved.originals)
@@ -101,6 +98,22 @@ class NodeState:
         self.changed = self.kubelet != saved.kubelet
         #: For all that only reads.
         self.view = NodeView(self)
+
+    # These two are made when they are used first: to load them takes 3 ms of a starting watcher's first pass.
+
+    @cached_property
+    def reports(self) -> NriCpusetReports:
+        """What the runtime has reported of containers' CPUs over NRI."""
+        from vmpin.sources.nri.cpuset_reports import NriCpusetReports
+
+        return NriCpusetReports()
+
+    @cached_property
+    def ledger(self) -> ResidencyLedger:
+        """Where threads ran, as far as samples are taken."""
+        from vmpin.domain.proof import ResidencyLedger
+
+        return ResidencyLedger()
 
     @property
     def node(self) -> Node:
@@ -287,7 +300,7 @@ class NodeState:
         """Write the state file. :returns: False when that failed, which is logged once; everything else goes on."""
         state = self.state
         if self.leaving:
-            state = DesiredState({name: replace(sandbox, suspended=False) if name in self.leaving else sandbox
+            state = DesiredState({name: sandbox._replace(suspended=False) if name in self.leaving else sandbox
                                   for name, sandbox in state.sandboxes.items()})
         kubelet = self.kubelet if self.kubelet is not None and self.kubelet.static else None
         if not self._store.save(SavedState(state, self.placement_cache.previous, self.originals.masks,

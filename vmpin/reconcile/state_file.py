@@ -8,7 +8,6 @@ stays out: when it is written (node_state), and its text (state_format).
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import zlib
@@ -78,7 +77,7 @@ def with_notes(path: Path, boot_id: str, kept: SavedState) -> SavedState:
                 before[sandbox] = OriginalMasks({**known.processes, main: ProcessMasks(cpus)})
         except (ValueError, TypeError, RecursionError):
             continue
-    return kept if before == kept.originals else dataclasses.replace(kept, originals=before)
+    return kept if before == kept.originals else kept._replace(originals=before)
 
 
 def replace(path: Path, content: bytes) -> None:

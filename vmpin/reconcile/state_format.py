@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import ContainerRecord, CpusetReport, DesiredState, SandboxState
@@ -25,14 +25,13 @@ VERSION = 2
 CLOCK = "boottime"
 
 
-@dataclass(frozen=True)
-class SavedState:
+class SavedState(NamedTuple):
     """What is carried over a restart, by sandbox."""
 
-    state: DesiredState = field(default_factory=DesiredState)
-    previous: Mapping[SandboxId, Previous] = field(default_factory=dict)
-    originals: Mapping[SandboxId, OriginalMasks] = field(default_factory=dict)
-    vcpus: Mapping[SandboxId, VcpuThreads] = field(default_factory=dict)
+    state: DesiredState = DesiredState()
+    previous: Mapping[SandboxId, Previous] = MappingProxyType({})
+    originals: Mapping[SandboxId, OriginalMasks] = MappingProxyType({})
+    vcpus: Mapping[SandboxId, VcpuThreads] = MappingProxyType({})
     #: The kubelet's last good static checkpoint, should its file be gone; None for none (also in files of before).
     kubelet: CpuManagerState | None = None
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,7 +98,7 @@ class KataState:
         if not stopped:
             return sandbox
         return sandbox._replace(containers=tuple(
-            replace(container, state=ContainerState.STOPPED) if container.id in stopped else container
+            container._replace(state=ContainerState.STOPPED) if container.id in stopped else container
             for container in sandbox.containers or ()))
 
     def _is_stopped(self, path: str) -> bool:
@@ -195,7 +194,7 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
             cpuset = None
         container = Container(ContainerId(cid), cpuset=cpuset or None, pause=pause)
         if not pause:
-            container = replace(container, name=name_of(annotations, dialect),
+            container = container._replace(name=name_of(annotations, dialect),
                                 exclusive=declared_exclusive(annotations, exclusive_annotation))
         containers.append(container)
     return KataSandbox(sid, "kata-go", _pid(_dig(state, "HypervisorState", "Pid")),

@@ -9,7 +9,6 @@ stays out: the file (source/kubelet_state), and what exclusive means for a sandb
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.kubelet_cpus import CpuManagerState
@@ -41,7 +40,7 @@ def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
     data = outer.get("data")
     if isinstance(data, str) and data:
         # The rest of the file is for older kubelets, and newer ones do not read it.
-        state = replace(_contents(_object(data, f"{where}: data"), where), version=4)
+        state = _contents(_object(data, f"{where}: data"), where)._replace(version=4)
         return _judged(state, _matches(outer.get("datachecksum"), len(data), [f"(string){data}"]))
     state = _contents(outer, where)
     checksum = outer.get("checksum")
@@ -85,7 +84,7 @@ def _judged(state: CpuManagerState, checksum_ok: bool | None) -> CpuManagerState
     if checksum_ok is False:
         # Without the numbers: they would make a new line of every change to the file.
         troubles.append("its checksum does not match: it was edited, or its kubelet computes another one")
-    return replace(state, checksum_ok=checksum_ok, trouble="; ".join(troubles))
+    return state._replace(checksum_ok=checksum_ok, trouble="; ".join(troubles))
 
 
 def _mapping(found: dict[str, object], key: str, where: str) -> dict[str, object]:

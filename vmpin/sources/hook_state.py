@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from vmpin.domain.counters import Counters
@@ -115,7 +114,7 @@ def _created(hook: HookState, member: _Membership, when: int, proc: Procfs,
     yield SandboxSeen(sandbox, "oci", pod, vmm)
     made = Container(container, cpuset=cpuset, pause=member.pause)
     if not member.pause:  # a pause container has no name, and owns nothing
-        made = replace(made, name=name_of(annotations, hook.dialect),
+        made = made._replace(name=name_of(annotations, hook.dialect),
                        exclusive=declared_exclusive(annotations, exclusive_annotation))
     yield ContainerSeen(sandbox, made, Source.BUNDLE, when, bundle, init)
 

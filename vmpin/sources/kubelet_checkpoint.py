@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from vmpin.domain.kubelet_cpus import CpuManagerState
@@ -77,7 +76,7 @@ class KubeletCheckpoint:
             return self._state
         self._raw, self._usable = raw, False
         try:
-            self._state = replace(parse_checkpoint(raw, str(self.path)), written=info.st_mtime_ns).dated(
+            self._state = parse_checkpoint(raw, str(self.path))._replace(written=info.st_mtime_ns).dated(
                 boottime.of_wall(info.st_mtime_ns, before), self._state)
         except SourceError as err:
             self._refuse(str(err))

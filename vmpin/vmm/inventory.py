@@ -12,7 +12,6 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -38,21 +37,22 @@ PATIENCE = 60.0
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
-@dataclass
 class Process:
     """A process whose threads are followed. `tasks` is its task directory as last listed."""
 
-    pid: int
-    id: ThreadId
-    role: ThreadRole
-    argv: list[str]
-    tasks: list[str] = field(default_factory=list)
-    stats: dict[int, Stat] = field(default_factory=dict)
-    threads: dict[int, VmThread] = field(default_factory=dict)
-    #: Threads met in the last pass: their names may not have been set yet (a clone has its creator's name).
-    young: set[int] = field(default_factory=set)
-    #: A thread was born, or may have been, since `tasks` was listed.
-    grown: bool = True
+    def __init__(self, pid: int, id: ThreadId, role: ThreadRole, argv: list[str],
+                 threads: dict[int, VmThread] | None = None) -> None:
+        self.pid = pid
+        self.id = id
+        self.role = role
+        self.argv = argv
+        self.tasks: list[str] = []
+        self.stats: dict[int, Stat] = {}
+        self.threads = {} if threads is None else threads
+        #: Threads met in the last pass: their names may not have been set yet (a clone has its creator's name).
+        self.young: set[int] = set()
+        #: A thread was born, or may have been, since `tasks` was listed.
+        self.grown = True
 
     def has(self, thread: ThreadId) -> bool:
         """Whether it is among the threads last read."""
@@ -60,36 +60,38 @@ class Process:
         return stat is not None and stat.starttime == thread.starttime
 
 
-@dataclass
 class Vm:
     """A sandbox's virtual machine."""
 
-    sandbox: SandboxId
-    type: VmmType
-    vmm: Process
-    helpers: list[Process] = field(default_factory=list)
-    #: Kernel threads that work for it (vhost before Linux 6.4, kvm-pit).
-    kernel: list[VmThread] = field(default_factory=list)
-    found_by: str = "none"
-    #: Whether every vCPU is known for one.
-    known: bool = False
-    #: Whether those that are not are waited for, and when (CLOCK_BOOTTIME, seconds) they were last known or it began.
-    awaited: bool = False
-    since: float | None = None
-    vcpus: tuple[Vcpu, ...] = ()
-    learned: dict[ThreadId, VcpuId] = field(default_factory=dict)
-    #: vCPUs whose thread has ended.
-    gone: set[VcpuId] = field(default_factory=set)
-    iothreads: set[ThreadId] = field(default_factory=set)
-    qmp: QmpAnswer | None = None
-    #: The thread set for which QMP was asked; it is asked once for each.
-    qmp_asked: frozenset[int] = frozenset()
-    #: Whether QMP could tell what is not known; None until somebody wants to know.
-    wants_qmp: bool | None = None
-    #: How often its vCPUs were looked for since its threads last changed.
-    tries: int = 0
-    #: Its threads have changed since they were last told apart.
-    stale: bool = True
+    def __init__(self, sandbox: SandboxId, type: VmmType, vmm: Process, known: bool = False,
+                 vcpus: tuple[Vcpu, ...] = ()) -> None:
+        self.sandbox = sandbox
+        self.type = type
+        self.vmm = vmm
+        self.helpers: list[Process] = []
+        #: Kernel threads that work for it (vhost before Linux 6.4, kvm-pit).
+        self.kernel: list[VmThread] = []
+        self.found_by = "none"
+        #: Whether every vCPU is known for one.
+        self.known = known
+        #: Whether those that are not are waited for, and when (CLOCK_BOOTTIME, seconds) they were last known or it
+        #: began.
+        self.awaited = False
+        self.since: float | None = None
+        self.vcpus = vcpus
+        self.learned: dict[ThreadId, VcpuId] = {}
+        #: vCPUs whose thread has ended.
+        self.gone: set[VcpuId] = set()
+        self.iothreads: set[ThreadId] = set()
+        self.qmp: QmpAnswer | None = None
+        #: The thread set for which QMP was asked; it is asked once for each.
+        self.qmp_asked: frozenset[int] = frozenset()
+        #: Whether QMP could tell what is not known; None until somebody wants to know.
+        self.wants_qmp: bool | None = None
+        #: How often its vCPUs were looked for since its threads last changed.
+        self.tries = 0
+        #: Its threads have changed since they were last told apart.
+        self.stale = True
 
     def processes(self) -> Iterator[Process]:
         yield self.vmm

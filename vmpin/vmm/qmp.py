@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeGuard
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from vmpin.domain.model import VcpuId
 
@@ -31,14 +31,13 @@ _LISTENING = "00010000"
 _READ_LIMIT = 1 << 20
 
 
-@dataclass(frozen=True)
-class QmpAnswer:
+class QmpAnswer(NamedTuple):
     """The thread ids QEMU gave: each vCPU's cpu-index, the iothreads, and each vCPU's place in the guest
     (`{"socket-id": 0, "core-id": 1, …}`), as far as it said."""
 
     vcpus: Mapping[int, VcpuId]
     iothreads: frozenset[int]
-    props: Mapping[VcpuId, Mapping[str, int]] = field(default_factory=dict)
+    props: Mapping[VcpuId, Mapping[str, int]] = MappingProxyType({})
 
 
 async def query(path: str, deadline: float = 0.2, pid: int | None = None) -> QmpAnswer | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import pytest
 
@@ -128,7 +127,7 @@ def test_what_the_static_policy_does_not_list_owns_nothing_and_shares_the_pool(
         has: str, shared: str | None, stale: str | None, declared: bool | None) -> None:
     """Whatever cpuset it was last reported with, and whatever an annotation declares."""
     known = container(nri=has)
-    known = replace(known, container=replace(known.container, exclusive=declared))
+    known = known._replace(container=known.container._replace(exclusive=declared))
     (found,) = effective_containers(pod(known), STATIC)
     assert (found.exclusive, found.cpuset, found.stale_cpuset) == (
         False, shared and CpuSet.parse(shared), stale and CpuSet.parse(stale))
@@ -137,7 +136,7 @@ def test_what_the_static_policy_does_not_list_owns_nothing_and_shares_the_pool(
 
 def test_an_update_under_way_gives_a_shared_container_cpus_of_the_pool_only() -> None:
     known = container(nri="0-7")
-    known = replace(known, container=replace(known.container, requested_cpuset=CpuSet.parse("1-4")))
+    known = known._replace(container=known.container._replace(requested_cpuset=CpuSet.parse("1-4")))
     (found,) = effective_containers(pod(known), STATIC)
     assert (str(found.cpuset), str(found.requested_cpuset), str(found.stale_cpuset)) == ("0-1", "1", "0-7")
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import pickle
 
 import pytest
@@ -91,7 +90,7 @@ def test_it_is_a_value() -> None:
     assert again == TWO_SOCKETS
     assert hash(again) == hash(TWO_SOCKETS)
     assert pickle.loads(pickle.dumps(again)) == copy.deepcopy(again) == TWO_SOCKETS
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         again.online = EMPTY  # type: ignore[misc]
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from effort import effort
@@ -39,6 +40,16 @@ from vmpin.vmm.inventory import Process, Vm
 POD = SandboxId("pod-a")
 WEB, LOGS = ContainerId("web"), ContainerId("logs")
 NODE = Node(Topology.build(CpuSet.parse("0-7")), CpuSet.parse("0-1"))
+
+
+T = TypeVar("T")
+
+
+def changed(made: T, **attributes: object) -> T:
+    """A copy with other attributes."""
+    other = copy.copy(made)
+    vars(other).update(attributes)
+    return other
 
 
 @dataclass
@@ -343,7 +354,7 @@ def test_a_vm_that_ends_and_one_that_comes_in_its_place(tmp_path: Path) -> None:
     async def test() -> None:
         async with running(Machine(tmp_path)) as node:
             await until(lambda: node.states().get("web") == "applied")
-            node.vm.vmm = replace(node.vm.vmm, id=ThreadId(os.getpid(), 2))
+            node.vm.vmm = changed(node.vm.vmm, id=ThreadId(os.getpid(), 2))
             node.update()
             await until(lambda: node.agent.connections == 2)
             await until(lambda: node.states().get("web") == "applied")
@@ -489,9 +500,9 @@ def test_vcpus_in_the_order_they_came(tmp_path: Path) -> None:
     threads = {tid: VmThread(ThreadId(tid, began), ThreadRole.VCPU, f"CPU {vcpu}/KVM", 1, VcpuId(vcpu))
                for tid, began, vcpu in ((500, 9, 6), (400, 7, 1), (401, 7, 0), (402, 9, 7), (600, 1, 2))}
     argv = ["/usr/bin/qemu-system-x86_64", "-smp", "2,cores=1,threads=1,sockets=8,maxcpus=8"]
-    vmm = replace(node.vm.vmm, argv=argv, threads={**threads, 700: threads[500]._replace(
+    vmm = changed(node.vm.vmm, argv=argv, threads={**threads, 700: threads[500]._replace(
         id=ThreadId(700, 1), role=ThreadRole.EMULATOR, vcpu=None)})
-    found = guest_vcpus(replace(node.vm, type=VmmType.QEMU, vmm=vmm), {VcpuId(number): number for number in (0, 1, 6,
+    found = guest_vcpus(changed(node.vm, type=VmmType.QEMU, vmm=vmm), {VcpuId(number): number for number in (0, 1, 6,
     7)})
     assert ([*found.hw], found.boot, found.most, found.plugged) == ([1, 0, 7, 6], 2, 8, [7, 6])
     assert guest_vcpus(node.vm, {VcpuId(number): number for number in range(4)}).plugged == []
@@ -503,9 +514,9 @@ def test_looking_after_three_hundred_guests_in_which_nothing_changed_costs_littl
         vms, states, placements = {}, {}, {}
         for number in range(300):
             pod = SandboxId(f"pod-{number}")
-            vms[pod] = replace(node.vm, sandbox=pod)
-            states[pod] = replace(node.view.sandboxes[POD], id=pod)
-            placements[pod] = replace(node.view.placements[POD], sandbox=pod)
+            vms[pod] = changed(node.vm, sandbox=pod)
+            states[pod] = node.view.sandboxes[POD]._replace(id=pod)
+            placements[pod] = node.view.placements[POD]._replace(sandbox=pod)
         node.view.vms, node.view.placements = vms, placements
         node.view.sandboxes = states
         node.update()
@@ -532,7 +543,7 @@ def test_a_cid_that_two_claim_is_nobodys(tmp_path: Path) -> None:
         node = Machine(tmp_path, {"guest_via": "off"})
         argv = ["qemu-system-x86_64", "-smp", "4", "-device", "vhost-vsock-pci,guest-cid=77"]
         pods = [SandboxId("pod-a"), SandboxId("pod-b")]
-        vms = {pod: replace(node.vm, sandbox=pod, type=VmmType.QEMU, vmm=replace(node.vm.vmm, argv=argv))
+        vms = {pod: changed(node.vm, sandbox=pod, type=VmmType.QEMU, vmm=changed(node.vm.vmm, argv=argv))
                for pod in pods}
         node.view.config = node.config()
         node.view.vms = {pods[0]: vms[pods[0]]}

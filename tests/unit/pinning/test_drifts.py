@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,7 +75,7 @@ def test_the_log_has_the_masks_that_were_set(node: Spinners, caplog: pytest.LogC
     vm = node.vm()
     node.place(vm.sandbox, node.there)
     placements = node.reconciler.placements
-    placements[vm.sandbox] = replace(placements[vm.sandbox], mask=node.here | node.there)
+    placements[vm.sandbox] = placements[vm.sandbox]._replace(mask=node.here | node.there)
     assert node.repair(vm) == 1
     (record,) = log(caplog, "pinned")
     assert record.message == f"pinned sandbox={vm.sandbox} threads=1 mask={node.there} verdict=floating"
@@ -106,7 +105,7 @@ def test_what_a_cgroup_refuses_that_the_kubelet_has_yet_to_rewrite_is_waited_for
     absent = CpuSet([Sysfs().topology().known.bits.bit_length()])
     node.place(vm.sandbox, absent)
     wanted = node.reconciler.placements[vm.sandbox]
-    node.reconciler.placements[vm.sandbox] = waiting = replace(wanted, waiting="waits for the kubelet to rewrite it")
+    node.reconciler.placements[vm.sandbox] = waiting = wanted._replace(waiting="waits for the kubelet to rewrite it")
     pinner = node.reconciler.pinner
     for _ in range(5):
         (result,) = pinner.carry_out(pinner.operations(vm, waiting), node.reconciler.placements)

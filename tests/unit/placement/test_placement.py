@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from decided import box, decide, guest, guests, node, own_cpus, shown, vcpus
@@ -43,12 +43,12 @@ def test_a_container_is_exclusive_when_declared_or_disjoint_from_a_known_pool(
 ])
 def test_created_and_running_containers_count_stopped_and_pause_do_not(
         state: ContainerState, pause: bool, mask: str) -> None:
-    containers = [replace(own_cpus("main", "2-3"), state=state, pause=pause), box("side", "6")]
+    containers = [own_cpus("main", "2-3")._replace(state=state, pause=pause), box("side", "6")]
     assert str(decide(containers, vcpus(0, 1, 2), node()).mask) == mask
 
 
 def test_the_cpus_of_a_stopped_container_are_nobodys() -> None:
-    stopped = replace(own_cpus("main", "2-3"), state=ContainerState.STOPPED)
+    stopped = own_cpus("main", "2-3")._replace(state=ContainerState.STOPPED)
     found = decide([box("side", None)], vcpus(0), node("0-3"), others=[[stopped]])
     assert shown(found) == {0: "0-3"}
 
@@ -119,7 +119,7 @@ def test_a_mask_of_which_nothing_is_left_is_replaced_and_reported(
 
 
 @pytest.mark.parametrize("containers", [
-    [], [box("pause", "0-7", pause=True)], [replace(box("gone", "0-1"), state=ContainerState.STOPPED)]],
+    [], [box("pause", "0-7", pause=True)], [box("gone", "0-1")._replace(state=ContainerState.STOPPED)]],
     ids=["none", "the pause container", "a stopped one"])
 def test_a_vm_without_a_container_and_without_a_pool_is_left_as_it_is(containers: list[Container]) -> None:
     found = decide(containers, vcpus(0, 1), node("0-7"), others=[[own_cpus("x", "4-5")]])
@@ -332,7 +332,7 @@ def test_shares_stay_with_who_has_them(
 
 def test_a_container_gets_the_vcpus_behind_its_cpus_and_shared_ones_the_floating() -> None:
     containers = [own_cpus("a", "4,7"), own_cpus("b", "5-6"), box("s1", "0-1"), box("s2", None),
-                  replace(box("gone", "0-1"), state=ContainerState.STOPPED)]
+                  box("gone", "0-1")._replace(state=ContainerState.STOPPED)]
     found = decide(containers, vcpus(0, 1, 2, 3, 4, 5), node(pool="0-3"))
     assert shown(found) == {0: "0-3", 1: "0-3", 2: "4", 3: "5", 4: "6", 5: "7"}
     assert guests(found) == {"a": [2, 5], "b": [3, 4], "s1": [0, 1], "s2": [0, 1]}

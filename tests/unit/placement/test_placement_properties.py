@@ -299,7 +299,7 @@ def test_the_same_node_gives_the_same_placement_in_whatever_order_the_vcpus_come
         data: st.DataObject, world: World, policy: Policy) -> None:
     before = data.draw(befores(world))
     shuffled = World(world.node, tuple(
-        replace(each, vcpus=tuple(data.draw(st.permutations(each.vcpus)))) for each in world.requests))
+        each._replace(vcpus=tuple(data.draw(st.permutations(each.vcpus)))) for each in world.requests))
     backwards = {key: Previous(value.mask, dict(reversed(list(value.vcpus.items()))),
                                dict(reversed(list(value.pairs.items())))) for key, value in before.items()}
     first = world.place(policy, before)
@@ -331,16 +331,16 @@ def test_one_container_or_vcpu_more_or_less_leaves_every_valid_pair(data: st.Dat
     if what == "stop":
         assume(request.containers)
         gone = data.draw(st.sampled_from(request.containers))
-        request = replace(request, containers=tuple(
-            replace(each, state=ContainerState.STOPPED) if each is gone else each for each in request.containers))
+        request = request._replace(containers=tuple(
+            each._replace(state=ContainerState.STOPPED) if each is gone else each for each in request.containers))
     elif what == "shared":
-        request = replace(request, containers=(*request.containers, Container(ContainerId("new"), "", pool)))
+        request = request._replace(containers=(*request.containers, Container(ContainerId("new"), "", pool)))
     elif what == "unplug":
         assume(request.vcpus)
         gone_vcpu = data.draw(st.sampled_from(request.vcpus))
-        request = replace(request, vcpus=tuple(each for each in request.vcpus if each is not gone_vcpu))
+        request = request._replace(vcpus=tuple(each for each in request.vcpus if each is not gone_vcpu))
     else:
-        request = replace(request, vcpus=(*request.vcpus, Vcpu(VcpuId(data.draw(st.integers(13, 15))))))
+        request = request._replace(vcpus=(*request.vcpus, Vcpu(VcpuId(data.draw(st.integers(13, 15))))))
     after = World(world.node, (*world.requests[:at], request, *world.requests[at + 1:]))
     exclusive = after.own.claims[request.id].cpus
     enough = len(request.vcpus) >= len(exclusive)
@@ -363,7 +363,7 @@ def test_a_vcpu_that_cannot_be_told_for_a_while_moves_no_other(
     told = [data.draw(st.lists(st.sampled_from(each.vcpus), unique=True) if each.vcpus else st.just([]))
             for each in world.requests]
     meanwhile = World(world.node, tuple(
-        replace(each, vcpus=tuple(vcpus), vcpus_identified=False) for each,
+        each._replace(vcpus=tuple(vcpus), vcpus_identified=False) for each,
         vcpus in zip(world.requests, told, strict=True)))
     kept: dict[SandboxId, Previous] = {}
     before = previous_of(first)
@@ -381,7 +381,7 @@ def test_what_passes_leaves_every_one_to_one_pair(data: st.DataObject, world: Wo
     policy = Policy(spare_vcpus=spare)
     # The vCPUs that float are the highest: those that no rule but stability keeps from being pinned.
     earlier = World(world.node, tuple(
-        replace(each, vcpus=each.vcpus[:len(world.own.claims[each.id].cpus)]) for each in world.requests))
+        each._replace(vcpus=each.vcpus[:len(world.own.claims[each.id].cpus)]) for each in world.requests))
     before = previous_of(earlier.place(policy))
     first = world.place(policy, before)
     before = {each.sandbox: each.as_previous(before[each.sandbox]) for each in first}
@@ -389,10 +389,10 @@ def test_what_passes_leaves_every_one_to_one_pair(data: st.DataObject, world: Wo
     meanwhile, for_now, node = world, policy, world.node
     if what == "CPUs":
         left = CpuSet(data.draw(st.sets(st.sampled_from(list(node.online)), min_size=1)))
-        meanwhile = replace(world, node=replace(node, topology=replace(node.topology, online=left)))
+        meanwhile = replace(world, node=node._replace(topology=node.topology._replace(online=left)))
     elif what == "checkpoint":
-        meanwhile = World(replace(node, shared_pool=None), tuple(
-            replace(each, containers=tuple(replace(one, exclusive=None) for one in each.containers))
+        meanwhile = World(node._replace(shared_pool=None), tuple(
+            each._replace(containers=tuple(one._replace(exclusive=None) for one in each.containers))
             for each in world.requests))
     else:
         for_now = Policy(vcpus=data.draw(st.sampled_from([VcpuRule.UNION, VcpuRule.OFF])))
@@ -406,7 +406,7 @@ def test_what_passes_leaves_every_one_to_one_pair(data: st.DataObject, world: Wo
 def test_no_two_vcpus_have_one_cpu_while_some_cannot_be_told(
         data: st.DataObject, world: World, policy: Policy) -> None:
     """Whatever a state file says."""
-    meanwhile = World(world.node, tuple(replace(each, vcpus_identified=False) for each in world.requests))
+    meanwhile = World(world.node, tuple(each._replace(vcpus_identified=False) for each in world.requests))
     for placement in meanwhile.place(policy, data.draw(befores(world))):
         alone = [place.cpus for place in placement.vcpus
                  if place.container is not None and place.cpus is not None and len(place.cpus) == 1]
@@ -456,7 +456,7 @@ def test_no_other_placement_by_the_rules_moves_fewer_vcpus(change: tuple[World, 
 @given(kubelet_worlds())
 def test_without_a_past_the_spare_vcpus_are_the_lowest_and_ids_ascend_with_cpus(world: World) -> None:
     blind = World(world.node, tuple(
-        replace(each, vcpus=tuple(Vcpu(vcpu.id) for vcpu in each.vcpus)) for each in world.requests))
+        each._replace(vcpus=tuple(Vcpu(vcpu.id) for vcpu in each.vcpus)) for each in world.requests))
     for placement in blind.place():
         pinned = [vcpu for vcpu in placement.vcpus if vcpu.pinned]
         if pinned:

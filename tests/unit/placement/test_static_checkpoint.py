@@ -174,7 +174,7 @@ def test_a_sandbox_waits_only_for_cpus_that_its_cpusets_do_not_have() -> None:
     world.pods = {"u": {"main": reported("main", CpuSet.parse("0-1"))}}
     assert world.place()["u"].waiting == ""
     # A container that the kubelet gave others (its checkpoint was removed, and it admitted its pods anew).
-    world.kubelet = replace(world.kubelet, entries={("u", "main"): CpuSet.parse("4-5")})
+    world.kubelet = world.kubelet._replace(entries={("u", "main"): CpuSet.parse("4-5")})
     found = world.place()["u"]
     assert found.waiting == "waits for the kubelet to rewrite the cpuset of main from 0-1 to 4-5"
     assert sorted(str(vcpu.cpus) for vcpu in found.vcpus) == ["4", "5"]
@@ -201,8 +201,7 @@ def steps() -> list[tuple[str, World]]:
                 if cpus is None:
                     world.pods[about["pod"]].pop(name)
                 else:
-                    world.pods.setdefault(about["pod"], {})[name] = replace(
-                        reported(name, CpuSet.parse(cpus), at),
+                    world.pods.setdefault(about["pod"], {})[name] = reported(name, CpuSet.parse(cpus), at)._replace(
                         container=Container(ContainerId(name), about["name"], CpuSet.parse(cpus)))
                 if about["vcpus"]:
                     world.vcpus[about["pod"]] = about["vcpus"]

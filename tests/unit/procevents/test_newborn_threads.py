@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,7 @@ def test_a_thread_that_waits_for_its_cgroup_is_not_booked_as_placed(machine: Mac
     vmm = machine.running(crowd)
     tid, known = by_name(vmm, "call_rcu"), machine.reconciler
     absent, placement = CpuSet([Sysfs().topology().known.bits.bit_length()]), known.placements[sandbox("a")]
-    known.placements[sandbox("a")] = replace(placement, others=dict.fromkeys(placement.others, absent),
+    known.placements[sandbox("a")] = placement._replace(others=dict.fromkeys(placement.others, absent),
                                              waiting="waits for the kubelet")
     known.pinner.of(sandbox("a")).waits = "waits for the kubelet"
     born = time.monotonic_ns()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +44,7 @@ class Memory(StateStore):
         self.failing = "" if self.room else "no room"
         if self.room:
             self.kept = kept
-            self.saves.append(replace(kept, originals=dict(kept.originals)))
+            self.saves.append(kept._replace(originals=dict(kept.originals)))
         return self.room
 
     def note(self, sandbox: SandboxId, main: ThreadId, had: CpuSet) -> None:
@@ -69,7 +68,7 @@ class Given:
         self.machine = machine
         self.config = machine.reconciler.config
         self.store, self.kata = Memory(), Kata()
-        self.adapters = replace(Adapters.of(self.config), store=self.store, kata=self.kata)
+        self.adapters = Adapters.of(self.config)._replace(store=self.store, kata=self.kata)
         self.reconciler = self.again()
 
     def again(self, acts: bool = True) -> Reconciler:
@@ -199,7 +198,7 @@ def test_the_last_topology_is_used_while_sys_cannot_be_read_and_an_online_cpu_pl
         given: Given, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cpus = sorted(given.machine.both)
     tree = make_tree(tmp_path / "sys", f"devices/system/cpu/online = {cpus[0]}\ndevices/system/cpu/possible = 0-63\n")
-    given.adapters = replace(given.adapters, sysfs=Sysfs(tree))
+    given.adapters = given.adapters._replace(sysfs=Sysfs(tree))
     reconciler = given.again()
     assert reconciler.view.node.online == CpuSet(cpus[:1])
     (tree / "devices/system/cpu/online").write_text(f"{cpus[0]},{cpus[1]}\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,7 +83,7 @@ def test_kata_has_the_container_before_it_is_started() -> None:
     """Its state lists a container with its CPUs before the vCPUs of it have all come."""
     seen = ContainerSeen(POD, Container(C1, cpuset=CpuSet((4, 5)), state=ContainerState.CREATED), Source.KATA, 12)
     assert known(reduce(after(CREATION_EVENTS[:2]), seen)).container.creating
-    runs = seen._replace(container=replace(seen.container, state=ContainerState.RUNNING))
+    runs = seen._replace(container=seen.container._replace(state=ContainerState.RUNNING))
     assert not known(reduce(after(CREATION_EVENTS[:2]), runs)).pending
 
 
@@ -189,7 +188,7 @@ def grow(pool: str, *steps: tuple[tuple[Container, ...], tuple[int, ...]]) -> li
 
 
 def coming(name: str, cpus: str) -> Container:
-    return replace(own_cpus(name, cpus), state=ContainerState.CREATED, creating=True)
+    return own_cpus(name, cpus)._replace(state=ContainerState.CREATED, creating=True)
 
 
 def test_each_vcpu_that_comes_gets_a_cpu_of_the_container_that_is_created() -> None:
@@ -255,10 +254,10 @@ def test_what_happens_to_masks_while_the_runtime_works_is_no_drift_and_put_right
     assert machine.repair(vm) == 0
     for _ in range(10):
         known = machine.reconciler.placements
-        known[vm.sandbox] = replace(known[vm.sandbox], waiting="waits for the runtime to create b", pending=True)
+        known[vm.sandbox] = known[vm.sandbox]._replace(waiting="waits for the runtime to create b", pending=True)
         machine.move(vm, machine.there)
         assert machine.repair(vm) == 1
-        known[vm.sandbox] = replace(known[vm.sandbox], waiting="", pending=False)
+        known[vm.sandbox] = known[vm.sandbox]._replace(waiting="", pending=False)
         assert machine.repair(vm) == 0
     assert CpuSet(os.sched_getaffinity(vm.vmm.pid)) == machine.here
     assert (machine.reconciler.tally.drift, machine.reconciler.pinner.drift_tracker.contended) == ({}, 0)
@@ -314,7 +313,7 @@ def test_drift_counts_again_when_a_wait_has_ended_that_may_come_again(machine: S
     known, pinner = machine.reconciler.placements, machine.reconciler.pinner
     for cpus in (absent, machine.there):
         machine.place(vm.sandbox, cpus)
-        known[vm.sandbox] = replace(known[vm.sandbox], waiting="waits for a container, or for its end")
+        known[vm.sandbox] = known[vm.sandbox]._replace(waiting="waits for a container, or for its end")
         machine.repair(vm)
         assert pinner.of(vm.sandbox).waits
     assert machine.repair(vm) == 0

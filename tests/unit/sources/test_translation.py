@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from effort import effort
@@ -149,7 +148,7 @@ def test_what_a_list_leaves_out_has_ended_while_nobody_listened() -> None:
 
 def test_a_sandbox_that_kata_told_of_is_not_for_the_runtimes_list_to_end() -> None:
     state = after([PodEvent(Verb.RUN_POD, pod(), 7)])
-    state = DesiredState({POD: replace(state.sandboxes[POD], runtime="kata-go")})
+    state = DesiredState({POD: state.sandboxes[POD]._replace(runtime="kata-go")})
     assert told(Synced((), (), 9), state) == []
 
 

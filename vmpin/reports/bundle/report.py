@@ -113,7 +113,7 @@ def _node(pieces: Pieces, config: Config, facts: NodeFacts, proc: Procfs) -> Non
     pieces.add("node/cpus.txt", vms.files(
         [*(f"{system}/cpu/{name}" for name in _SYS), *sorted(glob(f"{system}/node/node*/cpulist"))]))
     try:
-        pieces.add_json("node/topology.json", Sysfs(config.paths.sys).topology())
+        pieces.add_json("node/topology.json", Sysfs(config.paths.sys).topology()._asdict())
     except SourceError as err:
         pieces.lack("node/topology.json", str(err))
     try:

@@ -7,7 +7,6 @@ out: the messages (session), and what follows from an event (domain.desired_stat
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import (
@@ -81,7 +80,7 @@ class _EventTranslation:
         """
         yield from self._place(event)
         seen = self._container(event.container, state, event.time_ns)
-        yield seen._replace(container=replace(seen.container, creating=coming), requested=event.verb is Verb.CREATE)
+        yield seen._replace(container=seen.container._replace(creating=coming), requested=event.verb is Verb.CREATE)
 
     def _update_requested(self, event: ContainerEvent) -> Iterator[Event]:
         if self._has_ended(event.container):
