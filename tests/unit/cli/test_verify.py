@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -135,6 +136,7 @@ def test_what_the_user_may_not_read_is_not_taken_for_nothing(tmp_path: Path, clo
         path.chmod(0o755)
     given = config.load(None, {}, {"paths.run": str(tmp_path), "paths.kata_go": str(tmp_path / "kata_go"),
                                    "paths.kata_rs": str(tmp_path / "kata_rs")})
+    importlib.import_module("vmpin.host.procfs")  # the child may not read Python's own files
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
