@@ -395,7 +395,7 @@ def test_a_cgroup_that_has_less_is_reported_and_not_fought(node: Node, cpus: tup
         inside = [thread for thread in status["threads"] if thread["tid"] in by_tid(vm.pid)]
         assert {(thread["wanted"], thread["actual"], thread["ok"]) for thread in inside} == {
             (union(cpus), second, False)}
-        assert any(reason.endswith("threads have less than was asked: their cpuset cgroup has no more")
+        assert any(reason.endswith("threads have fewer CPUs than decided: their cpuset cgroup has no others")
                    for reason in status["reasons"])
         assert node.cli("verify").returncode == 1
         settled = node.log()

@@ -43,7 +43,7 @@ def test_unpin_gives_back_the_very_masks_from_before(node: Node, cpus: tuple[str
         assert by_tid(vm.pid) == after, "it was taken back"
         status = node.sandbox(vm.sandbox)
         assert (status["verdict"], status["mask"]) == ("off", None)
-        assert status["reasons"] == ["unpinned by hand: `vmpin reconcile` takes it back"]
+        assert status["reasons"] == ["unpinned by hand: `vmpin reconcile` manages it again"]
         assert node.cli("verify").returncode == 0
         node.kill()
         node.start()

@@ -10,7 +10,7 @@ from typing import Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.finding import CheckResult, bad, denied, ok, several, unknown, warn
-from vmpin.domain.facts import Engine, NodeFacts
+from vmpin.domain.facts import Checkpoint, Engine, NodeFacts
 
 _POOL = ("set cpuManagerPolicy: static in the kubelet's configuration, or name the shared CPUs: node.shared_pool in "
          "/etc/vmpin/vmpin.yaml")
@@ -18,27 +18,36 @@ _THERE = {True: "exists", False: "does not exist", None: "cannot be accessed"}
 
 
 def kubelet(facts: NodeFacts) -> CheckResult:
-    point, config = facts.checkpoint, facts.kubelet
     evidence = [*_kubelet_evidence(facts)]
-    pool = facts.settings.get("node.shared_pool", "")
-    configured = config.text("cpuManagerPolicy")
-    stale = ((facts.status.get("sources") or {}).get("kubelet") or {}) if point is None else {}
+    if facts.checkpoint is None:
+        return _no_checkpoint(facts, evidence)
+    return (_broken_checkpoint(facts, facts.checkpoint, evidence)
+            or (_static_policy(facts, facts.checkpoint, evidence) if facts.checkpoint.policy.lower() == "static" else
+                _other_policy(facts, facts.checkpoint, evidence)))
+
+
+def _no_checkpoint(facts: NodeFacts, evidence: Sequence[str]) -> CheckResult:
+    config, pool = facts.kubelet, facts.settings.get("node.shared_pool", "")
+    stale = (facts.status.get("sources") or {}).get("kubelet") or {}
     if stale.get("stale"):
         return warn("the kubelet's checkpoint is gone: its last contents are used, written "
                     f"{stale['written']}; {stale['second_witness']}",
                     "the kubelet rewrites it at its next allocation. To end the static policy, start the kubelet with "
                     "another policy, which it writes into its checkpoint, or set watch.kubelet: false", *evidence)
-    if point is None:
-        if configured == "static":
-            return bad("the kubelet is configured for the static policy, and has no checkpoint",
-                       "start the kubelet; if it runs, set paths.kubelet to its directory (--root-dir)", *evidence)
-        if pool:
-            return ok(f"no static CPU manager; node.shared_pool is {pool}, and CPUs outside it are exclusive",
-                      *evidence)
-        if config.pid is None and not config.files:
-            return unknown("no kubelet was found, and node.shared_pool is unset: no container owns a CPU, so every VM "
-                           "floats on its containers' CPUs", *evidence, remedy=_POOL)
-        return warn("no CPU manager assigns exclusive CPUs: no vCPU is pinned one-to-one", _POOL, *evidence)
+    if config.text("cpuManagerPolicy") == "static":
+        return bad("the kubelet is configured for the static policy, and has no checkpoint",
+                   "start the kubelet; if it runs, set paths.kubelet to its directory (--root-dir)", *evidence)
+    if pool:
+        return ok(f"no static CPU manager; node.shared_pool is {pool}, and CPUs outside it are exclusive", *evidence)
+    if config.pid is None and not config.files:
+        return unknown("no kubelet was found, and node.shared_pool is unset: no container owns a CPU, so every VM "
+                       "floats on its containers' CPUs", *evidence, remedy=_POOL)
+    return warn("no CPU manager assigns exclusive CPUs: no vCPU is pinned one-to-one", _POOL, *evidence)
+
+
+def _broken_checkpoint(facts: NodeFacts, point: Checkpoint, evidence: Sequence[str]) -> CheckResult | None:
+    """The result for a checkpoint that is not used; None for a usable one."""
+    configured = facts.kubelet.text("cpuManagerPolicy")
     if not point.policy and denied(point.trouble):
         return unknown("the kubelet's checkpoint cannot be read", *evidence, remedy="run this as root")
     if not point.policy:
@@ -52,13 +61,18 @@ def kubelet(facts: NodeFacts) -> CheckResult:
     if facts.settings.get("watch.kubelet") == "False":
         return warn("the checkpoint is not read (watch.kubelet: false)",
                     "set watch.kubelet: true, unless another file is to decide", *evidence)
-    if point.policy.lower() != "static":
-        if pool:
-            return ok(f"policy {point.policy}; node.shared_pool is {pool}, and CPUs outside it are exclusive",
-                      *evidence)
-        return warn(f"policy {point.policy}: no container owns a CPU, so no vCPU is pinned one-to-one", _POOL,
-                    *evidence)
-    if config.pid is None and facts.sees:
+    return None
+
+
+def _other_policy(facts: NodeFacts, point: Checkpoint, evidence: Sequence[str]) -> CheckResult:
+    pool = facts.settings.get("node.shared_pool", "")
+    if pool:
+        return ok(f"policy {point.policy}; node.shared_pool is {pool}, and CPUs outside it are exclusive", *evidence)
+    return warn(f"policy {point.policy}: no container owns a CPU, so no vCPU is pinned one-to-one", _POOL, *evidence)
+
+
+def _static_policy(facts: NodeFacts, point: Checkpoint, evidence: Sequence[str]) -> CheckResult:
+    if facts.kubelet.pid is None and facts.sees:
         return warn("a checkpoint of the static policy exists, and no kubelet runs: CPUs "
                     f"{point.exclusive or 'none'} stay exclusive by it",
                     "start the kubelet; on a node without one, set watch.kubelet: false", *evidence)

@@ -1,4 +1,4 @@
-"""What the watcher says of itself to `vmpin doctor` and `gather`: its version, configuration, sources and passes.
+"""The watcher's description of itself for `vmpin doctor` and `gather`: version, configuration, sources, passes.
 
 What stays out: the sandboxes, which are the status document's.
 """
@@ -16,11 +16,11 @@ from vmpin.status.health import SourceHealth
 
 
 class DescribedWatcher(Protocol):
-    """What is told of a watcher."""
+    """The part of a watcher that is described."""
 
     config: Config
     view: NodeView
-    #: When everything was last looked at, by time.monotonic(); None for never.
+    #: Time of the last resync, by time.monotonic(); None before the first.
     resynced: float | None
 
     def source_health(self) -> Iterable[SourceHealth]:
@@ -29,8 +29,8 @@ class DescribedWatcher(Protocol):
 
 
 def version() -> str:
-    """vmpin's own, as installed; "" where it runs without having been."""
-    from importlib import metadata  # 20 ms, and only who asks for it needs it
+    """vmpin's installed version; "" if it runs without an installation."""
+    from importlib import metadata  # 20 ms, only spent where the version is needed
 
     try:
         return metadata.version("vmpin")
@@ -39,14 +39,14 @@ def version() -> str:
 
 
 class About:
-    """Made when the watcher is ready: the version is that of the code that runs, whatever is installed later."""
+    """Created when the watcher is ready: the version is that of the running code, not of a later installation."""
 
     def __init__(self) -> None:
         self._version = version()
         self._since = time.monotonic()
 
     def data(self, watched: DescribedWatcher) -> dict[str, object]:
-        """:returns: times in seconds, `resynced` and the `age` of the last hook as how long ago that was."""
+        """:returns: JSON data; times in seconds; `resynced` and the `age` of the last hook are ages."""
         now, tally = time.monotonic(), watched.view.counters
         return {
             "pid": os.getpid(), "version": self._version, "uptime": round(now - self._since, 3),

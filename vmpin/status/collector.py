@@ -1,4 +1,8 @@
-"""The status document of a node, from a reconciler and the kernel at this moment."""
+"""The status document of a node, from the view of the reconciler's state and the current masks in the kernel.
+
+Reads only; called by the control socket, and by the command line without a watcher. What stays out: the shape of the
+document (document).
+"""
 
 from __future__ import annotations
 
@@ -33,14 +37,14 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
              guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None,
              births: dict[str, object] | None = None, pods: bool = False,
              entry: Callable[[dict[str, object]], object] = lambda data: data) -> dict[str, object]:
-    """Everything status knows. `only` leaves other sandboxes out, but not the collisions with them.
+    """The status document. `only` leaves other sandboxes out, but not the collisions with them.
 
-    :param nri: how the connection to the runtime is, by the watcher's word.
-    :param guest: what the guests say, by the watcher's word.
-    :param births: the proc-events feed's part of the document; None where it is switched off.
+    :param nri: the state of the connection to the runtime, from the watcher.
+    :param guest: the reports from guests, from the watcher.
+    :param births: the proc-events feed's part of the document; None if it is off.
     :param wide: also read the VMMs' cgroups, which costs a tenth of a millisecond each.
-    :param entry: what is made of each sandbox's entry. (All entries of a large node at once are large.)
-    :param pods: also name the pods and containers of the node, runc's too.
+    :param entry: converts each sandbox's entry at once. (All entries of a large node together are large.)
+    :param pods: also name the pods and containers of the node, including runc's.
     """
     masks: dict[frozenset[int], CpuSet] = {}
     sandboxes = []
@@ -70,7 +74,7 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
 
 
 def shown(view: NodeView) -> list[SandboxState]:
-    """The sandboxes that are VMs and looked after."""
+    """The managed sandboxes that are VMs."""
     known = view.vm_sandboxes()
     return [sandbox for sandbox in view.sandboxes.values()
             if sandbox.id in view.vms
@@ -171,7 +175,7 @@ def _limit(cgroups: Cgroups, thread: VmThread, limits: dict[Path, CpuSet]) -> Cp
 def _sandbox(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list[ThreadStatus],
              wide: bool, guest: GuestData | None) -> dict[str, object]:
     vmm = None if vm is None else {"type": vm.type.value, "pid": vm.vmm.pid}
-    # Why a cgroup refuses is said once for all the threads that it refuses.
+    # One reason for all threads that their cgroup refuses.
     notes = view.refusals(sandbox.id, {seen.thread.id for seen in threads if seen.barred})
     kata = view.kata(sandbox.id)
     if kata is not None and kata.pins_vcpus:
@@ -196,7 +200,7 @@ def _cgroup(view: NodeView, vm: Vm) -> dict[str, object] | None:
 
 
 def proved(view: NodeView, proof: Proof, only: SandboxId | None = None) -> dict[str, object]:
-    """Where threads ran, as `vmpin verify --since` tells it. `only` leaves other sandboxes out."""
+    """Where threads ran, for `vmpin verify --since`. `only` leaves other sandboxes out."""
     sandboxes = []
     for sandbox, account in proof.sandboxes.items():
         if only in (None, sandbox):
@@ -216,31 +220,31 @@ def when(seconds: float) -> str:
 
 
 def outcome(report: PassReport) -> dict[str, object]:
-    """What a pass did, as `vmpin reconcile` tells it."""
+    """The operations of a pass, for `vmpin reconcile`."""
     return {"vms": report.vms, "operations": [_result(result) for result in report.results],
             "seconds": round(report.seconds, 6)}
 
 
 def planned(view: NodeView, report: PassReport) -> dict[str, object]:
-    """What a pass would do, and which VMs it leaves as they are, as `vmpin plan` shows it."""
+    """The operations that a pass would carry out, and the unmanaged VMs, for `vmpin plan`."""
     return {"operations": [_operation(result.operation) for result in report.results],
             "unmanaged": sorted(view.unmanaged)}
 
 
 def unpinned(results: list[Result], kept: Iterable[SandboxId]) -> dict[str, object]:
-    """What was given back, as `vmpin unpin` tells it.
+    """The restored masks, for `vmpin unpin`.
 
-    :param kept: sandboxes of which not all threads have their masks from before.
+    :param kept: sandboxes in which some threads do not have their original masks.
     """
     return {"operations": [_result(result) for result in results], "kept": sorted(kept)}
 
 
 def unpinning(view: NodeView, sandboxes: Iterable[SandboxId], operations: Iterable[SetAffinity],
               guests: Iterable[SandboxId]) -> dict[str, object]:
-    """What `vmpin unpin` would change, as its --dry-run prints it.
+    """The changes of `vmpin unpin`, for its --dry-run.
 
     :param operations: what would give these sandboxes' threads their masks from before (`Reconciler.restoring`).
-    :param guests: sandboxes whose guests would be asked to take back their maps.
+    :param guests: sandboxes whose guests would be asked to drop their maps.
     """
     wanted, vms = list(sandboxes), view.vm_sandboxes()
     held = [sandbox for sandbox in wanted if sandbox in vms

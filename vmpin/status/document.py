@@ -1,7 +1,7 @@
-"""What status shows, as data: the document behind `vmpin status`, `explain` and `verify`.
+"""The status document as data: the basis of `vmpin status`, `explain` and `verify`.
 
-Pure. Every `actual` in it is a mask the kernel was asked for just now, and a sandbox is never called better than its
-threads are. What stays out: asking the kernel (snapshot), and how it looks on a terminal (cli).
+Pure. Every `actual` in it is a mask read from the kernel just now, and no verdict is better than the threads' masks.
+Called by collector and headcount. What stays out: reading the kernel (collector), and the output (cli).
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ VERSION = 1
 
 
 class ThreadStatus:
-    """A thread with what was wanted and what the kernel shows (None: it ended while it was asked for).
+    """A thread with its wanted and its actual mask (None: it ended meanwhile).
 
-    `limit` is what its cpuset cgroup has, None where that is not known; it is asked for only where the mask is not as
-    wanted.
+    `limit` is the set of its cpuset cgroup, None if unknown; it is read only if the mask is not the wanted one.
     """
 
     __slots__ = ("actual", "limit", "thread", "wanted")
@@ -41,16 +40,16 @@ class ThreadStatus:
 
     @property
     def less(self) -> bool:
-        """Whether its cpuset cgroup has not all that was asked, and it has just the part that is there. A smaller mask
-        than that was set by another hand."""
+        """True if its cpuset cgroup lacks a part of the wanted mask, and the thread has the other part. A smaller
+        mask was set by another program."""
         if not self.actual or self.wanted is None or self.limit is None or self.ok:
             return False
         return self.actual == self.wanted & self.limit or self.barred
 
     @property
     def barred(self) -> bool:
-        """Whether its cpuset cgroup has none of the CPUs that were asked: the kernel refuses the mask (EINVAL), and it
-        keeps whatever it had."""
+        """True if its cpuset cgroup has none of the wanted CPUs: the kernel refuses the mask (EINVAL), and the thread
+        keeps its previous one."""
         if not self.actual or not self.wanted or not self.limit:
             return False
         return self.wanted.isdisjoint(self.limit) and self.actual <= self.limit
@@ -60,7 +59,7 @@ def thread_data(seen: ThreadStatus) -> dict[str, object]:
     thread = seen.thread
     return {"tid": thread.id.tid, "role": thread.role.value, "name": thread.name, "vcpu": thread.vcpu,
             "wanted": None if seen.wanted is None else str(seen.wanted), "actual": str(seen.actual), "ok": seen.ok,
-            # What its cpuset cgroup has, where that is why it is not as wanted.
+            # The cpuset of its cgroup, if that is the reason for the difference.
             "cgroup": str(seen.limit) if seen.less else None}
 
 
@@ -76,15 +75,22 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
                  drift: Mapping[str, object] | None = None, proof: Mapping[str, object] | None = None,
                  birth: Mapping[str, object] | None = None, unmanaged: bool = False, wall_offset: int = 0,
                  ) -> dict[str, object]:
-    """One sandbox. `vmm` is {type, pid}, None when it does not run; `notes` are reasons beside the placement's own;
-    `disagreements` say by container what its sources do not agree on; `cgroup` is the VMM's {path, cpus}; `guest`
-    is what was heard of its guest, and there of each container (None: the guest is told nothing); `drift` is what was
-    put back of its threads, None for nothing, `proof` where they ran, None where that is not asked or known, and
-    `birth` how they were born, None where nobody told. `unmanaged`: it is left as it is. `wall_offset` is what the
-    wall clock is ahead of CLOCK_BOOTTIME (ns)."""
+    """The entry of one sandbox.
+
+    :param vmm: {type, pid}, None if it does not run.
+    :param notes: reasons beside the placement's own.
+    :param disagreements: by container, the difference between its sources.
+    :param cgroup: the VMM's {path, cpus}.
+    :param guest: the reports from its guest, for the sandbox and by container; None if nothing is sent to it.
+    :param drift: repairs of its threads, None for none. :param proof: where they ran, None if unknown.
+    :param birth: how its new threads were placed, None if process events were not available.
+    :param unmanaged: it is left as it is.
+    :param wall_offset: nanoseconds by which the wall clock is ahead of CLOCK_BOOTTIME.
+    """
     odd = disagreements or {}
-    told = [f"the sources disagree on the CPUs of container {container}: {text}" for container, text in odd.items()]
-    verdict, reasons = judge(state, placement, vmm, threads, [*notes, *told], unmanaged)
+    disagreeing = [f"the sources disagree on the CPUs of container {container}: {text}"
+                   for container, text in odd.items()]
+    verdict, reasons = judge(state, placement, vmm, threads, [*notes, *disagreeing], unmanaged)
     containers = []
     live = effective_containers(state, kubelet)
     for container in live:
@@ -108,20 +114,20 @@ def _container(state: SandboxState, container: Container, node: Node, kubelet: C
     known = state.containers[container.id]
     cpus = assigned_cpus(kubelet, state.pod, container)
     exclusive = not container.pause and is_exclusive(container, node.shared_pool)
-    word = known.reports.get(known.source)
+    report = known.reports.get(known.source)
     return {
         "id": container.id, "name": container.name, "cpuset": _text(container.cpuset),
         "stale_cpuset": _text(container.stale_cpuset), "exclusive": exclusive,
         "exclusive_by": None if not exclusive else "kubelet" if cpus is not None else
         "declared" if container.exclusive else "pool",
         "state": str(container.state), "pause": container.pause,
-        "source": "kubelet" if word is None and container.cpuset else known.source.label,
-        "since": None if word is None else _when(word.time, wall_offset), "words": _words(known, wall_offset),
+        "source": "kubelet" if report is None and container.cpuset else known.source.label,
+        "since": None if report is None else _when(report.time, wall_offset), "words": _reports(known, wall_offset),
         "kubelet": _text(cpus)}
 
 
 def _shared_with(container: Container, others: Iterable[Container], node: Node) -> list[str]:
-    """The other containers of the pod that have some of its exclusive CPUs, too."""
+    """The other containers of the pod that have some of its exclusive CPUs."""
     mine = container.cpuset
     if not mine or not is_counted(container) or not is_exclusive(container, node.shared_pool):
         return []
@@ -129,9 +135,9 @@ def _shared_with(container: Container, others: Iterable[Container], node: Node) 
             and is_exclusive(other, node.shared_pool) and not other.cpuset.isdisjoint(mine)]
 
 
-def _words(known: ContainerRecord, wall_offset: int) -> dict[str, object]:
-    return {source.label: {"cpus": str(word.cpuset), "since": _when(word.time, wall_offset)}
-            for source, word in known.reports.items()}
+def _reports(known: ContainerRecord, wall_offset: int) -> dict[str, object]:
+    return {source.label: {"cpus": str(report.cpuset), "since": _when(report.time, wall_offset)}
+            for source, report in known.reports.items()}
 
 
 def _text(cpus: CpuSet | None) -> str | None:
@@ -139,29 +145,29 @@ def _text(cpus: CpuSet | None) -> str | None:
 
 
 def _when(moment: int, wall_offset: int) -> str | None:
-    """The wall clock's time of a moment (ns), as RFC 3339 with milliseconds; None for what has no time (`Word`)."""
+    """The wall clock's time of a moment (ns), as RFC 3339 with milliseconds; None for a report without a time."""
     if not moment:
         return None
     nanoseconds = moment + wall_offset
     try:
         seconds = datetime.fromtimestamp(nanoseconds / 1e9, UTC)
     except (OverflowError, ValueError, OSError):
-        return ""  # a hook says what time it was
+        return ""  # the time comes from a hook
     return f"{seconds:%Y-%m-%dT%H:%M:%S}.{nanoseconds // 10**6 % 1000:03d}Z"
 
 
 def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, object] | None,
           threads: Sequence[ThreadStatus], notes: Iterable[str] = (), unmanaged: bool = False) -> tuple[Verdict,
                                                                                                         list[str]]:
-    """What a sandbox is to be called, and why; `notes` are more reasons, and change no verdict.
+    """The verdict of a sandbox and its reasons; `notes` are more reasons, which do not change the verdict.
 
-    :param unmanaged: nothing says where its threads belong, so that it has no placement.
+    :param unmanaged: it has no placement, because neither its containers nor a shared pool are known.
     """
     if vmm is None:
         return Verdict.OFF, ["its VMM does not run"]
     if placement is None:
         if state.suspended:
-            return Verdict.OFF, ["unpinned by hand: `vmpin reconcile` takes it back"]
+            return Verdict.OFF, ["unpinned by hand: `vmpin reconcile` manages it again"]
         return (Verdict.UNMANAGED, [UNMANAGED]) if unmanaged else (Verdict.OFF, ["not yet placed"])
     reasons = list(placement.reasons)
     verdict = placement.verdict
@@ -175,18 +181,17 @@ def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, ob
         if barred:
             reasons.append(_barred(state, len(threads), barred))
         if less:
-            reasons.append(f"{less} of {len(threads)} threads have less than was asked: their cpuset cgroup has no "
-                           "more")
+            reasons.append(f"{less} of {len(threads)} threads have fewer CPUs than decided: their cpuset cgroup "
+                           "has no others")
         if len(wrong) > less + len(barred):
-            reasons.append(f"{len(wrong) - less - len(barred)} of {len(threads)} threads are not where they should "
-                           "be")
+            reasons.append(f"{len(wrong) - less - len(barred)} of {len(threads)} threads are misplaced")
         verdict = Verdict.DEGRADED
     reasons += notes
     return verdict, list(dict.fromkeys(reasons))
 
 
 def _barred(state: SandboxState, threads: int, barred: Sequence[ThreadStatus]) -> str:
-    """Why threads cannot leave their cgroup's CPUs, and the way out where it is known."""
+    """Why threads cannot leave their cgroup's CPUs, with the remedy if there is one."""
     limit = union(seen.limit for seen in barred if seen.limit is not None)
     wanted = union(seen.wanted for seen in barred if seen.wanted is not None)
     why = f"{len(barred)} of {threads} threads belong on {wanted}, and their cpuset cgroup has {limit} only"
@@ -202,7 +207,7 @@ def _barred(state: SandboxState, threads: int, barred: Sequence[ThreadStatus]) -
 def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
               owners: Mapping[tuple[SandboxId, ContainerId], Mapping[str, object]] | None = None,
               disagreements: Sequence[Mapping[str, object]] = ()) -> dict[str, object]:
-    """The node. `owners` has more to say of a container that owns CPUs; `disagreements` are of runc's pods, too."""
+    """The entry of the node. `owners` adds details of owners of CPUs; `disagreements` include runc's pods."""
     more = owners or {}
     return {
         "online": str(node.online), "shared_pool": str(own.pool), "exclusive": str(own.exclusive),
@@ -216,7 +221,7 @@ def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
 
 
 def trespasses(own: Ownership, sandbox: SandboxId, threads: Iterable[ThreadStatus]) -> list[Collision]:
-    """CPUs that are another's alone and that the kernel lets this sandbox's threads use, one line a CPU."""
+    """Exclusive CPUs of others in the masks of this sandbox's threads, one collision a CPU."""
     foreign = own.foreign(sandbox)
     if not foreign:
         return []

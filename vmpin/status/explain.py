@@ -1,4 +1,7 @@
-"""Why each thread has its CPUs, in sentences: pure, from the status document."""
+"""Sentences that explain why each thread has its CPUs, from the status document.
+
+Pure; called by cli/explain and reports.bundle. What stays out: making the document (collector).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from vmpin.cpuset import CpuSet
 
 
 def sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> list[str]:
-    """One sandbox's story: the sandbox, its mask, each container, each thread, what is not as it should be."""
+    """The sentences of one sandbox: VM, containers, mask, threads, problems."""
     watched = document["watcher"] is not None
     return [*_sandbox(sandbox, watched), *_mask(document, sandbox), *_threads(document, sandbox),
             *_trouble(document, sandbox)]
@@ -18,19 +21,19 @@ def sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> list[s
 def _sandbox(sandbox: Mapping[str, Any], watched: bool) -> Iterable[str]:
     pod = f" of pod {sandbox['pod']['namespace']}/{sandbox['pod']['name']}" if sandbox["pod"] else ""
     if sandbox["vmm"] is None:
-        yield f"Sandbox {sandbox['id']}{pod} has no VM that runs."
+        yield f"Sandbox {sandbox['id']}{pod} has no running VM."
         return
-    told = {"names": "by their names", "kvm_run": "by the KVM_RUN call they wait in", "debugfs": "by KVM's debugfs",
-            "qmp": "by QEMU's answer over QMP"}.get(sandbox["found_by"], "")
-    yield (f"Sandbox {sandbox['id']}{pod} is a {sandbox['vmm']['type']} VM, process {sandbox['vmm']['pid']}, known "
+    method = {"names": "by their names", "kvm_run": "by the KVM_RUN call they wait in", "debugfs": "by KVM's debugfs",
+              "qmp": "by QEMU's answer over QMP"}.get(sandbox["found_by"], "")
+    yield (f"Sandbox {sandbox['id']}{pod} is a {sandbox['vmm']['type']} VM, process {sandbox['vmm']['pid']}, found "
            + {"kata-go": "from the state of Kata's Go runtime.", "kata-rs": "from the state of Kata's runtime-rs.",
               "vmm": "from its command line.", "oci": "from an OCI hook.",
               "nri": "from the container runtime."}.get(sandbox["runtime"], "."))
-    if told:
-        yield f"Its vCPU threads were told {told}."
+    if method:
+        yield f"Its vCPU threads were identified {method}."
     else:
         later = " yet" if sandbox["verdict"] == "waiting" else ""
-        yield f"Its vCPU threads could not be told from the others{later}."
+        yield f"Its vCPU threads could not be identified{later}."
     if watched:
         yield _guest(sandbox["guest"])
     yield f"Its verdict is {sandbox['verdict']}" + (
@@ -39,15 +42,15 @@ def _sandbox(sandbox: Mapping[str, Any], watched: bool) -> Iterable[str]:
 
 def _guest(guest: Mapping[str, Any] | None) -> str:
     if guest is None:
-        return "Its guest is told nothing (guest.via, guest.disabled_handlers)."
-    who = {"vmpin-agent": "vmpin's agent", "kata-agent": "Kata's agent"}.get(guest["by"])
-    if who is not None:
-        return f"In its guest {who} is told which vCPUs are whose ({guest['state']})."
-    return f"Nobody in its guest can be told which vCPUs are whose: {guest['state'] or 'not tried yet'}."
+        return "Nothing is sent to its guest (guest.via, guest.disabled_handlers)."
+    agent = {"vmpin-agent": "vmpin's agent", "kata-agent": "Kata's agent"}.get(guest["by"])
+    if agent is not None:
+        return f"In its guest {agent} receives the vCPUs of each container ({guest['state']})."
+    return f"No agent in its guest receives the vCPUs of each container: {guest['state'] or 'not tried yet'}."
 
 
-_IN_GUEST = {"applied": "and its processes are there", "pending": "which is yet to be answered for",
-             "sent": "which was asked for, and nobody proves it", "no agent": "but nobody there to keep it on them"}
+_IN_GUEST = {"applied": "and its processes are there", "pending": "which the agent has not confirmed yet",
+             "sent": "which was requested, without a confirmation", "no agent": "but no agent there keeps it on them"}
 
 
 def _in_guest(guest: Mapping[str, Any] | None) -> str:
@@ -69,13 +72,13 @@ def _mask(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[s
             yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, which the kubelet has replaced "
                    f"since: its CPUs are {_by_now(container, pool)}{vcpus}.")
         elif container["cpuset"] is None:
-            yield f"Container {name} has no cpuset, so it lives on the shared pool ({pool or 'empty'}){vcpus}."
+            yield f"Container {name} has no cpuset, so it runs on the shared pool ({pool or 'empty'}){vcpus}."
         else:
-            kind = "with others" if not container["exclusive"] else (
-                f"alone ({_WHY_ALONE[container['exclusive_by']]})" if not container["shared_with"] else
-                f"its pod's alone, some of them together with {_names(container['shared_with'], counted)} "
-                f"({_WHY_ALONE[container['exclusive_by']]})")
-            yield f"Container {name} has CPUs {container['cpuset']}, {kind}, {_told(container)}{vcpus}."
+            kind = "shared" if not container["exclusive"] else (
+                f"exclusive ({_WHY_EXCLUSIVE[container['exclusive_by']]})" if not container["shared_with"] else
+                f"exclusive to its pod, some of them shared with {_names(container['shared_with'], counted)} "
+                f"({_WHY_EXCLUSIVE[container['exclusive_by']]})")
+            yield f"Container {name} has CPUs {container['cpuset']}, {kind}, {_reported_by(container)}{vcpus}."
         if container["disagreement"]:
             yield f"But its sources have disagreed for longer than a resync: {container['disagreement']}."
     if sandbox["mask"] is not None:
@@ -89,18 +92,18 @@ def _by_now(container: Mapping[str, Any], pool: str) -> str:
     return f"{container['cpuset'] or pool or 'none'}, of the shared pool"
 
 
-_WHY_ALONE = {"kubelet": "the kubelet's checkpoint gives them to it", "declared": "it is declared so",
-              "pool": "none of them is in the shared pool"}
-_TOLD_BY = {"bundle": "as it was created", "cgroup": "as its cgroup has it", "kata": "as Kata's state has it",
-            "nri": "as the runtime told over NRI", "kubelet": "as the kubelet's checkpoint has it"}
+_WHY_EXCLUSIVE = {"kubelet": "the kubelet's checkpoint assigns them", "declared": "declared so",
+                  "pool": "none of them is in the shared pool"}
+_REPORTED_BY = {"bundle": "from its creation", "cgroup": "from its cgroup", "kata": "from Kata's state",
+                "nri": "from the runtime over NRI", "kubelet": "from the kubelet's checkpoint"}
 
 
-def _told(container: Mapping[str, Any]) -> str:
+def _reported_by(container: Mapping[str, Any]) -> str:
     since = f" (since {container['since']})" if container["since"] else ""
-    agree = [source for source, word in container["words"].items()
-             if source != container["source"] and word["cpus"] == container["cpuset"]]
-    more = f", and {' and '.join(agree)} say the same" if agree else ""
-    return _TOLD_BY[container["source"]] + since + more
+    agree = [source for source, report in container["words"].items()
+             if source != container["source"] and report["cpus"] == container["cpuset"]]
+    more = f", confirmed by {' and '.join(agree)}" if agree else ""
+    return _REPORTED_BY[container["source"]] + since + more
 
 
 def _name(container: Mapping[str, Any]) -> str:
@@ -108,8 +111,8 @@ def _name(container: Mapping[str, Any]) -> str:
 
 
 def _names(ids: Iterable[str], containers: Iterable[Mapping[str, Any]]) -> str:
-    known = {container["id"]: _name(container) for container in containers}
-    return ", ".join(known.get(each, each) for each in ids)
+    names = {container["id"]: _name(container) for container in containers}
+    return ", ".join(names.get(each, each) for each in ids)
 
 
 def _vcpus(text: str) -> str:
@@ -139,7 +142,7 @@ def _why(thread: Mapping[str, Any], sandbox: Mapping[str, Any], policy: Mapping[
         key = {"iothread": "iothreads", "kvm": "emulator"}.get(thread["role"], thread["role"])
         what = {"apart": "the sandbox's CPUs that are not exclusive, else the sandbox mask",
                 "sandbox": "the sandbox mask", "shared": "the sandbox's shared CPUs, else the shared pool",
-                "housekeeping": "the housekeeping CPUs"}.get(policy[key], "the CPUs that were named")
+                "housekeeping": "the housekeeping CPUs"}.get(policy[key], "the CPUs that it names")
         return f"policy {key}: {policy[key]} puts it on {what}"
     backed = [container for container in sandbox["containers"] if container["exclusive"] and container["vcpus"]
               and thread["vcpu"] in CpuSet.parse(container["vcpus"]) and thread["wanted"]]
@@ -148,9 +151,9 @@ def _why(thread: Mapping[str, Any], sandbox: Mapping[str, Any], policy: Mapping[
             one = len(CpuSet.parse(thread["wanted"])) == 1
             if container["shared_with"]:
                 return (f"it backs {'that CPU' if one else 'those CPUs'} of container {_name(container)} and of "
-                        f"others of its pod, whose alone {'it is' if one else 'they are'}")
-            return (f"it backs {'that CPU' if one else 'those CPUs'} of container {_name(container)}, whose alone "
-                    f"{'it is' if one else 'they are'}")
+                        f"others of its pod, to which {'it is' if one else 'they are'} exclusive")
+            return (f"it backs {'that CPU' if one else 'those CPUs'} of container {_name(container)}, to which "
+                    f"{'it is' if one else 'they are'} exclusive")
     if policy["vcpus"] == "union":
         return "policy vcpus: union lets every vCPU use the sandbox mask"
     return "it backs no exclusive CPU, so it floats where the sandbox's other work may run"

@@ -1,7 +1,8 @@
-"""How many sandboxes and threads of which kind there are at this moment, as the kernel shows them: for metrics.
+"""Counts of sandboxes and threads by verdict, role and place, from the masks in the kernel: for metrics.
 
-Read back like a status, and cheaper: no texts, and sandbox by sandbox, so that whoever counts can let other work go on
-between two. What stays out: what happened since the start (tally), and the names that metrics have for it (metrics).
+Reads like a status document, at less cost: no texts, and sandbox by sandbox, so that the caller (daemon.exporter) can
+do other work in between. What stays out: counts of events since the start (domain.counters), and names of metrics
+(prometheus).
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from vmpin.status.document import ThreadStatus, judge, trespasses
 
 
 class ThreadPlace(enum.StrEnum):
-    """How a thread's mask compares with what was decided."""
+    """The difference between a thread's mask and its placement."""
 
     PLACED = "placed"
-    #: A part of it: its cpuset cgroup has no more.
+    #: On a part of it: its cpuset cgroup has no other CPUs.
     TRIMMED = "trimmed"
     ELSEWHERE = "elsewhere"
-    #: Left alone, by the policy or by hand.
+    #: Left alone, by policy or by hand.
     UNASKED = "unasked"
 
 
@@ -40,14 +41,14 @@ class SandboxCount:
 
 @dataclass
 class Headcount:
-    """Of the node. Each sandbox is counted at one moment, the node's own figures when all of them are."""
+    """The counts of the node. Each sandbox is counted at one moment, the node's own figures after all of them."""
 
     sandboxes: dict[SandboxId, SandboxCount] = field(default_factory=dict)
     #: As status lists them.
     collisions: int = 0
 
     def take(self, view: NodeView) -> Iterator[None]:
-        """Count, a sandbox a step."""
+        """Count one sandbox a step."""
         masks: dict[frozenset[int], CpuSet] = {}
         trespassed = 0
         listing = shown(view)

@@ -1,7 +1,7 @@
-"""Whether the watcher lives and whether it is ready, from what is known of its passes and sources.
+"""Liveness and readiness of the watcher, from its last pass and the health of its sources.
 
-Pure. Alive: it looked at everything lately; that it answers at all says that its loop turns. Ready: alive, and what
-it has to hear is there. What stays out: where the facts come from, and who asks (exporter).
+Pure. Alive: its last resync is recent enough. Ready: alive, and every needed source is up. Called by the exporter
+(/healthz, /readyz), the doctor and status. What stays out: collecting the facts and serving them (daemon.exporter).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ RESYNCS, AT_LEAST = 3.0, 60.0
 
 
 class SourceHealth(NamedTuple):
-    """One source. `needed`: without it the watcher is not ready; `why` says more, as of one that is down."""
+    """One source. Without a `needed` source the watcher is not ready; `why` has details, e.g. why it is down."""
 
     name: str
     up: bool
@@ -24,7 +24,7 @@ class SourceHealth(NamedTuple):
 
 
 def alive(age: float | None, resync_seconds: float) -> SourceHealth:
-    """:param age: seconds since everything was last looked at; None for never."""
+    """The health of the passes. :param age: seconds since the last resync; None before the first."""
     limit = max(RESYNCS * resync_seconds, AT_LEAST)
     if age is None:
         return SourceHealth("passes", False, True, "none yet")
@@ -32,17 +32,17 @@ def alive(age: float | None, resync_seconds: float) -> SourceHealth:
 
 
 def page(checks: Iterable[SourceHealth]) -> tuple[bool, str]:
-    """Whether all is well, and a line for each check as Kubernetes' own endpoints have it: `[+]nri ok`. What is down
-    and not needed is shown, and no matter."""
+    """(True if every needed check is up, a line for each check in the format of Kubernetes: `[+]nri ok`). A check that
+    is down and not needed is shown, and does not count."""
     lines, well = [], True
     for check in checks:
         well = well and (check.up or not check.needed)
         why = f": {_plain(check.why)}" if check.why else ""
-        word = "ok" if check.up else "failed" if check.needed else "down, not needed"
-        lines.append(f"[{'+' if check.up else '-' if check.needed else '~'}]{check.name} {word}{why}")
+        result = "ok" if check.up else "failed" if check.needed else "down, not needed"
+        lines.append(f"[{'+' if check.up else '-' if check.needed else '~'}]{check.name} {result}{why}")
     return well, "\n".join([*lines, "ok" if well else "failed", ""])
 
 
 def _plain(text: str) -> str:
-    """In one line, with nothing in it that steers a terminal."""
+    """The first 200 characters, without those that control a terminal."""
     return "".join(char if char.isprintable() else "?" for char in text[:200])

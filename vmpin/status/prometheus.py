@@ -1,8 +1,8 @@
-"""What Prometheus is told: the families of metrics, from what was counted and what is so now.
+"""The metrics for Prometheus: families made from counts, counters and the current state.
 
-docs/metrics.md explains every name; the alert rules and the dashboard in config/ use no others (a test sees to that).
-No label names a pod or sandbox unless `metrics.per_sandbox` is set. What stays out: counting (tally, headcount) and
-HTTP (exporter). Imported only when metrics are switched on: prometheus_client takes 5 MB.
+docs/metrics.md explains every name; the alert rules and the dashboard in config/ use no others (a test checks that).
+No label names a pod or sandbox unless `metrics.per_sandbox` is set. Called by daemon.exporter. What stays out:
+counting (domain.counters, headcount) and HTTP (daemon). Imported only if metrics are on: prometheus_client takes 5 MB.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from vmpin.status.health import SourceHealth
 
 #: The text format that every Prometheus reads; prometheus_client's own constant is another with each version.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: What a guest may be said to have done with a container's vCPUs; any other word counts as the last.
+#: The states of a container in its guest; any other counts as the last.
 GUEST_STATES = ("applied", "sent", "pending", "no agent", "left alone", "error", "unknown")
-#: A pod's name is its author's, or a hook's.
+#: A pod's name comes from its author or a hook.
 MAX_LABEL = 253
 
 Values = Mapping[tuple[str, ...], float]
@@ -39,16 +39,16 @@ Values = Mapping[tuple[str, ...], float]
 
 @dataclass(frozen=True)
 class ScrapeData:
-    """What a scrape is made of, beside the reconciler's own."""
+    """The input of a scrape."""
 
     view: NodeView
     headcount: Headcount
     sources: Iterable[SourceHealth]
-    #: Containers by the state of what their guest was told.
+    #: Containers by their state in the guest.
     guests: Counter[str]
-    #: How often each of the watcher's tasks failed and was started again.
+    #: Restarts after a failure, by the watcher's task.
     restarts: Mapping[str, int]
-    #: Unix time of the last look at everything, in seconds.
+    #: Unix time of the last resync, in seconds.
     resynced: float
     #: Tasks of the watcher's loop.
     tasks: int
@@ -91,7 +91,7 @@ def text_of(family: Metric) -> bytes:
 
 
 def _state(facts: ScrapeData) -> Iterator[Metric]:
-    """What is so now."""
+    """The current state."""
     view, count = facts.view, facts.headcount
     verdicts, threads = count.verdicts(), count.threads()
     yield _gauge("vmpin_sandboxes", "VM sandboxes, by verdict as in vmpin status.", ("verdict",),
@@ -99,77 +99,78 @@ def _state(facts: ScrapeData) -> Iterator[Metric]:
     yield _gauge("vmpin_threads", "Threads of VM sandboxes, by role and by how their mask, read from the kernel, "
                  "compares with what was decided.", ("role", "place"),
                  {(role.value, place.value): threads[role, place] for role in ThreadRole for place in ThreadPlace})
-    yield _gauge("vmpin_collisions", "CPUs on which more work may run than their owner agreed to, as listed by vmpin "
+    yield _gauge("vmpin_collisions", "CPUs on which work other than the owner's may run, as listed by vmpin "
                  "status.", (), {(): count.collisions})
-    yield _gauge("vmpin_disagreements", "Containers on whose CPUs the sources have not agreed for longer than a "
-                 "resync.", (), {(): len(view.disagreements)})
+    yield _gauge("vmpin_disagreements", "Containers for which the sources have reported different CPUs for longer "
+                 "than a resync.", (), {(): len(view.disagreements)})
     yield _gauge("vmpin_cpus", "Online CPUs of the node, and how many of them are owned by one container, shared, or "
                  "for housekeeping.", ("set",),
                  {("online",): len(view.node.online), ("exclusive",): len(view.ownership.exclusive),
                   ("shared",): len(view.ownership.pool), ("housekeeping",): len(view.node.housekeeping)})
-    yield _gauge("vmpin_source_up", "Whether a source of the watcher's is there and works.", ("source",),
+    yield _gauge("vmpin_source_up", "Whether a source of the watcher is available and works.", ("source",),
                  {(source.name,): source.up for source in facts.sources})
     states: Counter[str] = Counter()
     for state, number in facts.guests.items():
         states[state if state in GUEST_STATES else GUEST_STATES[-1]] += number
-    yield _gauge("vmpin_guest_containers", "Containers of VMs, by what became of their vCPUs in the guest.",
+    yield _gauge("vmpin_guest_containers", "Containers of VMs, by the result of their placement in the guest.",
                  ("state",),
                  {(state,): states[state] for state in GUEST_STATES})
-    yield _gauge("vmpin_state_saved", "Whether the state file could be written when it was last tried.", (),
+    yield _gauge("vmpin_state_saved", "Whether the last attempt to write the state file succeeded.", (),
                  {(): view.saved})
     yield _gauge("vmpin_tasks", "Tasks of the watcher's event loop.", (), {(): facts.tasks})
-    yield _gauge("vmpin_last_resync_timestamp_seconds", "Unix time of the last look at everything.", (),
+    yield _gauge("vmpin_last_resync_timestamp_seconds", "Unix time of the last resync.", (),
                  {(): facts.resynced})
 
 
 def _counts(facts: ScrapeData) -> Iterator[Metric]:
-    """What happened since the watcher started."""
+    """Counters since the watcher started."""
     tally = facts.view.counters
-    yield _counter("vmpin_pins_total", "Masks set, by role and by what the kernel made of it.", ("role", "outcome"),
+    yield _counter("vmpin_pins_total", "Masks set, by role and result.", ("role", "outcome"),
                    {(role.value, outcome.value): tally.pins[role, outcome.value]
                     for role in ThreadRole for outcome in Outcome})
-    yield _counter("vmpin_drift_total", "Threads found elsewhere and put back, by cause as far as it is view.",
+    yield _counter("vmpin_drift_total", "Threads found elsewhere and put back, by cause.",
                    ("cause",), {(cause.value,): tally.drift[cause.value] for cause in Cause})
-    yield _counter("vmpin_fights_total", "Fights with another writer of the same masks that were noticed.", (),
+    yield _counter("vmpin_fights_total", "Detected fights with another writer of the same masks.", (),
                    {(): tally.contentions})
-    yield _counter("vmpin_runc_repairs_total", "CPUs given back to runc containers by the runtime "
-                   "(policy.runc_repair), by what became of it.", ("outcome",),
+    yield _counter("vmpin_runc_repairs_total", "Cpusets of runc containers restored by the runtime "
+                   "(policy.runc_repair), by result.", ("outcome",),
                    {(outcome,): tally.repairs[outcome] for outcome in ("done", "failed")})
-    yield _histogram("vmpin_birth_latency_seconds", "From a thread's birth until it was placed.",
+    yield _histogram("vmpin_birth_latency_seconds", "From the creation of a thread until its placement.",
                      tally.placement_latency)
-    yield _histogram("vmpin_allowed_outside_seconds", "How long threads were allowed to run outside of their sandbox, "
-                     "of those that were.", tally.outside)
-    yield _histogram("vmpin_pin_latency_seconds", "From an event's coming in until the masks that follow from it were "
-                     "set.", tally.pin_latency)
-    yield _counter("vmpin_proc_events_total", "Events of the kernel's proc connector, by kind.", ("kind",),
+    yield _histogram("vmpin_allowed_outside_seconds",
+                     "How long the mask of a thread allowed CPUs outside its sandbox, "
+                     "for threads with such a mask.", tally.outside)
+    yield _histogram("vmpin_pin_latency_seconds", "From the receipt of an event until the masks that follow from it "
+                     "were set.", tally.pin_latency)
+    yield _counter("vmpin_proc_events_total", "Events from the kernel's proc connector, by kind.", ("kind",),
                    {(kind,): tally.proc_events[kind] for kind in ("fork", "exec", "comm", "exit")})
-    yield _counter("vmpin_proc_overruns_total", "Times that the proc connector's buffer overflowed and everything was "
-                   "read again.", (), {(): tally.overruns})
-    yield _counter("vmpin_hook_messages_total", "Messages of the OCI hook, by what became of them.", ("result",),
+    yield _counter("vmpin_proc_overruns_total", "Overflows of the proc connector's buffer, each followed by a "
+                   "resync.", (), {(): tally.overruns})
+    yield _counter("vmpin_hook_messages_total", "Messages from the OCI hook, by result.", ("result",),
                    {(result,): tally.hooks[result] for result in ("taken", "refused")})
-    yield _counter("vmpin_disputed_annotations_total", "Annotations of a pod's author that contradicted the runtime "
-                   "and were not believed.", (), {(): tally.disputed})
-    yield _counter("vmpin_passes_total", "Passes, by what they were made for.", ("why",),
+    yield _counter("vmpin_disputed_annotations_total", "Annotations by a pod's author that contradicted the "
+                   "runtime and were ignored.", (), {(): tally.disputed})
+    yield _counter("vmpin_passes_total", "Passes, by reason.", ("why",),
                    {(why,): number for why, number in tally.passes.items()})
-    yield _histogram("vmpin_pass_duration_seconds", "How long the passes took.", tally.pass_seconds)
-    yield _histogram("vmpin_loop_lag_seconds", "How much later than it was due the watcher's event loop did "
-                     "something, measured twice a second.", tally.loop_lag)
-    yield _counter("vmpin_source_restarts_total", "Times that a task of the watcher's failed and was started again.",
+    yield _histogram("vmpin_pass_duration_seconds", "Duration of the passes.", tally.pass_seconds)
+    yield _histogram("vmpin_loop_lag_seconds", "Delay of the watcher's event loop behind its schedule, "
+                     "measured twice a second.", tally.loop_lag)
+    yield _counter("vmpin_source_restarts_total", "Restarts of the watcher's tasks after a failure.",
                    ("source",), {(source,): number for source, number in facts.restarts.items()})
 
 
 def _ran(ledger: ResidencyLedger) -> Iterator[Metric]:
-    """What samples add up to since the watcher started."""
+    """Sums of samples since the watcher started."""
     found = ledger.added()
     roles = {role: found.get(role, RunAccount()) for role in ThreadRole}
-    yield _counter("vmpin_run_seconds_total", "What threads ran, by role and by whether that was in their place.",
+    yield _counter("vmpin_run_seconds_total", "Run time of threads, by role and place.",
                    ("role", "place"), {(role.value, place): spent for role, account in roles.items()
                                        for place, spent in _by_place(account)})
-    yield _counter("vmpin_wait_seconds_total", "How long threads were ready to run while the CPU was another's.",
+    yield _counter("vmpin_wait_seconds_total", "Time that threads were ready to run while another thread had the CPU.",
                    ("role",), {(role.value,): account.waited / 1e9 for role, account in roles.items()})
     yield _counter("vmpin_migrations_total", "How often threads changed CPUs.", ("role",),
                    {(role.value,): account.migrations for role, account in roles.items()})
-    yield _counter("vmpin_sampled_seconds_total", "For how long samples of what ran were taken.", (),
+    yield _counter("vmpin_sampled_seconds_total", "Time during which samples were taken.", (),
                    {(): ledger.added_seconds()})
 
 
@@ -180,13 +181,13 @@ def _by_place(account: RunAccount) -> Iterable[tuple[str, float]]:
 
 
 def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
-    """With pods' names, for who asked for that."""
+    """The metrics with names of pods (metrics.per_sandbox)."""
     count, ledger = facts.headcount, facts.view.ledger
     labels = {sandbox: _names(sandbox, one.pod) for sandbox, one in count.sandboxes.items()}
     yield _gauge("vmpin_sandbox_verdict", "The verdict on each VM sandbox, always 1.",
                  ("sandbox", "namespace", "pod", "verdict"),
                  {(*labels[sandbox], one.verdict.value): 1 for sandbox, one in count.sandboxes.items()})
-    yield _gauge("vmpin_sandbox_threads", "As vmpin_threads, of each VM sandbox; what is none of it is left out.",
+    yield _gauge("vmpin_sandbox_threads", "As vmpin_threads, of each VM sandbox, without zero values.",
                  ("sandbox", "namespace", "pod", "role", "place"),
                  {(*labels[sandbox], role.value, place.value): number
                   for sandbox, one in count.sandboxes.items() for (role, place), number in one.threads.items()})
@@ -201,7 +202,7 @@ def _names(sandbox: SandboxId, pod: Pod | None) -> tuple[str, str, str]:
 
 
 def _label(text: str) -> str:
-    """What a hook told need not be Unicode."""
+    """A label's text: names from a hook may contain invalid Unicode."""
     return text[:MAX_LABEL].encode("utf-8", "replace").decode()
 
 

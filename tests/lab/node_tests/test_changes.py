@@ -224,7 +224,7 @@ def told_as_it_is(vm: NestedVm, vmpin: Vmpin) -> list[dict[str, object]]:
         tid: str(each) for tid, each in vm.masks().items()}
     assert found["verdict"] == "degraded"
     reasons = " ".join(found["reasons"])
-    assert "less than was asked" in reasons or "their cpuset cgroup has" in reasons
+    assert "fewer CPUs than decided" in reasons or "their cpuset cgroup has" in reasons
     return list(found["threads"])
 
 

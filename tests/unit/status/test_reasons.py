@@ -40,28 +40,28 @@ def reasons(threads: list[ThreadStatus], **containers: str | None) -> list[str]:
 
 
 @pytest.mark.parametrize(("actual", "limit", "why"), [
-    ("0-1", "0-1,8", "have less than was asked: their cpuset cgroup has no more"),
+    ("0-1", "0-1,8", "have fewer CPUs than decided: their cpuset cgroup has no others"),
     # Its cgroup has more than the thread, or it is not known what that has: another hand narrowed the mask.
-    ("0", "0-1,8", "are not where they should be"),
-    ("0-1", "0-7", "are not where they should be"),
-    ("0-1", None, "are not where they should be"),
-    ("6", "0-7", "are not where they should be"),
+    ("0", "0-1,8", "are misplaced"),
+    ("0-1", "0-7", "are misplaced"),
+    ("0-1", None, "are misplaced"),
+    ("6", "0-7", "are misplaced"),
     # The cgroup has none of them; what the thread has instead has to be the cgroup's.
     ("6", "6-7", "belong on 0-3, and their cpuset cgroup has 6-7 only"),
-    ("5-6", "6-7", "are not where they should be"),
-    ("", "0-1", "are not where they should be"),
+    ("5-6", "6-7", "are misplaced"),
+    ("", "0-1", "are misplaced"),
 ])
 def test_the_cgroup_is_named_only_where_it_says_so(actual: str, limit: str | None, why: str) -> None:
     thread = seen("0-3", actual, limit)
     assert reasons([thread, seen("2", "2", tid=11)]) == [f"1 of 2 threads {why}"]
-    assert thread_data(thread)["cgroup"] == (None if "should" in why else limit)
+    assert thread_data(thread)["cgroup"] == (None if "misplaced" in why else limit)
 
 
 def test_each_kind_is_counted_for_itself() -> None:
     found = reasons([seen("0-1", "0", "0,4"), seen("0-1", "4", "4-5"), seen("0-1", "1", "0-1"), seen("0-1", "0-1")])
     assert found == ["1 of 4 threads belong on 0-1, and their cpuset cgroup has 4-5 only",
-                     "1 of 4 threads have less than was asked: their cpuset cgroup has no more",
-                     "1 of 4 threads are not where they should be"]
+                     "1 of 4 threads have fewer CPUs than decided: their cpuset cgroup has no others",
+                     "1 of 4 threads are misplaced"]
 
 
 def test_a_container_without_a_cpuset_beside_an_exclusive_one_is_named_with_the_way_out() -> None:
