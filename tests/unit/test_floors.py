@@ -43,7 +43,8 @@ SHARED = ("cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
 PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "config.plain_yaml", "pinning.plan",
               "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain", "status.health",
-              "reports.audit", "reports.redact", "reports.map", "reports.residency.usage", "doctor.checks",
+              "reports.audit", "reports.cpu_owners", "reports.redact", "reports.map", "reports.residency.usage",
+              "doctor.checks",
               "doctor.finding", "doctor.cluster_checks", "doctor.hook_checks", "doctor.kata_checks",
               "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")
 #: What the pure parts may import.

@@ -25,21 +25,10 @@ from vmpin.cli.common import (
 )
 from vmpin.cpuset import CpuSet
 from vmpin.domain.pod_names import PodNames
-from vmpin.domain.terminal import printable
+from vmpin.domain.terminal import printable, short_id
 from vmpin.errors import ConfigError, UsageError, VmpinError
-from vmpin.reports.audit import (
-    VERSION,
-    AuditFinding,
-    CpuOwner,
-    Judgement,
-    Kind,
-    Use,
-    brief,
-    judge,
-    lasting,
-    owners_of,
-    sandboxes_of,
-)
+from vmpin.reports.audit import VERSION, AuditFinding, Judgement, Kind, Use, judge
+from vmpin.reports.cpu_owners import CpuOwner, lasting, owners_of, sandboxes_of
 from vmpin.reports.residency.thread_usage import ThreadUsageSampler
 
 #: Rows of the tables; -o json has all.
@@ -146,7 +135,7 @@ def _audit(args: argparse.Namespace) -> int:
 
 def _owner(owner: CpuOwner) -> Document:
     return {"sandbox": owner.sandbox, "container": owner.container, "cpus": str(owner.cpus),
-            "kind": "vm" if owner.vm else "runc", "name": owner.words}
+            "kind": "vm" if owner.vm else "runc", "name": owner.label}
 
 
 def _limits(sampler: ThreadUsageSampler, changed: CpuSet) -> list[str]:
@@ -272,13 +261,13 @@ def _name(finding: AuditFinding) -> str:
 
 def _home(finding: AuditFinding) -> str:
     """The pod or unit of the process."""
-    name = (finding.words or finding.sandbox or finding.container
+    name = (finding.label or finding.sandbox or finding.container
             or finding.process.cgroup.rpartition("/")[2])
-    return brief(name) or "-"
+    return short_id(name) or "-"
 
 
 def _names(owners: Iterable[CpuOwner], everyone: int = 0) -> str:
-    names = [owner.words for owner in owners]
+    names = [owner.label for owner in owners]
     if len(names) > 2 and len(names) == everyone:
         return f"all {everyone} owners"
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")

@@ -205,11 +205,6 @@ def by_prefix(text: str, ids: Iterable[str]) -> str:
     return found[0]
 
 
-def short(sandbox: str) -> str:
-    """The first 13 digits of a runtime's 64-digit id; any other id unchanged."""
-    return sandbox[:13] if len(sandbox) == 64 else sandbox
-
-
 def quiet_log(config: Config) -> None:
     """Log for short commands: warnings to standard error, and no routine messages unless log.level is set."""
     from vmpin import log

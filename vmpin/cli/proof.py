@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 
-from vmpin.cli.common import Document, ask, short, table
+from vmpin.cli.common import Document, ask, table
 from vmpin.config.settings import Config
-from vmpin.domain.terminal import printable
+from vmpin.domain.terminal import printable, short_id
 from vmpin.errors import UsageError, WatcherError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -71,7 +71,7 @@ def print_proof(found: Document) -> None:
     rows = []
     for sandbox in found["sandboxes"]:
         pod = f"{sandbox['pod']['namespace']}/{sandbox['pod']['name']}" if sandbox["pod"] else "-"
-        rows += [[short(sandbox["id"]), pod, role, *row(account)] for role, account in sandbox["roles"].items()]
+        rows += [[short_id(sandbox["id"]), pod, role, *row(account)] for role, account in sandbox["roles"].items()]
     if found["ended"]:
         rows += [["(ended)", "-", role, *row(account)] for role, account in found["ended"]["roles"].items()
                  if any(account.values())]
@@ -84,7 +84,7 @@ def print_proof(found: Document) -> None:
         print(f"threads put back: {printable(counts(found['drift']))}")
     for each in found["findings"]:
         role = each["role"] if each["vcpu"] is None else f"{each['role']} {each['vcpu']}"
-        print(f"ELSEWHERE {printable(short(each['sandbox']))}: {role} (thread {each['tid']}) ran "
+        print(f"ELSEWHERE {printable(short_id(each['sandbox']))}: {role} (thread {each['tid']}) ran "
               f"{each['seconds']:.3f} s on CPU {each['cpu']}, its place is {each['place']}; last seen {each['last']}")
     sums = total(found)
     ran = sums["placed"] + sums["elsewhere"]

@@ -19,7 +19,6 @@ from vmpin.cli.common import (
     output_flag,
     print_data,
     read_status,
-    short,
     stale_checkpoint,
     status_document,
     table,
@@ -27,7 +26,7 @@ from vmpin.cli.common import (
 )
 from vmpin.cli.proof import COLUMNS, counts, row
 from vmpin.config.settings import Config
-from vmpin.domain.terminal import printable
+from vmpin.domain.terminal import printable, short_id
 
 _EXAMPLES = """\
 examples:
@@ -107,10 +106,10 @@ def _print(found: Document, wide: bool, one: bool) -> None:
             _print_sandbox(sandbox)
         else:
             for reason in sandbox["reasons"]:
-                print(f"{printable(short(sandbox['id']))}: {printable(reason)}")
+                print(f"{printable(short_id(sandbox['id']))}: {printable(reason)}")
     for odd in node["disagreements"]:
-        pod = f"{odd['pod']['namespace']}/{odd['pod']['name']}" if odd["pod"] else short(odd["sandbox"])
-        print(f"DISAGREEMENT on the CPUs of {printable(pod)}/{printable(odd['name'] or short(odd['container']))}: "
+        pod = f"{odd['pod']['namespace']}/{odd['pod']['name']}" if odd["pod"] else short_id(odd["sandbox"])
+        print(f"DISAGREEMENT on the CPUs of {printable(pod)}/{printable(odd['name'] or short_id(odd['container']))}: "
               f"{printable(odd['what'])}")
     for collision in node["collisions"]:
         print(f"COLLISION on CPU {collision['cpu']}: {printable(collision['what'])}")
@@ -145,7 +144,7 @@ def _row(sandbox: Document, wide: bool) -> list[object]:
     pod = f"{sandbox['pod']['namespace']}/{sandbox['pod']['name']}" if sandbox["pod"] else "-"
     vcpus = [thread for thread in sandbox["threads"] if thread["role"] == "vcpu"]
     ok = sum(thread["ok"] for thread in sandbox["threads"])
-    return [sandbox["id"] if wide else short(sandbox["id"]), pod, vmm["type"], vmm["pid"], sandbox["mask"] or "-",
+    return [sandbox["id"] if wide else short_id(sandbox["id"]), pod, vmm["type"], vmm["pid"], sandbox["mask"] or "-",
             sandbox["verdict"], len(vcpus), f"{ok}/{len(sandbox['threads'])} ok"]
 
 

@@ -17,14 +17,13 @@ from vmpin.cli.common import (
     load_config,
     output_flag,
     print_data,
-    short,
     status_document,
     table,
     verb,
 )
 from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof, total
 from vmpin.config.settings import Config
-from vmpin.domain.terminal import printable
+from vmpin.domain.terminal import printable, short_id
 from vmpin.errors import ConfigError, UnseenError, UsageError, VmpinError
 
 _ABOUT = """\
@@ -95,7 +94,7 @@ def _verify(args: argparse.Namespace) -> int:
         return 0 if good else 1
     if drift:
         table(["SANDBOX", "THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "CGROUP"],
-              [[short(sandbox), thread["tid"], thread["role"], thread["name"], thread["wanted"],
+              [[short_id(sandbox), thread["tid"], thread["role"], thread["name"], thread["wanted"],
                 thread["actual"] or "none", thread.get("cgroup") or ""] for sandbox, thread in drift], VERDICTS)
         held = sum(bool(thread.get("cgroup")) for _, thread in drift)
         if held < len(drift):
@@ -106,7 +105,7 @@ def _verify(args: argparse.Namespace) -> int:
     else:
         print(_without_drift(len(found["sandboxes"]), [thread for _, thread in threads]))
     for sandbox in unmanaged:
-        print(f"{short(sandbox)} is unmanaged: its threads keep their masks (vmpin explain {short(sandbox)})")
+        print(f"{short_id(sandbox)} is unmanaged: its threads keep their masks (vmpin explain {short_id(sandbox)})")
     for collision in collisions:
         print(f"COLLISION on CPU {collision['cpu']}: {printable(collision['what'])}")
     if past is not None:

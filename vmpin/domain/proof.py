@@ -1,12 +1,9 @@
-"""Where the threads of VM sandboxes ran over time, added up from samples: on their CPUs, elsewhere, or waiting.
+"""Run times of the threads of VM sandboxes, summed from samples: on their placement, elsewhere, waiting.
 
-Pure. A sample has a thread's total run time and its last CPU; the time that it ran between two samples is booked to
-the
-CPU of the second. That is certain where the thread did not change CPUs in between, which the kernel counts,
-and a guess
-elsewhere (docs/proof.md). Durations are nanoseconds, times are CLOCK_REALTIME in seconds. What stays out: taking
-samples (host.schedstat, reports.residency.sampler),
-and the file that outlives a restart (reports.residency.books_file).
+Pure. A sample has a thread's total run time and its last CPU; the run time between two samples is booked to the CPU of
+the second. That is certain if the thread did not change CPUs in between, which the kernel counts, else an assumption:
+docs/proof.md. Durations are nanoseconds, times CLOCK_REALTIME in seconds. What stays out: sampling (host.schedstat,
+reports.residency.sampler) and the file (reports.residency.books_file).
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ class RunAccount:
 
     #: Ran on the CPUs they were placed on.
     placed: int = 0
-    #: Of that, without having changed CPUs between the samples: no guess.
+    #: The part of it without a change of CPU between the samples: certain.
     certain: int = 0
     #: Ran on other CPUs.
     elsewhere: int = 0
@@ -39,7 +36,7 @@ class RunAccount:
     free: int = 0
     #: Were ready to run while another thread had the CPU.
     waited: int = 0
-    #: How often they went from one CPU to another.
+    #: Changes of CPU.
     migrations: int = 0
 
     def numbers(self) -> tuple[int, ...]:
@@ -58,7 +55,7 @@ class RunAccount:
         self.migrations += other.migrations
 
     def since(self, before: RunAccount) -> RunAccount:
-        """What was added to it since it was `before`."""
+        """The difference to an earlier state of this account."""
         return RunAccount(*(now - then for now, then in zip(self.numbers(), before.numbers(), strict=True)))
 
     def data(self) -> dict[str, object]:
@@ -75,8 +72,8 @@ def to_seconds(nanoseconds: int) -> float:
 
 @dataclass
 class SandboxRunAccount:
-    """One sandbox's. `unseen` is what its processes ran in all beyond what was booked: threads that ended between two
-    samples, and the last moments of those that run right now."""
+    """The account of one sandbox. `unseen` is run time of its processes that was not booked: of threads that ended
+    between two samples, and the last moments of running threads."""
 
     roles: dict[ThreadRole, RunAccount] = field(default_factory=dict)
     unseen: int = 0
@@ -104,12 +101,12 @@ class SandboxRunAccount:
                                for role, account in self.roles.items()}, self.unseen - before.unseen)
 
     def continues(self, before: SandboxRunAccount) -> bool:
-        """Whether it may have been `before` once: what is booked never becomes less."""
+        """True if `before` may be an earlier state: booked times never decrease."""
         return all(role in self.roles and all(now >= then for now, then in zip(
             self.roles[role].numbers(), account.numbers(), strict=True)) for role, account in before.roles.items())
 
     def data(self) -> dict[str, object]:
-        """What ran since the last sample is no more than unseen for now: below zero it says nothing."""
+        """JSON data. `unseen` contains run time since the last sample, so a value below zero means nothing."""
         return {"roles": {role.value: account.data() for role, account in self.roles.items()},
                 "unseen": to_seconds(max(0, self.unseen))}
 
@@ -119,8 +116,8 @@ _NOTHING = RunAccount()
 
 @dataclass
 class StrayRun:
-    """A thread that ran where it should not: `spent` nanoseconds booked to `cpu`, first and last between two samples
-    that ended at those times."""
+    """A thread that ran outside its placement: `spent` nanoseconds booked to `cpu`, in samples that ended between
+    `first` and `last`."""
 
     sandbox: SandboxId
     role: ThreadRole
@@ -139,7 +136,7 @@ class StrayRun:
 
 
 class Mark(NamedTuple):
-    """The books as they were at one time. Kept as text: few are ever read again."""
+    """The books at one time. Kept as text, as few are read again."""
 
     time: float
     raw: str
@@ -147,7 +144,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Proof:
-    """What happened between two times. `ended` is of sandboxes that are gone."""
+    """The books between two times. `ended` is the sum of sandboxes that ended."""
 
     since: float
     until: float
@@ -167,12 +164,12 @@ class Proof:
 
 
 class ResidencyLedger:
-    """The books of all sandboxes since the first sample, and what they were at times since."""
+    """The books of all sandboxes since the first sample, with marks of earlier times."""
 
     def __init__(self) -> None:
         self.sandboxes: dict[SandboxId, SandboxRunAccount] = {}
         self.ended = SandboxRunAccount()
-        #: When samples were first taken, None before; and for how many seconds they were.
+        #: Time of the first sample, None before it; and the seconds in which samples were taken.
         self.began: float | None = None
         self.watched = 0.0
         #: Repairs, by cause, since then.
@@ -180,7 +177,7 @@ class ResidencyLedger:
         #: The latest, by thread and CPU.
         self.findings: dict[tuple[ThreadId, int], StrayRun] = {}
         self.marks: list[Mark] = []
-        #: What was taken up from a process before this one, None for nothing.
+        #: The books loaded from an earlier process, None for none.
         self.taken_up: ResidencyLedger | None = None
 
     def of(self, sandbox: SandboxId) -> SandboxRunAccount:
@@ -190,14 +187,14 @@ class ResidencyLedger:
         return account
 
     def roles(self) -> dict[ThreadRole, RunAccount]:
-        """All sandboxes' that ever were, by role: these only grow."""
+        """The accounts of all sandboxes, including ended ones, by role: they only grow."""
         found = SandboxRunAccount()
         for account in (self.ended, *self.sandboxes.values()):
             found.add(account)
         return found.roles
 
-    # Since this process began: what is taken up from one that was killed is minutes behind what that told, and whoever
-    # follows a counter takes one that went back for one that began anew at nothing.
+    # Since the start of this process: books loaded from a killed process are minutes older than its last metrics, and
+    # a reader of counters treats one that decreased as restarted from zero.
 
     def added(self) -> dict[ThreadRole, RunAccount]:
         """As `roles`."""
@@ -214,7 +211,7 @@ class ResidencyLedger:
         return self.watched - (0.0 if self.taken_up is None else self.taken_up.watched)
 
     def found(self, finding: StrayRun, thread: ThreadId) -> None:
-        """Keep what ran where it should not; more of the same is added to it."""
+        """Record run time outside a placement; repeated records are added."""
         key = (thread, finding.cpu)
         old = self.findings.pop(key, None)
         if old is not None and old.place == finding.place:
@@ -225,20 +222,20 @@ class ResidencyLedger:
             del self.findings[next(iter(self.findings))]
 
     def end(self, sandboxes: Iterable[SandboxId]) -> None:
-        """Sandboxes that are gone: what they did is kept, in one sum."""
+        """Move the accounts of ended sandboxes into the common sum."""
         for sandbox in sandboxes:
             self.ended.add(self.sandboxes.pop(sandbox))
             if self.taken_up is not None and sandbox in self.taken_up.sandboxes:
                 self.taken_up.end([sandbox])
 
     def mark(self, now: float) -> None:
-        """Remember the books as they are."""
+        """Add a mark of the current books."""
         if self.began is not None:
-            self.began = min(self.began, now)  # the clock was put back
+            self.began = min(self.began, now)  # the clock was set back
         self.marks = thinned([*self.marks, Mark(now, self.dump())], now)
 
     def due(self, now: float) -> bool:
-        """Whether it is time for the next mark; also when the clock was put back."""
+        """True if the next mark is due; also if the clock was set back."""
         return not self.marks or not 0 <= now - self.marks[-1].time < _GRID[0][0]
 
     def dump(self) -> str:
@@ -248,20 +245,20 @@ class ResidencyLedger:
             separators=(",", ":"))
 
     def load(self, marks: Iterable[Mark], began: float) -> None:
-        """Go on where another ledger ended. :raises ValueError: and others, for what it cannot have written.
+        """Continue the books of another ledger. :raises ValueError: and others, for invalid marks.
 
-        :param marks: as they were made: by their times the last may be another, where the clock was put back.
+        :param marks: in the order of their creation, which differs from that of their times if the clock was set back.
         """
         marks = list(marks)
         last = _parsed(marks[-1].raw)
         self.began, self.marks = began, marks
         self.watched = last.watched
-        self.drift.update(last.drift)  # there may have been some already: repairs begin before samples do
+        self.drift.update(last.drift)  # some may exist already: repairs start before samples
         self.sandboxes, self.ended = last.sandboxes, last.ended
         self.taken_up = _parsed(marks[-1].raw)
 
     def since(self, when: float, now: float) -> Proof:
-        """What happened since the last mark at or before `when`, else since the beginning."""
+        """The books since the last mark at or before `when`, else since the beginning."""
         mark = next((mark for mark in reversed(self.marks) if mark.time <= when), None)
         before = ResidencyLedger() if mark is None else _parsed(mark.raw)
         begun = (now if self.began is None else self.began) if mark is None else mark.time
@@ -272,7 +269,7 @@ class ResidencyLedger:
         for sandbox, account in before.sandboxes.items():
             there = self.sandboxes.get(sandbox)
             if there is None or not there.continues(account):
-                # It has ended, and may have come again: what it did before that time is in the sum as well.
+                # It has ended, and may have been started again: its earlier times are in the sum as well.
                 ended = ended.since(account)
                 if there is not None:
                     live[sandbox] = there
@@ -281,11 +278,11 @@ class ResidencyLedger:
 
 
 def thinned(marks: Iterable[Mark], now: float) -> list[Mark]:
-    """The marks without those that are too old or too near to an older one, and those of a clock that was ahead."""
+    """The marks without those that are too old, too close to an older one, or of a clock that was ahead."""
     kept: list[Mark] = []
     for mark in marks:
         apart = next((apart for apart, age in _GRID if 0 <= now - mark.time <= age), None)
-        # A moment's grace: marks are made by a clock that ticks a little late.
+        # With a tolerance: the clock of the marks ticks a little late.
         if apart is not None and (not kept or mark.time - kept[-1].time >= apart * 0.9 or now - mark.time < 1):
             kept.append(mark)
     return kept

@@ -5,3 +5,8 @@ files."""
 def printable(text: object) -> str:
     """The text with each character that could control a terminal, or that XML cannot hold, as \\xNN."""
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in str(text))
+
+
+def short_id(name: str) -> str:
+    """The first 13 digits of a runtime's 64-digit id; any other name unchanged."""
+    return name[:13] if len(name) == 64 else name

@@ -23,9 +23,9 @@ DAEMONS = {
     "virt-handler": "kubevirt", "virt-launcher": "kubevirt", "nri-resource-policy-balloons": "balloons",
     "nri-resource-policy-topology-aware": "topology-aware", "koordlet": "koordinator", "crane-agent": "crane",
     "cri-resmgr": "cri-resmgr"}
-#: And those whose flags say where their configuration is.
+#: And those whose flags name their configuration.
 CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "podman")
-#: Those that run in containers as often as not, and work on the node from there.
+#: Those that often run in containers and act on the node.
 _FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud"}
 _INTERPRETER = re.compile(r"python[0-9.]*")
 _PROFILES = ("/etc/tuned/profiles", "/etc/tuned", "/usr/lib/tuned/profiles", "/usr/lib/tuned")
@@ -78,7 +78,7 @@ def daemons(found: Iterable[Program]) -> tuple[Daemon, ...]:
 
 
 def irqbalance(files: Files) -> dict[str, FoundSetting]:
-    """The CPUs that it leaves alone."""
+    """The CPUs that irqbalance leaves alone."""
     found: dict[str, FoundSetting] = {}
     for path in _IRQBALANCE:
         try:
@@ -90,7 +90,7 @@ def irqbalance(files: Files) -> dict[str, FoundSetting]:
 
 
 def tuned(files: Files) -> Tuned:
-    """The active profile, and what it and those it includes tell the scheduler plugin."""
+    """The active profile, and the options of the scheduler plugin in it and in the profiles that it includes."""
     try:
         active = (files.text("/etc/tuned/active_profile") or "").split()
     except SourceError:

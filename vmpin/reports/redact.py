@@ -1,7 +1,7 @@
-"""What of a text may leave the node in a bug report: pure, and by lists of what is known to be harmless.
+"""Removes from a text what must not leave the node in a bug report, by lists of harmless names.
 
-A parameter or option that nobody listed keeps its name and loses its value. What stays out: which texts go into a
-report (gather).
+A parameter or option that is on no list keeps its name and loses its value. Pure; called by reports.bundle and
+doctor.collect. What stays out: the choice of texts for a report (bundle).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 LEFT_OUT = "<left out>"
 
-#: Kernel parameters on CPUs, cgroups and virtualisation: their values say how the machine is cut, and no secret.
+#: Kernel parameters for CPUs, cgroups and virtualisation: their values are no secrets.
 _HARMLESS = frozenset((
     "isolcpus", "nohz_full", "nohz", "rcu_nocbs", "rcu_nocb_poll", "irqaffinity", "kthread_cpus", "skew_tick", "tsc",
     "nosmt", "maxcpus", "nr_cpus", "possible_cpus", "mitigations", "numa", "numa_balancing", "preempt", "threadirqs",
@@ -26,32 +26,32 @@ _HARMLESS = frozenset((
 _SECRET = re.compile(r"pass(?:wd|phrase|code)?(?![a-z])|passw|secret|token|credential|private|initdata|cookie|bearer"
                      r"|auth(?:ori[sz]ation|entication)?(?![a-z])|signature|(?:api|access|shared|master|encryption)key"
                      r"|(?<![a-z])key(?![a-z])", re.IGNORECASE)
-#: NAME=, NAME:, "NAME": and --NAME as a log or a configuration has them, and what follows: in quotes, or up to what
-#: ends it.
+#: NAME=, NAME:, "NAME": and --NAME in a log or a configuration, and the value after it: in quotes, or up to a
+#: separator.
 _NAMED = re.compile(r"""(?<![\w.-])([\w.-]++)(?:["']?\s?=\s?|["']?:\s|["']:|(?<=\w)\s)""")
 _FOLLOWING = re.compile(r"""(?:bearer|basic)\s+\S+|"(?:\\.|[^"\\])*+"?|'[^']*+'?|(?:,,|[^,\s;&"'}\]])*+""",
                         re.IGNORECASE)
-#: The same in an option of a VMM's, of which QEMU takes `,,` for a comma, and which may have blanks in it. rbd has
-#: options within one value, behind colons: they go with it.
+#: The same in an option of a VMM, in which QEMU reads `,,` as a comma, and which may contain blanks. rbd has options
+#: within one value, after colons: they are removed with it.
 _OPTION = re.compile(r"(?<![\w.-])([\w.-]++)=")
 _REST = re.compile(r"(?:,,|[^,])*+")
 _SCHEME = re.compile(r"\b(bearer|basic)\s[\w.~+/=-]{8,}+", re.IGNORECASE)
 #: The user may be anything up to the last @ before the path.
 _USER = re.compile(r"(?<=://)[^/\s\"']{1,1000}@")
-#: A web token, whatever it is called: base64 of `{"`, thrice.
+#: A web token with any name: base64 of `{"`, three times.
 _JWT = re.compile(r"\beyJ[\w-]++\.[\w-]++\.[\w-]*+")
-#: Options of VMMs whose value may be anything, secrets among them (Cloud Hypervisor's platform: oem_strings).
+#: Options of VMMs with arbitrary values, possibly secrets (Cloud Hypervisor's platform: oem_strings).
 _OPAQUE = frozenset(("fw_cfg", "smbios", "acpitable", "set", "platform"))
-#: Options of VMMs whose value is a kernel command line.
+#: Options of VMMs with a kernel command line as value.
 _COMMAND_LINES = frozenset(("append", "cmdline"))
-#: QEMU's objects that hold secrets: secret, secret_keyring; their type need not stand first.
+#: QEMU's objects with secrets: secret, secret_keyring; their type need not come first.
 _SECRET_OBJECT = re.compile(r"(?:^|,)(?:qom-type=)?secret")
 #: One parameter of a kernel's command line; blanks in quotes do not end it (lib/cmdline.c: next_arg).
 _PARAMETER = re.compile(r'(?:"[^"]*(?:"|$)|[^\s"])+')
 
 
 def kernel_parameters(line: str) -> list[str]:
-    """A kernel's command line, one item a parameter; what stands behind `--` is init's, and none of our business."""
+    """The parameters of a kernel command line; those after `--` are init's, and are left out."""
     found = []
     for text in _PARAMETER.findall(line):
         if text == "--":
@@ -65,13 +65,13 @@ def kernel_parameters(line: str) -> list[str]:
     return found
 
 
-def words(text: str) -> str:
-    """A text without the values of what is named like a secret, and without the users in URLs."""
+def cleaned(text: str) -> str:
+    """A text without values whose name is like that of a secret, and without users in URLs."""
     return _tokens(_without(text, _NAMED, _FOLLOWING))
 
 
 def _without(text: str, named: re.Pattern[str], value: re.Pattern[str]) -> str:
-    """Without the values that follow names of secrets. Looks at each name once, however long the text."""
+    """The text without the values after names of secrets. Each name is read once, so the time is linear."""
     kept, done, at = [], 0, named.search(text)
     while at is not None:
         end = at.end()
@@ -84,13 +84,13 @@ def _without(text: str, named: re.Pattern[str], value: re.Pattern[str]) -> str:
 
 
 def _tokens(text: str) -> str:
-    """Without what is a secret by its looks, whatever its name."""
+    """The text without what has the form of a secret, whatever its name."""
     kept = _SCHEME.sub(lambda match: f"{match[1]} {LEFT_OUT}", text)
     return _USER.sub(f"{LEFT_OUT}@", _JWT.sub(LEFT_OUT, kept))
 
 
 def command_line(argv: Sequence[str]) -> list[str]:
-    """A VMM's command line: the guest's kernel parameters like the host's, opaque values left out."""
+    """A VMM's command line: the guest's kernel parameters are treated like the host's, opaque values are left out."""
     found: list[str] = []
     option = ""
     for arg in argv:
@@ -118,7 +118,7 @@ def _value(option: str, value: str) -> str:
 
 
 def _json(option: str, text: str) -> str:
-    """QEMU takes -object, -blockdev, -netdev and -device as JSON, too, and libvirt writes them so."""
+    """An option in JSON: QEMU accepts -object, -blockdev, -netdev and -device in JSON, which libvirt uses."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -133,9 +133,9 @@ def _plain(value: object) -> object:
         return {key: LEFT_OUT if _SECRET.search(key) else _plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    return words(value) if isinstance(value, str) else value
+    return cleaned(value) if isinstance(value, str) else value
 
 
 def log_lines(lines: Iterable[str]) -> list[str]:
-    """Lines of our own log: they hold names of pods and threads, and what a runtime said in an error."""
-    return [words(line) for line in lines]
+    """Cleaned lines of vmpin's log: they contain names of pods and threads, and errors of runtimes."""
+    return [cleaned(line) for line in lines]

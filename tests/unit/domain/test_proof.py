@@ -287,12 +287,12 @@ def test_books_that_cannot_be_believed_are_begun_anew(tmp_path: Path, change: ob
     assert callable(change)
     path.write_bytes(change(path.read_bytes()))
     again = ResidencyLedger()
-    assert "what was proved before is forgotten" in books_file.load(path, "boot", again)
+    assert "earlier run times are lost" in books_file.load(path, "boot", again)
     assert (again.began, again.marks, again.sandboxes) == (None, [], {})
 
 
 def test_books_that_cannot_be_kept_are_an_error_and_leave_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(StateFileError, match="the proof cannot be saved"):
+    with pytest.raises(StateFileError, match="the books of run times cannot be saved"):
         books_file.save(tmp_path / "none" / "proof", "boot", ledger())
     (tmp_path / "proof").mkdir()
     with pytest.raises(StateFileError):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.pod_names import PodNames
-from vmpin.reports.audit import CpuOwner, Judgement, Kind, judge, lasting, owners_of, sandboxes_of
+from vmpin.reports.audit import Judgement, Kind, judge
+from vmpin.reports.cpu_owners import CpuOwner, lasting, owners_of, sandboxes_of
 from vmpin.reports.residency.usage import SampledProcess, SampledThread, container_of
 
 A, B = "a" * 64, "b" * 64
@@ -32,8 +33,8 @@ def process(*tasks: SampledThread, kernel: bool = False, cgroup: str = "", conta
     return SampledProcess(tasks[0].tid, tasks[0].comm, kernel, cgroup, contained, tasks)
 
 
-WEB = CpuOwner("vm-a", "web", cpus("2-3"), vm=True, words="tests/pod/web")
-DB = CpuOwner("pod-b", B, cpus("4"), vm=False, init=500, words="tests/pod/db")
+WEB = CpuOwner("vm-a", "web", cpus("2-3"), vm=True, label="tests/pod/web")
+DB = CpuOwner("pod-b", B, cpus("4"), vm=False, init=500, label="tests/pod/db")
 
 
 def only(found: Judgement) -> Any:
@@ -211,7 +212,7 @@ BY_UID = "/sys/fs/cgroup/kubepods.slice/kubepods-burstable-pod840d9dad_1111_2222
 ])
 def test_a_finding_names_pod_and_container(found: SampledProcess, name: str) -> None:
     finding = only(judge([WEB], {11: "vm-z"}, [found], names=PODS_OF_NODE))
-    assert finding.words == finding.data()["name"] == name
+    assert finding.label == finding.data()["name"] == name
 
 
 def pause(container: str, ran: Mapping[int, int] | None = None, comm: str = "pause",
@@ -271,12 +272,12 @@ def test_owners_are_read_from_the_status_with_and_without_what_newer_ones_say() 
     vm, runc = owners_of(document(old))
     assert (vm.vm, vm.cpus, vm.init, vm.cgroup) == (True, cpus("2-3"), None, "")
     assert (runc.vm, runc.cpus, runc.init, runc.cgroup) == (False, cpus("4"), None, "")
-    assert (vm.words, runc.words) == ("web of vm-a", f"{B[:13]} of pod-b")
+    assert (vm.label, runc.label) == ("web of vm-a", f"{B[:13]} of pod-b")
     new = [{**old[0], "kind": "vm", "init": None, "cgroup": None},
            {**old[1], "kind": "runc", "init": 500, "cgroup": "/cg/b"}]
     vm, runc = owners_of(document(new, {"namespace": "tests", "name": "pod"}))
     assert (runc.vm, runc.init, runc.cgroup) == (False, 500, "/cg/b")
-    assert vm.words == "tests/pod/web"
+    assert vm.label == "tests/pod/web"
 
 
 def test_threads_and_vmms_of_the_status_belong_to_their_sandbox() -> None:

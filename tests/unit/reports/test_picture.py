@@ -76,7 +76,7 @@ def test_one_that_is_not_placed_is_not_said_to_be_on_no_cpu() -> None:
     held = document()
     held["sandboxes"][0].update(mask=None, verdict="off", threads=[
         thread(8, "0-1", 0), thread(9, "0-1", role="vhost")])
-    assert picture(held, NODE).guests[0].said == "shop/web: off; vCPU 0, vhost on 0-1"
+    assert picture(held, NODE).guests[0].legend == "shop/web: off; vCPU 0, vhost on 0-1"
 
 
 def test_vcpus_on_one_cpu_are_told_in_ranges() -> None:

@@ -1,6 +1,6 @@
-"""What a bug report needs, packed into one file: read by root, looked through, and sent by whoever runs it.
+"""The bundle for a bug report: its pieces, their limits, and the archive.
 
-By lists of what goes in, never of what stays out: no environment of any process, no command line but of VMMs and their
-helpers that vmpin follows (and of these no secret), no annotation, no foreign configuration but the keys that concern
-CPUs. What stays out: asking the watcher and the journal (cli/gather).
+Lists name what goes in, not what is left out: no environment of any process, no command line except of managed VMMs
+and their helpers (without secrets), no annotation, and of other programs' configurations only the keys that concern
+CPUs. What stays out: requests to the watcher and the journal (cli/gather). Imported by cli.
 """

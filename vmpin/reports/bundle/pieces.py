@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import BinaryIO
 
 from vmpin.config.settings import to_plain as plain_value
-from vmpin.reports.redact import words
+from vmpin.reports.redact import cleaned
 
 #: Of one piece, and of all together before they are compressed (bytes).
 MAX_PIECE, MAX_ALL = 4 << 20, 64 << 20
@@ -24,7 +24,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Piece:
-    """A file of the report. `cut` says how many bytes were left away for its size."""
+    """A file of the report. `cut` is the number of bytes left out for its size."""
 
     name: str
     data: bytes
@@ -32,17 +32,17 @@ class Piece:
 
 
 class Pieces:
-    """Collects them. What is beyond the limits is cut, and said to be."""
+    """Collects pieces. Data beyond the limits is cut, and recorded in the manifest."""
 
     def __init__(self, most: int = MAX_ALL, each: int = MAX_PIECE) -> None:
         self._left = most
         self._each = each
         self._found: dict[str, Piece] = {}
-        #: By piece, why it is not there.
+        #: By missing piece, the reason.
         self.missing: dict[str, str] = {}
 
     def add(self, name: str, data: bytes | str, tail: bool = False) -> None:
-        """:param tail: whether the end of it is what matters, as in a log."""
+        """Add a piece. :param tail: keep the end if it is too long, as of a log."""
         raw = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
         room = max(0, min(self._each, self._left))
         kept = raw if len(raw) <= room else raw[len(raw) - room :] if tail else raw[:room]
@@ -50,14 +50,14 @@ class Pieces:
         self._found[name] = Piece(name, kept, len(raw) - len(kept))
 
     def add_json(self, name: str, data: object) -> None:
-        """Its texts are cleaned: some are what another program said in an error."""
-        self.add(name, json.dumps(_cleaned(plain(data)), indent=1, ensure_ascii=False) + "\n")
+        """Add a piece of JSON. Its texts are cleaned: some come from errors of other programs."""
+        self.add(name, json.dumps(_clean_data(plain(data)), indent=1, ensure_ascii=False) + "\n")
 
     def lack(self, name: str, why: str) -> None:
         self.missing[name] = why
 
     def all(self) -> list[Piece]:
-        """By name, and the manifest at the end."""
+        """The pieces by name, with the manifest last."""
         found = sorted(self._found.values(), key=lambda piece: piece.name)
         listed = {"pieces": [{"name": piece.name, "bytes": len(piece.data), "cut": piece.cut,
                               "sha256": hashlib.sha256(piece.data).hexdigest()} for piece in found],
@@ -66,7 +66,7 @@ class Pieces:
 
 
 def plain(value: object) -> object:
-    """A value as JSON can hold it."""
+    """A value that JSON can represent."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -78,19 +78,19 @@ def plain(value: object) -> object:
     return value if isinstance(value, int) else plain_value(value)
 
 
-def _cleaned(value: object) -> object:
-    """What `plain` made, without secrets in its texts (redact)."""
+def _clean_data(value: object) -> object:
+    """The result of `plain`, without secrets in its texts (redact)."""
     if isinstance(value, dict):
-        return {key: _cleaned(item) for key, item in value.items()}
+        return {key: _clean_data(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_cleaned(item) for item in value]
-    return words(value) if isinstance(value, str) else value
+        return [_clean_data(item) for item in value]
+    return cleaned(value) if isinstance(value, str) else value
 
 
 def write(to: BinaryIO, pieces: Iterable[Piece], top: str, when: int) -> None:
-    """Write them as .tar.gz below the directory `top`, for root's eyes alone.
+    """Write the pieces as .tar.gz below the directory `top`, readable by root only.
 
-    :param when: the time that everything in it bears, seconds since 1970.
+    :param when: the time stamp of every file, seconds since 1970.
     """
     with gzip.GzipFile(filename="", mode="wb", fileobj=to, mtime=when) as packed, \
             tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:

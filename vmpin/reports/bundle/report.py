@@ -1,4 +1,7 @@
-"""Puts the pieces of a report together."""
+"""Puts the pieces of a bug report together: facts, findings, status, configuration, vmpin's own files, the node.
+
+Reads only; called by cli/gather. What stays out: the watcher's plan and the journal (cli/gather), VMs (vms).
+"""
 
 from __future__ import annotations
 
@@ -20,29 +23,30 @@ from vmpin.host.sysfs import Sysfs
 from vmpin.reconcile.state_file import MAX_BYTES
 from vmpin.reports.bundle import vms
 from vmpin.reports.bundle.pieces import Pieces
-from vmpin.reports.redact import words
+from vmpin.reports.redact import cleaned
 from vmpin.status.explain import sentences
 
 README = """\
-What `vmpin gather` packed on a node, for a bug report. Look through it before it leaves your hands.
+This is the output of `vmpin gather` on a node, for a bug report. Inspect it before you send it.
 
-In it: vmpin/ (the watcher's word on itself, configuration, status, explain, doctor, state file, log), node/ (kernel,
-CPUs, cgroup mounts), kubelet/ (the CPU manager's checkpoint), vms/ (of each VM: processes, threads, cgroups).
-manifest.json lists the pieces, what was cut for its size, and what is missing and why.
+Contents: vmpin/ (the watcher's description of itself, configuration, status, explain, doctor, state file, log), node/
+(kernel, CPUs, cgroup mounts), kubelet/ (the CPU manager's checkpoint), vms/ (for each VM: processes, threads,
+cgroups). manifest.json lists the pieces, those that were cut for their size, and those that are missing, with the
+         reason.
 
-It names pods, namespaces, containers and runtime handlers: they are what a report is about.
+It names pods, namespaces, containers and runtime handlers, which a report needs.
 
-Not in it: environments; command lines of other processes than the VMs' (in those, kernel parameters that are not about
-CPUs, and whatever is named like a secret, have lost their values); annotations; messages of hooks; configurations of
-other programs, but for the keys that concern CPUs (vmpin/facts.json). The log and what other programs said in errors
-have lost what is named or looks like a secret, as far as that can be told: look.
+Left out: environments; command lines of processes other than the VMs' (in those, values of kernel parameters that do
+not concern CPUs and of names like that of a secret); annotations; messages of hooks; keys of other programs'
+configurations that do not concern CPUs (vmpin/facts.json). In the log and in errors of other programs, values that are
+named or formatted like a secret are removed, as far as they can be recognised: please check.
 """
 _SYS = ("online", "present", "possible", "offline", "isolated", "nohz_full", "kernel_max", "smt/active", "smt/control")
 _MOUNTS = (" cgroup ", " cgroup2 ")
 
 
 def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: str, most: int | None = None) -> Pieces:
-    """Everything but what has to be asked for: the log and the watcher's plan.
+    """All pieces except those that need a request: the log and the watcher's plan.
 
     :param doctor: the findings as JSON; `text` the same for people.
     :param most: bytes of all pieces together.
@@ -51,7 +55,7 @@ def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: s
     proc = Procfs(config.paths.proc)
     pieces.add("README.txt", README)
     pieces.add_json("vmpin/doctor.json", doctor)
-    pieces.add("vmpin/doctor.txt", words(text))
+    pieces.add("vmpin/doctor.txt", cleaned(text))
     pieces.add_json("vmpin/facts.json", {key: value for key, value in vars(facts).items()
                                          if key not in ("status", "settings", "watcher")})
     pieces.add_json("vmpin/config.json", config.data())
@@ -59,7 +63,7 @@ def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: s
     if facts.status:
         pieces.add_json("vmpin/status.json", facts.status)
         try:
-            pieces.add("vmpin/explain.txt", words(_explained(facts.status)))
+            pieces.add("vmpin/explain.txt", cleaned(_explained(facts.status)))
         except (LookupError, TypeError, ValueError) as err:  # of a watcher of another version
             pieces.lack("vmpin/explain.txt", repr(err))
     else:
@@ -79,7 +83,7 @@ def _explained(status: Mapping[str, Any]) -> str:
 
 
 def _own_files(pieces: Pieces, config: Config) -> None:
-    """The state file as it is and what else is kept beside it, what was set aside, and all names that lie there."""
+    """The unmodified state file, the files beside it, one that was set aside, and the names in the run directory."""
     _file(pieces, f"vmpin/{config.paths.state_file.name}", config.paths.state_file)
     for name in Files("/").names(config.paths.run):
         if name.endswith((".json", ".json.bad")) and name != config.paths.state_file.name:
@@ -89,7 +93,7 @@ def _own_files(pieces: Pieces, config: Config) -> None:
 
 
 def _listed(directory: Path) -> Iterable[str]:
-    """As ls -l: modes, owner, bytes, time, name."""
+    """Lines as of ls -l: modes, owner, bytes, time, name."""
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except OSError as err:
@@ -132,6 +136,6 @@ def _file(pieces: Pieces, name: str, path: Path) -> None:
         pieces.lack(name, str(err))
         return
     if raw is None:
-        pieces.lack(name, f"{path} is not there")
+        pieces.lack(name, f"{path} does not exist")
     else:
         pieces.add(name, raw)

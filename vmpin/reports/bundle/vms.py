@@ -1,4 +1,8 @@
-"""Of each VM that is followed: its processes, every thread as /proc shows it, and the cgroups above."""
+"""For each managed VM: its processes, every thread as /proc shows it, and their cgroups up to the topmost.
+
+Reads only; called by report. psutil does not serve: it has neither a thread's name, state and mask nor the raw fields
+(schedstat, wchan, syscall, status) that a bug report needs. What stays out: other processes.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +45,8 @@ def _process(proc: Procfs, pid: int) -> Iterator[str]:
         return
     argv = proc.cmdline(pid)
     yield f"process {pid} ({stat.comm})"
-    if argv and classify(argv) is not None:  # else it is another by now, and its words are none of ours
-        yield "command line: " + " ".join(_quoted(word) for word in command_line(argv))
+    if argv and classify(argv) is not None:  # else the pid belongs to another process by now
+        yield "command line: " + " ".join(_quoted(arg) for arg in command_line(argv))
     yield f"cgroup: {_read(f'{proc.root}/{pid}/cgroup')}"
     tids = sorted(proc.tids(pid), key=int)
     for tid in tids[:_MAX_THREADS]:
@@ -64,15 +68,15 @@ def _thread(proc: Procfs, pid: int, tid: str) -> Iterator[str]:
     yield (f"  thread {tid} ({stat.comm}) state {stat.state} start {stat.starttime} last CPU {stat.processor} "
            f"mask {mask}")
     fields = (line.partition(b":") for line in _raw(f"{at}/status").split(b"\n"))
-    told = [f"{name.decode()}={value.strip().decode('ascii', 'replace')}" for name, _, value in fields
+    listed = [f"{name.decode()}={value.strip().decode('ascii', 'replace')}" for name, _, value in fields
             if name in _STATUS]
-    yield "    " + " ".join(told).replace("\t", ",")
+    yield "    " + " ".join(listed).replace("\t", ",")
     yield (f"    schedstat {_read(f'{at}/schedstat')}; wchan {_read(f'{at}/wchan')}; syscall "
            f"{' '.join(proc.syscall(pid, tid).split()[:3])}; cgroup {_read(f'{at}/cgroup')}")
 
 
 def _cgroup(cgroups: Cgroups, path: Path) -> Iterator[str]:
-    """A cgroup and those above it, up to the hierarchy's top."""
+    """A cgroup and its ancestors, up to the topmost."""
     for at in (path, *path.parents):
         yield str(at)
         for name in _CGROUP:
@@ -94,10 +98,10 @@ def _read(path: str) -> str:
     return " ".join(_raw(path).decode("utf-8", "replace").split())
 
 
-def _quoted(word: str) -> str:
-    return repr(word) if any(char.isspace() for char in word) or not word else word
+def _quoted(arg: str) -> str:
+    return repr(arg) if any(char.isspace() for char in arg) or not arg else arg
 
 
 def files(paths: Iterable[str]) -> str:
-    """Small files of the kernel's, a line each."""
+    """Small files of the kernel, one line each."""
     return "".join(f"{path}: {_read(path)}\n" for path in paths if os.path.exists(path))

@@ -1,6 +1,6 @@
-"""The node as a picture: its CPUs by NUMA node, cache and core, whose each is, and which threads of VMs are on it.
+"""The map of a node: its CPUs by NUMA node, cache and core, with their owners and the threads of VMs on them.
 
-Pure: from the status document and the topology. What stays out: how it looks (text, svg, html).
+Pure: from the status document and the topology. Called by cli/map. What stays out: the drawing (text, svg).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from itertools import groupby
 from typing import Any
 
 from vmpin.cpuset import CpuSet, union
-from vmpin.domain.terminal import printable
+from vmpin.domain.terminal import printable, short_id
 from vmpin.domain.topology import Topology
 
-#: How whole numbers are lettered: A … Z, AA … ; a letter stands for one owner in every form of the picture.
+#: Letters for numbers: A … Z, AA … ; a letter stands for one owner in every form of the map.
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-#: What containerd and CRI-O call sandboxes and containers: 64 digits, of which people use the first 13.
+#: Ids of containerd and CRI-O: 64 digits; the first 13 are shown.
 _ID = re.compile(r"\b[0-9a-f]{64}\b")
-#: Kinds of CPU that nobody owns.
+#: Kinds of CPUs without an owner.
 SHARED, FREE, OFFLINE = "shared", "free", "offline"
 
 
@@ -30,9 +30,9 @@ class MapOwner:
     number: int
     sandbox: str
     container: str
-    #: The pod and the container, for people.
+    #: The pod and the container, for the legend.
     title: str
-    #: "vm", "runc", or "unseen": only the kubelet told of it.
+    #: "vm", "runc", or "unseen": only the kubelet reported it.
     kind: str
     cpus: CpuSet
 
@@ -41,15 +41,15 @@ class MapOwner:
         return letter(self.number)
 
     @property
-    def said(self) -> str:
-        """For a legend."""
-        kind = {"vm": "VM", "unseen": "known from the kubelet alone"}.get(self.kind, self.kind)
+    def legend(self) -> str:
+        """The text for the legend."""
+        kind = {"vm": "VM", "unseen": "reported by the kubelet only"}.get(self.kind, self.kind)
         return f"{self.title}: CPUs {self.cpus} ({kind})"
 
 
 @dataclass(frozen=True)
 class MapGuest:
-    """A VM sandbox. Its letter is a small one, to tell it from owners of CPUs."""
+    """A VM sandbox. Its letter is lower-case, unlike those of owners."""
 
     number: int
     id: str
@@ -64,8 +64,8 @@ class MapGuest:
         return letter(self.number).lower()
 
     @property
-    def said(self) -> str:
-        """For a legend. Without a mask it is not placed, and then its threads are on CPUs all the same."""
+    def legend(self) -> str:
+        """The text for the legend. Without a mask it is not placed, but its threads are still on CPUs."""
         return "; ".join([f"{self.title}: {self.verdict}" + f", on {self.mask}" * bool(self.mask), *self.floats])
 
 
@@ -78,12 +78,12 @@ class Cpu:
     owner: MapOwner | None
     housekeeping: bool
     isolated: bool
-    #: The threads that may run here and nowhere else, as "a:v2" (vCPU 2 of the guest a), "a:v0-3" or "a:+3" (three
+    #: The threads pinned to this CPU, as "a:v2" (vCPU 2 of the guest a), "a:v0-3" or "a:+3" (three
     #: others).
     pinned: tuple[str, ...]
-    #: How many threads of VMs may run here and elsewhere, too.
+    #: The number of threads of VMs that may run here and on other CPUs.
     floating: int
-    #: What collides here, in words.
+    #: The collisions on this CPU.
     collisions: tuple[str, ...]
 
 
@@ -100,7 +100,7 @@ class Picture:
         return (cpu for _, caches in self.nodes for cores in caches for core in cores for cpu in core)
 
     def alarms(self) -> Iterable[str]:
-        """The collisions for a legend; one that is the same on many CPUs (a thread that floats over them) is one."""
+        """The collisions for the legend; equal ones on several CPUs (a floating thread) are one."""
         found: dict[str, list[int]] = {}
         for cpu in self.cpus():
             for what in cpu.collisions:
@@ -119,7 +119,7 @@ def letter(number: int) -> str:
 
 
 def picture(document: Mapping[str, Any], topology: Topology) -> Picture:
-    """Arrange a status document (all of its sandboxes) on the CPUs of a node. Masks are those the kernel showed."""
+    """Arrange the sandboxes of a status document on the CPUs of a node, by their masks in the kernel."""
     node = document["node"]
     owners = _owners(node["owners"], document["sandboxes"])
     guests, pinned, floating = _guests(document["sandboxes"])
@@ -142,10 +142,10 @@ def picture(document: Mapping[str, Any], topology: Topology) -> Picture:
         return Cpu(number, kind, owner, number in housekeeping, number in topology.isolated,
                    tuple(pinned.get(number, ())), floating.get(number, 0), tuple(collisions.get(number, ())))
 
-    # A CPU may be told of that the topology does not know: the document may be older.
-    known = union((topology.known, online, *(owner.cpus for owner in owners)))
+    # The document may be older than the topology, and have other CPUs.
+    every = union((topology.known, online, *(owner.cpus for owner in owners)))
     nodes = []
-    for name, cpus in _nodes(topology, known):
+    for name, cpus in _nodes(topology, every):
         caches = _grouped(cpus, topology.cache_of)
         nodes.append((name, tuple(tuple(tuple(cpu(number) for number in core)
                                         for core in _grouped(cache, topology.core_of)) for cache in caches)))
@@ -155,16 +155,16 @@ def picture(document: Mapping[str, Any], topology: Topology) -> Picture:
     return Picture(tuple(nodes), owners, guests, {**facts, "time": document["time"]})
 
 
-def _nodes(topology: Topology, known: CpuSet) -> Iterable[tuple[str, CpuSet]]:
+def _nodes(topology: Topology, every: CpuSet) -> Iterable[tuple[str, CpuSet]]:
     for number, cpus in topology.nodes.items():
         yield f"NUMA node {number}", cpus
-    lost = known - union(topology.nodes.values())
+    lost = every - union(topology.nodes.values())
     if lost:
         yield "in no NUMA node", lost  # the kernel forgets the node of a CPU that is offline
 
 
 def _grouped(cpus: CpuSet, group_of: Any) -> list[CpuSet]:
-    """Split into groups, by first CPU; a group that reaches beyond is cut."""
+    """Split CPUs into groups, by first CPU; only the given CPUs of a group count."""
     found: list[CpuSet] = []
     left = cpus
     while left:
@@ -175,7 +175,7 @@ def _grouped(cpus: CpuSet, group_of: Any) -> list[CpuSet]:
 
 
 def _title(pod: Mapping[str, Any] | None, sandbox: str) -> str:
-    return printable(f"{pod['namespace']}/{pod['name']}" if pod else sandbox[:13] if len(sandbox) == 64 else sandbox)
+    return printable(f"{pod['namespace']}/{pod['name']}" if pod else short_id(sandbox))
 
 
 def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str, Any]]) -> tuple[MapOwner, ...]:
@@ -199,7 +199,7 @@ def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str
 
 def _guests(sandboxes: Sequence[Mapping[str, Any]]) -> tuple[
         tuple[MapGuest, ...], dict[int, list[str]], dict[int, int]]:
-    """The guests; by CPU, who is pinned there; by CPU, how many float over it."""
+    """(the guests, the pinned threads by CPU, the number of floating threads by CPU)."""
     guests: list[MapGuest] = []
     pinned: dict[int, list[str]] = {}
     floating: dict[int, int] = {}
@@ -224,7 +224,7 @@ def _guests(sandboxes: Sequence[Mapping[str, Any]]) -> tuple[
 
 
 def _marks(threads: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """For one CPU: vCPUs by number, the rest as a count."""
+    """The marks on one CPU: vCPUs by number, other threads as a count."""
     vcpus = CpuSet(thread["vcpu"] for thread in threads if thread["vcpu"] is not None)
     if vcpus:
         yield f"v{vcpus}"
@@ -240,5 +240,5 @@ def _roles(threads: Sequence[Mapping[str, Any]]) -> str:
         if thread["vcpu"] is None:
             role = printable(thread["role"])
             counts[role] = counts.get(role, 0) + 1
-    said = [f"vCPU {vcpus}" if len(vcpus) == 1 else f"vCPUs {vcpus}"] if vcpus else []
-    return ", ".join([*said, *(role if count == 1 else f"{count} {role}" for role, count in counts.items())])
+    parts = [f"vCPU {vcpus}" if len(vcpus) == 1 else f"vCPUs {vcpus}"] if vcpus else []
+    return ", ".join([*parts, *(role if count == 1 else f"{count} {role}" for role, count in counts.items())])

@@ -1,4 +1,7 @@
-"""The picture as one SVG, or in an HTML page: loads nothing, light or dark as the reader has it. Pure."""
+"""The map as one SVG, or in an HTML page that loads no other resource, in light or dark colours.
+
+Pure; called by cli/map. What stays out: the arrangement of the CPUs (map) and the text form (text).
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ _HEAD = 20
 _LINE = 17
 #: Where a legend's text begins.
 _TEXT = 52
-#: A character's width: what has to fit is in a font of fixed width, 0.6 em in nearly all of them.
+#: Width of a character in a fixed-width font: 0.6 em in nearly all of them.
 _CHAR = 6.7
-#: Characters that fit beside each other into a CPU's box; all of its marks stand in its tooltip.
+#: Characters in a line of a CPU's box; its tooltip has all marks.
 _FITS = int((_CPU_W - 10) / _CHAR)
 
 _STYLE = """
@@ -126,31 +129,31 @@ def _cpu(cpu: Cpu, x: int, y: int) -> str:
     kind = {SHARED: "shared", FREE: "free", OFFLINE: "offline"}.get(cpu.kind)
     if kind is None:
         kind = "free" if cpu.owner is None else f"o{cpu.owner.number}"
-    told = marks(cpu)
+    shown = marks(cpu)
     tags = " ".join(tag for tag in ("!" * bool(cpu.collisions) + (cpu.owner.letter if cpu.owner is not None else ""),
                                     "h" * cpu.housekeeping + "i" * cpu.isolated) if tag)
-    whose = cpu.owner.title if cpu.owner is not None else cpu.kind
-    tip = "; ".join(text for text in (f"CPU {cpu.number}: {whose}", told, f"{cpu.floating} threads float over it"
+    holder = cpu.owner.title if cpu.owner is not None else cpu.kind
+    tip = "; ".join(text for text in (f"CPU {cpu.number}: {holder}", shown, f"{cpu.floating} threads float over it"
                                       if cpu.floating else "", *cpu.collisions) if text)
     left, right = x + 5, x + _CPU_W - 5
     floats = f"~{cpu.floating}" if cpu.floating else ""
     parts = [f'<title>{escape(tip)}</title><rect class="cpu {kind}{" bad" * bool(cpu.collisions)}" x="{x}" y="{y}" '
              f'width="{_CPU_W}" height="{_CPU_H}" rx="3"/>']
     on = ""
-    if cpu.collisions:  # on a ground of its own: no red can be read on the hues of all owners
+    if cpu.collisions:  # on a separate ground: red is not readable on every owner's hue
         parts.append(f'<rect class="alarm" x="{x}" y="{y}" width="{_CPU_W}" height="19" rx="3"/>')
         on = " on"
     parts.append(f'<text class="n{on}" x="{left}" y="{y + 14}">{cpu.number}</text>'
                  f'<text class="{on}" x="{right}" y="{y + 14}" text-anchor="end">{escape(tags)}</text>')
     parts += [f'<text class="mark" x="{left}" y="{y + 30 + 12 * at}">{escape(line)}</text>'
-              for at, line in enumerate(_fitted(told, (_FITS, _FITS - len(floats) - bool(floats)))) if line]
+              for at, line in enumerate(_fitted(shown, (_FITS, _FITS - len(floats) - bool(floats)))) if line]
     parts.append(f'<text class="mark" x="{right}" y="{y + 42}" text-anchor="end">{floats}</text>' if floats else "")
     return f"<g>{''.join(parts)}</g>"
 
 
-def _fitted(told: str, rooms: Sequence[int]) -> list[str]:
-    """Marks in lines of so many characters each, parted only after a comma or a blank; "…" where they go on."""
-    left = re.findall("[^ ,]+[ ,]?", told)
+def _fitted(shown: str, rooms: Sequence[int]) -> list[str]:
+    """Marks in lines of the given lengths, broken after commas and blanks; "…" if some are left."""
+    left = re.findall("[^ ,]+[ ,]?", shown)
     lines = []
     for number, room in enumerate(rooms):
         cut = number == len(rooms) - 1 and len("".join(left)) > room
@@ -162,7 +165,7 @@ def _fitted(told: str, rooms: Sequence[int]) -> list[str]:
 
 
 def _wrapped(text: str, room: int) -> list[str]:
-    """All of a text, parted after a blank or a comma as far as its words let that be: a CPU's number stays whole."""
+    """A text in lines, broken after blanks and commas if possible: a CPU's number stays whole."""
     lines = [""]
     for piece in re.findall(f"[^ ,]{{1,{room - 1}}}[ ,]?|[ ,]", text):
         if len((lines[-1] + piece).rstrip()) > room:
@@ -172,7 +175,7 @@ def _wrapped(text: str, room: int) -> list[str]:
 
 
 def _colours(picture: Picture) -> str:
-    """A hue for each owner, neighbours far apart (the golden angle), and none that is the shared pool's blue."""
+    """A hue for each owner: neighbours differ much (the golden angle), and none is the shared pool's blue."""
     def rules(saturation: int, lightness: int) -> str:
         angles = ((owner.number, owner.number * 137.508 % 360 * 310 / 360) for owner in picture.owners)
         hues = ((number, f"hsl({angle if angle < 185 else angle + 50:.0f},{saturation}%,{lightness}%)")
@@ -182,20 +185,20 @@ def _colours(picture: Picture) -> str:
     return f"{rules(70, 80)}@media (prefers-color-scheme:dark){{{rules(50, 27)}}}"
 
 
-#: Class of a swatch ("" for a bare sign), its key and what it says.
+#: Class of a swatch ("" for a bare sign), its key and its text.
 _Rows = Sequence[tuple[str, str, str]]
 
 
 def _legend(picture: Picture) -> Iterable[tuple[str, _Rows]]:
-    """What there is to say, by title; what is wrong comes first."""
+    """The sections of the legend by title, collisions first."""
     return (
         ("Collisions", [("alarm", "!", text) for text in picture.alarms()]),
-        ("Signs", [("shared", "", "shared pool"), ("free", "", "free: nobody's, and not in the shared pool"),
+        ("Signs", [("shared", "", "shared pool"), ("free", "", "free: without an owner, and not in the shared pool"),
                    ("offline", "", "offline"), *(("alarm" * (sign == "!"), sign, text) for sign, text in SIGNS),
                    ("", "", "in one frame: the siblings of a core; on one ground: the cores of a last-level cache")]),
-        ("CPUs that are a container's alone", [(f"o{owner.number}", owner.letter, owner.said)
+        ("Exclusive CPUs", [(f"o{owner.number}", owner.letter, owner.legend)
                                                for owner in picture.owners]),
-        ("Guests", [("free", guest.letter, guest.said) for guest in picture.guests]))
+        ("Guests", [("free", guest.letter, guest.legend) for guest in picture.guests]))
 
 
 def _swatch(css: str, key: str, y: int) -> str:

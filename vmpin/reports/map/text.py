@@ -1,4 +1,7 @@
-"""The picture for a terminal: lines of words, each with a style. Pure; to print colours is the command line's."""
+"""The map for a terminal: lines of texts, each with a style.
+
+Pure; called by cli/map. What stays out: printing (cli).
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,23 @@ from collections.abc import Iterable, Iterator
 
 from vmpin.reports.map import FREE, OFFLINE, SHARED, Cpu, Picture
 
-#: Words with the name of a style of rich's, "" for none.
+#: Texts with the name of a style of rich, "" for none.
 Line = list[tuple[str, str]]
 
-#: Colours that are readable on black and on white; an owner's letter tells it where colours repeat.
+#: Colours that are readable on black and on white; an owner's letter distinguishes equal colours.
 COLOURS = ("bold blue", "bold magenta", "bold green", "bold cyan", "bold yellow", "blue", "magenta", "green", "cyan",
            "yellow")
 COLLISION = "bold white on red"
 _SIGNS = {SHARED: ("·", ""), FREE: (" ", ""), OFFLINE: ("x", "dim")}
-#: What the signs on a CPU say, in every form of the picture.
+#: The signs on a CPU, in every form of the map.
 SIGNS = (("h", "housekeeping"), ("i", "isolated"), ("a:v1", "vCPU 1 of guest a is pinned there"),
          ("a:+2", "so are two other threads of it"), ("~3", "three threads float over it"), ("!", "collision"))
 LEGEND = "; ".join(f"{sign}: {what}" for sign, what in (
-    ("capital letter", "its CPU is a container's alone"), ("·", "shared pool"), ("x", "offline"), *SIGNS))
+    ("capital letter", "exclusive to a container"), ("·", "shared pool"), ("x", "offline"), *SIGNS))
 
 
 def lines(picture: Picture, width: int) -> Iterator[Line]:
-    """The whole of it, wrapped to `width` columns."""
+    """The whole map, wrapped to `width` columns."""
     yield [("; ".join(f"{name} {value}" for name, value in picture.facts.items() if name != "time"), "")]
     cells = {cpu.number: _cell(cpu) for cpu in picture.cpus()}
     wide = max((len(text) for text, _ in cells.values()), default=0)
@@ -31,11 +34,11 @@ def lines(picture: Picture, width: int) -> Iterator[Line]:
         for cores in caches:
             line: Line = [("LLC ", "dim")]  # the CPUs that follow share a last-level cache
             for core in cores:
-                words = _core([cells[cpu.number] for cpu in core], wide)
-                if len(line) > 1 and _length(line) + _length(words) > width:
+                cells_of_core = _core([cells[cpu.number] for cpu in core], wide)
+                if len(line) > 1 and _length(line) + _length(cells_of_core) > width:
                     yield line
                     line = [("    ", "")]
-                line += words
+                line += cells_of_core
             yield line
     yield []
     yield [(LEGEND, "dim")]
@@ -43,12 +46,12 @@ def lines(picture: Picture, width: int) -> Iterator[Line]:
 
 
 def style(number: int) -> str:
-    """An owner's."""
+    """The style of an owner."""
     return COLOURS[number % len(COLOURS)]
 
 
 def marks(cpu: Cpu) -> str:
-    """Who is on a CPU, by guest: "a:v0-1,+2 b:v1"."""
+    """The pinned threads on a CPU, by guest: "a:v0-1,+2 b:v1"."""
     found: dict[str, list[str]] = {}
     for mark in cpu.pinned:
         guest, _, what = mark.partition(":")
@@ -61,17 +64,17 @@ def _cell(cpu: Cpu) -> tuple[str, str]:
         cpu.owner.letter, style(cpu.owner.number))
     flags = "!" * bool(cpu.collisions) + "h" * cpu.housekeeping + "i" * cpu.isolated
     floats = f"~{cpu.floating}" if cpu.floating else ""
-    text = " ".join(word for word in (f"{cpu.number:>3} {sign}{flags}", marks(cpu), floats) if word)
+    text = " ".join(part for part in (f"{cpu.number:>3} {sign}{flags}", marks(cpu), floats) if part)
     return text, COLLISION if cpu.collisions else kind
 
 
 def _core(cells: list[tuple[str, str]], wide: int) -> Line:
-    words: Line = [("[", "dim")]
+    parts: Line = [("[", "dim")]
     for at, (text, kind) in enumerate(cells):
         if at:
-            words.append(("|", "dim"))
-        words.append((text.ljust(wide), kind))
-    return [*words, ("] ", "dim")]
+            parts.append(("|", "dim"))
+        parts.append((text.ljust(wide), kind))
+    return [*parts, ("] ", "dim")]
 
 
 def _length(line: Line) -> int:
@@ -80,8 +83,8 @@ def _length(line: Line) -> int:
 
 def _legend(picture: Picture) -> Iterable[Line]:
     for owner in picture.owners:
-        yield [(f"{owner.letter:>3} ", style(owner.number)), (owner.said, "")]
+        yield [(f"{owner.letter:>3} ", style(owner.number)), (owner.legend, "")]
     for guest in picture.guests:
-        yield [(f"{guest.letter:>3} ", "bold"), (guest.said, "")]
+        yield [(f"{guest.letter:>3} ", "bold"), (guest.legend, "")]
     for alarm in picture.alarms():
         yield [(f"  ! {alarm}", COLLISION)]

@@ -1,7 +1,7 @@
-"""The file in which the proof outlives a restart of the watcher: a line that says what it is, then a line a mark.
+"""The file with the books of run times, which survives a restart of the watcher: a header line, then a line a mark.
 
-Beside the state file, of one boot. A file that cannot be believed is left out, and the books begin anew. What stays
-out: what the marks hold (proof), and when it is written (sampler).
+Beside the state file, for one boot. An invalid file is ignored, and the books start empty. Called by sampler. What
+stays out: the contents of the marks (domain.proof), and the times of writing (sampler).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ MAX_BYTES = 64 << 20
 
 
 def save(path: Path, boot_id: str, ledger: ResidencyLedger) -> None:
-    """Replace the file. :raises StateFileError: the old one is then still whole."""
+    """Replace the file. :raises StateFileError: the old one is then unchanged."""
     body = "".join(f"{mark.time!r} {mark.raw}\n" for mark in ledger.marks).encode()
     head = {"version": VERSION, "boot_id": boot_id, "began": ledger.began, "crc32": zlib.crc32(body)}
     try:
         replace(path, json.dumps(head, separators=(",", ":")).encode() + b"\n" + body)
     except OSError as err:
-        raise StateFileError(f"{path}: the proof cannot be saved: {err.strerror}",
-                             "free space or inodes there; until then a restart forgets where threads ran") from err
+        raise StateFileError(f"{path}: the books of run times cannot be saved: {err.strerror}",
+                             "free space or inodes there; until then a restart loses the recorded run times") from err
 
 
 def load(path: Path, boot_id: str, ledger: ResidencyLedger) -> str:
-    """Let `ledger` go on where that of the file ended, if it is of this boot. :returns: what was wrong with it, ""
-    for nothing."""
+    """Continue the books of the file in `ledger`, if it is of this boot. :returns: the fault of the file, "" for
+    none."""
     try:
         raw, _ = read_regular(path, MAX_BYTES)
     except FileNotFoundError:
@@ -53,5 +53,5 @@ def load(path: Path, boot_id: str, ledger: ResidencyLedger) -> str:
         if marks:
             ledger.load(marks, float(head["began"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-        return f"{path}: {err}: what was proved before is forgotten"
+        return f"{path}: {err}: earlier run times are lost"
     return ""

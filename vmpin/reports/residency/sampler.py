@@ -1,7 +1,8 @@
-"""Samples the threads of all VMs again and again, and books what they ran by where it was asked that they run.
+"""Samples the run times of all VMs' threads repeatedly, and books them by sandbox, role and place.
 
-In slices of a millisecond, so that nothing else in the loop waits. A process of which no thread ran since the last
-round costs one system call. What stays out: when (watcher), and what it adds up to (proof).
+In slices of a millisecond, so that the event loop is not blocked. A process of which no thread ran since the last
+round costs one system call. Owned by the watcher, which calls `turn`. What stays out: the schedule (daemon), the sums
+(domain.proof), the file (books_file).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from vmpin.vmm.inventory import Process, Vm
 
 logger = logging.getLogger(__name__)
 
-#: How long samples are taken at a time, and how long others are then let run (seconds).
+#: Length of a slice, and of the pause after it (seconds).
 SLICE, BREATH = 0.001, 0.005
-#: Sampling takes at most this share of one CPU: where it would take more, it is done less often.
+#: Sampling uses at most this share of one CPU: if it would need more, it is done less often.
 SHARE = 0.01
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -37,7 +38,7 @@ def _ticks() -> int:
 
 
 class _Meter:
-    """A thread at its last sample. `place` is where it was to run then."""
+    """A thread at its last sample. `place` was its placement then."""
 
     __slots__ = ("migrations", "place", "ran", "waited")
 
@@ -49,9 +50,9 @@ class _Meter:
 
 
 class _Books:
-    """A process at its last sample. `clock` is what it ran in all, `booked` what was booked of it since it was met
-    with `begun` on its clock, `unseen` what the sandbox's account has of the rest. Threads that were born after `met`
-    (clock ticks since boot) count from their birth."""
+    """A process at its last sample. `clock` is its total run time, `booked` the part that was booked since its first
+    sample, at which the clock was `begun`; `unseen` is the rest in the sandbox's account. Threads created after `met`
+    (clock ticks since boot) count from their creation."""
 
     __slots__ = ("begun", "booked", "clock", "met", "meters", "placement", "unseen")
 
@@ -66,9 +67,9 @@ class _Books:
 
 
 class Sampler:
-    """Begins when made. What a thread ran before that, unless it was born later, is nobody's to tell.
+    """Starts at its creation: earlier run time of a thread is not booked.
 
-    :param keep: the file in which the books outlive a restart; None keeps them nowhere.
+    :param keep: the file in which the books survive a restart; None for no file.
     """
 
     def __init__(self, view: NodeView, keep: Path | None = None) -> None:
@@ -81,13 +82,13 @@ class Sampler:
         self.cost = 0.0
         self._begun = _ticks()
         self._books: dict[ThreadId, _Books] = {}
-        #: Processes that are no VM's for now, and still run for all that is known.
+        #: Processes that belong to no VM at present, but still run.
         self._away: set[ThreadId] = set()
         self._waiting: list[SandboxId] = []
         self._spent = 0.0
         self._last = time.monotonic()
         self._failing = ""
-        if keep is not None and self.ledger.began is None:  # else the ledger knows more than the file
+        if keep is not None and self.ledger.began is None:  # else the ledger has more than the file
             trouble = books_file.load(keep, view.boot_id, self.ledger)
             if trouble:
                 logger.warning("%s", trouble)
@@ -95,14 +96,14 @@ class Sampler:
             self.ledger.began = time.time()
 
     def turn(self, every: float) -> float:
-        """Sample for a slice, of a round every so many seconds. :returns: after how many seconds to come again."""
+        """Sample for one slice. :param every: seconds between rounds. :returns: seconds until the next call."""
         if not self._waiting:
             self._waiting = list(self.view.vms)
             self._spent = 0.0
         return max(every, self.cost / SHARE) if self._step(SLICE) else BREATH
 
     def round(self) -> None:
-        """All of it at once."""
+        """Sample a whole round at once."""
         self._waiting = list(self.view.vms)
         self._spent = 0.0
         self._step(float("inf"))
@@ -156,10 +157,10 @@ class Sampler:
         clock = process_ran(process.pid)
         books = self._books.get(process.id)
         if books is not None and clock is not None and clock == books.clock and placement is books.placement:
-            return  # none of its threads ran, and none has another place than it had
+            return  # none of its threads ran, and its placement is unchanged
         main = self.host.where(process.pid, process.pid)
         if main is None or main.starttime != process.id.starttime:
-            return  # it has ended, and the clock may be another's that has its number
+            return  # it has ended, and the pid may belong to another process
         if books is None:
             books = self._open(process.id, clock)
         books.clock, books.placement = clock, placement
@@ -170,8 +171,8 @@ class Sampler:
             books.unseen = unseen
 
     def _open(self, process: ThreadId, clock: int | None) -> _Books:
-        """Books of a process that has none. If it was away (watch.only, a claim), some of what it ran is booked, and
-        where it ran meanwhile nobody knows: then nothing counts from before now."""
+        """Create the books of a process. If it belonged to no VM for a while (watch.only, a claim), a part of its run
+        time is booked already and its CPUs meanwhile are unknown: then it counts from now on."""
         met = _ticks() if process in self._away else self._begun
         books = self._books[process] = _Books(0 if clock is not None and process.starttime > met else clock, met)
         return books
@@ -192,13 +193,13 @@ class Sampler:
                 continue
             where = self.host.where(thread.pid, thread.id.tid)
             if where is None or where.starttime != thread.id.starttime:
-                continue  # it has ended, and another has its number
+                continue  # it has ended, and another thread has its tid
             migrations = self.host.migrations(thread.pid, thread.id.tid)
             if meter is None:
                 meter = meters[thread.id] = _Meter(now.ran, now.waited, migrations, place)
                 if thread.id.starttime <= books.met:
                     continue
-                # Born while we looked: all that it ever ran counts, and where it began nobody knows.
+                # Created since the last round: all its run time counts; its first CPU is unknown.
                 meter.ran = meter.waited = 0
                 meter.migrations = None
             self._book(sandbox, thread, meter, now.ran, now.waited, where.cpu, migrations, place)
@@ -211,7 +212,7 @@ class Sampler:
 
     def _book(self, sandbox: SandboxId, thread: VmThread, meter: _Meter, ran: int, waited: int, cpu: int,
               migrations: int | None, place: CpuSet | None) -> None:
-        """Book what a thread ran since its last sample to the CPU it is on now."""
+        """Book the run time since the last sample to the thread's current CPU."""
         account = self.ledger.of(sandbox).of(thread.role)
         spent = ran - meter.ran
         account.waited += waited - meter.waited
@@ -224,7 +225,7 @@ class Sampler:
             if moves == 0:
                 account.certain += spent
         elif meter.place is not None and place != meter.place and cpu in meter.place:
-            account.placed += spent  # its place changed in between, and until then it was there
+            account.placed += spent  # its placement changed in between, and it was on the old one
         else:
             account.elsewhere += spent
             now = time.time()
@@ -232,8 +233,8 @@ class Sampler:
                               thread.id)
 
     def strayed(self, sandbox: SandboxId, thread: VmThread, cpu: int, place: CpuSet) -> None:
-        """A thread is about to be put back that is on `cpu`, outside its place: at the next sample nothing would tell
-        that any more."""
+        """Book a thread that is about to be put back, and is on `cpu` outside its placement: the next sample would not
+        show that. Called by the pinner's drift tracker."""
         vm = self.view.vms.get(sandbox)
         books = None if vm is None else self._books.get(vm.main_of(thread))
         meter = None if books is None else books.meters.get(thread.id)
@@ -242,23 +243,23 @@ class Sampler:
         try:
             now = self.host.ran(thread.pid, thread.id.tid)
         except OSError:
-            return  # out of descriptors, as it may be: the repair goes on
+            return  # perhaps out of descriptors: the repair continues
         if now is None or now.ran <= meter.ran:
             return
         self._book(sandbox, thread, meter, now.ran, now.waited, cpu, None, place)
         books.booked += now.ran - meter.ran
-        # How often it changed CPUs is counted on from its last sample: this way back is one of them.
+        # Migrations count from the last sample: this move is one of them.
         meter.ran, meter.waited, meter.place = now.ran, now.waited, place
 
-    # What was found
+    # Results
 
     def since(self, when: float) -> Proof:
-        """What happened since a time (CLOCK_REALTIME, seconds), up to now."""
+        """The books from a time (CLOCK_REALTIME, seconds) up to now."""
         self.round()
         return self.ledger.since(when, time.time())
 
     def save(self) -> None:
-        """Write the file; a failure is told once."""
+        """Write the file; an unchanged failure is logged once."""
         if self.keep is None:
             return
         try:
@@ -271,7 +272,7 @@ class Sampler:
             self._failing = ""
 
     def close(self) -> None:
-        """Take a last sample and keep it."""
+        """Take a last sample and save it."""
         self.round()
         self.ledger.mark(time.time())
         self.save()

@@ -1,7 +1,7 @@
-"""Every thread of the machine over some seconds: where each may run, and where it ran.
+"""Samples every thread of the machine over some seconds: its mask, and the CPUs on which it ran.
 
-Sampled. The kernel tells how long a thread ran in all and on which CPU last, so what it ran between two samples is
-booked to the CPU it was on at the second. Read only. What stays out: whose CPU it is (audit).
+The kernel has a thread's total run time and its last CPU, so the run time between two samples is booked to the CPU of
+the second. Reads only; called by cli/audit. What stays out: the owners of the CPUs (reports.audit).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import PF_KTHREAD, Procfs, read_file
 from vmpin.reports.residency.usage import SampledProcess, SampledThread
 
-#: Sampling costs at most this share of one CPU: it shares the machine with what it looks at.
+#: Sampling uses at most this share of one CPU: it runs beside the threads that it samples.
 _SHARE = 0.1
 _SHORTEST = 0.05
 _TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 class _Line(NamedTuple):
-    """Of a thread's stat what is needed here; `ran` in ns, of a resolution of 10 ms."""
+    """The needed fields of a thread's stat; `ran` in ns, with a resolution of 10 ms."""
 
     comm: str
     state: bytes
@@ -45,7 +45,7 @@ def _parse(raw: bytes) -> _Line | None:
 
 
 class _Thread:
-    """A thread that was met. `ran` is what it ran in all, `booked` what it ran since, by CPU."""
+    """A sampled thread. `ran` is its total run time, `booked` the run time since the first sample, by CPU."""
 
     __slots__ = ("booked", "comm", "cpus", "kernel", "pid", "ran", "seen", "starttime", "tid")
 
@@ -62,8 +62,8 @@ class _Thread:
 
 
 class ThreadUsageSampler:
-    """Begins with the first sweep. `samples` counts sweeps, `seconds` passed between the first and the last, and
-    `longest` is the longest time between two."""
+    """Starts with the first sweep. `samples` is the number of sweeps, `seconds` the time between the first and the
+    last, and `longest` the longest time between two."""
 
     def __init__(self, proc: Procfs | None = None, cgroups: Cgroups | None = None) -> None:
         self.proc = proc or Procfs()
@@ -74,10 +74,10 @@ class ThreadUsageSampler:
         #: CPU seconds of the last sweep that was not a full one.
         self._cost = 0.0
         self._begun = self._last = 0.0
-        #: When idle times were read, and those, first and last.
+        #: The first and the last idle times, each with the time of reading.
         self._idle: list[tuple[float, dict[int, int]]] = []
         self._threads: dict[str, _Thread] = {}
-        #: Ended ones whose number another thread got.
+        #: Ended threads whose tid another thread got.
         self._replaced: list[_Thread] = []
         self._homes: dict[str, tuple[str, bool]] = {}
         self._masks: dict[frozenset[int], CpuSet] = {}
@@ -88,9 +88,9 @@ class ThreadUsageSampler:
         self.precise = raw is not None and raw.split(b" ", 1)[0] not in (b"0", b"")
 
     def watch(self, seconds: float) -> None:
-        """Sweep at once, and then again and again until the time is over: at least once more, if there is any.
+        """Sweep repeatedly until the time is over: at least twice, unless `seconds` is 0.
 
-        :raises OSError: for what is not a thread's end.
+        :raises OSError: except for threads that end.
         """
         self.sweep(full=True)
         last = seconds <= 0
@@ -102,7 +102,7 @@ class ThreadUsageSampler:
             self.sweep(full=last)
 
     def sweep(self, full: bool) -> None:
-        """One sample of every thread. Masks of threads already known are read in a full one only."""
+        """One sample of every thread. Masks of known threads are read only in a full sweep."""
         began, cost = time.monotonic(), time.thread_time()
         if self.samples:
             self.longest = max(self.longest, began - self._last)
@@ -138,11 +138,11 @@ class ThreadUsageSampler:
 
     @property
     def sees_kernel(self) -> bool:
-        """Whether kernel threads are seen: not from within a PID namespace, where much else is hidden as well."""
+        """True if kernel threads are visible: not in another PID namespace, which also hides other processes."""
         return any(thread.kernel for thread in self._threads.values())
 
     def processes(self) -> Iterator[SampledProcess]:
-        """What was met, ended processes too."""
+        """The sampled processes, including those that ended."""
         tasks: dict[str, list[SampledThread]] = {}
         heads: dict[str, _Thread] = {}
         for thread in [*self._replaced, *self._threads.values()]:
@@ -162,7 +162,7 @@ class ThreadUsageSampler:
             return
         if self.precise:
             ran = self._schedstat(pid, tid)
-            # Most threads of a node sleep. Asking each where it is costs three times what asking how long it ran does.
+            # Most threads of a node sleep. Reading a thread's CPU costs three times as much as its run time.
             if ran == known.ran and not full:
                 known.seen = self.samples
                 return
@@ -188,7 +188,7 @@ class ThreadUsageSampler:
         known.seen = self.samples
 
     def _add(self, pid: str, tid: str) -> None:
-        """A thread seen for the first time: after the first sweep, all that it ever ran it ran while we looked."""
+        """Add a new thread: after the first sweep, all its run time is within the sampled period."""
         line = self._line(pid, tid)
         if line is None or line.state in (b"Z", b"X"):
             return
@@ -212,7 +212,7 @@ class ThreadUsageSampler:
         return int(raw.split(b" ", 1)[0]) if raw else None
 
     def _home(self, pid: str) -> tuple[str, bool]:
-        """Its cpuset cgroup, and whether it is in a PID namespace of its own."""
+        """(its cpuset cgroup, True if it is in a PID namespace of its own)."""
         known = self._threads.get(pid)
         if known is not None and known.kernel:
             return "", False
@@ -235,8 +235,8 @@ def idle_times(proc: Procfs) -> dict[int, int]:
     """Nanoseconds since boot that each online CPU was idle, or taken by the hypervisor, from /proc/stat."""
     found = {}
     for line in (read_file(f"{proc.root}/stat", 1 << 20) or b"").splitlines():
-        words = line.split()
-        if words and words[0].startswith(b"cpu") and words[0] != b"cpu" and len(words) > 5:
-            steal = int(words[8]) if len(words) > 8 else 0
-            found[int(words[0][3:])] = (int(words[4]) + int(words[5]) + steal) * _TICK
+        fields = line.split()
+        if fields and fields[0].startswith(b"cpu") and fields[0] != b"cpu" and len(fields) > 5:
+            steal = int(fields[8]) if len(fields) > 8 else 0
+            found[int(fields[0][3:])] = (int(fields[4]) + int(fields[5]) + steal) * _TICK
     return found

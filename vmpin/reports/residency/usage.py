@@ -1,4 +1,7 @@
-"""The threads of the machine as they were seen for some seconds: plain data, from host/census to audit."""
+"""Sampled processes and threads of the machine as values, from thread_usage to reports.audit.
+
+Pure. What stays out: sampling (thread_usage).
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,22 @@ _KUBEPODS = re.compile(r"kubepods(?:[-.].*)?")
 
 
 class SampledThread(NamedTuple):
-    """One thread while it was looked at."""
+    """One thread during the sampled period."""
 
     tid: int
     comm: str
-    #: Its mask when it was last seen.
+    #: Its mask at the last sample.
     cpus: CpuSet
-    #: Nanoseconds it ran, by the CPU they are booked to.
+    #: Run time in nanoseconds, by CPU.
     ran: Mapping[int, int]
-    #: Whether it was there at the end.
+    #: True if it existed at the last sample.
     alive: bool = True
 
 
 @dataclass(frozen=True)
 class SampledProcess:
     """A process with its threads, or a kernel thread. `cgroup` is the directory of its cpuset cgroup, "" for the
-    topmost one or when it cannot be told; `contained` says that it lives in a PID namespace of its own."""
+    topmost or an unknown one; `contained` is True in a PID namespace of its own."""
 
     pid: int
     comm: str
@@ -43,8 +46,8 @@ class SampledProcess:
 
 
 def container_of(cgroup: str) -> str | None:
-    """The container whose cgroup this is or lies in: its id, or in a pod of the kubelet's the last directory's name
-    (for pods below another runtime's names); None outside of containers."""
+    """The container of this cgroup or of an ancestor: its id, or within a pod of the kubelet the last directory's name
+    (for pods with another runtime's names); None outside containers."""
     parts = [part for part in cgroup.split("/") if part]
     for part in reversed(parts):
         match = _CONTAINER.fullmatch(part)
