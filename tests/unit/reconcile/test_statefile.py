@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -432,8 +431,8 @@ def test_a_state_file_of_0_1_0_is_read_and_written_the_same(tmp_path: Path) -> N
         Container(ContainerId("app"), "app", CpuSet.parse("4-5")), Source.NRI, 19, "/run/c", vmm,
         {Source.NRI: CpusetReport(CpuSet.parse("4-5"), 19, (CpuSet.parse("4"),)),
          Source.CGROUP: CpusetReport(CpuSet.parse("4-6"), 21)})
-    assert kept == dataclasses.replace(
-        SAMPLE, state=DesiredState({**SAMPLE.state.sandboxes, web: SandboxState(
+    assert kept == SAMPLE._replace(
+        state=DesiredState({**SAMPLE.state.sandboxes, web: SandboxState(
             web, "nri", Pod("ns", "web", "u2"), {ContainerId("app"): app}, handler="kata-qemu", pod_by_nri=True)}),
         vcpus={web: VcpuThreads(vmm, {ThreadId(13, 14): VcpuId(0)}, frozenset({VcpuId(3)}), "kvm_run")},
         kubelet=CpuManagerState("static", CpuSet.parse("0-1"), {("u2", "app"): CpuSet.parse("4-5")}))
