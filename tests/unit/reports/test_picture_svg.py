@@ -207,7 +207,8 @@ def test_every_text_can_be_read_on_every_colour(dark: bool) -> None:
 def test_the_legend_has_every_word_of_it() -> None:
     drawn = crowded(24)
     said = "".join(text.said for text in painted(svg.svg(drawn)))
-    for whole in (*drawn.alarms(), *(owner.legend for owner in drawn.owners), *(guest.legend for guest in drawn.guests)):
+    for whole in (*drawn.alarms(), *(owner.legend for owner in drawn.owners),
+                  *(guest.legend for guest in drawn.guests)):
         assert whole in said
     assert any(all(role in guest.legend for role in ROLES) for guest in drawn.guests)
 

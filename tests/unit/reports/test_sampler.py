@@ -337,8 +337,8 @@ def test_a_file_that_cannot_be_kept_is_said_once(node: Spinners, tmp_path: Path,
     for _ in range(3):
         sampler.save()
     assert [record.message for record in caplog.records if "cannot be saved" in record.message] == [
-        f"{tmp_path}/none/proof: the books of run times cannot be saved: No such file or directory (free space or inodes there; "
-        "until then a restart loses the recorded run times)"]
+        f"{tmp_path}/none/proof: the books of run times cannot be saved: No such file or directory (free space or "
+        "inodes there; until then a restart loses the recorded run times)"]
     sampler.keep = tmp_path / "proof"
     sampler.ledger.mark(time.time())
     sampler.save()
