@@ -59,6 +59,30 @@ class Timeouts:
     confirm_placed: float = 0.002
     #: Between attempts to open the proc connector: it may be for want of memory that it cannot be.
     connector_retry: float = 300.0
+    #: Between attempts to reach a guest's agent: the first pause, doubled each time, and the longest. Most images have
+    #: no agent: 200 guests without one cost an attempt every second or two between them.
+    agent_first: float = 0.1
+    agent_last: float = 300.0
+    #: An attempt that is asked for early (a new map, `vmpin reconcile`) comes no sooner than this after the last.
+    agent_early: float = 1.0
+    #: For vmpin's agent to answer; with 1,000 threads it takes some 20 ms. A silent connection is probed after the
+    #: second; after a connection that lasted for the third, the next attempt follows at once.
+    agent_answer: float = 5.0
+    agent_idle: float = 60.0
+    agent_lasted: float = 60.0
+    #: For Kata's agent to answer, which takes milliseconds. It serves the runtime first of all.
+    kata_answer: float = 2.0
+    #: From a change to sending everything to Kata's agent again, and then between repetitions, varied at random. (A
+    #: change of the vCPUs is also a change of the map, so the agent seldom needs to be reminded.)
+    kata_again: float = 10.0
+    kata_resend: float = 300.0
+    #: The first pause before a container that Kata's agent does not have yet, or a CPU that is not online yet, is
+    #: tried again; doubled each time.
+    kata_pending: float = 0.25
+    #: For a guest to take everything back before its sessions end.
+    guest_unpin: float = 3.0
+    #: Before a guest's sessions are started again after a defect. They retry connections themselves.
+    guest_restart: float = 30.0
     #: Pause before a failed task of the watcher is started again, doubled at each failure up to the second.
     restart: float = 0.5
     restart_most: float = 30.0

@@ -94,7 +94,7 @@ class Watcher:
         self._repair = RuncRepair(self.view, reconciler.tally, reconciler.read_cgroups,
                                   lambda: None if self._nri is None else self._nri.plugin, timeouts)
         self._sampling = Sampling(reconciler, lambda: self.config)
-        self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off")
+        self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off", timeouts=timeouts)
         #: None until it is ready.
         self.about: About | None = None
 

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.guest_report import ERROR, ContainerReport, GuestCounters
 from vmpin.domain.model import ContainerId
 from vmpin.guests.agent_reports import WAITING, TimeoutStreak, container_report, log_level, reason, summary
@@ -37,13 +38,6 @@ from vmpin.protocol.parsing import UnknownMessage, parse_answer
 
 logger = logging.getLogger(__name__)
 
-#: An agent that has not answered after this time is treated as dead (seconds); with 1,000 threads it takes some 20 ms.
-DEADLINE = 5.0
-#: A silent connection is probed with a ping after this time (seconds).
-IDLE = 60.0
-#: After a connection that lasted this long (seconds) the next attempt follows at once.
-LASTED = 60.0
-
 
 class AgentSession:
     """One guest's session. `push` and `unpin` set the wish; `run` carries it out.
@@ -55,7 +49,7 @@ class AgentSession:
     """
 
     def __init__(self, name: str, channels: Callable[[], Sequence[Channel]], port: int,
-                 changed: Callable[[], None] = lambda: None) -> None:
+                 changed: Callable[[], None] = lambda: None, timeouts: Timeouts = TIMEOUTS) -> None:
         self.name = name
         self.counters = GuestCounters()
         self.state = SessionState.UNTRIED
@@ -71,12 +65,13 @@ class AgentSession:
         self._channels = channels
         self._port = port
         self._changed = changed
+        self._timeouts = timeouts
         self.wish: VcpuMap | Unpin | None = None
         #: Set when there may be something to send; and when the next attempt is not to wait.
         self._wake, self._retry = Flag(), Flag()
         self._generation = 0
         self.log_once = LogOnce(name)
-        self._timeouts = TimeoutStreak()
+        self._streak = TimeoutStreak()
         # Of the current connection:
         self._id = 0
         #: The id of the request that carried the newest wish; 0 while `progress` is UNSENT.
@@ -132,7 +127,7 @@ class AgentSession:
         from vmpin.guests.attempts import attempts
 
         while True:
-            async for attempt in attempts(self._retry):
+            async for attempt in attempts(self._retry, self._timeouts):
                 with attempt:
                     await self._attempt()
 
@@ -165,7 +160,7 @@ class AgentSession:
                 self._forget_reports()
             if isinstance(failure, ProtocolError):
                 self.counters.refused += 1
-            if was_up and time.monotonic() - began > LASTED:
+            if was_up and time.monotonic() - began > self._timeouts.agent_lasted:
                 self.log_once = LogOnce(self.name)
                 self._lost(failure)
                 return
@@ -183,7 +178,7 @@ class AgentSession:
     def _lost(self, err: Exception) -> None:
         """Record that no agent answers, and why."""
         self.counters.last_error = reason(err)
-        if self._timeouts.add(err):
+        if self._streak.add(err):
             state, text = SessionState.WAITING, WAITING
         else:
             state = SessionState.FOREIGN if isinstance(err, ProtocolError) else SessionState.ABSENT
@@ -216,12 +211,15 @@ class AgentSession:
                 self.counters.pushes += 1
                 await self._send(stream, self._request(self.wish))
             waits = self._sent_at > self._received_at
+            pause = self._timeouts.agent_idle
+            if waits:
+                pause = max(0.0, self._sent_at + self._timeouts.agent_answer - time.monotonic())
             try:
-                async with asyncio.timeout(max(0.0, self._sent_at + DEADLINE - time.monotonic()) if waits else IDLE):
+                async with asyncio.timeout(pause):
                     await self._wake.wait()
             except TimeoutError:
                 if self._sent_at > self._received_at:
-                    raise NoAgentFound(f"no answer within {DEADLINE:g} s") from None
+                    raise NoAgentFound(f"no answer within {self._timeouts.agent_answer:g} s") from None
                 if not waits:
                     await self._send(stream, Ping(self._next_id()))
 
@@ -242,7 +240,7 @@ class AgentSession:
         if self._sent_at <= self._received_at:
             self._sent_at = time.monotonic()  # else the deadline counts from the request before
         stream.writer.write(encode(request.message()))
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(self._timeouts.agent_answer):
             await stream.writer.drain()
 
     # Receiving
@@ -290,7 +288,7 @@ class AgentSession:
                 self._set_note(answer.note)
 
     def _came_up(self, pong: Pong) -> None:
-        self._timeouts.reset()
+        self._streak.reset()
         self.state, self._version = SessionState.UP, f"agent {pong.version or '?'} over {self._way}"
         self.text = clean(self._version)
         # LogOnce, so that a guest that comes and goes does not fill the log.

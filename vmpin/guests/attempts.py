@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.errors import SourceError
 from vmpin.guests.agent_reports import PATIENCE
 from vmpin.guests.session_state import GuestError, SessionEnded
@@ -16,14 +17,10 @@ from vmpin.protocol.frames import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between attempts, doubled each time; after SOON of them (some 13 s) every pause is the longest. Most images
-#: have no agent: 200 guests without one cost an attempt every second or two between them.
-FIRST, LAST, SOON = 0.1, 300.0, 7
+#: After this many attempts (some 13 s) every pause is the longest.
+SOON = 7
 #: An agent whose session has just ended is tried again as after this many attempts.
 RECENT = 5
-#: An attempt that is asked for early (a new map, `vmpin reconcile`) comes no sooner than this after the last
-#: (seconds).
-EARLY = 1.0
 
 
 class GuestBackoff(Backoff):
@@ -31,8 +28,8 @@ class GuestBackoff(Backoff):
 
     __slots__ = ("_timeouts",)
 
-    def __init__(self) -> None:
-        super().__init__(FIRST, LAST, SOON)
+    def __init__(self, timeouts: Timeouts) -> None:
+        super().__init__(timeouts.agent_first, timeouts.agent_last, SOON)
         #: Attempts in a row that timed out.
         self._timeouts = 0
 
@@ -46,9 +43,9 @@ class GuestBackoff(Backoff):
         return self.pause()
 
 
-def attempts(wake: Wake) -> Attempts:
+def attempts(wake: Wake, timeouts: Timeouts = TIMEOUTS) -> Attempts:
     """Attempts at one guest until one does not raise; setting `wake` makes the next one come early."""
-    return Attempts(GuestBackoff(), wake, EARLY)
+    return Attempts(GuestBackoff(timeouts), wake, timeouts.agent_early)
 
 
 def _log_unexpected(err: Exception) -> None:

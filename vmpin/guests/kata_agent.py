@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError, WireError
@@ -30,8 +31,6 @@ HEALTH_SERVICE: Final = "grpc.Health"
 INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED = 3, 5, 7
 
 PORT: Final = 1024
-#: The longest wait for an answer, which takes milliseconds (seconds). The agent serves the runtime first of all.
-DEADLINE = 2.0
 #: Metrics are some 100 kB in a guest with many disks and interfaces.
 MAX_ANSWER = 1 << 20
 
@@ -62,18 +61,19 @@ class KataAgent:
     which the connection cannot be used any more.
     """
 
-    def __init__(self, stream: Stream, messages: Messages) -> None:
+    def __init__(self, stream: Stream, messages: Messages, deadline: float = TIMEOUTS.kata_answer) -> None:
         self._stream = stream
         self._messages = messages
+        self._deadline = deadline
         self._decoder = ttrpc.TtrpcDecoder(MAX_ANSWER)
         self._number = -1
 
     @classmethod
-    async def connect(cls, channel: Channel) -> KataAgent:
-        """Connect to the agent's port. :raises OSError: or TimeoutError, as `Channel.open`."""
+    async def connect(cls, channel: Channel, deadline: float = TIMEOUTS.kata_answer) -> KataAgent:
+        """Connect to the agent's port. :param deadline: for each answer (s). :raises OSError: or TimeoutError."""
         # In a thread: loading the protobuf library takes 50 ms, in which the event loop must not stand still.
         messages = await asyncio.to_thread(_messages)
-        return cls(await channel.open(PORT), messages)
+        return cls(await channel.open(PORT), messages, deadline)
 
     async def __aenter__(self) -> KataAgent:
         return self
@@ -106,8 +106,8 @@ class KataAgent:
         self._number += 2
         # The deadline is sent along, so that the agent abandons the call as well.
         payload = self._messages[request](**fields).SerializeToString()
-        raw = ttrpc.encode(ttrpc.Call(self._number, service, method, payload, int(DEADLINE * 1e9)))
-        async with asyncio.timeout(DEADLINE):
+        raw = ttrpc.encode(ttrpc.Call(self._number, service, method, payload, int(self._deadline * 1e9)))
+        async with asyncio.timeout(self._deadline):
             self._stream.writer.write(raw)
             await self._stream.writer.drain()
             answer = await self._answer(method)

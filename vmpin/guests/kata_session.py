@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.domain.guest_report import (
     ERROR,
@@ -38,13 +39,7 @@ from vmpin.protocol.messages import VcpuMap
 
 logger = logging.getLogger(__name__)
 
-#: Everything is sent again AGAIN seconds after a change, and then every RESEND seconds, varied at random. (A change of
-#: the vCPUs is also a change of the map, so the agent seldom needs to be reminded.)
-AGAIN, RESEND = 10.0, 300.0
-#: The first pause before a container that the agent does not know yet, or a CPU that is not online yet, is tried again
-#: (seconds); it doubles each time.
-SOON = 0.25
-#: The part by which RESEND is lengthened or shortened at random.
+#: The part by which the pause between repetitions is lengthened or shortened at random.
 _JITTER = 0.25
 
 
@@ -59,19 +54,21 @@ class KataWish:
 class _Pauses:
     """The pauses between rounds that succeeded."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
         self.reset()
 
     def reset(self) -> None:
         """After a change."""
-        self._soon, self._next = SOON, AGAIN
+        self._soon, self._next = self._timeouts.kata_pending, self._timeouts.kata_again
 
     def next(self, pending: bool) -> float:
         """:param pending: whether a container is yet to be given its CPUs. :returns: seconds until the next round."""
+        resend = self._timeouts.kata_resend
         if pending:
-            seconds, self._soon = self._soon, min(2 * self._soon, RESEND)
+            seconds, self._soon = self._soon, min(2 * self._soon, resend)
         else:
-            seconds, self._next = self._next, RESEND * random.uniform(1 - _JITTER, 1 + _JITTER)
+            seconds, self._next = self._next, resend * random.uniform(1 - _JITTER, 1 + _JITTER)
         return seconds
 
 
@@ -86,7 +83,8 @@ class KataSession:
 
     def __init__(self, name: str, channels: Callable[[], Sequence[Channel]],
                  changed: Callable[[], None] = lambda: None,
-                 kernel: Callable[[], tuple[int, int] | None] = lambda: None) -> None:
+                 kernel: Callable[[], tuple[int, int] | None] = lambda: None,
+                 timeouts: Timeouts = TIMEOUTS) -> None:
         self.name = name
         self.counters = GuestCounters()
         self.reports: dict[ContainerId, ContainerReport] = {}
@@ -102,7 +100,8 @@ class KataSession:
         self._wake = Flag()
         #: The containers that were given CPUs, and which; an empty set where an earlier process gave them.
         self._given: dict[ContainerId, CpuSet] = {}
-        self._timeouts = TimeoutStreak()
+        self._streak = TimeoutStreak()
+        self._timeouts = timeouts
         self._metrics_refused = False
 
     @property
@@ -146,9 +145,9 @@ class KataSession:
         """Until cancelled, or until the agent's policy refuses."""
         from vmpin.guests.attempts import attempts
 
-        pauses = _Pauses()
+        pauses = _Pauses(self._timeouts)
         while not self.refused:
-            async for attempt in attempts(self._wake):
+            async for attempt in attempts(self._wake, self._timeouts):
                 with attempt:
                     await self._round()
             pause = pauses.next(any(report.state == PENDING for report in self.reports.values()))
@@ -179,7 +178,7 @@ class KataSession:
         failure: Exception = NoAgentFound("no way into the guest is known")
         for channel in self._channels():
             try:
-                return await KataAgent.connect(channel)
+                return await KataAgent.connect(channel, self._timeouts.kata_answer)
             except (OSError, TimeoutError) as err:
                 failure = err
         try:
@@ -188,7 +187,7 @@ class KataSession:
             del failure  # its traceback refers to this frame: only the garbage collector would find the two
 
     def _came_up(self, version: str) -> None:
-        self._timeouts.reset()
+        self._streak.reset()
         if not self.up:
             logger.info("sandbox=%s Kata's agent %r sets the containers' CPUs", self.name, version)
         self.state, self.text = SessionState.UP, f"Kata's agent {version}"
@@ -197,7 +196,7 @@ class KataSession:
         """Record that the agent did not answer, and why."""
         self.progress = Progress.UNSENT
         text = self.counters.last_error = reason(err)
-        if self._timeouts.add(err):
+        if self._streak.add(err):
             # The guest boots, or its agent creates a container, which delays every answer.
             if self.text != WAITING:
                 logger.debug("sandbox=%s Kata's agent: %s", self.name, WAITING)

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
+
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData, GuestReport
     from vmpin.domain.model import SandboxId
@@ -23,19 +25,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long a guest has to take everything back before its sessions end (seconds).
-GOODBYE = 3.0
-#: The pause before a guest's sessions are started again after a defect (seconds). They retry connections themselves.
-RESTART = 30.0
-
 
 class GuestManager:
     """`run` is one of the watcher's tasks; all other methods are called in the same event loop."""
 
-    def __init__(self, early: bool = False) -> None:
+    def __init__(self, early: bool = False, timeouts: Timeouts = TIMEOUTS) -> None:
         """:param early: whether `run` imports at once what the first guest needs: 50 ms in which no thread of its VM
         would be placed."""
         self._early = early
+        self._timeouts = timeouts
         self._guests: dict[SandboxId, VmGuest] = {}
         self._tasks: dict[VmGuest, asyncio.Task[None]] = {}
         #: Tasks in which a former guest takes everything back; the next guest of that sandbox waits for its end.
@@ -111,7 +109,7 @@ class GuestManager:
 
         kata = view.kata(vm.sandbox)
         made = self._guests[vm.sandbox] = VmGuest(via, vm, "" if kata is None else kata.agent_url, view.proc,
-                                                  view.config, self._rival)
+                                                  view.config, self._rival, self._timeouts)
         if made.cid is not None:
             self._cids.setdefault(made.cid, {})[vm.sandbox] = None
         if self._running:
@@ -124,7 +122,22 @@ class GuestManager:
         return next((other for other in self._cids.get(cid, ()) if other != sandbox), None)
 
     def _start(self, sandbox: SandboxId, guest: VmGuest) -> None:
-        self._tasks[guest] = asyncio.create_task(_supervised(sandbox, guest, self.leaving.get(sandbox)))
+        self._tasks[guest] = asyncio.create_task(self._supervised(sandbox, guest, self.leaving.get(sandbox)))
+
+    async def _supervised(self, sandbox: SandboxId, guest: VmGuest, after: asyncio.Task[None] | None) -> None:
+        """Run the guest's sessions. A plain pause and no host.retry: what ends here is a defect, not a connection."""
+        if after is not None:
+            await asyncio.wait([after])
+        while True:
+            try:
+                await guest.run()
+            except Exception as err:
+                logger.error("sessions with guest failed sandbox=%s: %r; they start again in %g s", sandbox, err,
+                             self._timeouts.guest_restart)
+                logger.debug("sandbox=%s", sandbox, exc_info=True)
+            else:
+                return
+            await asyncio.sleep(self._timeouts.guest_restart)
 
     def _end(self, sandbox: SandboxId, goodbye: Vm | None = None) -> None:
         guest = self._guests.pop(sandbox)
@@ -137,7 +150,7 @@ class GuestManager:
             return
         if goodbye is not None:
             guest.unpin(goodbye)
-        leaving = asyncio.create_task(_leave(guest, task, GOODBYE if goodbye is not None else 0.0,
+        leaving = asyncio.create_task(_leave(guest, task, self._timeouts.guest_unpin if goodbye is not None else 0.0,
                                              self.leaving.get(sandbox)))
         self.leaving[sandbox] = leaving
 
@@ -174,7 +187,7 @@ class GuestManager:
         :returns: the result in each, as a text; without sandboxes whose guests get no map.
         """
         asked = {sandbox: self._guests[sandbox] for sandbox in sandboxes if sandbox in self._guests}
-        results = await asyncio.gather(*(guest.unpin_result(GOODBYE) for guest in asked.values()))
+        results = await asyncio.gather(*(guest.unpin_result(self._timeouts.guest_unpin) for guest in asked.values()))
         return dict(zip(asked, results, strict=True))
 
     async def unpin_once(self, view: NodeView, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
@@ -202,21 +215,6 @@ def _load() -> None:
         attempts,  # noqa: F401
         vm_guest,  # noqa: F401
     )
-
-
-async def _supervised(sandbox: SandboxId, guest: VmGuest, after: asyncio.Task[None] | None) -> None:
-    """Run the guest's sessions. A plain pause and no host.retry: what ends here is a defect, not a connection."""
-    if after is not None:
-        await asyncio.wait([after])
-    while True:
-        try:
-            await guest.run()
-        except Exception as err:
-            logger.error("sessions with guest failed sandbox=%s: %r; they start again in %g s", sandbox, err, RESTART)
-            logger.debug("sandbox=%s", sandbox, exc_info=True)
-        else:
-            return
-        await asyncio.sleep(RESTART)
 
 
 async def _leave(guest: VmGuest, task: asyncio.Task[None], seconds: float, before: asyncio.Task[None] | None) -> None:

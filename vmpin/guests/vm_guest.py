@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from vmpin.config.settings import Config
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.guest_report import PENDING, ContainerReport, GuestReport
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId, VmmType
@@ -38,7 +39,7 @@ class VmGuest:
     """One VM's guest. `update` and `unpin` set what is wanted; `run` carries it out."""
 
     def __init__(self, via: str, vm: Vm, agent_url: str, proc: Procfs, config: Config,
-                 rival: Callable[[int, SandboxId], SandboxId | None]) -> None:
+                 rival: Callable[[int, SandboxId], SandboxId | None], timeouts: Timeouts = TIMEOUTS) -> None:
         """:param via: `guest.via` as it applies to this VM; not `off`.
         :param agent_url: how Kata reaches its agent, "" if Kata does not record it.
         :param rival: returns another sandbox whose VMM names the same CID, as any process may write a command line.
@@ -63,9 +64,9 @@ class VmGuest:
         self._turn = Flag()
         self._changes: asyncio.Event | None = None
         if via in ("auto", "vmpin-agent"):
-            self.agent = AgentSession(vm.sandbox, self.channels, self.port, self._changed)
+            self.agent = AgentSession(vm.sandbox, self.channels, self.port, self._changed, timeouts)
         if via in ("auto", "kata-agent"):
-            self.kata = KataSession(vm.sandbox, self._channels_with_ports, self._changed, self._kernel)
+            self.kata = KataSession(vm.sandbox, self._channels_with_ports, self._changed, self._kernel, timeouts)
 
     def channels(self) -> Sequence[Channel]:
         """The ways into the guest at this moment: a socket may appear later, or be replaced."""

@@ -19,6 +19,7 @@ from guest_peer import UnixChannel, until
 from guest_tree import Worker, fill, worker, write
 from need import lacking
 
+from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.guests.agent_session import AgentSession
@@ -27,6 +28,8 @@ from vmpin_agent.guest_cpus import CpuReader
 
 ROOT = Path(__file__).parents[3]
 WEB, LOGS, NONE = ContainerId("web"), ContainerId("logs"), ContainerId("none")
+
+QUICK = Timeouts(agent_last=0.3)
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ class Guest:
 @asynccontextmanager
 async def session(place: Path) -> AsyncIterator[tuple[Guest, AgentSession]]:
     guest = Guest(place)
-    ours = AgentSession("pod-a", lambda: [UnixChannel(guest.socket)], 10789)
+    ours = AgentSession("pod-a", lambda: [UnixChannel(guest.socket)], 10789, timeouts=QUICK)
     task = asyncio.create_task(ours.run())
     try:
         yield guest, ours
@@ -84,9 +87,7 @@ def ids() -> tuple[int, int]:
     return first, second
 
 
-def test_threads_go_where_the_host_says_and_back(tmp_path: Path, both: tuple[Worker, Worker],
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guests.attempts.LAST", 0.3)
+def test_threads_go_where_the_host_says_and_back(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
     web, logs = both
     before = web.masks()
     first, second = ids()
@@ -114,7 +115,7 @@ def test_threads_go_where_the_host_says_and_back(tmp_path: Path, both: tuple[Wor
             guest.process = guest.start()
             await until(lambda: ours.settled and ours.reports.get(WEB) and ours.reports[WEB].state == "applied")
             # Another host session, as after a restart of the watcher: its map is the newer one.
-            again = AgentSession("pod-a", lambda: [UnixChannel(guest.socket)], 10789)
+            again = AgentSession("pod-a", lambda: [UnixChannel(guest.socket)], 10789, timeouts=QUICK)
             task = asyncio.create_task(again.run())
             again.push(here)
             await until(lambda: again.settled and web.masks() == {"1"})

@@ -13,6 +13,7 @@ import tracemalloc
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 from effort import unit
 from guest_peer import Agent, Talk, UnixChannel, serving, until
 
+from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.domain.guest_report import ContainerReport
 from vmpin.domain.model import ContainerId
@@ -53,6 +55,8 @@ from vmpin.protocol.messages import (
 )
 from vmpin.protocol.parsing import MAX_CONTAINERS, MAX_NUMBER
 
+#: No test waits minutes for the next attempt.
+QUICK = Timeouts(agent_last=0.3)
 MAP = VcpuMap(None, 0, "pod-a", {"c1": ContainerVcpus((2, 3), True), "c2": ContainerVcpus((0, 1))}, (0, 1))
 OTHER = MAP._replace(containers={"c1": ContainerVcpus((1, 2), True)})
 C1 = ContainerId("c1")
@@ -63,9 +67,9 @@ def run(what: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def session(*paths: Path) -> AsyncIterator[AgentSession]:
+async def session(*paths: Path, timeouts: Timeouts = QUICK) -> AsyncIterator[AgentSession]:
     """A running one."""
-    made = AgentSession("pod-a", lambda: [UnixChannel(path) for path in paths], 10789)
+    made = AgentSession("pod-a", lambda: [UnixChannel(path) for path in paths], 10789, timeouts=timeouts)
     task = asyncio.create_task(made.run())
     try:
         yield made
@@ -73,12 +77,6 @@ async def session(*paths: Path) -> AsyncIterator[AgentSession]:
         assert not task.done(), task.exception()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits half a minute in a test."""
-    monkeypatch.setattr("vmpin.guests.attempts.LAST", 0.3)
 
 
 def test_the_map_is_told_and_what_became_of_it_is_heard() -> None:
@@ -202,7 +200,7 @@ def test_nobody_who_listens_is_no_news(caplog: pytest.LogCaptureFixture) -> None
             raise NotListening(111, "no process listens", "here")
 
     async def test() -> None:
-        made = AgentSession("pod-a", lambda: [Nobody()], 10789)
+        made = AgentSession("pod-a", lambda: [Nobody()], 10789, timeouts=QUICK)
         task = asyncio.create_task(made.run())
         await until(lambda: made.text == "no process listens")
         await asyncio.sleep(0.5)
@@ -227,7 +225,7 @@ def test_a_guest_that_does_not_answer_yet_is_waited_for(caplog: pytest.LogCaptur
     guest = Boots()
 
     async def test() -> None:
-        made = AgentSession("pod-a", lambda: [guest], 10789, lambda: states.append(made.text))
+        made = AgentSession("pod-a", lambda: [guest], 10789, lambda: states.append(made.text), QUICK)
         task = asyncio.create_task(made.run())
         await until(lambda: made.text == "no answer in time")
         task.cancel()
@@ -239,27 +237,24 @@ def test_a_guest_that_does_not_answer_yet_is_waited_for(caplog: pytest.LogCaptur
     assert [record.getMessage() for record in caplog.records] == ["sandbox=pod-a guest agent: no answer in time"]
 
 
-def test_the_next_way_is_tried_when_nobody_answers_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guests.agent_session.DEADLINE", 0.2)
-
+def test_the_next_way_is_tried_when_nobody_answers_on_one() -> None:
     async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
     async def test() -> None:
         agent = Agent()
-        async with serving(deaf) as silent, serving(agent.talk) as path, session(silent, path) as ours:
+        async with serving(deaf) as silent, serving(agent.talk) as path, session(
+                silent, path, timeouts=replace(QUICK, agent_answer=0.2)) as ours:
             ours.push(MAP)
             await until(lambda: ours.settled)
     run(test())
 
 
-def test_one_that_stops_answering_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guests.agent_session.DEADLINE", 0.2)
-    monkeypatch.setattr("vmpin.guests.agent_session.IDLE", 0.2)
-
+def test_one_that_stops_answering_is_dropped() -> None:
     async def test() -> None:
         agent = Agent()
-        async with serving(agent.talk) as path, session(path) as ours:
+        async with serving(agent.talk) as path, session(
+                path, timeouts=replace(QUICK, agent_answer=0.2, agent_idle=0.2)) as ours:
             ours.push(MAP)
             await until(lambda: ours.settled)
             agent.silent_on = (Ping, VcpuMap)
@@ -432,16 +427,14 @@ def test_one_that_answers_with_an_error_is_nobody_and_says_why() -> None:
 
 
 @pytest.mark.parametrize("says", [NEED, encode(GuestEvent("cpus").message())])
-def test_before_a_pong_nothing_else_is_an_answer(says: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guests.agent_session.DEADLINE", 0.3)
-
+def test_before_a_pong_nothing_else_is_an_answer(says: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             writer.write(says)
             await asyncio.sleep(0.1)
 
     async def test() -> None:
-        async with serving(talk) as path, session(path) as ours:
+        async with serving(talk) as path, session(path, timeouts=replace(QUICK, agent_answer=0.3)) as ours:
             ours.push(MAP)
             await until(lambda: ours.text)
             assert ours.text == "no answer within 0.3 s"
@@ -522,10 +515,8 @@ def test_the_answer_about_many_containers_may_be_long() -> None:
     assert (longest_answer(0), longest_answer(10**6)) == (MAX_ANSWER, MAX_FRAME)
 
 
-def test_it_ends_when_it_is_told_to_whatever_the_guest_does_just_then(monkeypatch: pytest.MonkeyPatch,
-                                                                      caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("vmpin.guests.attempts.FIRST", 0.001)
-    monkeypatch.setattr("vmpin.guests.attempts.LAST", 0.002)
+def test_it_ends_when_it_is_told_to_whatever_the_guest_does_just_then(caplog: pytest.LogCaptureFixture) -> None:
+    hasty = Timeouts(agent_first=0.001, agent_last=0.002)
     caplog.set_level(logging.ERROR)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -536,7 +527,8 @@ def test_it_ends_when_it_is_told_to_whatever_the_guest_does_just_then(monkeypatc
         random_ = random.Random(11)
         async with serving(talk) as path:
             for _ in range(300):
-                task = asyncio.create_task(AgentSession("pod-a", lambda: [UnixChannel(path)], 10789).run())
+                session = AgentSession("pod-a", lambda: [UnixChannel(path)], 10789, timeouts=hasty)
+                task = asyncio.create_task(session.run())
                 for _ in range(random_.randrange(80)):
                     await asyncio.sleep(0)
                 task.cancel()
@@ -614,11 +606,9 @@ def test_what_is_too_much_is_counted_anew_each_minute_and_questions_allow_for_an
 
 
 @pytest.mark.parametrize("says", [b"", encode(NeedMap().message())])
-def test_a_guest_that_comes_and_goes_is_not_always_looked_for_at_once(says: bytes, caplog: pytest.LogCaptureFixture,
-                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guest_that_comes_and_goes_is_not_always_looked_for_at_once(says: bytes,
+                                                                      caplog: pytest.LogCaptureFixture) -> None:
     """And whatever names it gives itself are not all in the log."""
-    monkeypatch.setattr("vmpin.guests.attempts.LAST", 300.0)
-    monkeypatch.setattr("vmpin.guests.attempts.RECENT", 2)
     count = 0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -628,7 +618,7 @@ def test_a_guest_that_comes_and_goes_is_not_always_looked_for_at_once(says: byte
         await reader.read(10)
 
     async def test() -> None:
-        async with serving(talk) as path, session(path) as ours:
+        async with serving(talk) as path, session(path, timeouts=Timeouts(agent_first=0.0125)) as ours:
             ours.push(MAP)
             await until(lambda: count >= 3)
             began, before = time.monotonic(), count
@@ -646,8 +636,6 @@ def test_a_guest_that_comes_and_goes_is_not_always_looked_for_at_once(says: byte
 
 
 def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guests.attempts.LAST", 300.0)
-
     async def test() -> None:
         wake, real, slept = asyncio.Event(), asyncio.timeout, list[float]()
 
@@ -655,8 +643,8 @@ def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch:
             slept.append(seconds)
             return real(0)
         monkeypatch.setattr(asyncio, "timeout", timeout)
-        monkeypatch.setattr("vmpin.guests.attempts.EARLY", 0.01)
-        async for attempt in attempts(wake):
+        timeouts = Timeouts(agent_early=0.01)
+        async for attempt in attempts(wake, timeouts):
             with attempt:
                 if len(slept) == 25:
                     wake.set()
@@ -668,14 +656,14 @@ def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch:
         assert slept[28] > slept[27] > slept[26]
         wake.clear()
         slept.clear()
-        async for attempt in attempts(wake):
+        async for attempt in attempts(wake, timeouts):
             with attempt:
                 if len(slept) < 12:
                     raise SessionEnded("it went") if len(slept) == 11 else NoAgentFound("nobody")
         assert slept[10] > 70
         assert slept[11] < 2.1  # it was there a moment ago
         slept.clear()
-        async for attempt in attempts(wake):
+        async for attempt in attempts(wake, timeouts):
             with attempt:
                 if len(slept) < 24:
                     raise TimeoutError
@@ -760,8 +748,7 @@ def test_a_guest_that_claims_ever_newer_maps_is_dropped() -> None:
     run(test())
 
 
-def test_a_guest_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guests.agent_session.DEADLINE", 0.3)
+def test_a_guest_that_does_not_read_is_dropped() -> None:
     big = MAP._replace(containers={f"c{number}" + "x" * 100: ContainerVcpus((0,)) for number in range(1000)})
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -769,7 +756,7 @@ def test_a_guest_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) 
         await asyncio.sleep(60)
 
     async def test() -> None:
-        async with serving(talk) as path, session(path) as ours:
+        async with serving(talk) as path, session(path, timeouts=replace(QUICK, agent_answer=0.3)) as ours:
             await until(lambda: ours.up)
             for number in range(20):
                 ours.push(big._replace(system=(number,)))

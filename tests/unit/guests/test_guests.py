@@ -21,6 +21,7 @@ from kata_peer import Server
 
 from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
+from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import ContainerRecord, SandboxState
 from vmpin.domain.events import Source
@@ -38,6 +39,7 @@ from vmpin.reconcile.view import NodeView
 from vmpin.vmm.inventory import Process, Vm
 
 POD = SandboxId("pod-a")
+QUICK = Timeouts(agent_last=0.2)
 WEB, LOGS = ContainerId("web"), ContainerId("logs")
 NODE = Node(Topology.build(CpuSet.parse("0-7")), CpuSet.parse("0-1"))
 
@@ -62,7 +64,7 @@ class Machine:
     kata: Server = field(default_factory=lambda: Server("web", "logs"))
     ports: set[int] = field(default_factory=lambda: {10789, 1024})
     told: list[int] = field(default_factory=list)
-    guests: GuestManager = field(default_factory=GuestManager)
+    guests: GuestManager = field(default_factory=lambda: GuestManager(timeouts=QUICK))
 
     def __post_init__(self) -> None:
         threads = {tid: VmThread(ThreadId(tid, tid), ThreadRole.VCPU, f"fc_vcpu {number}", os.getpid(), VcpuId(number))
@@ -138,7 +140,6 @@ def run(what: Coroutine[Any, Any, None]) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(configuration, "DEFAULT_FILE", tmp_path / "none.yaml")
-    monkeypatch.setattr("vmpin.guests.attempts.LAST", 0.2)
 
 
 def test_vmpins_agent_comes_first_and_is_told_of_each_change(tmp_path: Path) -> None:
@@ -371,7 +372,7 @@ def test_the_watcher_started_again_tells_it_again(tmp_path: Path) -> None:
         async with running(Machine(tmp_path)) as node:
             await until(lambda: node.states().get("web") == "applied")
             old = node.agent.maps[-1].generation
-            node.guests = GuestManager()
+            node.guests = GuestManager(timeouts=QUICK)
             node.update()
             task = asyncio.create_task(node.guests.run())
             await until(lambda: node.states().get("web") == "applied")
@@ -428,13 +429,11 @@ def counted(node: Machine) -> dict[str, Any]:
     return found[0]
 
 
-def test_an_agent_that_comes_late_is_found_when_somebody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guests.attempts.FIRST", 60.0)
-    monkeypatch.setattr("vmpin.guests.attempts.LAST", 60.0)
-    monkeypatch.setattr("vmpin.guests.attempts.EARLY", 0.05)
+def test_an_agent_that_comes_late_is_found_when_somebody_asks(tmp_path: Path) -> None:
+    rare = GuestManager(timeouts=Timeouts(agent_first=60.0, agent_last=60.0, agent_early=0.05))
 
     async def test() -> None:
-        async with running(Machine(tmp_path, ports=set())) as node:
+        async with running(Machine(tmp_path, ports=set(), guests=rare)) as node:
             await until(lambda: node.told == [10789, 1024])
             node.ports = {10789, 1024}
             await asyncio.sleep(0.1)
@@ -487,10 +486,8 @@ def test_without_a_watcher_it_is_said_who_takes_nothing_back(
     assert node.told == [] or word is not None
 
 
-def test_without_a_watcher_one_that_does_not_answer_is_not_waited_for(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guests.manager.GOODBYE", 0.3)
-    node = Machine(tmp_path)
+def test_without_a_watcher_one_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    node = Machine(tmp_path, guests=GuestManager(timeouts=Timeouts(guest_unpin=0.3)))
     node.agent.silent_on = (Unpin,)
     assert take_back(node) == {POD: "no answer within 0.3 s"}
 

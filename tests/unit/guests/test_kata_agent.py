@@ -9,6 +9,7 @@ import random
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from guest_peer import UnixChannel, serving, until
 from kata_peer import Server
 
+from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.domain.guest_report import ContainerReport
 from vmpin.domain.model import ContainerId, VcpuId
@@ -38,31 +40,20 @@ PLUGGED = GuestVcpus({VcpuId(number): number for number in (0, 1, 7, 6)}, 2, 8)
 WISH = KataWish(BOOT, MAP)
 ONE = MAP._replace(containers={"c1": ContainerVcpus((1,), True)})
 OLD = (6, 1)
+QUICK = Timeouts(agent_last=0.3, kata_answer=20.0, kata_again=0.1, kata_resend=0.3, kata_pending=0.05)
+#: For tests in which an answer does not come.
+IMPATIENT = replace(QUICK, kata_answer=0.5)
 
 
 def run(what: Coroutine[Any, Any, None]) -> None:
     asyncio.run(what)
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmpin.guests.attempts.LAST", 0.3)
-    monkeypatch.setattr("vmpin.guests.kata_agent.DEADLINE", 20.0)
-    monkeypatch.setattr("vmpin.guests.kata_session.AGAIN", 0.1)
-    monkeypatch.setattr("vmpin.guests.kata_session.RESEND", 0.3)
-    monkeypatch.setattr("vmpin.guests.kata_session.SOON", 0.05)
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
-    """For those to whom an answer does not come."""
-    monkeypatch.setattr("vmpin.guests.kata_agent.DEADLINE", 0.5)
-
-
 @asynccontextmanager
-async def session(server: Server, kernel: tuple[int, int] | None = OLD) -> AsyncIterator[KataSession]:
+async def session(server: Server, kernel: tuple[int, int] | None = OLD,
+                  timeouts: Timeouts = QUICK) -> AsyncIterator[KataSession]:
     async with serving(server.talk) as path:
-        made = KataSession("pod-a", lambda: [UnixChannel(path)], kernel=lambda: kernel)
+        made = KataSession("pod-a", lambda: [UnixChannel(path)], kernel=lambda: kernel, timeouts=timeouts)
         task = asyncio.create_task(made.run())
         try:
             yield made
@@ -122,30 +113,28 @@ GARBAGE = {
 }
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("what", GARBAGE)
 def test_garbage_is_a_wire_error(what: str) -> None:
     async def test() -> None:
         server = Server()
         server.raw = GARBAGE[what]
-        async with serving(server.talk) as path, await KataAgent.connect(UnixChannel(path)) as agent:
+        async with serving(server.talk) as path, await KataAgent.connect(UnixChannel(path), 0.5) as agent:
             with pytest.raises((WireError, TimeoutError)):
                 await agent.version()
     run(test())
 
 
-@pytest.mark.usefixtures("impatient")
 def test_slow_and_dead() -> None:
     async def test() -> None:
         server = Server()
         server.slow = 30
-        async with serving(server.talk) as path, await KataAgent.connect(UnixChannel(path)) as agent:
+        async with serving(server.talk) as path, await KataAgent.connect(UnixChannel(path), 0.5) as agent:
             with pytest.raises(TimeoutError):
                 await agent.version()
 
         async def dead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read(10)
-        async with serving(dead) as path, await KataAgent.connect(UnixChannel(path)) as agent:
+        async with serving(dead) as path, await KataAgent.connect(UnixChannel(path), 0.5) as agent:
             with pytest.raises(ConnectionError):
                 await agent.version()
     run(test())
@@ -371,13 +360,12 @@ def test_what_a_process_before_this_one_gave_is_taken_back_and_what_has_gone_is_
     run(test())
 
 
-@pytest.mark.usefixtures("impatient")
 def test_a_dead_slow_or_mad_agent_is_told_of_with_backoff_and_found_again(tmp_path: Path) -> None:
     async def test() -> None:
         server = Server()
         nowhere: list[Channel] = []
         paths = nowhere
-        ours = KataSession("pod-a", lambda: paths)
+        ours = KataSession("pod-a", lambda: paths, timeouts=IMPATIENT)
         task = asyncio.create_task(ours.run())
         ours.push(WISH)
         await until(lambda: ours.reports)
@@ -395,12 +383,11 @@ def test_a_dead_slow_or_mad_agent_is_told_of_with_backoff_and_found_again(tmp_pa
     run(test())
 
 
-@pytest.mark.usefixtures("impatient")
 def test_an_agent_that_is_slow_for_once_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     """It creates a container before it answers."""
     async def test() -> None:
         server = Server()
-        async with session(server) as ours:
+        async with session(server, timeouts=IMPATIENT) as ours:
             ours.push(WISH)
             await until(lambda: ours.reports.get(C1) and ours.reports[C1].state == "sent")
             server.slow = 100.0

@@ -24,6 +24,8 @@ class HybridVsock:
     path: str
     pid: int
     peer: int | None = None
+    #: For the answer to CONNECT (s).
+    deadline: float = CONNECT_DEADLINE
 
     def __str__(self) -> str:
         return f"hybrid vsock {self.path}"
@@ -32,7 +34,7 @@ class HybridVsock:
         stream = await open_unix(self.path, self.pid, self.peer)
         try:
             stream.writer.write(b"CONNECT %d\n" % port)
-            async with asyncio.timeout(CONNECT_DEADLINE):
+            async with asyncio.timeout(self.deadline):
                 answer = await _line(stream.reader)
         except ConnectionError as err:
             stream.close()
