@@ -176,16 +176,16 @@ class _Reader:
             raise self.wrong(at, f"{value!r} is no list")
         return [(f"{at}[{index}]", item) for index, item in enumerate(value)]
 
-    def cpuset(self, value: object, at: str, known: CpuSet | None = None) -> CpuSet:
-        """A CPU list, or a single CPU as a number; within `known` when given."""
+    def cpuset(self, value: object, at: str, valid: CpuSet | None = None) -> CpuSet:
+        """A CPU list, or a single CPU as a number; within `valid` when given."""
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise self.wrong(at, f"{value!r} is no CPU list")
         try:
             cpus = CpuSet.parse(str(value))
         except CpuSetError as err:
             raise self.wrong(at, str(err)) from err
-        if known is not None and not cpus <= known:
-            raise self.wrong(at, f"CPUs {cpus - known} of {str(value)!r} are not in the topology ({known})")
+        if valid is not None and not cpus <= valid:
+            raise self.wrong(at, f"CPUs {cpus - valid} of {str(value)!r} are not in the topology ({valid})")
         return cpus
 
     def count(self, value: object, at: str) -> int:
@@ -208,18 +208,18 @@ class _Reader:
             topology = machine
         else:
             raise self.wrong("topology", "is missing")
-        known = topology.known
-        pool = None if top.get("shared_pool") is None else self.cpuset(top["shared_pool"], "shared_pool", known)
+        valid = topology.all_cpus
+        pool = None if top.get("shared_pool") is None else self.cpuset(top["shared_pool"], "shared_pool", valid)
         housekeeping = EMPTY
         if top.get("housekeeping") is not None:
-            housekeeping = self.cpuset(top["housekeeping"], "housekeeping", known)
+            housekeeping = self.cpuset(top["housekeeping"], "housekeeping", valid)
         sandboxes: dict[SandboxId, ScenarioSandbox] = {}
         for at, entry in self.items(top.get("sandboxes"), "sandboxes"):
-            sandbox = self.sandbox(entry, at, known)
+            sandbox = self.sandbox(entry, at, valid)
             if sandbox.request.id in sandboxes:
                 raise self.wrong(f"{at}.id", f"{sandbox.request.id!r} is there twice")
             sandboxes[sandbox.request.id] = sandbox
-        return Scenario(Node(topology, pool, housekeeping), self.policy(top.get("policy"), known),
+        return Scenario(Node(topology, pool, housekeeping), self.policy(top.get("policy"), valid),
                         tuple(sandboxes.values()))
 
     def topology(self, value: object) -> Topology:
@@ -244,7 +244,7 @@ class _Reader:
         except ValueError as err:
             raise self.wrong("topology", str(err)) from err
 
-    def policy(self, value: object, known: CpuSet) -> Policy:
+    def policy(self, value: object, valid: CpuSet) -> Policy:
         rules = self.mapping({} if value is None else value, "policy", Policy._fields)
         for key, text in rules.items():
             try:
@@ -252,15 +252,15 @@ class _Reader:
             except ValueError as err:
                 raise self.wrong("policy", str(err)) from err
             if isinstance(rule, CpuSet):
-                self.cpuset(text, f"policy.{key}", known)
+                self.cpuset(text, f"policy.{key}", valid)
         return Policy.of(rules)
 
-    def sandbox(self, value: object, at: str, known: CpuSet) -> ScenarioSandbox:
+    def sandbox(self, value: object, at: str, valid: CpuSet) -> ScenarioSandbox:
         keys = self.mapping(value, at, ("id", "vcpus", "iothreads", "vhost", "containers"))
         sandbox = SandboxId(self.id(keys.get("id"), f"{at}.id"))
         containers: dict[ContainerId, Container] = {}
         for place_at, entry in self.items(keys.get("containers"), f"{at}.containers"):
-            container = self.container(entry, place_at, known, sandbox)
+            container = self.container(entry, place_at, valid, sandbox)
             if container.id in containers:
                 raise self.wrong(f"{place_at}.id", f"{container.id!r} is there twice")
             containers[container.id] = container
@@ -283,10 +283,10 @@ class _Reader:
             found[number] = Vcpu(number, core, node)
         return tuple(found.values())
 
-    def container(self, value: object, at: str, known: CpuSet, sandbox: SandboxId) -> Container:
+    def container(self, value: object, at: str, valid: CpuSet, sandbox: SandboxId) -> Container:
         keys = self.mapping(value, at, ("id", "cpuset", "exclusive", "state"))
         name = self.id(keys.get("id"), f"{at}.id")
-        cpus = None if keys.get("cpuset") is None else self.cpuset(keys["cpuset"], f"{at}.cpuset", known)
+        cpus = None if keys.get("cpuset") is None else self.cpuset(keys["cpuset"], f"{at}.cpuset", valid)
         exclusive = keys.get("exclusive")
         if exclusive is not None and not isinstance(exclusive, bool):
             raise self.wrong(f"{at}.exclusive", f"{exclusive!r} is neither true nor false")

@@ -82,12 +82,12 @@ def level(value: object) -> str:
 
 
 def flag(value: object) -> bool:
-    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    meaning = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
     if isinstance(value, bool):
         return value
-    if str(value).lower() not in words:
+    if str(value).lower() not in meaning:
         raise ValueError("is neither true nor false")
-    return words[str(value).lower()]
+    return meaning[str(value).lower()]
 
 
 def nri(value: object) -> str:

@@ -1,10 +1,10 @@
 """The desired state: sandboxes and their containers, as the sources reported them.
 
-Pure: `reduce(state, event)` returns the next state, and the very same object when the event changes nothing, so that a
-caller knows whether anything has to be placed again. Events may be late, doubled or out of order. `reduce` never
+Pure: `reduce(state, event)` returns the next state, and the very same object when the event changes nothing: a caller
+then has nothing to place again. Events may be late, doubled or out of order. `reduce` never
 mutates a state; the reconciler owns the current one.
 
-What stays out: what runs (vmm), which CPUs the kubelet assigned (kubelet_cpus), and who may run where (placement).
+What stays out: what runs (vmm), which CPUs the kubelet assigned (kubelet_cpus), and where threads may run (placement).
 """
 
 from __future__ import annotations

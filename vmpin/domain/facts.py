@@ -209,7 +209,7 @@ class WatcherFacts:
     """`state` is running, absent, mute (it holds the lock, or its socket, and does not answer), or hidden (its socket
     is there, and not for us to ask).
 
-    `about` is its own word (about), {} where it gave none. `version` and `config` are this command's:
+    `about` is its own report (status.about), {} without one. `version` and `config` are this command's:
     what the watcher would have if it were started now.
     """
 
@@ -247,8 +247,8 @@ class RunDirectoryFacts:
 @dataclass(frozen=True)
 class NodeFacts:
     """All of it. `status` is the status document, {} where none could be had (`status_trouble`); `settings` are the
-    effective configuration's values as words, by key. `sees` is whether other programs' processes are seen from here,
-    `nri_socket` None where that cannot be told."""
+    effective configuration's values as text, by key. `sees` is whether other programs' processes are seen from here,
+    `nri_socket` None where that cannot be read."""
 
     rights: Rights
     sees: bool = True

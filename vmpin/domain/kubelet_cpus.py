@@ -90,7 +90,7 @@ def effective_containers(sandbox: SandboxState, kubelet: CpuManagerState | None)
 
     A container that the checkpoint lists owns the listed CPUs. Where its cpuset was reported later than that entry was
     written, and has only some of them, it owns those. A container that the checkpoint does not list owns nothing,
-    whatever its cpuset or an annotation says: it shares the pool's part of its cpuset, or the whole pool.
+    whatever its cpuset or an annotation: it shares the pool's part of its cpuset, or the whole pool.
     """
     live = sandbox.live()
     if kubelet is None or not kubelet.static:

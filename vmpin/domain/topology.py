@@ -58,8 +58,8 @@ class Topology(_Groups):
         by_node = {node: cpus for node, cpus in sorted((nodes or {}).items()) if cpus}
         _refuse_overlap("node", [(f"node {node} ({cpus})", cpus) for node, cpus in by_node.items()])
         caches = _normal("cache", caches)
-        known = union((online, present, isolated, nohz_full, *cores, *caches, *by_node.values()))
-        lone = known - union(cores)
+        named = union((online, present, isolated, nohz_full, *cores, *caches, *by_node.values()))
+        lone = named - union(cores)
         cores = _normal("core", [*cores, *(CpuSet((cpu,)) for cpu in lone)])
         return cls(online, tuple(cores), tuple(caches), by_node, isolated, nohz_full, present)
 
@@ -67,7 +67,7 @@ class Topology(_Groups):
         return hash((self.online, self.cores, self.caches, self.isolated, self.nohz_full, self.present))
 
     @cached_property
-    def known(self) -> CpuSet:
+    def all_cpus(self) -> CpuSet:
         """Every CPU that is online, plugged in, or named anywhere."""
         return union((self.online, self.present, self.isolated, self.nohz_full,
                       *self.cores, *self.caches, *self.nodes.values()))

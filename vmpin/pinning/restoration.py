@@ -98,5 +98,5 @@ def _restoring(sandbox: SandboxId, masks: OriginalMasks, threads: Iterable[tuple
             continue
         if mask >= topology.online:
             # It could run anywhere: it gets CPUs that come online later, too.
-            mask |= topology.known
+            mask |= topology.all_cpus
         yield SetAffinity(sandbox, thread, mask, CpuSet(actual))

@@ -18,8 +18,8 @@ from vmpin.placement.vcpus import Previous
 
 def place_before_vm(sandbox: SandboxId, state: SandboxState | None, node: Node, own: Ownership, policy: Policy,
                     kubelet: CpuManagerState | None = None, previous: Previous | None = None) -> Placement | None:
-    """The placement of a sandbox without a VM: its containers' CPUs as far as they are known, else the shared pool.
-    None if its processes are left alone: it was unpinned, or neither CPUs nor pool are known.
+    """The placement of a sandbox without a VM: the CPUs of its containers that were reported, else the shared pool.
+    None if its processes are left alone: it was unpinned, or there are neither CPUs nor a pool.
 
     :param state: what the sources reported of the sandbox, None for nothing.
     """

@@ -182,7 +182,7 @@ def find_collisions(own: Ownership) -> list[Collision]:
     overlapping = _overlapping([claim.cpus for claim in own.claims.values()])
     for cpu in overlapping:
         sandboxes = _distinct(sandbox for sandbox, _ in own.owners(cpu))
-        # A pod whose sandbox is made anew has two for a while.
+        # A pod whose sandbox is created again has two for a while.
         if len({own.pods.get(sandbox) or sandbox for sandbox in sandboxes}) > 1:
             found.append(Collision(cpu, sandboxes, f"exclusive to {own.owner_names(cpu)}"))
     for sandbox, claim in own.claims.items():

@@ -104,7 +104,7 @@ class Placement(_Decision):
 
 
 class PlacementRequest(NamedTuple):
-    """One sandbox to place. `vcpus_identified` is False when some vCPU thread could not be told from the VM's other
+    """One sandbox to place. `vcpus_identified` is False when some vCPU thread is not identified among the VM's
     threads; `identification_pending` when that is so for a short time only, as in a VM that boots or has just got a
     vCPU. `container_ended`: one of its containers has ended lately."""
 
@@ -264,11 +264,11 @@ def _containers(request: PlacementRequest, claim: CpuClaims, places: Sequence[Vc
                    "and it may use every one of them")
 
 
-def _other(role: ThreadRole, candidates: CandidateCpus, policy: Policy, known: bool,
+def _other(role: ThreadRole, candidates: CandidateCpus, policy: Policy, identified: bool,
            reasons: list[str]) -> CpuSet | None:
     """Where the threads of a role other than the vCPUs go; None leaves them alone."""
     rule = policy.rule(role)
-    if not known and policy.vcpus is not VcpuRule.OFF and role not in (ThreadRole.VIRTIOFSD, ThreadRole.SHIM):
+    if not identified and policy.vcpus is not VcpuRule.OFF and role not in (ThreadRole.VIRTIOFSD, ThreadRole.SHIM):
         return candidates.allowed  # any of these threads may be a vCPU
     if rule is ThreadPolicy.OFF:
         return None

@@ -81,9 +81,9 @@ class CandidateCpus(NamedTuple):
 
 def place_vcpus(given: Sequence[Vcpu], identified: bool, claims: CpuClaims, candidates: CandidateCpus, policy: Policy,
                 previous: Previous, reasons: list[str]) -> tuple[tuple[VcpuPlacement, ...], bool]:
-    """Place the vCPUs, and tell whether they were too few for what was asked for; why is added to `reasons`.
+    """The placement of each vCPU, and whether they are too few for the claims; the reason is added to `reasons`.
 
-    :param identified: False when some vCPU thread could not be told from the VM's other threads: `given` lacks it.
+    :param identified: False when some vCPU thread is not identified among the VM's threads: `given` lacks it.
     """
     vcpus = sorted(given, key=lambda vcpu: vcpu.id)
     if policy.vcpus is VcpuRule.OFF:

@@ -27,7 +27,7 @@ def test_a_cpu_finds_its_core_cache_and_node() -> None:
     assert TWO_SOCKETS.core_of(5) == cpus("4-5")
     assert TWO_SOCKETS.cache_of(5) == cpus("4-7")
     assert TWO_SOCKETS.node_of(5) == 1
-    assert TWO_SOCKETS.known == cpus("0-7")
+    assert TWO_SOCKETS.all_cpus == cpus("0-7")
 
 
 def test_groups_are_sorted_and_repeats_and_empty_ones_dropped() -> None:
@@ -62,14 +62,14 @@ def test_groups_may_name_cpus_that_are_offline() -> None:
     built = Topology.build(cpus("0,2"), cores=[cpus("0-1")], caches=[cpus("0-3")], nodes={0: cpus("0-3")})
     assert built.core_of(1) == cpus("0-1")
     assert built.node_of(3) == 0
-    assert built.known == cpus("0-3")
+    assert built.all_cpus == cpus("0-3")
     assert built.online == cpus("0,2")
 
 
 def test_known_counts_every_cpu_that_is_named_anywhere() -> None:
     built = Topology.build(cpus("0"), cores=[cpus("1")], caches=[cpus("2")], nodes={0: cpus("3")},
                            isolated=cpus("4"), nohz_full=cpus("5"), present=cpus("6"))
-    assert built.known == cpus("0-6")
+    assert built.all_cpus == cpus("0-6")
 
 
 @pytest.mark.parametrize(("groups", "message"), [
@@ -86,7 +86,7 @@ def test_overlapping_groups_are_refused_and_the_cpu_is_named(groups: dict[str, o
 def test_it_is_a_value() -> None:
     again = Topology.build(cpus("0-7"), cores=[cpus("0-1"), cpus("2-3"), cpus("4-5"), cpus("6-7")],
                            caches=[cpus("0-3"), cpus("4-7")], nodes={0: cpus("0-3"), 1: cpus("4-7")})
-    _ = again.known, again.core_of(1)  # what is memoised takes no part in equality
+    _ = again.all_cpus, again.core_of(1)  # what is memoised takes no part in equality
     assert again == TWO_SOCKETS
     assert hash(again) == hash(TWO_SOCKETS)
     assert pickle.loads(pickle.dumps(again)) == copy.deepcopy(again) == TWO_SOCKETS
@@ -102,6 +102,6 @@ def test_every_known_cpu_is_in_exactly_one_core(groups: list[frozenset[int]], on
         distinct = set(groups)
         assert sum(map(len, distinct)) > len(frozenset().union(*distinct))
         return
-    assert sorted(cpu for core in built.cores for cpu in core) == list(built.known)
-    assert all(cpu in built.core_of(cpu) for cpu in built.known)
-    assert online <= built.known.frozen()
+    assert sorted(cpu for core in built.cores for cpu in core) == list(built.all_cpus)
+    assert all(cpu in built.core_of(cpu) for cpu in built.all_cpus)
+    assert online <= built.all_cpus.frozen()

@@ -50,7 +50,7 @@ def test_a_recorded_machine_is_understood(tmp_path: Path, name: str) -> None:
 
 def test_an_offline_cpu_is_known_but_has_neither_siblings_nor_node(tmp_path: Path) -> None:
     topology = Sysfs(make_tree(tmp_path, "qemu-2x2x2-offline")).topology()
-    assert 3 in topology.known
+    assert 3 in topology.all_cpus
     assert topology.core_of(3) == cpus("3")
     assert topology.node_of(3) is None
 
@@ -114,7 +114,7 @@ def test_holes_in_the_numbers_and_other_directories_are_no_trouble(tmp_path: Pat
     """)).topology()
     assert topology.cores == groups("0,5", "9")
     assert topology.nodes == {0: cpus("0"), 3: cpus("5")}
-    assert topology.known == cpus("0,5,9")
+    assert topology.all_cpus == cpus("0,5,9")
 
 
 def test_garbage_everywhere_but_in_online_is_as_good_as_missing(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_cpus_on_the_kernels_command_line_that_do_not_exist_are_left_out(tmp_pat
         devices/system/cpu/isolated = 2-3
         devices/system/cpu/nohz_full = 2-63
     """)).topology()
-    assert (topology.isolated, topology.nohz_full, topology.known) == (cpus("2-3"), cpus("2-3"), cpus("0-3"))
+    assert (topology.isolated, topology.nohz_full, topology.all_cpus) == (cpus("2-3"), cpus("2-3"), cpus("0-3"))
 
 
 @pytest.mark.parametrize(("content", "why"), [

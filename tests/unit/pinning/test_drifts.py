@@ -102,7 +102,7 @@ def test_what_a_cgroup_refuses_that_the_kubelet_has_yet_to_rewrite_is_waited_for
     """The kernel refuses a mask without any CPU that the cgroup has (EINVAL): here one that the machine has not."""
     vm = node.vm()
     assert node.repair(vm) == 0
-    absent = CpuSet([Sysfs().topology().known.bits.bit_length()])
+    absent = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()])
     node.place(vm.sandbox, absent)
     wanted = node.reconciler.placements[vm.sandbox]
     node.reconciler.placements[vm.sandbox] = waiting = wanted._replace(waiting="waits for the kubelet to rewrite it")

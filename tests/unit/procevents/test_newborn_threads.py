@@ -58,7 +58,7 @@ def test_a_thread_that_waits_for_its_cgroup_is_not_booked_as_placed(machine: Mac
     """The cgroup refuses its mask: here one with a CPU that the machine has not."""
     vmm = machine.running(crowd)
     tid, known = by_name(vmm, "call_rcu"), machine.reconciler
-    absent, placement = CpuSet([Sysfs().topology().known.bits.bit_length()]), known.placements[sandbox("a")]
+    absent, placement = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()]), known.placements[sandbox("a")]
     known.placements[sandbox("a")] = placement._replace(others=dict.fromkeys(placement.others, absent),
                                              waiting="waits for the kubelet")
     known.pinner.of(sandbox("a")).waits = "waits for the kubelet"

@@ -269,7 +269,7 @@ def test_what_happens_to_masks_while_the_runtime_works_is_no_drift_and_put_right
 def test_what_a_cgroup_refuses_counts_when_it_lasts(machine: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     """A runtime that reports what happens does so after it has written the cgroup: sources are read again first."""
     vm = machine.vm()
-    absent = CpuSet([Sysfs().topology().known.bits.bit_length()])
+    absent = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()])
     pinner = machine.reconciler.pinner
     pinner.grace = 3600.0
     machine.place(vm.sandbox, absent)
@@ -293,7 +293,7 @@ def test_what_a_cgroup_refuses_counts_when_it_lasts(machine: Spinners, caplog: p
 def test_a_doubt_that_nothing_came_of_does_not_shorten_the_next_one(machine: Spinners) -> None:
     """The sources took back what the cgroup refused, and the thread was in its place all the time."""
     vm = machine.vm()
-    absent = CpuSet([Sysfs().topology().known.bits.bit_length()])
+    absent = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()])
     pinner, placements = machine.reconciler.pinner, machine.reconciler.placements
     pinner.grace = 3600.0
     machine.place(vm.sandbox, machine.there)
@@ -309,7 +309,7 @@ def test_a_doubt_that_nothing_came_of_does_not_shorten_the_next_one(machine: Spi
 def test_drift_counts_again_when_a_wait_has_ended_that_may_come_again(machine: Spinners) -> None:
     """A sandbox whose last container has ended may wait until its own end: its cgroup refuses masks or does not."""
     vm = machine.vm()
-    absent = CpuSet([Sysfs().topology().known.bits.bit_length()])
+    absent = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()])
     known, pinner = machine.reconciler.placements, machine.reconciler.pinner
     for cpus in (absent, machine.there):
         machine.place(vm.sandbox, cpus)

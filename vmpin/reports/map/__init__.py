@@ -143,7 +143,7 @@ def picture(document: Mapping[str, Any], topology: Topology) -> Picture:
                    tuple(pinned.get(number, ())), floating.get(number, 0), tuple(collisions.get(number, ())))
 
     # The document may be older than the topology, and have other CPUs.
-    every = union((topology.known, online, *(owner.cpus for owner in owners)))
+    every = union((topology.all_cpus, online, *(owner.cpus for owner in owners)))
     nodes = []
     for name, cpus in _nodes(topology, every):
         caches = _grouped(cpus, topology.cache_of)
