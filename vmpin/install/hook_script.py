@@ -30,13 +30,17 @@ def script_path(hooks_dir: Path) -> Path:
     return Path(os.path.abspath(hooks_dir)) / SCRIPT
 
 
-def script_operation(hooks_dir: Path) -> WriteFile:
-    """The operation that copies the hook. :raises UsageError: when another file has its name."""
+def script_operation(hooks_dir: Path, python: str | None = None) -> WriteFile:
+    """The operation that copies the hook.
+
+    :param python: the interpreter to run it with; None for `interpreter()`.
+    :raises UsageError: when another file has its name.
+    """
     path = script_path(hooks_dir)
     if path.exists() and not is_script(path):
         raise foreign_file(path)
     source = data_files.path(f"hooks/{SCRIPT}").read_bytes()
-    return WriteFile(path, with_interpreter(source, interpreter()), executable=True)
+    return WriteFile(path, with_interpreter(source, python or interpreter()), executable=True)
 
 
 def with_interpreter(source: bytes, python: str) -> bytes:

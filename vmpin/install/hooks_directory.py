@@ -20,9 +20,9 @@ from vmpin.install.hook_options import STAGES, HookOptions
 from vmpin.install.hook_script import MAX_BYTES, foreign_file, is_script, points_to, script_operation, script_path
 
 
-def install(hooks_dir: Path, options: HookOptions) -> list[Path]:
+def install(hooks_dir: Path, options: HookOptions, python: str | None = None) -> list[Path]:
     """Put the hook and its registrations into `hooks_dir`. :returns: the files written. :raises UsageError:"""
-    operations = plan_install(hooks_dir, options)
+    operations = plan_install(hooks_dir, options, python)
     execute(operations)
     return [each.path for each in operations if isinstance(each, WriteFile)]
 
@@ -34,14 +34,15 @@ def remove(hooks_dir: Path) -> list[Path]:
     return [each.path for each in operations]
 
 
-def plan_install(hooks_dir: Path, options: HookOptions) -> list[Operation]:
+def plan_install(hooks_dir: Path, options: HookOptions, python: str | None = None) -> list[Operation]:
     """The operations of install(), in order: the script, its registrations, and the removal of registrations for other
     stages.
 
+    :param python: as for `hook_script.script_operation`.
     :raises UsageError: when another file has one of the names.
     """
     script = script_path(hooks_dir)
-    operations: list[Operation] = [script_operation(hooks_dir)]
+    operations: list[Operation] = [script_operation(hooks_dir, python)]
     for stage in options.stages:
         path = registration_path(hooks_dir, stage)
         if path.exists() and not _is_registration(path, script):

@@ -42,9 +42,9 @@ def is_mute(err: SourceError) -> bool:
     return isinstance(err, CallError) and err.code in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
 
 
-def sockets(configured: Path | None) -> list[Path]:
+def sockets(configured: Path | None, defaults: Sequence[Path] = DEFAULTS) -> list[Path]:
     """The existing sockets of runtimes: the configured one, else those of the defaults."""
-    return [path for path in ([configured] if configured else DEFAULTS) if path.exists()]
+    return [path for path in ([configured] if configured else defaults) if path.exists()]
 
 
 def update_cpus(servers: Sequence[Path], container: ContainerId, cpus: CpuSet, timeout: float) -> None:

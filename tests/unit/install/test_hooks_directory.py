@@ -180,12 +180,11 @@ def test_nothing_to_remove_and_no_such_directory_are_told_apart(tmp_path: Path,
         command("--hooks-dir", str(tmp_path / "file"), "--remove")
 
 
-def test_a_script_that_cannot_be_run_is_never_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_cannot_be_run_is_never_registered(tmp_path: Path) -> None:
     hooks_directory.install(tmp_path, HookOptions(stages=("poststop",)))
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
-    monkeypatch.setattr(hook_script, "interpreter", lambda: "/nonexistent/python3")
     with pytest.raises(UsageError, match="the hook cannot be run from"):
-        hooks_directory.install(tmp_path, HookOptions())
+        hooks_directory.install(tmp_path, HookOptions(), "/nonexistent/python3")
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 

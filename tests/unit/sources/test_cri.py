@@ -80,13 +80,13 @@ def test_where_nothing_has_cri_another_way_is_to_be_taken(serve: Serve) -> None:
             cri.update_cpus(servers, C1, CPUS, PATIENCE)
 
 
-def test_the_configured_socket_is_the_only_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configured_socket_is_the_only_one(tmp_path: Path) -> None:
     first, second = tmp_path / "containerd.sock", tmp_path / "crio.sock"
-    monkeypatch.setattr(cri, "DEFAULTS", (first, second))
-    assert cri.sockets(None) == []
+    defaults = first, second
+    assert cri.sockets(None, defaults) == []
     second.touch()
-    assert cri.sockets(None) == [second]
-    assert cri.sockets(first) == []
+    assert cri.sockets(None, defaults) == [second]
+    assert cri.sockets(first, defaults) == []
     first.touch()
-    assert cri.sockets(None) == [first, second]
-    assert cri.sockets(second) == [second]
+    assert cri.sockets(None, defaults) == [first, second]
+    assert cri.sockets(second, defaults) == [second]

@@ -86,7 +86,7 @@ class Node:
             await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
 
         asyncio.run(look())
-        return list(self.plugin._updates)
+        return list(self.plugin.updates)
 
 
 @pytest.fixture

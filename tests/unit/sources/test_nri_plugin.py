@@ -25,10 +25,10 @@ from vmpin.errors import ConfigError
 from vmpin.host import boottime
 from vmpin.host.retry import JITTER
 from vmpin.sources.nri import plugin as nri
-from vmpin.sources.nri import stream
 from vmpin.sources.nri.connect import connect_to
 from vmpin.sources.nri.event_queue import NriQueue
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, NriPod, NriUpdate, PodEvent, Synced
+from vmpin.sources.nri.stream import MAX_UNSENT
 from vmpin.wire import nri_messages
 from vmpin.wire.nri_enums import Verb
 from vmpin.wire.nri_messages import MESSAGES
@@ -38,11 +38,11 @@ class Watched:
     """A plugin whose words are kept: each fact in `facts`, each state in `states`."""
 
     def __init__(self, runtimes: NriRuntimes, waiting: NriQueue | None = None, once: bool = False,
-                 rest: Callable[[float], None] | None = None) -> None:
+                 rest: Callable[[float], None] | None = None, max_unsent: int = MAX_UNSENT) -> None:
         self.facts: queue.Queue[NriEvent] = queue.Queue()
         self.states: queue.Queue[tuple[bool, str]] = queue.Queue()
         self.plugin = nri.NriPlugin(runtimes.connect, waiting or delivering(self.facts.put), once=once, rest=rest,
-                                 on_state=lambda up, text: self.states.put((up, text)))
+                                    on_state=lambda up, text: self.states.put((up, text)), max_unsent=max_unsent)
 
     def fact(self) -> NriEvent:
         return self.facts.get(timeout=PATIENCE)
@@ -534,9 +534,9 @@ def test_nothing_but_its_registration_is_ever_asked_of_the_runtime(runtimes: Nri
     assert (runtime.asked, second.asked) == ([], [])
 
 
-def test_a_runtime_that_does_not_read_costs_no_memory(runtimes: NriRuntimes, watched: Watched,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MAX_UNSENT", 10_000)
+def test_a_runtime_that_does_not_read_costs_no_memory(runtimes: NriRuntimes) -> None:
+    watched = Watched(runtimes, max_unsent=10_000)
+    watched.plugin.start()
     runtime = begun(runtimes, watched)
     runtime.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
 
@@ -551,6 +551,7 @@ def test_a_runtime_that_does_not_read_costs_no_memory(runtimes: NriRuntimes, wat
     up, text = watched.state()
     assert not up
     assert text.startswith("NRI: the runtime does not read")
+    watched.plugin.stop()
 
 
 def test_a_plugin_that_the_runtime_started_ends_with_its_connection() -> None:

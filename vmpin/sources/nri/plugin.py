@@ -23,7 +23,7 @@ from vmpin.errors import ConfigError, WireError
 from vmpin.sources.nri.connect import explained, inherited
 from vmpin.sources.nri.event_queue import NriQueue
 from vmpin.sources.nri.nri_events import Disconnected, NriCounters, NriUpdate
-from vmpin.sources.nri.stream import NriStream
+from vmpin.sources.nri.stream import MAX_UNSENT, NriStream
 
 if TYPE_CHECKING:
     from vmpin.host.retry import Backoff
@@ -59,12 +59,13 @@ class NriPlugin:
     :param index: two digits; plugins are called in this order.
     :param once: end with the first connection, as a plugin that the runtime started does.
     :param rest: called with the seconds between two attempts, in place of waiting until then or until `stop`.
+    :param max_unsent: bytes of answers that the runtime may leave unread.
     :raises ConfigError: for a name or index that no runtime takes.
     """
 
     def __init__(self, connect: Callable[[], socket.socket], queue: NriQueue, name: str = "vmpin", index: str = "90",
                  on_state: Callable[[bool, str], None] = lambda up, text: None, once: bool = False,
-                 rest: Callable[[float], None] | None = None) -> None:
+                 rest: Callable[[float], None] | None = None, max_unsent: int = MAX_UNSENT) -> None:
         if not _NAME.fullmatch(name) or not _INDEX.fullmatch(index):
             raise ConfigError(f"NRI plugin {name!r} with index {index!r}: a name is made of A-Za-z0-9_.+-, an index "
                               "is two digits")
@@ -78,6 +79,7 @@ class NriPlugin:
         self._on_state = on_state
         self._once = once
         self._rest = rest or self._wait
+        self._max_unsent = max_unsent
         self._backoff: Backoff | None = None
         self._lock = threading.Lock()
         self._updates: Mapping[ContainerId, NriUpdate] = {}
@@ -95,6 +97,11 @@ class NriPlugin:
     def can_reconnect(self) -> bool:
         """Whether `reconnect` can make another connection."""
         return not self._once
+
+    @property
+    def updates(self) -> Mapping[ContainerId, NriUpdate]:
+        """The CPUs that wait for the runtime's next list."""
+        return self._updates
 
     @property
     def running(self) -> bool:
@@ -146,7 +153,7 @@ class NriPlugin:
             with self._lock:
                 updates, self._updates = self._updates, {}
                 self._reconnecting.clear()
-            stream = NriStream(connection, self._wake)
+            stream = NriStream(connection, self._wake, self._max_unsent)
             session = NriSession(self.name, self.index, self.counters, self._odd, updates=updates,
                                  peer=stream.peer_pid)
             try:

@@ -17,12 +17,15 @@ MAX_UNSENT = 1 << 20
 
 
 class NriStream:
-    """:param wake: an eventfd; writing to it ends a `receive`."""
+    """:param wake: an eventfd; writing to it ends a `receive`.
+    :param max_unsent: bytes that the peer may leave unread.
+    """
 
-    def __init__(self, connection: socket.socket, wake: int) -> None:
+    def __init__(self, connection: socket.socket, wake: int, max_unsent: int = MAX_UNSENT) -> None:
         connection.setblocking(False)
         self._connection = connection
         self._wake = wake
+        self._max_unsent = max_unsent
         self._unsent = b""
         self._poll = select.poll()
         self._poll.register(wake, select.POLLIN)
@@ -47,7 +50,7 @@ class NriStream:
         """
         self._unsent += data
         self._flush()
-        if len(self._unsent) > MAX_UNSENT:
+        if len(self._unsent) > self._max_unsent:
             raise WireError("NRI", f"the runtime does not read {len(self._unsent)} bytes of answers")
 
     def receive(self, seconds: float | None) -> bytes | None:
