@@ -84,7 +84,7 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 class Agent:
-    """A scripted agent that speaks guestproto as it should; a subclass or attribute changes what it says."""
+    """A scripted agent that keeps to the protocol; a subclass or attribute changes its answers."""
 
     def __init__(self) -> None:
         self.requests: list[HostMessage] = []

@@ -16,7 +16,7 @@ from vmpin.protocol.messages import Unpin, VcpuMap
 
 PORT = 10789
 #: Seconds in which the watcher surely looks again for an agent that it has lost. After some more it does so every five
-#: minutes only, or when it is asked to (guest/attempts.py).
+#: minutes only, or when it is asked to (guests/attempts.py).
 SOON = 5.0
 #: What a peer that goes away shows as.
 ENDED = (OSError, EOFError, IndexError, ValueError, ProtocolError)

@@ -179,7 +179,7 @@ class VmGuest:
         return f"no answer within {seconds:g} s"
 
     def _unpin_result(self) -> str:
-        """"" while it is open."""
+        """The result as a text; "" while it is outstanding."""
         agent, kata = self.agent, self.kata
         if agent is not None and agent.up:
             if agent.unpin_error:

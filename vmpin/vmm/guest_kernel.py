@@ -1,7 +1,7 @@
 """Which Linux a VM was started with, from the kernel image that QEMU was given.
 
 The guest is not asked: what it says of itself need not be so. QEMU reads the file once, so it is believed only as long
-as it is the one from before the VM started. What stays out: what follows from it (guest/numbers).
+as it is the one from before the VM started. What stays out: what follows from it (guests.cpu_numbers).
 """
 
 from __future__ import annotations

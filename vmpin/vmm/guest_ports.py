@@ -1,7 +1,7 @@
 """What a VMM's command line says of the ways into its guest, and of the numbers that its vCPUs have there.
 
 Pure. What cannot be read is left out, never guessed: argv is not ours. What stays out: whether anybody answers there,
-and connecting (channel/).
+and connecting (guests.transport).
 """
 
 from __future__ import annotations

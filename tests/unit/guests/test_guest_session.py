@@ -413,7 +413,7 @@ def test_what_the_guest_has_sent_again_allows_it_nothing() -> None:
 
 
 def test_one_that_answers_with_an_error_is_nobody_and_says_why() -> None:
-    """So that Kata's agent is asked instead (vmguest)."""
+    """So that Kata's agent is asked instead (vm_guest)."""
     class Odd(Agent):
         def answer(self, request: HostMessage) -> None:
             self.say(Failure(request.id, "no\x1b such thing"))
