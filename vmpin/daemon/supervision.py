@@ -45,6 +45,8 @@ class SupervisedTasks:
                 task.cancel()
 
     async def _supervise(self, name: str, source: Source) -> None:
+        """Run a source's task, and start it again when it fails. Not by host.retry: what fails here is a defect or a
+        local resource, and tenacity would be loaded at the first such error in the daemon's loop."""
         pause = self._timeouts.restart
         while True:
             started = time.monotonic()

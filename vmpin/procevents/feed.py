@@ -94,7 +94,11 @@ class ProcEventsFeed:
                 self._resync = None
 
     async def _open(self) -> ProcConnector:
-        """Open the connector, and try again later where that fails; each reason is logged once."""
+        """Open the connector, and try again later where that fails; each reason is logged once.
+
+        At an even pause and not by host.retry: the kernel's refusal (a right, a namespace) rarely changes, and no peer
+        is relieved by a backoff.
+        """
         while True:
             try:
                 return await self._open_once()
