@@ -255,13 +255,13 @@ def shown(world: World, uid: str, threads: list[ThreadStatus]) -> tuple[dict[str
     return found, "\n".join(text)
 
 
-def test_alone_is_said_of_what_is_one_containers_only() -> None:
+def test_cpus_that_two_containers_of_a_pod_have_are_called_the_pods() -> None:
     world = next(world for what, world in steps() if what.startswith("13:49:28"))
     found, text = shown(world, "85868e94", [])
     with_whom = {container["name"]: container["shared_with"] for container in found["containers"]}
     assert with_whom == {"web": [], "aux": ["vm-log"], "log": ["vm-aux"]}
-    assert "web (vm-web) has CPUs 6, alone (the kubelet's checkpoint gives them to it)" in text
-    assert "aux (vm-aux) has CPUs 4-5, its pod's alone, some of them together with log (vm-log)" in text
+    assert "web (vm-web) has CPUs 6, exclusive (the kubelet's checkpoint assigns them)" in text
+    assert "aux (vm-aux) has CPUs 4-5, exclusive to its pod, some of them shared with log (vm-log)" in text
 
 
 def test_a_sandbox_that_waits_is_called_so_while_its_threads_are_elsewhere() -> None:

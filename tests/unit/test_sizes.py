@@ -1,0 +1,27 @@
+"""The size of the product: no package grows too large to read.
+
+Lines of `*.py` and of the hook, in vmpin, guest and hooks; a subpackage counts apart from its package.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: A package of more lines is two packages.
+LARGEST = 2500
+
+FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),
+         ROOT / "hooks" / "vmpin-hook"]
+PACKAGES = sorted({path.parent for path in FILES if path.name != "vmpin-hook"})
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: str(package.relative_to(ROOT)))
+def test_a_package_can_be_read(package: Path) -> None:
+    assert sum(lines(path) for path in FILES if path.parent == package) < LARGEST
