@@ -72,7 +72,7 @@ class Node:
         for thread in found:
             self.cgroup(thread.id.tid, self.first if thread.id.tid == self.small else both)
         self.reconciler.cgroups = Cgroups(self.root / "cgroup", Procfs(self.root / "proc"))
-        self.reconciler.observer.vms[self.id] = Vm(self.id, VmmType.QEMU, process, known=True)
+        self.reconciler.inventory.vms[self.id] = Vm(self.id, VmmType.QEMU, process, known=True)
         self.reconciler.placements[self.id] = Placement(
             self.id, both, Verdict.PINNED, (), (VcpuPlacement(VcpuId(0), self.first),
                                                 VcpuPlacement(VcpuId(1), self.first)),

@@ -67,7 +67,7 @@ class Spinners:
         pid = self.children[sandbox].pid
         main = thread_of(pid)
         vm = Vm(sandbox, VmmType.QEMU, Process(pid, main.id, ThreadRole.EMULATOR, ["qemu"], threads={pid: main}))
-        self.reconciler.observer.vms[sandbox] = vm
+        self.reconciler.inventory.vms[sandbox] = vm
         return vm
 
     def place(self, sandbox: SandboxId, cpus: CpuSet | None) -> None:
@@ -96,7 +96,7 @@ class Spinners:
     def end(self, vm: Vm) -> None:
         self.children[vm.sandbox].kill()
         self.children[vm.sandbox].wait()
-        self.reconciler.observer.vms.pop(vm.sandbox, None)
+        self.reconciler.inventory.vms.pop(vm.sandbox, None)
 
     def close(self) -> None:
         for child in self.children.values():

@@ -21,8 +21,8 @@ def settled(made: Node, machines: Sequence[Machine]) -> Reconciler:
     # Names of new threads are read again in the pass after, and new processes in the first three.
     for _ in range(4):
         reconciler.resync()
-    if len(reconciler.observer.vms) != len(machines):
-        raise CannotMeasure(f"{len(reconciler.observer.vms)} of {len(machines)} VMs were found")
+    if len(reconciler.inventory.vms) != len(machines):
+        raise CannotMeasure(f"{len(reconciler.inventory.vms)} of {len(machines)} VMs were found")
     return reconciler
 
 

@@ -323,7 +323,7 @@ class Watcher:
 
     def _ask_qmp(self) -> None:
         """Query QEMUs whose threads have no names; what they answer is placed in a pass of its own."""
-        for vm in self.reconciler.wanting_qmp():
+        for vm in self.reconciler.needing_qmp():
             task = asyncio.create_task(self._query(vm))
             self._queries.add(task)
             task.add_done_callback(self._queries.discard)

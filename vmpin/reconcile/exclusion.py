@@ -27,7 +27,7 @@ class Exclusion:
 
     def restore(self, reconciler: Reconciler) -> None:
         """Set the masks from before, and forget them. What the kernel refuses is tried again at the next call."""
-        only = reconciler.observer.only
+        only = reconciler.inventory.only
         excluded = [sandbox for sandbox in reconciler.originals.masks if not fnmatchcase(sandbox, only)]
         self._refused &= set(excluded)
         for sandbox in excluded:

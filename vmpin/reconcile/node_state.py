@@ -40,7 +40,7 @@ from vmpin.runtime.oci import HookState
 from vmpin.sources.disk import DiskSources
 from vmpin.sources.hook_state import events_of
 from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
-from vmpin.vmm.inventory import Observer, Vm
+from vmpin.vmm.inventory import Vm, VmInventory
 
 if TYPE_CHECKING:
     from vmpin.domain.proof import ResidencyLedger
@@ -75,7 +75,7 @@ class NodeState:
         self._store = adapters.store
         saved = self._store.load(set_aside=acts)
         self.state: DesiredState = saved.state
-        self.observer = Observer(self.proc, str(config.paths.sys), config.watch.pattern, saved.vcpus)
+        self.inventory = VmInventory(self.proc, str(config.paths.sys), config.watch.pattern, saved.vcpus)
         self.checkpoint = KubeletCheckpoint(config.paths.kubelet, logger.warning,
                                             saved.kubelet if config.watch.kubelet else None)
         self.disagreements = SourceDisagreements()
@@ -85,7 +85,7 @@ class NodeState:
         self.placement_cache.dirty.update(self.state.sandboxes)
         self.placements = self.placement_cache.placements
         self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.tally, lambda: self.ledger.drift,
-                                            f"{self.proc.root}/1/root", self.observer.vms, self._pinned_by_kata)
+                                            f"{self.proc.root}/1/root", self.inventory.vms, self._pinned_by_kata)
         self.drift_tracker = DriftTracker(self.drift_evidence.explain_repairs, config.contention_rules)
         self.originals = OriginalMaskStore(self.proc, saved.originals)
         self.pinner = Pinner(self.proc, self.cgroups, self.originals, self.drift_tracker)
@@ -128,7 +128,7 @@ class NodeState:
     @property
     def unsaved(self) -> bool:
         """Whether the state file is behind."""
-        return self.changed or self.originals.learned or self.placement_cache.learned or self.observer.learned
+        return self.changed or self.originals.learned or self.placement_cache.learned or self.inventory.learned
 
     def save_again(self) -> None:
         """Have everything written once more: the state file is gone."""
@@ -184,13 +184,13 @@ class NodeState:
         """The cpuset.cpus files that the CPUs of containers, and of VMMs' cgroups, are written to."""
         processes = [record.init for sandbox in self.state.sandboxes.values()
                      for record in sandbox.containers.values() if record.init is not None]
-        return self.cpusets.paths([*processes, *(vm.vmm.id for vm in self.observer.vms.values())],
-                                  self.observer.census.round)
+        return self.cpusets.paths([*processes, *(vm.vmm.id for vm in self.inventory.vms.values())],
+                                  self.inventory.process_table.round)
 
     def moves(self, sandboxes: Iterable[SandboxId]) -> None:
         """Have the cgroups of VMMs read again: the runtime may have moved them, or soon will."""
         for sandbox in sandboxes:
-            if (vm := self.observer.vms.get(sandbox)) is not None:
+            if (vm := self.inventory.vms.get(sandbox)) is not None:
                 self.cpusets.forget(vm.vmm.id)
 
     def written(self, files: Collection[Path]) -> set[SandboxId]:
@@ -201,7 +201,7 @@ class NodeState:
                 if record.init is not None and self.cpusets.among(record.init, files):
                     touched.add(sandbox.id)
                     self.reduce(self.sources.cgroup(sandbox.id, record, record.init))
-        for vm in self.observer.vms.values():
+        for vm in self.inventory.vms.values():
             if self.cpusets.among(vm.vmm.id, files):
                 touched.add(vm.sandbox)
                 self.drift_evidence.written(vm.sandbox)
@@ -221,7 +221,7 @@ class NodeState:
 
     def births_reported(self, reported: bool) -> None:
         """Take in whether every fork event arrives: a process with as many threads as before is not listed then."""
-        self.observer.told = reported
+        self.inventory.told = reported
 
     def pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
         """Take in the answer of PodResources, None without one."""
@@ -266,18 +266,18 @@ class NodeState:
     def reconfigure(self, config: Config) -> None:
         """Use another configuration. Paths stay as they were until a restart."""
         self.config = config
-        self.observer.only = config.watch.pattern
+        self.inventory.only = config.watch.pattern
         self.pinner.drift_tracker.contention.rules = config.contention_rules
         self.sources.kata.use_annotation(config.policy.exclusive_annotation)
         self.renew(self.node.topology, self.checkpoint.read() if config.watch.kubelet else None)
 
-    def wanting_qmp(self) -> list[Vm]:
+    def needing_qmp(self) -> list[Vm]:
         """The VMs whose threads only QMP can identify, and that were not asked as they are; none if QMP is off."""
-        return self.observer.wanting_qmp() if self.config.watch.qmp else []
+        return self.inventory.needing_qmp() if self.config.watch.qmp else []
 
     def without_kata(self, sandboxes: Iterable[SandboxId]) -> set[SandboxId]:
         """The VMs among these whose containers' CPUs are in no file of Kata's."""
-        return {sandbox for sandbox in sandboxes if sandbox in self.observer.vms
+        return {sandbox for sandbox in sandboxes if sandbox in self.inventory.vms
                 and ((kata := self.sources.sandboxes.get(sandbox)) is None or kata.containers is None)}
 
     def all_sandboxes(self) -> list[SandboxId]:
@@ -287,7 +287,8 @@ class NodeState:
     def vm_sandboxes(self) -> set[SandboxId]:
         """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""
         by_handler = {sandbox.id for sandbox in self.state.sandboxes.values() if sandbox.handler.startswith("kata")}
-        return self.observer.vms.keys() | self.sources.sandboxes.keys() | self.observer.census.shims() | by_handler
+        with_shims = self.inventory.process_table.sandboxes_with_shims()
+        return self.inventory.vms.keys() | self.sources.sandboxes.keys() | with_shims | by_handler
 
     def _pinned_by_kata(self, sandbox: SandboxId) -> bool:
         """Whether Kata sets the masks of a sandbox's vCPUs, too (enable_vcpus_pinning)."""
@@ -304,9 +305,9 @@ class NodeState:
                                   for name, sandbox in state.sandboxes.items()})
         kubelet = self.kubelet if self.kubelet is not None and self.kubelet.static else None
         if not self._store.save(SavedState(state, self.placement_cache.previous, self.originals.masks,
-                                           self.observer.vcpus, kubelet)):
+                                           self.inventory.vcpus, kubelet)):
             return False
-        self.changed = self.originals.learned = self.placement_cache.learned = self.observer.learned = False
+        self.changed = self.originals.learned = self.placement_cache.learned = self.inventory.learned = False
         return True
 
     def keep_mask(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> None:

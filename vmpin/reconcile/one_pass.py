@@ -86,7 +86,7 @@ def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[Node
 def _passes(reconciler: Reconciler, act: bool) -> PassReport:
     """A pass, and another when QMP told more."""
     report = reconciler.resync(act, full=True)
-    vms = reconciler.wanting_qmp()
+    vms = reconciler.needing_qmp()
     if not vms:
         return report
     import asyncio  # a tenth of a second on a slow machine, and most nodes never ask

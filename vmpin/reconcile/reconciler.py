@@ -77,19 +77,19 @@ class Reconciler(NodeState):
         self.sources.online = self.node.online
         self.sources.read()
         self._scan(full)
-        self.reduce(self.sources.events(self.state, set(self.observer.vms)))
+        self.reduce(self.sources.events(self.state, set(self.inventory.vms)))
         self.reduce(self.requests.over(self.state, time.monotonic()))
         self._forget_ended()
         if act:
             self._exclusion.restore(self)
         # What a full pass reads is mostly new: the files of its threads are kept open for the masks that follow.
         with self.proc.keeping_stat_files() if act and full else contextlib.nullcontext():
-            found = self._pass(list(self.observer.vms), act)
+            found = self._pass(list(self.inventory.vms), act)
         if act:
-            self.drift_evidence.settled(self.node.topology.all_cpus, self.observer.vms.values())
+            self.drift_evidence.settled(self.node.topology.all_cpus, self.inventory.vms.values())
         self.disagreements.compare(self.state, self.kubelet, self.node.online, self.config.watch.resync_seconds,
                                    nri=self.sources.nri)
-        return PassReport(found, len(self.observer.vms), time.perf_counter() - started)
+        return PassReport(found, len(self.inventory.vms), time.perf_counter() - started)
 
     @log.operation()
     def reconcile(self, sandboxes: Iterable[SandboxId], act: bool = True, scan: bool = True) -> PassReport:
@@ -103,16 +103,16 @@ class Reconciler(NodeState):
         self.read_kubelet()
         if any(map(self.pinner.doubts, wanted)):
             self.sources.read()
-            self.reduce(self.sources.events(self.state, set(self.observer.vms)))
-        if scan and any(sandbox not in self.observer.vms for sandbox in wanted):
+            self.reduce(self.sources.events(self.state, set(self.inventory.vms)))
+        if scan and any(sandbox not in self.inventory.vms for sandbox in wanted):
             self._scan(full=False)
-        found = self._pass([sandbox for sandbox in self.observer.vms if sandbox in wanted], act)
+        found = self._pass([sandbox for sandbox in self.inventory.vms if sandbox in wanted], act)
         return PassReport(found, len(wanted), time.perf_counter() - started)
 
     def refresh(self) -> None:
         """Read which threads the VMs have, so that status shows no others. Sets no mask: a new thread is placed, and
         set in the next pass."""
-        for sandbox in list(self.observer.vms):
+        for sandbox in list(self.inventory.vms):
             self.failures.run(sandbox, self._refresh)
         self._place()
 
@@ -125,7 +125,7 @@ class Reconciler(NodeState):
     def inspect_process(self, pid: int) -> Found | None:
         """Classify a process that has just executed a program, or appeared: (main thread, classification, argv); None
         if unrelated."""
-        return self.observer.look(pid)
+        return self.inventory.inspect(pid)
 
     def pin_newborn(self, placement: Placement, thread: VmThread, mask: CpuSet) -> Result | None:
         """Do for one new thread, ahead of its VM's next pass, what a pass does: compare its mask with the placement,
@@ -144,36 +144,36 @@ class Reconciler(NodeState):
 
     def assign_processes(self) -> set[SandboxId]:
         """Give sandboxes the processes that were inspected. :returns: those whose VM is another now."""
-        changed = self.observer.assign(self.sources.claims(self.state))
+        changed = self.inventory.assign(self.sources.claims(self.state))
         self._changed_vms(changed)
         return changed
 
     def _scan(self, full: bool) -> None:
-        self._changed_vms(self.observer.scan(self.sources.claims(self.state), full))
+        self._changed_vms(self.inventory.scan(self.sources.claims(self.state), full))
 
     def _changed_vms(self, changed: set[SandboxId]) -> None:
         """Have sandboxes placed again whose VM appeared, ended or is another."""
         self.placement_cache.dirty |= changed
-        for sandbox in changed & self.observer.vms.keys():
+        for sandbox in changed & self.inventory.vms.keys():
             # A kernel thread that came late (kvm-pit) changes neither the VMM's own threads nor the placement.
             self.pinner.recheck(sandbox)
-        self.reduce([SandboxSeen(sandbox, "vmm") for sandbox in self.observer.vms])
+        self.reduce([SandboxSeen(sandbox, "vmm") for sandbox in self.inventory.vms])
 
     # Steps of a pass
 
     def _forget_ended(self) -> None:
         """Have each owner drop VMs that have ended, sandboxes that are gone, and containers stopped long ago."""
-        vms, helped = self.observer.vms.keys(), self.observer.census.helped()
+        vms, helped = self.inventory.vms.keys(), self.inventory.process_table.sandboxes_with_helpers()
         self.drift_evidence.keep_only(vms)
         self.failures.keep_only(vms)
         for sandbox in self.newborn_counts.keys() - vms - helped:
             del self.newborn_counts[sandbox]
         kept = vms | self.state.sandboxes.keys() | helped
         self.pinner.keep_only(vms)
-        self.changed |= self.originals.keep_only(kept, self.observer.census.runs)
+        self.changed |= self.originals.keep_only(kept, self.inventory.process_table.is_running)
         self.changed |= self.placement_cache.keep_only(vms, kept)
-        for sandbox in self.observer.vcpus.keys() - kept:
-            del self.observer.vcpus[sandbox]
+        for sandbox in self.inventory.vcpus.keys() - kept:
+            del self.inventory.vcpus[sandbox]
             self.changed = True
         horizon = boottime.now() - STOPPED_FOR
         for sandbox, state in self.state.sandboxes.items():
@@ -207,14 +207,14 @@ class Reconciler(NodeState):
 
     def _operations(self, sandbox: SandboxId) -> tuple[SetAffinity, ...]:
         placement = self.placements.get(sandbox)
-        return () if placement is None else self.pinner.operations(self.observer.vms[sandbox], placement)
+        return () if placement is None else self.pinner.operations(self.inventory.vms[sandbox], placement)
 
     def _refresh(self, sandbox: SandboxId) -> Vm | None:
         """Read a VM's threads; it is placed again if they changed. None when there is no VM, or it has ended."""
-        vm = self.observer.vms.get(sandbox)
+        vm = self.inventory.vms.get(sandbox)
         if vm is None:
             return None
-        changed = self.observer.refresh(vm)
+        changed = self.inventory.refresh(vm)
         if changed is None:
             self.placement_cache.dirty.add(sandbox)
             return None
@@ -225,7 +225,7 @@ class Reconciler(NodeState):
 
     def _place(self) -> set[SandboxId]:
         """Place the sandboxes that changed. :returns: those whose placement is another than before."""
-        return self.placement_cache.place(self.state, self.observer.vms, self.pinner.recheck, self.failures.record)
+        return self.placement_cache.place(self.state, self.inventory.vms, self.pinner.recheck, self.failures.record)
 
     # Restoring original masks
 
@@ -266,10 +266,10 @@ class Reconciler(NodeState):
     def _owned(self, sandbox: SandboxId) -> list[tuple[VmThread, ThreadId]]:
         """The threads of a sandbox at this moment, each with its process; without a VM those of its helpers."""
         self._refresh(sandbox)
-        vm = self.observer.vms.get(sandbox)
+        vm = self.inventory.vms.get(sandbox)
         if vm is not None:
             return [(thread, vm.main_of(thread)) for thread in vm.threads()]
-        return [(thread, process.id) for process in self.observer.helpers(sandbox)
+        return [(thread, process.id) for process in self.inventory.helpers(sandbox)
                 for thread in process.threads.values()]
 
     def take_back(self, sandboxes: Iterable[SandboxId]) -> None:

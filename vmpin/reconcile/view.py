@@ -143,25 +143,25 @@ class NodeView:
 
     @property
     def vms(self) -> Mapping[SandboxId, Vm]:
-        return self._state.observer.vms
+        return self._state.inventory.vms
 
     @property
     def followed(self) -> Mapping[int, tuple[Vm, Process]]:
         """The processes whose threads are followed, by pid."""
-        return self._state.observer.followed
+        return self._state.inventory.followed
 
     @property
     def helper_pids(self) -> AbstractSet[int]:
         """The processes beside VMMs (virtiofsd, shims), their VM there or not."""
-        return self._state.observer.census.helpers.keys()
+        return self._state.inventory.process_table.helpers.keys()
 
     def helped(self) -> set[SandboxId]:
         """The sandboxes that have helpers, their VM there or not."""
-        return self._state.observer.census.helped()
+        return self._state.inventory.process_table.sandboxes_with_helpers()
 
     def runs(self, process: ThreadId) -> bool:
         """Whether a process has not ended."""
-        return self._state.observer.census.runs(process)
+        return self._state.inventory.process_table.is_running(process)
 
     def vm_sandboxes(self) -> set[SandboxId]:
         """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""

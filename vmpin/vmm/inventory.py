@@ -120,7 +120,7 @@ class Vm:
         return thread.id
 
 
-class Observer:
+class VmInventory:
     """Follows the processes below `proc`; of the sandboxes, those whose ids the pattern `only` matches.
 
     :param vcpus: what was found out of VMMs before, as a state file has it.
@@ -138,7 +138,7 @@ class Observer:
         self.learned = False
         #: Whether of each thread that is born somebody sets `grown`: as many threads as there were are the same then.
         self.told = False
-        self.census = ProcessTable(proc)
+        self.process_table = ProcessTable(proc)
         self._doubles: set[tuple[SandboxId, int]] = set()
         self._followed: dict[int, tuple[Vm, Process]] | None = None
 
@@ -151,14 +151,14 @@ class Observer:
         if full:
             for _, process in self.followed.values():
                 process.grown = True
-        self.census.scan([claim.pid for claim in claims.values()], full)
+        self.process_table.scan([claim.pid for claim in claims.values()], full)
         return self.assign(claims)
 
-    def look(self, pid: int) -> Found | None:
+    def inspect(self, pid: int) -> Found | None:
         """Look at one process that has just executed a program, or come. :returns: who it is, and what to whom; None
         when it is nothing to us."""
         vm, process = self.followed.get(pid, (None, None))
-        found = self.census.look(pid)
+        found = self.process_table.inspect(pid)
         if vm is not None and process is vm.vmm and (found is None or found[2] != process.argv):
             del self.vms[vm.sandbox]  # another program, if it has the same number and start time
             self.learned = self.vcpus.pop(vm.sandbox, None) is not None or self.learned
@@ -175,12 +175,12 @@ class Observer:
     def helpers(self, sandbox: SandboxId) -> list[Process]:
         """A sandbox's helpers, its VM there or not, with their threads as they are now."""
         found = [Process(pid, identity, helper.role, argv)
-                 for pid, (identity, helper, argv) in self.census.helpers.items() if helper.sandbox == sandbox]
+                 for pid, (identity, helper, argv) in self.process_table.helpers.items() if helper.sandbox == sandbox]
         return [process for process in found if self._refresh(process, reread=True)]
 
     def assign(self, claims: Mapping[SandboxId, VmmClaim]) -> set[SandboxId]:
         """Give each sandbox its VMM and helpers. :returns: the sandboxes whose VM came, went or became another."""
-        vmms = self.census.vmms
+        vmms = self.process_table.vmms
         chosen: dict[SandboxId, int] = {}
         for sandbox, claim in claims.items():
             found = vmms.get(claim.pid)
@@ -191,7 +191,7 @@ class Observer:
             if vmm.sandbox is None or pid in taken:
                 continue
             other = chosen.setdefault(vmm.sandbox, pid)
-            if other != pid and not self.census.runs(vmms[other][0]):
+            if other != pid and not self.process_table.is_running(vmms[other][0]):
                 chosen[vmm.sandbox] = pid  # it follows one that has just ended
             elif other != pid and (vmm.sandbox, pid) not in self._doubles:
                 self._doubles.add((vmm.sandbox, pid))
@@ -219,7 +219,7 @@ class Observer:
 
     def _assign_helpers(self) -> set[SandboxId]:
         helpers: dict[SandboxId, list[Process]] = {}
-        for pid, (identity, found, argv) in self.census.helpers.items():
+        for pid, (identity, found, argv) in self.process_table.helpers.items():
             vm = self.vms.get(found.sandbox) if found.sandbox is not None else None
             if vm is None:
                 continue
@@ -227,7 +227,7 @@ class Observer:
                         if process.id == identity and process.role is found.role), None)
             helpers.setdefault(vm.sandbox, []).append(old or Process(pid, identity, found.role, argv))
         kernel: dict[int, list[VmThread]] = {}
-        for owner, thread in self.census.kernel.values():
+        for owner, thread in self.process_table.kernel.values():
             kernel.setdefault(owner, []).append(thread)
         changed = set()
         for sandbox, vm in self.vms.items():
@@ -240,7 +240,7 @@ class Observer:
     def refresh(self, vm: Vm) -> bool | None:
         """Read a VM's threads again. True when they changed, None when its VMM has ended (or is another by now)."""
         changed = False
-        turn = vm.vmm.pid % ROUNDS == self.census.round % ROUNDS
+        turn = vm.vmm.pid % ROUNDS == self.process_table.round % ROUNDS
         for process in vm.processes():
             own = self._refresh(process, turn)
             if own is None and process is vm.vmm:
@@ -272,7 +272,7 @@ class Observer:
     def _lost(self, vm: Vm) -> None:
         """Its VMM has ended."""
         del self.vms[vm.sandbox]
-        self.census.lost(vm.vmm.pid)
+        self.process_table.forget(vm.vmm.pid)
         self._followed = None
 
     def _refresh(self, process: Process, reread: bool) -> bool | None:
@@ -348,7 +348,7 @@ class Observer:
             self.vcpus[vm.sandbox] = told
             self.learned = True
 
-    def wanting_qmp(self) -> list[Vm]:
+    def needing_qmp(self) -> list[Vm]:
         """VMs whose threads only QMP can tell apart and that were not asked yet as they are."""
         wanting = []
         for vm in self.vms.values():

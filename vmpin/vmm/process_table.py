@@ -57,38 +57,38 @@ class ProcessTable:
         for pid in pids:
             since = self._seen.setdefault(pid, self.round)
             if full or self.round - since < YOUNG_PASSES or int(pid) % ROUNDS == turn:
-                self._look(pid)
+                self._inspect(pid)
         for number in claimed:
             if number not in self.vmms and (pid := str(number)) in here:
-                self._look(pid)
+                self._inspect(pid)
 
-    def look(self, pid: int) -> Found | None:
+    def inspect(self, pid: int) -> Found | None:
         """Look at one process that has just executed a program, or come. :returns: who it is, and what to whom."""
         # Most are of containers, or have ended: those cost one system call. virtiofsd's child executes nothing.
         if pid not in self.helpers and self.proc.nested(pid) is not False:
             self._drop(pid)
             return None
-        self._look(str(pid))
+        self._inspect(str(pid))
         found = self.vmms.get(pid) or self.helpers.get(pid)
         if found is not None or pid in self.kernel:
             self._seen.setdefault(str(pid), self.round)
         return found
 
-    def lost(self, pid: int) -> None:
+    def forget(self, pid: int) -> None:
         """A VMM has ended; whoever has its pid is looked at anew."""
         self.vmms.pop(pid, None)
         self._seen.pop(str(pid), None)
 
-    def runs(self, main: ThreadId) -> bool:
+    def is_running(self, main: ThreadId) -> bool:
         """Whether a process, by its main thread, has not ended, waited for or not."""
         stat = self.proc.thread_stat(main.tid, main.tid)
         return stat is not None and stat.starttime == main.starttime and stat.state not in "ZX"
 
-    def helped(self) -> set[SandboxId]:
+    def sandboxes_with_helpers(self) -> set[SandboxId]:
         """The sandboxes that have helpers."""
         return {found.sandbox for _, found, _ in self.helpers.values() if found.sandbox is not None}
 
-    def shims(self) -> set[SandboxId]:
+    def sandboxes_with_shims(self) -> set[SandboxId]:
         """The sandboxes that have a VM runtime's shim: VMs, whether one was found or not."""
         return {found.sandbox for _, found, _ in self.helpers.values()
                 if found.role is ThreadRole.SHIM and found.sandbox is not None}
@@ -98,7 +98,7 @@ class ProcessTable:
         self.helpers.pop(pid, None)
         self.kernel.pop(pid, None)
 
-    def _look(self, pid: str) -> None:
+    def _inspect(self, pid: str) -> None:
         """Read what a process is; it may be another than last time."""
         beginning = self.proc.beginning(pid)
         number = int(pid)
@@ -154,7 +154,8 @@ class ProcessTable:
             return vmm
         known = self.vmms.get(identity.tid)
         names = {known[1].sandbox} if known is not None and known[0] == identity else set()
-        whole = [name for name in self.helped() | names if name is not None and name.startswith(vmm.sandbox)]
+        whole = [name for name in self.sandboxes_with_helpers() | names
+                 if name is not None and name.startswith(vmm.sandbox)]
         return vmm._replace(sandbox=max(whole, key=len)) if whole else vmm
 
     def _runs_dragonball(self, pid: str) -> bool:

@@ -22,7 +22,7 @@ from vmpin.host import affinity
 from vmpin.host.procfs import Procfs
 from vmpin.reconcile import state_file
 from vmpin.vmm import threads
-from vmpin.vmm.inventory import Observer
+from vmpin.vmm.inventory import VmInventory
 
 SEED = int(os.environ.get("VMPIN_LAB_SEED", "7"))
 
@@ -64,7 +64,7 @@ def state_is_sound() -> None:
 
 
 @pytest.mark.parametrize(("where", "what", "call", "reaped"), [
-    (Observer, "refresh", 1, True), (threads, "identify", 1, False), (affinity, "pin_seen", 1, True),
+    (VmInventory, "refresh", 1, True), (threads, "identify", 1, False), (affinity, "pin_seen", 1, True),
     (affinity, "pin_seen", 4, False)],
     ids=["before its threads are read", "before they are told apart, not yet reaped", "before the first mask",
          "amid the masks, not yet reaped"])
@@ -95,7 +95,7 @@ def test_a_vmm_killed_in_the_middle_of_a_pass_is_no_error_and_others_are_placed(
         vmpin.reconcile()
     assert calls >= call
     assert settled(other, ["4", "5"], "4-5")
-    assert set(vmpin.reconcile().observer.vms) == {SandboxId(other.sandbox)}
+    assert set(vmpin.reconcile().inventory.vms) == {SandboxId(other.sandbox)}
     assert settled(other, ["4", "5"], "4-5")
     state_is_sound()
 

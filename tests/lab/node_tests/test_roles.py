@@ -15,7 +15,7 @@ from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadRole, VcpuId, VmmType
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
 from vmpin.vmm import kvm, qmp
-from vmpin.vmm.inventory import Observer
+from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.qemu_cmdline import cpu_index, iothread_ids
 from vmpin.vmm.thread_names import read_names
 from vmpin.vmm.threads import Identified, identify
@@ -156,10 +156,10 @@ def test_busy_vcpus_are_told_by_debugfs_where_kvm_run_cannot(nested_vm: StartsVm
 def test_observer_has_every_thread_that_works_for_the_vm(which: str, request: pytest.FixtureRequest,
                                                         variant: Variant) -> None:
     vm: NestedVm = request.getfixturevalue(which)
-    observer = Observer(Procfs(), only=vm.sandbox)
-    observer.scan({SandboxId(vm.sandbox): VmmClaim(vm.pid)}, full=True)
-    found = observer.vms[SandboxId(vm.sandbox)]
-    assert observer.refresh(found)
+    inventory = VmInventory(Procfs(), only=vm.sandbox)
+    inventory.scan({SandboxId(vm.sandbox): VmmClaim(vm.pid)}, full=True)
+    found = inventory.vms[SandboxId(vm.sandbox)]
+    assert inventory.refresh(found)
     seen = {thread.id.tid: thread for thread in found.threads()}
     assert {tid: thread.role for tid, thread in seen.items()} == vm.roles()
     assert {tid: thread.vcpu for tid, thread in seen.items() if thread.vcpu is not None} == vm.vcpus()

@@ -52,9 +52,9 @@ def test_threads_are_counted_by_what_the_kernel_says_of_them(node: Node) -> None
                        ("trimmed", "emulator"): 1, ("unasked", "iothread"): 1}
     assert node.values("vmpin_sandboxes") == {
         ("pinned",): 0, ("floating",): 0, ("waiting",): 0, ("degraded",): 1, ("unmanaged",): 0, ("off",): 0}
-    astray = next(thread for thread in node.reconciler.observer.vms[node.id].threads() if thread.vcpu == 1)
+    astray = next(thread for thread in node.reconciler.inventory.vms[node.id].threads() if thread.vcpu == 1)
     os.sched_setaffinity(astray.id.tid, node.first)
-    trimmed = next(thread for thread in node.reconciler.observer.vms[node.id].threads()
+    trimmed = next(thread for thread in node.reconciler.inventory.vms[node.id].threads()
                    if thread.role is ThreadRole.EMULATOR)
     os.sched_setaffinity(trimmed.id.tid, node.first | node.second)
     assert node.values("vmpin_threads")["elsewhere", "vcpu"] == 0
@@ -104,7 +104,7 @@ def test_a_vm_that_ends_while_it_is_counted_is_off(node: Node) -> None:
     count = Headcount()
     steps = count.take(node.view)
     next(steps)
-    del node.reconciler.observer.vms[node.id]
+    del node.reconciler.inventory.vms[node.id]
     for _ in steps:
         pass
     assert count.verdicts() == {Verdict.OFF: 1}

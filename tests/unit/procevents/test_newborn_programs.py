@@ -42,7 +42,7 @@ def test_a_vmm_of_which_nobody_told_goes_to_the_shared_pool_at_its_exec(machine:
     follow_up = machine.executed(vmm)
     assert mask(vmm) == machine.pool
     assert (follow_up.relevant, follow_up.started) == (True, {sandbox("a")})
-    assert machine.reconciler.observer.vms[sandbox("a")].vmm.pid == vmm.pid
+    assert machine.reconciler.inventory.vms[sandbox("a")].vmm.pid == vmm.pid
     account = machine.account("a")
     assert (account.reported, account.born_inside, account.outside, account.placed) == (1, 0, 1, 1)
     assert 0 < account.outside_max == account.placed_max < 10
@@ -110,7 +110,7 @@ def test_a_container_that_executes_such_a_program_is_left_alone(machine: Machine
     follow_up = machine.executed(inside)
     machine.resync()
     assert mask(inside) == machine.both
-    assert (follow_up.relevant, machine.reconciler.observer.vms, machine.reconciler.newborn_counts) == (False, {}, {})
+    assert (follow_up.relevant, machine.reconciler.inventory.vms, machine.reconciler.newborn_counts) == (False, {}, {})
     assert machine.reconciler.all_sandboxes() == []
 
 
@@ -156,13 +156,13 @@ def test_of_processes_that_were_forked_before_it_was_looked_at_a_few_are_placed_
 def test_a_process_that_executes_something_else_is_followed_no_more(machine: Machine) -> None:
     vmm = machine.process("qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')}", script="read line; exec sleep 60")
     machine.executed(vmm)
-    assert sandbox("a") in machine.reconciler.observer.vms
+    assert sandbox("a") in machine.reconciler.inventory.vms
     assert vmm.stdin is not None
     vmm.stdin.write(b"go\n")
     vmm.stdin.flush()
     until(lambda: Procfs().cmdline(vmm.pid) == ["sleep", "60"])
     machine.executed(vmm)
-    assert sandbox("a") not in machine.reconciler.observer.vms
+    assert sandbox("a") not in machine.reconciler.inventory.vms
     with Thread() as thread:
         machine.take(Fork(time.monotonic_ns(), 1, 1, thread.tid, vmm.pid))
         assert mask(thread.tid) == CpuSet(os.sched_getaffinity(0))
@@ -178,17 +178,17 @@ def test_a_vmm_that_executes_itself_with_other_arguments_is_another(machine: Mac
     vmm.stdin.flush()
     until(lambda: Procfs().cmdline(vmm.pid)[-1:] == ["7"])  # none for a moment, while it executes itself
     machine.executed(vmm)
-    assert machine.reconciler.observer.vms[sandbox("a")].vmm.argv[-2:] == ["-smp", "7"]
+    assert machine.reconciler.inventory.vms[sandbox("a")].vmm.argv[-2:] == ["-smp", "7"]
 
 
 def test_a_helper_belongs_to_the_vm_that_comes_later(machine: Machine) -> None:
     shim = machine.shim("a")
     machine.executed(shim)
-    assert machine.reconciler.observer.vms == {}
+    assert machine.reconciler.inventory.vms == {}
     vmm = machine.vmm("a")
     machine.executed(vmm)
     machine.tell("a", machine.other)
-    vm = machine.reconciler.observer.vms[sandbox("a")]
+    vm = machine.reconciler.inventory.vms[sandbox("a")]
     assert [process.pid for process in vm.helpers] == [shim.pid]
     assert (mask(shim), mask(vmm)) == (machine.other, machine.other)
 
@@ -274,7 +274,7 @@ def test_a_shim_that_becomes_the_vmm_is_placed_at_its_first_vcpu(
         tid = shim.ask("vcpu", "0")
         follow_up = machine.take(Comm(time.monotonic_ns(), tid, shim.pid, "db_vcpu0"))
         assert follow_up.started == {sandbox("a")}
-        assert machine.reconciler.observer.vms[sandbox("a")].type is VmmType.DRAGONBALL
+        assert machine.reconciler.inventory.vms[sandbox("a")].type is VmmType.DRAGONBALL
         assert {mask(int(each)) for each in os.listdir(f"/proc/{shim.pid}/task")} == {machine.pool}
 
 
@@ -288,7 +288,7 @@ def test_the_runtimes_calls_of_the_shims_program_are_no_sandboxes(machine: Machi
     assert {mask(each) for each in called} == {machine.both}
     assert (follow_up.relevant, follow_up.now) == (False, set())
     assert machine.reconciler.vm_sandboxes() == set(machine.reconciler.newborn_counts) == {sandbox("a")}
-    assert not {each.pid for each in called} & machine.reconciler.observer.census.helpers.keys()
+    assert not {each.pid for each in called} & machine.reconciler.inventory.process_table.helpers.keys()
 
 
 # Any order
@@ -309,4 +309,4 @@ def test_events_may_come_doubled_late_or_for_nothing(machine: Machine, crowd: Pa
     vmm.wait()
     for event in events:
         machine.take(event)
-    assert machine.reconciler.observer.vms == {}
+    assert machine.reconciler.inventory.vms == {}

@@ -120,7 +120,7 @@ def test_of_two_vcpus_that_come_before_the_pass_the_second_does_not_wait(machine
 def test_while_not_all_vcpus_are_known_none_of_them_waits_for_the_pass(machine: Machine, crowd: Path) -> None:
     """The last one's name is what the whole VM is placed by."""
     vmm = machine.running(crowd)
-    machine.reconciler.observer.vms[sandbox("a")].known = False
+    machine.reconciler.inventory.vms[sandbox("a")].known = False
     follow_up = machine.placer.handle([named(vmm, "call_rcu", "CPU 2/KVM")])
     assert (follow_up.now, follow_up.soon) == ({sandbox("a")}, set())
 
@@ -205,7 +205,7 @@ def test_a_name_that_no_pass_would_believe_moves_nothing(machine: Machine, crowd
 
 def test_a_vcpu_that_was_unplugged_does_not_keep_its_number(machine: Machine, crowd: Path) -> None:
     vmm = pinned(machine, crowd)
-    learned = machine.reconciler.observer.vms[sandbox("a")].learned
+    learned = machine.reconciler.inventory.vms[sandbox("a")].learned
     (old,) = (thread for thread, vcpu in learned.items() if vcpu == 1)
     learned[ThreadId(old.tid, old.starttime - 1)] = learned.pop(old)  # so that one has ended
     tid = by_name(vmm, "call_rcu")
@@ -224,7 +224,7 @@ def test_a_name_that_says_nothing_makes_no_pass(machine: Machine, crowd: Path) -
 
 def test_a_thread_without_a_name_is_looked_for_again(machine: Machine, crowd: Path) -> None:
     vmm = machine.running(crowd)
-    machine.reconciler.observer.vms[sandbox("a")].found_by = "kvm_run"
+    machine.reconciler.inventory.vms[sandbox("a")].found_by = "kvm_run"
     follow_up = machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, by_name(vmm, "call_rcu"), vmm.pid)])
     assert follow_up.unnamed == {sandbox("a")}
     assert machine.account("a").placed == 0
@@ -242,7 +242,7 @@ def test_a_thread_that_has_ended_is_counted_and_no_more(machine: Machine, crowd:
 
 def test_a_thread_of_whoever_has_a_dead_vmms_number_is_left_alone(machine: Machine, crowd: Path) -> None:
     vmm = machine.running(crowd)
-    process = machine.reconciler.observer.vms[sandbox("a")].vmm
+    process = machine.reconciler.inventory.vms[sandbox("a")].vmm
     process.id = ThreadId(vmm.pid, process.id.starttime - 1)  # so this one has its number
     tids_ = [by_name(vmm, "call_rcu"), by_name(vmm, "CPU 1/KVM")]
     for tid in tids_:
@@ -300,16 +300,16 @@ def test_as_many_threads_as_before_are_the_same_while_births_are_told(machine: M
     machine.children.append(vmm)
     assert vmm.stdin is not None
     assert vmm.stdout is not None
-    observer, proc = machine.reconciler.observer, machine.reconciler.proc
+    inventory, proc = machine.reconciler.inventory, machine.reconciler.proc
     first = int(vmm.stdout.readline())
     machine.tell("a", machine.pool)
     machine.reconciler.resync(full=True)
-    vm = observer.vms[sandbox("a")]
+    vm = inventory.vms[sandbox("a")]
 
     def seen() -> set[int]:
-        observer.census.round = vmm.pid + 1  # not its turn to be listed in any case
+        inventory.process_table.round = vmm.pid + 1  # not its turn to be listed in any case
         for _ in range(3):  # whose names are new is looked at again
-            observer.refresh(vm)
+            inventory.refresh(vm)
         return {int(tid) for tid in vm.vmm.tasks}
 
     def another() -> int:
@@ -324,13 +324,13 @@ def test_as_many_threads_as_before_are_the_same_while_births_are_told(machine: M
     assert seen() == {vmm.pid, first}
     second = another()
     assert seen() == {vmm.pid, second}  # nobody tells
-    observer.told = True
+    inventory.told = True
     third = another()
     assert seen() == {vmm.pid, second}
     machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, third, vmm.pid)])
     assert seen() == {vmm.pid, third}
     fourth = another()
-    observer.scan({}, full=True)  # events were lost
+    inventory.scan({}, full=True)  # events were lost
     assert seen() == {vmm.pid, fourth}
     vmm.communicate()
     assert proc.thread_count(vmm.pid) == -1

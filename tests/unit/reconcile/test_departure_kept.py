@@ -39,7 +39,7 @@ def test_what_threads_had_is_kept_while_they_live_whatever_they_are_taken_for(tm
         node.move(vm, both)
         assert node.repair(vm) == 1
         known.resync()  # a shell is nobody's VMM
-        assert vm.sandbox not in known.observer.vms
+        assert vm.sandbox not in known.inventory.vms
         assert known.all_sandboxes() == [vm.sandbox]
         assert len(known.unpin(known.all_sandboxes())) == 1
         assert frozenset(os.sched_getaffinity(vm.vmm.pid)) == both.frozen()

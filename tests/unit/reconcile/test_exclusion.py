@@ -58,7 +58,7 @@ def test_every_thread_comes_back_and_one_that_is_included_again_is_placed(machin
     known.reconfigure(narrowed(machine, "nothing-is-called-so"))
     known.resync()
     assert {tid: mask(tid) for tid in before} == dict.fromkeys(before, machine.both)
-    assert known.observer.vms == {}
+    assert known.inventory.vms == {}
     known.reconfigure(all_of_them)
     known.resync()
     assert {tid: mask(tid) for tid in before} == before
@@ -82,7 +82,7 @@ def test_what_is_not_given_back_is_tried_again_and_logged_once(machine: Machine,
     known = machine.reconciler
     known.reconfigure(narrowed(machine, "nothing-is-called-so"))
     with monkeypatch.context() as broken:
-        broken.setattr(known.observer, "helpers", lambda sandbox: 1 / 0)  # whatever goes wrong with one sandbox
+        broken.setattr(known.inventory, "helpers", lambda sandbox: 1 / 0)  # whatever goes wrong with one sandbox
         for _ in range(3):
             known.resync()
         assert mask(vmm) == machine.pool

@@ -231,7 +231,7 @@ def test_a_process_that_got_anothers_number_is_not_booked_as_that(node: Spinners
 @pytest.mark.parametrize("kernel", [False, True])
 def test_what_was_away_for_a_while_is_not_born_again(node: Spinners, kernel: bool) -> None:
     sampler = Sampler(node.reconciler.view)
-    vms = node.reconciler.observer.vms
+    vms = node.reconciler.inventory.vms
     time.sleep(0.02)  # start times are in steps of a hundredth of a second
     vm = spins = node.vm()
     (thread,) = spins.vmm.threads.values()
@@ -266,7 +266,7 @@ def test_of_what_ended_nothing_is_remembered(node: Spinners) -> None:
     vm = node.vm()
     sampler = Sampler(node.reconciler.view)
     sampler.round()
-    del node.reconciler.observer.vms[vm.sandbox]
+    del node.reconciler.inventory.vms[vm.sandbox]
     sampler.round()
     sampler.round()
     assert sampler._away == {vm.vmm.id}

@@ -16,7 +16,7 @@ from trees import make_tree
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.host.procfs import Procfs
-from vmpin.vmm.inventory import Observer
+from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.process_table import ROUNDS, YOUNG_PASSES
 
 STAT = ("({name}) S {parent} 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
@@ -34,21 +34,21 @@ def test_a_vmm_that_a_hook_names_is_seen_at_once_however_old_its_process(tmp_pat
     """A process may execute a VMM long after it came, when it is only looked at in its turn."""
     sandbox = SandboxId("a")
     process(tmp_path, pid, "sh", "sh", "-c", "sleep 60; exec qemu-system-x86_64")
-    observer = Observer(Procfs(tmp_path))
+    inventory = VmInventory(Procfs(tmp_path))
     for _ in range(YOUNG_PASSES + 1):
-        observer.scan({})
+        inventory.scan({})
     process(tmp_path, pid, "qemu-system-x86", "qemu-system-x86_64", "-smp", "1")
-    assert observer.scan({sandbox: VmmClaim(pid, identity=ThreadId(pid, 100))}) == {sandbox}
-    assert observer.vms[sandbox].vmm.pid == pid
+    assert inventory.scan({sandbox: VmmClaim(pid, identity=ThreadId(pid, 100))}) == {sandbox}
+    assert inventory.vms[sandbox].vmm.pid == pid
 
 
 @pytest.mark.parametrize(("spaces", "vms"), [("4000", {"a"}), ("4000\t1", set())])
 def test_a_qemu_in_a_container_is_no_sandboxs_vmm(tmp_path: Path, spaces: str, vms: set[str]) -> None:
     process(tmp_path, 4000, "qemu-system-x86", "qemu-system-x86_64", "-name", "sandbox-a", "-smp", "1")
     (tmp_path / "4000" / "status").write_text(f"Name:\tqemu-system-x86\nNSpid:\t{spaces}\n")
-    observer = Observer(Procfs(tmp_path))
-    observer.scan({})
-    assert set(observer.vms) == vms
+    inventory = VmInventory(Procfs(tmp_path))
+    inventory.scan({})
+    assert set(inventory.vms) == vms
 
 
 FULL, UUID = "5a" * 32, "0a8b0c0e-1111-4222-8333-444455556666"
@@ -75,9 +75,9 @@ def test_katas_file_claims_a_vmm_by_its_whole_id_or_uuid(tmp_path: Path, argv: l
                                                         counts: bool) -> None:
     """By its pid alone it may be another's that has the number now."""
     process(tmp_path, 4000, "vmm", *argv)
-    observer = Observer(Procfs(tmp_path))
-    observer.scan({SandboxId(FULL): VmmClaim(4000, uuid)}, full=True)
-    assert (SandboxId(FULL) in observer.vms) is counts
+    inventory = VmInventory(Procfs(tmp_path))
+    inventory.scan({SandboxId(FULL): VmmClaim(4000, uuid)}, full=True)
+    assert (SandboxId(FULL) in inventory.vms) is counts
 
 
 def nested(root: Path, pid: int, inside: str = "\t7") -> None:
@@ -91,13 +91,13 @@ def test_a_vmm_that_follows_one_that_has_just_ended_is_no_double(tmp_path: Path,
     for pid in (4000, 4001):
         process(tmp_path, pid, "qemu-system-x86", "qemu-system-x86_64", "-name", "sandbox-a", "-smp", "1", start=pid)
         if pid == 4000:
-            observer = Observer(Procfs(tmp_path))
-            observer.scan({})
+            inventory = VmInventory(Procfs(tmp_path))
+            inventory.scan({})
     if ended:
         shutil.rmtree(tmp_path / "4000")
-    observer.look(4001)
-    assert observer.assign({}) == ({SandboxId("a")} if ended else set())
-    assert observer.vms[SandboxId("a")].vmm.pid == (4001 if ended else 4000)
+    inventory.inspect(4001)
+    assert inventory.assign({}) == ({SandboxId("a")} if ended else set())
+    assert inventory.vms[SandboxId("a")].vmm.pid == (4001 if ended else 4000)
     assert ("has a second VMM" in caplog.text) is not ended
 
 
@@ -111,10 +111,10 @@ def test_a_helper_in_a_container_is_nobodys(tmp_path: Path, argv: tuple[str, ...
     process(tmp_path, 3999, "containerd-shim", "containerd-shim-runc-v2", "-id", "b")
     process(tmp_path, 4000, "x", *argv, parent=3999)
     nested(tmp_path, 4000, inside)
-    observer = Observer(Procfs(tmp_path))
-    observer.scan({})
-    assert observer.census.helped() == ({"a"} if not inside else set())
-    assert (observer.look(4000) is None) is bool(inside)
+    inventory = VmInventory(Procfs(tmp_path))
+    inventory.scan({})
+    assert inventory.process_table.sandboxes_with_helpers() == ({"a"} if not inside else set())
+    assert (inventory.inspect(4000) is None) is bool(inside)
 
 
 def test_a_container_cannot_pose_as_a_shim_with_a_vm_in_it(tmp_path: Path) -> None:
@@ -123,12 +123,12 @@ def test_a_container_cannot_pose_as_a_shim_with_a_vm_in_it(tmp_path: Path) -> No
     stat = f"4001 {STAT.format(name='db_vcpu0', start=100, parent=1)}"
     make_tree(tmp_path, f"4000/task/4001/stat = {stat}\n")
     nested(tmp_path, 4000)
-    observer = Observer(Procfs(tmp_path))
-    observer.scan({})
-    assert observer.vms == {}
+    inventory = VmInventory(Procfs(tmp_path))
+    inventory.scan({})
+    assert inventory.vms == {}
     nested(tmp_path, 4000, "")
-    observer.scan({}, full=True)
-    assert set(observer.vms) == {"a"}
+    inventory.scan({}, full=True)
+    assert set(inventory.vms) == {"a"}
 
 
 def test_virtiofsd_serves_from_a_pid_namespace_of_its_own(tmp_path: Path) -> None:
@@ -138,9 +138,9 @@ def test_virtiofsd_serves_from_a_pid_namespace_of_its_own(tmp_path: Path) -> Non
     process(tmp_path, 4002, "virtiofsd", *VIRTIOFSD, parent=4001)
     for pid in (4001, 4002):
         nested(tmp_path, pid)
-    observer = Observer(Procfs(tmp_path))
-    observer.scan({})
-    assert {process.pid for process in observer.helpers(SandboxId("a"))} == {4000, 4001}
+    inventory = VmInventory(Procfs(tmp_path))
+    inventory.scan({})
+    assert {process.pid for process in inventory.helpers(SandboxId("a"))} == {4000, 4001}
 
 
 def test_who_has_very_many_groups_is_in_a_container_all_the_same(tmp_path: Path) -> None:
@@ -172,13 +172,13 @@ def test_a_kernel_thread_whose_number_is_a_process_by_now_is_no_vms(tmp_path: Pa
     """It ended and the number was given away between two looks, so that it was never seen to be free."""
     process(tmp_path, 4000, "qemu-system-x86", "qemu-system-x86_64", "-name", "sandbox-a", "-smp", "1")
     kernel_thread(tmp_path, 5000, "vhost-4000")
-    observer = Observer(Procfs(tmp_path))
-    observer.scan({})
-    vm = observer.vms[SandboxId("a")]
+    inventory = VmInventory(Procfs(tmp_path))
+    inventory.scan({})
+    vm = inventory.vms[SandboxId("a")]
     assert [thread.id.tid for thread in vm.kernel] == [5000]
     process(tmp_path, 5000, argv[0], *argv, start=200)
     for _ in range(ROUNDS):  # it comes to its turn
-        observer.scan({})
+        inventory.scan({})
     assert vm.kernel == []
 
 
@@ -186,44 +186,44 @@ def test_a_kernel_thread_whose_number_is_a_process_by_now_is_no_vms(tmp_path: Pa
 def test_a_process_whose_number_is_a_kernel_threads_by_now_is_nothing(tmp_path: Path, argv: tuple[str, ...]) -> None:
     process(tmp_path, 4000, "qemu-system-x86", "qemu-system-x86_64", "-name", "sandbox-a", "-smp", "1")
     process(tmp_path, 5000, argv[0], *argv)
-    observer = Observer(Procfs(tmp_path))
-    observer.scan({})
+    inventory = VmInventory(Procfs(tmp_path))
+    inventory.scan({})
     kernel_thread(tmp_path, 5000, "vhost-4000", start=200)
     for _ in range(ROUNDS):
-        observer.scan({})
-    vm = observer.vms[SandboxId("a")]
-    assert (set(observer.vms), vm.helpers, [thread.id.tid for thread in vm.kernel]) == ({"a"}, [], [5000])
+        inventory.scan({})
+    vm = inventory.vms[SandboxId("a")]
+    assert (set(inventory.vms), vm.helpers, [thread.id.tid for thread in vm.kernel]) == ({"a"}, [], [5000])
 
 
 def test_a_shims_child_that_executes_a_virtiofsd_is_no_shim_any_more(tmp_path: Path) -> None:
     """Until then it has its parent's command line, and afterwards its start time still."""
     process(tmp_path, 4000, "qemu-system-x86", "qemu-system-x86_64", "-name", "sandbox-a", "-smp", "1")
     process(tmp_path, 5000, "shim", *SHIM)
-    observer = Observer(Procfs(tmp_path))
-    observer.scan({})
-    vm = observer.vms[SandboxId("a")]
-    observer.refresh(vm)
+    inventory = VmInventory(Procfs(tmp_path))
+    inventory.scan({})
+    vm = inventory.vms[SandboxId("a")]
+    inventory.refresh(vm)
     assert [thread.role for thread in vm.threads() if thread.pid == 5000] == [ThreadRole.SHIM]
     process(tmp_path, 5000, "virtiofsd", *VIRTIOFSD)
-    observer.scan({})
-    observer.refresh(vm)
+    inventory.scan({})
+    inventory.refresh(vm)
     assert [thread.role for thread in vm.threads() if thread.pid == 5000] == [ThreadRole.VIRTIOFSD]
 
 
 def test_firecrackers_sandbox_is_the_one_of_the_shim_whose_id_was_cut(tmp_path: Path) -> None:
     whole = "7f1d0c4be5a2f8c39b6d0e1a4c5f7788" + "0123456789abcdef" * 2
     process(tmp_path, 4001, "firecracker", "/firecracker", "--id", whole[:32], "--start-time-us", "1")
-    observer = Observer(Procfs(tmp_path))
-    found = observer.look(4001)
+    inventory = VmInventory(Procfs(tmp_path))
+    found = inventory.inspect(4001)
     assert found is not None
     assert found[1].sandbox == whole[:32]
     process(tmp_path, 4000, "shim", "containerd-shim-kata-v2", "-id", whole)
-    observer.look(4000)
-    found = observer.look(4001)
+    inventory.inspect(4000)
+    found = inventory.inspect(4001)
     assert found is not None
     assert found[1].sandbox == whole
-    observer.assign({})
-    assert set(observer.vms) == {whole}
+    inventory.assign({})
+    assert set(inventory.vms) == {whole}
     shutil.rmtree(tmp_path / "4000")
-    observer.scan({}, full=True)
-    assert (set(observer.vms), observer.census.helped()) == ({whole}, set())
+    inventory.scan({}, full=True)
+    assert (set(inventory.vms), inventory.process_table.sandboxes_with_helpers()) == ({whole}, set())

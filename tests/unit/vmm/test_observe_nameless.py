@@ -12,7 +12,7 @@ from trees import make_tree
 
 from vmpin.domain.model import SandboxId, ThreadId, VcpuThreads
 from vmpin.host.procfs import Procfs
-from vmpin.vmm.inventory import PATIENCE, Observer, Vm
+from vmpin.vmm.inventory import PATIENCE, Vm, VmInventory
 
 STAT = ("({name}) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
         "0 0 0 0 0 0")
@@ -45,13 +45,13 @@ class Nameless:
     def ends(self, tid: int) -> None:
         shutil.rmtree(self.proc / f"4000/task/{tid}")
 
-    def observer(self, *before: Observer) -> Observer:
+    def inventory(self, *before: VmInventory) -> VmInventory:
         """One that begins, with what those before left."""
-        observer = Observer(Procfs(self.proc), str(self.sys), vcpus={k: v for each in before
+        inventory = VmInventory(Procfs(self.proc), str(self.sys), vcpus={k: v for each in before
                                                                      for k, v in each.vcpus.items()})
-        observer.scan({}, full=True)
-        observer.refresh(observer.vms[POD])
-        return observer
+        inventory.scan({}, full=True)
+        inventory.refresh(inventory.vms[POD])
+        return inventory
 
 
 def told(vm: Vm) -> dict[int, int]:
@@ -62,36 +62,36 @@ def test_a_vcpu_that_is_plugged_again_is_told_though_it_was_seen_before_it_was_i
     """Of its number there is one that was unplugged, so that nobody seems to be missing."""
     qemu = Nameless(tmp_path, 2, "1,maxcpus=2", debugfs=True)
     qemu.vcpu(0)
-    observer = qemu.observer()
-    vm = observer.vms[POD]
+    inventory = qemu.inventory()
+    vm = inventory.vms[POD]
     assert (vm.known, told(vm)) == (True, {4001: 0})
     qemu.thread(4003, "202 0x0 0x0")
-    observer.refresh(vm)
+    inventory.refresh(vm)
     assert (vm.known, len(vm.learned)) == (True, 1)
     qemu.thread(4003, "16 0xb 0xae80 0x0")
-    assert observer.refresh(vm)
+    assert inventory.refresh(vm)
     assert told(vm) == {4001: 0, 4003: 1}
 
 
 def test_vcpus_that_cannot_be_identified_are_waited_for_a_while(tmp_path: Path) -> None:
     qemu = Nameless(tmp_path, 2, "1,maxcpus=2")
     qemu.thread(4001, "202 0x0 0x0")
-    observer = qemu.observer()
-    vm = observer.vms[POD]
+    inventory = qemu.inventory()
+    vm = inventory.vms[POD]
     assert (vm.known, vm.awaited) == (False, False)  # it was started soon after the machine
     qemu.vcpu(0)
-    observer.refresh(vm)
+    inventory.refresh(vm)
     assert (vm.known, vm.awaited) == (True, False)
     # Another thread, which has not run yet: it has just come.
     qemu.ends(4001)
     qemu.thread(4002, "202 0x0 0x0")
-    observer.refresh(vm)
+    inventory.refresh(vm)
     assert (vm.known, vm.awaited) == (False, True)
     assert vm.since is not None
     vm.since -= PATIENCE
-    assert observer.refresh(vm)  # it is to be placed again, as it is not waited for any longer
+    assert inventory.refresh(vm)  # it is to be placed again, as it is not waited for any longer
     assert (vm.known, vm.awaited) == (False, False)
-    assert not observer.refresh(vm)
+    assert not inventory.refresh(vm)
 
 
 def test_a_vcpu_that_has_become_busy_for_ever_is_known_to_the_next_watcher(tmp_path: Path) -> None:
@@ -99,10 +99,10 @@ def test_a_vcpu_that_has_become_busy_for_ever_is_known_to_the_next_watcher(tmp_p
     qemu = Nameless(tmp_path, 2, "2")
     qemu.vcpu(0)
     qemu.vcpu(1)
-    first = qemu.observer()
+    first = qemu.inventory()
     qemu.thread(4002, "running")
-    assert not qemu.observer().vms[POD].known
-    vm = qemu.observer(first).vms[POD]
+    assert not qemu.inventory().vms[POD].known
+    vm = qemu.inventory(first).vms[POD]
     assert (vm.known, vm.found_by, told(vm)) == (True, "kvm_run", {4001: 0, 4002: 1})
 
 
@@ -111,10 +111,10 @@ def test_what_was_found_out_of_another_is_not_believed(tmp_path: Path, what: str
     qemu = Nameless(tmp_path, 2, "2")
     qemu.vcpu(0)
     qemu.thread(4002, "running")
-    first = qemu.observer()
+    first = qemu.inventory()
     first.vcpus[POD] = VcpuThreads(ThreadId(4000, 99 if what == "VMM" else 100),
                                    {ThreadId(4002, 4002 if what == "VMM" else 4001): first.vms[POD].vcpus[0].id})
-    vm = qemu.observer(first).vms[POD]
+    vm = qemu.inventory(first).vms[POD]
     assert (vm.known, told(vm)) == (False, {4001: 0})
 
 
@@ -124,20 +124,20 @@ def test_an_unplugged_vcpu_is_not_missed_though_qemu_keeps_its_descriptor(tmp_pa
     qemu.vcpu(0)
     qemu.vcpu(1)
     qemu.thread(4009, "7 0x0 0x0")  # somebody who might be it
-    first = qemu.observer()
+    first = qemu.inventory()
     vm = first.vms[POD]
     assert told(vm) == {4001: 0, 4002: 1}
     qemu.ends(4002)
     assert first.refresh(vm)
     assert (vm.known, told(vm)) == (True, {4001: 0})
-    assert qemu.observer(first).vms[POD].known
-    assert not qemu.observer().vms[POD].known
+    assert qemu.inventory(first).vms[POD].known
+    assert not qemu.inventory().vms[POD].known
     # Plugged in again, and unplugged while nobody looked.
     qemu.thread(4010, "16 0xb 0xae80 0x0")
     assert first.refresh(vm)
     assert told(vm) == {4001: 0, 4010: 1}
     qemu.ends(4010)
-    vm = qemu.observer(first).vms[POD]
+    vm = qemu.inventory(first).vms[POD]
     assert (vm.known, told(vm)) == (True, {4001: 0})
 
 
@@ -146,14 +146,14 @@ def test_a_vcpu_that_is_plugged_again_and_busy_is_told_by_debugfs(tmp_path: Path
     qemu = Nameless(tmp_path, 2, "1,maxcpus=2", debugfs=True)
     qemu.vcpu(0)
     qemu.vcpu(1)
-    observer = qemu.observer()
-    vm = observer.vms[POD]
+    inventory = qemu.inventory()
+    vm = inventory.vms[POD]
     qemu.ends(4002)
-    observer.refresh(vm)
+    inventory.refresh(vm)
     assert vm.gone == {1}
     make_tree(qemu.sys, "kernel/debug/kvm/4000-9/vcpu1/pid = 4010\n")
     qemu.thread(4010, "running")
-    observer.refresh(vm)
+    inventory.refresh(vm)
     assert (vm.known, told(vm), vm.gone) == (True, {4001: 0, 4010: 1}, set())
 
 
@@ -162,25 +162,25 @@ def test_of_a_process_that_executed_another_vmm_nothing_is_believed(tmp_path: Pa
     qemu = Nameless(tmp_path, 2, "2")
     qemu.vcpu(0)
     qemu.vcpu(1)
-    observer = qemu.observer()
+    inventory = qemu.inventory()
     qemu.ends(4001)
     qemu.ends(4002)
     with (qemu.proc / "4000/cmdline").open("a") as file:
         file.write("-incoming\0defer\0")
     qemu.thread(4005, "16 0xa 0xae80 0x0")
     qemu.thread(4006, "running")
-    observer.look(4000)
-    observer.assign({})
-    vm = observer.vms[POD]
-    observer.refresh(vm)
+    inventory.inspect(4000)
+    inventory.assign({})
+    vm = inventory.vms[POD]
+    inventory.refresh(vm)
     assert (vm.known, told(vm), vm.gone) == (False, {4005: 0}, set())
 
 
 def test_names_are_not_kept_as_they_can_be_read_again(tmp_path: Path) -> None:
     qemu = Nameless(tmp_path, 1, "1")
     qemu.thread(4001, "running", "CPU 0/KVM")
-    observer = qemu.observer()
-    assert (told(observer.vms[POD]), observer.vcpus, observer.learned) == ({4001: 0}, {}, False)
+    inventory = qemu.inventory()
+    assert (told(inventory.vms[POD]), inventory.vcpus, inventory.learned) == ({4001: 0}, {}, False)
 
 
 def test_a_look_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,9 +190,9 @@ def test_a_look_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path, mo
     shim = f"4100 {STAT.format(name='shim', start=101)}"
     make_tree(qemu.proc, f"4100/stat = {shim}\n4100/task/4100/stat = {shim}\n")
     (qemu.proc / "4100/cmdline").write_text(f"containerd-shim-kata-v2\0-id\0{POD}\0")
-    observer = qemu.observer()
-    vm = observer.vms[POD]
-    observer.refresh(vm)
+    inventory = qemu.inventory()
+    vm = inventory.vms[POD]
+    inventory.refresh(vm)
     assert [helper.pid for helper in vm.helpers] == [4100]
     qemu.thread(4002, "running", "CPU 1/KVM")
     listed = Procfs.tids
@@ -205,8 +205,8 @@ def test_a_look_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr(Procfs, "tids", short)
         with pytest.raises(OSError, match="Too many open files"):
-            observer.refresh(vm)
-    assert observer.refresh(vm)
+            inventory.refresh(vm)
+    assert inventory.refresh(vm)
     assert told(vm) == {4001: 0, 4002: 1}
 
 
@@ -215,20 +215,20 @@ def test_a_birth_that_was_told_is_looked_for_until_it_was_seen(tmp_path: Path,
     """Where births are told, nobody lists the threads of a process that has as many as before."""
     qemu = Nameless(tmp_path, 2, "1,maxcpus=2")
     qemu.thread(4001, "running", "CPU 0/KVM")
-    observer = qemu.observer()
-    vm, observer.told = observer.vms[POD], True
-    observer.refresh(vm)
-    observer.census.round = vm.vmm.pid + 1  # not its turn to be listed in any case
+    inventory = qemu.inventory()
+    vm, inventory.told = inventory.vms[POD], True
+    inventory.refresh(vm)
+    inventory.process_table.round = vm.vmm.pid + 1  # not its turn to be listed in any case
     monkeypatch.setattr(Procfs, "thread_count", lambda proc, pid: len(vm.vmm.tasks))
     qemu.ends(4001)
     qemu.thread(4002, "running", "CPU 0/KVM")
-    assert not observer.refresh(vm)
+    assert not inventory.refresh(vm)
     vm.vmm.grown = True
     with monkeypatch.context() as patch:
         patch.setattr(Procfs, "tids", _short)
         with pytest.raises(OSError, match="Too many open files"):
-            observer.refresh(vm)
-    assert observer.refresh(vm)
+            inventory.refresh(vm)
+    assert inventory.refresh(vm)
     assert told(vm) == {4002: 0}
 
 
