@@ -63,6 +63,8 @@ def made_up(tmp_path: Path, tree: str = NODE, **more: str) -> Config:
     make_tree(tmp_path, tree)
     for path in tmp_path.glob("proc/*/cmdline"):
         path.write_bytes(path.read_bytes().removesuffix(b"\n").replace(b"\\0", b"\0"))
+        if not (path.parent / "stat").exists():
+            (path.parent / "stat").write_text(f"{path.parent.name} (x) S 1 " + "0 " * 50)
     for key in ("proc", "sys", "cgroup", "kubelet", "kata_go", "kata_rs", "run"):
         name = {"kata_go": "vc", "kata_rs": "kata"}.get(key, key)
         more.setdefault(f"paths.{key}", str(tmp_path / name))

@@ -22,6 +22,7 @@ def proc(tmp_path: Path, **processes: str) -> Procfs:
         directory = tmp_path / name[1:]
         directory.mkdir(parents=True)
         (directory / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in line.split("|")))
+        (directory / "stat").write_text(f"{name[1:]} (x) S 1 " + "0 " * 50)
     return Procfs(tmp_path)
 
 
