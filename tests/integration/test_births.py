@@ -357,7 +357,7 @@ def test_what_was_lost_is_looked_for(node: Node, cpus: tuple[str, str]) -> None:
         node.watcher.send_signal(signal.SIGCONT)
         node.wait_for_all(vm.pid, cpus[0])
         wait(lambda: node.status()["sources"]["births"]["overruns"] >= 1, lambda: node.status()["sources"]["births"])
-        node.wait_for_log("lost: everything is read again")
+        node.wait_for_log("lost events: everything is read again")
         outside = wait(lambda: birth(node, vm.sandbox), "no account")
         assert 1 <= outside["outside"] <= len(vm.tids())
         assert outside["outside_ms"]["max"] > 100

@@ -88,8 +88,8 @@ class Watcher:
         self.hooks = HookIntake(reconciler, spool, kept, lock, self._on_hook, self._resync.set, timeouts)
         self._nri = NriFeed(config, self._on_nri, self._stop.set, timeouts) if wants_nri(config) else None
         self._files = FileFeed(self._on_files, timeouts)
-        self._proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost) if config.watch.births
-                             else None)
+        self._proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
+                             if config.watch.births else None)
         self._relist = Relist()
         self._repair = RuncRepair(self.view, reconciler.tally, reconciler.read_cgroups,
                                   lambda: None if self._nri is None else self._nri.plugin, timeouts)
