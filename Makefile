@@ -19,7 +19,7 @@ UNPACKED := build/unpacked
 UNPACKED_NEEDS := promtool=prometheus
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-lab test-all lab-shell soak lint bench guest wheel clean
+.PHONY: help venv demo check test test-lab test-all lab-shell soak lint bench guest wheel clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,8 @@ lab-shell: venv ## a shell in a node (root); LAB="--kernel 6.1" for another one
 soak: venv ## let random things happen to a watcher for ten minutes (root); SOAK="--seconds 60 --seed 7"
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS); else .ci/install --dry-run $(TEST_NEEDS); fi
 	PYTHONPATH=tests $(BIN)/python -m soak $(SOAK)
+
+check: lint test ## lint, then the tests: before a push
 
 lint: venv ## ruff, mypy --strict, shellcheck
 	@if [ "$$CI" = true ]; then .ci/install --must shellcheck=shellcheck; fi
