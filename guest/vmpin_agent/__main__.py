@@ -104,8 +104,10 @@ def _wait_for(cgroup: str) -> None:
 
 
 def _lock(path: str) -> Optional[int]:
-    """Take the lock until this process ends. :returns: its descriptor, -1 without a lock file, None if another agent
-    holds it."""
+    """Take the lock until this process ends.
+
+    :returns: its descriptor, -1 without a lock file, None if another agent holds it.
+    """
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

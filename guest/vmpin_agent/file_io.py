@@ -1,7 +1,7 @@
-"""Small files: reading (None if absent), writing control files, replacing files at once; and the log on standard
-error.
+"""Small files: reading (None if absent), writing control files, replacing; and the log on standard error.
 
-Used by every module of the agent. What stays out: what the files mean."""
+Used by every module of the agent. What stays out: what the files mean.
+"""
 
 from __future__ import annotations
 

@@ -43,8 +43,9 @@ class ContainerCgroup(NamedTuple):
 
 
 class GuestCgroups:
-    """:param root: where the hierarchies are mounted. :param kata: where Kata's agent has a directory for each
-    container."""
+    """:param root: where the hierarchies are mounted.
+    :param kata: where Kata's agent has a directory for each container.
+    """
 
     def __init__(self, root: str = "/sys/fs/cgroup", proc: str = "/proc", kata: str = "/run/kata-containers") -> None:
         self.root = root.rstrip("/")
@@ -55,8 +56,10 @@ class GuestCgroups:
 
     @property
     def hierarchies(self) -> List[Hierarchy]:
-        """The mounted hierarchies, those with cpuset first. Read again while there is none with cpuset: the agent may
-        have started before the mounts."""
+        """The mounted hierarchies, those with cpuset first.
+
+        Read again while there is none with cpuset: the agent may have started before the mounts.
+        """
         if not any(each.cpuset for each in self._hierarchies):
             self._hierarchies = sorted(self._mounted(), key=lambda each: (not each.cpuset, not each.v2, each.root))
         return self._hierarchies
@@ -80,8 +83,10 @@ class GuestCgroups:
                 yield Hierarchy(path, False, os.path.exists(f"{path}/cpuset.cpus"))
 
     def locate(self, wanted: Set[str]) -> Dict[str, ContainerCgroup]:
-        """The cgroup of each of these containers that exists: the uppermost, in a hierarchy with cpuset if
-        possible."""
+        """The cgroup of each of these containers that exists, by id.
+
+        Of several it is the uppermost, in a hierarchy with cpuset if possible.
+        """
         found = {cid: place for cid, place in self._known.items()
                  if cid in wanted and inode(place.path) == place.inode}
         lacking = wanted - found.keys()
@@ -94,8 +99,11 @@ class GuestCgroups:
         return dict(found)
 
     def all(self, named: Set[str]) -> Dict[str, ContainerCgroup]:
-        """Every container: those named, and cgroups that are containers by Kata's directories or by the form of their
-        name."""
+        """The cgroup of every container, by id.
+
+        Containers are those named, and cgroups that Kata's directories or the form of their name show to be
+        containers.
+        """
         try:
             kata = {name for name in os.listdir(self._kata) if is_container(name)}
         except OSError:

@@ -1,5 +1,7 @@
-"""One connection to the host: bytes in both directions as frames of the protocol, without ever blocking. Used by
-server and serial_port. What stays out: listening and polling (server), and the answers (agent)."""
+"""One connection to the host: bytes in both directions as frames of the protocol, without ever blocking.
+
+Used by server and serial_port. What stays out: listening and polling (server), and the answers (agent).
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,10 @@ class Link:
         return data
 
     def feed(self, data: bytes) -> None:
-        """Answer the complete messages. :raises ProtocolError: the bytes are no frame, so nothing after them can be
-        read."""
+        """Answer the complete messages.
+
+        :raises ProtocolError: the bytes are no frame, so nothing after them can be read.
+        """
         messages = self._decoder.feed(data)
         requests: List[HostMessage] = []
         for message in messages:
@@ -74,8 +78,10 @@ class Link:
             return []
 
     def send(self, answer: AgentMessage) -> None:
-        """Queue a message and write what can be written now. :raises LinkClosed: too much waits, or the end is
-        gone."""
+        """Queue a message and write what can be written now.
+
+        :raises LinkClosed: too much waits, or the end is gone.
+        """
         try:
             self._out += encode(answer.message())
         except ProtocolError as err:

@@ -117,8 +117,10 @@ class MapApplier:
         return works, outcomes
 
     def _give_back(self, masks: ThreadMasks, map: VcpuMap) -> Dict[str, ContainerCgroup]:
-        """Restore what was pinned for containers that left the map or have ended. :returns: the cgroups of those in
-        the map."""
+        """Restore what was pinned for containers that left the map or have ended.
+
+        :returns: the cgroups of those in the map.
+        """
         kept = self._originals.containers()
         places = self._cgroups.locate((set(map.containers) | kept) - {""})
         named = {cid: place for cid, place in places.items() if cid in map.containers}
@@ -150,8 +152,10 @@ class MapApplier:
         return sum(len(self._cgroups.processes(path)) for path in paths)
 
     def _gather(self, work: ContainerWork, masks: ThreadMasks, online: CpuSet) -> None:
-        """Note the threads whose mask differs from their cgroup's cpuset, before that changes: Linux before 6.2 drops
-        such masks then."""
+        """Note the threads whose mask differs from their cgroup's cpuset, before that changes.
+
+        Linux before 6.2 drops such masks then.
+        """
         for path in work.directories:
             for _ in range(_TRIES):
                 base = cpusets.effective(work.place.hierarchy, path) or online

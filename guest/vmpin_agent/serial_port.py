@@ -99,8 +99,10 @@ class SerialPort:
             self.quiet_at = now + QUIET
 
     def clear(self, now: float) -> None:
-        """Start with a fresh decoder and ask for the map, if the silence after garbage was long enough or a frame was
-        cut."""
+        """Start with a fresh decoder and ask for the map.
+
+        Does so when the silence after garbage was long enough, or when a frame was cut.
+        """
         if self.link is None:
             return
         cut = self.quiet_at is None and self.link.pending > 0 and now - self._last > _CUT

@@ -218,6 +218,8 @@ class Server:
 
 
 def allowed(family: int, peer: object) -> bool:
-    """Whether the peer may connect: over AF_VSOCK only the host. A process of the guest has the guest's own CID or
-    1."""
+    """Whether the peer may connect: over AF_VSOCK only the host.
+
+    A process of the guest has the guest's own CID or 1.
+    """
     return family == socket.AF_UNIX or (isinstance(peer, tuple) and peer[:1] == (_HOST,))

@@ -1,6 +1,7 @@
 """The guest's own processes, that is all but containers' and kernel threads: they are pinned to the spare vCPUs.
 
-Called by map_applier. What stays out: which vCPUs those are."""
+Called by map_applier. What stays out: which vCPUs those are.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Threads' masks: noting the originals, setting new ones, and restoring.
 
 Called by map_applier and system_processes. What stays out: which CPUs a container gets (map_applier), and the system
-calls (guest_threads)."""
+calls (guest_threads).
+"""
 
 from __future__ import annotations
 

@@ -21,8 +21,10 @@ NUMBERED_AT_BOOT = (6, 9)
 
 @dataclass(frozen=True)
 class GuestVcpus:
-    """`hw` maps each existing vCPU to its hardware id, in the order of creation. The VM was started with the indices
-    0 to `boot` - 1, by APIC id, and has slots for `most` vCPUs."""
+    """`hw` maps each existing vCPU to its hardware id, in the order of creation.
+
+    The VM was started with the indices 0 to `boot` - 1, by APIC id, and has slots for `most` vCPUs.
+    """
 
     hw: Mapping[VcpuId, int] = field(default_factory=dict)
     boot: int = 0

@@ -87,8 +87,10 @@ class KataAgent:
         return plain(answer.agent_version, 64)
 
     async def set_cpus(self, container: ContainerId, cpus: CpuSet) -> None:
-        """Set a container's CPUs, by the guest's numbers. :raises ValueError: for none, which the agent would
-        ignore."""
+        """Set a container's CPUs, by the guest's numbers.
+
+        :raises ValueError: for none, which the agent would ignore.
+        """
         if not cpus:
             raise ValueError(f"no CPU for container {container}")
         await self._call(AGENT_SERVICE, "UpdateContainer", "UpdateContainerRequest", None, container_id=container,
@@ -100,8 +102,9 @@ class KataAgent:
         return str(answer.metrics)
 
     async def _call(self, service: str, method: str, request: str, reply: str | None, **fields: object) -> Any:
-        """:param request: the name of the request's message. :param reply: the name of the answer's message, None if
-        the answer is empty."""
+        """:param request: the name of the request's message.
+        :param reply: the name of the answer's message, None if the answer is empty.
+        """
         assert (service, method) in METHODS
         self._number += 2
         # The deadline is sent along, so that the agent abandons the call as well.

@@ -117,8 +117,10 @@ class GuestManager:
         return made
 
     def _rival(self, cid: int, sandbox: SandboxId) -> SandboxId | None:
-        """Another sandbox whose VMM names this CID; the kernel gives it to only one. Called at each attempt of each
-        guest, so its cost does not grow with the number of VMMs that name the same CID."""
+        """Another sandbox whose VMM names this CID; the kernel gives it to only one.
+
+        Called at each attempt of each guest, so its cost does not grow with the number of VMMs that name the same CID.
+        """
         return next((other for other in self._cids.get(cid, ()) if other != sandbox), None)
 
     def _start(self, sandbox: SandboxId, guest: VmGuest) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 
 class Flag:
-    """An asyncio.Event for at most one waiting task. An Event takes nearly 1 kB, most of it for the queue of waiting
-    tasks; a node has thousands of flags."""
+    """An asyncio.Event for at most one waiting task.
+
+    An Event takes nearly 1 kB, most of it for the queue of waiting tasks; a node has thousands of flags.
+    """
 
     __slots__ = ("_set", "_waiter")
 
@@ -62,8 +64,10 @@ async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
 
 
 async def cancel_all(*tasks: asyncio.Task[None]) -> None:
-    """Cancel tasks and wait until each has ended, with whatever result. (Awaiting one directly would swallow a
-    cancellation of the caller.)"""
+    """Cancel tasks and wait until each has ended, with whatever result.
+
+    (Awaiting one directly would swallow a cancellation of the caller.)
+    """
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

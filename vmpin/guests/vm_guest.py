@@ -89,8 +89,11 @@ class VmGuest:
             if platform.machine() == "x86_64" else None
 
     def update(self, vm: Vm, placement: Placement | None, state: SandboxState | None) -> None:
-        """Derive the map from the placement and give it to the sessions. Without a placement the guest keeps the last
-        map, unless the sandbox is suspended: then everything is taken back."""
+        """Derive the map from the placement and give it to the sessions.
+
+        Without a placement the guest keeps the last map, unless the sandbox is suspended: then everything is taken
+        back.
+        """
         self.trouble = ""
         self.placed = () if placement is None else placement.containers
         if state is not None and state.suspended:

@@ -49,8 +49,10 @@ class Subscribe(NamedTuple):
 
 
 class ContainerVcpus(NamedTuple):
-    """A container's vCPUs by hardware id, ascending. `host` are the host's CPUs behind them, if the host discloses
-    them; they are only exported (`VcpuMap.export`)."""
+    """A container's vCPUs by hardware id, ascending.
+
+    `host` are the host's CPUs behind them, if the host discloses them; they are only exported (`VcpuMap.export`).
+    """
 
     hw: Tuple[int, ...]
     exclusive: bool = False
@@ -91,8 +93,10 @@ class Pong(NamedTuple):
 
 
 class GuestCpu(NamedTuple):
-    """One CPU of the guest. `hw` is its hardware id; None for an offline CPU of x86, which does not show its APIC
-    id."""
+    """One CPU of the guest.
+
+    `hw` is its hardware id; None for an offline CPU of x86, which does not show its APIC id.
+    """
 
     cpu: int
     hw: Optional[int]
@@ -107,8 +111,10 @@ class GuestContainer(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """The guest as the agent sees it. `cgroup` is v1, v2, hybrid or none; `note` describes a doubt, as that `hw` is
-    guessed."""
+    """The guest as the agent sees it.
+
+    `cgroup` is v1, v2, hybrid or none; `note` describes a doubt, as that `hw` is guessed.
+    """
 
     id: Optional[int]
     cpus: Sequence[GuestCpu]
@@ -170,8 +176,10 @@ class Applied(NamedTuple):
 
 
 class GuestEvent(NamedTuple):
-    """A change in the guest. `kind` is "cpus" (`online` are the CPUs online now) or "containers" (`started`,
-    `stopped`)."""
+    """A change in the guest.
+
+    `kind` is "cpus" (`online` are the CPUs online now) or "containers" (`started`, `stopped`).
+    """
 
     kind: str
     online: CpuSet = CpuSet()

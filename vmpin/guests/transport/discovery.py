@@ -26,8 +26,10 @@ _CID = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 @dataclass(frozen=True)
 class GuestAddress:
-    """The facts about a VM that its channels follow from. `agent_url` is Kata's record of its agent's address, or
-    ""."""
+    """The facts about a VM that its channels follow from.
+
+    `agent_url` is Kata's record of its agent's address, or "".
+    """
 
     sandbox: SandboxId
     type: VmmType
@@ -78,8 +80,10 @@ def _of_url(vm: GuestAddress) -> Iterable[HybridVsock | Vsock]:
 
 
 def _hybrid(vm: GuestAddress, kata_go: Path, kata_rs: Path) -> Iterable[HybridVsock]:
-    """The sockets on which Kata's two runtimes let their VMMs listen (virtcontainers/clh.go, fc.go; runtime-rs
-    hypervisor/src/ch, firecracker, utils.rs), as paths of this process or of a jailed VMM."""
+    """The sockets on which Kata's two runtimes let their VMMs listen, as paths of this process or of a jailed VMM.
+
+    They are named in virtcontainers/clh.go and fc.go, and in runtime-rs's hypervisor/src/ch, firecracker and utils.rs.
+    """
     me = os.getpid()
     if vm.type is VmmType.DRAGONBALL:
         yield HybridVsock(str(kata_rs / vm.sandbox / "root" / "kata.hvsock"), me, vm.pid)
