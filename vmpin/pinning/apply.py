@@ -1,4 +1,9 @@
-"""Carries out operations, and says of each what became of it: a thread that vanished is an outcome, not an error."""
+"""Carries out operations, one system call each, and returns what became of them: a thread that vanished is an outcome,
+not an error.
+
+Called by the pinner and by restoration. What stays out: which operations (plan), and what follows from an outcome
+(pinner).
+"""
 
 from __future__ import annotations
 
@@ -18,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 class Outcome(enum.StrEnum):
     DONE = "done"
-    #: The kernel left less than was asked: the cpuset cgroup has no more.
+    #: The kernel set less than was asked for: the cpuset cgroup has no more.
     TRIMMED = "trimmed"
-    #: The thread ended (or its number is another's).
+    #: The thread has ended (or its tid is another thread's by now).
     GONE = "gone"
     REFUSED = "refused"
     #: Refused or trimmed by a cpuset cgroup that the kubelet has yet to rewrite: tried again, and no fault.
@@ -28,8 +33,8 @@ class Outcome(enum.StrEnum):
 
 
 class Result(NamedTuple):
-    """What became of an operation. `got` is what the kernel shows now, None where that is not known; `cpu` the one
-    the thread was on before."""
+    """What became of an operation. `got` is the mask that the kernel shows now, None where it could not be read; `cpu`
+    the CPU that the thread was on before."""
 
     operation: SetAffinity
     outcome: Outcome

@@ -1,7 +1,8 @@
-"""What is known at the moment of a repair: CPUs that were gone, cgroups that were written, others who set masks.
+"""The evidence for the cause of drift: CPUs that were replugged, cgroups that were written, rival writers of masks.
 
-And what was found of each sandbox, for status. Nothing is read before there is something to explain. What stays out:
-the judgement (drift), and the repair (pinner).
+It is gathered at the moment of a repair, nothing earlier; what was found of each sandbox is kept for status. Called by
+the drift tracker (`explain_repairs`) and the reconciler. What stays out: judging the evidence (domain.drift), and the
+repair (pinner).
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from vmpin.host.sysfs import Sysfs
 from vmpin.pinning import rival_writers
 from vmpin.vmm.inventory import Vm
 
-#: Who runs on the node is looked up again after so many seconds.
+#: The node's daemons are listed again after so many seconds.
 _FRESH = 60.0
 
 
 class History:
-    """One sandbox's drift since it was met; `last` is when (CLOCK_REALTIME, seconds), `why` the evidence."""
+    """One sandbox's drift since it was first seen; `last` is when (CLOCK_REALTIME, seconds), `why` the evidence."""
 
     def __init__(self) -> None:
         self.repairs: Counter[str] = Counter()
@@ -39,8 +40,13 @@ class History:
 
 
 class DriftEvidence:
-    """Of all VMs. `root` is the host's root directory, for the configuration of its daemons; `drifted` gives the
-    ledger's count of causes."""
+    """Of all VMs. Counts causes in `tally` and in what `drifted` gives, and keeps a `History` of each sandbox.
+
+    :param drifted: gives the residency ledger's count of causes.
+    :param root: the host's root directory, for the configuration of its daemons.
+    :param vms: the inventory's, which it reads.
+    :param pinned_by_kata: whether Kata's state has it that Kata sets a sandbox's vCPU masks, too.
+    """
 
     def __init__(self, proc: Procfs, sysfs: Sysfs, cgroups: Cgroups, tally: Counters,
                  drifted: Callable[[], Counter[str]],
@@ -67,16 +73,16 @@ class DriftEvidence:
         self._rivals: dict[ThreadId, tuple[Rival, ...]] = {}
 
     def written(self, sandbox: SandboxId) -> None:
-        """Somebody wrote the cpuset of its VMM's cgroup."""
+        """Note that the cpuset of its VMM's cgroup was written."""
         self._written.add(sandbox)
 
     def replugged(self) -> CpuSet:
-        """CPUs that went off or came back since all was last settled."""
+        """The CPUs that went offline or came back since `settled`."""
         now = self.sysfs.plugged(self._cpus)
         return CpuSet(cpu for cpu in now.keys() | self._plugged.keys() if now.get(cpu) != self._plugged.get(cpu))
 
     def settled(self, cpus: CpuSet, vms: Iterable[Vm]) -> None:
-        """Everything was looked at, and put back where needed: what happened until now explains nothing later.
+        """Forget what happened until now: every thread was compared, and put back where needed.
 
         :param cpus: those that the machine has.
         """
@@ -114,14 +120,14 @@ class DriftEvidence:
 
     def explain(self, vm: Vm, changes: Mapping[MaskRepair, int], replugged: CpuSet = EMPTY,
                 kata_pins: bool = False) -> list[Explanation]:
-        """Why threads of a VM had another mask, counted and kept: of each kind of `changes`, the most frequent first.
+        """Why threads of a VM had another mask, the most frequent cause first; counted, and kept in its history.
 
         :param changes: with the number of threads.
         :param kata_pins: whether Kata's state says that it sets the vCPUs' masks, too.
         """
         try:
             rivals, cgroup = self._rivals_of(vm), "" if self.remembers else self._moved(vm)
-        except OSError:  # out of descriptors, as it may be: nobody is known then, and the repair goes on
+        except OSError:  # out of descriptors, for instance: no rival is found then, and the repair goes on
             rivals, cgroup = (), ""
         if kata_pins:
             rivals = (Rival(Cause.KATA, "Kata pins the vCPUs, too (enable_vcpus_pinning)", VCPUS_ONLY), *rivals)
@@ -143,21 +149,21 @@ class DriftEvidence:
         return causes
 
     def _limits(self, vm: Vm, roles: set[ThreadRole]) -> dict[ThreadRole, CpuSet]:
-        """What the cpuset cgroups of threads with these roles have; by one thread of each, as Kata and libvirt put
-        threads into cgroups by their roles."""
+        """The CPUs of the cpuset cgroups of threads with these roles; read for one thread of each, as Kata and libvirt
+        put threads into cgroups by role."""
         found = {}
         for role in roles:
             thread = next((each for each in vm.threads() if each.role is role), None)
             try:
                 cgroup = None if thread is None else self.cgroups.cpuset_of(thread.pid, thread.id.tid)
             except OSError:
-                cgroup = None  # out of descriptors, as it may be: then it is not known
+                cgroup = None  # out of descriptors, for instance: the limit stays unknown
             if cgroup is not None:
                 found[role] = cgroup.effective
         return found
 
     def _moved(self, vm: Vm) -> str:
-        """Whether a VMM is in another cgroup than it was, in words."""
+        """The evidence that a VMM is in another cgroup than it was; "" for none."""
         path, before = self.cgroups.cpuset_path(vm.vmm.pid), self._cgroups.get(vm.sandbox)
         if path is not None:
             self._cgroups[vm.sandbox] = path

@@ -1,7 +1,8 @@
-"""Threads that were where they should be and are not any more: told from those that are placed anew, explained once
-they are put back, and left alone where somebody else keeps moving them.
+"""Drift: tells operations that put threads back from those of a new placement, has the cause explained once they are
+put back, and leaves threads alone that another writer keeps moving.
 
-What stays out: setting masks (pinner), why it may have been (drift), and what is known of it (circumstances).
+Called by the pinner. What stays out: setting masks (pinner), the cause (domain.drift) and its evidence
+(drift_evidence).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from vmpin.placement.rules import Placement
 
 logger = logging.getLogger(__name__)
 
-#: By sandbox, changes of its threads with how many they were; and what each came from, the most frequent first.
+#: From repairs, with the number of threads, to their causes, the most frequent first; both by sandbox.
 Explain = Callable[[Mapping[SandboxId, Counter[MaskRepair]]], Mapping[SandboxId, Sequence[Explanation]]]
 NEVER = float("inf")
 
@@ -30,50 +31,53 @@ class _Drift:
     """Of one VM's threads."""
 
     def __init__(self) -> None:
-        #: What they were compared with last.
+        #: The placement that they were compared with last.
         self.placement: Placement | None = None
-        #: Those that are to be put back, with what the kernel showed of them before.
+        #: Threads that drifted, with the mask that the kernel showed before.
         self.away: dict[ThreadId, CpuSet] = {}
-        #: Those that are left to another writer, and when the first of them is tried again (monotonic).
+        #: Threads that are left to another writer, and when the first of them is tried again (monotonic, seconds).
         self.left: set[ThreadId] = set()
         self.again = NEVER
-        #: Those that were contended when contention was last reported; it may be over.
+        #: Threads in contention when that was last logged; it may be over.
         self.contended: set[ThreadId] = set()
-        #: What was found to be the reason the last time.
+        #: The evidence of the last repair.
         self.why = ""
 
 
 class DriftTracker:
-    """Of all VMs. `explain` is called with what was put back; it counts that and says why it was."""
+    """Of all VMs.
+
+    :param explain: called with the repairs of a pass; counts them, and returns their causes.
+    """
 
     def __init__(self, explain: Explain = lambda _: {}, rules: ContentionRules | None = None) -> None:
         self.contention = Contention(rules or ContentionRules())
-        #: How many fights were noticed, by sandbox and beginning.
+        #: How often contention began, once for each sandbox.
         self.contended = 0
-        #: Called with a thread that was put back and the CPU it was on, outside its place.
+        #: Called with a thread that is put back and the CPU that it was on, outside its mask.
         self.strayed: Callable[[SandboxId, VmThread, int, CpuSet], None] | None = None
         self._explain = explain
         self._of: dict[SandboxId, _Drift] = {}
 
     def again(self, sandbox: SandboxId) -> float:
-        """When a thread that was left to another writer is to be tried again."""
+        """When the first thread that was left to another writer is tried again (monotonic, seconds)."""
         known = self._of.get(sandbox)
         return NEVER if known is None else known.again
 
     def notes(self, sandbox: SandboxId) -> list[str]:
-        """What there is to say of it now, for status."""
+        """Sentences on threads in contention, for status."""
         known = self._of.get(sandbox)
         if known is None:
             return []
         rule = self.contention.rules.on_contention
         persisted = [thread for thread in known.contended
                      if rule is OnContention.PERSIST and self.contention.count(thread)]
-        return [f"{len(threads)} threads are moved by somebody else again and again (the last time: {known.why}) and "
-                f"are {what} (drift.on_fight={rule})"
+        return [f"{len(threads)} threads are moved by another program again and again (the last time: {known.why}) "
+                f"and are {what} (drift.on_fight={rule})"
                 for threads, what in ((known.left, "left alone"), (persisted, "put back each time")) if threads]
 
     def keep_only(self, sandboxes: Iterable[SandboxId], threads: Callable[[], set[ThreadId]]) -> None:
-        """Forget VMs that have ended, and fights that are over."""
+        """Forget VMs that have ended, and contention that is over."""
         for gone in self._of.keys() - set(sandboxes):
             del self._of[gone]
         if self.contention:
@@ -83,20 +87,20 @@ class DriftTracker:
         self._of.pop(sandbox, None)
 
     def retry_now(self) -> list[SandboxId]:
-        """Take up again what was left to another writer. :returns: the sandboxes whose threads are among it."""
+        """Have threads tried again that were left to another writer. :returns: their sandboxes."""
         self.contention.retry_now()
         return [sandbox for sandbox, known in self._of.items() if known.left]
 
     def disregard(self, sandbox: SandboxId) -> None:
-        """What is to be put back of it by now is the runtime's doing."""
+        """Count nothing that is to be put back now as drift: the runtime moved it."""
         if (known := self._of.get(sandbox)) is not None:
             known.away = {}
 
     def sort(self, sandbox: SandboxId, placement: Placement, operations: tuple[SetAffinity, ...],
              expected: Mapping[int, frozenset[int]]) -> tuple[SetAffinity, ...]:
-        """Tell which operations put threads back. :returns: those that are to be carried out.
+        """Note which operations put threads back. :returns: the operations without those of threads left alone.
 
-        :param expected: what the kernel was to show until now, by tid.
+        :param expected: the masks that the kernel was to show until now, by tid.
         """
         known = self._of.get(sandbox)
         if known is None:
@@ -114,7 +118,7 @@ class DriftTracker:
             thread, cpus = operation.thread.id, operation.cpus
             resting = self.contention.resting(thread, cpus, now)
             if not resting and thread not in known.away and self.contention.retry_due(thread, cpus, now):
-                known.away[thread] = cpus  # it is tried again
+                known.away[thread] = cpus  # its rest is over
             elif not resting and thread in known.away and self.contention.starts(thread, cpus, now):
                 begun.append(thread)
                 resting = self.contention.resting(thread, cpus, now)
@@ -129,7 +133,7 @@ class DriftTracker:
         return tuple(kept)
 
     def _contended(self, sandbox: SandboxId, known: _Drift, threads: Collection[ThreadId]) -> None:
-        """Say it: loudly when it is new."""
+        """Log contention: an error when it is new, else info."""
         rules = self.contention.rules
         known.contended = {thread for thread in known.contended if self.contention.count(thread)} | set(threads)
         new = sum(self.contention.count(thread) == 1 for thread in threads)
@@ -138,7 +142,7 @@ class DriftTracker:
                 OnContention.PERSIST: "they are put back all the same"}[rules.on_contention]
         if new:
             self.contended += 1
-            logger.error("fight sandbox=%s threads=%d: put back %d times within %.0f s, and somebody moves them again "
+            logger.error("fight sandbox=%s threads=%d: put back %d times within %.0f s and moved again "
                          "(%s): %s (drift.on_fight=%s)", sandbox, new, rules.repairs, rules.within,
                          known.why, does, rules.on_contention)
         else:
@@ -183,8 +187,8 @@ class DriftTracker:
 
 def _away(known: _Drift, placement: Placement, operations: Iterable[SetAffinity],
           held: Mapping[int, frozenset[int]]) -> dict[ThreadId, CpuSet]:
-    """The threads to be set that had been as they are to be, with what the kernel showed of them then. Where another
-    place was decided meanwhile, that is no drift."""
+    """The threads to be set that had the mask they are to have, with what the kernel showed then. A thread that has
+    another placement since has not drifted."""
     was, found = known.placement, dict[ThreadId, CpuSet]()
     for _, thread, cpus, actual in operations:
         if was is not placement and (was is None or was.cpus_for(thread.role, thread.vcpu) != cpus):
@@ -192,7 +196,7 @@ def _away(known: _Drift, placement: Placement, operations: Iterable[SetAffinity]
         shown = held.get(thread.id.tid)
         if shown is not None and shown != actual.frozen():
             found[thread.id] = _cpuset(shown)
-        elif thread.id in known.away:  # found by a pass that changed nothing
+        elif thread.id in known.away:  # found by a pass that did not act
             found[thread.id] = known.away[thread.id]
     return found
 

@@ -1,7 +1,7 @@
-"""The masks threads had before vmpin, so that they can be given back.
+"""The masks that threads had before vmpin set any, so that they can be restored.
 
-Pure. A thread born after vmpin came inherits a mask that vmpin made, so what it had "before" is what it would have
-inherited: the mask its process's main thread had.
+Pure. A thread created later inherits a mask that vmpin set, so its original mask is the one it would have inherited:
+that of its process's main thread. Used by original_mask_store, restoration and the state file.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class OriginalMasks(NamedTuple):
     processes: Mapping[ThreadId, ProcessMasks] = MappingProxyType({})
 
     def mask(self, thread: VmThread, main: ThreadId) -> CpuSet | None:
-        """What `thread` of the process `main` had, None for a process that vmpin never touched."""
+        """The original mask of a thread of the process `main`; None for a process of which none was learned."""
         known = self.processes.get(main)
         return None if known is None else known.others.get(thread.id, known.main)
 
     def remember(self, main: ThreadId, masks: Iterable[tuple[VmThread, CpuSet]]) -> OriginalMasks:
-        """With a process met for the first time; one that is known stays as it was met."""
+        """With the masks of a process that is seen for the first time; itself for one that was seen before."""
         if main in self.processes:
             return self
         found = {thread.id: cpus for thread, cpus in masks if cpus}
@@ -42,13 +42,12 @@ class OriginalMasks(NamedTuple):
         return OriginalMasks({**self.processes, main: ProcessMasks(found[main], kept)})
 
     def of_parent(self, parent: ThreadId) -> CpuSet | None:
-        """What the main thread of a process had of which another was born. That one's mask is vmpin's work, and no
-        word on what it would have had."""
+        """The original mask of a process that `parent` forked: its parent's, as its own mask was set by vmpin."""
         known = self.processes.get(parent)
         return None if known is None else known.main
 
     def only(self, mains: Iterable[ThreadId]) -> OriginalMasks:
-        """Without processes that have ended."""
+        """With these processes alone; the others have ended."""
         alive = set(mains)
         if self.processes.keys() <= alive:
             return self

@@ -1,7 +1,7 @@
-"""What vmpin knows of each thread's mask: what it asked for, what the kernel made of that, what was there before.
+"""Pins threads: turns a placement into operations, carries them out, and keeps what the kernel made of each mask.
 
-Turns a placement into operations, carries them out, and keeps what became of them. What stays out: who may run where
-(placement), what is said of those that had to be put back (drifts), and when a pass happens (reconciler).
+Called by the reconciler, in a pass and for a new thread. What stays out: which CPUs a thread gets (placement), drift
+and its causes (drift_tracker), original masks (original_mask_store, restoration), and when passes happen (reconciler).
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from vmpin.vmm.inventory import Vm
 
 logger = logging.getLogger(__name__)
 
-#: Of the different masks that were set in a sandbox, so many are in the log.
+#: So many of the different masks that were set in a sandbox are logged.
 SHOWN = 16
 
 
 class VmMasks:
-    """What vmpin knows of the masks of one VM's threads."""
+    """The masks of one VM's threads, as they were set and read back."""
 
     def __init__(self) -> None:
         #: By thread: the mask set last, and what the kernel showed then.
         self.asked: dict[ThreadId, tuple[CpuSet, CpuSet]] = {}
         #: By tid, what the kernel shows as long as nothing changes, in the form in which it is read.
         self.expected: dict[int, frozenset[int]] = {}
-        #: What was refused, by thread, so that it is logged once.
+        #: Why the kernel refused a mask, by thread; each reason is logged once.
         self.refused: dict[ThreadId, str] = {}
-        #: What a cgroup refused or trimmed and is yet to be judged, by thread: the mask, and since when (monotonic).
+        #: Masks that a cgroup refused or trimmed and that do not count yet, by thread: the mask, and since when
+        #: (monotonic, seconds).
         self.doubted: dict[ThreadId, tuple[CpuSet, float]] = {}
-        #: What a cgroup that the kubelet has yet to rewrite keeps threads from, "" for nothing (placement.waiting).
+        #: Why masks wait for the kubelet to rewrite the sandbox's cgroup (Placement.waiting); "" when none does.
         self.waits = ""
-        #: Not everything is as wanted, or not yet read to be.
+        #: The next pass compares thread by thread: not every mask is as placed, or that has not been read back yet.
         self.open = True
 
     def record(self, thread: ThreadId, cpus: CpuSet, got: CpuSet) -> None:
@@ -73,18 +74,21 @@ class Pinner:
         return masks
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
-        """What the kernel refused, for status. :param but: threads of which another reason is given."""
+        """Why masks were refused, and threads left to another writer, for status.
+
+        :param but: threads of which another reason is given.
+        """
         known = self._masks.get(sandbox)
         refused = {} if known is None else known.refused
         return [*(why for thread, why in refused.items() if thread not in but), *self.drift_tracker.notes(sandbox)]
 
     def doubts(self, sandbox: SandboxId) -> bool:
-        """Whether a cgroup refused or trimmed masks of late: the sources may say otherwise by now."""
+        """Whether a cgroup refused or trimmed masks of late: the sources have to be read again."""
         known, early = self._masks.get(sandbox), time.monotonic() - self.grace
         return known is not None and any(since > early for _, since in known.doubted.values())
 
     def recheck(self, sandbox: SandboxId) -> None:
-        """Something is another than it was: compare thread by thread in the next pass."""
+        """Have a VM's threads compared one by one in the next pass."""
         self.of(sandbox).open = True
 
     def forget(self, sandbox: SandboxId) -> None:
@@ -99,15 +103,16 @@ class Pinner:
             self._masks, lambda: {thread for each in self._masks.values() for thread in each.asked})
 
     def retry_now(self) -> None:
-        """Take up again what was left to another writer."""
+        """Try threads again that were left to another writer."""
         for sandbox in self.drift_tracker.retry_now():
             self.recheck(sandbox)
 
     def operations(self, vm: Vm, placement: Placement) -> tuple[SetAffinity, ...]:
-        """What has to be set to make a VM's threads what `placement` wants."""
+        """The operations that give a VM's threads the masks of its placement. Reads all masks, and learns the original
+        ones of new processes."""
         masks = self.of(vm.sandbox)
         if not masks.open and _holds(masks.expected) and time.monotonic() < self.drift_tracker.again(vm.sandbox):
-            masks.waits = ""  # every thread is in its place: what moves one from now on is drift
+            masks.waits = ""  # every mask is as placed: a change from now on is drift
             return ()
         observed = list(self._observed(vm, masks, placement))
         self.originals.remember(vm, observed)
@@ -145,7 +150,7 @@ class Pinner:
             if asked is None:
                 wanted = placement.cpus_for(thread.role, thread.vcpu)
                 if wanted is not None and wanted != actual and actual <= wanted:
-                    # Nobody knows what was asked for; is it what the cpuset cgroup leaves of it?
+                    # No request is recorded: the mask may be what the cpuset cgroup leaves of the wanted one.
                     cgroup = self.cgroups.cpuset_of(thread.pid, thread.id.tid)
                     limit = cgroup.effective if cgroup is not None else None
             yield Observed(thread, actual, asked, shown, limit)
@@ -235,7 +240,7 @@ class Pinner:
         masks.record(thread.id, cpus, got)
 
     def _too_early(self, masks: VmMasks, thread: ThreadId, cpus: CpuSet) -> bool:
-        """Whether what a cgroup made of a mask is to be looked at again before it counts."""
+        """Whether a mask that a cgroup refused or trimmed is tried again before that counts (`grace`)."""
         if not self.grace:
             return False
         now = time.monotonic()
@@ -244,7 +249,7 @@ class Pinner:
         return now - masks.doubted[thread][1] < self.grace
 
     def _waits(self, sandbox: SandboxId, masks: VmMasks, why: str) -> None:
-        """The kubelet's checkpoint is ahead of the sandbox's cgroup: tried again in each pass, and no fault."""
+        """Note that the kubelet's checkpoint is ahead of the sandbox's cgroup: no fault, and tried in each pass."""
         masks.open = True
         if masks.waits != why:
             logger.info("sandbox=%s %s", sandbox, why)
@@ -261,7 +266,7 @@ def _log_refusals(refusals: Mapping[tuple[SandboxId, CpuSet], list[Result]]) -> 
 
 
 def _shown(masks: Iterable[CpuSet]) -> str:
-    """The different masks among these, for a line of the log: `2|3|0-1,4-7`."""
+    """The different masks among these, for the log: `2|3|0-1,4-7`."""
     different = sorted(set(masks), key=lambda cpus: (len(cpus), cpus.bits))
     return "|".join(map(str, different[:SHOWN])) + ("|…" if len(different) > SHOWN else "")
 
@@ -273,7 +278,7 @@ def _cpuset(mask: frozenset[int]) -> CpuSet:
 
 
 def _holds(expected: Mapping[int, frozenset[int]]) -> bool:
-    """Whether the kernel shows just what it did: the whole cost of a pass in which nothing changed."""
+    """Whether the kernel shows the same masks as before: the whole cost of a pass in which nothing changed."""
     get = os.sched_getaffinity
     try:
         for tid, shown in expected.items():

@@ -79,8 +79,8 @@ class Restoration:
                        if operation.cpus & topology.online != operation.was)
 
     def _astray(self, masks: OriginalMasks, mains: set[ThreadId]) -> Iterable[tuple[VmThread, ThreadId]]:
-        """The threads of processes whose masks were set and that are not the sandbox's any more, for all that is
-        known: another `watch.only`, a claim that could not be read, another program."""
+        """The threads of processes whose masks were set and that belong to the sandbox no longer, as far as it can be
+        read: `watch.only` was narrowed, a claim could not be read, or the process executes another program."""
         for main in masks.processes.keys() - mains:
             stats = {tid: self.proc.thread_stat(main.tid, tid) for tid in self.proc.tids(main.tid)}
             leader = stats.get(str(main.tid))

@@ -1,7 +1,7 @@
-"""Other programs on the node that set masks of threads, as far as processes and their configuration tell.
+"""Other programs on the node that set masks of threads, found by the processes that run and their configuration.
 
-Read only, and only when somebody wants to know (a repair, the doctor): a look at every process's name. What stays
-out: what Kata's own state says of its pinning (runtime/kata), and who is to blame (drift).
+Read only, and only for a repair or the doctor, as it reads every process's name. What stays out: Kata's own pinning
+(runtime.kata), and which rival caused a drift (domain.drift).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DAEMONS = {
 }
 #: Of KubeVirt in a VM's own pod; the name is cut.
 _LAUNCHERS = ("virt-launcher", "virt-launcher-m")
-#: QEMU (7.2, for its memory's threads) and Cloud Hypervisor set masks as they are told.
+#: Options by which QEMU (7.2, for its memory's threads) and Cloud Hypervisor set masks of their own threads.
 _OPTIONS = re.compile(r"cpu-affinity=|node-affinity=|affinity=\[")
 
 
@@ -39,7 +39,7 @@ def rivals(proc: Procfs, root: str | Path = "/") -> tuple[Rival, ...]:
     for pid in proc.pids():
         comm = (read_file(f"{proc.root}/{pid}/comm", 64) or b"").decode("utf-8", "replace").rstrip("\n")
         if comm not in _DAEMONS or proc.nested(pid):
-            continue  # whoever is in a pid namespace of its own has no numbers for the host's threads
+            continue  # a process in a pid namespace of its own cannot name the host's threads
         cause, roles = _DAEMONS[comm]
         if cause in found:
             continue

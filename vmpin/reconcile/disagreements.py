@@ -1,4 +1,7 @@
-"""Which containers the sources disagree about for longer than a resync: said once, and shown as long as it lasts."""
+"""The containers on whose CPUs the sources disagree for longer than a resync: logged once, shown as long as it lasts.
+
+Called by the reconciler at each resync. What stays out: comparing one container's reports (domain.kubelet_cpus).
+"""
 
 from __future__ import annotations
 
@@ -15,26 +18,26 @@ logger = logging.getLogger(__name__)
 
 
 class SourceDisagreements:
-    """What the sources say of each container, compared at every resync."""
+    """Compares the sources' reports of each container."""
 
     def __init__(self) -> None:
         #: Exclusive CPUs by namespace, pod and container, as PodResources has them; None: not asked, or no answer.
         self.resources: Mapping[tuple[str, str, str], CpuSet] | None = None
-        #: What was found, with the monotonic time since when.
+        #: Disagreements, and since when (monotonic, seconds).
         self._found: dict[tuple[SandboxId, ContainerId], tuple[str, float]] = {}
         #: Those that last longer than a resync.
         self.lasting: dict[tuple[SandboxId, ContainerId], str] = {}
-        #: What was compared, and of each sandbox as it was then what came of it: hundreds stay as they are.
+        #: What sandboxes were compared against last, and the outcome for each: hundreds of them do not change.
         self._against: tuple[object, ...] = ()
         self._compared: dict[SandboxId, tuple[SandboxState, Mapping[ContainerId, str]]] = {}
 
     def set_pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
-        """What PodResources says from now on."""
+        """Use this answer of PodResources from now on; None without one."""
         self.resources = resources
 
     def compare(self, state: DesiredState, kubelet: CpuManagerState | None, online: CpuSet, resync_seconds: float,
              now: float | None = None, nri: bool = True) -> None:
-        """Compare what is known now.
+        """Compare all containers, and log those that have disagreed for longer than a resync.
 
         :param now: CLOCK_MONOTONIC in seconds.
         :param nri: whether the runtime has listed its containers over NRI.

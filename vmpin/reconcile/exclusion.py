@@ -1,6 +1,6 @@
-"""Gives back the masks of sandboxes that `watch.only` excludes and that vmpin placed before it did.
+"""Restores the masks of sandboxes that vmpin placed and that `watch.only` excludes since.
 
-What stays out: leaving a node (departure), and guests' maps (guests).
+Called by the reconciler in each resync that acts. What stays out: leaving a node (teardown), guests' maps (guests).
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 class Exclusion:
-    """Called by the reconciler in each resync that acts."""
-
     def __init__(self) -> None:
-        #: Sandboxes that still have masks of vmpin's, so that each is logged once.
+        #: Sandboxes that still have masks of vmpin's; each is logged once.
         self._refused: set[SandboxId] = set()
 
     def restore(self, reconciler: Reconciler) -> None:
-        """Set the masks from before, and forget them. What the kernel refuses is tried again at the next call."""
+        """Set the original masks, and forget them. A mask that the kernel refuses is tried again at the next call."""
         only = reconciler.inventory.only
         excluded = [sandbox for sandbox in reconciler.originals.masks if not fnmatchcase(sandbox, only)]
         self._refused &= set(excluded)

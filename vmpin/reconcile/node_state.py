@@ -1,4 +1,4 @@
-"""What is known of a node from pass to pass, and what reports about it change.
+"""The state of a node that lives from pass to pass, and the reports that change it.
 
 Each part has one owner: the desired state this class (`reduce` alone replaces it), ownership and placements
 `PlacementCache`, masks `Pinner`, VMs the inventory, the files of CPU assignments `DiskSources`. Everything outside the
@@ -117,7 +117,7 @@ class NodeState:
 
     @property
     def node(self) -> Node:
-        """The CPUs there are, and whose they are by configuration."""
+        """The node's topology, shared pool and housekeeping CPUs."""
         return self.placement_cache.node
 
     @property

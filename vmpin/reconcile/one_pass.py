@@ -48,7 +48,7 @@ def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[No
 
 
 def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, PassReport]:
-    """Give the masks from before back. What guests were told stays (guests)."""
+    """Restore original masks. Guests keep their maps (guests)."""
     with Lock(config.paths.lock_file):
         reconciler = Reconciler(config)
         take_spool(reconciler, Spool(config.paths.spool), set(), tidy=False)
@@ -66,7 +66,7 @@ def plan_unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[N
 
 
 def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[NodeView, list[Result], Released]:
-    """Give everything back, and remove what is kept. Ended at any moment and called again, it does what is left.
+    """Restore everything, and remove what vmpin keeps. Interrupted at any moment and called again, it does the rest.
 
     :param release: has the guests remove their maps, which takes what is kept of them.
     :returns: the view of the node, with the original masks that are left; results; what `release` returned.
@@ -84,7 +84,7 @@ def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[Node
 
 
 def _passes(reconciler: Reconciler, act: bool) -> PassReport:
-    """A pass, and another when QMP told more."""
+    """A pass, and another when QMP identified more threads."""
     report = reconciler.resync(act, full=True)
     vms = reconciler.needing_qmp()
     if not vms:

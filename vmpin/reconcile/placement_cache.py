@@ -1,6 +1,6 @@
-"""Where the threads of each sandbox belong: kept, and worked out again for those alone that something changed for.
+"""The placements of all sandboxes, and the ownership they follow from; worked out again only for what changed.
 
-What stays out: the rules (ownership, placement), and what runs (observe).
+Owned by node_state, used by the reconciler in each pass. What stays out: the rules (placement), and what runs (vmm).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class PlacementCache:
-    """Who owns which CPUs, and the placements that follow from it.
+    """Owns ownership and placements: it alone changes them.
 
     :param previous: the placements that were made before, as a state file has them.
     """
@@ -41,19 +41,19 @@ class PlacementCache:
         self.previous: dict[SandboxId, Previous] = dict(previous)
         #: Whether `previous` is another than when this was last set to False.
         self.learned = False
-        #: The sandboxes whose VMs are left as they are, as nothing says where they belong. They have no placement.
+        #: The sandboxes whose VMs are left as they are, as no source reports their CPUs. They have no placement.
         self.unmanaged: set[SandboxId] = set()
-        #: The sandboxes that something changed for.
+        #: The sandboxes to place again in the next pass.
         self.dirty: set[SandboxId] = set()
         self._claims: dict[SandboxId, CpuClaims] = {}
         #: The pod uids of those.
         self._pods: dict[SandboxId, str] = {}
-        #: Who owns what has to be worked out again, whatever became of the sandboxes.
+        #: Ownership has to be worked out again, even if no sandbox changed.
         self._node_changed = True
 
     def renew(self, config: Config, topology: Topology, kubelet: CpuManagerState | None,
               sandboxes: Iterable[SandboxId]) -> None:
-        """The node is another."""
+        """Use another configuration, topology or checkpoint: all these sandboxes are placed again."""
         self.config, self.kubelet = config, kubelet
         self.node = self._node(topology)
         self._node_changed = True
@@ -74,10 +74,10 @@ class PlacementCache:
         return bool(forgotten)
 
     def _node(self, topology: Topology) -> Node:
-        """The kubelet's default set is the shared pool where its static policy rules; empty, it is known to be so."""
+        """The node with its shared pool: under the static policy the kubelet's default set, even if that is empty."""
         static = self.kubelet is not None and self.kubelet.static
-        told = self.kubelet.default if self.kubelet is not None and static else EMPTY
-        return Node(topology, told or self.config.node.shared_pool or (EMPTY if static else None),
+        default = self.kubelet.default if self.kubelet is not None and static else EMPTY
+        return Node(topology, default or self.config.node.shared_pool or (EMPTY if static else None),
                     self.config.node.housekeeping)
 
     def place(self, state: DesiredState, vms: Mapping[SandboxId, Vm], moved: Callable[[SandboxId], None],
@@ -157,13 +157,13 @@ class PlacementCache:
             logger.info("unmanaged sandbox=%s: %s", sandbox, UNMANAGED)
 
     def at_exec(self, sandbox: SandboxId, state: DesiredState) -> Placement | None:
-        """Where the processes of a sandbox go that has just begun; None when they are to be left alone."""
+        """Where the new processes of a sandbox go; None when they are left alone."""
         return self.placements.get(sandbox) or newborn.place_before_vm(
             sandbox, state.sandboxes.get(sandbox), self.node, self.own, self.config.rules, self.kubelet,
             self.previous.get(sandbox))
 
     def with_vcpu(self, vm: Vm, vcpu: VcpuId, state: DesiredState) -> Placement | None:
-        """As a VM will be placed that has just got a vCPU, ahead of the pass that will say so."""
+        """The placement of a VM with a vCPU that has just been named, ahead of the pass that will see it."""
         placement, known = self.placements.get(vm.sandbox), state.sandboxes.get(vm.sandbox)
         if placement is None or known is None or vcpu in placement.by_vcpu:
             return placement
@@ -183,7 +183,7 @@ class PlacementCache:
         if self.own.pool != before.pool or not moved.isdisjoint(named):
             return vms
         bits = moved.bits
-        # One with something to complain of may have been driven off the very CPUs that are free now.
+        # A sandbox that is degraded may have been driven off the very CPUs that are free now.
         return ({sandbox for sandbox, known in self.placements.items() if known.reasons or known.mask.bits & bits}
                 | (vms - self.placements.keys()))
 

@@ -1,5 +1,5 @@
-"""Whether the runtime is to list everything again: a VM's cgroup was written, and NRI reported no change of its
-containers.
+"""Decides when the runtime has to list everything again: a VM's cgroup was written, and NRI reported no change of its
+containers. Called by the watcher.
 
 Kata writes the sandbox's cgroup at every update. NRI reports an update that another plugin made in its own answer to
 Synchronize (balloons, whenever it connects) to no plugin; the runtime's next list has it. What stays out: making the
@@ -25,19 +25,19 @@ class Relist:
     """Times are CLOCK_MONOTONIC in seconds; None is now."""
 
     def __init__(self) -> None:
-        #: When the cgroup of each sandbox was written that no report explains yet, and when it was reported last.
+        #: When each sandbox's cgroup was written without a report that explains it, and when it was last reported.
         self._written: dict[SandboxId, float] = {}
         self._reported: dict[SandboxId, float] = {}
         self._last = float("-inf")
 
     def written(self, sandboxes: Iterable[SandboxId], now: float | None = None) -> None:
-        """VMs whose cgroups were written."""
+        """Note VMs whose cgroups were written."""
         now = time.monotonic() if now is None else now
         for sandbox in sandboxes:
             self._written.setdefault(sandbox, now)
 
     def take(self, events: Iterable[NriEvent], now: float | None = None) -> None:
-        """What the runtime reported."""
+        """Note what the runtime reported."""
         now = time.monotonic() if now is None else now
         for event in events:
             match event:

@@ -42,8 +42,8 @@ def save(path: Path, boot_id: str, kept: SavedState, written: Written | None = N
 
 
 def note(path: Path, boot_id: str, sandbox: SandboxId, main: ThreadId, mask: CpuSet) -> None:
-    """Append a process's mask from before to the notes, in a hundredth of the time that the whole file takes: it is to
-    outlive this process, and the next whole file will hold it. :raises StateFileError:"""
+    """Append a process's original mask to the notes, in a hundredth of the time that the whole file takes: it
+    outlives this process until the next whole file has it. :raises StateFileError:"""
     text = json.dumps([boot_id, sandbox, main.tid, main.starttime, str(mask)])
     left = f"\n{text}\n".encode()  # a line of its own, whatever a full disk left of the one before
     try:
@@ -54,7 +54,7 @@ def note(path: Path, boot_id: str, sandbox: SandboxId, main: ThreadId, mask: Cpu
         finally:
             os.close(fd)
     except OSError as err:
-        raise StateFileError(f"{path}: a mask from before cannot be noted: {err.strerror}",
+        raise StateFileError(f"{path}: an original mask cannot be noted: {err.strerror}",
                              "free space or inodes there") from err
 
 
@@ -107,7 +107,7 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, 
     """Read the file. :returns: what it holds, and what was wrong with it ("" if nothing): a file that cannot be
     believed counts as empty, as does one from another boot.
 
-    :param set_aside: whether to rename such a file to `NAME.bad`; only for who holds the lock.
+    :param set_aside: whether to rename such a file to `NAME.bad`; only while the lock is held.
     """
     try:
         raw, _ = read_regular(path, MAX_BYTES)

@@ -1,6 +1,7 @@
-"""Keeps what a reconciler knows over its end: the state file, and the notes for what cannot wait for it.
+"""Keeps a reconciler's state over a restart: the state file, and the notes for what cannot wait for it.
 
-A failure is told once, and everything else goes on. What stays out: what is kept, and when (reconciler, watcher).
+A failure is logged once, and everything else goes on. Called by node_state. What stays out: what is kept (node_state),
+when (daemon), and the files' content (state_file).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class StateStore:
-    """:param boot_id: what was kept in another boot is not believed."""
+    """:param boot_id: files of another boot are not used."""
 
     def __init__(self, state: Path, notes: Path, boot_id: str) -> None:
         self._state = state
@@ -30,14 +31,14 @@ class StateStore:
         self._written: state_format.Written = {}
 
     def load(self, set_aside: bool) -> SavedState:
-        """:param set_aside: whether a damaged file is moved away."""
+        """What was saved last, with the notes since. :param set_aside: whether a damaged file is moved away."""
         kept, trouble = state_file.load(self._state, self._boot_id, set_aside)
         if trouble:
             logger.warning("%s", trouble)
         return state_file.with_notes(self._notes, self._boot_id, kept)
 
     def save(self, kept: SavedState) -> bool:
-        """:returns: whether it could be; the notes are of no use any more then."""
+        """Replace the state file, and remove the notes that it contains. :returns: False when that failed."""
         try:
             state_file.save(self._state, self._boot_id, kept, self._written)
         except StateFileError as err:
@@ -52,7 +53,7 @@ class StateStore:
         return True
 
     def note(self, sandbox: SandboxId, main: ThreadId, had: CpuSet) -> None:
-        """Keep the mask that a process had before, ahead of the state file."""
+        """Append a process's original mask to the notes, ahead of the state file."""
         try:
             state_file.note(self._notes, self._boot_id, sandbox, main, had)
         except StateFileError as err:

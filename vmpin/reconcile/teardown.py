@@ -1,7 +1,7 @@
-"""Leaving a node as if vmpin had never been there: the masks from before, and nothing left in the run directory.
+"""Leaves a node as it was without vmpin: original masks restored, and nothing left in the run directory.
 
-What stays out: guests' maps (guests), sandboxes that are excluded while the watcher runs (exclusion), and the
-hooks (hooks_install).
+Called by the watcher (`watch.on_exit: unpin`) and by `vmpin unpin --all`. What stays out: guests' maps (guests),
+sandboxes that are excluded while the watcher runs (exclusion), and the hooks (install).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 
 def give_all_back(reconciler: Reconciler) -> list[Result]:
-    """Every thread gets the mask it had. Until `forget` nothing places them again. Called again it is about those that
-    came since, and what was refused."""
+    """Restore the original masks of all threads; nothing places them again. A second call does so for threads that
+    appeared since, and for masks that were refused."""
     return reconciler.unpin(reconciler.all_sandboxes(), leaving=True)
 
 
@@ -47,7 +47,7 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
         unix_sockets.remove_left(config.metrics.address.path)
     shutil.rmtree(config.paths.spool, ignore_errors=True)
     config.paths.lock_file.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # systemd's, a mount, or with a file of somebody else's in it
+    with contextlib.suppress(OSError):  # systemd's, a mount, or with another program's file in it
         os.rmdir(config.paths.run)
     return True
 

@@ -177,8 +177,8 @@ def test_a_fight_is_said_once_loudly_and_the_thread_is_left_alone(
     assert f"sandbox={vm.sandbox} threads=1: put back 3 times within 60 s" in record.message
     assert "left alone for 300 s" in record.message
     (note,) = node.reconciler.pinner.refusals(vm.sandbox)
-    assert note == ("1 threads are moved by somebody else again and again (the last time: nothing known of sets such "
-                    "masks here) and are left alone (drift.on_fight=rest)")
+    assert note == ("1 threads are moved by another program again and again (the last time: nothing known of sets "
+                    "such masks here) and are left alone (drift.on_fight=rest)")
     assert node.reconciler.pinner.drift_tracker.contended == 1
     assert fight(node, other, 1) == 1  # nobody fights over that one
     assert node.reconciler.pinner.refusals(other.sandbox) == []
@@ -241,7 +241,8 @@ def test_who_persists_is_heard_once_and_puts_back_for_ever(node: Spinners, caplo
     assert set(later) == {logging.INFO}
     pinner = node.reconciler.pinner
     assert pinner.refusals(vm.sandbox) == [
-        "1 threads are moved by somebody else again and again (the last time: nothing known of sets such masks here) "
+        "1 threads are moved by another program again and again (the last time: nothing known of sets such masks "
+        "here) "
         "and are put back each time (drift.on_fight=persist)"]
     pinner.retry_now()
     assert pinner.refusals(vm.sandbox) == []

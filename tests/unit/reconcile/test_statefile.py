@@ -336,7 +336,7 @@ assert sorted(state_file.with_notes(here / "notes", BOOT, state_format.SavedStat
 
 
 @pytest.mark.parametrize(("script", "said"), [
-    (FULL_DISK, "state.json: the state cannot be saved"), (FULL_NOTES, "notes: a mask from before cannot be noted")])
+    (FULL_DISK, "state.json: the state cannot be saved"), (FULL_NOTES, "notes: an original mask cannot be noted")])
 def test_on_a_full_disk_what_was_kept_stays_and_the_next_is_kept_too(tmp_path: Path, script: str, said: str) -> None:
     need_root()
     unshare, mount = need_tool("unshare"), need_tool("mount")
