@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from vmpin.cli.common import (
     Document,
     Verbs,
+    answering,
     direct_flag,
     load_config,
     output_flag,
@@ -26,7 +27,7 @@ from vmpin.cli.common import (
 from vmpin.cpuset import CpuSet
 from vmpin.domain.pod_names import PodNames
 from vmpin.domain.terminal import printable, short_id
-from vmpin.errors import ConfigError, UsageError, VmpinError
+from vmpin.errors import UsageError
 from vmpin.reports.audit import VERSION, AuditFinding, Judgement, Kind, Use, judge
 from vmpin.reports.cpu_owners import CpuOwner, lasting, owners_of, sandboxes_of
 from vmpin.reports.residency.thread_usage import ThreadUsageSampler
@@ -94,13 +95,7 @@ def _duration(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        return _audit(args)
-    except (ConfigError, UsageError, BrokenPipeError):
-        raise
-    except (VmpinError, OSError) as err:
-        # Elsewhere such an error is exit code 1, which here is an answer.
-        raise UsageError(str(err), getattr(err, "hint", "")) from err
+    return answering(_audit, args, UsageError)
 
 
 def _audit(args: argparse.Namespace) -> int:

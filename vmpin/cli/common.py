@@ -7,14 +7,14 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import printable
-from vmpin.errors import UsageError, WatcherError
+from vmpin.errors import ConfigError, UsageError, VmpinError, WatcherError
 
 #: A running watcher answers in milliseconds; a stopped one never does.
 DEADLINE = 10.0
@@ -215,6 +215,17 @@ def quiet_log(config: Config) -> None:
 def output_flag(parser: argparse.ArgumentParser, choices: Sequence[str]) -> None:
     parser.add_argument("-o", "--output", choices=choices, default=choices[0], metavar="FORMAT",
                         help=f"{', '.join(choices)} (default: {choices[0]})")
+
+
+def answering(action: Callable[[argparse.Namespace], int], args: argparse.Namespace,
+              unanswered: type[VmpinError]) -> int:
+    """Run a verb whose exit code 1 is an answer: errors that have this code elsewhere are raised as `unanswered`."""
+    try:
+        return action(args)
+    except (ConfigError, UsageError, BrokenPipeError):
+        raise
+    except (VmpinError, OSError) as err:
+        raise unanswered(str(err), getattr(err, "hint", "")) from err
 
 
 def print_data(data: object, output: str) -> None:

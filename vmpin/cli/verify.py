@@ -13,6 +13,7 @@ from vmpin.cli.common import (
     VERDICTS,
     Document,
     Verbs,
+    answering,
     direct_flag,
     load_config,
     output_flag,
@@ -24,7 +25,7 @@ from vmpin.cli.common import (
 from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof, total
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import printable, short_id
-from vmpin.errors import ConfigError, UnseenError, UsageError, VmpinError
+from vmpin.errors import UnseenError, UsageError
 
 _ABOUT = """\
 Compare the mask of each thread in the kernel with its placement, now: through the watcher if one runs, else without
@@ -58,13 +59,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        return _verify(args)
-    except (ConfigError, UsageError, BrokenPipeError):
-        raise
-    except (VmpinError, OSError) as err:
-        # Elsewhere such an error is exit code 1, which here is an answer.
-        raise UnseenError(str(err), getattr(err, "hint", "")) from err
+    return answering(_verify, args, UnseenError)
 
 
 def _verify(args: argparse.Namespace) -> int:

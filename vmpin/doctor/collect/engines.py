@@ -5,7 +5,7 @@ Called by node_facts. What stays out: Kata's own configuration (kata_config), an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from vmpin.domain.facts import Engine, Handler
@@ -103,15 +103,9 @@ def _imported(files: Files, path: str, read: list[str], trouble: list[str], orig
     return config
 
 
-def _crio(files: Files, program: Program | None) -> Engine:
-    argv = [] if program is None else program.argv
-    directory = flag(argv, "config-dir", "d") or "/etc/crio/crio.conf.d"
-    config: Table = {}
-    read: list[str] = []
-    trouble: list[str] = []
-    origin: dict[str, str] = {}
-    for path in (flag(argv, "config", "c") or "/etc/crio/crio.conf",
-                 *(f"{directory}/{name}" for name in files.names(directory))):
+def _loaded(files: Files, paths: Iterable[str], read: list[str], trouble: list[str]) -> Iterator[tuple[str, Table]]:
+    """The files that exist, with their contents. Appends to `read` and `trouble`."""
+    for path in paths:
         try:
             found = load(files, path)
         except SourceError as err:
@@ -119,8 +113,21 @@ def _crio(files: Files, program: Program | None) -> Engine:
             continue
         if found is not None:
             read.append(path)
-            origin |= {name: path for name, _ in _tables(dig(found, "crio", "runtime", "runtimes"))}
-            config = merge(config, found)
+            yield path, found
+
+
+def _crio(files: Files, program: Program | None) -> Engine:
+    argv = [] if program is None else program.argv
+    directory = flag(argv, "config-dir", "d") or "/etc/crio/crio.conf.d"
+    config: Table = {}
+    read: list[str] = []
+    trouble: list[str] = []
+    origin: dict[str, str] = {}
+    paths = (flag(argv, "config", "c") or "/etc/crio/crio.conf",
+             *(f"{directory}/{name}" for name in files.names(directory)))
+    for path, found in _loaded(files, paths, read, trouble):
+        origin |= {name: path for name, _ in _tables(dig(found, "crio", "runtime", "runtimes"))}
+        config = merge(config, found)
     handlers = tuple(
         _handler("crio", name, table, origin[name], config_path=string(table.get("runtime_config_path")),
                  kind=string(table.get("runtime_type")), annotations=None, base_spec="")
@@ -135,16 +142,10 @@ def _podman(files: Files) -> Engine:
     hooks: tuple[str, ...] = ()
     read: list[str] = []
     trouble: list[str] = []
-    for path in ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf",
-                 *files.glob("/etc/containers/containers.conf.d/*.conf")):
-        try:
-            found = load(files, path)
-        except SourceError as err:
-            trouble.append(str(err))
-            continue
-        if found is not None:
-            read.append(path)
-            hooks = strings(dig(found, "engine", "hooks_dir")) or hooks
+    paths = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf",
+             *files.glob("/etc/containers/containers.conf.d/*.conf"))
+    for _, found in _loaded(files, paths, read, trouble):
+        hooks = strings(dig(found, "engine", "hooks_dir")) or hooks
     return Engine("podman", files=tuple(read), hooks_dirs=hooks or _PODMAN_HOOKS, trouble=tuple(trouble))
 
 
