@@ -63,8 +63,8 @@ class SourceDisagreements:
         before = self._compared if against == self._against else {}
         self._against, self._compared = against, {}
         for sandbox in state.sandboxes.values():
-            known = before.get(sandbox.id)
-            if known is None or known[0] is not sandbox:
-                known = sandbox, disagreements(sandbox, kubelet, self.resources, online, nri)
-            self._compared[sandbox.id] = known
-            yield known
+            compared = before.get(sandbox.id)
+            if compared is None or compared[0] is not sandbox:
+                compared = sandbox, disagreements(sandbox, kubelet, self.resources, online, nri)
+            self._compared[sandbox.id] = compared
+            yield compared

@@ -116,24 +116,28 @@ class PlacementCache:
                 failed(sandbox, err)
         return changed
 
-    def _claim(self, sandbox: SandboxId, known: SandboxState | None) -> bool:
+    def _claim(self, sandbox: SandboxId, sandbox_state: SandboxState | None) -> bool:
         """Work out again what a sandbox claims. :returns: whether its exclusive CPUs are others than before."""
-        new = claims_of(effective_containers(known, self.kubelet), self.node) if known is not None else None
+        new = None
+        if sandbox_state is not None:
+            new = claims_of(effective_containers(sandbox_state, self.kubelet), self.node)
         old = self._claims.get(sandbox)
         if new is None:
             self._claims.pop(sandbox, None)
         else:
             self._claims[sandbox] = new
-        if known is not None and known.pod is not None:
-            self._pods[sandbox] = known.pod.uid
+        if sandbox_state is not None and sandbox_state.pod is not None:
+            self._pods[sandbox] = sandbox_state.pod.uid
         else:
             self._pods.pop(sandbox, None)
         return (old and old.exclusive) != (new and new.exclusive)
 
-    def _place_again(self, sandbox: SandboxId, vm: Vm | None, known: SandboxState | None) -> bool:
+    def _place_again(self, sandbox: SandboxId, vm: Vm | None, sandbox_state: SandboxState | None) -> bool:
         """Work out again where a sandbox's threads go. :returns: whether that is elsewhere than before; False also
         where it has no placement (any more)."""
-        placement = None if vm is None or known is None or known.suspended else self._of(vm, known, vm.vcpus)
+        placement = None
+        if vm is not None and sandbox_state is not None and not sandbox_state.suspended:
+            placement = self._of(vm, sandbox_state, vm.vcpus)
         self._left_alone(sandbox, placement)
         if vm is None or placement is None or placement.verdict is Verdict.UNMANAGED:
             self.placements.pop(sandbox, None)
@@ -164,14 +168,14 @@ class PlacementCache:
 
     def with_vcpu(self, vm: Vm, vcpu: VcpuId, state: DesiredState) -> Placement | None:
         """The placement of a VM with a vCPU that has just been named, ahead of the pass that will see it."""
-        placement, known = self.placements.get(vm.sandbox), state.sandboxes.get(vm.sandbox)
-        if placement is None or known is None or vcpu in placement.by_vcpu:
+        placement, sandbox_state = self.placements.get(vm.sandbox), state.sandboxes.get(vm.sandbox)
+        if placement is None or sandbox_state is None or vcpu in placement.by_vcpu:
             return placement
-        return self._of(vm, known, vm.guest_vcpus(sorted({*vm.learned.values(), vcpu})))
+        return self._of(vm, sandbox_state, vm.guest_vcpus(sorted({*vm.learned.values(), vcpu})))
 
-    def _of(self, vm: Vm, known: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
-        ended = any(each.container.state is ContainerState.STOPPED for each in known.containers.values())
-        return place(PlacementRequest(vm.sandbox, vcpus, effective_containers(known, self.kubelet), vm.known,
+    def _of(self, vm: Vm, sandbox_state: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
+        ended = any(each.container.state is ContainerState.STOPPED for each in sandbox_state.containers.values())
+        return place(PlacementRequest(vm.sandbox, vcpus, effective_containers(sandbox_state, self.kubelet), vm.known,
                                       vm.awaited, ended),
                      self.node, self.own, self.config.rules, self.previous.get(vm.sandbox))
 
@@ -184,7 +188,8 @@ class PlacementCache:
             return vms
         bits = moved.bits
         # A sandbox that is degraded may have been driven off the very CPUs that are free now.
-        return ({sandbox for sandbox, known in self.placements.items() if known.reasons or known.mask.bits & bits}
+        return ({sandbox for sandbox, placement in self.placements.items()
+                 if placement.reasons or placement.mask.bits & bits}
                 | (vms - self.placements.keys()))
 
 

@@ -29,10 +29,10 @@ class RuntimeRequests:
         """
         pending: dict[tuple[SandboxId, ContainerId, CpuSet | None], float] = {}
         for sandbox in state.sandboxes.values():
-            for container, known in sandbox.containers.items():
-                if known.pending:
-                    creation = known.requested or known.container.creating
-                    asked = None if creation else known.container.requested_cpuset
+            for container, record in sandbox.containers.items():
+                if record.pending:
+                    creation = record.requested or record.container.creating
+                    asked = None if creation else record.container.requested_cpuset
                     pending[sandbox.id, container, asked] = CREATION if creation else UPDATE
         self._since = {key: self._since.get(key, now) for key in pending}
         return [RequestExpired(sandbox, container) for (sandbox, container, asked), limit in pending.items()

@@ -71,10 +71,10 @@ def with_notes(path: Path, boot_id: str, kept: SavedState) -> SavedState:
             if boot != boot_id or not all(isinstance(each, int) for each in (tid, starttime)):
                 continue
             main, sandbox = ThreadId(tid, starttime), SandboxId(str(name))
-            known = before.get(sandbox, OriginalMasks())
+            masks_before = before.get(sandbox, OriginalMasks())
             cpus = CpuSet.parse(mask)
-            if cpus and main not in known.processes:
-                before[sandbox] = OriginalMasks({**known.processes, main: ProcessMasks(cpus)})
+            if cpus and main not in masks_before.processes:
+                before[sandbox] = OriginalMasks({**masks_before.processes, main: ProcessMasks(cpus)})
         except (ValueError, TypeError, RecursionError):
             continue
     return kept if before == kept.originals else kept._replace(originals=before)

@@ -58,12 +58,12 @@ def text_of(boot_id: str, kept: SavedState, written: Written) -> str:
     for name in names:
         parts = (kept.state.sandboxes.get(name), kept.previous.get(name), kept.originals.get(name),
                  kept.vcpus.get(name))
-        known = written.get(name)
-        if known is None or any(one is not other for one, other in zip(known[0], parts, strict=True)):
+        last = written.get(name)
+        if last is None or any(one is not other for one, other in zip(last[0], parts, strict=True)):
             state, previous, before, vcpus = parts
             packed = {**_pack_state(state), **_pack_previous(previous), **_pack_before(before), **_pack_vcpus(vcpus)}
-            known = written[name] = parts, f"{json.dumps(name)}:{dumps(packed)}"
-        texts.append(known[1])
+            last = written[name] = parts, f"{json.dumps(name)}:{dumps(packed)}"
+        texts.append(last[1])
     kubelet = "" if kept.kubelet is None else f',"kubelet":{dumps(_pack_kubelet(kept.kubelet))}'
     head = f'"version":{VERSION},"boot_id":{json.dumps(boot_id)},"clock":"{CLOCK}"{kubelet}'
     return f'{{{head},"sandboxes":{{{",".join(texts)}}}}}'
@@ -80,12 +80,13 @@ def _pack_state(state: SandboxState | None) -> dict[str, object]:
     return {"state": {"runtime": state.runtime, "handler": state.handler, "pod": pod,
                       "pod_by_nri": state.pod_by_nri, "held": state.suspended,
                       "vmm": _pack_thread(state.vmm), "containers": [
-        {"id": known.container.id, "name": known.container.name,
-         "words": [_pack_word(source, word) for source, word in known.reports.items()],
-         "exclusive": known.container.exclusive, "state": str(known.container.state), "pause": known.container.pause,
-         "source": int(known.source), "time": known.time, "bundle": known.bundle,
-         "init": _pack_thread(known.init)}
-        for known in state.containers.values()]}}
+        {"id": record.container.id, "name": record.container.name,
+         "words": [_pack_word(source, word) for source, word in record.reports.items()],
+         "exclusive": record.container.exclusive, "state": str(record.container.state),
+         "pause": record.container.pause,
+         "source": int(record.source), "time": record.time, "bundle": record.bundle,
+         "init": _pack_thread(record.init)}
+        for record in state.containers.values()]}}
 
 
 def _pack_word(source: Source, word: CpusetReport) -> list[object]:

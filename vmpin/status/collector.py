@@ -75,10 +75,10 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
 
 def shown(view: NodeView) -> list[SandboxState]:
     """The managed sandboxes that are VMs."""
-    known = view.vm_sandboxes()
+    vms = view.vm_sandboxes()
     return [sandbox for sandbox in view.sandboxes.values()
             if sandbox.id in view.vms
-            or (sandbox.id in known and fnmatchcase(sandbox.id, view.config.watch.pattern))]
+            or (sandbox.id in vms and fnmatchcase(sandbox.id, view.config.watch.pattern))]
 
 
 def _last_hook(view: NodeView) -> str | None:
@@ -105,9 +105,9 @@ def _disagreements(view: NodeView) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for (sandbox, container), text in view.disagreements.items():
         state = view.sandboxes.get(sandbox)
-        known = None if state is None else state.containers.get(container)
+        record = None if state is None else state.containers.get(container)
         found.append({"sandbox": sandbox, "pod": pod_data(None if state is None else state.pod),
-                      "container": container, "name": "" if known is None else known.container.name, "what": text})
+                      "container": container, "name": "" if record is None else record.container.name, "what": text})
     return found
 
 
@@ -121,7 +121,7 @@ def _owners(view: NodeView) -> dict[tuple[SandboxId, ContainerId], dict[str, obj
     """Of every container that owns CPUs: whether it is a VM's, its first process on the host, its cpuset cgroup."""
     found: dict[tuple[SandboxId, ContainerId], dict[str, object]] = {}
     vms = view.vm_sandboxes()
-    by_uid = {known.pod.uid: known.pod for known in view.sandboxes.values() if known.pod is not None}
+    by_uid = {each.pod.uid: each.pod for each in view.sandboxes.values() if each.pod is not None}
     for sandbox, claim in view.ownership.claims.items():
         state = view.sandboxes.get(sandbox)
         for container, _ in claim.exclusive:
@@ -129,12 +129,12 @@ def _owners(view: NodeView) -> dict[tuple[SandboxId, ContainerId], dict[str, obj
                 found[sandbox, container] = {"kind": "unseen", "pod": pod_data(by_uid.get(sandbox)),
                                              "name": container, "init": None, "cgroup": None}
                 continue
-            known = state.containers.get(container)
-            init = None if known is None else known.init
+            record = state.containers.get(container)
+            init = None if record is None else record.init
             path = None if init is None else view.cgroups.cpuset_path(init.tid)
             found[sandbox, container] = {
                 "kind": "vm" if sandbox in vms else "runc",
-                "pod": pod_data(state.pod), "name": "" if known is None else known.container.name,
+                "pod": pod_data(state.pod), "name": "" if record is None else record.container.name,
                 "init": None if init is None else init.tid,
                 "cgroup": None if path is None else str(path)}
     return found
@@ -248,7 +248,7 @@ def unpinning(view: NodeView, sandboxes: Iterable[SandboxId], operations: Iterab
     """
     wanted, vms = list(sandboxes), view.vm_sandboxes()
     held = [sandbox for sandbox in wanted if sandbox in vms
-            and (known := view.sandboxes.get(sandbox)) is not None and not known.suspended]
+            and (state := view.sandboxes.get(sandbox)) is not None and not state.suspended]
     return {"dry_run": True, "operations": [_operation(operation) for operation in operations],
             "held": sorted(held), "guests": sorted(guests)}
 

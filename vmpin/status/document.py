@@ -111,18 +111,18 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
 
 def _container(state: SandboxState, container: Container, node: Node, kubelet: CpuManagerState | None,
                wall_offset: int) -> dict[str, object]:
-    known = state.containers[container.id]
+    record = state.containers[container.id]
     cpus = assigned_cpus(kubelet, state.pod, container)
     exclusive = not container.pause and is_exclusive(container, node.shared_pool)
-    report = known.reports.get(known.source)
+    report = record.reports.get(record.source)
     return {
         "id": container.id, "name": container.name, "cpuset": _text(container.cpuset),
         "stale_cpuset": _text(container.stale_cpuset), "exclusive": exclusive,
         "exclusive_by": None if not exclusive else "kubelet" if cpus is not None else
         "declared" if container.exclusive else "pool",
         "state": str(container.state), "pause": container.pause,
-        "source": "kubelet" if report is None and container.cpuset else known.source.label,
-        "since": None if report is None else _when(report.time, wall_offset), "words": _reports(known, wall_offset),
+        "source": "kubelet" if report is None and container.cpuset else record.source.label,
+        "since": None if report is None else _when(report.time, wall_offset), "words": _reports(record, wall_offset),
         "kubelet": _text(cpus)}
 
 
@@ -135,9 +135,9 @@ def _shared_with(container: Container, others: Iterable[Container], node: Node) 
             and is_exclusive(other, node.shared_pool) and not other.cpuset.isdisjoint(mine)]
 
 
-def _reports(known: ContainerRecord, wall_offset: int) -> dict[str, object]:
+def _reports(record: ContainerRecord, wall_offset: int) -> dict[str, object]:
     return {source.label: {"cpus": str(report.cpuset), "since": _when(report.time, wall_offset)}
-            for source, report in known.reports.items()}
+            for source, report in record.reports.items()}
 
 
 def _text(cpus: CpuSet | None) -> str | None:
