@@ -39,6 +39,7 @@ from vmpin.pinning.apply import Outcome
 from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.procevents.newborn_placer import FollowUp
 from vmpin.reconcile import teardown
+from vmpin.reconcile.intake import take_nri
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reconcile.relist import Relist
 from vmpin.reports.residency.sampler import Sampler
@@ -214,7 +215,7 @@ class Watcher:
                     self._resync.set()  # containers that are not listed any more may have left something behind
                 case Disconnected():
                     self.reconciler.nri_connected(False)
-        touched, lost = self.reconciler.nri(events)
+        touched, lost = take_nri(self.reconciler, events)
         if lost:
             self._request_list()
         if not touched:

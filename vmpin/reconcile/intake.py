@@ -1,4 +1,5 @@
-"""Applies hook messages: from the watcher's socket as they come, and from the spool at the start and at each resync.
+"""Applies messages to the state of a node: hook messages from the watcher's socket and from the spool, and what the
+runtime reports over NRI.
 
 Called by the watcher, by the command line before a first pass, and by one_pass. What stays out: the socket and the
 spool's files (daemon, sources.spool), and what a message means (sources.hook_state).
@@ -7,16 +8,30 @@ spool's files (daemon, sources.spool), and what a message means (sources.hook_st
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from vmpin import log
+from vmpin.domain.events import ContainerMisplaced
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
-from vmpin.reconcile.node_state import NodeState
+from vmpin.reconcile.node_state import NodeState, received
 from vmpin.runtime.oci import HookState, parse_hook
 from vmpin.sources.hook_state import began_at
 from vmpin.sources.spool import Spool
 
+if TYPE_CHECKING:
+    from vmpin.sources.nri.nri_events import NriEvent
+
 logger = logging.getLogger(__name__)
+
+
+class NriOutcome(NamedTuple):
+    """What became of the runtime's events: the sandboxes they are about, and whether some could not be used, so that
+    everything has to be listed again."""
+
+    sandboxes: set[SandboxId]
+    lost: bool
 
 
 def take_spool(node: NodeState, spool: Spool, but: set[str], tidy: bool = True) -> list[str]:
@@ -54,3 +69,28 @@ def take_hook(node: NodeState, hook: HookState) -> set[SandboxId] | None:
     tally.hooks["taken"] += 1
     tally.last_hook_at = max(tally.last_hook_at or 0.0, began_at(hook) / 1e9)  # it may have lain in the spool
     return sandboxes
+
+
+@log.operation()
+def take_nri(node: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
+    """Apply what the runtime reported."""
+    from vmpin.sources.nri import translation  # not at the top: the first pass of a starting watcher has no events
+
+    touched: set[SandboxId] = set()
+    lost = False
+    for event in events:
+        try:
+            found = translation.events_of(node.reports.take(event), node.state, node.proc,
+                                          node.config.policy.exclusive_annotation)
+        except OSError as err:  # out of descriptors, for instance: the other events count all the same
+            logger.error("NRI event not applied, everything is listed again: %s", err)
+            lost = True
+            continue
+        for each in found:
+            if isinstance(each, ContainerMisplaced):
+                node.tally.disputed += 1
+                logger.warning("sandbox=%s had container=%s by an annotation; the runtime has it in another",
+                               each.sandbox, each.container)
+        node.reduce(found)
+        touched.update(each.sandbox for each in found)
+    return NriOutcome(received("nri", touched), lost)

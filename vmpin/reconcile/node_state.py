@@ -11,13 +11,13 @@ import logging
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import Counters
 from vmpin.domain.desired_state import DesiredState, reduce
-from vmpin.domain.events import ContainerMisplaced, Event
+from vmpin.domain.events import Event
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import ContainerId, SandboxId, VmThread
 from vmpin.domain.newborn_counts import NewbornCounts
@@ -45,17 +45,8 @@ from vmpin.vmm.inventory import Vm, VmInventory
 if TYPE_CHECKING:
     from vmpin.domain.proof import ResidencyLedger
     from vmpin.sources.nri.cpuset_reports import NriCpusetReports
-    from vmpin.sources.nri.nri_events import NriEvent
 
 logger = logging.getLogger(__name__)
-
-
-class NriOutcome(NamedTuple):
-    """What became of the runtime's events: the sandboxes they are about, and whether some could not be used, so that
-    everything has to be listed again."""
-
-    sandboxes: set[SandboxId]
-    lost: bool
 
 
 class NodeState:
@@ -155,30 +146,7 @@ class NodeState:
         read at the moment."""
         events = events_of(hook, self.state, self.proc, self.config.policy.exclusive_annotation, self.tally)
         self.reduce(events)
-        return _received("hook", {event.sandbox for event in events})
-
-    def nri(self, events: Iterable[NriEvent]) -> NriOutcome:
-        """Apply what the runtime reported over NRI."""
-        from vmpin.sources.nri import translation  # not at the top: the first pass of a starting watcher has no events
-
-        touched: set[SandboxId] = set()
-        lost = False
-        for event in events:
-            try:
-                found = translation.events_of(self.reports.take(event), self.state, self.proc,
-                                            self.config.policy.exclusive_annotation)
-            except OSError as err:  # out of descriptors, as it may be: the other events count all the same
-                logger.error("NRI event not applied, everything is listed again: %s", err)
-                lost = True
-                continue
-            for each in found:
-                if isinstance(each, ContainerMisplaced):
-                    self.tally.disputed += 1
-                    logger.warning("sandbox=%s had container=%s by an annotation; the runtime has it in another",
-                                   each.sandbox, each.container)
-            self.reduce(found)
-            touched.update(event.sandbox for event in found)
-        return NriOutcome(_received("nri", touched), lost)
+        return received("hook", {event.sandbox for event in events})
 
     def cpuset_files(self) -> Iterable[Path]:
         """The cpuset.cpus files that the CPUs of containers, and of VMMs' cgroups, are written to."""
@@ -206,7 +174,7 @@ class NodeState:
                 touched.add(vm.sandbox)
                 self.drift_evidence.written(vm.sandbox)
                 self.pinner.recheck(vm.sandbox)
-        return _received("files", touched)
+        return received("files", touched)
 
     def read_cgroups(self, containers: Container[ContainerId]) -> None:
         """Read the CPUs of some containers' cgroups into the state."""
@@ -319,7 +287,7 @@ class NodeState:
             self._store.note(sandbox, main.id, had)
 
 
-def _received(source: str, sandboxes: set[SandboxId]) -> set[SandboxId]:
+def received(source: str, sandboxes: set[SandboxId]) -> set[SandboxId]:
     """`sandboxes`, logged as what a source's report was about."""
     if sandboxes and logger.isEnabledFor(logging.DEBUG):
         logger.debug("received source=%s sandboxes=%s", source, ",".join(sorted(sandboxes)))

@@ -19,6 +19,7 @@ from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.domain.events import ContainerSeen, CpusetSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
 from vmpin.reconcile import runc_drift
+from vmpin.reconcile.intake import take_nri
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.runc_drift import TRIES
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriUpdate, Synced
@@ -56,7 +57,7 @@ class Drifted:
         self.plugin = FakePlugin()
         #: What the runtime has.
         self.listed: dict[ContainerId, NriContainer] = {}
-        self.reconciler.nri([Synced((), (), 0, runtime=7)])
+        take_nri(self.reconciler, [Synced((), (), 0, runtime=7)])
         self.repair = RuncRepair(self.reconciler.view, self.reconciler.tally, self.reconciler.read_cgroups,
                                  lambda: cast("NriPlugin", self.plugin), Timeouts(cri_call=4.0))
 
@@ -83,7 +84,7 @@ class Drifted:
             if self.plugin.lists > lists:
                 event = Synced((), tuple(self.listed.values()), 3, runtime=7)
                 self.repair.take([event])
-                self.reconciler.nri([event])
+                take_nri(self.reconciler, [event])
                 asyncio.run(looked())
 
     def confirm(self) -> None:

@@ -15,7 +15,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.host import boottime
-from vmpin.reconcile.intake import take_hook, take_spool
+from vmpin.reconcile.intake import take_hook, take_nri, take_spool
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.runtime.oci import parse_hook
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer
@@ -82,7 +82,7 @@ class Node:
     def nri(self, cpus: str) -> None:
         """An update, as the runtime reports it now."""
         made = NriContainer(MAIN, POD, "main", 3, CpuSet.parse(cpus), {}, 0, "")
-        self.reconciler.nri([ContainerEvent(Verb.POST_UPDATE, None, made, boottime.now())])
+        take_nri(self.reconciler, [ContainerEvent(Verb.POST_UPDATE, None, made, boottime.now())])
 
     def kata(self, cpus: str, *stopped: str) -> Path:
         """Kata writes its files."""

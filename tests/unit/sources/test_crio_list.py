@@ -16,6 +16,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.domain.events import CpusetSeen, Source
 from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.reconcile.intake import take_nri
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.sources.nri.nri_events import Disconnected, NriEvent, Synced
 from vmpin.sources.nri.plugin import NriPlugin
@@ -54,7 +55,7 @@ class Node:
             assert event.runtime == os.getpid()
             event = event._replace(runtime=self.pid)
         self.repair.take([event])
-        self.reconciler.nri([event])
+        take_nri(self.reconciler, [event])
         return event
 
     def connected(self, cpus: str | None = None) -> NriRuntime:
