@@ -32,7 +32,7 @@ from vmpin.placement.rules import Placement, Verdict
 from vmpin.placement.vcpus import VcpuPlacement
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.health import SourceHealth
-from vmpin.vmm.inventory import Process, Vm
+from vmpin.vmm.virtual_machine import Process, Vm
 
 WEB = ContainerId("web")
 

@@ -19,7 +19,7 @@ from vmpin.domain.proof import RunAccount
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.vmm.inventory import Process, Vm
+from vmpin.vmm.virtual_machine import Process, Vm
 
 SPIN = "while :; do :; done"
 

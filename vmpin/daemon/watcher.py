@@ -49,7 +49,7 @@ from vmpin.sources.spool import Spool
 from vmpin.status.about import About
 from vmpin.status.health import SourceHealth
 from vmpin.vmm import qmp_identity
-from vmpin.vmm.inventory import Vm
+from vmpin.vmm.virtual_machine import Vm
 from vmpin.wire.nri_enums import Verb
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vmpin.guests.transport import Channel
     from vmpin.guests.vm_guest import VmGuest
     from vmpin.reconcile.view import NodeView
-    from vmpin.vmm.inventory import Vm
+    from vmpin.vmm.virtual_machine import Vm
 
 logger = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement
 from vmpin.vmm.guest_kernel import kernel_version
 from vmpin.vmm.guest_ports import guest_cid, hardware_ids
-from vmpin.vmm.inventory import Vm
 from vmpin.vmm.qemu_cmdline import parse_smp
+from vmpin.vmm.virtual_machine import Vm
 
 
 class VmGuest:

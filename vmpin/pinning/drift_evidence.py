@@ -21,7 +21,7 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.pinning import rival_writers
-from vmpin.vmm.inventory import Vm
+from vmpin.vmm.virtual_machine import Vm
 
 #: The node's daemons are listed again after so many seconds.
 _FRESH = 60.0

@@ -13,7 +13,7 @@ from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.host.procfs import Procfs
 from vmpin.pinning.original_masks import OriginalMasks
 from vmpin.pinning.plan import Observed
-from vmpin.vmm.inventory import Vm
+from vmpin.vmm.virtual_machine import Vm
 
 
 class OriginalMaskStore:

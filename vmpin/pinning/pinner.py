@@ -21,7 +21,7 @@ from vmpin.pinning.drift_tracker import DriftTracker
 from vmpin.pinning.original_mask_store import OriginalMaskStore
 from vmpin.pinning.plan import Observed, SetAffinity, diff, ordered
 from vmpin.placement.rules import Placement
-from vmpin.vmm.inventory import Vm
+from vmpin.vmm.virtual_machine import Vm
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from vmpin.pinning.apply import Outcome, Result
 from vmpin.placement.newborn import leaves_sandbox
 from vmpin.placement.rules import Placement
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.vmm.inventory import Vm
+from vmpin.vmm.virtual_machine import Vm
 
 #: Nanoseconds for which an event may wait in the connector's buffer.
 _LATE = 60 * 10**9

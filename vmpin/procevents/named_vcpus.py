@@ -16,8 +16,8 @@ from vmpin.host.procfs import Stat
 from vmpin.placement.rules import Placement
 from vmpin.procevents.latency import LatencyBook
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.vmm.inventory import Vm
 from vmpin.vmm.thread_names import read_names
+from vmpin.vmm.virtual_machine import Vm
 from vmpin.wire.proc_events import Comm
 
 

@@ -33,9 +33,9 @@ from vmpin.placement.rules import Placement
 from vmpin.procevents.latency import LatencyBook, Newborn
 from vmpin.procevents.named_vcpus import Confirmation, NamedVcpuPlacer
 from vmpin.reconcile.reconciler import PassReport, Reconciler
-from vmpin.vmm.inventory import Process, Vm
 from vmpin.vmm.processes import VmmProcess, is_shim, kernel_thread_owner
 from vmpin.vmm.threads import is_dragonball
+from vmpin.vmm.virtual_machine import Process, Vm
 from vmpin.wire.proc_events import KTHREADD, Comm, Event, Exec, Fork
 
 logger = logging.getLogger(__name__)
@@ -235,7 +235,7 @@ class NewbornPlacer:
         followed = self._followed.get(event.process)
         if followed is not None:
             follow_up.relevant = True
-            followed[1].grown = True
+            followed[1].mark_outdated()
             self._place_followed(event, *followed, follow_up)
         elif event.process in self._early:
             follow_up.relevant = True

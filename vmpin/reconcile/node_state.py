@@ -40,7 +40,8 @@ from vmpin.runtime.oci import HookState
 from vmpin.sources.disk import DiskSources
 from vmpin.sources.hook_state import events_of
 from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
-from vmpin.vmm.inventory import Vm, VmInventory
+from vmpin.vmm.inventory import VmInventory
+from vmpin.vmm.virtual_machine import Vm
 
 if TYPE_CHECKING:
     from vmpin.domain.proof import ResidencyLedger
@@ -189,7 +190,7 @@ class NodeState:
 
     def births_reported(self, reported: bool) -> None:
         """Take in whether every fork event arrives: a process with as many threads as before is not listed then."""
-        self.inventory.told = reported
+        self.inventory.forks_reported = reported
 
     def pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
         """Take in the answer of PodResources, None without one."""

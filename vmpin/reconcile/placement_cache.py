@@ -19,7 +19,7 @@ from vmpin.placement.ownership import CpuClaims, Node, Ownership, claims_of, own
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import UNMANAGED, Placement, PlacementRequest, Verdict, place
 from vmpin.placement.vcpus import Previous
-from vmpin.vmm.inventory import Vm
+from vmpin.vmm.virtual_machine import Vm
 
 logger = logging.getLogger(__name__)
 

@@ -30,8 +30,8 @@ from vmpin.placement.rules import Placement
 from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.exclusion import Exclusion
 from vmpin.reconcile.node_state import NodeState
-from vmpin.vmm.inventory import Vm
 from vmpin.vmm.process_table import Found
+from vmpin.vmm.virtual_machine import Refresh, Vm
 
 logger = logging.getLogger(__name__)
 
@@ -214,13 +214,13 @@ class Reconciler(NodeState):
         vm = self.inventory.vms.get(sandbox)
         if vm is None:
             return None
-        changed = self.inventory.refresh(vm)
-        if changed is None:
-            self.placement_cache.dirty.add(sandbox)
-            return None
-        if changed:
-            self.pinner.recheck(sandbox)
-            self.placement_cache.dirty.add(sandbox)
+        match self.inventory.refresh(vm):
+            case Refresh.ENDED:
+                self.placement_cache.dirty.add(sandbox)
+                return None
+            case Refresh.CHANGED:
+                self.pinner.recheck(sandbox)
+                self.placement_cache.dirty.add(sandbox)
         return vm
 
     def _place(self) -> set[SandboxId]:

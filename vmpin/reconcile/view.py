@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vmpin.placement.rules import Placement
     from vmpin.reconcile.node_state import NodeState
     from vmpin.runtime.kata import KataSandbox
-    from vmpin.vmm.inventory import Process, Vm
+    from vmpin.vmm.virtual_machine import Process, Vm
 
 
 class CheckpointFile(NamedTuple):

@@ -26,7 +26,7 @@ from vmpin.placement.ownership import find_collisions
 from vmpin.reconcile.reconciler import PassReport
 from vmpin.reconcile.view import NodeView
 from vmpin.status.document import VERSION, ThreadStatus, node_data, pod_data, sandbox_data, trespasses
-from vmpin.vmm.inventory import Vm
+from vmpin.vmm.virtual_machine import Vm
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData

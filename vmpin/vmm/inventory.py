@@ -1,9 +1,12 @@
-"""The VMs of the node's sandboxes: whose each process is, and every thread of them.
+"""The VM inventory: each sandbox's VMM and helpers, and every thread of them.
 
-Kept from pass to pass, so that a pass in which nothing changed lists each task directory and reads no more. Which
-process is whose is decided from its command line, or from a claim (Kata's state, a hook) that its command line bears
-out; a bare pid is never believed. What stays out: finding the processes (census), masks (affinity, plan) and what
-should be.
+Kept from pass to pass, so that a pass in which nothing changed lists each task directory and reads no more. A process
+is assigned to a sandbox by its command line, or by a claim (Kata's state, a hook) that its command line confirms; a
+bare pid is never believed.
+
+What stays out: finding the processes (process_table), what a VM is (virtual_machine), listing threads (thread_list),
+which thread is which (threads), masks (pinning), and what should be. Called by the reconciler, and read by others
+through its view.
 """
 
 from __future__ import annotations
@@ -11,119 +14,33 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 from vmpin.domain.events import VmmClaim
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuThreads, VmmType, VmThread
-from vmpin.host.procfs import Procfs, Stat
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuThreads, VmmType, VmThread
+from vmpin.host.procfs import Procfs
 from vmpin.vmm import threads as vmm_threads
 from vmpin.vmm.process_table import ROUNDS, Found, ProcessTable
 from vmpin.vmm.processes import VmmProcess, named_by_kata
-from vmpin.vmm.qemu_cmdline import GuestTopology
-
-if TYPE_CHECKING:
-    from vmpin.vmm.qmp import QmpAnswer
+from vmpin.vmm.thread_list import read_threads
+from vmpin.vmm.virtual_machine import Process, QmpNeed, Refresh, Roles, VcpuState, Vm
 
 logger = logging.getLogger(__name__)
 
-#: In how many passes a VM is asked again that does not tell its vCPUs; and one that tells them by their calls alone.
-TRIES, AGAIN = 5, 3
-#: So long (seconds) vCPU threads that cannot be identified are waited for: a vCPU has to run once, and a guest that
+#: How many passes in a row identify the roles of a VM again whose vCPUs are not all identified; and of one whose vCPUs
+#: only their system calls identify.
+ATTEMPTS, ATTEMPTS_BY_CALLS = 5, 3
+#: How long (seconds) placing waits for vCPU threads that are not identified: a vCPU has to run once, and a guest that
 #: boots under nested virtualization on a busy node takes some 20 s for that.
 PATIENCE = 60.0
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
-class Process:
-    """A process whose threads are followed. `tasks` is its task directory as last listed."""
-
-    def __init__(self, pid: int, id: ThreadId, role: ThreadRole, argv: list[str],
-                 threads: dict[int, VmThread] | None = None) -> None:
-        self.pid = pid
-        self.id = id
-        self.role = role
-        self.argv = argv
-        self.tasks: list[str] = []
-        self.stats: dict[int, Stat] = {}
-        self.threads = {} if threads is None else threads
-        #: Threads met in the last pass: their names may not have been set yet (a clone has its creator's name).
-        self.young: set[int] = set()
-        #: A thread was born, or may have been, since `tasks` was listed.
-        self.grown = True
-
-    def has(self, thread: ThreadId) -> bool:
-        """Whether it is among the threads last read."""
-        stat = self.stats.get(thread.tid)
-        return stat is not None and stat.starttime == thread.starttime
-
-
-class Vm:
-    """A sandbox's virtual machine."""
-
-    def __init__(self, sandbox: SandboxId, type: VmmType, vmm: Process, known: bool = False,
-                 vcpus: tuple[Vcpu, ...] = ()) -> None:
-        self.sandbox = sandbox
-        self.type = type
-        self.vmm = vmm
-        self.helpers: list[Process] = []
-        #: Kernel threads that work for it (vhost before Linux 6.4, kvm-pit).
-        self.kernel: list[VmThread] = []
-        self.found_by = "none"
-        #: Whether every vCPU is known for one.
-        self.known = known
-        #: Whether those that are not are waited for, and when (CLOCK_BOOTTIME, seconds) they were last known or it
-        #: began.
-        self.awaited = False
-        self.since: float | None = None
-        self.vcpus = vcpus
-        self.learned: dict[ThreadId, VcpuId] = {}
-        #: vCPUs whose thread has ended.
-        self.gone: set[VcpuId] = set()
-        self.iothreads: set[ThreadId] = set()
-        self.qmp: QmpAnswer | None = None
-        #: The thread set for which QMP was asked; it is asked once for each.
-        self.qmp_asked: frozenset[int] = frozenset()
-        #: Whether QMP could tell what is not known; None until somebody wants to know.
-        self.wants_qmp: bool | None = None
-        #: How often its vCPUs were looked for since its threads last changed.
-        self.tries = 0
-        #: Its threads have changed since they were last told apart.
-        self.stale = True
-
-    def processes(self) -> Iterator[Process]:
-        yield self.vmm
-        yield from self.helpers
-
-    def threads(self) -> Iterator[VmThread]:
-        for process in self.processes():
-            yield from process.threads.values()
-        yield from self.kernel
-
-    def guest_vcpus(self, ids: Sequence[VcpuId]) -> tuple[Vcpu, ...]:
-        """vCPUs as the guest sees them."""
-        if self.type is VmmType.QEMU:
-            return self._topology.vcpus(ids)
-        return tuple(Vcpu(number) for number in ids)
-
-    @cached_property
-    def _topology(self) -> GuestTopology:
-        return GuestTopology(self.vmm.argv)
-
-    def main_of(self, thread: VmThread) -> ThreadId:
-        """The main thread of a thread's process: itself for a kernel thread."""
-        for process in self.processes():
-            if process.pid == thread.pid:
-                return process.id
-        return thread.id
-
-
 class VmInventory:
-    """Follows the processes below `proc`; of the sandboxes, those whose ids the pattern `only` matches.
+    """The VMs below `proc`; of the sandboxes, those whose ids the pattern `only` matches.
 
-    :param vcpus: what was found out of VMMs before, as a state file has it.
+    :param vcpus: the vCPU threads identified before, as a state file has them.
     """
 
     def __init__(self, proc: Procfs, sys_root: str = "/sys", only: str = "*",
@@ -132,31 +49,33 @@ class VmInventory:
         self.sys_root = sys_root
         self.only = only
         self.vms: dict[SandboxId, Vm] = {}
-        #: What is to outlive this process: a vCPU that is busy for ever shows nothing to the next one.
+        #: The vCPU threads that outlive this process: those of a busy VMM show nothing to the next one.
         self.vcpus: dict[SandboxId, VcpuThreads] = dict(vcpus or {})
-        #: Whether `vcpus` is another than when this was last set to False.
+        #: Whether `vcpus` has changed since this was last set to False.
         self.learned = False
-        #: Whether of each thread that is born somebody sets `grown`: as many threads as there were are the same then.
-        self.told = False
+        #: Whether each fork event marks its process outdated: an unchanged thread count then means unchanged threads.
+        self.forks_reported = False
         self.process_table = ProcessTable(proc)
-        self._doubles: set[tuple[SandboxId, int]] = set()
+        self._duplicates: set[tuple[SandboxId, int]] = set()
         self._followed: dict[int, tuple[Vm, Process]] | None = None
 
-    def scan(self, claims: Mapping[SandboxId, VmmClaim], full: bool = False) -> set[SandboxId]:
-        """Look for processes that came or went.
+    # Processes
 
-        :param full: look at every process again.
-        :returns: the sandboxes whose VM came, went or became another.
+    def scan(self, claims: Mapping[SandboxId, VmmClaim], full: bool = False) -> set[SandboxId]:
+        """List the processes, and assign them.
+
+        :param full: read every process again.
+        :returns: the sandboxes whose VM came, ended or became another.
         """
         if full:
             for _, process in self.followed.values():
-                process.grown = True
+                process.mark_outdated()
         self.process_table.scan([claim.pid for claim in claims.values()], full)
         return self.assign(claims)
 
     def inspect(self, pid: int) -> Found | None:
-        """Look at one process that has just executed a program, or come. :returns: who it is, and what to whom; None
-        when it is nothing to us."""
+        """Read one process that has just executed a program, or was created; a VM whose VMM executed another program
+        is dropped. :returns: (main thread, classification, argv); None if unrelated."""
         vm, process = self.followed.get(pid, (None, None))
         found = self.process_table.inspect(pid)
         if vm is not None and process is vm.vmm and (found is None or found[2] != process.argv):
@@ -173,51 +92,63 @@ class VmInventory:
         return self._followed
 
     def helpers(self, sandbox: SandboxId) -> list[Process]:
-        """A sandbox's helpers, its VM there or not, with their threads as they are now."""
+        """A sandbox's helpers, with or without a VM, with their threads as they are now."""
         found = [Process(pid, identity, helper.role, argv)
                  for pid, (identity, helper, argv) in self.process_table.helpers.items() if helper.sandbox == sandbox]
-        return [process for process in found if self._refresh(process, reread=True)]
+        return [process for process in found if read_threads(self.proc, process, reread=True) is Refresh.CHANGED]
 
     def assign(self, claims: Mapping[SandboxId, VmmClaim]) -> set[SandboxId]:
-        """Give each sandbox its VMM and helpers. :returns: the sandboxes whose VM came, went or became another."""
+        """Assign each sandbox its VMM and helpers, as last listed. :returns: the sandboxes whose VM came, ended or
+        became another."""
+        chosen = self._choose_vmms(claims)
+        changed = self._assign_vmms(chosen) | self._assign_helpers()
+        self._followed = None
+        return changed
+
+    def _choose_vmms(self, claims: Mapping[SandboxId, VmmClaim]) -> dict[SandboxId, int]:
+        """The pid of each sandbox's VMM: the claimed one if its command line confirms that; else the eldest that names
+        the sandbox and runs. Later ones are left alone, which is logged once."""
         vmms = self.process_table.vmms
         chosen: dict[SandboxId, int] = {}
         for sandbox, claim in claims.items():
             found = vmms.get(claim.pid)
-            if found is not None and _borne_out(sandbox, claim, *found[:2]):
+            if found is not None and _confirms(sandbox, claim, *found[:2]):
                 chosen[sandbox] = claim.pid
-        taken = set(chosen.values())
+        claimed = set(chosen.values())
         for pid, (_, vmm, _) in sorted(vmms.items(), key=lambda item: item[1][0].starttime):
-            if vmm.sandbox is None or pid in taken:
+            if vmm.sandbox is None or pid in claimed:
                 continue
             other = chosen.setdefault(vmm.sandbox, pid)
             if other != pid and not self.process_table.is_running(vmms[other][0]):
                 chosen[vmm.sandbox] = pid  # it follows one that has just ended
-            elif other != pid and (vmm.sandbox, pid) not in self._doubles:
-                self._doubles.add((vmm.sandbox, pid))
+            elif other != pid and (vmm.sandbox, pid) not in self._duplicates:
+                self._duplicates.add((vmm.sandbox, pid))
                 logger.warning("sandbox=%s has a second VMM pid=%d, which is left alone; pid=%d is the elder",
                                vmm.sandbox, pid, other)
-        self._doubles = {double for double in self._doubles if double[1] in vmms}
-        if self.only != "*":
-            chosen = {sandbox: pid for sandbox, pid in chosen.items() if fnmatchcase(sandbox, self.only)}
+        self._duplicates = {duplicate for duplicate in self._duplicates if duplicate[1] in vmms}
+        if self.only == "*":
+            return chosen
+        return {sandbox: pid for sandbox, pid in chosen.items() if fnmatchcase(sandbox, self.only)}
+
+    def _assign_vmms(self, chosen: Mapping[SandboxId, int]) -> set[SandboxId]:
+        """Drop VMs without a VMM, and make one for each new VMM. :returns: the sandboxes of both."""
         changed = {sandbox for sandbox in self.vms if sandbox not in chosen}
         for sandbox in changed:
             del self.vms[sandbox]
         for sandbox, pid in chosen.items():
-            identity, vmm, argv = vmms[pid]
+            identity, vmm, argv = self.process_table.vmms[pid]
             vm = self.vms.get(sandbox)
             if vm is None or vm.vmm.id != identity:
                 vm = Vm(sandbox, vmm.type, Process(pid, identity, ThreadRole.EMULATOR, argv))
-                had = self.vcpus.get(sandbox)
-                if had is not None and had.vmm == identity:
-                    vm.learned, vm.gone, vm.found_by = dict(had.threads), set(had.gone), had.found_by
+                saved = self.vcpus.get(sandbox)
+                if saved is not None and saved.vmm == identity:
+                    vm.learned, vm.gone, vm.found_by = dict(saved.threads), set(saved.gone), saved.found_by
                 self.vms[sandbox] = vm
                 changed.add(sandbox)
-        changed |= self._assign_helpers()
-        self._followed = None
         return changed
 
     def _assign_helpers(self) -> set[SandboxId]:
+        """Assign helpers and kernel threads to the VMs. :returns: the sandboxes whose own are others than before."""
         helpers: dict[SandboxId, list[Process]] = {}
         for pid, (identity, found, argv) in self.process_table.helpers.items():
             vm = self.vms.get(found.sandbox) if found.sandbox is not None else None
@@ -231,99 +162,60 @@ class VmInventory:
             kernel.setdefault(owner, []).append(thread)
         changed = set()
         for sandbox, vm in self.vms.items():
-            mine, threads = helpers.get(sandbox, []), kernel.get(vm.vmm.pid, [])
-            if mine != vm.helpers or threads != vm.kernel:
-                vm.helpers, vm.kernel = mine, threads
+            own, threads = helpers.get(sandbox, []), kernel.get(vm.vmm.pid, [])
+            if own != vm.helpers or threads != vm.kernel:
+                vm.helpers, vm.kernel = own, threads
                 changed.add(sandbox)
         return changed
 
-    def refresh(self, vm: Vm) -> bool | None:
-        """Read a VM's threads again. True when they changed, None when its VMM has ended (or is another by now)."""
+    # Threads
+
+    def refresh(self, vm: Vm) -> Refresh:
+        """Read a VM's threads, and identify them where that may give another answer. A VM whose VMM has ended is
+        dropped."""
         changed = False
         turn = vm.vmm.pid % ROUNDS == self.process_table.round % ROUNDS
         for process in vm.processes():
-            own = self._refresh(process, turn)
-            if own is None and process is vm.vmm:
-                self._lost(vm)
-                return None
-            changed = changed or own is not False
-            vm.stale = vm.stale or changed  # at once: to read the next one may fail
-        # Sampling system calls costs milliseconds: a VM that does not tell is asked again ever more seldom. And where
-        # no name tells, all may seem to be known while a vCPU that was just plugged has not been in KVM_RUN yet, if
-        # one of its number was unplugged before.
-        tries = TRIES if not vm.known else AGAIN if vm.found_by in ("kvm_run", "debugfs") else 0
-        if vm.stale or vm.qmp is not None or (tries and (vm.tries < tries or turn)):
-            vm.tries = 0 if changed else vm.tries + 1
+            found = read_threads(self.proc, process, turn, self.forks_reported)
+            if found is Refresh.ENDED and process is vm.vmm:
+                self._drop(vm)
+                return Refresh.ENDED
+            if found is not Refresh.UNCHANGED:
+                changed = True
+                vm.roles = Roles.OUTDATED  # at once: reading the next process may fail
+        if vm.roles is Roles.OUTDATED or vm.qmp is not None or self._may_identify_more(vm, turn):
+            vm.attempts = 0 if changed else vm.attempts + 1
             changed = self._identify(vm) or changed
-            vm.stale = False
-        return self._wait(vm) or changed
+            vm.roles = Roles.CURRENT
+        changed = _renew_vcpu_state(vm) or changed
+        return Refresh.CHANGED if changed else Refresh.UNCHANGED
 
-    def _wait(self, vm: Vm) -> bool:
-        """Set whether unknown vCPU threads are waited for; True when that is another answer than before."""
-        now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        if vm.known:
-            vm.since = now
-        elif vm.since is None:
-            vm.since = vm.vmm.id.starttime * _TICK
-        awaited = not vm.known and now - (vm.since or 0.0) < PATIENCE
-        changed, vm.awaited = awaited != vm.awaited, awaited
-        return changed
+    @staticmethod
+    def _may_identify_more(vm: Vm, turn: bool) -> bool:
+        """Whether unchanged threads are identified again. Sampling system calls costs milliseconds, so that is done a
+        few times in a row, and then in one of ROUNDS passes (`turn`).
 
-    def _lost(self, vm: Vm) -> None:
+        Where names identify no vCPU, all may seem to be identified while a vCPU that was just plugged in has not been
+        in KVM_RUN yet, if one with its number was unplugged before.
+        """
+        if not vm.known:
+            return turn or vm.attempts < ATTEMPTS
+        return vm.found_by in ("kvm_run", "debugfs") and (turn or vm.attempts < ATTEMPTS_BY_CALLS)
+
+    def _drop(self, vm: Vm) -> None:
         """Its VMM has ended."""
         del self.vms[vm.sandbox]
         self.process_table.forget(vm.vmm.pid)
         self._followed = None
 
-    def _refresh(self, process: Process, reread: bool) -> bool | None:
-        same = not process.young and not reread
-        if same and self.told and not process.grown and self.proc.thread_count(process.pid) == len(process.tasks):
-            return False
-        tasks = self.proc.tids(process.pid)
-        if same and tasks == process.tasks:
-            process.grown = False
-            return False
-        if not tasks:
-            process.stats.clear()
-            process.threads.clear()
-            process.tasks = tasks
-            return None
-        stats: dict[int, Stat] = {}
-        young = set()
-        had, tids = process.stats, list(map(int, tasks))
-        again = set(tids) if reread else {process.pid, *process.young, *(tid for tid in tids if tid not in had)}
-        fresh = self.proc.task_stats(process.pid, again)
-        for tid in tids:
-            if tid not in again:
-                stats[tid] = had[tid]
-            elif tid in fresh:
-                known, stat = had.get(tid), fresh[tid]
-                if known is None or (known.comm, known.starttime) != (stat.comm, stat.starttime):
-                    young.add(tid)
-                    stats[tid] = stat
-                elif stat.state in "ZX" and tid == process.pid:
-                    return None  # killed and not yet reaped
-                else:
-                    stats[tid] = known
-        main = stats.get(process.pid)
-        if main is None or main.starttime != process.id.starttime or main.state in "ZX":
-            process.threads.clear()
-            return None
-        changed = stats != process.stats
-        process.tasks, process.stats, process.young, process.grown = tasks, stats, young, False
-        if changed and process.role is not ThreadRole.EMULATOR:
-            process.threads = {tid: VmThread(ThreadId(tid, stat.starttime), process.role, stat.comm, process.pid)
-                               for tid, stat in stats.items()}
-        return changed
-
     def _identify(self, vm: Vm) -> bool:
-        """Tell which thread is which; True when the answer is another than before."""
+        """Identify the role of each of the VMM's threads. :returns: whether roles, threads or vCPUs have changed."""
         process = vm.vmm
         vm.gone.update(vcpu for thread, vcpu in vm.learned.items() if not process.has(thread))
         found = vmm_threads.identify(
             process.pid, vm.type, process.argv, process.stats.items(), self.proc, learned=vm.learned,
             gone=vm.gone, iothreads=vm.iothreads, qmp=vm.qmp, debugfs=f"{self.sys_root}/kernel/debug")
-        vm.qmp = None  # it spoke of the threads as they were; what was learned of it is kept
+        vm.qmp = None  # it was about the threads as they were; what was learned of it is kept
         threads = {}
         for tid, stat in process.stats.items():
             role, vcpu = found.roles[tid]
@@ -331,38 +223,54 @@ class VmInventory:
         vm.learned = {thread.id: thread.vcpu for thread in threads.values() if thread.vcpu is not None}
         vm.gone.difference_update(vm.learned.values())
         vm.iothreads = {thread.id for thread in threads.values() if thread.role is ThreadRole.IOTHREAD}
-        ids = sorted(vm.learned.values())
-        known = found.complete
-        vcpus = vm.guest_vcpus(ids)
-        changed = (threads, known, vcpus) != (process.threads, vm.known, vm.vcpus)
-        process.threads, vm.known, vm.vcpus, vm.wants_qmp = threads, known, vcpus, None
+        vcpus = vm.guest_vcpus(sorted(vm.learned.values()))
+        changed = (threads, found.complete, vcpus) != (process.threads, vm.known, vm.vcpus)
+        process.threads, vm.vcpus, vm.qmp_need = threads, vcpus, QmpNeed.UNDECIDED
+        if found.complete:
+            vm.vcpu_state = VcpuState.IDENTIFIED
+        elif vm.known:
+            vm.vcpu_state = VcpuState.UNIDENTIFIED
         if found.found_by != "learned":
             vm.found_by = found.found_by
         if vm.found_by not in ("names", "none"):
-            self._keep(vm)
+            self._save_vcpus(vm)
         return changed
 
-    def _keep(self, vm: Vm) -> None:
-        told = VcpuThreads(vm.vmm.id, vm.learned, frozenset(vm.gone), vm.found_by)
-        if self.vcpus.get(vm.sandbox) != told:
-            self.vcpus[vm.sandbox] = told
+    def _save_vcpus(self, vm: Vm) -> None:
+        saved = VcpuThreads(vm.vmm.id, vm.learned, frozenset(vm.gone), vm.found_by)
+        if self.vcpus.get(vm.sandbox) != saved:
+            self.vcpus[vm.sandbox] = saved
             self.learned = True
 
     def needing_qmp(self) -> list[Vm]:
-        """VMs whose threads only QMP can tell apart and that were not asked yet as they are."""
-        wanting = []
+        """VMs whose threads only QMP can identify, and that were not asked yet about the threads they have."""
+        needing = []
         for vm in self.vms.values():
             if vm.type is not VmmType.QEMU or not vm.vmm.stats:
                 continue
-            if vm.wants_qmp is None:  # reading hundreds of command lines at every resync costs as much as the pass
-                vm.wants_qmp = vmm_threads.wants_qmp(_identified(vm), vm.vmm.argv)
-            if vm.wants_qmp and vm.qmp_asked != frozenset(vm.vmm.stats):
-                wanting.append(vm)
-        return wanting
+            if vm.qmp_need is QmpNeed.UNDECIDED:  # to read hundreds of command lines costs as much as a pass
+                needed = vmm_threads.wants_qmp(_identified(vm), vm.vmm.argv)
+                vm.qmp_need = QmpNeed.NEEDED if needed else QmpNeed.NOT_NEEDED
+            if vm.qmp_need is QmpNeed.NEEDED and vm.qmp_asked != frozenset(vm.vmm.stats):
+                needing.append(vm)
+        return needing
 
 
-def _borne_out(sandbox: SandboxId, claim: VmmClaim, identity: ThreadId, vmm: VmmProcess) -> bool:
-    """Whether a process is what somebody said: another may have its pid by now."""
+def _renew_vcpu_state(vm: Vm) -> bool:
+    """Set whether placing waits for vCPUs that are not identified. :returns: whether that has changed."""
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    if vm.known:
+        vm.since = now
+        return False
+    if vm.since is None:
+        vm.since = vm.vmm.id.starttime * _TICK
+    state = VcpuState.AWAITED if now - vm.since < PATIENCE else VcpuState.UNIDENTIFIED
+    changed, vm.vcpu_state = state is not vm.vcpu_state, state
+    return changed
+
+
+def _confirms(sandbox: SandboxId, claim: VmmClaim, identity: ThreadId, vmm: VmmProcess) -> bool:
+    """Whether a process's command line confirms a claim about its pid: another process may have it by now."""
     if vmm.sandbox == sandbox:
         return True
     if claim.identity is not None:
@@ -373,4 +281,3 @@ def _borne_out(sandbox: SandboxId, claim: VmmClaim, identity: ThreadId, vmm: Vmm
 def _identified(vm: Vm) -> vmm_threads.Identified:
     roles = {tid: (thread.role, thread.vcpu) for tid, thread in vm.vmm.threads.items()}
     return vmm_threads.Identified(roles, vm.found_by, vm.known)
-

@@ -6,8 +6,8 @@ connection (qmp), and what follows from the answer (inventory).
 
 from __future__ import annotations
 
-from vmpin.vmm.inventory import Vm
 from vmpin.vmm.qemu_cmdline import qmp_sockets
+from vmpin.vmm.virtual_machine import Vm
 
 
 async def ask(vm: Vm) -> bool:

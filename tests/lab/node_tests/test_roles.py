@@ -19,6 +19,7 @@ from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.qemu_cmdline import cpu_index, iothread_ids
 from vmpin.vmm.thread_names import read_names
 from vmpin.vmm.threads import Identified, identify
+from vmpin.vmm.virtual_machine import Refresh
 
 #: Three cores in a socket: KVM's vcpu ids, which are APIC ids, are 0, 1, 2, 4, 5 and 6.
 SMP = "6,sockets=2,cores=3,threads=1,maxcpus=6"
@@ -159,7 +160,7 @@ def test_observer_has_every_thread_that_works_for_the_vm(which: str, request: py
     inventory = VmInventory(Procfs(), only=vm.sandbox)
     inventory.scan({SandboxId(vm.sandbox): VmmClaim(vm.pid)}, full=True)
     found = inventory.vms[SandboxId(vm.sandbox)]
-    assert inventory.refresh(found)
+    assert inventory.refresh(found) is Refresh.CHANGED
     seen = {thread.id.tid: thread for thread in found.threads()}
     assert {tid: thread.role for tid, thread in seen.items()} == vm.roles()
     assert {tid: thread.vcpu for tid, thread in seen.items() if thread.vcpu is not None} == vm.vcpus()

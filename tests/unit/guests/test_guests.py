@@ -36,7 +36,7 @@ from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.protocol.messages import Failure, HostMessage, Unpin, VcpuMap
 from vmpin.reconcile.view import NodeView
-from vmpin.vmm.inventory import Process, Vm
+from vmpin.vmm.virtual_machine import Process, VcpuState, Vm
 
 POD = SandboxId("pod-a")
 QUICK = Timeouts(agent_last=0.2)
@@ -340,12 +340,12 @@ def test_vcpus_that_are_not_all_known_narrow_nothing(tmp_path: Path) -> None:
         async with running(Machine(tmp_path)) as node:
             await until(lambda: node.states().get("web") == "applied")
             count = len(node.agent.maps)
-            node.vm.known = False
+            node.vm.vcpu_state = VcpuState.UNIDENTIFIED
             node.give("2")
             await asyncio.sleep(0.05)
             assert len(node.agent.maps) == count
             assert node.states()["web"] == "pending: its vCPUs are not identified yet"
-            node.vm.known = True
+            node.vm.vcpu_state = VcpuState.IDENTIFIED
             node.give("2")
             await until(lambda: node.states()["web"] == "applied")
     run(test())

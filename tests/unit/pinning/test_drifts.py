@@ -26,7 +26,7 @@ from vmpin.pinning.pinner import SHOWN, _shown
 from vmpin.pinning.plan import SetAffinity
 from vmpin.placement.rules import Placement
 from vmpin.status.collector import threads_of
-from vmpin.vmm.inventory import Vm
+from vmpin.vmm.virtual_machine import Vm
 
 
 @pytest.fixture

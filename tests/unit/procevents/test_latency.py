@@ -15,7 +15,7 @@ from vmpin.domain.model import ThreadRole, VcpuId
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.placement.vcpus import VcpuPlacement
 from vmpin.procevents.latency import LatencyBook, Newborn
-from vmpin.vmm.inventory import Vm
+from vmpin.vmm.virtual_machine import Vm
 
 HOUR = 3600 * 10**9
 

@@ -26,7 +26,7 @@ from vmpin.host import boottime
 from vmpin.host.sysfs import Sysfs
 from vmpin.placement.rules import Placement
 from vmpin.procevents.newborn_placer import FollowUp
-from vmpin.vmm.inventory import Vm
+from vmpin.vmm.virtual_machine import VcpuState, Vm
 from vmpin.wire.proc_events import KTHREADD, Comm, Fork
 
 pytest_plugins = ["given_unit"]
@@ -120,7 +120,7 @@ def test_of_two_vcpus_that_come_before_the_pass_the_second_does_not_wait(machine
 def test_while_not_all_vcpus_are_known_none_of_them_waits_for_the_pass(machine: Machine, crowd: Path) -> None:
     """The last one's name is what the whole VM is placed by."""
     vmm = machine.running(crowd)
-    machine.reconciler.inventory.vms[sandbox("a")].known = False
+    machine.reconciler.inventory.vms[sandbox("a")].vcpu_state = VcpuState.UNIDENTIFIED
     follow_up = machine.placer.handle([named(vmm, "call_rcu", "CPU 2/KVM")])
     assert (follow_up.now, follow_up.soon) == ({sandbox("a")}, set())
 
@@ -324,7 +324,7 @@ def test_as_many_threads_as_before_are_the_same_while_births_are_told(machine: M
     assert seen() == {vmm.pid, first}
     second = another()
     assert seen() == {vmm.pid, second}  # nobody tells
-    inventory.told = True
+    inventory.forks_reported = True
     third = another()
     assert seen() == {vmm.pid, second}
     machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, third, vmm.pid)])

@@ -17,7 +17,7 @@ from vmpin.domain.topology import Topology
 from vmpin.placement.rules import UNMANAGED, PlacementRequest
 from vmpin.reconcile import placement_cache
 from vmpin.reconcile.placement_cache import PlacementCache
-from vmpin.vmm.inventory import Process, Vm
+from vmpin.vmm.virtual_machine import Process, Vm
 
 ONE, TWO = SandboxId("one"), SandboxId("two")
 

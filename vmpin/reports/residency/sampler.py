@@ -21,7 +21,7 @@ from vmpin.host.schedstat import Schedstat, process_ran
 from vmpin.placement.rules import Placement
 from vmpin.reconcile.view import NodeView
 from vmpin.reports.residency import books_file
-from vmpin.vmm.inventory import Process, Vm
+from vmpin.vmm.virtual_machine import Process, Vm
 
 logger = logging.getLogger(__name__)
 

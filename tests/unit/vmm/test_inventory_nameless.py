@@ -12,7 +12,8 @@ from trees import make_tree
 
 from vmpin.domain.model import SandboxId, ThreadId, VcpuThreads
 from vmpin.host.procfs import Procfs
-from vmpin.vmm.inventory import PATIENCE, Vm, VmInventory
+from vmpin.vmm.inventory import PATIENCE, VmInventory
+from vmpin.vmm.virtual_machine import Refresh, Vm
 
 STAT = ("({name}) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
         "0 0 0 0 0 0")
@@ -69,7 +70,7 @@ def test_a_vcpu_that_is_plugged_again_is_told_though_it_was_seen_before_it_was_i
     inventory.refresh(vm)
     assert (vm.known, len(vm.learned)) == (True, 1)
     qemu.thread(4003, "16 0xb 0xae80 0x0")
-    assert inventory.refresh(vm)
+    assert inventory.refresh(vm) is Refresh.CHANGED
     assert told(vm) == {4001: 0, 4003: 1}
 
 
@@ -89,9 +90,9 @@ def test_vcpus_that_cannot_be_identified_are_waited_for_a_while(tmp_path: Path) 
     assert (vm.known, vm.awaited) == (False, True)
     assert vm.since is not None
     vm.since -= PATIENCE
-    assert inventory.refresh(vm)  # it is to be placed again, as it is not waited for any longer
+    assert inventory.refresh(vm) is Refresh.CHANGED  # it is to be placed again, as it is not waited for any longer
     assert (vm.known, vm.awaited) == (False, False)
-    assert not inventory.refresh(vm)
+    assert inventory.refresh(vm) is Refresh.UNCHANGED
 
 
 def test_a_vcpu_that_has_become_busy_for_ever_is_known_to_the_next_watcher(tmp_path: Path) -> None:
@@ -206,7 +207,7 @@ def test_a_look_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path, mo
         patch.setattr(Procfs, "tids", short)
         with pytest.raises(OSError, match="Too many open files"):
             inventory.refresh(vm)
-    assert inventory.refresh(vm)
+    assert inventory.refresh(vm) is Refresh.CHANGED
     assert told(vm) == {4001: 0, 4002: 1}
 
 
@@ -216,19 +217,19 @@ def test_a_birth_that_was_told_is_looked_for_until_it_was_seen(tmp_path: Path,
     qemu = Nameless(tmp_path, 2, "1,maxcpus=2")
     qemu.thread(4001, "running", "CPU 0/KVM")
     inventory = qemu.inventory()
-    vm, inventory.told = inventory.vms[POD], True
+    vm, inventory.forks_reported = inventory.vms[POD], True
     inventory.refresh(vm)
     inventory.process_table.round = vm.vmm.pid + 1  # not its turn to be listed in any case
     monkeypatch.setattr(Procfs, "thread_count", lambda proc, pid: len(vm.vmm.tasks))
     qemu.ends(4001)
     qemu.thread(4002, "running", "CPU 0/KVM")
-    assert not inventory.refresh(vm)
-    vm.vmm.grown = True
+    assert inventory.refresh(vm) is Refresh.UNCHANGED
+    vm.vmm.mark_outdated()
     with monkeypatch.context() as patch:
         patch.setattr(Procfs, "tids", _short)
         with pytest.raises(OSError, match="Too many open files"):
             inventory.refresh(vm)
-    assert inventory.refresh(vm)
+    assert inventory.refresh(vm) is Refresh.CHANGED
     assert told(vm) == {4002: 0}
 
 

@@ -1,0 +1,77 @@
+"""The threads of one process as /proc lists them: read at little cost where nothing changed.
+
+What stays out: which thread is which (threads), and whose process it is (inventory, which calls this in each pass).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from vmpin.domain.model import ThreadId, ThreadRole, VmThread
+from vmpin.host.procfs import Procfs, Stat
+from vmpin.vmm.virtual_machine import Listing, Process, Refresh
+
+
+def read_threads(proc: Procfs, process: Process, reread: bool, forks_reported: bool = False) -> Refresh:
+    """Read a process's threads, and keep them in `process`.
+
+    :param reread: all of them, not only those that are new or young.
+    :param forks_reported: whether each fork event marks its process outdated: one that is not, and has as many threads
+        as before, is not even listed then.
+    """
+    same = not process.young and not reread
+    if (same and forks_reported and process.listing is Listing.CURRENT
+            and proc.thread_count(process.pid) == len(process.tasks)):
+        return Refresh.UNCHANGED
+    tasks = proc.tids(process.pid)
+    if same and tasks == process.tasks:
+        process.listing = Listing.CURRENT
+        return Refresh.UNCHANGED
+    if not tasks:
+        process.stats.clear()
+        process.threads.clear()
+        process.tasks = tasks
+        return Refresh.ENDED
+    tids = list(map(int, tasks))
+    again = set(tids) if reread else {process.pid, *process.young, *(tid for tid in tids
+                                                                     if tid not in process.stats)}
+    fresh = proc.task_stats(process.pid, again)
+    if _has_been_killed(process, fresh):
+        return Refresh.ENDED
+    stats, young = _merged(process.stats, tids, again, fresh)
+    main = stats.get(process.pid)
+    if main is None or main.starttime != process.id.starttime or main.state in "ZX":
+        process.threads.clear()
+        return Refresh.ENDED
+    changed = stats != process.stats
+    process.tasks, process.stats, process.young, process.listing = tasks, stats, young, Listing.CURRENT
+    if changed and process.role is not ThreadRole.EMULATOR:
+        process.threads = {tid: VmThread(ThreadId(tid, stat.starttime), process.role, stat.comm, process.pid)
+                           for tid, stat in stats.items()}
+    return Refresh.CHANGED if changed else Refresh.UNCHANGED
+
+
+def _has_been_killed(process: Process, fresh: Mapping[int, Stat]) -> bool:
+    """Whether a process that was read before has ended, and is not reaped yet."""
+    before, main = process.stats.get(process.pid), fresh.get(process.pid)
+    return (before is not None and main is not None and main.state in "ZX"
+            and (before.comm, before.starttime) == (main.comm, main.starttime))
+
+
+def _merged(before: Mapping[int, Stat], tids: Sequence[int], again: Collection[int],
+            fresh: Mapping[int, Stat]) -> tuple[dict[int, Stat], set[int]]:
+    """The stats of the threads `tids`, of which those in `again` were read as `fresh`; and those among them that are
+    new, or have another name. An unchanged thread keeps its stat from before."""
+    stats: dict[int, Stat] = {}
+    young = set()
+    for tid in tids:
+        if tid not in again:
+            stats[tid] = before[tid]
+        elif tid in fresh:
+            old, stat = before.get(tid), fresh[tid]
+            if old is None or (old.comm, old.starttime) != (stat.comm, stat.starttime):
+                young.add(tid)
+                stats[tid] = stat
+            else:
+                stats[tid] = old
+    return stats, young
