@@ -103,8 +103,8 @@ def _collect(config: Config, args: argparse.Namespace) -> Pieces:
 
     facts = read_facts(config, args.root)
     findings = examine(facts)
-    told = "".join("".join(word for word, _ in line).rstrip() + "\n" for line in text(findings, wide=True))
-    pieces = collect(config, facts, data(findings), told, args.limit * _MIB)
+    report = "".join("".join(part for part, _ in line).rstrip() + "\n" for line in text(findings, wide=True))
+    pieces = collect(config, facts, data(findings), report, args.limit * _MIB)
     try:
         plan = ask(config, {"op": "plan"})
     except VmpinError as err:

@@ -31,7 +31,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     import gc
 
-    # What is loaded, and everything that the first pass makes, is kept: to look through it for garbage is in vain.
+    # Loaded modules and the objects of the first pass stay: scanning them for garbage is useless.
     gc.disable()
     import signal
 
@@ -48,12 +48,12 @@ def run(args: argparse.Namespace) -> int:
         args.set_here.append(f"watch.nri={'on' if args.nri else 'off'}")
     config = load_config(args)
     log.setup(config.log.level, as_json=args.output == "json")
-    # Who is told to end while the first pass goes on ends in order after it, as watch.on_exit has it.
+    # A signal during the first pass ends the watcher in order after it (watch.on_exit).
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     made = not config.paths.run.exists()
     with Lock(config.paths.lock_file) as lock:
         if made:
-            # whatever the umask; who may use which socket is said by their own modes
+            # whatever the umask; the modes of the sockets restrict their use
             os.chmod(config.paths.run, 0o755)
         reconciler, spool = Reconciler(config), Spool(config.paths.spool)
         spool.prepare()

@@ -41,7 +41,7 @@ class Stage:
         self.directory = Path(tempfile.mkdtemp(prefix=f"vmpin-{self.sandbox}-"))
         #: The printed texts, by step.
         self.story: list[dict[str, object]] = []
-        self._said: list[str] = []
+        self._texts: list[str] = []
         self._watcher: subprocess.Popen[bytes] | None = None
         self._config = self.directory / "vmpin.yaml"
         self._log = self.directory / "watcher.log"
@@ -90,12 +90,12 @@ class Stage:
     # The story
 
     def step(self, text: str) -> None:
-        self._said = []
-        self.story.append({"step": text, "said": self._said})
+        self._texts = []
+        self.story.append({"step": text, "said": self._texts})
         print(f"\n{len(self.story)}/{self.STEPS} {text}")
 
-    def say(self, text: str) -> None:
-        self._said.append(text)
+    def print(self, text: str) -> None:
+        self._texts.append(text)
         print(f"    {printable(text)}")
 
     def expect(self, text: str, exclusive: CpuSet, pool: CpuSet) -> None:
@@ -106,8 +106,8 @@ class Stage:
         """
         wait_until(lambda: _as_wanted(self.vm.masks(), exclusive, pool),
                lambda: f"a thread is elsewhere than wanted: {self.vm.masks()}")
-        self.say(text)
-        self.say(f"/proc shows: {self.vm.masks()}")
+        self.print(text)
+        self.print(f"/proc shows: {self.vm.masks()}")
 
     def explain(self, cpu: CpuSet) -> None:
         done = subprocess.run(self._command("explain", self.sandbox), env=_environment(), capture_output=True,
@@ -116,7 +116,7 @@ class Stage:
         if done.returncode or not lines:
             raise VmpinError(f"`vmpin explain` does not mention CPU {cpu}: {done.stdout}{done.stderr}")
         print(f"    $ vmpin explain {self.sandbox}")
-        self.say(lines[0])
+        self.print(lines[0])
 
     # Its processes
 

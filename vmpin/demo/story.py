@@ -17,10 +17,10 @@ def play(stage: Stage) -> None:
 
     stage.step("a QEMU starts: the VM of a Kata pod, with 3 vCPUs and an iothread")
     vm.start()
-    stage.say(f"process {vm.pid}, by KVM" if vm.kvm else f"process {vm.pid}, by TCG: {vm.why}")
+    stage.print(f"process {vm.pid}, by KVM" if vm.kvm else f"process {vm.pid}, by TCG: {vm.why}")
     before = vm.masks()
-    stage.say(f"/proc shows: {before}")
-    stage.say("nothing confines it: its threads run on CPUs that belong to other pods")
+    stage.print(f"/proc shows: {before}")
+    stage.print("nothing confines it: its threads run on CPUs that belong to other pods")
     stage.vmpin("status", "-o", "wide")
 
     stage.step(f"the watcher starts; the node's shared pool is CPU {pool}")
@@ -57,6 +57,6 @@ def play(stage: Stage) -> None:
     stage.step("vmpin leaves, and restores the masks")
     stage.vmpin("unpin", "--every", shown_output=False)
     wait_until(lambda: same(vm.masks(), before, cpus), lambda: f"not the original masks: {vm.masks()}")
-    stage.say(f"/proc shows: {vm.masks()}, as before")
+    stage.print(f"/proc shows: {vm.masks()}, as before")
     stage.stop_watcher()
     print("\nEvery thread was where it should be, at every step.")

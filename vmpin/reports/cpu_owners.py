@@ -1,4 +1,4 @@
-"""The owners of exclusive CPUs, from the status document: whose CPUs they are, and which processes are theirs.
+"""The owners of exclusive CPUs, from the status document, with the processes that belong to them.
 
 Pure; called by audit and cli/audit. What stays out: the threads that run there (audit).
 """

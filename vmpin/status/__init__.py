@@ -1,4 +1,5 @@
 """What the watcher shows: the status document, explanations, health, counts, metrics.
 
-What stays out: files and sockets it goes through (daemon, cli), longer reports (reports).
+It reads the node through the read-only view (reconcile.view) and changes nothing. What stays out: sockets and output
+(daemon, cli), longer reports (reports). Imported by reports, doctor, daemon and cli.
 """

@@ -118,7 +118,7 @@ def _pods(view: NodeView) -> list[dict[str, object]]:
 
 
 def _owners(view: NodeView) -> dict[tuple[SandboxId, ContainerId], dict[str, object]]:
-    """Of every container that owns CPUs: whether it is a VM's, its first process on the host, its cpuset cgroup."""
+    """For every container that owns CPUs: its kind (VM, runc), its first process on the host, its cpuset cgroup."""
     found: dict[tuple[SandboxId, ContainerId], dict[str, object]] = {}
     vms = view.vm_sandboxes()
     by_uid = {each.pod.uid: each.pod for each in view.sandboxes.values() if each.pod is not None}
@@ -141,7 +141,7 @@ def _owners(view: NodeView) -> dict[tuple[SandboxId, ContainerId], dict[str, obj
 
 
 def threads_of(view: NodeView, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> list[ThreadStatus]:
-    """A VM's threads with the masks the kernel shows now. `masks` keeps the sets that were met, for the next VM."""
+    """A VM's threads with their current masks. :param masks: cache of equal sets, filled here for the next VM."""
     placement = view.placements.get(vm.sandbox)
     get = os.sched_getaffinity
     limits: dict[Path, CpuSet] = {}

@@ -1,5 +1,5 @@
-"""Where threads ran over time: samples of VMs' threads, the books that outlive a restart, and every thread of the
-node.
+"""Residency: where threads ran over time. Samples of VMs' threads with books that survive a restart, and samples of
+every thread of the machine for the audit.
 
-What stays out: the arithmetic (domain.proof). Imported by daemon, reports and cli.
+What stays out: the sums (domain.proof). Imported by daemon, reports and cli.
 """
