@@ -132,7 +132,7 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
     candidates = CandidateCpus(allowed, claim.cpus, foreign, node, own)
     if not request.vcpus_identified and policy.vcpus is not VcpuRule.OFF:
         reasons.append(VCPUS_UNIDENTIFIED if request.identification_pending else
-                       "the vCPUs cannot all be told from the VM's other threads, which are kept on the sandbox mask")
+                       "its vCPU threads cannot all be identified: its other threads are kept on the sandbox mask")
     places, shortage = place_vcpus(request.vcpus, request.vcpus_identified, claim, candidates, policy, before, reasons)
     containers, unserved = _containers(request, claim, places, policy)
     unserved = unserved if request.vcpus_identified else ""  # a vCPU that is identified later may be for them

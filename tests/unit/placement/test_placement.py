@@ -413,8 +413,8 @@ def test_vcpus_that_cannot_be_told_apart_degrade_and_every_thread_is_on_the_mask
                     virtiofsd=CpuSet.parse("9"))
     found = decide([MAIN, SIDE], vcpus(0), node(housekeeping="7"), policy, known=False)
     assert found.verdict is Verdict.DEGRADED
-    assert found.reasons == ("the vCPUs cannot all be told from the VM's other threads, which are kept on the sandbox "
-                             "mask",)
+    assert found.reasons == (
+        "its vCPU threads cannot all be identified: its other threads are kept on the sandbox mask",)
     for role in (ThreadRole.IOTHREAD, ThreadRole.VHOST, ThreadRole.EMULATOR, ThreadRole.KVM):
         assert str(found.cpus_for(role, None)) == "0-1,4-5"  # any of them may be a vCPU
     assert str(found.cpus_for(ThreadRole.VIRTIOFSD, None)) == "9"
