@@ -123,7 +123,7 @@ class DriftEvidence:
         """Why threads of a VM had another mask, the most frequent cause first; counted, and kept in its history.
 
         :param changes: with the number of threads.
-        :param kata_pins: whether Kata's state says that it sets the vCPUs' masks, too.
+        :param kata_pins: whether, by Kata's state, Kata sets the vCPUs' masks, too.
         """
         try:
             rivals, cgroup = self._rivals_of(vm), "" if self.remembers else self._moved(vm)

@@ -1,5 +1,5 @@
-"""Drift: tells operations that put threads back from those of a new placement, has the cause explained once they are
-put back, and leaves threads alone that another writer keeps moving.
+"""Drift: separates operations that put threads back from those of a new placement, has the cause explained once they
+are put back, and leaves threads alone that another writer keeps moving.
 
 Called by the pinner. What stays out: setting masks (pinner), the cause (domain.drift) and its evidence
 (drift_evidence).

@@ -2,7 +2,7 @@
 
 `reconcile` makes true what concerns some sandboxes, `resync` everything, from what the runtimes and the kernel have
 now. Synchronous, and usable without a watcher (`vmpin reconcile`; read-only for `plan`, `status` and `verify`). Called
-by the daemon, the newborn placer and one_pass. What stays out: what is known of the node (node_state), and when passes
+by the daemon, the newborn placer and one_pass. What stays out: the state of the node (node_state), and when passes
 happen (daemon).
 """
 

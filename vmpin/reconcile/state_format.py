@@ -81,7 +81,7 @@ def _pack_state(state: SandboxState | None) -> dict[str, object]:
                       "pod_by_nri": state.pod_by_nri, "held": state.suspended,
                       "vmm": _pack_thread(state.vmm), "containers": [
         {"id": record.container.id, "name": record.container.name,
-         "words": [_pack_word(source, word) for source, word in record.reports.items()],
+         "words": [_pack_report(source, report) for source, report in record.reports.items()],
          "exclusive": record.container.exclusive, "state": str(record.container.state),
          "pause": record.container.pause,
          "source": int(record.source), "time": record.time, "bundle": record.bundle,
@@ -89,12 +89,12 @@ def _pack_state(state: SandboxState | None) -> dict[str, object]:
         for record in state.containers.values()]}}
 
 
-def _pack_word(source: Source, word: CpusetReport) -> list[object]:
-    packed = [int(source), str(word.cpuset), word.time]
-    return [*packed, [str(cpuset) for cpuset in word.replaced]] if word.replaced else packed
+def _pack_report(source: Source, report: CpusetReport) -> list[object]:
+    packed = [int(source), str(report.cpuset), report.time]
+    return [*packed, [str(cpuset) for cpuset in report.replaced]] if report.replaced else packed
 
 
-def _unpack_word(moment: Callable[[int], int], cpus: str, since: int, replaced: Iterable[str] = ()) -> CpusetReport:
+def _unpack_report(moment: Callable[[int], int], cpus: str, since: int, replaced: Iterable[str] = ()) -> CpusetReport:
     return CpusetReport(CpuSet.parse(cpus), moment(since), tuple(CpuSet.parse(each) for each in replaced))
 
 
@@ -174,11 +174,11 @@ def _unpack_kubelet(packed: dict[str, Any]) -> CpuManagerState:
 def _unpack_state(sandbox: SandboxId, entry: dict[str, Any], moment: Callable[[int], int]) -> SandboxState:
     containers = {}
     for item in entry["containers"]:
-        words = {Source(source): _unpack_word(moment, *word) for source, *word in item["words"]}
+        reports = {Source(source): _unpack_report(moment, *report) for source, *report in item["words"]}
         source = Source(item["source"])
-        container = Container(ContainerId(item["id"]), item["name"], words[source].cpuset if words else None,
+        container = Container(ContainerId(item["id"]), item["name"], reports[source].cpuset if reports else None,
                               item["exclusive"], ContainerState(item["state"]), item["pause"])
         containers[container.id] = ContainerRecord(container, source, moment(item["time"]), item["bundle"],
-                                         item["init"] and ThreadId(*item["init"]), words)
+                                         item["init"] and ThreadId(*item["init"]), reports)
     return SandboxState(sandbox, entry["runtime"], entry["pod"] and Pod(*entry["pod"]), containers, entry["held"],
                         entry["vmm"] and ThreadId(*entry["vmm"]), entry["handler"], entry.get("pod_by_nri") is True)
