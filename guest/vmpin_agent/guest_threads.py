@@ -33,6 +33,7 @@ def stat(path: str) -> Optional[ThreadStat]:
     text = file_io.read(path)
     if text is None:
         return None
+    # Parsed here, as the agent carries no adapter of the host's (vmpin.host.procfs).
     # The name before the last `)` may hold anything; state is the first field behind it, starttime the 20th.
     fields = text[text.rfind(")") + 2 :].split(" ")
     if len(fields) < 20 or fields[0] in ("Z", "X"):

@@ -48,13 +48,21 @@ class Stat(NamedTuple):
         return bool(self.flags & PF_KTHREAD)
 
 
-def parse_stat(raw: bytes) -> Stat | None:
-    """Parse a stat line; comm may hold spaces and parentheses, so it ends at the *last* `)`."""
+def split_stat(raw: bytes) -> tuple[bytes, list[bytes]] | None:
+    """Split a stat line: the name, and the fields from the third (the state) to the 39th (the CPU), each by itself.
+    None where the text is no stat line. The name may hold spaces and parentheses, so it ends at the *last* `)`."""
     begin, end = raw.find(b"("), raw.rfind(b")")
     fields = raw[end + 2 :].split(None, 37)  # what follows is not used
-    if begin < 0 or end < begin or len(fields) < 37:
+    return None if begin < 0 or end < begin or len(fields) < 37 else (raw[begin + 1 : end], fields)
+
+
+def parse_stat(raw: bytes) -> Stat | None:
+    """Parse a stat line; None where the text is none."""
+    found = split_stat(raw)
+    if found is None:
         return None
-    return Stat(_name(raw[begin + 1 : end]), _STATES.get(fields[0]) or fields[0].decode("ascii", "replace"),
+    name, fields = found
+    return Stat(_name(name), _STATES.get(fields[0]) or fields[0].decode("ascii", "replace"),
                 int(fields[1]), int(fields[6]), int(fields[19]), int(fields[36]))
 
 

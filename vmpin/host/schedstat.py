@@ -10,7 +10,7 @@ import os
 import time
 from typing import NamedTuple
 
-from vmpin.host.procfs import Procfs, read_file
+from vmpin.host.procfs import Procfs, read_file, split_stat
 
 _TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _MIGRATIONS = b"\nse.nr_migrations"
@@ -33,10 +33,11 @@ class LastRun(NamedTuple):
 
 
 def parse_stat(raw: bytes) -> LastRun | None:
-    """proc_pid_stat(5); the name may hold anything but ends at the last `)`."""
-    fields = raw[raw.rfind(b")") + 2 :].split(None, 37)
-    if len(fields) < 37:
+    """What a stat line shows of a thread's run time; None where the text is no stat line."""
+    found = split_stat(raw)
+    if found is None:
         return None
+    _, fields = found
     return LastRun(int(fields[19]), int(fields[36]), (int(fields[11]) + int(fields[12])) * _TICK)
 
 

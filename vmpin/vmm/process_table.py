@@ -1,9 +1,9 @@
-"""Who runs: the VMMs, helper processes and kernel threads that are something to a sandbox, among all of the node.
+"""The process table: the VMMs, helper processes and kernel threads of sandboxes, among all processes of the node.
 
-Kept from pass to pass, so that a pass in which nobody came or went lists /proc and reads little more. What a process
-is, is decided from its command line; one of a container is never believed, and not even read beyond its beginning: its
-author makes it as long as he likes, as often as he likes. What stays out: which sandbox's VM a VMM
-is, and its threads (observe).
+Kept from pass to pass, so that a pass without new or ended processes lists /proc and reads little more. A process is
+classified by its command line. That of a container's process is never believed, nor read beyond its beginning: its
+author can make it as long, and change it as often, as he likes. What stays out: which sandbox's VM a VMM is, and its
+threads (inventory, which calls this).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from vmpin.host.procfs import Procfs
 from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, kernel_thread_owner, may_be, may_be_virtiofsd
 from vmpin.vmm.threads import is_dragonball
 
-#: A process that is something to a sandbox: its main thread, what it is, its command line.
+#: A process of a sandbox: its main thread, classification and command line.
 Found = tuple[ThreadId, VmmProcess | HelperProcess, list[str]]
 
-#: A process that is nothing to us is looked at again (it may exec a VMM) in the passes right after it came, then
-#: in one of this many, its turn given by its pid.
+#: A process of no sandbox is read again (it may execute a VMM) in the first passes after it came, and then in one of
+#: ROUNDS passes, its turn given by its pid.
 ROUNDS = 16
 YOUNG_PASSES = 3
-#: Of a sandbox's id Kata's Go shim gives Firecracker so many characters.
+#: How many characters of a sandbox's id Kata's Go shim gives Firecracker.
 CUT = 32
 
 
@@ -32,20 +32,20 @@ class ProcessTable:
 
     def __init__(self, proc: Procfs) -> None:
         self.proc = proc
-        #: How often everything was looked over.
+        #: How many scans there were.
         self.round = 0
         self.vmms: dict[int, tuple[ThreadId, VmmProcess, list[str]]] = {}
         self.helpers: dict[int, tuple[ThreadId, HelperProcess, list[str]]] = {}
-        #: The kernel's threads that work for a process, which comes first.
+        #: Kernel threads by tid, each with the pid that it works for.
         self.kernel: dict[int, tuple[int, VmThread]] = {}
-        #: Every pid met, with the round since when.
+        #: Every pid listed, with the round in which it was first listed.
         self._seen: dict[str, int] = {}
 
     def scan(self, claimed: Iterable[int], full: bool) -> None:
-        """Look for processes that came or went.
+        """List the processes, and classify those that are new or may have changed.
 
-        :param claimed: pids of which somebody says that they are VMMs: they may have become that long after they came.
-        :param full: look at every process again.
+        :param claimed: pids that a source reports as VMMs: they may have executed one long after they came.
+        :param full: classify every process again.
         """
         self.round += 1
         pids = self.proc.pids()
@@ -63,7 +63,8 @@ class ProcessTable:
                 self._inspect(pid)
 
     def inspect(self, pid: int) -> Found | None:
-        """Look at one process that has just executed a program, or come. :returns: who it is, and what to whom."""
+        """Classify one process that has just executed a program, or was created. :returns: None if unrelated to a
+        sandbox."""
         # Most are of containers, or have ended: those cost one system call. virtiofsd's child executes nothing.
         if pid not in self.helpers and self.proc.nested(pid) is not False:
             self._drop(pid)
@@ -75,7 +76,7 @@ class ProcessTable:
         return found
 
     def forget(self, pid: int) -> None:
-        """A VMM has ended; whoever has its pid is looked at anew."""
+        """A VMM has ended: the next process with its pid is new."""
         self.vmms.pop(pid, None)
         self._seen.pop(str(pid), None)
 
@@ -99,7 +100,7 @@ class ProcessTable:
         self.kernel.pop(pid, None)
 
     def _inspect(self, pid: str) -> None:
-        """Read what a process is; it may be another than last time."""
+        """Read and classify a process, whatever its pid was before."""
         beginning = self.proc.beginning(pid)
         number = int(pid)
         if not beginning:  # a kernel thread, or a zombie
@@ -121,13 +122,13 @@ class ProcessTable:
         if nested and not self._own_sandbox(stat.ppid, beginning):
             self._drop(number)
             return
-        # Most words are the same for every VM of a node: they are kept once.
+        # Most arguments are the same for every VM of a node: each is kept once.
         argv = list(map(sys.intern, self.proc.cmdline(pid, beginning)))
         found = classify(argv)
         if found is None or (nested and not (isinstance(found, HelperProcess) and found.role is ThreadRole.VIRTIOFSD)):
             self._drop(number)
             return
-        self.kernel.pop(number, None)  # whose number it was before
+        self.kernel.pop(number, None)  # the number's former holder
         identity = ThreadId(number, stat.starttime)
         if isinstance(found, VmmProcess):
             self.helpers.pop(number, None)
@@ -152,8 +153,8 @@ class ProcessTable:
         """With the sandbox's whole id where Kata has cut it: as its shim has it, or had when it was there."""
         if vmm.type is not VmmType.FIRECRACKER or vmm.sandbox is None or len(vmm.sandbox) != CUT:
             return vmm
-        known = self.vmms.get(identity.tid)
-        names = {known[1].sandbox} if known is not None and known[0] == identity else set()
+        before = self.vmms.get(identity.tid)
+        names = {before[1].sandbox} if before is not None and before[0] == identity else set()
         whole = [name for name in self.sandboxes_with_helpers() | names
                  if name is not None and name.startswith(vmm.sandbox)]
         return vmm._replace(sandbox=max(whole, key=len)) if whole else vmm

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vmpin.cpuset import CpuSet
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
-from vmpin.host.procfs import PF_KTHREAD, Procfs, read_file
+from vmpin.host.procfs import PF_KTHREAD, Procfs, read_file, split_stat
 from vmpin.reports.residency.usage import SampledProcess, SampledThread
 
 #: Sampling uses at most this share of one CPU: it runs beside the threads that it samples.
@@ -35,12 +35,11 @@ class _Line(NamedTuple):
 
 
 def _parse(raw: bytes) -> _Line | None:
-    """proc_pid_stat(5); fields from the third on, as the name may hold anything but ends at the last `)`."""
-    end = raw.rfind(b")")
-    fields = raw[end + 2 :].split(None, 37)
-    if end < 0 or len(fields) < 37:
+    found = split_stat(raw)
+    if found is None:
         return None
-    return _Line(raw[raw.find(b"(") + 1 : end].decode("utf-8", "replace"), fields[0], int(fields[6]),
+    name, fields = found
+    return _Line(name.decode("utf-8", "replace"), fields[0], int(fields[6]),
                  (int(fields[11]) + int(fields[12])) * _TICK, int(fields[19]), int(fields[36]))
 
 
