@@ -1,6 +1,6 @@
 """The difference between what was decided and what the kernel shows, as operations that describe themselves.
 
-Pure: equal input gives the empty plan. What stays out: making the calls (apply) and reading masks (observe).
+Pure: equal input gives the empty plan. What stays out: making the calls (apply) and reading masks (pinner).
 """
 
 from __future__ import annotations

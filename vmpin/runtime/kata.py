@@ -3,7 +3,7 @@
 The Go runtime keeps `/run/vc/sbs/<sid>/persist.json` up to date, each container's live cpuset in it (virtcontainers/
 persist); it writes with O_TRUNC, so a reader may meet half a file and reads again. runtime-rs writes
 `/run/kata/<sid>/state.json` once at the start, without the VMM's pid and without containers. Read at every resync
-(sources.disk). What stays out: whether the processes named are what they should be (observe).
+(sources.disk). What stays out: whether the processes named are what they should be (vmm.inventory).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which Linux a VM was started with, from the kernel image that QEMU was given.
 
-The guest is not asked: what it says of itself need not be so. QEMU reads the file once, so it is believed only as long
+The guest is not asked: its answer need not be true. QEMU reads the file once, so it is believed only as long
 as it is the one from before the VM started. What stays out: what follows from it (guests.cpu_numbers).
 """
 
@@ -15,13 +15,13 @@ from typing import BinaryIO
 from vmpin.host.procfs import began
 from vmpin.vmm.qemu_cmdline import option_values
 
-#: No kernel is longer (bytes); and as much as is looked through at a time.
+#: The size limit of a kernel image, and how much of it is read at a time (bytes).
 _MOST, _PART = 512 << 20, 1 << 20
 _BANNER = re.compile(rb"Linux version ([0-9]{1,3})\.([0-9]{1,3})")
 _RELEASE = re.compile(rb"([0-9]{1,3})\.([0-9]{1,3})")
 #: Documentation/arch/x86/boot.rst: the magic at 0x202, and at 0x20e where the version's text is, less 0x200.
 _MAGIC, _MAGIC_AT, _TEXT_AT = b"HdrS", 0x202, 0x20E
-#: So much is looked through at a time, and so much of it again with the next (bytes).
+#: How much is searched at a time, and how much of that again with the next part (bytes).
 _PART, _OVERLAP = 1 << 20, 64
 
 #: What was read, by the file's identity: a node's VMs have few different kernels, and one takes 0.1 s to look through.
@@ -29,7 +29,7 @@ _known: dict[tuple[int, int, int, int], tuple[int, int] | None] = {}
 
 
 def kernel_version(argv: Sequence[str], pid: int, starttime: int) -> tuple[int, int] | None:
-    """Of QEMU's `-kernel`, as the first two numbers; None when it cannot be told.
+    """Of QEMU's `-kernel`, as the first two numbers; None when it cannot be read from the file.
 
     :param pid: whose view the path is of. :param starttime: when that process began (clock ticks since boot).
     """

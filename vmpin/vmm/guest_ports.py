@@ -1,4 +1,4 @@
-"""What a VMM's command line says of the ways into its guest, and of the numbers that its vCPUs have there.
+"""The ways into a guest, and the numbers that its vCPUs have there, as its VMM's command line gives them.
 
 Pure. What cannot be read is left out, never guessed: argv is not ours. What stays out: whether anybody answers there,
 and connecting (guests.transport).

@@ -1,4 +1,4 @@
-"""QEMU's iothreads where neither a name nor QMP tells them.
+"""QEMU's iothreads where neither a name nor QMP identifies them.
 
 That is the rule under Kata: its ids (`indep_iothread_0`, `iothread-…`) are too long for a thread name, so the
 threads stay unnamed, and QMP is Kata's own. What stays out: the named ones (names.py), other VMMs.

@@ -29,7 +29,7 @@ def vcpu_fds(procfs: Procfs, pid: int) -> dict[int, int]:
     """KVM's vcpu id by the process's file descriptor: every vCPU there is, and those QEMU unplugged.
 
     QEMU keeps ("parks") the descriptor of an unplugged vCPU, because KVM cannot destroy one. Empty when the
-    process has no KVM vCPU or may not be looked at.
+    process has no KVM vCPU or may not be traced.
     """
     found = {}
     try:
@@ -47,7 +47,7 @@ def vcpu_fds(procfs: Procfs, pid: int) -> dict[int, int]:
 
 def in_kvm_run(procfs: Procfs, pid: int, tids: Iterable[int],
                fds: Mapping[int, int]) -> tuple[dict[int, int], list[int]]:
-    """Which threads wait in KVM_RUN, with the vcpu id; and which cannot be told because they are on a CPU.
+    """Which threads wait in KVM_RUN, with the vcpu id; and which cannot be identified because they are on a CPU.
 
     The kernel reports the call of a blocked thread only (fs/proc/base.c: proc_pid_syscall).
     """
@@ -71,7 +71,7 @@ def in_kvm_run(procfs: Procfs, pid: int, tids: Iterable[int],
 
 def in_kvm_run_later(procfs: Procfs, pid: int, tids: Collection[int], fds: Mapping[int, int],
                      sleep: Callable[[float], None]) -> dict[int, int]:
-    """The same for threads that were on a CPU, looked at again a few times within 10 ms."""
+    """The same for threads that were on a CPU, sampled again a few times within 10 ms."""
     found: dict[int, int] = {}
     deadline = monotonic() + _BUDGET
     for pause in _PAUSES:

@@ -1,4 +1,4 @@
-"""What a process is, told by its command line: a VMM, one of a sandbox's helpers, or neither.
+"""Classifies a process by its command line: a VMM, one of a sandbox's helpers, or neither.
 
 Pure. What stays out: reading /proc, whether the sandbox exists, and Dragonball, which runs inside the shim and
 shows itself only by its threads (threads.py).
@@ -55,7 +55,7 @@ class VmmProcess(NamedTuple):
 
 
 class HelperProcess(NamedTuple):
-    """A virtiofsd or a Kata shim (`role` says which) and the sandbox it serves."""
+    """A virtiofsd or a Kata shim (by `role`) and the sandbox it serves."""
 
     role: ThreadRole
     sandbox: SandboxId | None
@@ -124,7 +124,7 @@ def kernel_thread_owner(comm: str) -> tuple[ThreadRole, int] | None:
 
 def _vmm_sandbox(vmm: VmmType, argv: Sequence[str]) -> SandboxId | None:
     if vmm is VmmType.QEMU:
-        # Only by name: a QEMU of somebody else may well be given a file below /run/kata.
+        # Only by name: another program's QEMU may well be given a file below /run/kata.
         name = ""
         for value in option_values(argv, "name"):
             name = dict(keyvals(value, "guest")).get("guest", name)

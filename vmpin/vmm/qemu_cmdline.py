@@ -1,4 +1,4 @@
-"""What QEMU's command line says: the guest's CPU topology, the declared iothreads, the QMP sockets.
+"""Parts of QEMU's command line: the guest's CPU topology, the declared iothreads, the QMP sockets.
 
 Pure. The syntax is QEMU's own (util/keyval.c, util/qemu-option.c): options with one dash or two, `key=value`
 lists, `,,` for a comma in a value. What cannot be read is left out, never guessed: argv is not ours.

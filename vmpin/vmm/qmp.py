@@ -1,7 +1,7 @@
 """Asking QEMU which thread is which, over a QMP socket that is not Kata's.
 
 QMP serves one client at a time. A further one waits in the socket's queue, and closing it does not take it out
-of there: QEMU meets the corpse when the first client leaves. So the queue is looked at first, and a socket that is
+of there: QEMU meets the corpse when the first client leaves. So the queue is read first, and a socket that is
 in use is left alone.
 What stays out: when to ask (threads.wants_qmp) and believing the answer (threads.identify).
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 #: The library reports every failed connection as an error of its own; a QEMU that is busy or gone is no error
-#: here. This logger belongs to nobody and says nothing.
+#: here. This logger has no parent and no handler.
 _silent = logging.Logger("qemu.qmp", logging.CRITICAL + 1)
 
 #: The flags word of a listening socket (net/unix/af_unix.c: unix_seq_show writes __SO_ACCEPTCON).
@@ -33,7 +33,7 @@ _READ_LIMIT = 1 << 20
 
 class QmpAnswer(NamedTuple):
     """The thread ids QEMU gave: each vCPU's cpu-index, the iothreads, and each vCPU's place in the guest
-    (`{"socket-id": 0, "core-id": 1, …}`), as far as it said."""
+    (`{"socket-id": 0, "core-id": 1, …}`), as far as it gave them."""
 
     vcpus: Mapping[int, VcpuId]
     iothreads: frozenset[int]

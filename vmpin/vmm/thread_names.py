@@ -1,4 +1,4 @@
-"""What the names of a VMM's threads say.
+"""Roles by the names of a VMM's threads.
 
 Pure, and free of cost: the name comes with the stat that is read for the start time anyway. What stays out:
 believing it (threads.py), for every thread can give itself any name.
@@ -35,14 +35,14 @@ _BY_GROUP: dict[str | None, Role] = {
 
 
 class Names(NamedTuple):
-    #: Every thread; emulator unless its name says otherwise.
+    #: Every thread; emulator unless its name has another role.
     roles: dict[int, Role]
     #: Those named as a vCPU; not in doubt only if no number comes twice.
     vcpus: dict[int, VcpuId]
     #: Those that bear the process's own name: QEMU names no thread without debug-threads=on, none whose name
     #: would be longer than 15 characters, and every thread is born with its creator's name.
     unnamed: list[int]
-    #: Those with a name that says nothing.
+    #: Those whose name has no role.
     other: list[int]
 
 

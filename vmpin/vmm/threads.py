@@ -1,10 +1,10 @@
-"""Which thread of a VMM is which.
+"""The roles of a VMM's threads: which is which vCPU, which are iothreads.
 
-Strategies, asked in order until every vCPU is told:
+Strategies, tried in order until every vCPU is identified:
 
     names     the thread's name; free, for it comes with the stat
     kvm_run   a thread that waits in KVM_RUN on the descriptor of vCPU N
-    debugfs   KVM's own list, which knows busy threads too
+    debugfs   KVM's own list, which has busy threads too
     kvm_run   once more, for those that were on a CPU just then
     qmp       QEMU's answer, fetched by the caller (qmp.py)
 
@@ -42,8 +42,8 @@ _KERNELS_OWN = PF_USER_WORKER | PF_KTHREAD | _PF_IO_WORKER
 class Identified(NamedTuple):
     """Every thread asked about with its role.
 
-    `found_by` is the last strategy that told a vCPU: "names", "kvm_run", "debugfs", "qmp"; "learned" when all
-    were known before, "none" when none is known. Not `complete`: some vCPU may be missing, ask again later.
+    `found_by` is the last strategy that identified a vCPU: "names", "kvm_run", "debugfs", "qmp"; "learned" when all
+    were identified before, "none" when none is. Not `complete`: some vCPU may be missing, ask again later.
     """
 
     roles: Mapping[int, tuple[ThreadRole, VcpuId | None]]
@@ -60,11 +60,11 @@ def identify(pid: int, vmm: VmmType, argv: Sequence[str], threads: Iterable[tupl
              learned: Mapping[ThreadId, VcpuId] | None = None, gone: Collection[VcpuId] = (),
              iothreads: Collection[ThreadId] = (), qmp: QmpAnswer | None = None, debugfs: str = "/sys/kernel/debug",
              sleep: Callable[[float], None] = time.sleep) -> Identified:
-    """Tell the threads of one VMM process apart.
+    """Identify the threads of one VMM process.
 
-    :param learned: vCPUs told earlier; only threads that still are the same (start time) count.
-    :param gone: vCPUs told earlier whose thread has ended.
-    :param iothreads: the iothreads told earlier, likewise.
+    :param learned: vCPUs identified earlier; only threads that still are the same (start time) count.
+    :param gone: vCPUs identified earlier whose thread has ended.
+    :param iothreads: the iothreads identified earlier, likewise.
     :param qmp: QEMU's answer if it was just asked, not an old one: that is what the other two are for.
     """
     vm = _Vm(pid, vmm, argv, dict(threads), procfs, debugfs, sleep, qmp, gone)
@@ -94,7 +94,7 @@ def is_dragonball(comms: Iterable[str]) -> bool:
 
 
 def wants_qmp(identified: Identified, argv: Sequence[str]) -> bool:
-    """Whether asking QMP is worth it: something is not known, and there is a socket that is not Kata's."""
+    """Whether asking QMP is worth it: something is not identified, and there is a socket that is not Kata's."""
     if identified.complete and (not iothread_ids(argv) or IOTHREAD in identified.roles.values()):
         return False
     return bool(qmp_sockets(argv))
@@ -103,13 +103,13 @@ def wants_qmp(identified: Identified, argv: Sequence[str]) -> bool:
 @lru_cache(maxsize=1024)
 def _promised(argv: tuple[str, ...]) -> tuple[int, tuple[str, ...], frozenset[int]]:
     """How many vCPUs QEMU started with, its iothreads, and the numbers of all vCPUs that it has room for, where the
-    command line says so."""
+    command line has them."""
     smp = parse_smp(argv)
     return smp.cpus, iothread_ids(argv), frozenset(range(smp.maxcpus) if option_values(argv, "smp") else ())
 
 
 class _Vm:
-    """One process while it is looked at: what is given, and what is believed so far."""
+    """One process during its identification: what is given, and what is believed so far."""
 
     def __init__(self, pid: int, vmm: VmmType, argv: Sequence[str], stats: dict[int, Stat], procfs: Procfs,
                  debugfs: str, sleep: Callable[[float], None], qmp: QmpAnswer | None,
@@ -123,10 +123,10 @@ class _Vm:
         self.names = read_names(vmm, pid, stats, self.declared)
         self.vcpus: dict[int, VcpuId] = {}
         self.iothreads = {tid for tid in qmp.iothreads if self.possible(tid)} if qmp else set[int]()
-        #: On a CPU when kvm_run looked.
+        #: On a CPU when kvm_run sampled.
         self.running: list[int] = []
-        #: vCPUs without a thread any more: unplugged. Those told to have `ended` may have another since, so they are
-        #: among them when nobody was found who is one.
+        #: vCPUs without a thread any more: unplugged. Those given as `ended` may have another thread since, so
+        #: they are added only when no thread was found for them.
         self.ended, self.gone = ended, set[VcpuId]()
         self._fds: dict[int, int] | None = None
 
@@ -149,7 +149,7 @@ class _Vm:
         return bool(new)
 
     def suspects(self) -> list[int]:
-        """The threads that may be vCPUs not told yet."""
+        """The threads that may be vCPUs and are not identified yet."""
         vcpus, unnamed, other = self.names.vcpus, self.names.unnamed, self.names.other
         if not self.vcpus.keys() & vcpus.keys():
             unnamed = [*unnamed, *other, *vcpus]  # the names are absent or not believed
@@ -183,7 +183,7 @@ class _Vm:
         return {key: index[number] for key, number in found.items() if number in index}
 
     def all_iothreads(self) -> Collection[int]:
-        """Those told by QMP or before; failing that, by the order in which QEMU made them."""
+        """Those identified by QMP or before; failing that, by the order in which QEMU made them."""
         if not self.declared:
             return self.iothreads
         named = {tid for tid, role in self.names.roles.items() if role is IOTHREAD}
