@@ -228,7 +228,7 @@ def test_a_container_starts_while_the_watcher_is_mute(runtime: Runtime) -> None:
 def test_a_container_starts_when_the_hook_goes_wrong(runtime: Runtime) -> None:
     script = hook_script.script_path(runtime.machine.hooks_dir)
     sound = script.read_text()
-    broken = sound.replace("    body = state()\n", "    raise RuntimeError('broken')\n")
+    broken = sound.replace("    body = read_state()\n", "    raise RuntimeError('broken')\n")
     assert broken != sound
     script.write_text(broken)
     with listening(runtime.machine.socket) as watcher:
