@@ -211,8 +211,14 @@ class Node:
         wait(lambda: text in self.log(), lambda: f"no {text!r} in\n{self.log()}")
 
     def resyncs(self, count: int = 3) -> None:
-        """Let some resyncs pass."""
-        time.sleep(float(str(self.settings["watch"]["resync_seconds"])) * count + 0.1)
+        """Wait until so many resyncs have begun and ended from now on."""
+        def made() -> int:
+            assert not self.ended(), self.last_log()
+            # Answered between two passes.
+            return int(json.loads(talk(self.run / "vmpin.sock", b'{"op":"about"}\n'))["passes"].get("resync", 0))
+
+        before = made()
+        wait(lambda: made() >= before + count, lambda: f"fewer than {count} resyncs\n{self.log()}")
 
     # The command line
 

@@ -24,6 +24,7 @@ from need import lacking, need_root, need_tool
 from real_node import Node, by_tid, seen, talk, two_cpus, wait
 from real_qemu import Qemu, need_kvm
 
+from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
 from vmpin.host.proc_connector import ProcConnector
@@ -61,7 +62,7 @@ def birth(node: Node, sandbox: str) -> Any:
 
 def wait_until_nobody_looks(node: Node) -> None:
     """A VM that has begun is looked at again, ever more seldom, for some seconds: until there was no look for longer
-    than there is between the last two (recheck.STEPS)."""
+    than there is between the last two, twice over for a busy machine."""
     seen_last: Any = None
     since = time.monotonic()
 
@@ -70,7 +71,7 @@ def wait_until_nobody_looks(node: Node) -> None:
         passes = json.loads(talk(node.run / "vmpin.sock", b'{"op":"about"}\n'))["passes"]
         if passes != seen_last:
             seen_last, since = passes, time.monotonic()
-        return time.monotonic() - since > 4
+        return time.monotonic() - since > 2 * TIMEOUTS.rechecks[-1]
 
     wait(calm, lambda: f"it looks on: {seen_last}")
 
