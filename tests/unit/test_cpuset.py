@@ -220,7 +220,7 @@ def test_a_mask_that_reaches_too_far_makes_no_set(bits: int) -> None:
 
 def test_a_set_does_not_change() -> None:
     with pytest.raises(AttributeError):
-        CpuSet((1,))._bits = 3
+        CpuSet((1,))._bits = 3  # that it cannot be reached is what is tested
     assert CpuSet((1,)) != frozenset({1})
 
 

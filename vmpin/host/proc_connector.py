@@ -47,24 +47,28 @@ _INITIAL = {"user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}
 class ProcConnector:
     """A listener. `filtered` says whether the kernel chooses the kinds of events for it (since Linux 6.6).
 
-    :param release: the running kernel's.
+    :param release: the running kernel's. :param patience: seconds within which the kernel has to report a thread of
+        our own.
     :param network: where the machine's network namespace is entered if this is another: only there events are told.
     :raises SourceError: nothing can be heard here; it says why. May take seconds.
     """
 
-    def __init__(self, proc: Procfs | None = None, network: Path | None = None, release: str | None = None) -> None:
+    def __init__(self, proc: Procfs | None = None, network: Path | None = None, release: str | None = None,
+                 patience: float = _PATIENCE) -> None:
         self._proc = proc or Procfs()
+        self._patience = patience
         # An older kernel throws away a message that it does not know; who hears all the same, as somebody else
         # listens, is deaf as soon as that one leaves.
         version = linux(os.uname().release if release is None else release)
         self._forms = (_KINDS, None) if version is not None and version >= _CHOOSES else (None,)
         self._network = network or Path(self._proc.root) / "1/ns/net"
         self.filtered = True
-        self._events: int | None = _KINDS
+        #: The kinds of events that the kernel was asked for; None for all.
+        self.events: int | None = _KINDS
         self._listening = False
-        if not all(self._initial(kind, number) for kind, number in _INITIAL.items()):
+        if not all(_initial(self._proc, kind, number) for kind, number in _INITIAL.items()):
             # It would not be listened to, and hear as long as somebody else is.
-            raise SourceError("proc connector", self._lacking())
+            raise SourceError("proc connector", lacking_rights(self._proc))
         self._socket = self._open()
         try:
             self._listen()
@@ -108,7 +112,7 @@ class ProcConnector:
         if self._listening:
             self._listening = False
             with contextlib.suppress(OSError):
-                self._socket.send(proc_events.subscription(MCAST_IGNORE, self._events))
+                self._socket.send(proc_events.subscription(MCAST_IGNORE, self.events))
         self._socket.close()
 
     def _open(self) -> socket.socket:
@@ -156,13 +160,13 @@ class ProcConnector:
         thread.join()
         if made:
             return made[0]
-        raise SourceError("proc connector", f"{self._lacking('network')}, which cannot be entered from here: "
-                          f"{wrong[0]}") from wrong[0]
+        lacks = lacking_rights(self._proc, "network")
+        raise SourceError("proc connector", f"{lacks}, which cannot be entered from here: {wrong[0]}") from wrong[0]
 
     def _listen(self) -> None:
         """Ask for events, and see that they come."""
         for events in self._forms:
-            self._events, self.filtered = events, events is not None
+            self.events, self.filtered = events, events is not None
             message = proc_events.subscription(MCAST_LISTEN, events)
             try:
                 try:
@@ -176,14 +180,15 @@ class ProcConnector:
             self._listening = True
             if self._hears():
                 return
-        raise SourceError("proc connector", self._lacking() or "the kernel does not tell of a thread of our own")
+        raise SourceError("proc connector", lacking_rights(self._proc)
+                          or "the kernel does not report a thread of our own")
 
     def _hears(self) -> bool:
         """Whether the birth of a thread of our own is told. No kernel says to whom it does not speak
         (cn_proc_mcast_ctl)."""
         own, late = os.getpid(), False
         threading.Thread(target=time.sleep, args=(0,)).start()
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + self._patience
         while not late:  # and once more: it may have come while it was this thread that stood still
             late = (left := deadline - time.monotonic()) <= 0
             select.select([self._socket], [], [], max(0.0, left))
@@ -195,20 +200,26 @@ class ProcConnector:
         if err.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT):
             why = "the kernel has none (CONFIG_PROC_EVENTS), or this service may not have its sockets"
         else:
-            why = self._lacking() or str(err.strerror)
+            why = lacking_rights(self._proc) or str(err.strerror)
         return SourceError("proc connector", why)
 
-    def _lacking(self, *namespaces: str) -> str:
-        """What of that which it takes is not there, "" if nothing of it is known to be missing."""
-        kinds = [*(kind for kind, number in _INITIAL.items() if not self._initial(kind, number)), *namespaces]
-        lacks = [f"it takes the machine's own {' and '.join(kinds)} namespace"] if kinds else []
-        for line in (read_file(f"{self._proc.root}/self/status", 8192) or b"").splitlines():
-            if line.startswith(b"CapEff:") and not int(line.split()[1], 16) >> _CAP_NET_ADMIN & 1:
-                lacks.insert(0, "CAP_NET_ADMIN is missing")
-        return ", ".join(lacks)
 
-    def _initial(self, kind: str, number: int) -> bool:
-        try:
-            return os.readlink(f"{self._proc.root}/self/ns/{kind}") == f"{kind}:[{number}]"
-        except OSError:
-            return True  # not known to be another
+def lacking_rights(proc: Procfs, *namespaces: str) -> str:
+    """What this process lacks for the connector, "" if nothing is known to be missing.
+
+    :param namespaces: kinds that are missing besides those that its links under /proc/self/ns show.
+    """
+    kinds = [*(kind for kind, number in _INITIAL.items() if not _initial(proc, kind, number)), *namespaces]
+    lacks = [f"it takes the machine's own {' and '.join(kinds)} namespace"] if kinds else []
+    for line in (read_file(f"{proc.root}/self/status", 8192) or b"").splitlines():
+        if line.startswith(b"CapEff:") and not int(line.split()[1], 16) >> _CAP_NET_ADMIN & 1:
+            lacks.insert(0, "CAP_NET_ADMIN is missing")
+    return ", ".join(lacks)
+
+
+def _initial(proc: Procfs, kind: str, number: int) -> bool:
+    """Whether this process is in the machine's first namespace of a kind; True where that is not known."""
+    try:
+        return os.readlink(f"{proc.root}/self/ns/{kind}") == f"{kind}:[{number}]"
+    except OSError:
+        return True
