@@ -64,7 +64,7 @@ class ProcConnector:
         self._network = network or Path(self._proc.root) / "1/ns/net"
         self.filtered = True
         #: The kinds of events that the kernel was asked for; None for all.
-        self.events: int | None = _KINDS
+        self.kinds: int | None = _KINDS
         self._listening = False
         if not all(_initial(self._proc, kind, number) for kind, number in _INITIAL.items()):
             # It would not be listened to, and hear as long as somebody else is.
@@ -112,7 +112,7 @@ class ProcConnector:
         if self._listening:
             self._listening = False
             with contextlib.suppress(OSError):
-                self._socket.send(proc_events.subscription(MCAST_IGNORE, self.events))
+                self._socket.send(proc_events.subscription(MCAST_IGNORE, self.kinds))
         self._socket.close()
 
     def _open(self) -> socket.socket:
@@ -166,7 +166,7 @@ class ProcConnector:
     def _listen(self) -> None:
         """Ask for events, and see that they come."""
         for events in self._forms:
-            self.events, self.filtered = events, events is not None
+            self.kinds, self.filtered = events, events is not None
             message = proc_events.subscription(MCAST_LISTEN, events)
             try:
                 try:

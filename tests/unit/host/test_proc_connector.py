@@ -86,7 +86,7 @@ def test_an_old_kernel_is_asked_as_it_understands(release: str, events: int | No
         lacking("needs Linux 6.6")
     made = ProcConnector(release=release)
     try:
-        assert (made.events, made.filtered) == (events, events is not None)
+        assert (made.kinds, made.filtered) == (events, events is not None)
         test_a_thread_is_told_with_its_process_and_its_name(made)
     finally:
         made.close()
@@ -136,7 +136,7 @@ def test_the_one_who_leaves_says_so_once(connector: ProcConnector) -> None:
         connector.close()
         kernel.setblocking(False)
         said = kernel.recv(512)
-        assert said == proc_events.subscription(proc_events.MCAST_IGNORE, connector.events)
+        assert said == proc_events.subscription(proc_events.MCAST_IGNORE, connector.kinds)
         with pytest.raises(BlockingIOError):
             kernel.recv(512)
         with pytest.raises(OSError) as caught:
