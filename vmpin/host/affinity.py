@@ -2,8 +2,8 @@
 
 A mask is set on a number, and the number may be another thread's by the time the system call runs. So the thread's
 own stat file is held open around it: an open file of /proc stays bound to the very task it was opened on, and once
-that task is dead reads fail with ESRCH, whoever has the number then. What stays out: which mask, and what a mask
-that came out smaller means (the cpuset cgroup trims it without a word).
+that task is dead reads fail with ESRCH, whichever thread has the number then. What stays out:
+which mask, and what a mask that came out smaller means (the cpuset cgroup trims it without an error).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pin(proc: Procfs, thread: VmThread, cpus: CpuSet) -> CpuSet:
         mask back.
     :raises CpuNotAllowed: no CPU of `cpus` is online and in the thread's cpuset cgroup, or a kernel thread that is
         bound to its CPU.
-    :raises NotPermitted: and for what else the kernel may say, AffinityError.
+    :raises NotPermitted: and for every other errno, AffinityError.
     """
     return pin_seen(proc, thread, cpus)[0]
 
@@ -76,7 +76,7 @@ def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, int]
             os.sched_setaffinity(tid, wanted)
             now = os.sched_getaffinity(tid)
         except OSError as err:
-            # What the kernel said of a thread that took over the number is nothing to report.
+            # An error about the thread that took over the number is not reported.
             if not _lives(fd):
                 raise ThreadGone(tid, cpus) from None
             raise _translated(err, tid, cpus) from err

@@ -23,7 +23,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 class Layout(enum.StrEnum):
-    """Which hierarchies are mounted, as `vmpin status` says it."""
+    """Which hierarchies are mounted, as `vmpin status` shows it."""
 
     V1 = "v1"
     V2 = "v2"
@@ -67,7 +67,7 @@ class _Mount(NamedTuple):
 
 
 class Cgroups:
-    """The cgroup hierarchies mounted at or below `root`; what is mounted is looked up once."""
+    """The cgroup hierarchies mounted at or below `root`; the mounts are read once."""
 
     def __init__(self, root: str | Path = "/sys/fs/cgroup", proc: Procfs | None = None) -> None:
         self.root = os.path.normpath(root)
@@ -91,7 +91,7 @@ class Cgroups:
         return None if found is None else found[0]
 
     def is_top(self, path: Path) -> bool:
-        """Whether this is the topmost cgroup of its hierarchy, which is nobody's."""
+        """Whether this is the topmost cgroup of its hierarchy, which belongs to no container."""
         return any(mount is not None and os.fspath(path) == mount.point for mount in (self._v1, self._v2))
 
     def cpuset_of(self, pid: int, tid: int | None = None) -> CpusetCgroup | None:
@@ -207,7 +207,7 @@ def _list(path: str) -> CpuSet | None:
     try:
         raw = read_file(path)
     except OSError as err:
-        # kernfs says ENODEV of a file of a cgroup that was removed since it was opened.
+        # kernfs returns ENODEV for a file of a cgroup that was removed since it was opened.
         if err.errno != errno.ENODEV:
             logger.debug("ignored file=%s: %s", path, err)
         return None

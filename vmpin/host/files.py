@@ -1,7 +1,7 @@
 """Other programs' configuration files, below a root: `/`, or where a pod has the node's file system mounted.
 
-A symbolic link is followed as the node would follow it, so none leads out of the root. What cannot be read is said,
-and nothing is waited for. What stays out: what a file means.
+A symbolic link is followed as the node would follow it, so none leads out of the root. What cannot be read is
+reported, and nothing is waited for. What stays out: what a file means.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _MAX_LINKS = 40
 
 
 class Files:
-    """Every path given, and every path told, is the node's own: absolute, without the root."""
+    """Every path given, and every path returned, is the node's own: absolute, without the root."""
 
     def __init__(self, root: str | Path = "/") -> None:
-        # Not realpath: what the link /proc/1/root leads to is another namespace's, and its text says "/".
+        # Not realpath: what the link /proc/1/root leads to is another namespace's, and its text is "/".
         self.root = os.path.abspath(root).rstrip("/")
 
     def real(self, path: str | Path) -> str:
@@ -75,7 +75,7 @@ class Files:
         return os.path.exists(self.host(path))
 
     def names(self, path: str | Path) -> list[str]:
-        """What lies in a directory, sorted by name; [] when it cannot be told."""
+        """What lies in a directory, sorted by name; [] when it cannot be listed."""
         try:
             return sorted(os.listdir(self.host(path)))
         except (OSError, ValueError):

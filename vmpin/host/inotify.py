@@ -1,6 +1,6 @@
-"""inotify(7): to be told that a directory or file changed, instead of looking.
+"""inotify(7): events of changed directories and files, instead of polling.
 
-The descriptor is for an event loop. Nothing it tells is needed for good: events are lost when the queue is full, and
+The descriptor is for an event loop. No event is relied on: events are lost when the queue is full, and
 watches when there are too many, so who waits here also looks from time to time. What stays out: what is watched.
 """
 
@@ -62,7 +62,7 @@ class Inotify:
         self.refused = 0
 
     def watch(self, path: str | Path, mask: int) -> int | None:
-        """Ask for events of `path`, which are told with the number returned; a path watched already keeps its number
+        """Ask for events of `path`, which come with the number returned; a path watched already keeps its number
         and has this mask then. None when it is not there, may not be watched, or there are too many watches.
 
         :raises OSError: for anything else: closed, ENOMEM.

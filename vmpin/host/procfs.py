@@ -161,7 +161,7 @@ class Procfs:
 
     def children(self, pid: int | str) -> list[str]:
         """The processes that a process's main thread forked and that it has not lost; [] also where the kernel does
-        not tell (CONFIG_PROC_CHILDREN)."""
+        not show them (CONFIG_PROC_CHILDREN)."""
         return (read_file(f"{self.root}/{pid}/task/{pid}/children", 65536) or b"").decode("ascii", "replace").split()
 
     def stat(self, pid: int | str) -> Stat | None:
@@ -260,7 +260,7 @@ class Procfs:
         for line in raw.splitlines():
             if line.startswith(b"NSpid:"):
                 return len(line.split()) > 2
-        return len(raw) >= _STATUS  # what cannot be told of so odd a process is not believed
+        return len(raw) >= _STATUS  # so odd a process is taken for nested
 
     def _link(self, pid: int | str) -> str | None:
         """The pid namespace of a process, "" when it has ended, None when it may not be read."""
@@ -280,7 +280,7 @@ class Procfs:
         return "" if raw is None else raw.decode("ascii", "replace").strip()
 
     def fd_link(self, pid: int | str, fd: int) -> str:
-        """Where a descriptor of a process points, "" when it cannot be told."""
+        """Where a descriptor of a process points, "" when it cannot be read."""
         try:
             return os.readlink(f"{self.root}/{pid}/fd/{fd}")
         except OSError:

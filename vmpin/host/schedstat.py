@@ -1,7 +1,7 @@
 """How long a thread ran and waited, where it was last, and how often it changed CPUs: what the kernel keeps of each.
 
 Three files a thread, of growing cost, so that most samples read the first alone, and a clock of a whole process that
-tells whether any of its threads ran at all. Read only. What stays out: what it adds up to (proof).
+shows whether any of its threads ran at all. Read only. What stays out: what it adds up to (proof).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Schedstat:
 
 
 def process_ran(pid: int) -> int | None:
-    """Nanoseconds that all threads of a process ran, those that ended too; None when it cannot be told.
+    """Nanoseconds that all threads of a process ran, those that ended too; None when it cannot be read.
 
     The number is MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of the kernel (clock_getcpuclockid(3)): no file is opened,
     and unlike a thread's clock anybody may read it.

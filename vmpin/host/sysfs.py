@@ -53,7 +53,7 @@ class Sysfs:
 
     def plugged(self, cpus: CpuSet) -> dict[int, int]:
         """By online CPU of `cpus` a number that is another once the CPU was off in between: its topology directory is
-        made anew then (drivers/base/topology.c), and kernfs gives no number twice. {} where the kernel shows none."""
+        made again then (drivers/base/topology.c), and kernfs gives no number twice. {} where the kernel shows none."""
         found = {}
         for cpu in cpus:
             try:
@@ -65,7 +65,7 @@ class Sysfs:
     def topology(self) -> Topology:
         """Everything; some files per CPU, so for the start and for changes of the online CPUs.
 
-        :raises SourceError: when even the online CPUs cannot be told.
+        :raises SourceError: when even the online CPUs cannot be read.
         """
         online = self.online()
         present = self._list(f"{self._cpu}/present") or EMPTY
@@ -87,7 +87,7 @@ class Sysfs:
         )
 
     def _core(self, cpu: int) -> CpuSet:
-        """A CPU's siblings, itself among them; EMPTY where they are not told (an offline CPU has no topology)."""
+        """A CPU's siblings, itself among them; EMPTY where they are not shown (an offline CPU has no topology)."""
         directory = f"{self._cpu}/cpu{cpu}/topology"
         for name in ("core_cpus_list", "thread_siblings_list"):  # the second is its name before 5.3
             core = self._list(f"{directory}/{name}")
@@ -124,7 +124,7 @@ class Sysfs:
     def _list(self, path: str) -> CpuSet | None:
         """A CPU list, or None: the file is missing or not a list.
 
-        `nohz_full` is ``(null)`` on a kernel that can have such CPUs but was told of none.
+        `nohz_full` is ``(null)`` on a kernel that can have such CPUs but was given none.
         """
         text = _text(path)
         try:
@@ -160,16 +160,16 @@ def _numbered(directory: str, pattern: re.Pattern[str]) -> list[int]:
 def _merged(groups: Iterable[CpuSet]) -> list[CpuSet]:
     """The groups without repeats, those that overlap made one.
 
-    Each CPU tells its group for itself, one after the other, and a CPU may come or go in between: of two siblings
-    the first then says `2` and the second `2-3`.
+    Each CPU shows its group by itself, one after the other, and a CPU may come or go in between: of two siblings
+    the first then shows `2` and the second `2-3`.
     """
     merged: list[CpuSet] = []
-    told: set[CpuSet] = set()
+    seen: set[CpuSet] = set()
     claimed = EMPTY
     for group in groups:
-        if not group or group in told:
+        if not group or group in seen:
             continue
-        told.add(group)
+        seen.add(group)
         if not group.isdisjoint(claimed):
             overlapping = [other for other in merged if not other.isdisjoint(group)]
             merged = [other for other in merged if other.isdisjoint(group)]

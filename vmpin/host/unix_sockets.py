@@ -32,12 +32,12 @@ Handler = Callable[[bytes, int], Awaitable[bytes]]
 def listen(path: Path, group: str = "") -> socket.socket:
     """A listening socket with mode 0600, or 0660 for `group`; one left by a killed watcher is replaced.
 
-    The caller holds the lock, so no living watcher listens there. :raises ConfigError: for a group nobody has.
+    The caller holds the lock, so no living watcher listens there. :raises ConfigError: for an unknown group.
     """
     _gid(group)  # before anything is made
     path.unlink(missing_ok=True)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-    before = os.umask(0o177)  # nobody else can connect in the moment before chmod
+    before = os.umask(0o177)  # no other user can connect in the moment before chmod
     try:
         made.bind(os.fspath(path))
     except OSError:
@@ -66,8 +66,8 @@ def unlink_own(path: Path, own: Identity | None) -> None:
 
 
 def remove_left(path: Path) -> bool:
-    """Remove a socket that a killed process left behind. :returns: whether nothing is there now: what somebody listens
-    on stays, and what is no socket."""
+    """Remove a socket that a killed process left behind. :returns: whether nothing is there now: what a process
+    listens on stays, and what is no socket."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return False
@@ -81,12 +81,12 @@ def remove_left(path: Path) -> bool:
             path.unlink(missing_ok=True)
             return True
         except BlockingIOError:
-            pass  # somebody listens and is busy
+            pass  # a listener is there, and busy
     return False
 
 
 def open_to(path: Path, group: str) -> None:
-    """Let the members of `group` connect to a socket, "" nobody but root. :raises ConfigError: as above."""
+    """Let the members of `group` connect to a socket, "" root alone. :raises ConfigError: as above."""
     gid = _gid(group)
     os.chmod(path, 0o600)
     if group:
