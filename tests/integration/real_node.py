@@ -213,9 +213,13 @@ class Node:
     def resyncs(self, count: int = 3) -> None:
         """Wait until so many resyncs have begun and ended from now on."""
         def made() -> int:
+            assert self.watcher is not None
             assert not self.ended(), self.last_log()
+            path = self.run / "vmpin.sock"
+            if not path.exists():  # the watcher has mounts of its own
+                path = Path(f"/proc/{self.watcher.pid}/root{path}")
             # Answered between two passes.
-            return int(json.loads(talk(self.run / "vmpin.sock", b'{"op":"about"}\n'))["passes"].get("resync", 0))
+            return int(json.loads(talk(path, b'{"op":"about"}\n'))["passes"].get("resync", 0))
 
         before = made()
         wait(lambda: made() >= before + count, lambda: f"fewer than {count} resyncs\n{self.log()}")
