@@ -167,7 +167,7 @@ def status_document(config: Config, sandbox: str | None, wide: bool = False,
     :raises UsageError: for an unknown sandbox.
     """
     found = None if direct else ask(config, {"op": "status", "wide": wide, "pods": pods},
-                                          has_direct=direct is not None)
+                                    has_direct=direct is not None)
     found = found or read_status(config, wide, pods)
     if sandbox is not None:
         chosen = by_prefix(sandbox, [entry["id"] for entry in found["sandboxes"]])

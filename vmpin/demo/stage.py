@@ -105,7 +105,7 @@ class Stage:
         :raises VmpinError: if that does not happen in time.
         """
         wait_until(lambda: _as_wanted(self.vm.masks(), exclusive, pool),
-               lambda: f"a thread is elsewhere than wanted: {self.vm.masks()}")
+                   lambda: f"a thread is elsewhere than wanted: {self.vm.masks()}")
         self.print(text)
         self.print(f"/proc shows: {self.vm.masks()}")
 
@@ -138,7 +138,7 @@ class Stage:
             self._watcher = subprocess.Popen(self._command("watch"), env=_environment(), stdin=subprocess.DEVNULL,
                                              stdout=log, stderr=log, process_group=0)
         wait_until((self.directory / "run" / "vmpin.sock").exists, lambda: "the watcher does not start",
-               alive=lambda: self._watcher is not None and self._watcher.poll() is None)
+                   alive=lambda: self._watcher is not None and self._watcher.poll() is None)
 
     def stop_watcher(self) -> None:
         assert self._watcher is not None

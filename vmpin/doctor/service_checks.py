@@ -80,7 +80,7 @@ def configuration(facts: NodeFacts) -> CheckResult:
     differing = {key: (entry, here.get(key, {})) for key, entry in its.items()
                  if entry["value"] != here.get(key, {}).get("value")}
     texts = {key: f"{key}: the watcher has {entry['value']} ({entry['from']}), this command {mine.get('value')} "
-                  f"({mine.get('from')})" for key, (entry, mine) in differing.items()}
+             f"({mine.get('from')})" for key, (entry, mine) in differing.items()}
     stale = [texts[key] for key, (entry, mine) in differing.items() if not _own_value(entry) and not _own_value(mine)]
     evidence += [line for line in texts.values() if line not in stale]
     if stale:

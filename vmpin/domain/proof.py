@@ -98,7 +98,7 @@ class SandboxRunAccount:
 
     def since(self, before: SandboxRunAccount) -> SandboxRunAccount:
         return SandboxRunAccount({role: account.since(before.roles.get(role, _NOTHING))
-                               for role, account in self.roles.items()}, self.unseen - before.unseen)
+                                  for role, account in self.roles.items()}, self.unseen - before.unseen)
 
     def continues(self, before: SandboxRunAccount) -> bool:
         """True if `before` may be an earlier state: booked times never decrease."""
@@ -295,7 +295,7 @@ def _pack(account: SandboxRunAccount) -> list[object]:
 def _unpack(packed: Any) -> SandboxRunAccount:
     unseen, roles = packed
     return SandboxRunAccount({ThreadRole(role): RunAccount(*map(int, numbers)) for role, numbers in roles.items()},
-                          int(unseen))
+                             int(unseen))
 
 
 def _parsed(raw: str) -> ResidencyLedger:

@@ -199,8 +199,8 @@ def _finding(process: SampledProcess, sandbox: str | None, threads: Sequence[Sam
             kind = Kind.PAUSE
     there = union([*(task.cpus for task in threads), CpuSet(cpu for task in threads for cpu in task.ran)])
     return AuditFinding(process, kind, sandbox, container, tuple(threads),
-                   tuple(owner for owner in owners if not owner.cpus.isdisjoint(there)),
-                   names.name(sandbox, container, process.cgroup))
+                        tuple(owner for owner in owners if not owner.cpus.isdisjoint(there)),
+                        names.name(sandbox, container, process.cgroup))
 
 
 def _weight(finding: AuditFinding) -> tuple[int, int, int, int]:

@@ -49,8 +49,8 @@ def owners_of(document: Mapping[str, Any]) -> tuple[CpuOwner, ...]:
         sandbox = sandboxes.get(entry["sandbox"])
         kind = entry.get("kind") or ("runc" if sandbox is None else "vm")
         found.append(CpuOwner(entry["sandbox"], entry["container"], CpuSet.parse(entry["cpus"]), kind == "vm",
-                           entry.get("init"), entry.get("cgroup") or "", _label(entry, sandbox),
-                           entry["sandbox"] if kind == "unseen" else ""))
+                              entry.get("init"), entry.get("cgroup") or "", _label(entry, sandbox),
+                              entry["sandbox"] if kind == "unseen" else ""))
     return tuple(found)
 
 

@@ -114,7 +114,7 @@ def _disagreements(view: NodeView) -> list[dict[str, object]]:
 def _pods(view: NodeView) -> list[dict[str, object]]:
     return [{"sandbox": sandbox.id, "pod": pod_data(sandbox.pod), "containers": [
         {"id": container.id, "name": container.name, "pause": container.pause} for container in sandbox.live()]}
-        for sandbox in view.sandboxes.values()]
+            for sandbox in view.sandboxes.values()]
 
 
 def _owners(view: NodeView) -> dict[tuple[SandboxId, ContainerId], dict[str, object]]:

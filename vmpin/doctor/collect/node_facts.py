@@ -41,7 +41,7 @@ BIRTHS = "births"
 
 
 def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Mapping[str, Any],
-         status_trouble: str = "") -> NodeFacts:
+                  status_trouble: str = "") -> NodeFacts:
     """Read everything that the checks need.
 
     :param root: the mount of the node's file system: `/`, or another directory in a pod. The paths of the

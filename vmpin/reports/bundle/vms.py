@@ -69,7 +69,7 @@ def _thread(proc: Procfs, pid: int, tid: str) -> Iterator[str]:
            f"mask {mask}")
     fields = (line.partition(b":") for line in _raw(f"{at}/status").split(b"\n"))
     listed = [f"{name.decode()}={value.strip().decode('ascii', 'replace')}" for name, _, value in fields
-            if name in _STATUS]
+              if name in _STATUS]
     yield "    " + " ".join(listed).replace("\t", ",")
     yield (f"    schedstat {_read(f'{at}/schedstat')}; wchan {_read(f'{at}/wchan')}; syscall "
            f"{' '.join(proc.syscall(pid, tid).split()[:3])}; cgroup {_read(f'{at}/cgroup')}")

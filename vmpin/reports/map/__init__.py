@@ -190,10 +190,10 @@ def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str
         together.setdefault((owner["sandbox"], cpus), []).append(owner)
     return tuple(
         MapOwner(number, sandbox, many[0]["container"],
-              f"{_title(many[0].get('pod'), sandbox)} "
-              + "+".join(printable(names.get((sandbox, owner["container"])) or owner["container"][:13])
-                         for owner in many).strip(),
-              many[0].get("kind", "unseen"), cpus)
+                 f"{_title(many[0].get('pod'), sandbox)} "
+                 + "+".join(printable(names.get((sandbox, owner["container"])) or owner["container"][:13])
+                            for owner in many).strip(),
+                 many[0].get("kind", "unseen"), cpus)
         for number, ((sandbox, cpus), many) in enumerate(together.items()))
 
 
@@ -219,7 +219,7 @@ def _guests(sandboxes: Sequence[Mapping[str, Any]]) -> tuple[
             for cpu in mask:
                 floating[cpu] = floating.get(cpu, 0) + len(there)
         guests.append(MapGuest(len(guests), sandbox["id"], _title(sandbox["pod"], sandbox["id"]), sandbox["verdict"],
-                            sandbox["mask"] or "", tuple(floats)))
+                               sandbox["mask"] or "", tuple(floats)))
     return tuple(guests), pinned, floating
 
 
