@@ -175,7 +175,7 @@ def test_what_katas_agent_refuses_by_its_policy_is_told_once(node: Node, cpus: t
         node.wait_for_all(vm.pid, cpus[0])
         time.sleep(2)
         assert [each["method"] for each in vm.heard("call")].count("UpdateContainer") == 1
-        assert sum("stay as they are" in line for line in node.log().splitlines()) == 1, node.log()
+        assert sum("refused by policy" in line for line in node.log().splitlines()) == 1, node.log()
 
 
 @pytest.mark.parametrize("what", ["garbage", "deaf"])
