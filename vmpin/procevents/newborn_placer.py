@@ -246,6 +246,9 @@ class NewbornPlacer:
         placement = self._view.placements.get(vm.sandbox)
         if placement is None:
             return
+        listed = process.threads.get(event.child)
+        if listed is not None and listed.role is not process.role and self._keep_identified(placement, listed, event):
+            return
         done = self._place_created(placement, process.role, process.id, event)
         if process is not vm.vmm:
             self.book.record(done)
@@ -257,6 +260,19 @@ class NewbornPlacer:
             follow_up.unnamed.add(vm.sandbox)
         elif _has_own_place_for_kernel_workers(placement):
             follow_up.maybe_workers[event.child] = vm
+
+    def _keep_identified(self, placement: Placement, thread: VmThread, event: Fork) -> bool:
+        """Leave a thread where a pass has put it: its event came after the pass that identified its role.
+
+        :returns: False if the thread's number is another thread's by now.
+        """
+        stat, mask = self._proc.thread_stat(thread.pid, thread.id.tid), affinity.get(thread.id.tid)
+        if stat is None or mask is None or stat.starttime != thread.id.starttime:
+            return False
+        cpus = CpuSet(mask)
+        self.book.record(Newborn(placement.sandbox, thread.id.tid, event.time, time.monotonic_ns(), placement.mask,
+                                 placement.cpus_for(thread.role, thread.vcpu), cpus, cpus), provisional=True)
+        return True
 
     def _place_early(self, event: Fork, early: _Early) -> None:
         """Place a new thread of a process whose VM is not there yet."""

@@ -88,6 +88,20 @@ def test_a_vcpus_name_puts_it_where_vcpus_go(machine: Machine, crowd: Path) -> N
     assert machine.reconciler.tally.placement_latency.total == 1
 
 
+def test_an_event_that_comes_after_the_pass_leaves_a_vcpu_on_its_cpu(machine: Machine, crowd: Path) -> None:
+    """On a busy machine a pass may find, identify and pin a plugged vCPU before the event of its creation is read."""
+    machine.configure(emulator=str(machine.other))
+    vmm = machine.running(crowd)
+    tid = by_name(vmm, "CPU 1/KVM")
+    assert (mask(vmm), mask(tid)) == (machine.other, machine.pool)
+    set_before = machine.reconciler.tally.pins.total()
+    machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
+    assert mask(tid) == machine.pool
+    machine.placer.after_pass(machine.reconciler.reconcile([sandbox("a")], scan=False))
+    assert machine.reconciler.tally.pins.total() == set_before
+    assert machine.account("a").placed == 1
+
+
 def test_a_new_vcpu_is_placed_by_its_name_before_the_pass(machine: Machine, crowd: Path) -> None:
     """Beside one that has the exclusive CPU: where the others float."""
     machine.configure(emulator="sandbox")
