@@ -157,7 +157,7 @@ def test_a_checkpoint_that_is_removed_is_used_on_over_a_restart_and_until_anothe
             wait(lambda: node.status()["sources"]["kubelet"]["second_witness"] == witness, node.log)
             node.resyncs()
             node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
-            assert "STALE: the kubelet's checkpoint is gone, and who owns" in node.cli("status").stdout
+            assert "STALE: the kubelet's checkpoint is gone: its last contents are used" in node.cli("status").stdout
             audited = json.loads(node.cli("audit", "--seconds", "0", "-o", "json").stdout)
             assert any("STALE" in limit for limit in audited["limits"])
             kubelet.lists(_pod(web=[int(first)]))
