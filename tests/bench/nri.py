@@ -21,9 +21,8 @@ from typing import Any
 import told
 from bench_node import Node, Watcher, container_of, cpus
 from measure import CannotMeasure, Figure, environment, median, progress, timed_ms
-from newborns import Newborn, listening
 from passes import set_masks
-from vms import THREADS, Machine, compiled, sandbox_id
+from vms import THREADS, Machine, sandbox_id
 
 from vmpin.cli.common import ask
 from vmpin.wire.nri_messages import MESSAGES
@@ -215,7 +214,7 @@ def to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
 def create_to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     """A container with a CPU of its own is created: from before the runtime asks for it (CreateContainer, and then
     PostCreateContainer) until all threads of its VM, which has its vCPUs, are seen where that wants them. Kata creates
-    the task after that. `vcpu_to_pinned` has the VM that gets its vCPU later.
+    the task after that.
 
     `calls_ms`: what the runtime waits for, of that.
     """
@@ -252,40 +251,6 @@ def create_to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Fi
     return Figure("nri_create_to_pinned", median(values), "ms", median(floors), 100, "value",
                   {"sandboxes": len(machines), "threads": len(tids), "rounds": rounds,
                    "longest": round(max(values), 4), "calls_ms": round(median(calls), 4)})
-
-
-def vcpu_to_pinned(made: Node, machines: Sequence[Machine], build: Path, rounds: int) -> Figure:
-    """The vCPU comes after the container, as Kata plugs it in: a container with a CPU of its own is created in a VM
-    that has no vCPU yet, and when that has been placed, the vCPU's thread is created. From before pthread_create(3)
-    until the thread sees its mask, on that CPU alone; its creator is on the pool, too.
-
-    A VM for each round, which the watcher finds by its birth. The floor knows nothing, and sets the same mask.
-    """
-    made.forget()
-    pool, other = cpus()
-    binary = compiled("newborn", build, "-pthread")
-    values: list[float] = []
-    with _connected(made) as runtime:
-        runtime.synchronize([told.pod(each.sandbox, each.pid) for each in machines], [])
-        for number in range(-3, rounds):
-            with Newborn(made, binary) as vm:
-                _until_set([vm.machine.pid], frozenset((pool,)))
-                requests = told.creation(vm.machine.sandbox, f"v{number + 1000}", vm.machine.pid, str(other))
-                for method, raw in requests.items():
-                    runtime.call(method, raw)
-                _until_set([vm.machine.pid], frozenset((pool, other)))
-                spent = vm.birth(other, "CPU 0/KVM")
-                if number >= 0:
-                    values.append(spent / 1000)
-                runtime.call("RemoveContainer", requests["CreateContainer"])
-        heard = _status(made)["sources"]["nri"]
-    if heard["events"] < 3 * rounds or heard["dropped"]:
-        raise CannotMeasure(f"NRI: {heard}")
-    with Newborn(made, binary) as vm, listening(vm.machine.pid, other):
-        vm.born_outside()
-        floors = [vm.born_outside() / 1000 for _ in range(rounds)]
-    return Figure("nri_vcpu_to_pinned", median(values), "ms", median(floors), 100, "value",
-                  {"sandboxes": len(machines) + 1, "rounds": rounds, "longest": round(max(values), 4)})
 
 
 # A full list
