@@ -1,6 +1,7 @@
-"""What the command line asks of a running watcher, and what it is told: one JSON object each.
+"""The control socket's requests and answers, one JSON object each: what the command line asks of a running watcher.
 
-What stays out: the socket (source/sockets), the documents themselves (snapshot, about).
+What stays out: the socket (host.unix_sockets), the documents themselves (status.collector, status.about). Called by
+the watcher.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class ControlledWatcher(about.DescribedWatcher, Protocol):
         """The NRI feed's and the proc-events feed's parts of the status; None for one that is switched off."""
         ...
 
-    def look_again(self) -> PassReport:
-        """Read everything anew, what was found to be nothing to us as well, and make it true."""
+    def refresh_everything(self) -> PassReport:
+        """Read everything again, processes that were classified as unrelated as well, and reconcile."""
         ...
 
 
@@ -106,7 +107,7 @@ class Control:
             return collector.planned(view, reconciler.resync(act=False))
         if operation == "reconcile":
             reconciler.take_back(view.sandboxes if only is None else [only])
-            return collector.outcome(asked.look_again())
+            return collector.outcome(asked.refresh_everything())
         if operation == "unpin":
             touched = reconciler.all_sandboxes() if only is None else [only]
             results = reconciler.unpin(touched)

@@ -58,7 +58,7 @@ class ExportedWatcher(Protocol):
         ...
 
     def guest(self, sandbox: SandboxId) -> GuestReport | None:
-        """What a sandbox's guest says; None where it is told nothing."""
+        """What a sandbox's guest reported; None where no map is sent to it."""
         ...
 
 
@@ -132,7 +132,7 @@ class Exporter:
         return b"".join(await _in_turns(map(text_of, families), self._timeouts.scrape_turn))
 
     def _guests(self) -> Counter[str]:
-        """Containers by the state of what their guest was told."""
+        """Containers by the state of the map that their guest was sent."""
         found: Counter[str] = Counter()
         for sandbox, placement in self._watched.view.placements.items():
             report = self._watched.guest(sandbox)
@@ -169,9 +169,9 @@ def _probe_reply(checks: list[SourceHealth]) -> HttpReply:
 
 
 def _listen(address: Address, group: str) -> socket.socket:
-    """:param group: whose members may connect to a unix socket, besides root; "" for nobody."""
+    """:param group: whose members may connect to a unix socket, besides root; "" for no group."""
     if address.path is None:
         return http.listen(address.host, address.port)
     if not unix_sockets.remove_left(address.path):
-        raise ConfigError(f"metrics.address: {address.path} is there, and is somebody else's", "name another path")
+        raise ConfigError(f"metrics.address: {address.path} exists, and is another program's", "name another path")
     return unix_sockets.listen(address.path, group)

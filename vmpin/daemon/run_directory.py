@@ -1,8 +1,8 @@
 """The watcher's run directory while it runs: the lock and the sockets in it are the watcher's own, or are made again.
 
-Somebody may remove the directory (a clean-up of /run, `rm -rf`): the lock that is held then locks nothing any more,
-another watcher may start, and no hook and no command finds the sockets. What stays out: what is served (watcher) and
-what else is kept there (keeper, spool).
+The directory may be removed (a clean-up of /run, `rm -rf`): the lock that is held then locks nothing any more, another
+watcher may start, and no hook and no command finds the sockets. What stays out: what is served (watcher) and what else
+is kept there (reconcile.state_store, sources.spool).
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class RunDirectory:
             renewed.set()
         return Renewal(made, failures[0] if failures else None)
 
-    def anew(self, source: Source) -> Source:
+    def restarted(self, source: Source) -> Source:
         """`source`, which is ended and started again whenever something was made again."""
 
         async def run() -> None:

@@ -1,4 +1,4 @@
-"""sd_notify(3): tell systemd how the service is, when it wants to know."""
+"""sd_notify(3): reports the service's state to systemd, where systemd asks for it. Called by the watcher."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def notify(message: str) -> None:
 
 
 def watchdog_seconds() -> float | None:
-    """How often systemd wants to hear WATCHDOG=1, half its patience; None when it does not."""
+    """The interval at which systemd expects WATCHDOG=1, half of its time-out; None if it expects none."""
     text = os.environ.get("WATCHDOG_USEC", "")
     own = os.environ.get("WATCHDOG_PID", "")
     if not text.isdigit() or own not in ("", str(os.getpid())):

@@ -140,7 +140,7 @@ class Watcher:
     def _sources(self, directory: RunDirectory) -> dict[str, Source]:
         """The tasks, by the names that metrics and logs have."""
         def listening(listener: Listener, limit: int, answer: Handler, line: bool) -> Source:
-            return directory.anew(lambda: serve(listener.dup(), limit, answer, line=line))
+            return directory.restarted(lambda: serve(listener.dup(), limit, answer, line=line))
 
         sources: dict[str, Source] = {
             "hook": listening(directory.hook, MAX_STATE + MAX_HOOK_HEAD, self.hooks.receive, line=False),
@@ -158,7 +158,7 @@ class Watcher:
         if self.config.metrics.address is not None:
             from vmpin.daemon.exporter import Exporter
 
-            sources["metrics"] = directory.anew(Exporter(self, self._timeouts).run)
+            sources["metrics"] = directory.restarted(Exporter(self, self._timeouts).run)
         return sources
 
     async def _end_tasks(self, directory: RunDirectory) -> bool:
@@ -300,8 +300,8 @@ class Watcher:
             for sandbox in self._rechecks.checked(due):
                 vm = self.view.vms.get(sandbox)
                 if vm is not None and not vm.known:
-                    logger.warning("sandbox=%s: after %.1f s its vCPU threads cannot be told (known: %d of %d "
-                                   "threads)", sandbox, sum(self._timeouts.rechecks), len(vm.vcpus),
+                    logger.warning("sandbox=%s: after %.1f s its vCPU threads are not identified (vCPUs known: %d, "
+                                   "threads: %d)", sandbox, sum(self._timeouts.rechecks), len(vm.vcpus),
                                    len(vm.vmm.stats))
 
     def _after_pass(self, report: PassReport, why: str, since: float | None = None) -> None:
@@ -366,7 +366,7 @@ class Watcher:
                 None if self._proc_events is None else self._proc_events.data())
 
     @log.operation()
-    def look_again(self) -> PassReport:
+    def refresh_everything(self) -> PassReport:
         """Make a full resync at once, on an operator's request: unrelated processes are inspected again, too."""
         self.hooks.take_spool()
         report = self.reconciler.resync(full=True)

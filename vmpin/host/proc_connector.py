@@ -1,7 +1,8 @@
-"""The kernel's proc connector (linux/cn_proc.h): to be told of new programs, threads and their names as they come.
+"""The kernel's proc connector (linux/cn_proc.h): reports new programs, threads and their names as they appear.
 
-The descriptor is for an event loop. Nothing it tells is needed for good: what comes faster than it is read is lost,
-and that is told. What stays out: what an event means, and the messages themselves (wire/proc_events).
+The descriptor is for an event loop. Events that come faster than they are read are lost, and the loss is reported; a
+resync makes up for it. What stays out: what an event means (procevents), and the messages' bytes (wire.proc_events).
+Used by procevents.feed and the doctor.
 """
 
 from __future__ import annotations
@@ -49,16 +50,16 @@ class ProcConnector:
 
     :param release: the running kernel's. :param patience: seconds within which the kernel has to report a thread of
         our own.
-    :param network: where the machine's network namespace is entered if this is another: only there events are told.
-    :raises SourceError: nothing can be heard here; it says why. May take seconds.
+    :param network: where the machine's network namespace is entered if this is another: events come only there.
+    :raises SourceError: no events can be received here, with the reason. May take seconds.
     """
 
     def __init__(self, proc: Procfs | None = None, network: Path | None = None, release: str | None = None,
                  patience: float = _PATIENCE) -> None:
         self._proc = proc or Procfs()
         self._patience = patience
-        # An older kernel throws away a message that it does not know; who hears all the same, as somebody else
-        # listens, is deaf as soon as that one leaves.
+        # An older kernel ignores a subscription with kinds. A socket that receives events all the same, as another
+        # program listens, receives none as soon as that program ends.
         version = linux(os.uname().release if release is None else release)
         self._forms = (_KINDS, None) if version is not None and version >= _CHOOSES else (None,)
         self._network = network or Path(self._proc.root) / "1/ns/net"
@@ -67,7 +68,7 @@ class ProcConnector:
         self.kinds: int | None = _KINDS
         self._listening = False
         if not all(_initial(self._proc, kind, number) for kind, number in _INITIAL.items()):
-            # It would not be listened to, and hear as long as somebody else is.
+            # The kernel would ignore the subscription, and send events as long as another program listens.
             raise SourceError("proc connector", lacking_rights(self._proc))
         self._socket = self._open()
         try:
@@ -97,7 +98,7 @@ class ProcConnector:
                 lost = True
                 continue
             if sender[0]:
-                continue  # not the kernel: whoever is CAP_NET_ADMIN may write to us
+                continue  # not the kernel: any program with CAP_NET_ADMIN may send to this socket
             try:
                 event = parse(raw)
             except WireError:
@@ -107,8 +108,8 @@ class ProcConnector:
         return found, lost
 
     def close(self) -> None:
-        """Hear no more. The kernel counts its listeners, and goes on making events for one that does not say that it
-        leaves; twice is no harm."""
+        """End the subscription; a second call does nothing. The kernel counts its listeners, and goes on making events
+        for one that does not unsubscribe."""
         if self._listening:
             self._listening = False
             with contextlib.suppress(OSError):
@@ -178,13 +179,13 @@ class ProcConnector:
             except OSError as err:
                 raise self._unavailable(err) from err
             self._listening = True
-            if self._hears():
+            if self._receives():
                 return
         raise SourceError("proc connector", lacking_rights(self._proc)
                           or "the kernel does not report a thread of our own")
 
-    def _hears(self) -> bool:
-        """Whether the birth of a thread of our own is told. No kernel says to whom it does not speak
+    def _receives(self) -> bool:
+        """Whether the creation of a thread of our own is reported. The kernel does not report a refused subscription
         (cn_proc_mcast_ctl)."""
         own, late = os.getpid(), False
         threading.Thread(target=time.sleep, args=(0,)).start()

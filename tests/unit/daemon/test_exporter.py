@@ -262,7 +262,7 @@ def test_nothing_that_is_somebody_elses_is_replaced(node: Node) -> None:
         other.listen()
         for path in (file, busy):
             node.config = settings.load(None, {}, {"metrics.address": f"unix:{path}"})
-            with pytest.raises(ConfigError, match="somebody else's"):
+            with pytest.raises(ConfigError, match="another program's"):
                 asyncio.run(Exporter(node).run())
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(busy))

@@ -179,7 +179,7 @@ def test_a_blocked_control_socket_leaves_the_hooks_served(settings: Config, lock
         async def upper(raw: bytes, uid: int) -> bytes:
             return raw.upper()
 
-        serving = asyncio.create_task(directory.anew(
+        serving = asyncio.create_task(directory.restarted(
             lambda: unix_sockets.serve(directory.hook.dup(), 100, upper, line=True))())
         shutil.rmtree(settings.paths.run)
         settings.paths.control_socket.mkdir(parents=True)
@@ -223,7 +223,7 @@ def test_a_source_is_started_again_when_its_socket_was_made_again(settings: Conf
                 writer.close()
                 return line
 
-        serving = asyncio.create_task(directory.anew(
+        serving = asyncio.create_task(directory.restarted(
             lambda: unix_sockets.serve(directory.control.dup(), 100, upper, line=True))())
         assert await asked() == b"HELLO\n"
         for _ in range(3):
@@ -246,7 +246,7 @@ def test_a_source_that_fails_by_itself_fails(settings: Config, lock: Lock) -> No
             raise OSError("broken")
 
         with pytest.raises(OSError, match="broken"):
-            await directory.anew(broken)()
+            await directory.restarted(broken)()
         directory.close()
 
     asyncio.run(run())
