@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vmpin.cpuset import CpuSet
+from vmpin.demo import children
 from vmpin.errors import VmpinError
 from vmpin.install import base_spec, hook_script, hooks_directory
 from vmpin.install.hook_options import HookOptions
@@ -91,15 +92,15 @@ class Containers:
         log = self.directory / "crun.log"
         with log.open("wb") as file:
             try:
-                done = subprocess.run(
+                code = children.run(
                     ["unshare", "--mount", "--propagation", "private", "sh", "-c", _WITHOUT_HYBRID, "sh",
                      self._crun, "--root", str(self.directory / "crun"), "--cgroup-manager=cgroupfs", *args],
-                    stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0, timeout=60)
+                    60, stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0)
             except subprocess.TimeoutExpired:
                 raise VmpinError(f"crun {args[0]} did not end within 60 s") from None
-        if done.returncode:
+        if code:
             output = log.read_text("utf-8", "replace").split()
-            raise VmpinError(f"crun {args[0]} failed: {' '.join(output)[-400:] or f'exit code {done.returncode}'}",
+            raise VmpinError(f"crun {args[0]} failed: {' '.join(output)[-400:] or f'exit code {code}'}",
                              "is this a container without cgroups of its own?")
 
     def _spec(self, name: str, cpus: CpuSet) -> dict[str, Any]:

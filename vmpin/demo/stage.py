@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vmpin.cpuset import CpuSet
+from vmpin.demo import children
 from vmpin.demo.containers import Containers
 from vmpin.demo.needs import Tools
 from vmpin.demo.vm import DemoMasks, DemoVm
@@ -110,11 +111,14 @@ class Stage:
         self.print(f"/proc shows: {self.vm.masks()}")
 
     def explain(self, cpu: CpuSet) -> None:
-        done = subprocess.run(self._command("explain", self.sandbox), env=_environment(), capture_output=True,
-                              text=True, timeout=30)
-        lines = [line for line in done.stdout.splitlines() if f"belongs on {cpu}:" in line]
-        if done.returncode or not lines:
-            raise VmpinError(f"`vmpin explain` does not mention CPU {cpu}: {done.stdout}{done.stderr}")
+        with (self.directory / "explain.txt").open("w+", encoding="utf-8", errors="replace") as file:
+            code = children.run(self._command("explain", self.sandbox), 30, env=_environment(), stdout=file,
+                                stderr=file)
+            file.seek(0)
+            output = file.read()
+        lines = [line for line in output.splitlines() if f"belongs on {cpu}:" in line]
+        if code or not lines:
+            raise VmpinError(f"`vmpin explain` does not mention CPU {cpu}: {output}")
         print(f"    $ vmpin explain {self.sandbox}")
         self.print(lines[0])
 
@@ -124,10 +128,10 @@ class Stage:
         """Run a real command as typed. :raises VmpinError: if it fails."""
         print(f"    $ vmpin {' '.join(args)}")
         sys.stdout.flush()
-        done = subprocess.run(self._command(*args), env=_environment(), timeout=30,
-                              stdout=sys.stdout if shown_output else subprocess.DEVNULL)
-        if done.returncode:
-            raise VmpinError(f"`vmpin {' '.join(args)}` ended with exit code {done.returncode}")
+        code = children.run(self._command(*args), 30, env=_environment(),
+                            stdout=sys.stdout if shown_output else subprocess.DEVNULL)
+        if code:
+            raise VmpinError(f"`vmpin {' '.join(args)}` ended with exit code {code}")
 
     def _command(self, *args: str) -> list[str]:
         return [sys.executable, "-m", "vmpin.cli.main", "--config", str(self._config), *args]
@@ -138,15 +142,15 @@ class Stage:
             self._watcher = subprocess.Popen(self._command("watch"), env=_environment(), stdin=subprocess.DEVNULL,
                                              stdout=log, stderr=log, process_group=0)
         wait_until((self.directory / "run" / "vmpin.sock").exists, lambda: "the watcher does not start",
-                   alive=lambda: self._watcher is not None and self._watcher.poll() is None)
+                   alive=lambda: self._watcher is not None and not children.ended(self._watcher))
 
     def stop_watcher(self) -> None:
         assert self._watcher is not None
-        self._watcher.terminate()
-        try:
-            code = self._watcher.wait(10)
-        except subprocess.TimeoutExpired:
-            raise VmpinError("the watcher does not end within 10 s of SIGTERM") from None
+        if not children.ended(self._watcher):
+            os.kill(self._watcher.pid, signal.SIGTERM)
+        if not children.ended(self._watcher, 10):
+            raise VmpinError("the watcher does not end within 10 s of SIGTERM")
+        code = self._watcher.wait()
         if code:
             raise VmpinError(f"the watcher ended with exit code {code}")
         self._watcher = None

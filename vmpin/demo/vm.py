@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import platform
 import re
+import signal
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from vmpin.cpuset import CpuSet
+from vmpin.demo.children import ended
 from vmpin.errors import VmpinError
 
 VCPUS = 3
@@ -90,7 +92,7 @@ class DemoVm:
                                        cwd=self.directory)
         self._process = process
         deadline = time.monotonic() + _BOOT[accelerator.partition(",")[0]]
-        while process.poll() is None and time.monotonic() < deadline:
+        while not ended(process) and time.monotonic() < deadline:
             if output.exists() and b"SeaBIOS" in output.read_bytes() and len(self.masks().vcpus) == VCPUS:
                 return True
             time.sleep(0.02)
@@ -107,11 +109,12 @@ class DemoVm:
         return self._process.pid
 
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and not ended(self._process)
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.kill()
+            if not ended(self._process):
+                os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
