@@ -206,7 +206,7 @@ def watching(made: Node) -> Iterator[Watcher]:
     made.forget()
     with Watcher(made, *Newborn.flags) as watcher:
         deadline = time.monotonic() + _PATIENCE
-        while not (state := _told(made)).startswith("reported"):
+        while not (state := _source_state(made)).startswith("reported"):
             if time.monotonic() > deadline:
                 raise CannotMeasure(f"births are {state}")
             time.sleep(0.05)
@@ -214,7 +214,7 @@ def watching(made: Node) -> Iterator[Watcher]:
         yield watcher
 
 
-def _told(made: Node) -> str:
+def _source_state(made: Node) -> str:
     status = ask(made.config(), {"op": "status"})
     return "" if status is None else str(status["sources"]["births"]["state"])
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import told
+import nri_node
 from bench_node import Node, Watcher, container_of, cpus
 from measure import CannotMeasure, Figure, environment, median, progress, timed_ms
 from passes import set_masks
@@ -172,7 +172,7 @@ def to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     machine = machines[0]
     tids = machine.tids()
     masks = {str(other): frozenset((other,)), f"{pool},{other}": frozenset((pool, other))}
-    updates = {text: told.update(machine.sandbox, machine.pid, text) for text in masks}
+    updates = {text: nri_node.update(machine.sandbox, machine.pid, text) for text in masks}
     values: dict[str, list[float]] = {text: [] for text in masks}
     answers: list[float] = []
     floors: list[float] = []
@@ -185,8 +185,8 @@ def to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
         return (timed_ms(lambda: set_masks(tids, back)) + timed_ms(lambda: set_masks(tids, *now))) / 2
 
     with _connected(made) as runtime:
-        runtime.synchronize([told.pod(each.sandbox, each.pid) for each in machines], [
-            told.container(each.sandbox, container_of(each.sandbox), each.pid, str(pool)) for each in machines])
+        runtime.synchronize([nri_node.pod(each.sandbox, each.pid) for each in machines], [
+            nri_node.container(each.sandbox, container_of(each.sandbox), each.pid, str(pool)) for each in machines])
         for number in range(-3, rounds):
             for text, raw in updates.items():
                 time.sleep(0.02)
@@ -227,10 +227,10 @@ def create_to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Fi
     calls: list[float] = []
     floors: list[float] = []
     with _connected(made) as runtime:
-        runtime.synchronize([told.pod(each.sandbox, each.pid) for each in machines], [])
+        runtime.synchronize([nri_node.pod(each.sandbox, each.pid) for each in machines], [])
         _until_set(tids, back)
         for number in range(-3, rounds):
-            requests = told.creation(machine.sandbox, f"c{number + 1000}", machine.pid, str(other))
+            requests = nri_node.creation(machine.sandbox, f"c{number + 1000}", machine.pid, str(other))
             time.sleep(0.02)
             begin = time.perf_counter()
             for method, raw in requests.items():
@@ -265,7 +265,7 @@ def sync(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
         pods = [(sandbox_id(1000 + number), process.pid) for number, process in enumerate(processes)]
         pods += [(machine.sandbox, machine.pid) for machine in machines]
         last = machines[-1]
-        parts = told.parts(pods, str(pool), str(other))
+        parts = nri_node.parts(pods, str(pool), str(other))
         values: list[float] = []
         floors: list[float] = []
         for number in range(-1, rounds):

@@ -15,7 +15,7 @@ from lab.variant import Kernel, Variant
 from vmpin.cpuset import CpuSet
 
 
-def told(vmpin: Vmpin, watcher: Watcher) -> str:
+def source_state(vmpin: Vmpin, watcher: Watcher) -> str:
     """What the watcher says of births, once it knows."""
     until(lambda: "proc connector " in watcher.log.read_text(), lambda: watcher.log.read_text())
     return str(vmpin.json("status")["sources"]["births"]["state"])
@@ -44,7 +44,8 @@ def test_every_thread_of_a_vm_gets_its_place_without_a_clock(nested_vm: StartsVm
     pool = CpuSet(online[:1])
     vmpin.configure(node__shared_pool=str(pool), watch__resync_seconds=600)
     with watcher:
-        assert told(vmpin, watcher) == ("reported by the kernel, of all kinds" if variant.kernel is Kernel.V6_1 else
+        assert source_state(vmpin,
+                            watcher) == ("reported by the kernel, of all kinds" if variant.kernel is Kernel.V6_1 else
                                         "reported by the kernel")
         vm = nested_vm(vcpus=2, iothreads=["io1"], vhost_net=1, vhost_vsock=True)
         until(lambda: len(vm.vhost_tids()) == 2, "two vhost workers")
@@ -57,7 +58,7 @@ def test_every_thread_of_a_vm_gets_its_place_without_a_clock(nested_vm: StartsVm
     assert events_of_a_bare_listener() == 0
 
 
-def test_a_vcpu_without_a_name_is_told_by_kvm_soon_after_its_birth(nested_vm: StartsVms, vmpin: Vmpin,
+def test_a_vcpu_without_a_name_is_identified_by_kvm_soon_after_its_creation(nested_vm: StartsVms, vmpin: Vmpin,
                                                                    watcher: Watcher, online: list[int],
                                                                    tmp_path: Path) -> None:
     """As Kata starts QEMU: no thread has a name of its own."""
@@ -65,7 +66,7 @@ def test_a_vcpu_without_a_name_is_told_by_kvm_soon_after_its_birth(nested_vm: St
     vmpin.configure(node__shared_pool=str(pool), watch__resync_seconds=600,
                     policy__emulator=str(CpuSet(online[:2])))
     with watcher:
-        told(vmpin, watcher)
+        source_state(vmpin, watcher)
         vm = nested_vm(vcpus=1, maxcpus=4, debug_threads=False)
         until(lambda: [mask(tid) for tid in vm.vcpus()] == [CpuSet([pool])], lambda: vm.masks())
         until(lambda: mask(vm.pid) == CpuSet([pool, first]), lambda: f"told apart: {vm.masks()}")
@@ -77,7 +78,7 @@ def test_a_vcpu_without_a_name_is_told_by_kvm_soon_after_its_birth(nested_vm: St
 def test_what_is_missing_of_rights_is_said_and_the_clock_does_it(nested_vm: StartsVms, vmpin: Vmpin,
                                                                  watcher: Watcher, variant: Variant,
                                                                  online: list[int]) -> None:
-    """Before Linux 6.6 nobody without CAP_NET_ADMIN is told anything."""
+    """Before Linux 6.6 the kernel reports nothing to a program without CAP_NET_ADMIN."""
     if variant.kernel is not Kernel.V6_1:
         return
     pool = CpuSet(online[:1])
@@ -87,7 +88,7 @@ def test_what_is_missing_of_rights_is_said_and_the_clock_does_it(nested_vm: Star
         ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"] if verb == "watch" else []) + argv(verb,
                                                                                                              *more)
     with watcher:
-        assert told(vmpin, watcher) == "not reported: CAP_NET_ADMIN is missing"
+        assert source_state(vmpin, watcher) == "not reported: CAP_NET_ADMIN is missing"
         vm = nested_vm(vcpus=1)
         until(lambda: set(vm.masks().values()) == {pool}, lambda: vm.masks())
         assert vmpin.status(vm)["birth"]["told"] == 0

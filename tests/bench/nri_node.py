@@ -1,4 +1,4 @@
-"""A node's pods and containers as containerd tells of them over NRI, in messages as long as real ones are."""
+"""A node's pods and containers as containerd reports them over NRI, in messages as long as real ones are."""
 
 from __future__ import annotations
 
