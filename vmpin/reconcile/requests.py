@@ -1,8 +1,8 @@
-"""For how long the runtime has been at what it was asked for (NRI): a container's creation, or an update of its CPUs.
+"""For how long the runtime has been at work on an NRI request: a container's creation, or an update of its CPUs.
 
-A request ends with the runtime's next report of the container. A failed update has none, and a creation that fails
-together with the connection neither; so it ends after some time at the latest. What stays out: what follows from a
-request (state, ownership).
+A request ends with the runtime's next report of the container. A failed update has no report, and neither has a
+creation that fails together with the connection; so a request ends after a time limit at the latest. What stays out:
+what follows from a request (domain.desired_state, placement.ownership).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """QEMU's iothreads where neither a name nor QMP identifies them.
 
 That is the rule under Kata: its ids (`indep_iothread_0`, `iothread-…`) are too long for a thread name, so the
-threads stay unnamed, and QMP is Kata's own. What stays out: the named ones (names.py), other VMMs.
+threads stay unnamed, and QMP is Kata's own. What stays out: the named ones (thread_names), other VMMs.
 """
 
 from __future__ import annotations
