@@ -156,12 +156,16 @@ class Pinner:
             yield Observed(thread, actual, asked, shown, limit)
 
     def carry_out_ahead(self, operation: SetAffinity) -> Result:
-        """Set the mask of a new thread ahead of its VM's next pass, which compares it again and reports a refusal."""
+        """Set the mask of a new thread ahead of its VM's next pass, which compares it again and reports a refusal.
+
+        No mask is expected of the thread until then: its creator may still move it or set its mask, which is no drift.
+        """
         (result,) = carry_out(self.proc, (operation,))
         masks = self.of(operation.sandbox)
         masks.open = True
         if result.got is not None and result.outcome is not Outcome.REFUSED:
             masks.record(operation.thread.id, operation.cpus, result.got)
+            masks.expected.pop(operation.thread.id.tid, None)
         if result.outcome in (Outcome.REFUSED, Outcome.TRIMMED) and masks.waits:
             result = result._replace(outcome=Outcome.WAITING)
         return result

@@ -169,6 +169,21 @@ def test_whom_vmpin_itself_has_moved_did_not_drift(machine: Machine, crowd: Path
     assert machine.reconciler.tally.drift == {"other": 1}
 
 
+def test_a_new_thread_that_its_vmm_moves_before_the_pass_did_not_drift(machine: Machine, crowd: Path) -> None:
+    """QEMU's thread-context sets a mask after the clone, and a runtime moves a new helper into its cgroup."""
+    vmm = pinned(machine, crowd)
+    tid = by_name(vmm, "call_rcu")
+    wanted = mask(tid)
+    elsewhere = machine.other if wanted != machine.other else machine.pool
+    os.sched_setaffinity(tid, elsewhere.frozen())
+    machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
+    assert mask(tid) == wanted
+    os.sched_setaffinity(tid, elsewhere.frozen())
+    machine.placer.after_pass(machine.reconciler.reconcile([sandbox("a")], scan=False))
+    assert mask(tid) == wanted
+    assert machine.reconciler.tally.drift == {}
+
+
 def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pass(
         machine: Machine, crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs in a VMM may be anything: it is not to keep the watcher from the others."""
