@@ -21,7 +21,7 @@ from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError
 from vmpin.reconcile.view import NodeView
-from vmpin.sources.nri.event_queue import NriQueue
+from vmpin.sources.nri.event_queue import NriQueue, merged
 from vmpin.sources.nri.nri_events import NriCounters, NriEvent
 from vmpin.status.health import SourceHealth
 
@@ -116,10 +116,10 @@ class NriFeed:
         self.state = f"connected to {text}" if up else f"not connected: {text}"
 
     def _drain(self) -> None:
-        batches = [batch for queue in self._queues if (batch := queue.take()).events]
-        if batches:
-            self.since = min(batch.since for batch in batches)
-            self._take([event for batch in batches for event in batch.events])
+        batch = merged(self._queues)
+        if batch.events:
+            self.since = batch.times[0]
+            self._take(batch.events)
 
     def data(self) -> dict[str, object]:
         """For the status."""

@@ -26,7 +26,7 @@ from vmpin.host import boottime
 from vmpin.host.retry import JITTER
 from vmpin.sources.nri import plugin as nri
 from vmpin.sources.nri.connect import connect_to
-from vmpin.sources.nri.event_queue import NriQueue
+from vmpin.sources.nri.event_queue import NriQueue, merged
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, NriPod, NriUpdate, PodEvent, Synced
 from vmpin.sources.nri.stream import MAX_UNSENT
 from vmpin.wire import nri_messages
@@ -385,7 +385,7 @@ def test_a_busy_loop_delays_no_answer(runtimes: NriRuntimes) -> None:
     assert made.state()[0]
     assert not made.state()[0]  # reported after everything has been put
     assert [type(event) for event in waiting.take().events] == [Synced, *[ContainerEvent] * 200, Disconnected]
-    assert waiting.take() == ([], 0)
+    assert waiting.take() == ([], [])
     made.plugin.stop()
 
 
@@ -472,14 +472,27 @@ def test_long_annotations_count_by_their_size() -> None:
     assert waiting.put(fact)
     assert not waiting.put(fact)
     assert waiting.put(fact)
-    events, since = waiting.take()
+    events, times = waiting.take()
     assert events == [Disconnected(), fact]
-    assert began <= since <= time.perf_counter()
+    assert began <= times[0] <= times[1] <= time.perf_counter()
     assert len(woken) == 5
     waiting.put(fact)
     waiting.close()
     assert waiting.put(fact)
     assert waiting.take().events == []
+
+
+def test_two_plugins_events_are_taken_in_the_order_they_came() -> None:
+    """A list that one plugin received must not overtake a container's start that the other received after it."""
+    started_by_runtime, connected = NriQueue(), NriQueue()
+    events = [PodEvent(Verb.RUN_POD, NriPod(SandboxId(f"p{number}"), "", "", "", "", 0, {}, ""), 0)
+              for number in range(6)]
+    for number, event in enumerate(events):
+        (connected if number % 3 else started_by_runtime).put(event)
+    batch = merged([connected, started_by_runtime])
+    assert batch.events == events
+    assert batch.times == sorted(batch.times)
+    assert merged([connected, started_by_runtime]) == ([], [])
 
 
 def updates_of(runtime: NriRuntime, *listed: Any) -> list[tuple[str, str, bool]]:

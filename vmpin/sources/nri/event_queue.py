@@ -6,10 +6,13 @@ What stays out: the connection (plugin) and what an event means (translation).
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
@@ -21,10 +24,10 @@ MAX_WAITING_BYTES = 64 << 20
 
 
 class NriBatch(NamedTuple):
-    """Events in the order they came. `since` is when the first of them was put, by time.perf_counter(); 0 for none."""
+    """Events in the order they came, and when each was put, by time.perf_counter()."""
 
     events: list[NriEvent]
-    since: float
+    times: list[float]
 
 
 class NriQueue:
@@ -39,9 +42,8 @@ class NriQueue:
         self._max_waiting = max_waiting
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._events: deque[NriEvent] = deque()
+        self._events: deque[tuple[float, NriEvent]] = deque()
         self._size = 0
-        self._since = 0.0
         self._closed = False
 
     def put(self, event: NriEvent) -> bool:
@@ -54,22 +56,23 @@ class NriQueue:
             fits = isinstance(event, Disconnected) or (
                 len(self._events) < self._max_waiting and self._size + size <= self._max_bytes)
             if fits:
-                if not self._events:
-                    self._since = time.perf_counter()
-                self._events.append(event)
+                self._events.append((time.perf_counter(), event))
                 self._size += size
             else:
-                self._events = deque(item for item in self._events if isinstance(item, Disconnected))
+                self._events = deque(item for item in self._events if isinstance(item[1], Disconnected))
                 self._size = 0
         self._arrived()
         return fits
 
-    def take(self) -> NriBatch:
-        """Everything that waits; does not block."""
+    def take(self, until: float = math.inf) -> NriBatch:
+        """Everything that waits and was put at `until` or before; does not block."""
+        batch = NriBatch([], [])
         with self._lock:
-            batch = NriBatch(list(self._events), self._since if self._events else 0.0)
-            self._events.clear()
-            self._size = 0
+            while self._events and self._events[0][0] <= until:
+                put, event = self._events.popleft()
+                batch.times.append(put)
+                batch.events.append(event)
+                self._size -= _size(event)
         return batch
 
     def close(self) -> None:
@@ -77,6 +80,16 @@ class NriQueue:
         with self._lock:
             self._closed = True
             self._events.clear()
+
+
+def merged(queues: Iterable[NriQueue]) -> NriBatch:
+    """Everything that waits in several queues, in the order it came: a list of one plugin does not overtake an event
+    of another that is newer."""
+    until = time.perf_counter()
+    batches = [queue.take(until) for queue in queues]
+    found = sorted(chain.from_iterable(zip(batch.times, batch.events, strict=True) for batch in batches),
+                   key=itemgetter(0))
+    return NriBatch([event for _, event in found], [put for put, _ in found])
 
 
 def _size(event: NriEvent) -> int:
