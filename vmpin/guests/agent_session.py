@@ -303,8 +303,12 @@ class AgentSession:
             self.text = text
             self._changed()
 
+    def _is_of_wish(self, id: int) -> bool:
+        """Whether an answer's id is that of the newest wish, which was sent on this connection."""
+        return self.progress is not Progress.UNSENT and id == self._asked
+
     def _applied(self, answer: Applied) -> None:
-        if answer.id is not None and answer.id != self._asked:
+        if answer.id is not None and not self._is_of_wish(answer.id):
             return  # of an earlier wish
         if isinstance(self.wish, Unpin):
             if answer.id is not None:
@@ -328,7 +332,7 @@ class AgentSession:
 
     def _failed(self, answer: Failure) -> None:
         text = answer.error or "the agent gives no reason"
-        if answer.id is None or answer.id != self._asked:
+        if answer.id is None or not self._is_of_wish(answer.id):
             logger.debug("sandbox=%s guest agent: error: %s", self.name, text)
             return
         if isinstance(self.wish, VcpuMap):

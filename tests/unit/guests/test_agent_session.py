@@ -178,6 +178,23 @@ def test_everything_is_taken_back() -> None:
     run(test())
 
 
+def test_an_answer_before_the_unpin_is_sent_takes_nothing_back() -> None:
+    """Its id is that of no request."""
+    class Early(Agent):
+        def say(self, message: AgentMessage) -> None:
+            super().say(message)
+            if isinstance(message, Pong):
+                super().say(Applied(0, 0, {}))
+
+    async def test() -> None:
+        agent = Early()
+        async with serving(agent.talk) as path, session(path) as ours:
+            ours.unpin()
+            await until(lambda: ours.settled)
+            assert [type(request) for request in agent.requests if isinstance(request, Unpin)] == [Unpin]
+    run(test())
+
+
 def test_no_agent_is_normal_and_the_one_that_comes_late_is_found(
         tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
