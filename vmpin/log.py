@@ -17,12 +17,14 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 
 _SYSLOG = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
 
 _numbers = itertools.count(1)
-_current = 0
+#: The number that is current, and the thread of which: lines of other threads have none.
+_current, _thread = 0, 0
 
 
 @contextmanager
@@ -32,17 +34,21 @@ def operation(number: int = 0) -> Iterator[int]:
 
     One number is current at a time, so nothing may be awaited meanwhile. As a decorator it numbers each call.
     """
-    global _current
+    global _current, _thread
     outer = _current
-    _current = number or outer or next(_numbers)
+    _current, _thread = number or outer or next(_numbers), get_ident()
     try:
         yield _current
     finally:
         _current = outer
 
 
+def _numbered() -> bool:
+    return _current != 0 and get_ident() == _thread
+
+
 def _message(record: logging.LogRecord) -> str:
-    return f"{record.getMessage()} op={_current}" if _current else record.getMessage()
+    return f"{record.getMessage()} op={_current}" if _numbered() else record.getMessage()
 
 
 class Text(logging.Formatter):
@@ -70,7 +76,7 @@ class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps({"time": round(record.created, 6), "level": record.levelname.lower(),
                            "module": record.name, "message": record.getMessage(),
-                           **({"op": _current} if _current else {})})
+                           **({"op": _current} if _numbered() else {})})
 
 
 def setup(level: str, as_json: bool = False) -> None:

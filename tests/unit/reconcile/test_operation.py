@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+import threading
 import time
 from collections.abc import Iterator
 
@@ -77,6 +78,14 @@ def test_each_event_has_a_number_of_its_own_and_what_it_leads_to_has_the_same() 
 def test_a_line_outside_any_event_has_no_number(lines: io.StringIO) -> None:
     logging.getLogger("vmpin.test").info("idle")
     assert lines.getvalue().endswith("idle\n")
+
+
+def test_a_line_of_another_thread_has_no_number(lines: io.StringIO) -> None:
+    with log.operation():
+        thread = threading.Thread(target=logging.getLogger("vmpin.test").info, args=("from the plugin",))
+        thread.start()
+        thread.join()
+    assert lines.getvalue().endswith("from the plugin\n")
 
 
 @pytest.mark.parametrize("as_json", [False, True])
