@@ -28,6 +28,8 @@ BEGINNING, _LONGEST_CMDLINE = 4096, 131072
 _RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 _READ = os.O_RDONLY | os.O_CLOEXEC
 _STATES = {state.encode(): state for state in "RSDZXTtIPWK"}
+#: Stat files kept open at once: each takes 4 kB of the kernel, and is charged to a pod.
+_MOST_KEPT = 4096
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -125,9 +127,10 @@ class Procfs:
     def keeping_stat_files(self) -> Iterator[None]:
         """While this is entered, `task_stats` leaves the stat files that it reads open, for the masks that are set
         next: each would be opened again for that, which takes as long as to read it. As many as half of the
-        descriptors that are free; those that `take_stat_file` left are closed at the end."""
+        descriptors that are free, and no more than `_MOST_KEPT`; those that `take_stat_file` left are closed at the
+        end."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._room = max(0, limit - len(os.listdir("/proc/self/fd"))) // 2
+        self._room = min(_MOST_KEPT, max(0, limit - len(os.listdir("/proc/self/fd"))) // 2)
         try:
             yield
         finally:
