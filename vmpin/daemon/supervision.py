@@ -44,6 +44,11 @@ class SupervisedTasks:
             if name != but:
                 task.cancel()
 
+    def cancel_one(self, name: str) -> None:
+        """Cancel the task of this name. The others' clean-up, which may still be under way, is not interrupted."""
+        if name in self._tasks:
+            self._tasks[name].cancel()
+
     async def _supervise(self, name: str, source: Source) -> None:
         """Run a source's task, and start it again when it fails. Not by host.retry: what fails here is a defect or a
         local resource, and tenacity would be loaded at the first such error in the daemon's loop."""

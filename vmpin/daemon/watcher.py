@@ -178,7 +178,7 @@ class Watcher:
             self.guests.update(self.view)
             for sandbox, result in (await self.guests.unpin_results(self.reconciler.all_sandboxes())).items():
                 logger.info("sandbox=%s in its guest: %s", sandbox, result)
-        self._tasks.cancel()
+        self._tasks.cancel_one("guests")
         return unpin
 
     def _close(self, directory: RunDirectory, save: bool) -> None:
