@@ -71,6 +71,10 @@ class Containers:
         for name in list(self._made):
             with contextlib.suppress(VmpinError, OSError):
                 self.stop(name)
+        self.remove_cgroups()
+
+    def remove_cgroups(self) -> None:
+        """Remove the containers' cgroups, with what still runs in them."""
         for at in Path("/sys/fs/cgroup").glob(f"**/{self.sandbox}-*"):
             self._remove(at)
 

@@ -70,15 +70,27 @@ class Stage:
             self._watcher.kill()
             self._watcher.wait()
         self._sweep()
+        self.containers.remove_cgroups()  # a crun that nothing waited for may have created them meanwhile
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _sweep(self) -> None:
-        """Kill processes that name the demo's directory: a signal may arrive between a start and its record."""
+        """Kill processes that name the demo's directory, and wait until they are gone: a signal may arrive between a
+        start and its record."""
+        for _ in range(500):
+            if not self._kill_all():
+                return
+            time.sleep(0.01)
+
+    def _kill_all(self) -> bool:
+        """:returns: whether there was such a process."""
+        found = False
         for process in Path("/proc").glob("[1-9]*"):
             with contextlib.suppress(OSError):
                 if int(process.name) != os.getpid() and os.fsencode(self.directory) in (
                         process / "cmdline").read_bytes():
                     os.kill(int(process.name), signal.SIGKILL)
+                    found = True
+        return found
 
     def _configure(self, pool: CpuSet | None) -> None:
         """A separate configuration, so that neither /etc nor the machine's Kata pods affect the demo."""
