@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# Processes that share the tests: half of most tests is waiting.
+JOBS := 3
+
 # What the tests run, as what has to be there and the Debian package that brings it. What Debian always has
 # (coreutils, util-linux) is not named. tests/unit/packaged/test_packaging.py holds this against the tests.
 TEST_NEEDS := qemu-system-x86_64=qemu-system-x86 crun=crun runc=runc podman=podman conmon=conmon \
@@ -43,7 +46,8 @@ test: venv ## run the tests; with CI=true as root also those with guests and in 
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS) && \
 			.ci/install --unpack $(UNPACKED) $(UNPACKED_NEEDS); \
 		else .ci/install --dry-run $(TEST_NEEDS); fi
-	$(BIN)/python -m pytest tests -m '$(if $(filter true,$(CI)),not release,not lab and not guest)'
+	$(BIN)/python -m pytest tests -m '$(if $(filter true,$(CI)),not release,not lab and not guest and not release)' \
+		-n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-lab: venv ## boot every node and test in it: 20 minutes (root); LAB="--kernel 6.1 -- -k reconcile" for just that
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS); \
@@ -52,7 +56,7 @@ test-lab: venv ## boot every node and test in it: 20 minutes (root); LAB="--kern
 
 test-all: venv ## what CI runs and what it leaves out: every node, long stories (root, 45 minutes; before a release)
 	$(MAKE) test CI=true
-	CI=true $(BIN)/python -m pytest tests/lab -m release
+	CI=true $(BIN)/python -m pytest tests -m release
 	$(MAKE) soak CI=true
 
 lab-shell: venv ## a shell in a node (root); LAB="--kernel 6.1" for another one

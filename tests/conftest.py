@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from lab.boots import BEFORE_A_RELEASE, IN_CI, Background, Nodes
 
 settings.register_profile("desk", deadline=None, max_examples=40)
 settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True, print_blob=True)
@@ -33,15 +37,69 @@ def _logging_as_before() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The nodes of the lab boot in the background of all that takes no more than one CPU, and are waited for after it
-    (lab/boots.py). What boots guests of its own or measures comes then. One test at a time: watchers look at the whole
-    machine, and a node is another one."""
+    """Where several processes share the tests (`make test`), pytest-xdist deals out files in this order: the long ones
+    begin, and the short ones of tests/unit fill up what is left. The nodes of the lab boot in the background
+    (lab/boots.py) and are waited for at the end."""
     top = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:
-        directory = item.path.relative_to(top).parts[0]
-        if directory == "integration" and item.get_closest_marker("guest"):
-            return 3
-        return {"unit": 0, "integration": 1, "lab": 2}.get(directory, 4)
+        return {"integration": 0, "soak": 1, "bench": 2, "lab": 4}.get(item.path.relative_to(top).parts[0], 3)
 
     items.sort(key=place)
+
+
+class _Boots:
+    """The nodes that this session boots, in the process that deals out the tests, or runs them all itself."""
+
+    def __init__(self) -> None:
+        self._place = TemporaryDirectory(prefix="vmpin-boots-")
+        self.directory = Path(self._place.name)
+        self._background: Background | None = None
+
+    def start(self, ids: Iterable[str]) -> None:
+        """Boot the nodes whose tests are among these, unless that was done."""
+        boots = [boot for boot in (*IN_CI, *BEFORE_A_RELEASE) if any(name.endswith(f"[{boot}]") for name in ids)]
+        if boots and self._background is None and os.geteuid() == 0:  # else the tests themselves say so
+            subprocess.run(["modprobe", "-q", "overlay"], check=False)
+            self._background = Background(boots, self.directory)
+
+    def end(self) -> None:
+        if self._background is not None:
+            self._background.end()
+        self._place.cleanup()
+
+
+_BOOTS = pytest.StashKey[_Boots]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.stash[_BOOTS] = _Boots()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _BOOTS in config.stash:
+        config.stash[_BOOTS].end()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if _BOOTS in session.config.stash and not session.config.option.collectonly:
+        session.config.stash[_BOOTS].start([item.nodeid for item in session.items])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Of pytest-xdist: a process that is to run tests."""
+    node.workerinput["boots"] = str(node.config.stash[_BOOTS].directory)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    node.config.stash[_BOOTS].start(ids)
+
+
+@pytest.fixture(scope="session")
+def nodes(pytestconfig: pytest.Config) -> Nodes:
+    """Those that boot in the background of this session."""
+    given = getattr(pytestconfig, "workerinput", None)
+    return Nodes(pytestconfig.stash[_BOOTS].directory if given is None else Path(given["boots"]))

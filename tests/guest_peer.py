@@ -24,6 +24,7 @@ from vmpin.protocol.messages import (
     Pong,
     Unpin,
     VcpuMap,
+    as_json,
 )
 from vmpin.protocol.parsing import parse_request
 
@@ -114,7 +115,7 @@ class Agent:
 
     def say(self, message: AgentMessage) -> None:
         assert self.writer is not None
-        self.writer.write(encode(message.message()))
+        self.writer.write(encode(as_json(message)))
 
     def answer(self, request: HostMessage) -> None:
         match request:

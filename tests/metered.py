@@ -46,7 +46,7 @@ class Node:
     second: CpuSet
     flags: dict[str, str] = field(default_factory=dict)
     restarts: Counter[str] = field(default_factory=Counter)
-    resynced: float | None = field(default_factory=time.monotonic)
+    resynced: float = field(default_factory=time.monotonic)
     sources: list[SourceHealth] = field(default_factory=lambda: [SourceHealth("hook", True, True)])
     report: GuestReport | None = None
     asked: int = 0
@@ -72,7 +72,7 @@ class Node:
         for thread in found:
             self.cgroup(thread.id.tid, self.first if thread.id.tid == self.small else both)
         self.reconciler.cgroups = Cgroups(self.root / "cgroup", Procfs(self.root / "proc"))
-        self.reconciler.inventory.vms[self.id] = Vm(self.id, VmmType.QEMU, process, known=True)
+        self.reconciler.inventory.vms[self.id] = Vm(self.id, VmmType.QEMU, process, identified=True)
         self.reconciler.placements[self.id] = Placement(
             self.id, both, Verdict.PINNED, (), (VcpuPlacement(VcpuId(0), self.first),
                                                 VcpuPlacement(VcpuId(1), self.first)),

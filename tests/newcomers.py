@@ -15,12 +15,13 @@ from need import lacking, need_tool
 
 from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
+from vmpin.domain.counters import NewbornCounts
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, SandboxId
-from vmpin.domain.newborn_counts import NewbornCounts
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
-from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
+from vmpin.procevents.follow_up import FollowUp
+from vmpin.procevents.newborn_placer import NewbornPlacer
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import Event, Exec
 
@@ -66,7 +67,7 @@ class Machine:
     def process(self, name: str, *args: str, script: str = "read line") -> subprocess.Popen[bytes]:
         """A shell under another program's name; ends with its standard input."""
         made = subprocess.Popen([name, "-c", script, *args], executable="/bin/sh", stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE, preexec_fn=self._free)
+                                stdout=subprocess.PIPE, preexec_fn=self.free)
         self.children.append(made)
         until(lambda: Procfs().cmdline(made.pid))  # exec(2) closes Popen's pipe first
         return made
@@ -83,7 +84,7 @@ class Machine:
     def crowd(self, binary: Path, name: str, *args: str) -> subprocess.Popen[bytes]:
         """Of many threads, under any name; all are there."""
         made = subprocess.Popen([name, *args], executable=binary, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                preexec_fn=self._free)
+                                preexec_fn=self.free)
         self.children.append(made)
         assert made.stdout is not None
         assert made.stdout.read(1) == b"."
@@ -109,7 +110,7 @@ class Machine:
         until(lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"qemu"))
         return pid
 
-    def _free(self) -> None:
+    def free(self) -> None:
         os.sched_setaffinity(0, self.both.frozen())
 
     def executed(self, *processes: subprocess.Popen[bytes] | int) -> FollowUp:

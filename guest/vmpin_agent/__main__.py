@@ -1,7 +1,5 @@
 """`vmpin-agent.pyz`: options, lock, start in the background. What stays out: the loop (server)."""
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import json
@@ -9,9 +7,9 @@ import os
 import signal
 import sys
 import time
-from types import FrameType
 from typing import List, Optional
 
+from vmpin.protocol.messages import as_json
 from vmpin.protocol.parsing import PORT
 from vmpin_agent import VERSION, file_io
 from vmpin_agent.agent import Agent
@@ -26,7 +24,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     args = _parser().parse_args(argv)
     agent_trees = {"proc": args.proc, "cgroup": args.cgroup, "sys": args.sys, "run": args.run}
     if args.once:
-        print(json.dumps(Agent(**agent_trees).inventory().message(), indent=2))
+        print(json.dumps(as_json(Agent(**agent_trees).inventory()), indent=2))
         return 0
     if args.detach:
         if not _detach():
@@ -37,11 +35,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         file_io.log("another agent is running")
         return 0 if args.detach else 1
     server = Server(Agent(**agent_trees), args.vsock_port, args.serial, args.unix, args.sys)
-
-    def stop(number: int, frame: Optional[FrameType]) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         server.run()
     except KeyboardInterrupt:
@@ -96,18 +90,14 @@ def _detach() -> bool:
 
 def _wait_for(cgroup: str) -> None:
     """Wait for the cgroup mounts. Where Kata's agent is the init it mounts /proc, /sys, /dev, /run and then the
-    cgroups (src/agent/src/main.rs: init_agent_as_init). Files written to /run before that are lost, the lock among
-    them."""
+    cgroups (src/agent/src/main.rs: init_agent_as_init). Files written to /run before that are lost, as the lock."""
     deadline = time.monotonic() + _MOUNTED
     while not GuestCgroups(cgroup).hierarchies and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
 def _lock(path: str) -> Optional[int]:
-    """Take the lock until this process ends.
-
-    :returns: its descriptor, -1 without a lock file, None if another agent holds it.
-    """
+    """Take the lock for good. :returns: its descriptor, -1 without a lock file, None if another agent holds it."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -1,32 +1,13 @@
 """The agent's state and answers: the newest map, its outcome, and the changes in the guest since.
 
 Called by server, with every request and once a second. What stays out: sockets and the clock (server), and how a map
-is applied (map_applier).
-"""
-
-from __future__ import annotations
+is applied (map_applier)."""
 
 import platform
-from typing import Dict, List, Optional, Set, Tuple
+import time
+from typing import Dict, List, Optional, Set
 
-from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.protocol.messages import (
-    PENDING,
-    AgentMessage,
-    Applied,
-    ContainerOutcome,
-    GuestContainer,
-    GuestEvent,
-    HostMessage,
-    Inventory,
-    InventoryRequest,
-    NeedMap,
-    Ping,
-    Pong,
-    Subscribe,
-    Unpin,
-    VcpuMap,
-)
+from vmpin.protocol import messages
 from vmpin.protocol.parsing import MAX_CONTAINERS
 from vmpin_agent import VERSION, file_io, guest_threads
 from vmpin_agent.cpus_file import CpusFile
@@ -53,10 +34,10 @@ class Agent:
         self.originals = Originals(f"{run}/agent.json", self.boot_id)
         self._pinner = MapApplier(proc, self._cpus, self._cgroups, self.originals)
         self._export = CpusFile(f"{run}/cpus.json")
-        self._map: Optional[VcpuMap] = None
+        self._map: Optional[messages.VcpuMap] = None
         #: The highest generation received, also after an unpin: an older map is never applied.
         self._generation = 0
-        self._applied: Optional[Applied] = None
+        self._applied: Optional[messages.Applied] = None
         self._online = self._cpus.plugged()
         self.newest = guest_threads.newest(proc)
         self._known: Dict[str, ContainerCgroup] = {}
@@ -67,47 +48,38 @@ class Agent:
         self._resync = _RESYNC
         self._checks_due = 0
 
-    def greeting(self) -> List[AgentMessage]:
+    def greeting(self) -> List[messages.AgentMessage]:
         """The messages that a new connection begins with."""
-        return [NeedMap()] if self._map is None else []
+        return [messages.NeedMap()] if self._map is None else []
 
-    def answer(self, request: HostMessage) -> AgentMessage:
+    def answer(self, request: messages.HostMessage) -> messages.AgentMessage:
         """Carry out a request. :returns: its answer, with the request's id."""
-        if isinstance(request, VcpuMap):
+        if isinstance(request, messages.VcpuMap):
             return self._take(request)
-        if isinstance(request, Unpin):
+        if isinstance(request, messages.Unpin):
             self._map = self._applied = None
             self._unpin()
-            return Applied(request.id, self._generation, {})
-        if isinstance(request, (InventoryRequest, Subscribe)):
-            if isinstance(request, Subscribe) and not self._watched:
+            return messages.Applied(request.id, self._generation, {})
+        if isinstance(request, (messages.InventoryRequest, messages.Subscribe)):
+            if isinstance(request, messages.Subscribe) and not self._watched:
                 # Otherwise the changes since the last check are still to be sent to the other subscribers.
                 self._watched = True
                 self._known = self._cgroups.all(self._named())
             return self.inventory(request.id)
-        assert isinstance(request, Ping)
-        uptime = (file_io.read(f"{self._proc}/uptime") or "").split()
-        try:
-            seconds = float(uptime[0])
-        except (IndexError, ValueError):
-            seconds = 0.0
-        return Pong(request.id, VERSION, self.boot_id, seconds)
+        assert isinstance(request, messages.Ping)
+        return messages.Pong(request.id, VERSION, self.boot_id, time.clock_gettime(time.CLOCK_BOOTTIME))
 
-    def inventory(self, id: Optional[int] = None) -> Inventory:
+    def inventory(self, id: Optional[int] = None) -> messages.Inventory:
         """The guest's CPUs and containers."""
         table = self._cpus.read()
-        containers = []
-        for cid, place in list(self._cgroups.all(self._named()).items())[:MAX_CONTAINERS]:
-            containers.append(GuestContainer(cid, place.shown, sum(len(self._cgroups.processes(each))
-                                                                   for each in within(place))))
-        return Inventory(id, table.cpus, containers, self._cgroups.layout, platform.python_version(), table.note)
+        containers = [messages.GuestContainer(cid, place.shown, self._cgroups.count(within(place)))
+                      for cid, place in list(self._cgroups.all(self._named()).items())[:MAX_CONTAINERS]]
+        return messages.Inventory(id, table.cpus, containers, self._cgroups.layout, platform.python_version(),
+                                  table.note)
 
-    def check(self, subscribed: bool) -> List[AgentMessage]:
-        """Apply the map again if the guest has changed. Called once a second; reads two small files if nothing
-        changed.
-
-        :param subscribed: whether any connection is. :returns: the messages for those that are.
-        """
+    def check(self, subscribed: bool) -> List[messages.AgentMessage]:
+        """Apply the map again if the guest has changed. Called once a second; reads small files if nothing changed.
+        :param subscribed: whether any connection is. :returns: the messages for those that are."""
         self._watched = subscribed
         online, newest = self._cpus.plugged(), guest_threads.newest(self._proc)
         cpus_changed = online != self._online
@@ -125,9 +97,9 @@ class Agent:
             return []
         self._checks_due -= 1
         self._resync = _RESYNC
-        news: List[AgentMessage] = []
+        news: List[messages.AgentMessage] = []
         if cpus_changed:
-            news.append(GuestEvent("cpus", _parsed(online)))
+            news.append(messages.GuestEvent("cpus", self._cpus.online()))
         if subscribed:
             news += self._containers_changed()
         if self._map is not None:
@@ -137,12 +109,12 @@ class Agent:
                 news.append(self._applied)
         return news
 
-    def _take(self, map: VcpuMap) -> Applied:
+    def _take(self, map: messages.VcpuMap) -> messages.Applied:
         if map.generation >= self._generation:
             self._map, self._generation, self._owes = map, map.generation, False
             self._applied = self._apply(map)
             self._checks_due = _AFTER
-        return (self._applied or Applied(None, self._generation, {}))._replace(id=map.id)
+        return (self._applied or messages.Applied(None, self._generation, {}))._replace(id=map.id)
 
     def _unpin(self) -> None:
         self._owes = True
@@ -150,37 +122,29 @@ class Agent:
         self._export.remove()
         self._owes = False
 
-    def _apply(self, map: VcpuMap) -> Applied:
+    def _apply(self, map: messages.VcpuMap) -> messages.Applied:
         applied = self._pinner.apply(map)
         self._export.update(map, applied)
-        if any(each.state == PENDING and each.outside for each in applied.containers.values()):
+        if any(each.state == messages.PENDING and each.outside for each in applied.containers.values()):
             self._checks_due = max(self._checks_due, 1)
         return applied
 
-    def _containers_changed(self) -> List[AgentMessage]:
+    def _containers_changed(self) -> List[messages.AgentMessage]:
         before, self._known = self._known, self._cgroups.all(self._named())
         started = tuple(sorted(cid for cid, place in self._known.items() if before.get(cid) != place))
         stopped = tuple(sorted(cid for cid, place in before.items() if self._known.get(cid) != place))
         if not started and not stopped:
             return []
-        return [GuestEvent("containers", started=started[:MAX_CONTAINERS], stopped=stopped[:MAX_CONTAINERS])]
+        return [messages.GuestEvent("containers", started=started[:MAX_CONTAINERS], stopped=stopped[:MAX_CONTAINERS])]
 
     def _named(self) -> Set[str]:
         return set() if self._map is None else set(self._map.containers)
 
 
-def _gist(applied: Applied) -> object:
+def _gist(applied: messages.Applied) -> object:
     """The part of an outcome whose change is reported; the number of threads is not."""
-    def gist(outcome: Optional[ContainerOutcome]) -> Tuple[object, ...]:
-        return () if outcome is None else (outcome.state, outcome.cgroup, outcome.wanted, outcome.effective,
-                                           bool(outcome.outside), outcome.error)
+    def gist(outcome: messages.ContainerOutcome) -> object:
+        return outcome._replace(processes=0, threads=0, outside=()), bool(outcome.outside)
 
-    return {cid: gist(outcome) for cid, outcome in applied.containers.items()}, gist(applied.system)
-
-
-def _parsed(text: Optional[str]) -> CpuSet:
-    """The online CPUs in the result of CpuReader.plugged()."""
-    try:
-        return CpuSet.parse((text or "").partition(";")[0])
-    except CpuSetError:
-        return CpuSet()
+    return ({cid: gist(outcome) for cid, outcome in applied.containers.items()},
+            None if applied.system is None else gist(applied.system))

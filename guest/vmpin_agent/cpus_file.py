@@ -1,13 +1,10 @@
-"""/run/vmpin/cpus.json: the CPUs of each container, for programs in the guest that place their own threads (as DPDK
-does).
+"""/run/vmpin/cpus.json: each container's CPUs, for programs in the guest that place their own threads (as DPDK).
 
     {"generation": 7, "containers": {"ID": {"own": "2-3", "shared": "0-1"}}}
 
 These are the guest's CPU numbers; `own` is empty for a container without exclusive CPUs. `host`, the host's CPUs
 behind those that it may use, is included if the host's map has them. The file is replaced atomically. Called by agent.
 """
-
-from __future__ import annotations
 
 import json
 import os

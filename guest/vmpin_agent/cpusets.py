@@ -3,10 +3,7 @@
 On version 2 a child cgroup has the intersection of its list with its parent's, so only the container's is written. On
 version 1 a cgroup's CPUs must be its parent's and must hold its children's (kernel/cgroup/cpuset.c: validate_change):
 first what grows is written from the top down, then what shrinks from the bottom up. Called by map_applier. What stays
-out: threads' masks (thread_masks).
-"""
-
-from __future__ import annotations
+out: threads' masks (thread_masks)."""
 
 import errno
 import os
@@ -64,12 +61,10 @@ def enable(paths: Iterable[str]) -> str:
     return ""
 
 
-def plan(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
-         originals: Originals) -> Optional[List[CpusetWrite]]:
-    """The writes that give the container these CPUs; notes the originals. None: it has no cpuset.
-
-    :param below: the cgroups below the container's, uppermost first.
-    """
+def plan(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet, originals: Originals
+         ) -> Optional[List[CpusetWrite]]:
+    """The writes that give the container these CPUs; notes the originals. None: it has no cpuset. :param below: the
+    cgroups below the container's, uppermost first."""
     current = file_io.cpus(f"{place.path}/cpuset.cpus") if place.hierarchy.cpuset else None
     if current is None:
         return None
@@ -114,43 +109,34 @@ def _plan_v1(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
 
 
 def _memory_nodes(path: str) -> List[CpusetWrite]:
-    """Version 1 admits no process to a cgroup without memory nodes."""
-    if (file_io.read(f"{path}/cpuset.mems") or "0").strip():
-        return []
-    for parent in _parents(path):
-        nodes = (file_io.read(f"{parent}/cpuset.mems") or "").strip()
-        if nodes:
-            return [CpusetWrite(path, "cpuset.mems", nodes)]
-    return []
-
-
-def _parents(path: str) -> Iterable[str]:
-    while os.path.exists(f"{os.path.dirname(path)}/cpuset.mems"):
-        path = os.path.dirname(path)
-        yield path
+    """Gives a cgroup without memory nodes those of its nearest ancestor: version 1 admits no process to it else."""
+    nodes, upper = file_io.read(f"{path}/cpuset.mems"), path
+    while nodes is not None and not nodes.strip():
+        upper = os.path.dirname(upper)
+        nodes = file_io.read(f"{upper}/cpuset.mems")
+    return [CpusetWrite(path, "cpuset.mems", nodes.strip())] if nodes is not None and upper != path else []
 
 
 def _note(originals: Originals, path: str, cid: str, current: CpuSet, own: Optional[CpuSet]) -> Original:
     found, now = originals.cgroups.get(path), inode(path) or 0
     if found is None or found.inode != now:
         found = originals.cgroups[path] = Original(cid, current, own, now)
-        originals.changed()
     elif cid and found.container != cid:
         found.container = cid  # so far noted only as an ancestor of a container's
-        originals.changed()
     elif current not in found.ours and current != found.before and own != found.own:
         found.before, found.own = current, own  # its owner has written it since
-        originals.changed()
+    else:
+        return found
+    originals.changed()
     return found
 
 
 def prune(originals: Originals) -> None:
     """Forget the cgroups that are gone."""
-    gone = [path for path, kept in originals.cgroups.items() if inode(path) != kept.inode]
-    for path in gone:
-        del originals.cgroups[path]
-    if gone:
-        originals.changed()
+    for path, kept in list(originals.cgroups.items()):
+        if inode(path) != kept.inode:
+            del originals.cgroups[path]
+            originals.changed()
 
 
 def _write(kept: Original, originals: Originals, path: str, cpus: CpuSet) -> CpusetWrite:
@@ -183,17 +169,11 @@ def restore(cgroups: GuestCgroups, originals: Originals, kept: List[str]) -> Non
         if over is not None:
             before[path] &= over  # CPUs that have gone offline since are in no cpuset
         if not before[path] <= current:
-            _report(CpusetWrite(path, "cpuset.cpus", str(current | before[path])))
+            file_io.log(run(CpusetWrite(path, "cpuset.cpus", str(current | before[path]))))
     for path in reversed(upper_first):
         current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY
         if current != before[path] and (before[path] or path not in v1):
-            _report(CpusetWrite(path, "cpuset.cpus", str(before[path])))
+            file_io.log(run(CpusetWrite(path, "cpuset.cpus", str(before[path]))))
     for path in kept:
         del originals.cgroups[path]
-    originals.changed()
-
-
-def _report(write: CpusetWrite) -> None:
-    trouble = run(write)
-    if trouble:
-        file_io.log(trouble)
+        originals.changed()

@@ -1,12 +1,8 @@
-"""The cgroups of the guest, of version 1, version 2 or both (hybrid): each container's cgroup, its processes and
-threads.
+"""The guest's cgroups, of version 1, version 2 or both (hybrid): each container's, its processes and threads.
 
 A container's cgroup is the one whose last part is its id, as Kata's agent names it: `ID`, or `PREFIX-ID.scope` where
 systemd manages it (src/agent/rustjail/src/container.rs), at any depth. Read only. Used by agent and map_applier. What
-stays out: writing cpusets (cpusets).
-"""
-
-from __future__ import annotations
+stays out: writing cpusets (cpusets)."""
 
 import os
 import re
@@ -44,8 +40,7 @@ class ContainerCgroup(NamedTuple):
 
 class GuestCgroups:
     """:param root: where the hierarchies are mounted.
-    :param kata: where Kata's agent has a directory for each container.
-    """
+    :param kata: where Kata's agent has a directory for each container."""
 
     def __init__(self, root: str = "/sys/fs/cgroup", proc: str = "/proc", kata: str = "/run/kata-containers") -> None:
         self.root = root.rstrip("/")
@@ -56,10 +51,8 @@ class GuestCgroups:
 
     @property
     def hierarchies(self) -> List[Hierarchy]:
-        """The mounted hierarchies, those with cpuset first.
-
-        Read again while there is none with cpuset: the agent may have started before the mounts.
-        """
+        """The mounted hierarchies, those with cpuset first. Read again while there is none with cpuset: the agent may
+        have started before the mounts."""
         if not any(each.cpuset for each in self._hierarchies):
             self._hierarchies = sorted(self._mounted(), key=lambda each: (not each.cpuset, not each.v2, each.root))
         return self._hierarchies
@@ -67,26 +60,21 @@ class GuestCgroups:
     @property
     def layout(self) -> str:
         """v1, v2, hybrid or none."""
-        kinds = sorted({each.v2 for each in self.hierarchies})
-        return "hybrid" if len(kinds) == 2 else "none" if not kinds else "v2" if kinds[0] else "v1"
+        kinds = {each.v2 for each in self.hierarchies}
+        return "hybrid" if len(kinds) == 2 else "v2" if True in kinds else "v1" if kinds else "none"
 
     def _mounted(self) -> Iterator[Hierarchy]:
-        controllers = file_io.read(f"{self.root}/cgroup.controllers")
-        if controllers is not None:
-            yield Hierarchy(self.root, True, "cpuset" in controllers.split())
-            return
-        for path, _ in _directories(self.root):
+        for path in (self.root, *(path for path, _ in _directories(self.root))):
             controllers = file_io.read(f"{path}/cgroup.controllers")
             if controllers is not None:
                 yield Hierarchy(path, True, "cpuset" in controllers.split())
-            elif os.path.exists(f"{path}/tasks"):
+                if path == self.root:
+                    return
+            elif path != self.root and os.path.exists(f"{path}/tasks"):
                 yield Hierarchy(path, False, os.path.exists(f"{path}/cpuset.cpus"))
 
     def locate(self, wanted: Set[str]) -> Dict[str, ContainerCgroup]:
-        """The cgroup of each of these containers that exists, by id.
-
-        Of several it is the uppermost, in a hierarchy with cpuset if possible.
-        """
+        """By id, the cgroup of each of these containers: the uppermost, in a hierarchy with cpuset if possible."""
         found = {cid: place for cid, place in self._known.items()
                  if cid in wanted and inode(place.path) == place.inode}
         lacking = wanted - found.keys()
@@ -99,11 +87,8 @@ class GuestCgroups:
         return dict(found)
 
     def all(self, named: Set[str]) -> Dict[str, ContainerCgroup]:
-        """The cgroup of every container, by id.
-
-        Containers are those named, and cgroups that Kata's directories or the form of their name show to be
-        containers.
-        """
+        """The cgroup of every container, by id. Containers are those named, and cgroups that Kata's directories or the
+        form of their name show to be containers."""
         try:
             kata = {name for name in os.listdir(self._kata) if is_container(name)}
         except OSError:
@@ -113,9 +98,8 @@ class GuestCgroups:
             for path, name in walk(hierarchy.root):
                 match = _LIKE_A_CONTAINER.fullmatch(name)
                 ids = [match[1]] if match else [cid for cid in _names(name) if cid in named or cid in kata]
-                for cid in ids[:1]:
-                    if cid not in found:
-                        found[cid] = ContainerCgroup(hierarchy, path, inode(path) or 0)
+                if ids and ids[0] not in found:
+                    found[ids[0]] = ContainerCgroup(hierarchy, path, inode(path) or 0)
         return found
 
     def threads(self, hierarchy: Hierarchy, path: str) -> List[int]:
@@ -128,6 +112,10 @@ class GuestCgroups:
     def processes(self, path: str) -> List[int]:
         """The processes in one cgroup, not below it; none for a threaded cgroup, as the kernel does not list them."""
         return _numbers(file_io.read(f"{path}/cgroup.procs") or "")
+
+    def count(self, paths: List[str]) -> int:
+        """The number of processes in these cgroups."""
+        return sum(len(self.processes(path)) for path in paths)
 
 
 def inode(path: str) -> Optional[int]:

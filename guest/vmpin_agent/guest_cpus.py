@@ -3,10 +3,7 @@
 The guest's own numbers differ from the vCPUs': a hotplugged CPU gets the next free one. Both sides have the APIC id
 (KVM's vCPU id; arch/x86/kernel/cpu/proc.c shows it, of online CPUs only), and on arm64 MPIDR: in the device tree
 (cpu@N/reg), or in the order of ACPI's MADT, in which Linux numbers them (arch/arm64/kernel/smp.c). Used by agent and
-map_applier.
-"""
-
-from __future__ import annotations
+map_applier."""
 
 import os
 import re
@@ -22,13 +19,11 @@ from vmpin_agent import file_io
 _AFFINITY = 0xFF00FFFFFF
 _MADT_HEADER = 44
 _MADT_GICC = 11
+_CPU_LINE = re.compile(r"^(processor|initial apicid|apicid)[ \t]*:[ \t]*([0-9]{1,11})[ \t]*$", re.MULTILINE)
 
 
 class CpuTable(NamedTuple):
-    """All CPUs at one moment, and how many more may be plugged.
-
-    `note` describes a doubt about the hardware ids are, "" if they are certain.
-    """
+    """All CPUs at one moment, how many more may be plugged, and a doubt about the hardware ids ("" if certain)."""
 
     cpus: Tuple[GuestCpu, ...]
     to_come: int = 0
@@ -39,16 +34,13 @@ class CpuTable(NamedTuple):
         return CpuSet(each.cpu for each in self.cpus if each.online)
 
     def find(self, hw: Sequence[int]) -> Tuple[CpuSet, str, bool]:
-        """Find the CPUs with these hardware ids.
-
-        :returns: those online; an error about the others, or ""; whether these may still come online.
-        """
+        """:returns: the CPUs online with these ids; an error about the others, or ""; whether these may still come."""
         by_hw = {each.hw: each for each in self.cpus if each.hw is not None}
         found = CpuSet(by_hw[each].cpu for each in hw if each in by_hw and by_hw[each].online)
         lacking = [each for each in hw if each not in by_hw or not by_hw[each].online]
         if not lacking:
             return found, "", False
-        # On x86 an offline CPU does not show its id, nor does one that is not plugged: it may be any of these.
+        # On x86 a CPU that is offline or not plugged does not show its id: it may be any of these.
         unnamed = sum(each.hw is None for each in self.cpus)
         strange = [each for each in lacking if each not in by_hw]
         if len(strange) > unnamed:
@@ -66,10 +58,7 @@ class CpuReader:
         self._cpu = f"{sys}/devices/system/cpu"
 
     def plugged(self) -> Optional[str]:
-        """A text that changes when a CPU is plugged, unplugged or changes state: the lists of online and present CPUs.
-
-        Cheap enough to be read every second.
-        """
+        """A text that changes when a CPU is plugged, unplugged or changes state. Cheap: it is read every second."""
         online = file_io.read(f"{self._cpu}/online")
         return None if online is None else f"{online};{file_io.read(f'{self._cpu}/present')}"
 
@@ -77,20 +66,19 @@ class CpuReader:
         """Every possible CPU: the mask of a thread without one of its own."""
         return file_io.cpus(f"{self._cpu}/possible") or CpuSet(range(MAX_CPU + 1))
 
+    def online(self) -> CpuSet:
+        return file_io.cpus(f"{self._cpu}/online") or CpuSet()
+
     def read(self) -> CpuTable:
-        online = file_io.cpus(f"{self._cpu}/online") or CpuSet()
+        online = self.online()
         present = (file_io.cpus(f"{self._cpu}/present") or CpuSet()) | online
-        hw, note = self._hardware(present)
-        nodes = self._nodes()
+        (hw, note), nodes = self._hardware(present), self._nodes()
         possible = file_io.cpus(f"{self._cpu}/possible") or present
         return CpuTable(tuple(GuestCpu(cpu, hw.get(cpu), cpu in online, nodes.get(cpu, 0)) for cpu in present),
                         len(possible - present), note)
 
     def _hardware(self, present: CpuSet) -> Tuple[Dict[int, int], str]:
-        found = _apic_ids(file_io.read(f"{self._proc}/cpuinfo") or "")
-        if found:
-            return found, ""
-        found = self._device_tree(present)
+        found = _apic_ids(file_io.read(f"{self._proc}/cpuinfo") or "") or self._device_tree(present)
         if found:
             return found, ""
         order = self._acpi()
@@ -101,22 +89,14 @@ class CpuReader:
     def _device_tree(self, present: CpuSet) -> Dict[int, int]:
         found = {}
         for cpu in present:
-            try:
-                with open(f"{self._cpu}/cpu{cpu}/of_node/reg", "rb") as file:
-                    raw = file.read(16)
-            except OSError:
-                continue
+            raw = file_io.read_bytes(f"{self._cpu}/cpu{cpu}/of_node/reg") or b""
             if len(raw) in (4, 8):
                 found[cpu] = int.from_bytes(raw, "big") & _AFFINITY
         return found
 
     def _acpi(self) -> List[int]:
         """The MPIDRs of MADT's GICC entries (ACPI 6.5, 5.2.12.14) that are enabled or may become so, in order."""
-        try:
-            with open(f"{self._sys}/firmware/acpi/tables/APIC", "rb") as file:
-                raw = file.read(1 << 20)
-        except OSError:
-            return []
+        raw = file_io.read_bytes(f"{self._sys}/firmware/acpi/tables/APIC") or b""
         found = []
         at = _MADT_HEADER
         while at + 2 <= len(raw) and raw[at + 1] >= 2:
@@ -129,30 +109,21 @@ class CpuReader:
         return found
 
     def _nodes(self) -> Dict[int, int]:
-        found = {}
         top = f"{self._sys}/devices/system/node"
         try:
-            names = os.listdir(top)
+            nodes = [name for name in os.listdir(top) if re.fullmatch(r"node[0-9]{1,4}", name)]
         except OSError:
             return {}
-        for name in names:
-            if re.fullmatch(r"node[0-9]{1,4}", name):
-                for cpu in file_io.cpus(f"{top}/{name}/cpulist") or ():
-                    found[cpu] = int(name[4:])
-        return found
+        return {cpu: int(name[4:]) for name in nodes for cpu in file_io.cpus(f"{top}/{name}/cpulist") or ()}
 
 
 def _apic_ids(cpuinfo: str) -> Dict[int, int]:
     """The initial APIC id by CPU: as KVM gave it, before any firmware changed it."""
     found: Dict[int, int] = {}
     cpu = -1
-    for line in cpuinfo.splitlines():
-        key, _, value = line.partition(":")
-        key, value = key.strip(), value.strip()
-        if not (value.isascii() and value.isdigit() and len(value) < 12):
-            continue
+    for key, number in _CPU_LINE.findall(cpuinfo):
         if key == "processor":
-            cpu = int(value)
-        elif cpu >= 0 and (key == "initial apicid" or (key == "apicid" and cpu not in found)):
-            found[cpu] = int(value)
+            cpu = int(number)
+        elif cpu >= 0 and (key == "initial apicid" or cpu not in found):
+            found[cpu] = int(number)
     return found

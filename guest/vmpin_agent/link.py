@@ -1,15 +1,12 @@
 """One connection to the host: bytes in both directions as frames of the protocol, without ever blocking.
 
-Used by server and serial_port. What stays out: listening and polling (server), and the answers (agent).
-"""
-
-from __future__ import annotations
+Used by server and serial_port. What stays out: listening and polling (server), and the answers (agent)."""
 
 import os
-from typing import Callable, List, Mapping
+from typing import Callable, List
 
 from vmpin.protocol.frames import FrameDecoder, ProtocolError, encode
-from vmpin.protocol.messages import AgentMessage, Applied, Failure, HostMessage, Subscribe, VcpuMap
+from vmpin.protocol.messages import AgentMessage, Applied, Failure, HostMessage, Subscribe, VcpuMap, as_json
 from vmpin.protocol.parsing import parse_request
 from vmpin_agent import file_io
 
@@ -43,7 +40,7 @@ class Link:
         return self._decoder.pending
 
     def receive(self) -> bytes:
-        """What there is to read. :raises Closed: at the end, b"" when there is nothing now."""
+        """What there is to read. :raises LinkClosed: at the end, b"" when there is nothing now."""
         try:
             data = os.read(self.fd, _READ)
         except (BlockingIOError, InterruptedError):
@@ -55,14 +52,13 @@ class Link:
         return data
 
     def feed(self, data: bytes) -> None:
-        """Answer the complete messages.
-
-        :raises ProtocolError: the bytes are no frame, so nothing after them can be read.
-        """
-        messages = self._decoder.feed(data)
+        """Answer the complete messages. :raises ProtocolError: the bytes are no frame; what follows cannot be read."""
         requests: List[HostMessage] = []
-        for message in messages:
-            requests += self._parsed(message)
+        for message in self._decoder.feed(data):
+            try:
+                requests.append(parse_request(message))
+            except ProtocolError as err:
+                self.send(Failure(err.id, str(err)))
         # Of maps that arrive together only the newest is applied; the older ones are answered with its outcome.
         newest = max((each.generation for each in requests if isinstance(each, VcpuMap)), default=0)
         for request in sorted(requests, key=lambda each: isinstance(each, VcpuMap) and each.generation < newest):
@@ -70,23 +66,12 @@ class Link:
                 self.subscribed = True
             self.send(self._answer(request))
 
-    def _parsed(self, message: Mapping[str, object]) -> List[HostMessage]:
-        try:
-            return [parse_request(message)]
-        except ProtocolError as err:
-            self.send(Failure(err.id, str(err)))
-            return []
-
     def send(self, answer: AgentMessage) -> None:
-        """Queue a message and write what can be written now.
-
-        :raises LinkClosed: too much waits, or the end is gone.
-        """
+        """Queue a message, write what can be written now. :raises LinkClosed: too much waits, or the end is gone."""
         try:
-            self._out += encode(answer.message())
+            self._out += encode(as_json(answer))
         except ProtocolError as err:
-            id = getattr(answer, "id", None)
-            self._out += encode(Failure(id, f"the answer cannot be sent: {err}").message())
+            self._out += encode(as_json(Failure(getattr(answer, "id", None), f"the answer cannot be sent: {err}")))
         if len(self._out) > _MAX_WAITING:
             raise LinkClosed("the host does not read the answers")
         self.flush()
@@ -97,7 +82,7 @@ class Link:
             self.send(answer._replace(id=None) if isinstance(answer, Applied) else answer)
 
     def flush(self) -> None:
-        """Write what can be written now. :raises Closed:"""
+        """Write what can be written now. :raises LinkClosed: the end is gone."""
         while self._out:
             try:
                 done = os.write(self.fd, self._out[:_READ])

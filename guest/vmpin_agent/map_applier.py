@@ -2,10 +2,7 @@
 
 In three steps: read and note the originals, change, read back. A container is narrowed by the cpuset of its cgroup, so
 that new processes inherit it; without a cpuset, or if it cannot be written, thread by thread. Called by agent. What
-stays out: writing cpusets (cpusets) and masks (thread_masks).
-"""
-
-from __future__ import annotations
+stays out: writing cpusets (cpusets) and masks (thread_masks)."""
 
 from typing import Dict, List, Optional, Set, Tuple
 
@@ -39,9 +36,6 @@ class ContainerWork(PinTarget):
         self.writes: Optional[List[cpusets.CpusetWrite]] = None
 
 
-_Begun = Tuple[List[ContainerWork], Dict[str, ContainerOutcome]]
-
-
 class MapApplier:
     """:param originals: the originals, noted by this agent or an earlier one."""
 
@@ -63,7 +57,7 @@ class MapApplier:
         self._enable(works)
         for work in works:
             work.writes = cpusets.plan(work.place, work.directories[1:], work.cid, work.wanted, self._originals)
-        self._note_trouble(self._originals.save())
+        file_io.log(self._originals.save())
         refused = {work: self._group(work, table.online) for work in works if not self._change(work)}
         # Set threads' own masks again, which older kernels drop when the cpuset changes.
         masks.pin([(work, key, cpusets.effective(work.place.hierarchy, path) or work.wanted)
@@ -76,29 +70,29 @@ class MapApplier:
         own = None if map.system is None else self._system(map, map.system, table, masks)
         masks.prune()
         cpusets.prune(self._originals)
-        self._note_trouble(self._originals.save())
-        ordered = {cid: outcomes[cid] for cid in map.containers}
-        return Applied(None, map.generation, ordered, own)
+        file_io.log(self._originals.save())
+        return Applied(None, map.generation, {cid: outcomes[cid] for cid in map.containers}, own)
 
     def unpin(self) -> None:
         """Restore everything to what it was before the first map."""
         kept = self._originals.containers()
         cpusets.restore(self._cgroups, self._originals, list(self._originals.cgroups))
         for path in reversed(self._originals.enabled):
-            self._note_trouble(cpusets.run(cpusets.CpusetWrite(path, "cgroup.subtree_control", "-cpuset")))
+            file_io.log(cpusets.run(cpusets.CpusetWrite(path, "cgroup.subtree_control", "-cpuset")))
         masks = ThreadMasks(self._proc, self._originals, self._everything)
         self._restore(masks, kept, self._cgroups.locate(kept - {""}))
         self._originals.forget()
-        self._note_trouble(self._originals.save())
+        file_io.log(self._originals.save())
 
     def cpus_changed(self) -> None:
         """Give freed threads the CPUs that have come online since (Linux before 6.2)."""
         if self._originals.left:
             masks = ThreadMasks(self._proc, self._originals, self._everything)
             masks.free(set(self._originals.left), system_processes.SystemProcesses(self._proc, set()).threads)
-            self._note_trouble(self._originals.save())
+            file_io.log(self._originals.save())
 
-    def _begin(self, map: VcpuMap, table: CpuTable, places: Dict[str, ContainerCgroup]) -> _Begun:
+    def _begin(self, map: VcpuMap, table: CpuTable, places: Dict[str, ContainerCgroup]
+               ) -> Tuple[List[ContainerWork], Dict[str, ContainerOutcome]]:
         """The containers to work on, and the outcomes of those that cannot be."""
         works, outcomes = [], {}
         paths_in_map = {place.path for place in places.values()}
@@ -110,23 +104,19 @@ class MapApplier:
                 # An empty cpuset would stop it, and all CPUs would include other containers'.
                 place, paths = places[cid], within(places[cid], paths_in_map)
                 outcomes[cid] = ContainerOutcome(PENDING if pending else ERROR, place.shown, EMPTY, EMPTY,
-                                                 self._processes(paths), len(self._tids(place, paths)),
+                                                 self._cgroups.count(paths), len(self._tids(place, paths)),
                                                  error=lacking or "the map gives it no vCPU")
             else:
                 works.append(ContainerWork(cid, places[cid], wanted, lacking, pending, paths_in_map))
         return works, outcomes
 
     def _give_back(self, masks: ThreadMasks, map: VcpuMap) -> Dict[str, ContainerCgroup]:
-        """Restore what was pinned for containers that left the map or have ended.
-
-        :returns: the cgroups of those in the map.
-        """
+        """Restore what containers had that left the map or have ended. :returns: the cgroups of those in the map."""
         kept = self._originals.containers()
         places = self._cgroups.locate((set(map.containers) | kept) - {""})
         named = {cid: place for cid, place in places.items() if cid in map.containers}
-        gone = [path for path, each in self._originals.cgroups.items() if each.container not in ("", *named)]
-        if gone:
-            cpusets.restore(self._cgroups, self._originals, gone)
+        cpusets.restore(self._cgroups, self._originals, [path for path, each in self._originals.cgroups.items()
+                                                         if each.container not in ("", *named)])
         self._restore(masks, kept - named.keys() - ({""} if map.system is not None else set()), places)
         return named
 
@@ -148,14 +138,8 @@ class MapApplier:
     def _tids(self, place: ContainerCgroup, paths: List[str]) -> List[int]:
         return [tid for path in paths for tid in self._cgroups.threads(place.hierarchy, path)]
 
-    def _processes(self, paths: List[str]) -> int:
-        return sum(len(self._cgroups.processes(path)) for path in paths)
-
     def _gather(self, work: ContainerWork, masks: ThreadMasks, online: CpuSet) -> None:
-        """Note the threads whose mask differs from their cgroup's cpuset, before that changes.
-
-        Linux before 6.2 drops such masks then.
-        """
+        """Note threads whose mask differs from their cgroup's cpuset: Linux before 6.2 drops it when that changes."""
         for path in work.directories:
             for _ in range(_TRIES):
                 base = cpusets.effective(work.place.hierarchy, path) or online
@@ -176,7 +160,7 @@ class MapApplier:
         if fresh:
             self._originals.enabled = sorted({*self._originals.enabled, *fresh}, key=lambda path: path.count("/"))
             self._originals.changed()
-        self._note_trouble(self._originals.save())
+        file_io.log(self._originals.save())
         for work in works:
             work.trouble = cpusets.enable(cpusets.closed(work.place)) if paths[work.cid] else ""
             refused = cpusets.closed(work.place) if work.trouble else []
@@ -213,7 +197,7 @@ class MapApplier:
             got = union(mask(tid) or EMPTY for tid in tids)
         state = PENDING if out or work.pending else ERROR if work.lacking else APPLIED
         cgroup = work.place.shown if work.writes is not None else None
-        return ContainerOutcome(state, cgroup, work.wanted, got, self._processes(work.directories), len(tids),
+        return ContainerOutcome(state, cgroup, work.wanted, got, self._cgroups.count(work.directories), len(tids),
                                 tuple(out[:MAX_OUTSIDE]), clean("; ".join(filter(None, (work.lacking, work.trouble)))))
 
     def _system(self, map: VcpuMap, hw: Tuple[int, ...], table: CpuTable, masks: ThreadMasks) -> ContainerOutcome:
@@ -227,7 +211,3 @@ class MapApplier:
         if lacking and outcome.state == APPLIED:
             outcome = outcome._replace(state=PENDING if pending else ERROR)
         return outcome._replace(error="; ".join(filter(None, (lacking, outcome.error))))
-
-    def _note_trouble(self, trouble: str) -> None:
-        if trouble:
-            file_io.log(trouble)

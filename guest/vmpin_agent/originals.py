@@ -1,12 +1,8 @@
-"""The original cpusets of cgroups and masks of threads, from before the agent changed them, so that they can be
-restored.
+"""The original cpusets of cgroups and masks of threads, from before the agent changed them, for restoring them.
 
 They are also kept in a file under /run, so that a restarted agent does not mistake its own masks for a container's.
 The file is written before anything is changed, and is void after a boot. Used by map_applier, cpusets and
-thread_masks. What stays out: reading and setting masks.
-"""
-
-from __future__ import annotations
+thread_masks. What stays out: reading and setting masks."""
 
 import json
 from typing import Any, Dict, List, Optional, Set
@@ -20,12 +16,9 @@ _OURS = 6
 
 
 class Original:
-    """The original of one cgroup's cpuset or one thread's mask.
-
-    `before` is the value to restore; `own` the narrower value that its owner chose, None if it follows what is above
-    it; `ours` are the value that the agent set last and, until done, the one that it is about to set: any other value
-    that is read back was set by the owner.
-    """
+    """The original of one cgroup's cpuset or one thread's mask. `before` is the value to restore; `own` the narrower
+    value that its owner chose, None if it follows what is above it; `ours` are the value that the agent set last and,
+    until done, the one that it is about to set: any other value that is read back was set by the owner."""
 
     __slots__ = ("before", "container", "inode", "ours", "own")
 
@@ -75,14 +68,10 @@ class Originals:
         self.left: List[CpuSet] = []
         self._load()
 
-    def system_mask(self, cpus: CpuSet) -> None:
-        if cpus not in self.system:
-            self.system = [*self.system, cpus][-_OURS:]
-            self._changed = True
-
-    def left_with(self, cpus: CpuSet) -> None:
-        if cpus not in self.left:
-            self.left = [*self.left, cpus][-_OURS:]
+    def add(self, masks: List[CpuSet], cpus: CpuSet) -> None:
+        """Add to `system` or `left`, in place of the oldest."""
+        if cpus not in masks:
+            masks[:] = [*masks, cpus][-_OURS:]
             self._changed = True
 
     def containers(self) -> Set[str]:

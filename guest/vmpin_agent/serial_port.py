@@ -1,11 +1,9 @@
 """The virtio-serial port: one stream without connections. Only a hang-up shows that the host's end was closed.
 
 A hung-up port is always ready (drivers/char/virtio_console.c: port_fops_poll gives EPOLLHUP), so the server removes it
-from its loop until the host's end is open again, which is checked every second. What stays out: that loop (server).
-"""
+from its loop until the host's end is open again, which is checked every second. What stays out: that loop (server)."""
 
-from __future__ import annotations
-
+import glob
 import os
 import select
 from typing import Callable, List, Optional
@@ -26,8 +24,7 @@ class SerialPort:
     """:param path: the port's device, or "auto". :param sys: where the device is searched if udev has not named it."""
 
     def __init__(self, path: str, answer: Callable[[HostMessage], AgentMessage],
-                 greeting: Callable[[], List[AgentMessage]],
-                 sys: str = "/sys") -> None:
+                 greeting: Callable[[], List[AgentMessage]], sys: str = "/sys") -> None:
         self._path = path
         self._answer = answer
         self._greeting = greeting
@@ -58,13 +55,10 @@ class SerialPort:
         named = f"/dev/virtio-ports/{SERIAL}"
         if os.path.exists(named):
             return named
-        top = f"{self._sys}/class/virtio-ports"
-        try:
-            ports = os.listdir(top)
-        except OSError:
-            return None
-        found = [port for port in ports if (file_io.read(f"{top}/{port}/name") or "").strip() == SERIAL]
-        return f"/dev/{found[0]}" if found else None
+        for name in glob.glob(f"{glob.escape(self._sys)}/class/virtio-ports/*/name"):
+            if (file_io.read(name) or "").strip() == SERIAL:
+                return f"/dev/{name.split('/')[-2]}"
+        return None
 
     def up(self) -> bool:
         """Check whether the host's end is open, and greet a new host. :returns: whether it is."""
@@ -79,7 +73,7 @@ class SerialPort:
         return self.link is not None
 
     def read(self, now: float) -> None:
-        """Read and answer. :raises Closed: when the host has gone."""
+        """Read and answer. :raises LinkClosed: when the host has gone."""
         assert self.link is not None
         try:
             data = self.link.receive()
@@ -87,22 +81,18 @@ class SerialPort:
             self.link = self.quiet_at = None
             raise
         self._last = now
-        if self.quiet_at is not None:
-            self.quiet_at = now + QUIET
-            return
         try:
-            self.link.feed(data)
+            if self.quiet_at is None:
+                self.link.feed(data)
+                return
         except ProtocolError as err:
             file_io.log(f"garbage on the serial port: {err}")
-            self.quiet_at = now + QUIET
         except LinkClosed:
-            self.quiet_at = now + QUIET
+            pass  # too much waits for the host; it starts anew as after garbage
+        self.quiet_at = now + QUIET
 
     def clear(self, now: float) -> None:
-        """Start with a fresh decoder and ask for the map.
-
-        Does so when the silence after garbage was long enough, or when a frame was cut.
-        """
+        """Decode afresh and ask for the map, if the silence after garbage was long enough or a frame was cut."""
         if self.link is None:
             return
         cut = self.quiet_at is None and self.link.pending > 0 and now - self._last > _CUT

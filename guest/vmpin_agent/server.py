@@ -1,17 +1,13 @@
-"""The agent's loop: connections over AF_VSOCK or a unix socket, the serial port, and a check of the guest every
-second.
+"""The agent's loop: connections over AF_VSOCK or a unix socket, the serial port, and a check every second.
 
 One thread, in which nothing but the selector blocks. Over AF_VSOCK only the host is accepted. Run by __main__. What
-stays out: messages (link) and what they do (agent).
-"""
-
-from __future__ import annotations
+stays out: messages (link) and what they do (agent)."""
 
 import os
 import selectors
 import socket
 import time
-from typing import Callable, Dict, List, Optional, Tuple, Union
+from typing import Callable, Dict, Optional, Tuple, Union
 
 from vmpin.protocol.frames import ProtocolError
 from vmpin.protocol.messages import AgentMessage, Failure, HostMessage
@@ -51,9 +47,8 @@ class Server:
             if now >= next_tick:
                 self._tick(now)
                 next_tick = max(next_tick + TICK, now + TICK / 2)
-            deadline = next_tick
-            if self._serial is not None and self._serial.quiet_at is not None:
-                deadline = min(deadline, self._serial.quiet_at)
+            quiet_at = None if self._serial is None else self._serial.quiet_at
+            deadline = next_tick if quiet_at is None else min(next_tick, quiet_at)
             for key, events in self._selector.select(max(0.0, deadline - time.monotonic())):
                 handle: Callable[[int], None] = key.data
                 handle(events)
@@ -81,22 +76,14 @@ class Server:
         except Exception as err:
             serious(err)
             return
-        for link in self._links.copy():
-            self._notify(link, news)
-        if news and self._serial is not None and self._serial.link is not None:
+        for link in links:
             try:
-                self._serial.link.notify(news)
-            except LinkClosed:
-                self._serial.link = None
+                link.notify(news)
+            except LinkClosed as err:
+                self._drop(link, str(err))
+            else:
+                self._watch(link)
         self._watch_serial()
-
-    def _notify(self, link: Link, news: List[AgentMessage]) -> None:
-        try:
-            link.notify(news)
-        except LinkClosed as err:
-            self._drop(link, str(err))
-        else:
-            self._watch(link)
 
     def _answer(self, request: HostMessage) -> AgentMessage:
         """The answer; a Failure if the agent raised, so that the next request is answered again."""
@@ -104,8 +91,6 @@ class Server:
             return self._agent.answer(request)
         except Exception as err:
             return Failure(request.id, serious(err))
-
-    # Listening
 
     def _listen(self) -> None:
         if self._unix and self._unix not in self._listeners:
@@ -151,8 +136,6 @@ class Server:
         except LinkClosed as err:
             self._drop(link, str(err))
 
-    # Connections
-
     def _ready(self, link: Link, events: int) -> None:
         try:
             if events & selectors.EVENT_WRITE:
@@ -166,20 +149,17 @@ class Server:
 
     def _watch(self, link: Link) -> None:
         if link in self._links:
-            key = self._selector.get_key(self._links[link])
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.waiting else 0)
-            if key.events != events:
-                self._selector.modify(self._links[link], events, key.data)
+            self._set_events(link.fd, link, self._selector.get_key(link.fd).data)
 
     def _drop(self, link: Link, why: str) -> None:
         connection = self._links.pop(link, None)
+        if self._serial is not None and self._serial.link is link:
+            self._serial.link = None
         if connection is not None:
             self._selector.unregister(connection)
             connection.close()
             if why:
                 file_io.log(f"connection ended: {why}")
-
-    # The serial port
 
     def _serial_tick(self, serial: SerialPort, now: float) -> None:
         if serial.fd < 0 and (self._ticks - 1) % _AGAIN == 0:
@@ -204,22 +184,20 @@ class Server:
         """Keep the port in the selector only while the host's end is open."""
         if self._serial is None or self._serial.fd < 0:
             return
-        fd, link = self._serial.fd, self._serial.link
+        self._set_events(self._serial.fd, self._serial.link, self._serial_ready)
+
+    def _set_events(self, fd: int, link: Optional[Link], ready: Callable[[int], None]) -> None:
+        """Wait for what the link has to do; for nothing without one."""
         registered: Optional[selectors.SelectorKey] = self._selector.get_map().get(fd)
-        if link is None:
-            if registered is not None:
-                self._selector.unregister(fd)
-            return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.waiting else 0)
-        if registered is None:
-            self._selector.register(fd, events, self._serial_ready)
-        elif registered.events != events:
-            self._selector.modify(fd, events, self._serial_ready)
+        events = 0 if link is None else selectors.EVENT_READ | (selectors.EVENT_WRITE if link.waiting else 0)
+        if registered is None and events:
+            self._selector.register(fd, events, ready)
+        elif registered is not None and not events:
+            self._selector.unregister(fd)
+        elif registered is not None and registered.events != events:
+            self._selector.modify(fd, events, ready)
 
 
 def allowed(family: int, peer: object) -> bool:
-    """Whether the peer may connect: over AF_VSOCK only the host.
-
-    A process of the guest has the guest's own CID or 1.
-    """
+    """Whether the peer may connect: over AF_VSOCK the host only (a process of the guest has the guest's CID or 1)."""
     return family == socket.AF_UNIX or (isinstance(peer, tuple) and peer[:1] == (_HOST,))

@@ -1,9 +1,6 @@
 """The guest's own processes, that is all but containers' and kernel threads: they are pinned to the spare vCPUs.
 
-Called by map_applier. What stays out: which vCPUs those are.
-"""
-
-from __future__ import annotations
+Called by map_applier. What stays out: which vCPUs those are."""
 
 from typing import List, Set
 
@@ -42,7 +39,7 @@ class SystemProcesses:
 def pin(own: SystemProcesses, originals: Originals, masks: ThreadMasks, wanted: CpuSet,
         online: CpuSet) -> ContainerOutcome:
     """Set the masks of all their threads. :returns: the outcome, as for a container."""
-    originals.system_mask(wanted)
+    originals.add(originals.system, wanted)
     group = ThreadGroup("", own.threads, wanted, online)
     masks.pin_all([group])
     every = own.threads()

@@ -1,10 +1,7 @@
 """Threads' masks: noting the originals, setting new ones, and restoring.
 
 Called by map_applier and system_processes. What stays out: which CPUs a container gets (map_applier), and the system
-calls (guest_threads).
-"""
-
-from __future__ import annotations
+calls (guest_threads)."""
 
 import os
 import re
@@ -19,8 +16,7 @@ from vmpin_agent.originals import Original, Originals
 #: 8f9ea86fdf99): then that is no wish of the thread's. Nor does it take a CPU into a mask that is not online.
 _FORGETFUL = tuple(int(each) for each in re.findall(r"[0-9]+", os.uname().release)[:2]) < (6, 2)
 
-#: Rounds of listing new threads; a process that creates threads faster than they are pinned is continued a second
-#: later.
+#: Rounds of listing new threads; with a process that creates them faster the agent continues a second later.
 _ROUNDS = 10
 
 
@@ -31,10 +27,7 @@ class PinTarget:
 
 
 class ThreadGroup(PinTarget):
-    """Threads that are pinned one by one: those that `tids` gives now, on `cpus`.
-
-    :param base: what a thread of them has without a wish of its own.
-    """
+    """Threads pinned one by one: what `tids` gives now, on `cpus`. `base` is the mask of one without its own wish."""
 
     def __init__(self, cid: str, tids: Callable[[], Iterable[int]], cpus: CpuSet, base: CpuSet) -> None:
         self.cid = cid
@@ -51,7 +44,7 @@ class ThreadMasks:
         self._proc = proc
         self._originals = originals
         self._everything = everything
-        self._by_tid = {key.tid: key for key in originals.threads}
+        self._noted = {key.tid for key in originals.threads}
         self._seen: Set[ThreadKey] = set()
         #: By container, the masks that its threads were given: a new thread begins with its creator's.
         self._given: Dict[str, Set[CpuSet]] = {}
@@ -60,13 +53,10 @@ class ThreadMasks:
                 self._given.setdefault(kept.container, set()).update(kept.ours)
 
     def noted(self, tid: int) -> bool:
-        return tid in self._by_tid
+        return tid in self._noted
 
     def note(self, tid: int, now: CpuSet, base: CpuSet, cid: str) -> Optional[ThreadKey]:
-        """Remember what a thread has before it is changed; None when it has ended.
-
-        :param base: what it would have without a wish of its own.
-        """
+        """Remember a thread's mask before it is changed; None if it has ended. :param base: as of a ThreadGroup."""
         key = guest_threads.key(self._proc, tid)
         if key is None:
             return None
@@ -78,7 +68,7 @@ class ThreadMasks:
         own = now if now and now < base and not self._is_inherited(now, cid) else None
         if kept is None:
             self._originals.threads[key] = Original(cid, own or self._everything, own)
-            self._by_tid[tid] = key
+            self._noted.add(tid)
             self._originals.changed()
         elif (kept.container, kept.own) != (cid, own) and now != kept.own:
             kept.container, kept.own, kept.before = cid, own, own or self._everything
@@ -129,18 +119,14 @@ class ThreadMasks:
 
     def prune(self) -> None:
         """Forget the threads that have ended."""
-        dead = [key for key in self._originals.threads
-                if key not in self._seen and guest_threads.key(self._proc, key.tid) != key]
-        for key in dead:
-            del self._originals.threads[key]
-        if dead:
-            self._originals.changed()
+        for key in list(self._originals.threads):
+            if key not in self._seen and guest_threads.key(self._proc, key.tid) != key:
+                del self._originals.threads[key]
+                self._originals.changed()
 
     def restore(self, cids: Set[str], tids: Callable[[], Iterable[int]]) -> None:
         """Restore the masks of these containers' threads, unless their owner has changed them since; forget them.
-
-        :param tids: returns all present threads: those created since the last pass inherited their creator's mask.
-        """
+        :param tids: returns all present threads: those created since the last pass inherited their creator's mask."""
         given = {cpus for cid in cids for cpus in self._given.get(cid, ())}
         for key, kept in list(self._originals.threads.items()):
             if kept.container not in cids:
@@ -156,27 +142,23 @@ class ThreadMasks:
         seen: Set[int] = set()
         for _ in range(_ROUNDS if given else 0):
             fresh = [tid for tid in tids() if tid not in seen]
-            if not fresh:
-                return
             seen.update(fresh)
             for tid in fresh:
-                key = guest_threads.key(self._proc,
-                                        tid) if not self.noted(tid) and guest_threads.mask(tid) in given else None
+                free = not self.noted(tid) and guest_threads.mask(tid) in given
+                key = guest_threads.key(self._proc, tid) if free else None
                 if key is not None:
                     self._let_go(key, self._everything)
+            if not fresh:
+                return
 
     def _let_go(self, key: ThreadKey, before: CpuSet) -> None:
         guest_threads.pin(self._proc, key, before)
         got = guest_threads.mask(key.tid) if _FORGETFUL and before == self._everything else None
         if got is not None and got != before:
-            self._originals.left_with(got)
+            self._originals.add(self._originals.left, got)
 
 
 def outside(tids: Iterable[int], cpus: CpuSet) -> List[int]:
     """The threads whose mask is not within these CPUs."""
-    found = []
-    for tid in tids:
-        mask = guest_threads.mask(tid)
-        if mask is not None and not mask <= cpus:
-            found.append(tid)
-    return found
+    masks = ((tid, guest_threads.mask(tid)) for tid in tids)
+    return [tid for tid, mask in masks if mask is not None and not mask <= cpus]

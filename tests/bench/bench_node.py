@@ -174,7 +174,7 @@ class Watcher:
             os.unlink(address)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified, log.open("wb") as out:
             notified.bind(address)
-            notified.settimeout(60)
+            notified.settimeout(600)
             env = environment(NOTIFY_SOCKET=address)
             begin = time.perf_counter()
             self._process = subprocess.Popen(self._argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
@@ -191,7 +191,7 @@ class Watcher:
         assert self._process is not None
         self._process.terminate()
         try:
-            self._process.wait(10)
+            self._process.wait(120)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

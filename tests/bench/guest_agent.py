@@ -36,7 +36,7 @@ from vmpin.placement.ownership import claims_of, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.protocol.frames import FrameDecoder, encode
-from vmpin.protocol.messages import Applied, ContainerVcpus, Subscribe, VcpuMap
+from vmpin.protocol.messages import Applied, ContainerVcpus, Subscribe, VcpuMap, as_json
 from vmpin.protocol.parsing import parse_answer
 
 sys.path.append(str(data_files.path("guest")))
@@ -190,7 +190,7 @@ def at_rest(made: Node, count: int, seconds: float, build: Path) -> list[Figure]
 def _tell(line: socket.socket, guest: Guest) -> None:
     """A map of everybody's, to an agent that tells of what changes."""
     shares = {str(container): ContainerVcpus((_hw()[cpus()[1]],)) for container in guest.cgroups}
-    line.sendall(encode(Subscribe(1).message()) + encode(VcpuMap(2, 1, "bench", shares).message()))
+    line.sendall(encode(as_json(Subscribe(1))) + encode(as_json(VcpuMap(2, 1, "bench", shares))))
     decoder = FrameDecoder()
     while True:
         for message in decoder.feed(line.recv(1 << 16)):

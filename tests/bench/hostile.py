@@ -14,7 +14,7 @@ from newborns import Storm, storm_of, watching
 from processes import SYSTEM_PYTHON
 from vms import Machine, compiled
 
-from vmpin.cli.common import ask
+from vmpin.cli.control_client import ask
 from vmpin.install import data_files
 
 #: Executions a second in all: what two makers can do with the longest command line on a machine that is not idle.

@@ -17,7 +17,7 @@ from bench_node import Node, Watcher, cpu_seconds, cpus, write_kata
 from measure import CannotMeasure, Figure, environment, median, process_ms, timed_ms
 from vms import Machine, compiled, kata_argv, sandbox_id
 
-from vmpin.cli.common import ask
+from vmpin.cli.control_client import ask
 from vmpin.domain.model import VmmType
 from vmpin.vmm.processes import VmmProcess, classify
 
@@ -106,7 +106,7 @@ def to_placed(made: Node, machines: Sequence[Machine], build: Path, blocks: int)
                 for _ in range(_BLOCK):
                     outside.append(vm.born_outside())
                     vcpus.append(vm.vcpu())
-            with _listening(vm.machine.pid, other):
+            with listening(vm.machine.pid, other):
                 vm.born_outside()
                 floors += [vm.born_outside() for _ in range(_BLOCK)]
         taskset = shutil.which("taskset")
@@ -154,7 +154,7 @@ def storm(made: Node, machines: Sequence[Machine], build: Path, seconds: int) ->
             if status is None:
                 raise CannotMeasure("the watcher does not answer")
             told = status["sources"]["births"]
-        with _listening(0, 0) as listener:
+        with listening(0, 0) as listener:
             least = storm_of([str(program), str(_RATE // 2), str(seconds), "exec"], 2, listener)
     return Figure("fork_storm", executed.at(_RATE), "% of a CPU", least.at(_RATE), 25, "value", {
         "processes_a_second": round(executed.rate), "forks": round(forks.at(_RATE), 3), "forks_a_second":
@@ -220,7 +220,7 @@ def _source_state(made: Node) -> str:
 
 
 @contextlib.contextmanager
-def _listening(pid: int, cpu: int) -> Iterator[int]:
+def listening(pid: int, cpu: int) -> Iterator[int]:
     """The floor; its pid."""
     floor = subprocess.Popen([sys.executable, Path(__file__).with_name("birth_floor.py"), str(pid), str(cpu)],
                              env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)

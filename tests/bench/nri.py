@@ -21,10 +21,11 @@ from typing import Any
 import nri_node
 from bench_node import Node, Watcher, container_of, cpus
 from measure import CannotMeasure, Figure, environment, median, progress, timed_ms
+from newborns import Newborn, listening
 from passes import set_masks
-from vms import THREADS, Machine, sandbox_id
+from vms import THREADS, Machine, compiled, sandbox_id
 
-from vmpin.cli.common import ask
+from vmpin.cli.control_client import ask
 from vmpin.wire.nri_messages import MESSAGES
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "integration")]
@@ -89,9 +90,9 @@ def _update_cost(made: Node, blocks: int) -> Figure:
                 # The last one was back in the pool. Without NRI the watcher knows of no container of the VM's.
                 _until_set([int(tid) for tid in os.listdir(f"/proc/{vm.pid}/task")],
                            frozenset((pool, other) if nri == "on" else (pool,)))
-                heard = _status(made)["sources"]["nri"]
-                if nri == "on" and heard["events"] < 2 * _BLOCK + 2:
-                    raise CannotMeasure(f"not every update was told: {heard}")
+                source = _status(made)["sources"]["nri"]
+                if nri == "on" and source["events"] < 2 * _BLOCK + 2:
+                    raise CannotMeasure(f"not every update was received: {source}")
     alone, in_a_row = (median([on - off for on, off in zip(times["on", rest], times["off", rest], strict=True)])
                        for rest in (_REST, 0.0))
     return Figure("nri_update_cost", alone, "ms", median(times["off", _REST]), 1, "value",
@@ -110,9 +111,9 @@ def _watching(made: Node, enclosure: Any, flags: Mapping[str, object]) -> Iterat
 
 def _wait_for_sync(made: Node) -> None:
     deadline = time.monotonic() + _PATIENCE
-    while not (heard := _status(made)["sources"]["nri"]).get("syncs"):
+    while not (source := _status(made)["sources"]["nri"]).get("syncs"):
         if time.monotonic() > deadline:
-            raise CannotMeasure(f"the watcher is not connected: {heard}")
+            raise CannotMeasure(f"the watcher is not connected: {source}")
         time.sleep(0.02)
 
 
@@ -201,9 +202,9 @@ def to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
                 time.sleep(0.005)
                 floors.append(bare())
                 answers.append(timed_ms(partial(runtime.call, "StateChange", raw)))
-        heard = _status(made)["sources"]["nri"]
-    if len(tids) != THREADS or heard["events"] < 4 * rounds or heard["dropped"]:
-        raise CannotMeasure(f"{len(tids)} threads; NRI: {heard}")
+        source = _status(made)["sources"]["nri"]
+    if len(tids) != THREADS or source["events"] < 4 * rounds or source["dropped"]:
+        raise CannotMeasure(f"{len(tids)} threads; NRI: {source}")
     exclusive, shared = (median(times) for times in values.values())
     return Figure("nri_to_pinned", max(exclusive, shared), "ms", median(floors), 5, "value",
                   {"sandboxes": len(machines), "threads": len(tids), "rounds": rounds,
@@ -214,7 +215,7 @@ def to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
 def create_to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     """A container with a CPU of its own is created: from before the runtime asks for it (CreateContainer, and then
     PostCreateContainer) until all threads of its VM, which has its vCPUs, are seen where that wants them. Kata creates
-    the task after that.
+    the task after that. `vcpu_to_pinned` has the VM that gets its vCPU later.
 
     `calls_ms`: what the runtime waits for, of that.
     """
@@ -245,12 +246,47 @@ def create_to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Fi
                 calls.append(called * 1000)
                 time.sleep(0.005)
                 floors.append((timed_ms(lambda: set_masks(tids, there)) + timed_ms(lambda: set_masks(tids, back))) / 2)
-        heard = _status(made)["sources"]["nri"]
-    if len(tids) != THREADS or heard["events"] < 3 * rounds or heard["dropped"]:
-        raise CannotMeasure(f"{len(tids)} threads; NRI: {heard}")
+        source = _status(made)["sources"]["nri"]
+    if len(tids) != THREADS or source["events"] < 3 * rounds or source["dropped"]:
+        raise CannotMeasure(f"{len(tids)} threads; NRI: {source}")
     return Figure("nri_create_to_pinned", median(values), "ms", median(floors), 100, "value",
                   {"sandboxes": len(machines), "threads": len(tids), "rounds": rounds,
                    "longest": round(max(values), 4), "calls_ms": round(median(calls), 4)})
+
+
+def vcpu_to_pinned(made: Node, machines: Sequence[Machine], build: Path, rounds: int) -> Figure:
+    """The vCPU comes after the container, as Kata plugs it in: a container with a CPU of its own is created in a VM
+    with one vCPU, and after its PostCreateContainer the second vCPU's thread is born. From before pthread_create(3)
+    until that thread sees its mask, on the container's CPU alone; its creator and the first vCPU stay on the pool.
+
+    A VM for each round, which the watcher finds by its birth. The floor knows nothing, and sets the same mask. The VM
+    has a vCPU before, as Kata's have: of one whose only vCPU is there before its container is known, that counts as
+    the boot vCPU, and gets no CPU of its own until the container has started.
+    """
+    made.forget()
+    pool, other = cpus()
+    binary = compiled("newborn", build, "-pthread")
+    values: list[float] = []
+    with _connected(made) as runtime:
+        runtime.synchronize([nri_node.pod(each.sandbox, each.pid) for each in machines], [])
+        for number in range(-3, rounds):
+            with Newborn(made, binary) as vm:
+                _until_set(vm.machine.tids(), frozenset((pool,)))
+                requests = nri_node.creation(vm.machine.sandbox, f"v{number + 1000}", vm.machine.pid, str(other))
+                for method, raw in requests.items():
+                    runtime.call(method, raw)
+                spent = vm.birth(other, "CPU 1/KVM")
+                if number >= 0:
+                    values.append(spent / 1000)
+                runtime.call("RemoveContainer", requests["CreateContainer"])
+        source = _status(made)["sources"]["nri"]
+    if source["events"] < 3 * rounds or source["dropped"]:
+        raise CannotMeasure(f"NRI: {source}")
+    with Newborn(made, binary) as vm, listening(vm.machine.pid, other):
+        vm.born_outside()
+        floors = [vm.born_outside() / 1000 for _ in range(rounds)]
+    return Figure("nri_vcpu_to_pinned", median(values), "ms", median(floors), 100, "value",
+                  {"sandboxes": len(machines) + 1, "rounds": rounds, "longest": round(max(values), 4)})
 
 
 # A full list
@@ -290,11 +326,11 @@ def sync(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
 
 def _check(status: dict[str, Any], sandbox: str, vms: int) -> None:
     """That it is all known."""
-    heard = status["sources"]["nri"]
+    source = status["sources"]["nri"]
     owners = {owner["sandbox"] for owner in status["node"]["owners"]}
     containers = [len(each["containers"]) for each in status["sandboxes"]]
-    if heard["syncs"] != 1 or heard["dropped"] or owners != {sandbox} or sum(containers) < 2 * vms:
-        raise CannotMeasure(f"NRI: {heard}, owners: {owners}, {sum(containers)} containers of {len(containers)} VMs")
+    if source["syncs"] != 1 or source["dropped"] or owners != {sandbox} or sum(containers) < 2 * vms:
+        raise CannotMeasure(f"NRI: {source}, owners: {owners}, {sum(containers)} containers of {len(containers)} VMs")
 
 
 @contextlib.contextmanager

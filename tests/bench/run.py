@@ -101,6 +101,8 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("status_json",): lambda bench: [processes.status(bench.made, bench.many(), bench.rounds(40))],
     ("nri_to_pinned",): lambda bench: [nri.to_pinned(bench.made, bench.many(), bench.rounds(100))],
     ("nri_create_to_pinned",): lambda bench: [nri.create_to_pinned(bench.made, bench.many(), bench.rounds(100))],
+    ("nri_vcpu_to_pinned",): lambda bench: [
+        nri.vcpu_to_pinned(bench.made, bench.many(), bench.build, bench.rounds(100))],
     ("nri_sync_500",): lambda bench: [nri.sync(bench.made, bench.many(), 3 if bench.quick else 15)],
     ("birth_to_placed", "birth_p99"): lambda bench: newborns.to_placed(
         bench.made, bench.many(), bench.build, 1 if bench.quick else 4),

@@ -14,7 +14,6 @@ from measure import CannotMeasure, Figure, in_turn, median, timed_ms
 from passes import settled
 from vms import Machine
 
-from vmpin.config.settings import Config
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.daemon.exporter import Exporter
 from vmpin.domain.guest_report import GuestReport
@@ -27,10 +26,9 @@ from vmpin.status.health import SourceHealth
 class _Watched:
     """As much of a watcher as an exporter asks: the reconciler and its VMs are real."""
 
-    config: Config
     view: NodeView
     restarts: Counter[str] = field(default_factory=Counter)
-    resynced: float | None = field(default_factory=time.monotonic)
+    resynced: float = field(default_factory=time.monotonic)
 
     def source_health(self) -> Iterable[SourceHealth]:
         return ()
@@ -45,7 +43,7 @@ def scrape(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     reconciler = settled(made, machines)
     pauses: list[float] = []
 
-    answering = Exporter(_Watched(made.config(), reconciler.view), Timeouts(scrape_age=-1.0))  # none is served twice
+    answering = Exporter(_Watched(reconciler.view), Timeouts(scrape_age=-1.0))  # none is served twice
 
     async def one() -> float:
         longest = 0.0

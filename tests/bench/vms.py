@@ -160,7 +160,7 @@ def _qemu(program: str, sandbox: str) -> Machine:
 
 
 def _until_up(machine: Machine) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     last = f"CPU {VCPUS - 1}/TCG\n"
     while time.monotonic() < deadline:
         if machine.process.poll() is not None:

@@ -28,6 +28,7 @@ from vmpin.protocol.messages import (
     InventoryRequest,
     Subscribe,
     VcpuMap,
+    as_json,
 )
 from vmpin.protocol.parsing import PORT, parse_answer
 
@@ -106,7 +107,7 @@ class AgentClient:
     def ask(self, request: HostMessage) -> AgentMessage:
         """The answer to it. :raises TimeoutError: when none comes."""
         number = next(self._ids)
-        self.send(encode(request._replace(id=number).message()))
+        self.send(encode(as_json(request._replace(id=number))))
         return self.until(lambda answer: getattr(answer, "id", None) == number, f"an answer to {request}")
 
     def inventory(self) -> Inventory:

@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from real_containerd import Containerd
-from real_node import COMMAND, Node, talk, wait
+from real_containerd import Containerd, Pod
+from real_node import COMMAND, Node, seen, talk, wait
+
+#: Seconds in which something that must not happen would have.
+MOMENT = 0.5
 
 
 class CriNode(Node):
@@ -75,3 +79,11 @@ class CriNode(Node):
         new = self.kubelet / ".cpu_manager_state1"
         new.write_text(text)
         new.rename(self.kubelet / "cpu_manager_state")
+
+
+def stays(pod: Pod, *what: str) -> None:
+    """Every thread keeps to one of these CPU lists for a moment."""
+    until = time.monotonic() + MOMENT
+    while time.monotonic() < until:
+        assert seen(pod.pid).all() <= set(what)
+        time.sleep(0.02)

@@ -30,7 +30,7 @@ from kata_peer import Server
 from real_node import PATIENCE, Node, wait
 
 from vmpin.protocol.frames import encode
-from vmpin.protocol.messages import Applied, HostMessage, Pong, VcpuMap
+from vmpin.protocol.messages import Applied, HostMessage, Pong, VcpuMap, as_json
 from vmpin.wire import ttrpc
 from vmpin.wire.agent_messages import MESSAGES
 
@@ -141,13 +141,13 @@ class _Guest:
             while True:
                 number += 1
                 writer.write(random.Random(number).randbytes(5000) if who == "garbage" else
-                             encode(Pong(number, "\x1b[31m", "boot", 1.0).message()))
+                             encode(as_json(Pong(number, "\x1b[31m", "boot", 1.0))))
                 await writer.drain()
 
 
 class _Agent(Agent):
     def answer(self, request: HostMessage) -> None:
-        log(request.message()["type"], message=request.message())
+        log(as_json(request)["type"], message=as_json(request))
         super().answer(request)
 
 

@@ -37,7 +37,7 @@ from need import lacking, need_root, need_tool
 from vmpin.cpuset import CpuSet
 from vmpin.host.sysfs import Sysfs
 from vmpin.install import base_spec, hook_script, hooks_directory
-from vmpin.install.hook_options import HookOptions
+from vmpin.install.hook_options import DEFAULT_DEADLINE_MS, DEFAULT_STAGES, HookOptions
 
 #: Seconds for anything to come true. It is there after milliseconds, or a resync; a loaded machine takes longer, and
 #: the lab's emulated node much longer.
@@ -133,6 +133,8 @@ class Node:
         self.bundles: list[Bundle] = []
         self.cgroups: list[Path] = []
         self.command = COMMAND
+        #: Of its hooks, for the watcher to answer.
+        self.hook_deadline_ms = DEFAULT_DEADLINE_MS
         #: Put before the watcher's command line.
         self.wrap: list[str] = []
         self.configure()
@@ -258,7 +260,8 @@ class Node:
     # Hooks
 
     def options(self, **changes: Any) -> HookOptions:
-        return HookOptions(socket=self.run / "hook.sock", spool=self.run / "spool", **changes)
+        return HookOptions(socket=self.run / "hook.sock", spool=self.run / "spool",
+                           **{"deadline_ms": self.hook_deadline_ms, **changes})
 
     @property
     def script(self) -> Path:
@@ -315,9 +318,9 @@ class Node:
     # Real containers
 
     def real(self, runtime: str, sandbox: str, container: str, cpus: str | None,
-             annotations: Mapping[str, str] | None = None) -> Bundle:
-        """A container of a real runtime, whose config.json has the hook; not yet run."""
-        made = Bundle(self, runtime, sandbox, container, cpus, annotations or {})
+             annotations: Mapping[str, str] | None = None, stages: tuple[str, ...] = DEFAULT_STAGES) -> Bundle:
+        """A container of a real runtime, whose config.json has the hook in these stages; not yet run."""
+        made = Bundle(self, runtime, sandbox, container, cpus, annotations or {}, stages)
         self.bundles.append(made)
         return made
 
@@ -344,7 +347,7 @@ class Bundle:
     """One container of a real crun or runc."""
 
     def __init__(self, node: Node, runtime: str, sandbox: str, container: str, cpus: str | None,
-                 annotations: Mapping[str, str]) -> None:
+                 annotations: Mapping[str, str], stages: tuple[str, ...]) -> None:
         self.node = node
         self.id = node.id(container)
         self.at = node.top / "real" / self.id
@@ -371,7 +374,7 @@ class Bundle:
                       "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")],
                       "maskedPaths": ["/proc/sysrq-trigger", "/proc/kcore"], "readonlyPaths": ["/proc/sys"]},
         }
-        made = base_spec.with_hook(spec, node.script, node.options())
+        made = base_spec.with_hook(spec, node.script, node.options(stages=stages))
         (self.at / "config.json").write_text(json.dumps(made))
 
     def run(self) -> None:

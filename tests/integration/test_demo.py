@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 
 import pytest
+from machine_wide import alone_with
 from need import lacking, need_root, need_tool
 
 from vmpin.cpuset import CpuSet
@@ -25,8 +28,9 @@ DEMO = [sys.executable, "-m", "vmpin.cli.main", "demo"]
 
 
 @pytest.fixture
-def corner(tmp_path: Path) -> Iterator[Path]:
-    """Where the demo's files come to lie; afterwards nothing of it may be anywhere."""
+def corner() -> Iterator[Path]:
+    """Where the demo's files come to lie; afterwards nothing of it may be anywhere. Its path is short, as that of a
+    socket may have 107 bytes."""
     need_root()
     for tool in ("qemu-system-x86_64", "crun", "busybox", "unshare"):
         need_tool(tool)
@@ -34,19 +38,26 @@ def corner(tmp_path: Path) -> Iterator[Path]:
         lacking(f"needs {', '.join(needs.missing())}")
     if len(Sysfs().online()) < 2:
         pytest.skip("needs two CPUs")
+    with alone_with("crun"):
+        yield from _left_as_found()
+
+
+def _left_as_found() -> Iterator[Path]:
     runtime_files = {path for root in ("/run/crun", "/run/vmpin", "/run/vc", "/run/kata")
                      for path in Path(root).glob("*")}
-    cgroups = set(Path("/sys/fs/cgroup").glob("**/demo-*"))
-    yield tmp_path
-    assert list(tmp_path.iterdir()) == []
-    mark = os.fsencode(tmp_path)
+    cgroups = set(glob("/sys/fs/cgroup/**/demo-*", recursive=True))
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        place = Path(name)
+        yield place
+        assert list(place.iterdir()) == []
+    mark = os.fsencode(place)
     for process in Path("/proc").glob("[1-9]*"):
         try:
             assert mark not in (process / "cmdline").read_bytes(), process
         except (FileNotFoundError, ProcessLookupError):
             continue
     deadline = time.monotonic() + 120  # another demo may run just now
-    while left := set(Path("/sys/fs/cgroup").glob("**/demo-*")) - cgroups:
+    while left := set(glob("/sys/fs/cgroup/**/demo-*", recursive=True)) - cgroups:
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
     assert {path for root in ("/run/crun", "/run/vmpin", "/run/vc", "/run/kata")

@@ -160,7 +160,7 @@ def test_a_check_that_there_is_none_of_is_refused(lab: Lab) -> None:
 
 
 @pytest.mark.root
-def test_a_watcher_that_is_stopped_or_killed_is_told_apart_from_none() -> None:
+def test_a_watcher_that_is_stopped_or_killed_is_distinguished_from_none() -> None:
     need_root()
     with Node() as node:
         found = findings(node, *OURS, code=1)
@@ -186,7 +186,7 @@ def test_a_watcher_that_is_stopped_or_killed_is_told_apart_from_none() -> None:
 
 
 @pytest.mark.root
-def test_what_the_capabilities_do_not_allow_is_said() -> None:
+def test_what_the_capabilities_do_not_allow_is_reported() -> None:
     need_root()
     with Node() as node:
         done = subprocess.run(

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machine_wide import alone_with
 from need import lacking, need_root, need_tool
 
-from vmpin.install import base_spec, hook_options, hook_script, hooks_directory
+from vmpin.install import base_spec, file_operations, hook_options, hook_script, hooks_directory
 from vmpin.install.hook_options import HookOptions
 
 pytestmark = pytest.mark.root
@@ -283,7 +284,8 @@ class Podman:
 def podman(machine: Machine) -> Iterator[Podman]:
     hooks_directory.install(machine.hooks_dir, machine.options())
     # tmp_path is too long: podman takes a runroot of 50 characters at most.
-    with tempfile.TemporaryDirectory(prefix="vmpin-") as top:
+    # Its crun keeps a container's state in /run/crun, where another test may look for what is left.
+    with alone_with("crun"), tempfile.TemporaryDirectory(prefix="vmpin-") as top:
         made = Podman(machine, top)
         yield made
         made.run("rm", "--force", "--ignore", "--time=0", machine.name)
@@ -317,7 +319,7 @@ def test_podman_starts_containers_while_the_watcher_is_mute(podman: Podman) -> N
 
 
 def test_podman_no_longer_knows_of_a_hook_that_was_removed(podman: Podman) -> None:
-    hooks_directory.remove(podman.machine.hooks_dir)
+    file_operations.execute(hooks_directory.plan_remove(podman.machine.hooks_dir))
     assert os.listdir(podman.machine.hooks_dir) == []
     with listening(podman.machine.socket) as watcher:
         podman.container()

@@ -33,10 +33,11 @@ def test_it_has_booted(guest: RealGuest) -> None:
 
 def test_vmpin_takes_it_for_a_vmm_of_katas(guest: RealGuest) -> None:
     """Though it is the dynamic loader that was started."""
-    found = classify(Procfs().cmdline(guest.pid))
+    argv = Procfs().cmdline(guest.pid)
+    found = classify(argv)
     assert isinstance(found, VmmProcess)
     assert (found.type, found.sandbox) == (VmmType.QEMU, guest.sandbox)
-    told = identify(guest.pid, found.type, found.argv, guest.threads(), Procfs(), debugfs="/nonexistent")
+    told = identify(guest.pid, found.type, argv, guest.threads(), Procfs(), debugfs="/nonexistent")
     assert (told.found_by, told.complete, told.vcpus) == ("names", True, guest.vcpus())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import random
@@ -22,10 +21,10 @@ pytestmark = pytest.mark.root
 
 
 @pytest.fixture
-def node(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
+def node(node: Node) -> Node:
     """Its hooks wait for a watcher that is busy, as after their deadline a busy machine may leave them no time for the
     spool. A watcher that is killed resets the connection: they spool at once."""
-    monkeypatch.setattr(node, "options", functools.partial(node.options, deadline_ms=10_000))
+    node.hook_deadline_ms = 10_000
     return node
 
 
@@ -202,7 +201,7 @@ def test_a_damaged_state_file_is_set_aside(node: Node, cpus: tuple[str, str]) ->
         assert state["body"]["sandboxes"].keys() == {vm.sandbox}
 
 
-def test_a_full_disk_is_told_once_and_pins_go_on(node: Node, cpus: tuple[str, str]) -> None:
+def test_a_full_disk_is_reported_once_and_pins_go_on(node: Node, cpus: tuple[str, str]) -> None:
     first, second = cpus
     node.configure(node={"shared_pool": first})
     node.run.mkdir()

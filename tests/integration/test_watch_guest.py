@@ -163,7 +163,7 @@ def test_katas_agent_is_told_to_give_everything_back(node: Node, cpus: tuple[str
         assert {each["port"] for each in vm.heard("connect")} == {1024}
 
 
-def test_what_katas_agent_refuses_by_its_policy_is_told_once(node: Node, cpus: tuple[str, str]) -> None:
+def test_what_katas_agent_refuses_by_its_policy_is_reported_once(node: Node, cpus: tuple[str, str]) -> None:
     with GuestVmm(node, "a", {1024: "kata"}, containers=(node.id("web"), node.id("logs")),
                   policy=("UpdateContainer",)) as vm:
         node.start()
@@ -247,7 +247,7 @@ def test_the_guests_of_a_handler_may_be_told_nothing(node: Node, cpus: tuple[str
 # From one watcher to the next
 
 
-def test_a_watcher_that_was_started_again_tells_it_again(node: Node, cpus: tuple[str, str]) -> None:
+def test_a_watcher_that_was_started_again_sends_it_again(node: Node, cpus: tuple[str, str]) -> None:
     """With a newer generation, however the one before ended."""
     with GuestVmm(node, "a", {10789: "agent"}) as vm:
         node.start()

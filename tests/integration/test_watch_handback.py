@@ -96,7 +96,7 @@ def test_commands_that_act_stay_away_from_a_watcher_that_does_not_answer(node: N
     assert "another vmpin" in done.stderr
 
 
-def test_the_watcher_is_told_of_by_sd_notify(node: Node, tmp_path: Path) -> None:
+def test_the_watcher_reports_by_sd_notify(node: Node, tmp_path: Path) -> None:
     """READY when it watches, STOPPING when it ends, as Type=notify wants."""
     path = node.top / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:

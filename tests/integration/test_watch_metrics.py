@@ -197,7 +197,7 @@ def test_a_port_that_is_taken_is_no_reason_not_to_pin(node: Metered) -> None:
     assert node.value("vmpin_source_restarts_total", source="metrics") >= 1
 
 
-def test_ready_means_that_the_runtime_is_heard(node: Metered) -> None:
+def test_ready_means_that_the_runtime_is_connected(node: Metered) -> None:
     node.on(node.run / "metrics.sock")
     with socket.socket(socket.AF_UNIX) as runtime:  # one that says nothing
         runtime.bind(str(node.top / "nri.sock"))

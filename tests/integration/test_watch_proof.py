@@ -11,9 +11,11 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from machine_wide import alone_with
 from need import lacking
 from real_node import Node, by_tid, seen, two_cpus, union, wait
 from real_qemu import Qemu
@@ -22,6 +24,13 @@ from vmpin.host.schedstat import Schedstat
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
+
+
+@pytest.fixture(autouse=True)
+def _no_other_numad() -> Iterator[None]:
+    """A numad that another test runs would be the cause of drift here, too."""
+    with alone_with("numad"):
+        yield
 
 
 class Busy:

@@ -20,10 +20,11 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from lab import cache
 from lab.cache import say
 from lab.errors import LabError
 from lab.kernel import Built
@@ -35,8 +36,8 @@ MEMORY = 3072  # MiB
 #: What a run may take until the node is ended.
 DEADLINE = 600.0
 #: Until its init says that it is up, which takes some 15 seconds, and how often it is tried: an emulated CPU has lost
-#: its clock while the node booted on a busy machine (one of some twenty boots). Then it never comes up, or its init
-#: finds that and powers it off.
+#: its clock while the node booted on a busy machine (one of some twenty boots), or the node's clock runs too fast.
+#: Then it never comes up, or its init finds that and powers it off.
 BOOT_DEADLINE, BOOTS = 120.0, 3
 _UP = b"init: up after"
 #: On the console of a kernel that panicked. The emulated one does so once in dozens of boots; one that a test brings
@@ -66,24 +67,30 @@ exec /usr/bin/python3 -m vmpin.cli.main "$@"
 """
 
 
+#: As `_run`.
+BootsOnce = Callable[[Variant, Path, Built, Path, int, Path, float], bool]
+
+
 def run_tests(variant: Variant, root: Path, kernel: Built, results: Path, arguments: Sequence[str],
-              deadline: float = DEADLINE, environment: Mapping[str, str] | None = None) -> int:
+              deadline: float = DEADLINE, environment: Mapping[str, str] | None = None,
+              boot_once: BootsOnce | None = None) -> int:
     """Run pytest in the node. `results` is emptied first.
 
     :param environment: variables for the tests.
+    :param boot_once: boots the node and follows it to its end, in place of QEMU.
     :returns: pytest's exit status.
     :raises LabError: when the node does not come to an end; its console is in results/console.log. And when
         `results` has files that are not of a run before.
     """
-    _empty(results)
+    empty(results)
     pytest = ["python3", "-m", "pytest", "-v", "-p", "no:cacheprovider", "--basetemp=/tmp/pytest",
               "--junitxml=/results/junit.xml", "-o", "testpaths=tests/lab/node_tests", "-o",
               "faulthandler_timeout=240", f"--color={'yes' if sys.stdout.isatty() else 'no'}", *arguments]
     job = f"{shlex.join(pytest)} </dev/null\nstatus=$?\n"
     with _place() as place:
-        _write_job(place / "job", variant, job, environment or {})
+        write_job(place / "job", variant, job, environment or {})
         for boot in range(1, BOOTS + 1):
-            in_time = _run(variant, root, kernel, place, boot, results, deadline)
+            in_time = (boot_once or _run)(variant, root, kernel, place, boot, results, deadline)
             console = (results / "console.log").read_bytes()
             panicked = _PANIC in console and not (results / "status").exists()
             if (_UP in console and not panicked) or boot == BOOTS or deadline <= BOOT_DEADLINE:
@@ -101,7 +108,7 @@ def run_tests(variant: Variant, root: Path, kernel: Built, results: Path, argume
     raise LabError("\n".join([f"the node {what}; the end of {results}/console.log:", *tail, *complaints[-10:]]))
 
 
-def _empty(results: Path) -> None:
+def empty(results: Path) -> None:
     """An empty directory, of nothing or of what a run before has left."""
     if results.exists():
         if any(results.iterdir()) and not any(results.glob("console*.log")):
@@ -117,7 +124,7 @@ def _run(variant: Variant, root: Path, kernel: Built, place: Path, boot: int, re
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                                    start_new_session=True)
         with _ended(process), (results / "console.log").open("wb") as console:
-            return _follow(process, console, deadline)
+            return follow(process, console, deadline)
 
 
 def shell(variant: Variant, root: Path, kernel: Built, results: Path) -> None:
@@ -131,7 +138,7 @@ def shell(variant: Variant, root: Path, kernel: Built, results: Path) -> None:
     say("a shell in the node, as root; exit ends it, and so does Ctrl-A x at once")
     say(f"tests: python3 -m pytest tests/lab/node_tests; what is left in /results comes to {results}")
     with _place() as place:
-        _write_job(place / "job", variant, job, {})
+        write_job(place / "job", variant, job, {})
         before = termios.tcgetattr(0)
         with _served(place, root, kernel, results, 1) as sockets, (results / "qemu.log").open("wb") as log:
             process = subprocess.Popen([*_TIED, *_qemu(variant, root, kernel, sockets, "mon:stdio")], stderr=log)
@@ -154,7 +161,7 @@ def _place() -> Iterator[Path]:
         shutil.rmtree(path)
 
 
-def _write_job(layer: Path, variant: Variant, job: str, environment: Mapping[str, str]) -> None:
+def write_job(layer: Path, variant: Variant, job: str, environment: Mapping[str, str]) -> None:
     """The topmost layer of the root: the files under test, the init and what it runs."""
     layer.mkdir(mode=0o755)
     (layer / "lab").mkdir()
@@ -163,13 +170,17 @@ def _write_job(layer: Path, variant: Variant, job: str, environment: Mapping[str
     init.chmod(0o755)
     variables = {
         **{key: value for key, value in os.environ.items()
-           if key.startswith(("VMPIN_LAB_", "VMPIN_MIXED_")) and key != "VMPIN_LAB_CACHE"},
+           if key.startswith("VMPIN_LAB_") and key != "VMPIN_LAB_CACHE"},
         "PYTHONPATH": "/repo:/repo/tests:/repo/tests/integration", "CI": "true", "VMPIN_LAB_NODE": "1",
         "VMPIN_LAB_KERNEL": variant.kernel, "VMPIN_LAB_CGROUP": variant.cgroup, "VMPIN_LAB_TOPOLOGY": variant.topology,
         **environment,
     }
     exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in variables.items())
     (layer / "lab/run").write_text(exports + job)
+    # The node has no compiler, and another C library.
+    cache.need("gcc")
+    subprocess.run(["gcc", "-static", "-O2", "-pthread", "-o", layer / "lab/soak-vmm",
+                    REPOSITORY / "tests/soak/vmm.c"], check=True)
     # This directory lies over /usr/local of the root file system, not in its place.
     command = layer / "usr/local/bin/vmpin"
     command.parent.mkdir(parents=True)
@@ -213,7 +224,7 @@ def _served(place: Path, root: Path, kernel: Built, results: Path, boot: int) ->
             process = subprocess.Popen([*_TIED, *before, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                        start_new_session=True)
             stack.enter_context(_ended(process))
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 120
             while not sockets[tag].exists():
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise LabError(f"virtiofsd does not serve the {tag}:\n{(place / f'{tag}.log').read_text()}")
@@ -251,12 +262,13 @@ def _qemu(variant: Variant, root: Path, kernel: Built, sockets: Mapping[str, Pat
     return argv
 
 
-def _follow(process: subprocess.Popen[bytes], console: BinaryIO, deadline: float) -> bool:
+def follow(process: subprocess.Popen[bytes], console: BinaryIO, deadline: float,
+           boot_deadline: float = BOOT_DEADLINE) -> bool:
     """Show the console until the node has powered off; False when it has not within `deadline` seconds, or has not
-    come up within its own."""
+    come up within `boot_deadline`."""
     assert process.stdout is not None
     started, booting = time.monotonic(), b""
-    until = started + min(deadline, BOOT_DEADLINE)
+    until = started + min(deadline, boot_deadline)
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while (left := until - time.monotonic()) > 0:

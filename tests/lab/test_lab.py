@@ -24,7 +24,7 @@ import pytest
 from need import lacking, need_root, need_tool
 
 from lab import cache, node
-from lab.boots import BEFORE_A_RELEASE, IN_CI, Background, Boot
+from lab.boots import BEFORE_A_RELEASE, IN_CI, Background, Boot, Nodes
 from lab.errors import LabError
 from lab.kernel import Built
 from lab.node import REPOSITORY, repository_files
@@ -67,9 +67,9 @@ def lab_run(*arguments: str, mark: str = "", **more: Any) -> Iterator[subprocess
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("boot", [*(pytest.param(boot, id=str(boot)) for boot in IN_CI), *(
     pytest.param(boot, id=str(boot), marks=pytest.mark.release) for boot in BEFORE_A_RELEASE)])
-def test_all_pass_in_the_node(boot: Boot, nodes: Background, capfd: pytest.CaptureFixture[str]) -> None:
+def test_all_pass_in_the_node(boot: Boot, nodes: Nodes, capfd: pytest.CaptureFixture[str]) -> None:
     """It has been started with the session, or by the time the nodes before it are through."""
-    with capfd.disabled():  # it takes minutes: show how far it is
+    with capfd.disabled():  # it takes minutes: show how far it is, where pytest runs in one process
         print()
         code = nodes.wait(boot, lambda text: print(text, end="", flush=True))
     assert code in (0, 1), f"the lab itself failed; see above and {boot.results}/console.log"
@@ -156,14 +156,12 @@ def test_nodes_in_the_background_end_with_it(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(("script", "in_time"), [
     ("echo here; exec sleep 60", False), ("printf 'here\\ninit: up after 9 s\\n'; sleep 2.5", True)],
     ids=["not up", "up"])
-def test_a_node_is_followed_until_it_is_off_or_until_it_should_be_up(script: str, in_time: bool,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "BOOT_DEADLINE", 1.5)
-    assert _followed(script, 60) == (in_time, True)
+def test_a_node_is_followed_until_it_is_off_or_until_it_should_be_up(script: str, in_time: bool) -> None:
+    assert _followed(script, 60, 1.5) == (in_time, True)
 
 
 def test_a_node_is_followed_until_its_deadline() -> None:
-    assert _followed("echo here; exec sleep 60", 1.5) == (False, True)
+    assert _followed("echo here; exec sleep 60", 1.5, 60) == (False, True)
 
 
 @pytest.mark.parametrize(("consoles", "boots"), [
@@ -171,7 +169,7 @@ def test_a_node_is_followed_until_its_deadline() -> None:
     ([b""] * 3, 3)],
     ids=["a CPU's clock", "up", "never up"])
 def test_a_node_that_does_not_come_up_is_started_again_but_none_that_was_up(
-        consoles: list[bytes], boots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        consoles: list[bytes], boots: int, tmp_path: Path) -> None:
     """Powered off at once, as one is whose init has found a CPU without a clock."""
     started = []
 
@@ -182,20 +180,20 @@ def test_a_node_that_does_not_come_up_is_started_again_but_none_that_was_up(
         (results / "qemu.log").touch()
         return True
 
-    monkeypatch.setattr(node, "_run", boot)
     with pytest.raises(LabError, match="ended without saying how the tests went"):
-        node.run_tests(Variant(Kernel.V6_1), tmp_path, Built(tmp_path, None, (), ""), tmp_path / "results", [])
+        node.run_tests(Variant(Kernel.V6_1), tmp_path, Built(tmp_path, None, (), ""), tmp_path / "results", [],
+                       boot_once=boot)
     assert started == list(range(1, boots + 1))
 
 
-def _followed(script: str, deadline: float) -> tuple[bool, bool]:
-    """What `_follow` says, and whether the console has "here"."""
+def _followed(script: str, deadline: float, boot_deadline: float) -> tuple[bool, bool]:
+    """What `follow` returns, and whether the console has "here"."""
     console = io.BytesIO()
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             select.select([process.stdout], [], [])  # it has begun
-            in_time = node._follow(process, console, deadline)
+            in_time = node.follow(process, console, deadline, boot_deadline)
         finally:
             process.kill()
     return in_time, b"here" in console.getvalue()
@@ -203,28 +201,28 @@ def _followed(script: str, deadline: float) -> tuple[bool, bool]:
 
 def test_only_a_directory_of_a_run_before_is_emptied(tmp_path: Path) -> None:
     results = tmp_path / "a/results"
-    node._empty(results)
-    node._empty(results)
+    node.empty(results)
+    node.empty(results)
     kept = results / "notes"
     kept.touch()
     with pytest.raises(LabError, match="is not empty and has no console"):
-        node._empty(results)
+        node.empty(results)
     assert kept.exists()
     (results / "console.log").touch()
-    node._empty(results)
+    node.empty(results)
     assert list(results.iterdir()) == []
 
 
 def test_the_node_that_was_asked_for_is_not_another_by_an_environment_variable(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_tool("git")
-    for name, value in (("VMPIN_LAB_KERNEL", "6.1"), ("VMPIN_LAB_SEED", "8"), ("VMPIN_MIXED_SEED", "9")):
+    for name, value in (("VMPIN_LAB_KERNEL", "6.1"), ("VMPIN_LAB_SEED", "8")):
         monkeypatch.setenv(name, value)
-    node._write_job(tmp_path / "job", Variant(Kernel.V6_12), "", {"VMPIN_MIXED_STEPS": "5"})
-    told = subprocess.run(["sh", "-c", '. "$1"; echo $VMPIN_LAB_KERNEL $VMPIN_LAB_SEED $VMPIN_MIXED_SEED '
-                           "$VMPIN_MIXED_STEPS", "sh", tmp_path / "job/lab/run"], capture_output=True, text=True,
+    node.write_job(tmp_path / "job", Variant(Kernel.V6_12), "", {"VMPIN_LAB_SOAK_STEPS": "5"})
+    told = subprocess.run(["sh", "-c", '. "$1"; echo $VMPIN_LAB_KERNEL $VMPIN_LAB_SEED '
+                           "$VMPIN_LAB_SOAK_STEPS", "sh", tmp_path / "job/lab/run"], capture_output=True, text=True,
                           check=True, env={}).stdout
-    assert told == "6.12 8 9 5\n"
+    assert told == "6.12 8 5\n"
 
 
 class Recipes:

@@ -17,11 +17,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from need import need_tool
 
 from soak.checks import Checks
+from soak.containers import ContainerWorld
 from soak.story import Story
 from soak.trouble import TroubledWorld
 
 #: Set in a process that has its mounts to itself.
 _ALONE = "VMPIN_SOAK_ALONE"
+_WORLDS = {"nri": TroubledWorld, "containers": ContainerWorld}
 
 
 def main() -> int:
@@ -29,6 +31,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="for how long (600)")
     parser.add_argument("--longest", type=float, default=0.0,
                         help="for how long when otherwise too little would have happened (not longer)")
+    parser.add_argument("--steps", type=int, help="so many steps instead of --seconds, each kind once first")
+    parser.add_argument("--between", type=int, nargs=2, default=[8, 30], metavar=("LEAST", "MOST"),
+                        help="steps between two rests (8 30)")
+    parser.add_argument("--world", choices=list(_WORLDS), default="nri",
+                        help="what reports containers: hook and NRI, or real containers' hooks and Kata's files")
     parser.add_argument("--seed", type=int, default=None, help="of the story (a new one each time)")
     parser.add_argument("--log", type=Path, help="a line for each step, with the watcher's own log at the end")
     parser.add_argument("-o", dest="out", type=Path, help="where the counts are written, as JSON")
@@ -41,16 +48,20 @@ def main() -> int:
         os.execv(need_tool("unshare"), ["unshare", "--mount", "--propagation", "private", sys.executable, "-m", "soak",
                                         *sys.argv[1:]])
     seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
-    print(f"soak: seed {seed}, {args.seconds:.0f} s", flush=True)
+    print(f"soak: {args.world}, seed {seed}, {args.steps or f'{args.seconds:.0f} s'}", flush=True)
     lines: list[str] = []
     began = time.monotonic()
     rng = random.Random(seed)
     failed = ""
-    with TroubledWorld(rng) as world:
-        story = Story(world, rng, lambda line: lines.append(f"{time.monotonic() - began:8.3f} {line}"))
+    with _WORLDS[args.world](rng) as world:
+        story = Story(world, rng, lambda line: lines.append(f"{time.monotonic() - began:8.3f} {line}"),
+                      tuple(args.between))
         try:
             world.start()
-            story.tell(began + args.seconds, began + max(args.seconds, args.longest))
+            if args.steps is not None:
+                story.play_steps(args.steps)
+            else:
+                story.play(began + args.seconds, began + max(args.seconds, args.longest))
             if not story.checks.found:
                 story.end()
         except Exception:
@@ -81,7 +92,7 @@ def report(story: Story, seed: int, seconds: float, failed: str) -> dict[str, ob
         "births": checks.total("vmpin_birth_latency_seconds_count"), "syncs": story.world.runtime.syncs,
         "checks": sum(checks.done.values()), "checks_by_kind": dict(checks.done),
         "violations": len(checks.found), "found": checks.found, "failed": failed,
-        "lacking": story.lacking()}
+        "lacking": story.lacking(), "never": story.never()}
 
 
 def show(found: dict[str, object]) -> None:

@@ -15,15 +15,15 @@ from vmpin.protocol.frames import ProtocolError
 from vmpin.protocol.messages import Unpin, VcpuMap
 
 PORT = 10789
-#: Seconds in which the watcher surely looks again for an agent that it has lost. After some more it does so every five
-#: minutes only, or when it is asked to (guests/attempts.py).
+#: Seconds in which the watcher surely connects again to an agent that it has lost. Later it does so every five minutes
+#: only, or when it is asked to (guests/attempts.py).
 SOON = 5.0
 #: What a peer that goes away shows as.
 ENDED = (OSError, EOFError, IndexError, ValueError, ProtocolError)
 
 
 class Guest:
-    """One VM's. `listener` is bound; who listens on it is the VMM."""
+    """One VM's. `listener` is bound; the process that listens on it is the VMM."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True)
@@ -59,8 +59,8 @@ class Guest:
         finally:
             writer.transport.abort()
 
-    def turn(self) -> None:
-        """Kill the agent, or start one that knows nothing of what was before."""
+    def toggle(self) -> None:
+        """Kill the agent, or start a new one, which has no map."""
         if self.agent is None:
             self.agent = Agent()
             return
@@ -71,10 +71,10 @@ class Guest:
 
     @property
     def given_up(self) -> bool:
-        """The agent is there, and so late that the watcher may not look for it by itself."""
+        """The agent is there, and so late that the watcher may not connect again by itself."""
         return self.agent is not None and self.agent.writer is None and time.monotonic() - self.lost > SOON
 
-    def told(self) -> VcpuMap | None:
+    def sent_map(self) -> VcpuMap | None:
         """The map that the agent has, None while it has none."""
         requests = [] if self.agent is None else [
             request for request in self.agent.requests if isinstance(request, VcpuMap | Unpin)]
@@ -97,11 +97,11 @@ class Agents:
 
         asyncio.run_coroutine_threadsafe(start(), self.loop).result(20)
 
-    def turn(self, guest: Guest) -> None:
-        async def turn() -> None:
-            guest.turn()
+    def toggle(self, guest: Guest) -> None:
+        async def toggle() -> None:
+            guest.toggle()
 
-        asyncio.run_coroutine_threadsafe(turn(), self.loop).result(20)
+        asyncio.run_coroutine_threadsafe(toggle(), self.loop).result(20)
 
     def end(self, guest: Guest) -> None:
         async def stop() -> None:

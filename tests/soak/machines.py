@@ -1,14 +1,17 @@
-"""The processes of a sandbox: a stand-in for a VMM that does as it is told (vmm.c), with virtiofsd and shim, or a real
-QEMU. What they have is read from /proc here, not with vmpin's own eyes.
+"""The processes of a sandbox: a stand-in for a VMM that obeys commands (vmm.c), with virtiofsd and shim, or a real
+QEMU; in the lab's node a VM under KVM. Their masks are read from the kernel here, not with vmpin's code.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
+import shutil
 import socket
 import subprocess
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +21,9 @@ from real_qemu import Qemu
 
 _VCPU = re.compile(r"(?:CPU ([0-9]+)/[A-Z]+|fc_vcpu ([0-9]+))\n?")
 _RUN = "/run/vc/vm"
+#: The stand-in, compiled by who starts the node, where there is no compiler.
+_BUILT = Path("/lab/soak-vmm")
+_IN_NODE = "VMPIN_LAB_NODE" in os.environ
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,8 @@ class Threads:
 
     vcpus: dict[int, frozenset[int]] = field(default_factory=dict)
     others: dict[int, frozenset[int]] = field(default_factory=dict)
+    #: The vCPUs' thread ids, by number.
+    tids: dict[int, int] = field(default_factory=dict)
 
 
 class Machine(Protocol):
@@ -39,9 +47,13 @@ class Machine(Protocol):
         """All its processes, the VMM first."""
         ...
 
+    def threads(self) -> Threads:
+        """All threads of all its processes, now."""
+        ...
+
     def add_vcpu(self) -> None: ...
 
-    def tell(self, command: str) -> None:
+    def command(self, command: str) -> None:
         """What only a stand-in does; others ignore it."""
         ...
 
@@ -49,7 +61,10 @@ class Machine(Protocol):
 
 
 def build(into: Path) -> Path:
+    """The stand-in's program, in a directory of the story's own."""
     made = into / "vmm"
+    if _BUILT.exists():
+        return Path(shutil.copy(_BUILT, made))
     subprocess.run([need_tool("gcc", "cc"), "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", made,
                     Path(__file__).with_name("vmm.c")], check=True)
     return made
@@ -62,7 +77,7 @@ class _Process:
                                         env=environment, pass_fds=[] if listener is None else [listener.fileno()])
         self._answer()
 
-    def tell(self, command: str) -> None:
+    def command(self, command: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(command.encode())
         self.process.stdin.flush()
@@ -102,7 +117,7 @@ class StandIn:
             for name in ("shim", "virtiofsd"):
                 if name in helpers:
                     self._processes.append(_Process(binary, lines[name]))
-                    self._processes[-1].tell("w")
+                    self._processes[-1].command("w")
             self._vmm = _Process(binary, argv, listener)
             self._processes.append(self._vmm)
         except BaseException:
@@ -113,12 +128,15 @@ class StandIn:
     def pids(self) -> list[int]:
         return [process.process.pid for process in reversed(self._processes)]
 
+    def threads(self) -> Threads:
+        return _sorted([tid for pid in self.pids for tid in _tasks(pid)], _named_vcpus(self._vmm.process.pid))
+
     def add_vcpu(self) -> None:
-        self._vmm.tell("v")
+        self._vmm.command("v")
         self.vcpus += 1
 
-    def tell(self, command: str) -> None:
-        self._vmm.tell(command)
+    def command(self, command: str) -> None:
+        self._vmm.command(command)
 
     def end(self) -> None:
         for process in reversed(self._processes):
@@ -126,49 +144,86 @@ class StandIn:
 
 
 class RealQemu:
-    """Its guest never runs."""
+    """On the build machine its guest never runs. In the node it is a VM under KVM, which runs its firmware or nothing,
+    with or without names of its threads, an iothread, and a network device with a vhost worker."""
 
     most = 4
 
-    def __init__(self, sandbox: str, vcpus: int) -> None:
+    def __init__(self, sandbox: str, vcpus: int, rng: random.Random) -> None:
         self.vcpus = vcpus
-        self._qemu = Qemu(sandbox, vcpus=vcpus, maxcpus=self.most, iothreads=["io1"])
+        self._qemu = _under_kvm(sandbox, vcpus, self.most, rng) if _IN_NODE else Qemu(
+            sandbox, vcpus=vcpus, maxcpus=self.most, iothreads=["io1"])
         self._qemu.__enter__()
+        self._vcpus = self._qemu.vcpus()
 
     @property
     def pids(self) -> list[int]:
         return [self._qemu.pid]
 
+    def threads(self) -> Threads:
+        tids = [*_tasks(self._qemu.pid), *(_kernel_workers(self._qemu.pid) if _IN_NODE else ())]
+        return _sorted(tids, self._vcpus)
+
     def add_vcpu(self) -> None:
         self._qemu.add_vcpu()
+        self._vcpus = self._qemu.vcpus()
         self.vcpus += 1
 
-    def tell(self, command: str) -> None:
+    def command(self, command: str) -> None:
         pass
 
     def end(self) -> None:
         self._qemu.stop()
 
 
-def threads(machine: Machine) -> Threads:
-    """All threads of all its processes, now."""
+def _under_kvm(sandbox: str, vcpus: int, most: int, rng: random.Random) -> Qemu:
+    from lab.node_tests.machines import NestedVm  # elsewhere it cannot be imported
+
+    # vCPUs without names are identified by what they do, and those of a paused VM do nothing.
+    paused = rng.random() < 0.25
+    return NestedVm(sandbox, vcpus=vcpus, maxcpus=most, paused=paused, debug_threads=paused or rng.random() < 0.7,
+                    iothreads=["io1"] if rng.random() < 0.3 else [], vhost_net=int(rng.random() < 0.4))
+
+
+def _tasks(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _kernel_workers(pid: int) -> Iterable[int]:
+    """The kernel threads that work for a VMM: vhost-PID, kvm-pit/PID, …"""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            comm = Path(f"/proc/{name}/comm").read_text().strip()
+            if int(name) != pid and comm.endswith((f"-{pid}", f"/{pid}")):
+                yield int(name)
+
+
+def _sorted(tids: Iterable[int], vcpus: Mapping[int, int]) -> Threads:
+    """:param vcpus: their numbers, by thread id."""
     found = Threads()
-    for pid in machine.pids:
-        for name in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                comm = Path(f"/proc/{pid}/task/{name}/comm").read_text()
-                mask = frozenset(os.sched_getaffinity(int(name)))
-                vcpu = _VCPU.fullmatch(comm) if pid == machine.pids[0] else None
-                if vcpu is not None:
-                    found.vcpus[int(vcpu[1] or vcpu[2])] = mask
-                else:
-                    found.others[int(name)] = mask
+    for tid in tids:
+        with contextlib.suppress(ProcessLookupError):
+            mask = frozenset(os.sched_getaffinity(tid))
+            if tid in vcpus:
+                found.vcpus[vcpus[tid]] = mask
+                found.tids[vcpus[tid]] = tid
+            else:
+                found.others[tid] = mask
+    return found
+
+
+def _named_vcpus(pid: int) -> dict[int, int]:
+    found = {}
+    for tid in _tasks(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            named = _VCPU.fullmatch(Path(f"/proc/{pid}/task/{tid}/comm").read_text())
+            if named is not None:
+                found[tid] = int(named[1] or named[2])
     return found
 
 
 def tids(machine: Machine) -> list[int]:
-    found = []
-    for pid in machine.pids:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found += [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    return found
+    return [tid for pid in machine.pids for tid in _tasks(pid)]

@@ -1,4 +1,4 @@
-"""A container runtime for the story: NRI on a socket, its plugin told of everything, killed and started at will."""
+"""A container runtime for the story: NRI on a socket, which reports all to its plugin, killed and started at will."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDED = (OSError, AssertionError, TimeoutError, ValueError)
 
 
 class Runtime:
-    """`listing` gives all pods and containers there are, for who connects. Its own thread takes connections."""
+    """`listing` gives all pods and containers there are, for a plugin that connects. A thread takes connections."""
 
     def __init__(self, path: Path, listing: Callable[[], tuple[list[Any], list[Any]]]) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class Runtime:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Nobody connects meanwhile: whoever does is told of all that changed, or none of it."""
+        """No plugin connects meanwhile: its list then has all that changed, or none of it."""
         with self._lock:
             yield
 
@@ -54,7 +54,7 @@ class Runtime:
         self._thread.start()
 
     def kill(self) -> None:
-        """With whoever is connected. The socket stays behind, as that of a killed runtime does."""
+        """With the plugin's connection. The socket stays behind, as that of a killed runtime does."""
         listener, self._listener = self._listener, None
         if listener is None or self._thread is None:
             return
@@ -65,8 +65,8 @@ class Runtime:
         with self._lock:
             self._drop()
 
-    def tell(self, event: int, pod: Any, container: Any = None) -> bool:
-        """Within `changing`. :returns: whether anybody heard it."""
+    def report(self, event: int, pod: Any, container: Any = None) -> bool:
+        """Within `changing`. :returns: whether a plugin received it."""
         if self._plugin is None:
             return False
         try:

@@ -18,6 +18,8 @@ from soak.world import Guest, World, listed
 class TroubledWorld(World):
     """A world in which anything happens."""
 
+    processes_in_a_storm = 2000
+
     def kill_watcher(self) -> None:
         self.kill()
         self.frozen = False
@@ -43,20 +45,20 @@ class TroubledWorld(World):
             self.watcher.send_signal(signal.SIGHUP)
 
     def kill_vmm(self, guest: Guest) -> None:
-        """Nobody tells of it: its containers are there until somebody looks."""
+        """No source reports it: its containers are there until the pod is removed."""
         self.end(guest)
 
     def turn_agent(self) -> bool:
         """Kill the agent in some guest, or start it again."""
         found = [guest.inside for guest in self.running() if guest.inside is not None]
         if found:
-            self.agents.turn(self.rng.choice(found))
+            self.agents.toggle(self.rng.choice(found))
         return bool(found)
 
     def write_masks(self, guest: Guest) -> None:
         """Another hand, over some threads."""
         assert guest.machine is not None
-        guest.tainted |= guest.told.held or not guest.settled
+        guest.tainted |= guest.expected.held or not guest.settled
         found = machines.tids(guest.machine)
         rng = random.Random(self.rng.random())  # how many threads there are is not the seed's alone
         for tid in rng.sample(found, rng.randint(1, len(found))):
@@ -64,7 +66,7 @@ class TroubledWorld(World):
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(tid, cpus)
 
-    def tell(self, guest: Guest, command: str) -> bool:
+    def work(self, guest: Guest, command: str) -> bool:
         """What the VM does of its own accord (vmm.c). :returns: whether it could; so do those below."""
         assert guest.machine is not None
         if command == "v":
@@ -72,14 +74,14 @@ class TroubledWorld(World):
                 return False
             guest.machine.add_vcpu()
             return True
-        guest.tainted |= command == "m" and (guest.told.held or not guest.settled)
-        guest.machine.tell(command)
+        guest.tainted |= command == "m" and (guest.expected.held or not guest.settled)
+        guest.machine.command(command)
         return True
 
     def storm(self) -> None:
-        """Two thousand processes, one after the other."""
-        self.storms.append(subprocess.Popen(
-            ["sh", "-c", "n=0; while [ $n -lt 2000 ]; do /bin/true; n=$((n+1)); done"], stdin=subprocess.DEVNULL))
+        """`processes_in_a_storm`, one after the other."""
+        script = f"n=0; while [ $n -lt {self.processes_in_a_storm} ]; do /bin/true; n=$((n+1)); done"
+        self.storms.append(subprocess.Popen(["sh", "-c", script], stdin=subprocess.DEVNULL))
 
     def fill(self) -> None:
         with contextlib.suppress(OSError), self.filling.open("ab", buffering=0) as file:
@@ -90,7 +92,7 @@ class TroubledWorld(World):
         self.filling.unlink(missing_ok=True)
 
     def plug(self, online: Cpus) -> bool:
-        """CPUs go off or come back, as /sys tells it; the last of the shared pool stays."""
+        """CPUs go off or come back, as /sys has it; the last of the shared pool stays."""
         path = self.sys / "devices/system/cpu/online"
         if path.read_text().strip() == listed(online):
             return False
@@ -101,38 +103,38 @@ class TroubledWorld(World):
 
     def hold(self, guest: Guest) -> bool:
         """`vmpin unpin SANDBOX`, or `vmpin reconcile SANDBOX`."""
-        verb = "reconcile" if guest.told.held else "unpin"
+        verb = "reconcile" if guest.expected.held else "unpin"
         done = self.cli(verb, guest.id).returncode == 0
         if done:
-            guest.told.held = not guest.told.held
+            guest.expected.held = not guest.expected.held
         return done
 
     def talk_nonsense(self) -> bool:
-        heard = False
+        connected = False
         for name in () if self.frozen else ("hook.sock", "vmpin.sock", "metrics.sock"):
             with contextlib.suppress(OSError):
                 talk(self.run / name, self.rng.randbytes(self.rng.randint(1, 20000)))
-                heard = True
-        return heard
+                connected = True
+        return connected
 
     def calm(self) -> None:
         """End everything that is wrong, so that all comes right."""
         for guest in self.running():
             if guest.inside is not None and guest.inside.agent is None:
-                self.agents.turn(guest.inside)
+                self.agents.toggle(guest.inside)
         for storm in self.storms:
             storm.wait()
         self.storms.clear()
         self.free_disk()
         self.plug(self.everything)
         self.freeze(False)
-        if not self.runtime.up:
+        if self.nri and not self.runtime.up:
             self.runtime.start()
-        for guest in [guest for guest in self.guests.values() if guest.machine is None]:
+        for guest in [guest for guest in self.guests.values() if guest.ended]:
             self.remove(guest)
         self.start_watcher()
         for guest in self.running():
-            # By name: otherwise all that are unpinned would be taken back. One that is not known yet is refused, and
-            # its agent looked for soon when it is.
-            if guest.inside is not None and guest.inside.given_up and not guest.told.held:
+            # By name: otherwise all that are unpinned would be taken back. One that has not been found yet is refused,
+            # and its agent is connected to soon after it has been.
+            if guest.inside is not None and guest.inside.given_up and not guest.expected.held:
                 self.cli("reconcile", guest.id)

@@ -22,15 +22,15 @@ class Life:
     threads: int
     tasks: int
     memory: int
-    #: The sandboxes that it looks after.
+    #: The sandboxes with a VM.
     guests: int
     #: Those of them whose guests have an agent.
-    spoken_with: int
+    agents: int
 
 
-def life(pid: int, tasks: int, guests: int, spoken_with: int) -> Life:
+def life(pid: int, tasks: int, guests: int, agents: int) -> Life:
     return Life(pid, len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task")), tasks, _memory(pid),
-                guests, spoken_with)
+                guests, agents)
 
 
 def _memory(pid: int) -> int:

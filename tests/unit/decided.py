@@ -43,11 +43,11 @@ def guest(*described: tuple[int, int | None, int | None]) -> tuple[Vcpu, ...]:
 
 def decide(containers: Sequence[Container], cpus: Sequence[Vcpu], on: Node, policy: Policy | None = None,
            previous: Previous | None = None, others: Sequence[Sequence[Container]] = (),
-           known: bool = True, awaited: bool = False, ended: bool = False) -> Placement:
+           identified: bool = True, pending: bool = False, ended: bool = False) -> Placement:
     """Place POD; `others` are the containers of other sandboxes."""
     all_claims = {POD: claims_of(containers, on)}
     all_claims |= {SandboxId(f"other-{at}"): claims_of(theirs, on) for at, theirs in enumerate(others)}
-    request = PlacementRequest(POD, tuple(cpus), tuple(containers), known, awaited, ended)
+    request = PlacementRequest(POD, tuple(cpus), tuple(containers), identified, pending, ended)
     return place(request, on, ownership(all_claims, on), policy or Policy(), previous)
 
 

@@ -27,13 +27,13 @@ def container(id_: str = C1, cpus: str | None = None, state: int = 3, pid: int =
                         None if cpus is None else CpuSet.parse(cpus), annotations or {}, pid, "")
 
 
-def told(event: NriEvent, state: DesiredState | None = None) -> list[Event]:
+def translated(event: NriEvent, state: DesiredState | None = None) -> list[Event]:
     return events_of(event, state or DesiredState(), PROC, KEY)
 
 
 def after(events: Iterable[NriEvent], state: DesiredState | None = None) -> DesiredState:
     state = state or DesiredState()
     for event in events:
-        for item in told(event, state):
+        for item in translated(event, state):
             state = reduce(state, item)
     return state

@@ -51,9 +51,9 @@ PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "co
 PURE = {"__future__", "bisect", "collections", "dataclasses", "datetime", "enum", "errno", "fnmatch", "functools",
         "html", "itertools", "json", "math", "re", "struct", "types", "typing"}
 #: All that may come from outside the standard library, and where.
-OUTSIDE = {"yaml": {"config.yaml_file", "cli.common"}, "rich": {"cli.common"}, "qemu": {"vmm.qmp"},
+OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output"}, "qemu": {"vmm.qmp"},
            "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
-           "prometheus_client": {"status.prometheus"}, "psutil": {"host.daemons"}}
+           "prometheus_client": {"status.prometheus"}, "psutil": {"host.daemons", "doctor.collect.own_facts"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.unix_sockets", "host.retry", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests", "daemon"}
 PROCESSES = {"install.file_operations", "install.hook_script"}

@@ -9,17 +9,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vmpin.cli.common import (
-    Document,
-    Verbs,
-    ask,
-    load_config,
-    output_flag,
-    print_data,
-    quiet_log,
-    status_document,
-    verb,
-)
+from vmpin.cli.common import Verbs, load_config, output_flag, verb
+from vmpin.cli.control_client import Document, ask, quiet_log, status_document
+from vmpin.cli.output import print_data
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError
@@ -28,9 +20,7 @@ if TYPE_CHECKING:
     from vmpin.domain.model import SandboxId
     from vmpin.reconcile.view import NodeView
 
-_EXITS = """\
-exit codes: 0 done, 1 a part failed, or the watcher does not answer, 2 the command cannot be used
-"""
+_EXITS = "exit codes: 0 done, 1 a part failed, or the watcher does not answer, 2 the command cannot be used\n"
 
 _RECONCILE = """\
 One full pass: read everything again and place every thread. Through the watcher if one runs, else without one.
@@ -56,11 +46,10 @@ examples:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "reconcile", "place every thread now", about=_RECONCILE, epilog=_EXITS)
+    parser = verb(verbs, "reconcile", "place every thread now", reconcile, about=_RECONCILE, epilog=_EXITS)
     parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one (default: all)")
     output_flag(parser, ("text", "json"))
-    parser.set_defaults(run=reconcile)
-    parser = verb(verbs, "unpin", "restore the masks from before vmpin", about=_UNPIN,
+    parser = verb(verbs, "unpin", "restore the masks from before vmpin", unpin, about=_UNPIN,
                   epilog=f"{_UNPIN_EXAMPLES}\n{_EXITS}")
     parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="its id, or the first digits of it")
     parser.add_argument("--every", action="store_true", help="every current sandbox; the watcher keeps running "
@@ -69,21 +58,17 @@ def add_parser(verbs: Verbs) -> None:
                         "in the run directory; requires that the watcher was stopped")
     parser.add_argument("--dry-run", action="store_true", help="print what would change, and change nothing")
     output_flag(parser, ("text", "json"))
-    parser.set_defaults(run=unpin)
 
 
 def reconcile(args: argparse.Namespace) -> int:
     config = load_config(args)
-    args.sandbox = _whole(config, args.sandbox)
-    found = ask(config, {"op": "reconcile", "sandbox": args.sandbox})
+    sandbox = _whole(config, args.sandbox)
+    found = ask(config, {"op": "reconcile", "sandbox": sandbox})
     if found is None:
-        from vmpin.domain.model import SandboxId
         from vmpin.reconcile import one_pass
         from vmpin.status import collector
-
         quiet_log(config)
-        only = None if args.sandbox is None else [SandboxId(args.sandbox)]
-        found = collector.outcome(one_pass.reconcile(config, only)[1])
+        found = collector.outcome(one_pass.reconcile(config, None if sandbox is None else [sandbox])[1])
     return finish(args, found, f"{found['vms']} VM sandboxes, nothing to change")
 
 
@@ -91,12 +76,12 @@ def unpin(args: argparse.Namespace) -> int:
     config = load_config(args)
     _refuse_unclear(args)
     if args.all:
-        return _leave(args, config)
-    args.sandbox = _whole(config, args.sandbox)
-    found = ask(config, {"op": "unpinning" if args.dry_run else "unpin", "sandbox": args.sandbox})
-    if found is None:
-        found = _unpinned_alone(args, config)
-    return _planned(args, found) if args.dry_run else print_restored(args, found)
+        found = _leave(config, args.dry_run)
+    else:
+        sandbox = _whole(config, args.sandbox)
+        found = ask(config, {"op": "unpinning" if args.dry_run else "unpin", "sandbox": sandbox}) or _unpin_alone(
+            config, None if sandbox is None else [sandbox], args.dry_run)
+    return _print_plan(args, found) if args.dry_run else print_restored(args, found)
 
 
 def _refuse_unclear(args: argparse.Namespace) -> None:
@@ -112,15 +97,12 @@ def _refuse_unclear(args: argparse.Namespace) -> None:
                          "for leaving the node, --dry-run shows what would change")
 
 
-def _unpinned_alone(args: argparse.Namespace, config: Config) -> Document:
-    """The same without a watcher."""
-    from vmpin.domain.model import SandboxId
+def _unpin_alone(config: Config, only: Sequence[SandboxId] | None, dry_run: bool) -> Document:
+    """Restore the masks of these sandboxes (None: all) without a watcher."""
     from vmpin.reconcile import one_pass
     from vmpin.status import collector
-
     quiet_log(config)
-    only = None if args.sandbox is None else [SandboxId(args.sandbox)]
-    if args.dry_run:
+    if dry_run:
         view, operations = one_pass.plan_unpin(config, only)
         wanted = only or view.all_sandboxes()
         return collector.unpinning(view, wanted, operations, _with_guests(view, wanted))
@@ -130,19 +112,16 @@ def _unpinned_alone(args: argparse.Namespace, config: Config) -> Document:
         "guests": _in_guests(view, only or list(view.sandboxes))}
 
 
-def _leave(args: argparse.Namespace, config: Config) -> int:
+def _leave(config: Config, dry_run: bool) -> Document:
+    """Restore all masks, and remove vmpin's files."""
     from vmpin.reconcile import one_pass, teardown
     from vmpin.status import collector
-
+    if dry_run:
+        return _unpin_alone(config, None, dry_run) | {
+            "held": [], "files": [str(path) for path in teardown.left(config)]}
     quiet_log(config)
-    if args.dry_run:
-        view, operations = one_pass.plan_unpin(config, None)
-        wanted = view.all_sandboxes()
-        return _planned(args, collector.unpinning(view, wanted, operations, _with_guests(view, wanted))
-                        | {"held": [], "files": [str(path) for path in teardown.left(config)]})
     view, results, guests = one_pass.leave(config, lambda left: _in_guests(left, left.all_sandboxes()))
-    found = collector.unpinned(results, view.originals) | {"guests": guests, "gone": not view.originals}
-    return print_restored(args, found)
+    return collector.unpinned(results, view.originals) | {"guests": guests, "gone": not view.originals}
 
 
 def _with_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> list[SandboxId]:
@@ -153,36 +132,29 @@ def _with_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> list[Sandbox
 
 def _in_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> dict[SandboxId, str]:
     """Ask their guests to drop their maps. :returns: the result by sandbox, as text."""
-    if not any(sandbox in view.vms for sandbox in sandboxes):
+    if view.vms.keys().isdisjoint(sandboxes):
         return {}
     import asyncio
 
     from vmpin.guests.manager import GuestManager
-
     return asyncio.run(GuestManager().unpin_once(view, sandboxes))
 
 
-def _whole(config: Config, sandbox: str | None) -> str | None:
+def _whole(config: Config, sandbox: str | None) -> SandboxId | None:
     """The whole id of a sandbox that may be given by its first digits."""
-    if sandbox is None:
-        return None
-    found: str = status_document(config, sandbox)["sandboxes"][0]["id"]
-    return found
+    return None if sandbox is None else status_document(config, sandbox)["sandboxes"][0]["id"]
 
 
-def _planned(args: argparse.Namespace, found: Document) -> int:
+def _print_plan(args: argparse.Namespace, found: Document) -> int:
     """Print the changes that --dry-run found."""
     if args.output == "json":
         print_data(found, "json")
         return 0
-    for operation in found["operations"]:
-        print(printable(operation["what"]))
-    for sandbox in found["guests"]:
-        print(printable(f"sandbox {sandbox}: ask its guest to drop its map"))
-    for sandbox in found["held"]:
-        print(printable(f"sandbox {sandbox}: leave it alone until `vmpin reconcile`"))
-    for path in found.get("files", ()):
-        print(printable(f"remove {path}"))
+    for line in (*(operation["what"] for operation in found["operations"]),
+                 *(f"sandbox {sandbox}: ask its guest to drop its map" for sandbox in found["guests"]),
+                 *(f"sandbox {sandbox}: leave it alone until `vmpin reconcile`" for sandbox in found["held"]),
+                 *(f"remove {path}" for path in found.get("files", ()))):
+        print(printable(line))
     print("nothing was changed: this was a dry run")
     return 0
 
@@ -201,13 +173,10 @@ def print_restored(args: argparse.Namespace, found: Document) -> int:
 
 def finish(args: argparse.Namespace, found: Document, nothing: str) -> int:
     """Print the operations; exit code 1 if one failed, or if a guest keeps its map."""
-    operations = found["operations"]
-    refused = [operation for operation in operations if operation["outcome"] == "refused"]
-    guests = found.get("guests", {})
+    operations, guests, kept = found["operations"], found.get("guests", {}), found.get("kept", ())
     # A guest without an agent has no map.
-    kept_maps = [result for result in guests.values() if result.startswith(("no answer", "not all"))]
-    kept = found.get("kept", ())
-    code = 1 if refused or kept_maps or kept else 0
+    kept_maps = any(result.startswith(("no answer", "not all")) for result in guests.values())
+    code = int(bool(kept) or kept_maps or any(operation["outcome"] == "refused" for operation in operations))
     if args.output == "json":
         print_data(found, "json")
         return code
@@ -215,8 +184,7 @@ def finish(args: argparse.Namespace, found: Document, nothing: str) -> int:
         outcome = operation["outcome"]
         more = {"done": "", "gone": ": the thread has ended", "refused": f": {operation['why']}",
                 "trimmed": f": the cpuset cgroup leaves {operation['got']}",
-                "waiting": f": waits for the cpuset cgroup to be rewritten, which leaves {operation['got']}",
-                }[outcome]
+                "waiting": f": waits for the cpuset cgroup to be rewritten, which leaves {operation['got']}"}[outcome]
         print(printable(operation["what"] + more))
     for sandbox in kept:
         print(printable(f"sandbox {sandbox}: not all of its threads have their original masks; try again"))

@@ -3,27 +3,15 @@
 What stays out: sampling (reports.residency.thread_usage) and the verdict (reports.audit).
 """
 
-from __future__ import annotations
-
 import argparse
-import math
+import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from vmpin.cli.common import (
-    Document,
-    Verbs,
-    answering,
-    direct_flag,
-    load_config,
-    output_flag,
-    print_data,
-    stale_checkpoint,
-    status_document,
-    table,
-    verb,
-)
+from vmpin.cli.common import Verbs, answering, direct_flag, load_config, output_flag, verb
+from vmpin.cli.control_client import stale_checkpoint, status_document
+from vmpin.cli.output import print_data, table
 from vmpin.cpuset import CpuSet
 from vmpin.domain.pod_names import PodNames
 from vmpin.domain.terminal import printable, short_id
@@ -71,40 +59,31 @@ exit codes: 0 no other pod may run there or did, 1 one may or did (with --strict
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "audit", "check that owners of exclusive CPUs are alone there (exit 1 if not)",
+    parser = verb(verbs, "audit", "check that owners of exclusive CPUs are alone there (exit 1 if not)", run,
                   about=_ABOUT, epilog=_EXAMPLES)
-    parser.add_argument("--seconds", type=_duration, default=5.0, metavar="N",
-                        help="for how long to sample run times; 0: masks only (default: 5)")
+    parser.add_argument("--seconds", type=_duration, default=5.0, metavar="N", help="for how long to sample run "
+                        "times; 0: masks only (default: 5)")
     parser.add_argument("--ignore", nargs="+", action="extend", default=[], choices=[str(kind) for kind in Kind],
                         metavar="CLASS", help=f"leave out findings of a class: {', '.join(Kind)}")
-    parser.add_argument("--strict", action="store_true",
-                        help="exit 1 for every finding, also daemons, kernel threads and pause processes")
+    parser.add_argument("--strict", action="store_true", help="exit 1 for every finding, also daemons, kernel "
+                        "threads and pause processes")
     direct_flag(parser)
     output_flag(parser, ("table", "json"))
-    parser.set_defaults(run=run)
 
 
 def _duration(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0 and 86400 (a day)")
-    return seconds
+    with contextlib.suppress(ValueError):
+        if 0 <= (seconds := float(text)) <= 86400:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0 and 86400 (a day)")
 
 
+@answering(UsageError)
 def run(args: argparse.Namespace) -> int:
-    return answering(_audit, args, UsageError)
-
-
-def _audit(args: argparse.Namespace) -> int:
     config = load_config(args)
     before = status_document(config, None, direct=args.direct, pods=True)
     sampler = ThreadUsageSampler()
-    owners = owners_of(before)
-    changed = CpuSet()
-    sandboxes = sandboxes_of(before)
+    owners, sandboxes, changed = owners_of(before), sandboxes_of(before), CpuSet()
     if owners:
         sampler.watch(args.seconds)
         if args.seconds:
@@ -114,23 +93,18 @@ def _audit(args: argparse.Namespace) -> int:
     processes = list(sampler.processes())
     ignored = [*(Kind(kind) for kind in args.ignore), *([] if args.strict else [Kind.PAUSE])]
     found = judge(owners, sandboxes, processes, sampler.busy, ignored, PodNames.of(before.get("pods", ())))
-    facts = {"seconds": round(sampler.seconds, 3), "samples": sampler.samples, "longest_gap": round(sampler.longest,
-                                                                                                    3),
-             "resolution": "ns" if sampler.precise else "ticks", "processes": len(processes),
-             "threads": sum(len(process.tasks) for process in processes), "changed": str(changed)}
     stale = stale_checkpoint(before)
     limits = [*([] if stale is None else [f"STALE: {stale}."]), *_limits(sampler, changed)]
     if args.output == "json":
-        print_data({"version": VERSION, **found.data(), "owners": [_owner(owner) for owner in owners], **facts,
+        print_data({"version": VERSION, **found.data(), "owners": [owner.data() for owner in owners],
+                    "seconds": round(sampler.seconds, 3), "samples": sampler.samples,
+                    "longest_gap": round(sampler.longest, 3),
+                    "resolution": "ns" if sampler.host.precise else "ticks", "processes": len(processes),
+                    "threads": sum(len(process.tasks) for process in processes), "changed": str(changed),
                     "limits": limits, "pid": os.getpid()}, "json")
     else:
         _print(found, sampler, limits, args.strict)
     return 0 if found.alone or (found.apart and not args.strict) else 1
-
-
-def _owner(owner: CpuOwner) -> Document:
-    return {"sandbox": owner.sandbox, "container": owner.container, "cpus": str(owner.cpus),
-            "kind": "vm" if owner.vm else "runc", "name": owner.label}
 
 
 def _limits(sampler: ThreadUsageSampler, changed: CpuSet) -> list[str]:
@@ -139,15 +113,13 @@ def _limits(sampler: ThreadUsageSampler, changed: CpuSet) -> list[str]:
     if changed:
         found.append(f"CPUs {changed} changed owners meanwhile and are left out: audit again.")
     if sampler.samples and not sampler.sees_kernel:
-        found.append("No kernel thread is visible, so this is another PID namespace: threads outside it are "
-                     "missing.")
+        found.append("No kernel thread is visible, so this is another PID namespace: threads outside it are missing.")
     if sampler.samples > 1:
-        found.append(
-            f"{sampler.samples} samples, at most {sampler.longest * 1000:.0f} ms apart. The run time between two "
-            "is booked to the CPU of the second; visits to other CPUs, and threads that started and ended in between, "
-            "are in UNSEEN only.")
+        found.append(f"{sampler.samples} samples, at most {sampler.longest * 1000:.0f} ms apart. The run time between "
+                     "two is booked to the CPU of the second; visits to other CPUs, and threads that started and "
+                     "ended in between, are in UNSEEN only.")
         found.append("Run times are the kernel's, in nanoseconds, and lag by up to a tick (1 to 10 ms) while a thread "
-                     "runs; BUSY is counted in steps of 10 ms." if sampler.precise else
+                     "runs; BUSY is counted in steps of 10 ms." if sampler.host.precise else
                      "This kernel has run times only in ticks of 10 ms (no CONFIG_SCHED_INFO, or delayacct is off): "
                      "shorter runs may be missing.")
     return found
@@ -173,18 +145,16 @@ def _answer(found: Judgement, sampler: ThreadUsageSampler, strict: bool) -> str:
     """The first line of the output."""
     if not found.exclusive:
         return "no CPU of this node is exclusive: nothing to audit"
-    where = f"exclusive {_cpus(found.exclusive)}"
-    within = f"within {sampler.seconds:.1f} s"
+    where, within = f"exclusive {_cpus(found.exclusive)}", f"within {sampler.seconds:.1f} s"
     ran, findings = len(found.ran), len(found.findings)
+    spent = _time(sum(finding.spent for finding in found.findings))
     if findings and found.apart and not strict:
-        there = _time(sum(finding.spent for finding in found.findings))
         counts = Counter(finding.kind for finding in found.findings)
-        did = f"; {_many(ran)} ran there, for {there} in all" if ran else ""
+        did = f"; {_many(ran)} ran there, for {spent} in all" if ran else ""
         when = f"{within} no other pod ran on {where}, and none may" if sampler.samples > 1 else (
             f"no other pod may run on {where}")
         return f"PODS APART: {when}; of the node's own {_counted(counts)} processes may{did}"
     if ran:
-        spent = _time(sum(finding.spent for finding in found.ran))
         more = f"; {findings - ran} more may" if findings > ran else ""
         return f"NOT ALONE: {within}, {_many(ran)} ran on others' {where}, for {spent} in all{more}"
     if found.contested:
@@ -215,13 +185,11 @@ def _print_uses(uses: Iterable[Use], measured: bool) -> None:
         print(f"and {len(rows) - _ROWS} more owners: -o json lists them")
 
 
-def _spent(group: Iterable[Use]) -> list[str]:
-    group = list(group)
-    busy = [use.busy for use in group if use.busy is not None]
-    unseen = [use.unseen for use in group if use.unseen is not None]
-    return [(_time(sum(busy)) if sum(busy) else "<0.010 s") if busy else "?", _time(sum(use.owner for use in group)),
+def _spent(group: Sequence[Use]) -> list[str]:
+    known, busy = any(use.busy is not None for use in group), sum(use.busy or 0 for use in group)
+    return [(_time(busy) if busy else "<0.010 s") if known else "?", _time(sum(use.owner for use in group)),
             _time(sum(use.bound for use in group)), _time(sum(use.others for use in group)),
-            _time(sum(unseen)) if unseen else "?"]
+            _time(sum(use.unseen or 0 for use in group)) if known else "?"]
 
 
 def _print_findings(found: Judgement) -> None:
@@ -240,9 +208,8 @@ def _print_findings(found: Judgement) -> None:
     more = [finding for row in rows[_ROWS:] for finding in row]
     if more:
         counts = Counter(finding.kind for finding in more)
-        ran = [finding for finding in more if finding.spent]
-        spent = _time(sum(finding.spent for finding in ran))
-        did = f"{len(ran)} of them ran there, for {spent} in all; " if ran else ""
+        ran, spent = sum(finding.spent > 0 for finding in more), _time(sum(finding.spent for finding in more))
+        did = f"{ran} of them ran there, for {spent} in all; " if ran else ""
         print(f"and {_many(len(more), 'more ')} may run there ({did}{_counted(counts)}): -o json lists them")
 
 
@@ -256,9 +223,8 @@ def _name(finding: AuditFinding) -> str:
 
 def _home(finding: AuditFinding) -> str:
     """The pod or unit of the process."""
-    name = (finding.label or finding.sandbox or finding.container
-            or finding.process.cgroup.rpartition("/")[2])
-    return short_id(name) or "-"
+    home = finding.label or finding.sandbox or finding.container or finding.process.cgroup.rpartition("/")[2]
+    return short_id(home) or "-"
 
 
 def _names(owners: Iterable[CpuOwner], everyone: int = 0) -> str:

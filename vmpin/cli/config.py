@@ -1,10 +1,9 @@
 """`vmpin config`: the effective configuration, with the origin of each value."""
 
-from __future__ import annotations
-
 import argparse
 
-from vmpin.cli.common import Verbs, load_config, output_flag, print_data, table, verb
+from vmpin.cli.common import Verbs, load_config, output_flag, verb
+from vmpin.cli.output import print_data, table
 
 _ABOUT = """\
 Print every key with its value and origin. Sources of values, each overriding the ones before: the defaults, the file
@@ -14,9 +13,9 @@ refused, and so are variables named VMPIN_… without a key.
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "config", "print the effective configuration with the origin of each value", about=_ABOUT)
+    parser = verb(verbs, "config", "print the effective configuration with the origin of each value", run,
+                  about=_ABOUT)
     output_flag(parser, ("table", "json", "yaml"))
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,8 +3,6 @@
 What stays out: the checks (vmpin/doctor) and requests to the watcher (questions).
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import shutil
@@ -14,16 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from vmpin.cli.common import (
-    Document,
-    Verbs,
-    load_config,
-    node_root,
-    output_flag,
-    print_data,
-    print_styled,
-    verb,
-)
+from vmpin.cli.common import Verbs, load_config, node_root, output_flag, verb
+from vmpin.cli.control_client import Document
+from vmpin.cli.output import Line, print_data, print_styled
 from vmpin.doctor.checks import CHECKS, examine
 from vmpin.doctor.finding import Finding, Level
 from vmpin.domain.terminal import printable
@@ -63,24 +54,18 @@ _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red", "unknown": "dim"}
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "doctor", "check this node, and print problems with their remedies (exit 1 on bad)",
-                  about=_ABOUT, epilog=f"{_LEVELS}\n{_list()}\n{_EXAMPLES}")
+    width = max(len(check.name) for check in CHECKS)
+    checks = "".join(f"  {check.name:{width}}  {check.about}\n" for check in CHECKS)
+    parser = verb(verbs, "doctor", "check this node, and print problems with their remedies (exit 1 on bad)", run,
+                  about=_ABOUT, epilog=f"{_LEVELS}\nchecks:\n{checks}\n{_EXAMPLES}")
     parser.add_argument("checks", nargs="*", metavar="CHECK", help="only these (default: all)")
     parser.add_argument("--root", type=node_root, default=Path("/"), metavar="DIR", help="the mount of the node's "
                         "file system, with other programs' configuration (default: /)")
     output_flag(parser, ("text", "wide", "json"))
-    parser.set_defaults(run=run)
-
-
-def _list() -> str:
-    """The checks, for the help."""
-    width = max(len(check.name) for check in CHECKS)
-    return "checks:\n" + "".join(f"  {check.name:{width}}  {check.about}\n" for check in CHECKS)
 
 
 def run(args: argparse.Namespace) -> int:
     from vmpin.cli.questions import read_facts
-
     _refuse_unknown(args.checks)
     findings = examine(read_facts(load_config(args), args.root), args.checks)
     if args.output == "json":
@@ -93,14 +78,10 @@ def run(args: argparse.Namespace) -> int:
 
 def data(findings: Sequence[Finding]) -> Document:
     """The JSON document."""
-    counts = _counts(findings)
+    counts = Counter(finding.verdict.level for finding in findings)
     return {"version": VERSION, "ok": not counts[Level.BAD],
             "counts": {str(level): counts[level] for level in Level},
             "findings": [finding.data() for finding in findings]}
-
-
-#: A line, as texts with their styles.
-Line = list[tuple[str, str]]
 
 
 def text(findings: Sequence[Finding], wide: bool, columns: int = 0) -> list[Line]:
@@ -119,7 +100,7 @@ def text(findings: Sequence[Finding], wide: bool, columns: int = 0) -> list[Line
                 lines += _folded([(" " * 12, "")], each, "dim", columns)
         if result.remedy:
             lines += _folded([(f"{'':10}→ ", "")], result.remedy, "", columns)
-    counts = _counts(findings)
+    counts = Counter(finding.verdict.level for finding in findings)
     lines.append([(", ".join(f"{counts[level]} {level}" for level in Level if counts[level]), "bold")])
     return lines
 
@@ -127,14 +108,9 @@ def text(findings: Sequence[Finding], wide: bool, columns: int = 0) -> list[Line
 def _folded(head: Line, sentence: str, style: str, columns: int) -> list[Line]:
     """A sentence after its head, wrapped and indented to the width of the terminal."""
     indent = sum(len(part) for part, _ in head)
-    parts = textwrap.wrap(printable(sentence), max(columns - indent, 40), break_on_hyphens=False) if columns else [
-        printable(sentence)]
-    return [[*head, (part, style)] if not at else [(" " * indent, ""), (part, style)]
-            for at, part in enumerate(parts or [""])]
-
-
-def _counts(findings: Sequence[Finding]) -> Counter[Level]:
-    return Counter(finding.verdict.level for finding in findings)
+    first, *others = (textwrap.wrap(printable(sentence), max(columns - indent, 40), break_on_hyphens=False)
+                      if columns else [printable(sentence)]) or [""]
+    return [[*head, (first, style)], *([(" " * indent, ""), (part, style)] for part in others)]
 
 
 def _refuse_unknown(names: Sequence[str]) -> None:

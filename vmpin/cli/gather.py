@@ -6,13 +6,17 @@ What stays out: collecting it (reports.bundle, doctor.collect).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
-from vmpin.cli.common import Verbs, ask, load_config, new_file, node_root, output_flag, print_data, verb
+from vmpin.cli.common import Verbs, load_config, new_file, node_root, output_flag, verb
+from vmpin.cli.control_client import ask
+from vmpin.cli.output import plain_lines, print_data
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError, VmpinError
@@ -38,11 +42,10 @@ examples:
 
 #: Lines of the journal, how far back, and how long it may take (seconds).
 _LINES, _SINCE, _PATIENCE = 10_000, "-2d", 30
-_MIB = 1 << 20
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "gather", "pack the data for a bug report into one file, without secrets", about=_ABOUT,
+    parser = verb(verbs, "gather", "pack the data for a bug report into one file, without secrets", run, about=_ABOUT,
                   epilog=_EPILOG)
     parser.add_argument("--out", type=new_file, metavar="FILE", help="the file to write, which must not "
                         "exist; - is standard output (default: vmpin-gather-TIME.tar.gz here)")
@@ -51,12 +54,10 @@ def add_parser(verbs: Verbs) -> None:
                         "compression (default: 64); the rest is cut")
     parser.add_argument("--root", type=node_root, default=Path("/"), metavar="DIR", help="as for `vmpin doctor`")
     output_flag(parser, ("text", "json"))
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from vmpin.reports.bundle.pieces import write
-
     if not 1 <= args.limit <= 4096:
         raise UsageError(f"--limit {args.limit}: is not between 1 and 4096 MiB")
     config = load_config(args)
@@ -65,34 +66,34 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or f"{top}.tar.gz"
     if out == "-" and sys.stdout.isatty() and not args.dry_run:
         raise UsageError("an archive cannot be printed to a terminal", "vmpin gather --out - >FILE")
-    file = None if args.dry_run or out == "-" else _made(Path(out))
-    try:
+    with contextlib.nullcontext(sys.stdout.buffer) if args.dry_run or out == "-" else _new_archive(Path(out)) as to:
         pieces = _collect(config, args)
-        if file is not None:
-            with open(file, "wb", closefd=False) as to:
-                write(to, pieces.all(), top, when)
-            os.fsync(file)
-        elif not args.dry_run:
-            write(sys.stdout.buffer, pieces.all(), top, when)
-    except BaseException:
-        if file is not None:
-            os.unlink(out)  # an incomplete archive is useless
-        raise
-    finally:
-        if file is not None:
-            os.close(file)
+        if not args.dry_run:
+            write(to, pieces.all(), top, when)
     _report(args, pieces, "" if args.dry_run else out)
     return 0
 
 
-def _made(path: Path) -> int:
-    """Create the file, readable by its owner only. :raises UsageError:"""
+@contextlib.contextmanager
+def _new_archive(path: Path) -> Iterator[BinaryIO]:
+    """A new file, readable by its owner only. After an error it is removed: an incomplete archive is useless.
+
+    :raises UsageError: if it cannot be created.
+    """
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise UsageError(f"{path} exists", "give another name, or remove it") from None
     except OSError as err:
         raise UsageError(f"cannot write {path}: {err.strerror}", "give another place: --out FILE") from err
+    try:
+        with open(file, "wb") as to:
+            yield to
+            to.flush()
+            os.fsync(file)
+    except BaseException:
+        os.unlink(path)
+        raise
 
 
 def _collect(config: Config, args: argparse.Namespace) -> Pieces:
@@ -100,49 +101,44 @@ def _collect(config: Config, args: argparse.Namespace) -> Pieces:
     from vmpin.cli.questions import read_facts
     from vmpin.doctor.checks import examine
     from vmpin.reports.bundle.report import collect
-
     facts = read_facts(config, args.root)
     findings = examine(facts)
-    report = "".join("".join(part for part, _ in line).rstrip() + "\n" for line in text(findings, wide=True))
-    pieces = collect(config, facts, data(findings), report, args.limit * _MIB)
+    report = "".join(f"{line}\n" for line in plain_lines(text(findings, wide=True)))
+    pieces = collect(config, facts, data(findings), report, args.limit << 20)
     try:
         plan = ask(config, {"op": "plan"})
-    except VmpinError as err:
-        pieces.lack("vmpin/plan.json", str(err))
-    else:
         if plan is None:
-            pieces.lack("vmpin/plan.json", "no watcher runs")
+            pieces.missing["vmpin/plan.json"] = "no watcher runs"
         else:
             pieces.add_json("vmpin/plan.json", plan)
+    except VmpinError as err:
+        pieces.missing["vmpin/plan.json"] = str(err)
     _add_log(pieces, facts.watcher.unit or "vmpin.service")
     return pieces
 
 
 def _add_log(pieces: Pieces, unit: str) -> None:
     """Add the end of the watcher's log, if the journal has it."""
-    import shutil
     import subprocess
 
-    from vmpin.reports.redact import log_lines
-
-    program = shutil.which("journalctl")
-    if program is None:
-        pieces.lack("vmpin/log.txt", "journalctl was not found")
-        return
+    from vmpin.reports.redact import cleaned
+    lines = []
     try:
         done = subprocess.run(
-            [program, "--no-pager", "--quiet", f"--unit={unit}", f"--lines={_LINES}", f"--since={_SINCE}",
+            ["journalctl", "--no-pager", "--quiet", f"--unit={unit}", f"--lines={_LINES}", f"--since={_SINCE}",
              "--output=short-iso-precise", "--utc"], stdin=subprocess.DEVNULL, capture_output=True,
             timeout=_PATIENCE, check=False)
+        lines = [cleaned(line) for line in done.stdout.decode("utf-8", "replace").splitlines()]
+        why = done.stderr.decode("utf-8", "replace").strip()[:200] or (
+            f"the journal has no line of {unit} in the last two days")
+    except FileNotFoundError:
+        why = "journalctl was not found"
     except (OSError, subprocess.SubprocessError) as err:
-        pieces.lack("vmpin/log.txt", f"journalctl: {err}")
-        return
-    lines = log_lines(done.stdout.decode("utf-8", "replace").splitlines())
+        why = f"journalctl: {err}"
     if lines:
         pieces.add("vmpin/log.txt", "\n".join(lines) + "\n", tail=True)
     else:
-        why = done.stderr.decode("utf-8", "replace").strip()[:200]
-        pieces.lack("vmpin/log.txt", why or f"the journal has no line of {unit} in the last two days")
+        pieces.missing["vmpin/log.txt"] = why
 
 
 def _report(args: argparse.Namespace, pieces: Pieces, out: str) -> None:

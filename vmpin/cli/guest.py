@@ -1,7 +1,5 @@
 """`vmpin guest build`: the agent for the guest as one file. What stays out: putting it into a guest."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -16,16 +14,14 @@ how to put it into an image of Kata, or beside one: guest/README.md
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "guest", "build the agent that pins inside the guest", epilog=_EPILOG)
+    parser = verb(verbs, "guest", "build the agent that pins inside the guest", _build, epilog=_EPILOG)
     actions = parser.add_subparsers(metavar="ACTION", required=True, title="actions")
     build = actions.add_parser("build", help="pack the agent into one file, for Python 3.9 and newer")
     build.add_argument("-o", dest="out", type=new_file, required=True, metavar="FILE", help="the file to write")
-    build.set_defaults(run=_build)
 
 
 def _build(args: argparse.Namespace) -> int:
     from vmpin.install import agent_zipapp
-
     try:
         size = agent_zipapp.build(Path(args.out))
     except OSError as err:

@@ -4,8 +4,6 @@ What stays out: the files themselves (vmpin/install/), and any runtime's own con
 add.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -37,24 +35,14 @@ examples:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "install-hook", "register the OCI hook with podman, CRI-O or containerd", about=DESCRIPTION,
-                  epilog=EPILOG)
+    parser = verb(verbs, "install-hook", "register the OCI hook with podman, CRI-O or containerd", run,
+                  about=DESCRIPTION, epilog=EPILOG)
     where = parser.add_argument_group("where")
-    where.add_argument("--hooks-dir", type=directory, metavar="DIR",
-                       help="the hooks directory; with --base-spec, where the hook itself is put "
-                            f"({DEFAULT_SCRIPT_DIR})")
-    where.add_argument("--base-spec", metavar="FILE",
-                       help="an OCI spec (- is standard input) to print with the hook added, for containerd")
+    where.add_argument("--hooks-dir", type=directory, metavar="DIR", help="the hooks directory; with --base-spec, "
+                       f"where the hook itself is put ({DEFAULT_SCRIPT_DIR})")
+    where.add_argument("--base-spec", metavar="FILE", help="an OCI spec (- is standard input) to print with the hook "
+                       "added, for containerd")
     where.add_argument("--out", type=new_file, metavar="FILE", help="write that spec to FILE instead")
-    _add_hook_options(parser)
-    parser.add_argument("--remove", action="store_true",
-                        help="take the hook out again; with --base-spec, out of the spec only")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
-    output_flag(parser, ("table", "json"))
-    parser.set_defaults(run=run)
-
-
-def _add_hook_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the hook")
     group.add_argument("--stage", action="append", choices=hook_options.STAGES, metavar="STAGE",
                        help=f"a stage to register for, repeatable ({', '.join(hook_options.DEFAULT_STAGES)})")
@@ -64,8 +52,11 @@ def _add_hook_options(parser: argparse.ArgumentParser) -> None:
                        help="the directory for messages while the watcher is away (%(default)s)")
     group.add_argument("--deadline", type=int, default=hook_options.DEFAULT_DEADLINE_MS, metavar="MS",
                        help="how long a container may wait for the watcher, in milliseconds (%(default)s)")
-    group.add_argument("--fail-closed", action="store_true",
-                       help="no container starts unless the watcher answers ok")
+    group.add_argument("--fail-closed", action="store_true", help="no container starts unless the watcher answers ok")
+    parser.add_argument("--remove", action="store_true", help="take the hook out again; with --base-spec, out of the "
+                        "spec only")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+    output_flag(parser, ("table", "json"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,19 +67,20 @@ def run(args: argparse.Namespace) -> int:
                          "podman and CRI-O: --hooks-dir DIR, containerd: --base-spec FILE")
     if args.out is not None:
         raise UsageError("--out goes with --base-spec only", "the hooks directory is --hooks-dir")
-    operations = (hooks_directory.plan_remove(args.hooks_dir) if args.remove
-                  else hooks_directory.plan_install(args.hooks_dir, _options(args)))
+    if args.remove:
+        operations, advice = hooks_directory.plan_remove(args.hooks_dir), _removed_advice(args.hooks_dir)
+    else:
+        operations = hooks_directory.plan_install(args.hooks_dir, _options(args))
+        advice = _directory_advice(args.hooks_dir)
     if not args.dry_run:
         file_operations.execute(operations)
-    advice = _removed_advice(args.hooks_dir) if args.remove else _directory_advice(args.hooks_dir)
     _report(args, operations, advice)
     return 0
 
 
 def _base_spec(args: argparse.Namespace) -> int:
-    script_dir = args.hooks_dir or DEFAULT_SCRIPT_DIR
+    script_dir, spec = args.hooks_dir or DEFAULT_SCRIPT_DIR, _read_spec(args.base_spec)
     script = hook_script.script_path(script_dir)
-    spec = _read_spec(args.base_spec)
     operations: list[file_operations.Operation] = []
     if args.remove:
         made = base_spec.without_hook(spec, script)
@@ -115,8 +107,7 @@ def _options(args: argparse.Namespace) -> HookOptions:
 
 def _read_spec(name: str) -> dict[str, Any]:
     try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        spec = json.loads(data)
+        spec = json.loads(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes())
     except OSError as err:
         raise UsageError(f"cannot read the OCI spec {name}: {err.strerror}", "`ctr oci spec` prints one") from err
     except (ValueError, RecursionError) as err:
@@ -129,17 +120,14 @@ def _read_spec(name: str) -> dict[str, Any]:
 def _report(args: argparse.Namespace, operations: list[file_operations.Operation], advice: str) -> None:
     """One path a line, then what to do next; on standard error when the spec has standard output."""
     out = sys.stderr if args.base_spec is not None and args.out is None else sys.stdout
-    written = [str(each.path) for each in operations if isinstance(each, file_operations.WriteFile)]
-    removed = [str(each.path) for each in operations if isinstance(each, file_operations.RemoveFile)]
     if args.output == "json":
+        written = [str(each.path) for each in operations if isinstance(each, file_operations.WriteFile)]
+        removed = [str(each.path) for each in operations if isinstance(each, file_operations.RemoveFile)]
         print(json.dumps({"dry_run": args.dry_run, "written": written, "removed": removed}, indent=2), file=out)
         return
     for each in operations:
-        if args.dry_run:
-            print(f"would {each.describe()}", file=out)
-        else:
-            expected = isinstance(each, file_operations.WriteFile) == (not args.remove)
-            print(each.path if expected else each.describe(), file=out)
+        expected = isinstance(each, file_operations.WriteFile) == (not args.remove)
+        print(f"would {each.describe()}" if args.dry_run else each.path if expected else each.describe(), file=out)
     if not operations:
         gone = args.remove and args.base_spec is None and not args.hooks_dir.exists()
         print("nothing to do" + (f": {args.hooks_dir} is not there" if gone else ""), file=out)
@@ -166,7 +154,7 @@ Containers made before keep the hook in their own config.json until they are del
 
 
 def _containerd_advice(out: str | None) -> str:
-    where = f"{Path(out).absolute()}" if out is not None else "the file you save this spec as"
+    where = "the file you save this spec as" if out is None else Path(out).absolute()
     return f"""\
 next, name it in the section of the runtime handler, then restart containerd:
   base_runtime_spec = "{where}"

@@ -3,8 +3,6 @@
 Exit codes: docs/exit-codes.md, and each verb's --help. A verb's module is imported when it is used.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc
@@ -129,7 +127,6 @@ def _open_closed() -> None:
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     from vmpin.cli.common import HelpFormatter
-
     # For each of its own texts argparse searches the disk for a catalog of translations; vmpin has none.
     vars(argparse)["_"] = lambda text: text
     parser = argparse.ArgumentParser("vmpin", description=_ABOUT, epilog=_EXAMPLES, formatter_class=HelpFormatter)
@@ -150,7 +147,6 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
         from importlib import metadata
-
         try:
             print(f"vmpin {metadata.version('vmpin')}")
         except metadata.PackageNotFoundError:

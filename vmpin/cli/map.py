@@ -1,22 +1,13 @@
 """`vmpin map`: the node's CPUs, their owners, and the threads on them. What stays out: the drawing (reports.map)."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys
 from pathlib import Path
 
-from vmpin.cli.common import (
-    Verbs,
-    direct_flag,
-    load_config,
-    new_file,
-    output_flag,
-    print_styled,
-    status_document,
-    verb,
-)
+from vmpin.cli.common import Verbs, direct_flag, load_config, new_file, output_flag, verb
+from vmpin.cli.control_client import status_document
+from vmpin.cli.output import plain_lines, print_styled
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError
 
@@ -35,32 +26,28 @@ examples:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "map", "draw the node's CPUs, their owners and the threads on them", about=_ABOUT,
+    parser = verb(verbs, "map", "draw the node's CPUs, their owners and the threads on them", run, about=_ABOUT,
                   epilog=_EXAMPLES)
     direct_flag(parser)
     output_flag(parser, ("text", "svg", "html"))
     parser.add_argument("--file", type=new_file, metavar="FILE", help="write it there instead of printing it")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from vmpin.host.sysfs import Sysfs
     from vmpin.reports.map import picture
-
     config = load_config(args)
     found = picture(status_document(config, None, direct=args.direct), Sysfs(config.paths.sys).topology())
     if args.output == "text":
         from vmpin.reports.map.text import lines
-
         made = [[(printable(text), style) for text, style in line]
                 for line in lines(found, 110 if args.file else shutil.get_terminal_size((110, 24)).columns)]
         if args.file is None:
             print_styled(made)
             return 0
-        text = "".join("".join(part for part, _ in line).rstrip() + "\n" for line in made)
+        text = "".join(f"{line}\n" for line in plain_lines(made))
     else:
         from vmpin.reports.map import svg
-
         text = svg.svg(found) if args.output == "svg" else svg.html(found)
     if args.file is None:
         sys.stdout.write(text)

@@ -1,24 +1,13 @@
 """`vmpin plan`: the changes that vmpin would make, on this node or on one described in a file. Changes nothing."""
 
-from __future__ import annotations
-
 import argparse
+import contextlib
 from pathlib import Path
 
-from vmpin.cli.common import (
-    Document,
-    Verbs,
-    ask,
-    direct_flag,
-    load_config,
-    output_flag,
-    print_data,
-    quiet_log,
-    table,
-    verb,
-)
+from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb
+from vmpin.cli.control_client import Document, ask, quiet_log
+from vmpin.cli.output import print_data, table
 from vmpin.domain.terminal import printable
-from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError, UsageError
 
 _ABOUT = """\
@@ -53,14 +42,13 @@ examples:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "plan", "print the changes to make, here or on a node described in a file", about=_ABOUT,
+    parser = verb(verbs, "plan", "print the changes to make, here or on a node described in a file", run, about=_ABOUT,
                   epilog=_EXAMPLES)
     parser.add_argument("--scenario", metavar="FILE", help="place the node described in this YAML file")
     parser.add_argument("--previous", metavar="FILE", help="with --scenario: an earlier output of -o json, to move as "
                         "few vCPUs as possible against it")
     direct_flag(parser)
     output_flag(parser, ("text", "json"))
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +61,6 @@ def run(args: argparse.Namespace) -> int:
     if found is None:
         from vmpin.reconcile import one_pass
         from vmpin.status import collector
-
         quiet_log(config)
         planned: Document = collector.planned(*one_pass.inspect(config))
         found = planned
@@ -92,25 +79,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _scenario(args: argparse.Namespace) -> int:
     from vmpin.config import scenario
-
-    path = Path(args.scenario)
-    previous = scenario.load_previous(Path(args.previous)) if args.previous is not None else None
-    found = scenario.place_scenario(scenario.load(path, _machine()), previous).data()
+    from vmpin.host.sysfs import Sysfs
+    machine = None
+    with contextlib.suppress(SourceError):  # of no use to a scenario that has a topology
+        machine = Sysfs().topology()
+    previous = None if args.previous is None else scenario.load_previous(Path(args.previous))
+    found = scenario.place_scenario(scenario.load(Path(args.scenario), machine), previous).data()
     if args.output == "json":
         print_data(found, "json")
     else:
         _print(found)
     return 0
-
-
-def _machine() -> Topology | None:
-    """This machine's topology, for a scenario without one; None if it cannot be read."""
-    from vmpin.host.sysfs import Sysfs
-
-    try:
-        return Sysfs().topology()
-    except SourceError:
-        return None
 
 
 def _print(found: Document) -> None:

@@ -3,13 +3,13 @@
 What stays out: sampling (reports.residency) and the sums (domain.proof).
 """
 
-from __future__ import annotations
-
+import contextlib
 import re
 
-from vmpin.cli.common import Document, ask, table
+from vmpin.cli.control_client import Document, ask
+from vmpin.cli.output import table
 from vmpin.config.settings import Config
-from vmpin.domain.terminal import printable, short_id
+from vmpin.domain.terminal import pod_name, printable, short_id
 from vmpin.errors import UsageError, WatcherError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -23,36 +23,32 @@ COLUMNS = ("ROLE", "RAN IN PLACE", "CERTAIN", "ELSEWHERE", "WAITED", "MIGRATIONS
 def duration(text: str) -> int:
     """Seconds from `90s`, `30m`, `24h` or `7d`. :raises UsageError:"""
     match = _DURATION.fullmatch(text)
-    found = int(match[1]) * _UNITS[match[2]] if match else 0
-    if not 0 < found <= _LONGEST:
-        raise UsageError(f"--since {text}: is no duration of at most seven days", "e.g. --since 90s, 30m, 24h or 7d")
-    return found
+    if match and 0 < (found := int(match[1]) * _UNITS[match[2]]) <= _LONGEST:
+        return found
+    raise UsageError(f"--since {text}: is no duration of at most seven days", "e.g. --since 90s, 30m, 24h or 7d")
 
 
 def percent(text: str) -> float:
     """:raises UsageError:"""
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found <= 100:
-        raise UsageError(f"--tolerate {text}: is no percentage", "e.g. --tolerate 0.1")
-    return found
+    with contextlib.suppress(ValueError):
+        if 0 <= (found := float(text)) <= 100:
+            return found
+    raise UsageError(f"--tolerate {text}: is no percentage", "e.g. --tolerate 0.1")
 
 
 def proof(config: Config, sandbox: str | None, since: int) -> Document:
-    """The run times since then, from the watcher. :raises WatcherError: if it does not answer."""
+    """The run times since then, from the watcher, with their total. :raises WatcherError: if it does not answer."""
     found = ask(config, {"op": "proof", "since": since, "sandbox": sandbox})
     if found is None:
         raise WatcherError("no watcher runs, and only a watcher records where threads ran",
                            "start `vmpin watch`; without --since the current masks are checked")
-    return found
+    return found | {"total": _total(found)}
 
 
-def total(found: Document) -> Document:
+def _total(found: Document) -> Document:
     """The sum over all roles of all sandboxes, including those that ended."""
     made = dict.fromkeys(("placed", "certain", "elsewhere", "free", "waited", "migrations", "unseen"), 0.0)
-    for account in [*found["sandboxes"], *([found["ended"]] if found["ended"] else [])]:
+    for account in filter(None, [*found["sandboxes"], found["ended"]]):
         made["unseen"] += account["unseen"]
         for role in account["roles"].values():
             for key, value in role.items():
@@ -62,7 +58,7 @@ def total(found: Document) -> Document:
 
 def elsewhere(found: Document) -> float:
     """Percent of the run time with a placement that was elsewhere."""
-    sums = total(found)
+    sums = found["total"]
     ran = sums["placed"] + sums["elsewhere"]
     return 100 * float(sums["elsewhere"]) / ran if ran else 0.0
 
@@ -70,8 +66,8 @@ def elsewhere(found: Document) -> float:
 def print_proof(found: Document) -> None:
     rows = []
     for sandbox in found["sandboxes"]:
-        pod = f"{sandbox['pod']['namespace']}/{sandbox['pod']['name']}" if sandbox["pod"] else "-"
-        rows += [[short_id(sandbox["id"]), pod, role, *row(account)] for role, account in sandbox["roles"].items()]
+        rows += [[short_id(sandbox["id"]), pod_name(sandbox["pod"]), role, *row(account)]
+                 for role, account in sandbox["roles"].items()]
     if found["ended"]:
         rows += [["(ended)", "-", role, *row(account)] for role, account in found["ended"]["roles"].items()
                  if any(account.values())]
@@ -86,7 +82,7 @@ def print_proof(found: Document) -> None:
         role = each["role"] if each["vcpu"] is None else f"{each['role']} {each['vcpu']}"
         print(f"ELSEWHERE {printable(short_id(each['sandbox']))}: {role} (thread {each['tid']}) ran "
               f"{each['seconds']:.3f} s on CPU {each['cpu']}, its place is {each['place']}; last seen {each['last']}")
-    sums = total(found)
+    sums = found["total"]
     ran = sums["placed"] + sums["elsewhere"]
     print(f"in their place {part(sums['placed'], ran)}, elsewhere {part(sums['elsewhere'], ran)}; certain "
           f"{part(sums['certain'], ran)}; unseen between two samples {sums['unseen']:.3f} s")

@@ -3,13 +3,11 @@
 What stays out: reading the node (doctor.collect).
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path
 
-from vmpin.cli.common import Document, ask, read_status
+from vmpin.cli.control_client import Document, ask, read_status
 from vmpin.config.settings import Config
 from vmpin.doctor.collect.node_facts import collect_facts
 from vmpin.doctor.collect.own_facts import lock_holder, unit
@@ -30,7 +28,8 @@ def ask_watcher(config: Config) -> WatcherFacts:
     """The state of the watcher, and its own description."""
     proc = Procfs(config.paths.proc)
     holder = lock_holder(config, proc)
-    found = WatcherFacts(pid=holder, version=version(), config=config.data(), unit=_unit(proc, holder))
+    found = WatcherFacts(pid=holder, version=version(), config=config.data(),
+                         unit="" if holder is None else unit(proc, holder))
     try:
         about = ask(config, {"op": "about"})
     except UsageError as err:  # it answered with a refusal: an older watcher, or we are not root
@@ -41,15 +40,11 @@ def ask_watcher(config: Config) -> WatcherFacts:
         return replace(found, state="mute", why=str(err))
     if about is not None:
         pid = int(about["pid"])
-        return replace(found, state="running", pid=pid, about=about, unit=_unit(proc, pid))
+        return replace(found, state="running", pid=pid, about=about, unit=unit(proc, pid))
     if holder is None:
         return found
     return replace(found, state="mute",
                    why=f"process {holder} holds {config.paths.lock_file}, but its socket is closed")
-
-
-def _unit(proc: Procfs, pid: int | None) -> str:
-    return "" if pid is None else unit(proc, pid)
 
 
 def ask_status(config: Config, watcher: WatcherFacts) -> tuple[Document, str]:
@@ -59,16 +54,11 @@ def ask_status(config: Config, watcher: WatcherFacts) -> tuple[Document, str]:
             found = ask(config, {"op": "status", "wide": True})
             if found is not None:
                 return found, ""
-        return _read_quietly(config), ""
+        before = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)  # the checks report problems
+        try:
+            return read_status(config, wide=True), ""
+        finally:
+            logging.disable(before)
     except (VmpinError, OSError, ValueError) as err:
         return {}, str(err)
-
-
-def _read_quietly(config: Config) -> Document:
-    """The status read by this process, without log messages: the checks report problems."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        return read_status(config, wide=True)
-    finally:
-        logging.disable(before)

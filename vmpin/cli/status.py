@@ -3,30 +3,16 @@
 What stays out: making the status document (vmpin/status).
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
 
-from vmpin.cli.common import (
-    VERDICTS,
-    Document,
-    Verbs,
-    ask_raw,
-    direct_flag,
-    load_config,
-    output_flag,
-    print_data,
-    read_status,
-    stale_checkpoint,
-    status_document,
-    table,
-    verb,
-)
+from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb
+from vmpin.cli.control_client import Document, ask_raw, read_status, stale_checkpoint, status_document
+from vmpin.cli.output import VERDICTS, print_data, table
 from vmpin.cli.proof import COLUMNS, counts, row
 from vmpin.config.settings import Config
-from vmpin.domain.terminal import printable, short_id
+from vmpin.domain.terminal import pod_name, printable, short_id
 
 _EXAMPLES = """\
 examples:
@@ -43,13 +29,12 @@ the reason), unmanaged (neither its containers nor a shared pool are known: left
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "status", "show the sandboxes and where their threads may run", epilog=_EXAMPLES)
+    parser = verb(verbs, "status", "show the sandboxes and where their threads may run", run, epilog=_EXAMPLES)
     parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one")
     output_flag(parser, ("table", "wide", "json", "yaml"))
     direct_flag(parser)
     parser.add_argument("--watch", action="store_true", help="show it again every --interval seconds")
     parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="for --watch (default: 2)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,8 +53,8 @@ def _once(config: Config, args: argparse.Namespace) -> None:
         raw = None if args.direct else ask_raw(config, {"op": "status"}, has_direct=True)
         if raw is None:
             print_data(read_status(config), "json")
-            return
-        sys.stdout.buffer.write(raw)
+        else:
+            sys.stdout.buffer.write(raw)
         return
     found = status_document(config, args.sandbox, wide=args.output != "table" or args.sandbox is not None,
                             direct=args.direct)
@@ -83,10 +68,9 @@ def _once(config: Config, args: argparse.Namespace) -> None:
 
 def _print(found: Document, wide: bool, one: bool) -> None:
     node = found["node"]
-    facts = [("online", node["online"]), ("shared pool", node["shared_pool"]), ("exclusive", node["exclusive"]),
-             ("housekeeping", node["housekeeping"])]
     watcher = f"watcher pid {found['watcher']}" if found["watcher"] else "no watcher runs"
-    print(f"{watcher}; CPUs " + ", ".join(f"{name} {cpus or 'none'}" for name, cpus in facts))
+    print(f"{watcher}; CPUs " + ", ".join(f"{key.replace('_', ' ')} {node[key] or 'none'}" for key in (
+        "online", "shared_pool", "exclusive", "housekeeping")))
     if wide:
         print(_sources(found["sources"]))
     if (stale := stale_checkpoint(found)) is not None:
@@ -94,13 +78,9 @@ def _print(found: Document, wide: bool, one: bool) -> None:
     if not found["sandboxes"]:
         print("no VM sandbox runs on this node")
     else:
-        columns = ["SANDBOX", "POD", "VMM", "PID", "MASK", "VERDICT", "VCPUS", "THREADS"]
-        rows = [_row(sandbox, wide) for sandbox in found["sandboxes"]]
-        if wide:
-            columns += ["RUNTIME", "HANDLER", "FOUND BY"]
-            for row, sandbox in zip(rows, found["sandboxes"], strict=True):
-                row += [sandbox["runtime"], sandbox["handler"] or "-", sandbox["found_by"]]
-        table(columns, rows, VERDICTS)
+        table(["SANDBOX", "POD", "VMM", "PID", "MASK", "VERDICT", "VCPUS", "THREADS",
+               *(("RUNTIME", "HANDLER", "FOUND BY") if wide else ())],
+              [_row(sandbox, wide) for sandbox in found["sandboxes"]], VERDICTS)
     for sandbox in found["sandboxes"]:
         if wide or one:
             _print_sandbox(sandbox)
@@ -108,9 +88,8 @@ def _print(found: Document, wide: bool, one: bool) -> None:
             for reason in sandbox["reasons"]:
                 print(f"{printable(short_id(sandbox['id']))}: {printable(reason)}")
     for odd in node["disagreements"]:
-        pod = f"{odd['pod']['namespace']}/{odd['pod']['name']}" if odd["pod"] else short_id(odd["sandbox"])
-        print(f"DISAGREEMENT on the CPUs of {printable(pod)}/{printable(odd['name'] or short_id(odd['container']))}: "
-              f"{printable(odd['what'])}")
+        pod, container = pod_name(odd["pod"], short_id(odd["sandbox"])), odd["name"] or short_id(odd["container"])
+        print(printable(f"DISAGREEMENT on the CPUs of {pod}/{container}: {odd['what']}"))
     for collision in node["collisions"]:
         print(f"COLLISION on CPU {collision['cpu']}: {printable(collision['what'])}")
 
@@ -118,16 +97,11 @@ def _print(found: Document, wide: bool, one: bool) -> None:
 def _sources(sources: Document) -> str:
     nri, kubelet = sources["nri"], sources["kubelet"]
     link = "not used" if nri is None else f"{nri['state']}, {nri['events']} events"
-    if kubelet is None:
-        given = "no checkpoint"
-    else:
-        given = (f"policy {kubelet['policy']}, exclusive CPUs {kubelet['exclusive'] or 'none'}" if kubelet["policy"]
-                 else "no usable checkpoint")
-        given += f" ({kubelet['trouble']})" if kubelet["trouble"] else ""
-    births = sources["births"]
-    feed = "not used" if births is None else births["state"]
-    return (f"sources: NRI {printable(link)}; kubelet {printable(given)}; births {printable(feed)}; "
-            f"hooks {_hooks(sources)}")
+    given = "no checkpoint" if kubelet is None else "no usable checkpoint" if not kubelet["policy"] else (
+        f"policy {kubelet['policy']}, exclusive CPUs {kubelet['exclusive'] or 'none'}")
+    given += f" ({kubelet['trouble']})" if kubelet and kubelet["trouble"] else ""
+    feed = "not used" if sources["births"] is None else sources["births"]["state"]
+    return printable(f"sources: NRI {link}; kubelet {given}; births {feed}; hooks {_hooks(sources)}")
 
 
 def _hooks(sources: Document) -> str:
@@ -141,11 +115,11 @@ def _hooks(sources: Document) -> str:
 
 def _row(sandbox: Document, wide: bool) -> list[object]:
     vmm = sandbox["vmm"] or {"type": "-", "pid": "-"}
-    pod = f"{sandbox['pod']['namespace']}/{sandbox['pod']['name']}" if sandbox["pod"] else "-"
-    vcpus = [thread for thread in sandbox["threads"] if thread["role"] == "vcpu"]
+    vcpus = sum(thread["role"] == "vcpu" for thread in sandbox["threads"])
     ok = sum(thread["ok"] for thread in sandbox["threads"])
-    return [sandbox["id"] if wide else short_id(sandbox["id"]), pod, vmm["type"], vmm["pid"], sandbox["mask"] or "-",
-            sandbox["verdict"], len(vcpus), f"{ok}/{len(sandbox['threads'])} ok"]
+    return [sandbox["id"] if wide else short_id(sandbox["id"]), pod_name(sandbox["pod"]), vmm["type"], vmm["pid"],
+            sandbox["mask"] or "-", sandbox["verdict"], vcpus, f"{ok}/{len(sandbox['threads'])} ok",
+            *((sandbox["runtime"], sandbox["handler"] or "-", sandbox["found_by"]) if wide else ())]
 
 
 def _print_sandbox(sandbox: Document) -> None:
@@ -157,32 +131,27 @@ def _print_sandbox(sandbox: Document) -> None:
             [container["id"], container["name"] or "-", container["cpuset"] or "-",
              "pause" if container["pause"] else "shared" if not container["exclusive"] else
              "in its pod" if container["shared_with"] else "exclusive",
-             container["exclusive_by"] or "-",
-             "-" if container["vcpus"] is None else container["vcpus"] or "none",
-             _guest(container), container["source"],
-             container["since"] or "-", _others(container)]
+             container["exclusive_by"] or "-", "-" if container["vcpus"] is None else container["vcpus"] or "none",
+             _guest(container), container["source"], container["since"] or "-", _others(container)]
             for container in sandbox["containers"]])
     if sandbox["guest"]:
         guest, system = sandbox["guest"], sandbox["guest"]["system"]
         own = "" if system is None else f"; its own processes {system['text']}, on its CPUs {system['effective']}"
         state = ": " + guest["state"] if guest["state"] else ""
-        print(f"  guest: {printable(guest['by'] or 'no agent')}{printable(state)}"
-              f"{printable(own)}")
+        print(printable(f"  guest: {guest['by'] or 'no agent'}{state}{own}"))
     if sandbox["cgroup"]:
         print(f"  cgroup of the VMM: {printable(sandbox['cgroup']['path'])}, CPUs {sandbox['cgroup']['cpus']}")
     if sandbox["birth"]:
         print(f"  {_birth(sandbox['birth'])}")
-    if sandbox["drift"]:
-        drift = sandbox["drift"]
+    if drift := sandbox["drift"]:
         print(f"  threads put back: {printable(counts(drift['repairs']))}; the last time: {printable(drift['why'])}")
     if sandbox["proof"] and sandbox["proof"]["roles"]:
         table(COLUMNS, [[role, *row(account)] for role, account in sandbox["proof"]["roles"].items()])
     if sandbox["threads"]:
         table(["THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "OK"], [
-            [thread["tid"], _role(thread), thread["name"],
-             "unchanged" if thread["wanted"] is None else thread["wanted"], thread["actual"],
-             "yes" if thread["ok"] else "no"]
-            for thread in sandbox["threads"]], VERDICTS)
+            [thread["tid"], thread["role"] if thread["vcpu"] is None else f"{thread['role']} {thread['vcpu']}",
+             thread["name"], "unchanged" if thread["wanted"] is None else thread["wanted"], thread["actual"],
+             "yes" if thread["ok"] else "no"] for thread in sandbox["threads"]], VERDICTS)
 
 
 def _birth(birth: Document) -> str:
@@ -200,9 +169,7 @@ def _birth(birth: Document) -> str:
 
 def _guest(container: Document) -> str:
     """The state of a container in its guest, with the first threads that are on other vCPUs."""
-    guest = container["guest"]
-    if guest is None:
-        return "-"
+    guest = container["guest"] or {"text": "-", "outside": ()}
     outside = ", ".join(map(str, guest["outside"]))
     return f"{guest['text']} (outside: {outside})" if outside else str(guest["text"])
 
@@ -214,7 +181,3 @@ def _others(container: Document) -> str:
     if container["kubelet"] not in (None, container["cpuset"]):
         others.append(f"kubelet {container['kubelet']}")
     return ", ".join(others) or "-"
-
-
-def _role(thread: Document) -> str:
-    return thread["role"] if thread["vcpu"] is None else f"{thread['role']} {thread['vcpu']}"

@@ -3,26 +3,14 @@
 What stays out: where threads ran before (proof).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence
 
-from vmpin.cli.common import (
-    VERDICTS,
-    Document,
-    Verbs,
-    answering,
-    direct_flag,
-    load_config,
-    output_flag,
-    print_data,
-    status_document,
-    table,
-    verb,
-)
-from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof, total
+from vmpin.cli.common import Verbs, answering, direct_flag, load_config, output_flag, verb
+from vmpin.cli.control_client import Document, status_document
+from vmpin.cli.output import VERDICTS, print_data, table
+from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import printable, short_id
 from vmpin.errors import UnseenError, UsageError
@@ -47,7 +35,7 @@ exit codes:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "verify", "check that every thread is on its CPUs (exit 1 on drift or collisions)",
+    parser = verb(verbs, "verify", "check that every thread is on its CPUs (exit 1 on drift or collisions)", run,
                   about=_ABOUT, epilog=_EXITS)
     parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one")
     parser.add_argument("--since", metavar="DURATION", help="also where they ran since then: 90s, 30m, 24h, 7d")
@@ -55,14 +43,10 @@ def add_parser(verbs: Verbs) -> None:
                         "been elsewhere (default: 0)")
     direct_flag(parser)
     output_flag(parser, ("text", "json"))
-    parser.set_defaults(run=run)
 
 
+@answering(UnseenError)
 def run(args: argparse.Namespace) -> int:
-    return answering(_verify, args, UnseenError)
-
-
-def _verify(args: argparse.Namespace) -> int:
     config, tolerated = load_config(args), percent(args.tolerate)
     since = None if args.since is None else duration(args.since)
     if args.direct and since is not None:
@@ -76,16 +60,13 @@ def _verify(args: argparse.Namespace) -> int:
     collisions = [collision for collision in found["node"]["collisions"]
                   if chosen is None or chosen in collision["sandboxes"]]
     unmanaged = [sandbox["id"] for sandbox in found["sandboxes"] if sandbox["verdict"] == "unmanaged"]
-    past, strayed = None, False
-    if since is not None:
-        past = proof(config, chosen, since)
-        strayed = elsewhere(past) > tolerated
-    good = not drift and not strayed and not collisions
+    past = None if since is None else proof(config, chosen, since)
+    good = not drift and not collisions and (past is None or elsewhere(past) <= tolerated)
     if args.output == "json":
         print_data({"ok": good, "threads": len(threads), "sandboxes": len(found["sandboxes"]),
                     "drift": [{"sandbox": sandbox, **thread} for sandbox, thread in drift],
                     "collisions": collisions, "unmanaged": unmanaged,
-                    **({} if past is None else {"proof": past | {"total": total(past)}})}, "json")
+                    **({} if past is None else {"proof": past})}, "json")
         return 0 if good else 1
     if drift:
         table(["SANDBOX", "THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "CGROUP"],
@@ -128,7 +109,6 @@ def _refuse_blind(config: Config) -> None:
     :raises UnseenError:
     """
     from vmpin.host.procfs import Procfs
-
     hint = "run this as root, or start the watcher"
     try:
         if not Procfs(config.paths.proc).cmdline(1):

@@ -1,7 +1,5 @@
 """`vmpin watch`: the watcher."""
 
-from __future__ import annotations
-
 import argparse
 import os
 
@@ -19,18 +17,16 @@ unpin the watcher does that itself, and removes its files. (-o json: one JSON ob
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "watch", "keep every thread in place: the service", about=_ABOUT)
+    parser = verb(verbs, "watch", "keep every thread in place: the service", run, about=_ABOUT)
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="the same as "
                         "--set log.level=…")
     parser.add_argument("--nri", action=argparse.BooleanOptionalAction, default=None, help="be an NRI plugin, or do "
                         "not: the same as --set watch.nri=on or off")
     output_flag(parser, ("text", "json"))
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     import gc
-
     # Loaded modules and the objects of the first pass stay: scanning them for garbage is useless.
     gc.disable()
     import signal
@@ -41,7 +37,6 @@ def run(args: argparse.Namespace) -> int:
     from vmpin.reconcile.intake import take_spool
     from vmpin.reconcile.reconciler import Reconciler
     from vmpin.sources.spool import Spool
-
     if args.log_level:
         args.set_here.append(f"log.level={args.log_level}")
     if args.nri is not None:
@@ -66,6 +61,5 @@ def run(args: argparse.Namespace) -> int:
         import asyncio
 
         from vmpin.daemon.watcher import Watcher
-
-        asyncio.run(Watcher(config, lambda: load_config(args), reconciler, spool, kept, lock).run())
+        asyncio.run(Watcher(lambda: load_config(args), reconciler, spool, kept, lock).run())
     return 0

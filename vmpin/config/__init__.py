@@ -1,8 +1,4 @@
-"""The configuration: its settings, their parsers, loading them in layers, and a reload; and scenario files.
-
-settings: the keys and the frozen values. loading: defaults, file, environment, flags. values: one parser a kind of
-value. yaml_file, plain_yaml: YAML. reload: what SIGHUP changes. scenario: a described node.
+"""The configuration: its settings, their parsers and loading them in layers; and scenario files.
 
 What stays out: acting on the values. Imports domain, placement (its policies) and host (reading a file). Imported by
-reconcile and everything above it.
-"""
+reconcile and everything above it."""

@@ -1,12 +1,11 @@
 """Loading the configuration: defaults, then the file, then the environment, then flags; each value is checked once.
 
 What stays out: the keys and their values (config.settings), and YAML (config.yaml_file). Called at the start of every
-command, and by the watcher at SIGHUP (config.reload decides what it takes over).
-"""
+command, and by the watcher at SIGHUP (daemon.reloading)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vmpin.config.settings import BY_KEY, SECTIONS, SETTINGS, Config, Setting, with_values
@@ -17,18 +16,16 @@ DEFAULT_FILE = Path("/etc/vmpin/vmpin.yaml")
 
 #: Variables that set no key: VMPIN_DEBUG shows the traceback of an error of the operating system (cli/main), the
 #: others are the tests' own (docs/testing.md).
-_NO_KEYS = ("VMPIN_DEBUG", "VMPIN_LAB_", "VMPIN_MIXED_", "VMPIN_FUZZ_", "VMPIN_SOAK_")
+_NO_KEYS = ("VMPIN_DEBUG", "VMPIN_LAB_", "VMPIN_FUZZ_", "VMPIN_SOAK_")
 #: A pod has variables for each Service of its namespace: of vmpin-metrics VMPIN_METRICS_SERVICE_HOST and others.
 _SERVICE = "_SERVICE_HOST"
 
 
 def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str]) -> Config:
     """Put the configuration together: defaults, the file, VMPIN_ variables, then flags; the later, the stronger.
-
     :param file: the file asked for, which must exist; None takes the default file if there is one.
     :param flags: by key, from the command line.
-    :raises ConfigError: naming the source, the key and the value.
-    """
+    :raises ConfigError: naming the source, the key and the value."""
     given: dict[str, tuple[object, str]] = {setting.key: (setting.default, "default") for setting in SETTINGS}
     path = file or DEFAULT_FILE
     if file is not None or _is_there(path):
@@ -37,7 +34,7 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
         given[setting.key] = (text, f"environment {setting.variable}")
     for key, text in flags.items():
         if key not in BY_KEY:
-            raise ConfigError(f"--set {key}={text}: unknown key {key!r}", _hint(key))
+            raise ConfigError(f"--set {key}={text}: unknown key {key!r}", _near(key))
         given[key] = (text, "flag")
     parsed: dict[str, object] = {}
     for key, (value, origin) in given.items():
@@ -83,22 +80,18 @@ def _read(path: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for section, keys in document.items():
         if section not in SECTIONS:
-            raise ConfigError(f"{path}: unknown section {section!r}", _hint(str(section)))
+            raise ConfigError(f"{path}: unknown section {section!r}", _near(str(section)))
         if not isinstance(keys, dict | None):
             raise ConfigError(f"{path}: {section}: {keys!r} is no mapping of keys to values")
         for name, value in (keys or {}).items():
             key = f"{section}.{name}"
             if key not in BY_KEY:
-                raise ConfigError(f"{path}: unknown key {key!r}", _hint(key))
+                raise ConfigError(f"{path}: unknown key {key!r}", _near(key))
             found[key] = value
     return found
 
 
-def _hint(key: str) -> str:
-    return _near(key, [*BY_KEY, *SECTIONS])
-
-
-def _near(name: str, names: list[str], prefix: str = "") -> str:
+def _near(name: str, names: Sequence[str] = (*BY_KEY, *SECTIONS), prefix: str = "") -> str:
     import difflib
 
     near = difflib.get_close_matches(name, names, 1)

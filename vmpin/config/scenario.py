@@ -1,17 +1,15 @@
 """Scenarios: a node described in YAML, placed by the rules that the watcher uses (`vmpin plan --scenario`).
 
 Reads the outer format into the inner model, and writes placements as JSON data. Nothing on the machine is touched; a
-value that cannot be used is refused with the file,
-the place in it and the value. What stays out: the rules (placement).
-Called by cli.plan.
-"""
+value that cannot be used is refused with the file, the place in it and the value. What stays out: the rules
+(placement). Called by cli.plan."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vmpin.config import yaml_file
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
@@ -25,43 +23,34 @@ from vmpin.placement.vcpus import Previous
 
 #: KVM's own limit is 4096 vCPUs (KVM_MAX_VCPUS); no VM has more iothreads or queues than that either.
 MAX_COUNT = 4096
-#: Bytes: a plan of a full node has some 2 MB.
-MAX_PLAN = 64 << 20
+MAX_PLAN = 64 << 20  #: Bytes: a plan of a full node has some 2 MB.
 
 
-@dataclass(frozen=True)
-class ScenarioSandbox:
+class ScenarioSandbox(NamedTuple):
     request: PlacementRequest
     iothreads: int
     vhost: int
 
 
-@dataclass(frozen=True)
-class Scenario:
+class Scenario(NamedTuple):
     node: Node
     policy: Policy
     sandboxes: tuple[ScenarioSandbox, ...]
 
 
-@dataclass(frozen=True)
-class ScenarioOutcome:
+class ScenarioOutcome(NamedTuple):
     """The placements of a scenario, with what they collide in."""
 
     placements: tuple[Placement, ...]
     sandboxes: tuple[ScenarioSandbox, ...]
     collisions: tuple[Collision, ...]
-    #: How many vCPUs have other CPUs than in the previous plan.
-    moves: int
+    moves: int  #: How many vCPUs have other CPUs than in the previous plan.
 
     def data(self) -> dict[str, object]:
         """As `vmpin plan --scenario -o json` prints it."""
-        return {
-            "sandboxes": [_placement_data(placement, sandbox.iothreads)
-                          for placement, sandbox in zip(self.placements, self.sandboxes, strict=True)],
-            "collisions": [{"cpu": collision.cpu, "sandboxes": list(collision.sandboxes), "what": collision.what}
-                           for collision in self.collisions],
-            "moves": self.moves,
-        }
+        return {"sandboxes": [_placement_data(placement, sandbox.iothreads)
+                              for placement, sandbox in zip(self.placements, self.sandboxes, strict=True)],
+                "collisions": [collision._asdict() for collision in self.collisions], "moves": self.moves}
 
 
 def place_scenario(scenario: Scenario, previous: Mapping[SandboxId, Previous] | None = None) -> ScenarioOutcome:
@@ -86,11 +75,9 @@ def _collisions(own: Ownership, placements: Sequence[Placement]) -> list[Collisi
         for cpu in cpus & own.foreign(placement.sandbox):
             owners = own.owners(cpu)
             sandboxes = tuple(dict.fromkeys([*(sandbox for sandbox, _ in owners), placement.sandbox]))
-            found[cpu, sandboxes] = Collision(
-                cpu, sandboxes,
-                f"exclusive to {own.owner_names(cpu)}, but {placement.sandbox} may run there: no other CPU "
-                "is left for it")
-    return sorted(found.values(), key=lambda collision: (collision.cpu, collision.sandboxes))
+            found[cpu, sandboxes] = Collision(cpu, sandboxes, f"exclusive to {own.owner_names(cpu)}, but "
+                                              f"{placement.sandbox} may run there: no other CPU is left for it")
+    return sorted(found.values())
 
 
 def _line(text: str) -> str:
@@ -105,25 +92,18 @@ def _text(cpus: CpuSet | None) -> str | None:
 
 def _placement_data(placement: Placement, iothreads: int) -> dict[str, object]:
     other = {role: _text(cpus) for role, cpus in placement.others.items()}
-    return {
-        "id": placement.sandbox,
-        "mask": str(placement.mask),
-        "verdict": str(placement.verdict),
-        "reasons": list(placement.reasons),
-        "vcpus": [{"id": vcpu.id, "cpus": _text(vcpu.cpus), "container": vcpu.container} for vcpu in placement.vcpus],
-        "iothreads": [{"index": index, "cpus": other[ThreadRole.IOTHREAD]} for index in range(iothreads)],
-        "vhost": other[ThreadRole.VHOST],
-        "emulator": other[ThreadRole.EMULATOR],
-        "containers": [{"id": container, "vcpus": str(CpuSet(vcpus))}
-                       for container, vcpus in placement.containers.items()],
-    }
+    return {"id": placement.sandbox, "mask": str(placement.mask), "verdict": str(placement.verdict),
+            "reasons": list(placement.reasons), "vcpus": [{"id": vcpu.id, "cpus": _text(vcpu.cpus),
+                                                           "container": vcpu.container} for vcpu in placement.vcpus],
+            "iothreads": [{"index": index, "cpus": other[ThreadRole.IOTHREAD]} for index in range(iothreads)],
+            "vhost": other[ThreadRole.VHOST], "emulator": other[ThreadRole.EMULATOR],
+            "containers": [{"id": container, "vcpus": str(CpuSet(vcpus))}
+                           for container, vcpus in placement.containers.items()]}
 
 
 def load(path: Path, machine: Topology | None = None) -> Scenario:
     """Read a scenario. `machine` stands in for an absent topology.
-
-    :raises ConfigError: in one line.
-    """
+    :raises ConfigError: in one line."""
     return _Reader(path).scenario(yaml_file.load(path, pipe=True), machine)
 
 
@@ -202,17 +182,13 @@ class _Reader:
     def scenario(self, document: object, machine: Topology | None) -> Scenario:
         top = self.mapping({} if document is None else document, "the document",
                            ("topology", "housekeeping", "shared_pool", "policy", "sandboxes"))
-        if top.get("topology") is not None:
-            topology = self.topology(top["topology"])
-        elif machine is not None:
-            topology = machine
-        else:
+        topology = machine if top.get("topology") is None else self.topology(top["topology"])
+        if topology is None:
             raise self.wrong("topology", "is missing")
         valid = topology.all_cpus
         pool = None if top.get("shared_pool") is None else self.cpuset(top["shared_pool"], "shared_pool", valid)
-        housekeeping = EMPTY
-        if top.get("housekeeping") is not None:
-            housekeeping = self.cpuset(top["housekeeping"], "housekeeping", valid)
+        idle = top.get("housekeeping")
+        housekeeping = EMPTY if idle is None else self.cpuset(idle, "housekeeping", valid)
         sandboxes: dict[SandboxId, ScenarioSandbox] = {}
         for at, entry in self.items(top.get("sandboxes"), "sandboxes"):
             sandbox = self.sandbox(entry, at, valid)

@@ -4,10 +4,7 @@ The section classes below are the table of settings: a field is a key, its type 
 the `Setting` that holds the key's default, its parser and its explanation. `loading.load` parses all of them into a
 `Config`. Named tuples, as every command imports this module and a dataclass takes three times as long to make.
 
-What stays out: where values come from (config.loading), how each is parsed (config.values), and what they do.
-"""
-
-from __future__ import annotations
+What stays out: where values come from (config.loading), how each is parsed (config.values), and what they do."""
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
@@ -56,13 +53,10 @@ class PathSettings(NamedTuple):
     cgroup: Path = _setting("/sys/fs/cgroup", values.path, "the host's cgroups")
     kata_go: Path = _setting("/run/vc", values.path, "state of Kata's Go runtime")
     kata_rs: Path = _setting("/run/kata", values.path, "state of Kata's runtime-rs")
-    kubelet: Path = _setting("/var/lib/kubelet", values.path,
-                             "the kubelet's directory: its CPU manager's checkpoint")
+    kubelet: Path = _setting("/var/lib/kubelet", values.path, "the kubelet's directory: its CPU manager's checkpoint")
     nri: Path = _setting("/var/run/nri/nri.sock", values.path, "socket of the container runtime for NRI plugins")
-    cri: Path | None = _setting(
-        "", values.path_or_unset,
-        "socket of the container runtime for CRI calls, used by policy.runc_repair alone; unset: containerd's and "
-        "CRI-O's own, where they exist")
+    cri: Path | None = _setting("", values.path_or_unset, "socket of the container runtime for CRI calls, used by "
+                                "policy.runc_repair alone; unset: containerd's and CRI-O's own, where they exist")
 
     @property
     def hook_socket(self) -> Path:
@@ -98,9 +92,8 @@ class NodeSettings(NamedTuple):
     """`node`: CPUs that no source reports."""
 
     shared_pool: CpuSet | None = _setting(
-        None, values.pool,
-        "CPU list that all shared containers run on, where the kubelet's static CPU manager does not report it; "
-        "unset: every CPU that no container owns")
+        None, values.pool, "CPU list that all shared containers run on, where the kubelet's static CPU manager does "
+        "not report it; unset: every CPU that no container owns")
     housekeeping: CpuSet = _setting("", values.cpus, "CPU list for threads whose policy is housekeeping")
 
 
@@ -120,34 +113,28 @@ class PolicySettings(NamedTuple):
     emulator: ThreadPolicy | CpuSet = _rule("emulator", "apart", f"all other VMM threads: {_ROLE_RULES}")
     virtiofsd: ThreadPolicy | CpuSet = _rule("virtiofsd", "apart", f"virtiofsd: {_ROLE_RULES}")
     shim: ThreadPolicy | CpuSet = _rule("shim", "apart", f"the sandbox's Kata shim: {_ROLE_RULES}")
-    exclusive_annotation: str = _setting(
-        "", values.token,
-        "annotation that declares whether a container's CPUs are exclusive (true or false); unset: none is read, as "
-        "a pod's author could claim CPUs that way")
-    runc_repair: bool = _setting(
-        False, values.flag,
-        "whether the runtime is asked (CRI) to give a runc container back the CPUs that the kubelet gave it, when "
-        "its cgroup has others")
+    exclusive_annotation: str = _setting("", values.token,
+                                         "annotation that declares whether a container's CPUs are exclusive (true or "
+                                         "false); unset: none is read, as a pod's author could claim CPUs that way")
+    runc_repair: bool = _setting(False, values.flag, "whether the runtime is asked (CRI) to give a runc container "
+                                 "back the CPUs that the kubelet gave it, when its cgroup has others")
 
 
 class WatchSettings(NamedTuple):
     """`watch`: what the watcher reads, how often, and what becomes of the masks when it ends."""
 
     resync_seconds: float = _setting(10.0, values.seconds, "how often everything is read again and drift repaired")
-    only: str = _setting(
-        "*", values.token,
-        "which sandboxes are placed, by a pattern of their ids (as a shell matches file names); others are not even "
-        "inspected")
+    only: str = _setting("*", values.token, "which sandboxes are placed, by a pattern of their ids (as a shell "
+                         "matches file names); others are not even inspected")
     status_group: str = _setting("", values.token, "group that may read the status; unset: root alone")
     nri: str = _setting("auto", values.nri, "whether to be an NRI plugin: on, off, or auto (when the socket is there)")
     kubelet: bool = _setting(True, values.flag, "whether the kubelet's checkpoint and PodResources are read")
     births: bool = _setting(
-        True, values.flag,
-        "whether the kernel reports new programs and threads as they start (proc connector)")
+        True, values.flag, "whether the kernel reports new programs and threads as they start (proc connector)")
     qmp: bool = _setting(
         True, values.flag, "whether QEMU is asked over QMP when nothing else identifies its vCPU threads")
     on_exit: str = _setting(
-        "keep", values.on_exit,
+        "keep", values.one_of("keep", "unpin"),
         "what becomes of the masks when the watcher ends: keep, or unpin (restore the original ones; nothing is left)")
 
     @property
@@ -159,10 +146,9 @@ class WatchSettings(NamedTuple):
 class DriftSettings(NamedTuple):
     """`drift`: what is done about a thread that another program moves again and again."""
 
-    on_fight: str = _setting(
-        "rest", values.on_fight,
-        "what is done about a thread that another program moves again and again: rest (left alone for a while, then "
-        "tried again), leave (left alone until its placement changes, or vmpin reconcile) or persist")
+    on_fight: str = _setting("rest", values.one_of("rest", "leave", "persist"), "what is done about a thread that "
+                             "another program moves again and again: rest (left alone for a while, then tried again), "
+                             "leave (left alone until its placement changes, or vmpin reconcile) or persist")
     fight_repairs: int = _setting(
         3, values.count, "how often a minute a thread is put back before the next time counts as contention")
     rest_seconds: float = _setting(
@@ -176,22 +162,16 @@ class ProofSettings(NamedTuple):
     sample_seconds: float = _setting(
         10.0, values.seconds_or_off, "how often the CPU of each thread is sampled; off: never")
 
-    @property
-    def interval(self) -> float | None:
-        """Seconds between two samples; None: none are taken."""
-        return self.sample_seconds or None
-
 
 class GuestSettings(NamedTuple):
     """`guest`: what is done inside the VMs."""
 
-    via: str = _setting(
-        "auto", values.guest_agent,
-        "which agent keeps each container's processes on its vCPUs in the guest: vmpin-agent, kata-agent, off, or "
-        "auto (vmpin's agent where there is one, else Kata's)")
+    via: str = _setting("auto", values.one_of("auto", "vmpin-agent", "kata-agent", "off"),
+                        "which agent keeps each container's processes on its vCPUs in the guest: vmpin-agent, "
+                        "kata-agent, off, or auto (vmpin's agent where there is one, else Kata's)")
     port: int = _setting(10789, values.port, "vsock port on which vmpin's agent listens in the guests")
     system: str = _setting(
-        "spare", values.system,
+        "spare", values.one_of("spare", "off"),
         "where the guest's own processes go: spare (the vCPUs that back no container's own CPUs) or off")
     export: bool = _setting(
         False, values.flag,
@@ -224,7 +204,7 @@ class MetricsSettings(NamedTuple):
 class LogSettings(NamedTuple):
     """`log`."""
 
-    level: str = _setting("info", values.level, "debug, info, warning or error")
+    level: str = _setting("info", values.one_of("debug", "info", "warning", "error"), "debug, info, warning or error")
 
 
 class Config(NamedTuple):
@@ -259,15 +239,15 @@ class Config(NamedTuple):
         return {key: {"value": to_plain(value), "from": self.origin[key]} for key, value in self.values.items()}
 
 
-SECTIONS: dict[str, type[Any]] = {
-    "paths": PathSettings, "node": NodeSettings, "policy": PolicySettings, "watch": WatchSettings,
-    "drift": DriftSettings, "proof": ProofSettings, "guest": GuestSettings, "metrics": MetricsSettings,
-    "log": LogSettings}
+SECTIONS: dict[str, type[Any]] = {"paths": PathSettings, "node": NodeSettings, "policy": PolicySettings,
+                                  "watch": WatchSettings, "drift": DriftSettings, "proof": ProofSettings,
+                                  "guest": GuestSettings, "metrics": MetricsSettings, "log": LogSettings}
 _PLACES = [(section, name) for section, fields in SECTIONS.items() for name in fields._fields]
 #: Every key, in the order of `vmpin config`.
 SETTINGS: tuple[Setting, ...] = tuple(
     SECTIONS[section]._field_defaults[name]._replace(key=f"{section}.{name}") for section, name in _PLACES)
 BY_KEY = {setting.key: setting for setting in SETTINGS}
+
 
 def with_values(parsed: Mapping[str, object], origin: Mapping[str, str]) -> Config:
     """A configuration of parsed values. :param parsed: every key's; of one origin each."""

@@ -1,14 +1,34 @@
 """Parsers of the configuration's values: each takes a value from the file, the environment or a flag.
 
-Each raises ValueError with what is wrong about the value. What stays out: which key has which parser (settings).
-"""
+Each raises ValueError with what is wrong about the value. What stays out: which key has which parser (settings)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
+
+
+def one_of(*names: str) -> Callable[[object], str]:
+    """The parser of a choice. YAML reads a bare off as false."""
+
+    def parse(value: object) -> str:
+        name = "off" if value is False else value
+        if name not in names:
+            raise ValueError(f"is neither {names[0]} nor {names[1]}" if len(names) == 2 else
+                             f"is none of {', '.join(names)}")
+        return str(name)
+
+    return parse
+
+
+def _whole(value: object, most: int) -> int | None:
+    """A number from 1 to `most`, as it is or as text; None for anything else."""
+    text = "" if isinstance(value, bool) else str(value)
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(most)) else 0
+    return number if 0 < number <= most else None
 
 
 def path(value: object) -> Path:
@@ -49,22 +69,10 @@ def seconds_or_off(value: object) -> float:
 
 
 def count(value: object) -> int:
-    text = "" if isinstance(value, bool) else str(value)
-    if not (text.isascii() and text.isdigit() and 0 < len(text) <= 6 and int(text)):
+    number = _whole(value, 999999)
+    if number is None:
         raise ValueError("is no number from 1 to 999999")
-    return int(text)
-
-
-def on_fight(value: object) -> str:
-    if value not in ("rest", "leave", "persist"):
-        raise ValueError("is none of rest, leave, persist")
-    return str(value)
-
-
-def on_exit(value: object) -> str:
-    if value not in ("keep", "unpin"):
-        raise ValueError("is neither keep nor unpin")
-    return str(value)
+    return number
 
 
 def token(value: object) -> str:
@@ -75,45 +83,28 @@ def token(value: object) -> str:
     return value
 
 
-def level(value: object) -> str:
-    if value not in ("debug", "info", "warning", "error"):
-        raise ValueError("is none of debug, info, warning, error")
-    return str(value)
-
-
 def flag(value: object) -> bool:
     meaning = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-    if isinstance(value, bool):
-        return value
     if str(value).lower() not in meaning:
         raise ValueError("is neither true nor false")
     return meaning[str(value).lower()]
 
 
 def nri(value: object) -> str:
-    if value == "auto":
-        return "auto"
     try:
-        return "on" if flag(value) else "off"
+        return "auto" if value == "auto" else "on" if flag(value) else "off"
     except ValueError:
         raise ValueError("is none of auto, on, off") from None
 
 
-def guest_agent(value: object) -> str:
-    text = "off" if value is False else value
-    if text not in ("auto", "vmpin-agent", "kata-agent", "off"):
-        raise ValueError("is none of auto, vmpin-agent, kata-agent, off")
-    return str(text)
-
-
 def port(value: object) -> int:
     """A port of vsock: 32 bits. 1024 to 1027 are Kata's."""
-    text = "" if isinstance(value, bool) else str(value)
-    if not (text.isascii() and text.isdigit() and len(text) <= 10 and 0 < int(text) < 0xFFFFFFFF):
+    number = _whole(value, 0xFFFFFFFE)
+    if number is None:
         raise ValueError("is no port")
-    if 1024 <= int(text) <= 1027:
+    if 1024 <= number <= 1027:
         raise ValueError("is a port of Kata's own")
-    return int(text)
+    return number
 
 
 class Address(NamedTuple):
@@ -139,22 +130,16 @@ def address(value: object) -> Address | None:
         if len(bytes(found)) > 107:
             raise ValueError("is longer than the path of a socket can be (107 bytes)")
         return Address(path=found)
-    host, _, number = text.rpartition(":")
-    if not (number.isascii() and number.isdigit() and len(number) <= 5 and 0 < int(number) < 65536):
+    host, _, its_port = text.rpartition(":")
+    number = _whole(its_port, 65535)
+    if number is None:
         raise ValueError("ends in no port of TCP's, and is no unix:/path")
     from ipaddress import ip_address  # here, as few commands need it
 
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
         if ip_address(bare).version == (4 if bare == host else 6):
-            return Address(bare, int(number))
+            return Address(bare, number)
     except ValueError:
         pass
     raise ValueError("has no IP address before the port (0.0.0.0 for all of the machine's; [::1] for one of IPv6)")
-
-
-def system(value: object) -> str:
-    text = "off" if value is False else value
-    if text not in ("spare", "off"):
-        raise ValueError("is neither spare nor off")
-    return str(text)

@@ -1,7 +1,6 @@
 """Reading YAML that people write: one document, a size limit, keys given twice refused, errors that name the line.
 
-What stays out: what the keys mean (loading, scenario, which call this).
-"""
+What stays out: what the keys mean (loading, scenario, which call this)."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from vmpin.host.regular import read_regular
 if TYPE_CHECKING:
     import yaml
 
-#: A configuration or scenario larger than this was not written by a person.
-MAX_BYTES = 4 << 20
+MAX_BYTES = 4 << 20  #: A configuration or scenario larger than this was not written by a person.
 #: Values in the document, those an alias repeats counted each time: a few lines of aliases can stand for billions.
 MAX_VALUES = 1 << 20
 MAX_DEPTH = 32
@@ -54,10 +52,8 @@ def load(path: Path, pipe: bool = False) -> object:
 
 def read(path: Path, most: int, pipe: bool = False) -> bytes:
     """A file that an operator named, and may well have linked.
-
     :param pipe: also a pipe, to its end; a watcher that loads its configuration again never waits for one.
-    :raises ConfigError: in one line.
-    """
+    :raises ConfigError: in one line."""
     try:
         if os.path.realpath(path) == os.devnull:
             return b""  # /dev/null stands for "no file"

@@ -1,58 +1,28 @@
 """The control socket's requests and answers, one JSON object each: what the command line asks of a running watcher.
 
-What stays out: the socket (host.unix_sockets), the documents themselves (status.collector, status.about). Called by
-the watcher.
-"""
+What stays out: the socket (host.unix_sockets), the documents (status). Called by the watcher."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
-from vmpin.guests.manager import GuestManager
-from vmpin.reconcile.reconciler import PassReport, Reconciler
-from vmpin.reports.residency.sampler import Sampler
-from vmpin.status import about, collector
-from vmpin.status.about import About
+from vmpin.status import collector
+
+if TYPE_CHECKING:
+    from vmpin.daemon.watcher import Watcher
 
 _OTHER_VERSION = "are vmpin and its watcher the same version?"
-
-
-class ControlledWatcher(about.DescribedWatcher, Protocol):
-    """What is asked of a watcher."""
-
-    reconciler: Reconciler
-    guests: GuestManager
-    #: None until it is ready.
-    about: About | None
-
-    @property
-    def sampler(self) -> Sampler | None:
-        """None as long as no samples are taken."""
-        ...
-
-    @property
-    def stopping(self) -> bool:
-        """Whether it is about to end."""
-        ...
-
-    def feeds(self) -> tuple[dict[str, object] | None, dict[str, object] | None]:
-        """The NRI feed's and the proc-events feed's parts of the status; None for one that is switched off."""
-        ...
-
-    def refresh_everything(self) -> PassReport:
-        """Read everything again, processes that were classified as unrelated as well, and reconcile."""
-        ...
 
 
 class Control:
     """Each operation is one of the command line's."""
 
-    def __init__(self, asked: ControlledWatcher) -> None:
+    def __init__(self, asked: Watcher) -> None:
         self._asked = asked
 
     async def answer(self, raw: bytes, uid: int) -> bytes:
@@ -64,6 +34,8 @@ class Control:
                 raise WatcherError(f"{operation}: not permitted to uid {uid}", "ask root")
             name = request.get("sandbox")
             only = None if name is None else SandboxId(str(name))
+            if only is not None and only not in self._asked.view.sandboxes:
+                raise WatcherError(f"no sandbox {only!r} is known", "`vmpin status` lists them")
             if operation == "status":
                 return self._status(request, only)
             answer = self._answer(str(operation), request, only)
@@ -79,7 +51,6 @@ class Control:
     def _status(self, request: dict[str, object], only: SandboxId | None) -> bytes:
         """The document as JSON. Each sandbox's entry is encoded as soon as it is made: those of a thousand sandboxes
         take 20 MB as objects, and 3 MB as text."""
-        self._refuse_unknown(only)
         self._asked.reconciler.refresh()
         nri, proc_events = self._asked.feeds()
         found = collector.document(self._asked.view, os.getpid(), only, nri, request.get("wide") is True,
@@ -87,20 +58,16 @@ class Control:
         entries: list[bytes] = found.pop("sandboxes")  # type: ignore[assignment]
         return b"".join((_encoded(found)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
 
-    def _refuse_unknown(self, only: SandboxId | None) -> None:
-        if only is not None and only not in self._asked.view.sandboxes:
-            raise WatcherError(f"no sandbox {only!r} is known", "`vmpin status` lists them")
-
     def _answer(self, operation: str, request: dict[str, object], only: SandboxId | None) -> dict[str, object]:
         asked, reconciler, view = self._asked, self._asked.reconciler, self._asked.view
-        self._refuse_unknown(only)
         if operation == "about" and asked.about is not None:
-            return asked.about.data(asked)
+            return asked.about.data(view, asked.resynced, asked.source_health())
         if operation == "proof":
-            if asked.sampler is None:
+            sampler = asked.sampling.sampler
+            if sampler is None:
                 raise WatcherError("it is not sampled where threads run", "set proof.sample_seconds")
             since = time.time() - float(str(request["since"]))
-            return collector.proved(view, asked.sampler.since(since), only)
+            return collector.proved(view, sampler.since(since), only)
         if asked.stopping and operation in ("reconcile", "unpin"):
             raise WatcherError(f"{operation}: the watcher is about to end", "ask again when it has ended")
         if operation == "plan":

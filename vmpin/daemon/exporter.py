@@ -2,8 +2,7 @@
 
 In the watcher's own loop: what is shown is read where it is changed, no thread waits for another, and a loop that
 hangs answers no probe. The work is done in short turns, and once a second at most however often it is asked for. What
-stays out: the names of the metrics (metrics), HTTP (source/http), what is alive and ready (health).
-"""
+stays out: the names of the metrics (metrics), HTTP (source/http), what is alive and ready (health)."""
 
 from __future__ import annotations
 
@@ -17,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from vmpin.config.settings import Config
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.config.values import Address
 from vmpin.daemon import http
@@ -41,25 +39,16 @@ T = TypeVar("T")
 
 
 class ExportedWatcher(Protocol):
-    """What is shown of a watcher."""
+    """What is shown of a watcher. `resynced` is the time of its last resync (time.monotonic()), `restarts` counts each
+    task's failures, `guest` returns a guest's report, None where no map is sent to it."""
 
-    config: Config
     view: NodeView
-    #: When everything was last looked at, by time.monotonic(); None for never.
-    resynced: float | None
+    resynced: float
+    restarts: Counter[str]
 
-    @property
-    def restarts(self) -> Counter[str]:
-        """How often each of its tasks failed and was started again."""
-        ...
+    def source_health(self) -> Iterable[SourceHealth]: ...
 
-    def source_health(self) -> Iterable[SourceHealth]:
-        """Its sources as they are now."""
-        ...
-
-    def guest(self, sandbox: SandboxId) -> GuestReport | None:
-        """What a sandbox's guest reported; None where no map is sent to it."""
-        ...
+    def guest(self, sandbox: SandboxId, /) -> GuestReport | None: ...
 
 
 class Exporter:
@@ -75,10 +64,11 @@ class Exporter:
 
     async def run(self) -> None:
         """Until cancelled. :raises ConfigError, OSError: when it cannot listen there."""
-        address = self._watched.config.metrics.address
+        config = self._watched.view.config
+        address = config.metrics.address
         assert address is not None
         await asyncio.to_thread(importlib.import_module, "vmpin.status.prometheus")
-        made = _listen(address, self._watched.config.watch.status_group)
+        made = _listen(address, config.watch.status_group)
         own = None if address.path is None else unix_sockets.identity(address.path)
         lag = asyncio.create_task(measure_lag(self._watched.view.counters.loop_lag, self._timeouts.loop_lag))
         try:
@@ -103,12 +93,10 @@ class Exporter:
         return HttpReply(HTTPStatus.NOT_FOUND, b"not found: /metrics, /healthz and /readyz are here\n")
 
     def _alive(self) -> SourceHealth:
-        since = self._watched.resynced
-        return health.alive(None if since is None else time.monotonic() - since,
-                            self._watched.config.watch.resync_seconds)
+        return health.alive(time.monotonic() - self._watched.resynced, self._watched.view.config.watch.resync_seconds)
 
     async def metrics(self) -> bytes:
-        """All metrics as text. Who asks while it is made waits for the same."""
+        """All metrics as text. Requests while it is made wait for the same."""
         async with self._scraping:
             if time.monotonic() - self._made < self._timeouts.scrape_age:
                 return self._page
@@ -123,11 +111,9 @@ class Exporter:
 
         watched = self._watched
         collector = self._collector = self._collector or NodeCollector()
-        since = watched.resynced
-        collector.facts = ScrapeData(
-            watched.view, count, tuple(watched.source_health()), self._guests(), watched.restarts,
-            0.0 if since is None else time.time() - (time.monotonic() - since), len(asyncio.all_tasks()),
-            watched.config.metrics.per_sandbox)
+        collector.facts = ScrapeData(watched.view, count, tuple(watched.source_health()), self._guests(),
+                                     watched.restarts, time.time() - time.monotonic() + watched.resynced,
+                                     len(asyncio.all_tasks()), watched.view.config.metrics.per_sandbox)
         families = list(collector.collect())  # at one moment; only the writing takes its time
         return b"".join(await _in_turns(map(text_of, families), self._timeouts.scrape_turn))
 
@@ -142,8 +128,7 @@ class Exporter:
 
 
 async def measure_lag(found: Histogram, period: float) -> None:
-    """Until cancelled: how much later than it was due this task goes on. So much later do a hook and a question get
-    their answer, too."""
+    """Measure how much later than due this task goes on, as hooks and requests are answered. Until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + period

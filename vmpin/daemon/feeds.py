@@ -1,8 +1,7 @@
 """Feeds of the watcher: the container runtime (NRI), the kubelet's PodResources API, and inotify; and their health.
 
 A feed turns what comes from a thread or a descriptor into one call in the event loop for all that has come. What stays
-out: what the watcher then does. Used by the watcher.
-"""
+out: what the watcher then does. Used by the watcher."""
 
 from __future__ import annotations
 
@@ -44,10 +43,8 @@ class NriFeed:
     """The NRI plugin, from the moment that there is a runtime to connect to.
 
     The plugin's thread puts events into its queue and wakes the loop, which takes all that wait in one call.
-
     :param take: called in the loop, with all events that waited.
-    :param ended: called in the loop when no connection will come any more (a plugin that the runtime started).
-    """
+    :param ended: called in the loop when no connection will come any more (a plugin that the runtime started)."""
 
     def __init__(self, config: Config, take: Callable[[list[NriEvent]], None], ended: Callable[[], None],
                  timeouts: Timeouts = TIMEOUTS) -> None:
@@ -57,8 +54,7 @@ class NriFeed:
         self._ended = ended
         self._queues: list[NriQueue] = []
         self.state = "waits for the runtime's socket"
-        #: When the first of the events came that were taken last, by time.perf_counter().
-        self.since = 0.0
+        self.since = 0.0  #: When the first of the events came that were taken last, by time.perf_counter().
         self.plugin: NriPlugin | None = None
 
     async def run(self) -> None:
@@ -77,9 +73,9 @@ class NriFeed:
             if not up:
                 loop.call_soon_threadsafe(self._ended)
 
-        self.plugin = nri.from_environment(self._new_queue(loop), on_end) if started_by_runtime else None
-        plugins = [self.plugin or self._connecting(loop, "vmpin")]
-        self.plugin = plugins[0]
+        given = nri.from_environment(self._new_queue(loop), on_end) if started_by_runtime else None
+        self.plugin = given or self._connecting(loop, "vmpin")
+        plugins = [self.plugin]
         self.state = "waits for the runtime's list"
         self.plugin.start()
         try:
@@ -106,6 +102,11 @@ class NriFeed:
 
         return NriPlugin(connect_to(self._config.paths.nri), self._new_queue(loop), name, on_state=self._on_state)
 
+    def request_list(self) -> None:
+        """Have the runtime list its containers again, where it can: a new connection begins with that."""
+        if self.plugin is not None and self.plugin.can_reconnect:
+            self.plugin.reconnect()
+
     def _new_queue(self, loop: asyncio.AbstractEventLoop) -> NriQueue:
         # The loop is woken for each event: the first call takes all, and the others find nothing.
         self._queues.append(NriQueue(lambda: loop.call_soon_threadsafe(self._drain)))
@@ -130,46 +131,31 @@ def pod_resources_socket(config: Config) -> Path:
     return config.paths.kubelet / "pod-resources/kubelet.sock"
 
 
-class PodResourcesFeed:
-    """Asks the kubelet which CPUs it gave to which container, as a second source beside its checkpoint.
+async def poll_pod_resources(config: Config, answered: Callable[[Mapping[tuple[str, str, str], CpuSet] | None], None],
+                             timeouts: Timeouts) -> None:
+    """Ask the kubelet which CPUs it gave which container, as a second source beside its checkpoint. Until cancelled.
+    :param answered: called in the loop with the answer; None when the kubelet cannot be asked."""
+    kubelet, logged = pod_resources_socket(config), ""
+    while True:
+        answer = None
+        if kubelet.exists():
+            from vmpin.sources import pod_resources  # gRPC: nothing that a node without a kubelet should load
 
-    :param answered: called in the loop with the answer; None when the kubelet cannot be asked.
-    """
-
-    def __init__(self, config: Config, answered: Callable[[Mapping[tuple[str, str, str], CpuSet] | None], None],
-                 timeouts: Timeouts = TIMEOUTS) -> None:
-        self._socket = pod_resources_socket(config)
+            try:
+                answer = await asyncio.to_thread(pod_resources.list_cpus, kubelet, timeouts.pod_resources)
+                logged = ""
+            except SourceError as err:
+                if str(err) != logged:
+                    logger.warning("%s", err)
+                logged = str(err)
+        answered(answer)
         # The kubelet limits all its clients to 100 requests a second.
-        self._pause = max(config.watch.resync_seconds, timeouts.pod_resources_pause)
-        self._answered = answered
-        self._timeouts = timeouts
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        logged = ""
-        while True:
-            if self._socket.exists():
-                from vmpin.sources import pod_resources  # gRPC: nothing that a node without a kubelet should load
-
-                try:
-                    self._answered(await asyncio.to_thread(pod_resources.list_cpus, self._socket,
-                                                           self._timeouts.pod_resources))
-                    logged = ""
-                except SourceError as err:
-                    self._answered(None)
-                    if str(err) != logged:
-                        logger.warning("%s", err)
-                    logged = str(err)
-            else:
-                self._answered(None)
-            await asyncio.sleep(self._pause)
+        await asyncio.sleep(max(config.watch.resync_seconds, timeouts.pod_resources_pause))
 
 
 class FileFeed:
     """Reports which of the watched files were written, and in which directories an entry appeared or went.
-
-    :param changed: called in the loop, with the paths that are watched.
-    """
+    :param changed: called in the loop, with the paths that are watched."""
 
     def __init__(self, changed: Callable[[set[Path]], None], timeouts: Timeouts = TIMEOUTS) -> None:
         self._changed = changed
@@ -178,8 +164,7 @@ class FileFeed:
         self._wanted: set[Path] = set()
         self._watched: dict[Path, int] = {}
         self._written: set[Path] = set()
-        #: When the first of the changes came that were reported last, by time.perf_counter().
-        self.since = 0.0
+        self.since = 0.0  #: When the first of the changes came that were reported last, by time.perf_counter().
         self._mask = 0
         self._due: asyncio.TimerHandle | None = None
 
@@ -235,16 +220,14 @@ class FileFeed:
         self._changed(written)
 
 
-#: Tasks of the watcher's without which it is not ready.
-NEEDED = {"hook", "control", "resync", "settle"}
+NEEDED = {"hook", "control", "resync", "settle"}  #: Tasks of the watcher's without which it is not ready.
 
 
-def source_health(config: Config, view: NodeView, nri: NriFeed | None, proc_events: ProcEventsFeed | None,
+def source_health(view: NodeView, nri: NriFeed | None, proc_events: ProcEventsFeed | None,
                   tasks: Iterable[str], failing: Mapping[str, str]) -> Iterator[SourceHealth]:
     """The health of each source. A source that this node does not have is left out.
-
-    :param failing: the tasks that wait to be started again, with why.
-    """
+    :param failing: the tasks that wait to be started again, with why."""
+    config = view.config
     for name in tasks:
         if name in failing:
             yield SourceHealth(name, False, name in NEEDED, failing[name])

@@ -1,9 +1,7 @@
 """Hook messages: spooled, answered, then processed; and the state file, after which a spooled message is removed.
 
-A message is in the spool before its hook is answered, and leaves the spool when the state file has it: no kill at any
-moment loses one. What stays out: the socket (host/unix_sockets), and what a message changes (reconcile). Called by the
-watcher.
-"""
+A message is in the spool before its hook is answered, and leaves it when the state file has it: no kill loses one.
+What stays out: the socket (host/unix_sockets), and what a message changes (reconcile). Called by the watcher."""
 
 from __future__ import annotations
 
@@ -29,11 +27,9 @@ logger = logging.getLogger(__name__)
 
 class HookIntake:
     """Mutates the spool, and the desired state through the reconciler.
-
     :param kept: spooled messages that the reconciler has processed and the state file does not hold yet.
     :param processed: called after a message, with its sandboxes and when it arrived (time.perf_counter()).
-    :param lost: called when the lock is not this watcher's: whose state file it is has to be found out first.
-    """
+    :param lost: called when the lock is not this watcher's: whose state file it is has to be found out first."""
 
     def __init__(self, reconciler: Reconciler, spool: Spool, kept: list[str], lock: Lock,
                  processed: Callable[[set[SandboxId], float], None], lost: Callable[[], None],
@@ -41,17 +37,12 @@ class HookIntake:
         self._reconciler = reconciler
         self._counters = reconciler.tally
         self._spool = spool
-        self._kept = kept
+        self.kept = kept
         self._lock = lock
         self._processed = processed
         self._lost = lost
         self._timeouts = timeouts
         self._due = asyncio.Event()
-
-    @property
-    def unsaved_messages(self) -> bool:
-        """Whether a message was processed that the state file does not hold yet."""
-        return bool(self._kept)
 
     async def receive(self, raw: bytes, uid: int) -> bytes:
         """Spool a hook's message, and process it after the answer. :returns: the answer; a hook spools the message
@@ -76,23 +67,21 @@ class HookIntake:
     @log.operation()
     def _process(self, hook: HookState, name: str | None, arrived: float) -> bool:
         """Apply a message. :returns: False when that has to be tried again: the next resync takes it from the spool.
-
-        :param name: of its file in the spool, None when it could not be spooled.
-        """
+        :param name: of its file in the spool, None when it could not be spooled."""
         sandboxes = take_hook(self._reconciler, hook)
         if sandboxes is None:
             return False
         if name is not None:
-            self._kept.append(name)
+            self.kept.append(name)
         self._processed(sandboxes, arrived)
         self.save_soon()
         return True
 
     def take_spool(self) -> None:
         """Process the messages that lie in the spool."""
-        names = take_spool(self._reconciler, self._spool, set(self._kept))
+        names = take_spool(self._reconciler, self._spool, set(self.kept))
         if names:
-            self._kept += names
+            self.kept += names
             self.save_soon()
 
     def prepare_again(self) -> None:
@@ -120,8 +109,8 @@ class HookIntake:
         if not self._lock.held():
             self._lost()
             return
-        kept, self._kept = self._kept, []
+        kept, self.kept = self.kept, []
         if self._reconciler.unsaved and not self._reconciler.save():
-            self._kept = kept + self._kept
+            self.kept = kept + self.kept
         else:
             self._spool.remove(kept)

@@ -3,8 +3,7 @@
 Clients are not trusted: the head of a request is bounded in size and time, and connections are bounded in number and
 accepted at a bounded rate, so that a flood costs the loop some hundredths of a CPU; the kernel's backlog holds the
 others. A client that sends nothing, or does not read its answer, is dropped at its deadline. What stays out: what is
-answered (exporter). RFC 9112; no TLS, no keep-alive, no bodies.
-"""
+answered (exporter). RFC 9112; no TLS, no keep-alive, no bodies."""
 
 from __future__ import annotations
 
@@ -24,22 +23,20 @@ MAX_HEAD = 8192
 MAX_CONNECTIONS = 16
 BACKLOG = 16
 
-PLAIN = "text/plain; charset=utf-8"
-
 
 class HttpReply(NamedTuple):
     status: HTTPStatus
     body: bytes
-    type: str = PLAIN
+    type: str = "text/plain; charset=utf-8"
 
 
-#: Answers a path, such as /metrics.
-Handler = Callable[[str], Awaitable[HttpReply]]
+Handler = Callable[[str], Awaitable[HttpReply]]  #: Answers a path, such as /metrics.
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening TCP socket; `host` is an IP address. :raises OSError:"""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Not create_server: it overrides net.ipv6.bindv6only, one way or the other.
     made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,19 +51,12 @@ def listen(host: str, port: int) -> socket.socket:
 async def serve(made: socket.socket, handler: Handler, timeouts: Timeouts = TIMEOUTS,
                 most: int = MAX_CONNECTIONS) -> None:
     """Answer until cancelled, `most` connections at a time. `made` is the caller's to close."""
-    loop = asyncio.get_running_loop()
     places = asyncio.Semaphore(most)
-    busy: set[asyncio.Task[None]] = set()
-
-    def ended(task: asyncio.Task[None]) -> None:
-        busy.discard(task)
-        places.release()
-
-    try:
+    async with asyncio.TaskGroup() as tasks:
         while True:
             await places.acquire()
             try:
-                await _readable(loop, made)
+                await _readable(made)
                 connection, _ = made.accept()  # not loop.sock_accept: cancelled at that moment it loses the connection
             except OSError as err:
                 places.release()
@@ -74,19 +64,13 @@ async def serve(made: socket.socket, handler: Handler, timeouts: Timeouts = TIME
                 await asyncio.sleep(timeouts.no_descriptors)
                 continue
             connection.setblocking(False)
-            task = asyncio.create_task(_attend(connection, handler, timeouts))
-            busy.add(task)
-            task.add_done_callback(ended)
+            tasks.create_task(_attend(connection, handler, timeouts)).add_done_callback(lambda _: places.release())
             await asyncio.sleep(timeouts.http_pace)
-    finally:
-        for task in busy:
-            task.cancel()
-        await asyncio.gather(*busy, return_exceptions=True)
 
 
-async def _readable(loop: asyncio.AbstractEventLoop, made: socket.socket) -> None:
+async def _readable(made: socket.socket) -> None:
     """Wait for a client to connect."""
-    ready = asyncio.Event()
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(made, ready.set)
     try:
         await ready.wait()
@@ -95,9 +79,9 @@ async def _readable(loop: asyncio.AbstractEventLoop, made: socket.socket) -> Non
 
 
 async def _attend(connection: socket.socket, handler: Handler, timeouts: Timeouts) -> None:
-    """Answer one request, and close the connection."""
+    """Answer one request, and close the connection. No error of it ends the others."""
     loop = asyncio.get_running_loop()
-    with connection, contextlib.suppress(TimeoutError, OSError):
+    with connection, contextlib.suppress(Exception):
         async with asyncio.timeout(timeouts.http_request):
             async with asyncio.timeout(timeouts.http_head):
                 head = await _head(connection)

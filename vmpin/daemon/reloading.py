@@ -1,8 +1,6 @@
-"""SIGHUP: the configuration is loaded again, and used where it is valid.
+"""SIGHUP: the configuration is loaded again, and used where it is valid, but for keys that take a restart.
 
-What stays out: which keys need a restart (config/reload), and what follows from another value (reconciler). Called by
-the watcher.
-"""
+What stays out: loading it (config.loading), and what follows from a value (reconciler). Called by the watcher."""
 
 from __future__ import annotations
 
@@ -10,12 +8,14 @@ import logging
 from collections.abc import Callable
 
 from vmpin import log
-from vmpin.config import reload
-from vmpin.config.settings import Config
+from vmpin.config.settings import Config, to_plain, with_values
 from vmpin.errors import ConfigError
 from vmpin.host.unix_sockets import open_to
 
 logger = logging.getLogger(__name__)
+
+#: Keys that take a restart, besides the paths.
+FIXED = ("watch.nri", "watch.kubelet", "watch.births", "metrics.address")
 
 
 def reloaded(old: Config, load: Callable[[], Config]) -> Config | None:
@@ -23,16 +23,15 @@ def reloaded(old: Config, load: Callable[[], Config]) -> Config | None:
     now on; None where it stays as it was, after an error in the log."""
     try:
         loaded = load()
-        reload.refuse_empty(old, loaded)
-        config = reload.keep_fixed(old, loaded)
+        refuse_empty(old, loaded)
+        config = keep_fixed(old, loaded)
         _open_sockets(old, config)
     except (ConfigError, OSError) as err:
         logger.error("the configuration stays as it was: %s", err)
         return None
-    if later := reload.changes(config, loaded):
-        logger.warning("changed paths, %s are used after a restart only: %s", " and ".join(reload.FIXED),
-                       "; ".join(later))
-    changed = "; ".join(reload.changes(old, config)) or "nothing changed"
+    if later := changes(config, loaded):
+        logger.warning("changed paths, %s are used after a restart only: %s", " and ".join(FIXED), "; ".join(later))
+    changed = "; ".join(changes(old, config)) or "nothing changed"
     # At whichever of the two levels shows it.
     if quiet := not logger.isEnabledFor(logging.INFO):
         log.set_level(config.log.level)
@@ -51,3 +50,36 @@ def _open_sockets(old: Config, new: Config) -> None:
     address = old.metrics.address
     if address is not None and address.path is not None:
         open_to(address.path, group)
+
+
+def refuse_empty(old: Config, new: Config) -> None:
+    """Refuse a file without keys after one with keys. An editor, or a ConfigMap that is being replaced, shows an empty
+    file or none for a moment; the defaults would move every thread of the node.
+    :raises ConfigError: when the file set keys before and sets none now."""
+    before = {origin for origin in old.origin.values() if _is_file(origin)}
+    if before and not any(map(_is_file, new.origin.values())):
+        raise ConfigError(f"{', '.join(sorted(before))}: sets no key any more: it is empty, cut off or gone",
+                          "to go back to the defaults, restart the watcher")
+
+
+def _is_file(origin: str) -> bool:
+    return origin not in ("default", "flag") and not origin.startswith("environment ")
+
+
+def changes(old: Config, new: Config) -> list[str]:
+    """Each key whose value changes, as `key: old -> new`, in the order of the table of settings."""
+    return [f"{key}: {_shown(old.values[key])} -> {_shown(value)}" for key, value in new.values.items()
+            if old.values[key] != value]
+
+
+def _shown(value: object) -> str:
+    found = to_plain(value)
+    if isinstance(found, bool):
+        return str(found).lower()
+    return "unset" if found in (None, "") else str(found)
+
+
+def keep_fixed(old: Config, new: Config) -> Config:
+    """`new`, but with `old`'s values of the keys that take a restart: what is bound, open or written to stays."""
+    fixed = {key: value for key, value in old.values.items() if key.startswith("paths.") or key in FIXED}
+    return with_values({**new.values, **fixed}, new.origin)

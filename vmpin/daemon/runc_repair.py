@@ -3,9 +3,7 @@
 By the CRI call UpdateContainerResources; where no CRI runtime answers, by NRI: the plugin reconnects, and the updates
 go into the answer to the runtime's Synchronize. Never by NRI's UpdateContainers, which hangs runtimes
 (sources.nri.session.NriSession.register). A failed call is not repeated here: the next resync finds the container
-unchanged, with the CPUs that it is to have by then. What stays out: which containers (reconcile.runc_drift). Owned by
-the watcher.
-"""
+unchanged, with the CPUs it is to have by then. Owned by the watcher. Which ones: runc_drift."""
 
 from __future__ import annotations
 
@@ -33,10 +31,8 @@ logger = logging.getLogger(__name__)
 
 class RuncRepair:
     """Repairs in one task at a time, and counts them in `tally.repairs`.
-
     :param read_back: reads the cgroups of containers again (`Reconciler.read_cgroups`).
-    :param plugin: the NRI plugin, None while there is none.
-    """
+    :param plugin: the NRI plugin, None while there is none."""
 
     def __init__(self, view: NodeView, tally: Counters, read_back: Callable[[Container[ContainerId]], None],
                  plugin: Callable[[], NriPlugin | None], timeouts: Timeouts = TIMEOUTS) -> None:
@@ -45,12 +41,11 @@ class RuncRepair:
         self._read_back = read_back
         self._plugin = plugin
         self._timeouts = timeouts
-        self._repairs = RuncDriftRepairs()
+        self._repairs = RuncDriftRepairs(timeouts.runc_repair_pause)
         self._task: asyncio.Task[None] | None = None
         self._reported = ""
-        #: The containers that a list was asked for, and what it had of them.
-        self._asked: set[ContainerId] = set()
-        self._listed: dict[ContainerId, CpuSet | None] = {}
+        self._asked: set[ContainerId] = set()  #: The containers that a list was asked for.
+        self._listed: dict[ContainerId, CpuSet | None] = {}  #: What the list had of them.
 
     def begin(self) -> None:
         """After a resync: begin what is due, unless repairs are still under way. Returns at once."""
@@ -80,23 +75,23 @@ class RuncRepair:
             if self._due().get(container) != cpus:  # an update came while another container was repaired
                 del left[container]
                 continue
+            failure: SourceError | None = None
             try:
                 await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._timeouts.cri_call)
             except cri.NoRuntime as err:
                 self._report(str(err))
                 break
             except SourceError as err:
-                del left[container]
-                self._repairs.began(container, cpus, "CRI")
-                self._tally.repairs["failed"] += 1
-                logger.warning("container=%s: the runtime does not give it its CPUs back: %s", container, err)
-                if cri.is_mute(err):
-                    return  # the next resync tries the others
-            else:
-                del left[container]
-                self._repairs.began(container, cpus, "CRI")
-                self._tally.repairs["done"] += 1
+                failure = err
+            del left[container]
+            self._repairs.began(container, cpus, "CRI")
+            self._tally.repairs["done" if failure is None else "failed"] += 1
+            if failure is None:
                 self._read_back([container])
+                continue
+            logger.warning("container=%s: the runtime does not give it its CPUs back: %s", container, failure)
+            if cri.is_mute(failure):
+                return  # the next resync tries the others
         if left:
             self._by_nri(left)
 

@@ -1,15 +1,12 @@
 """Samples where threads run, in slices between which the loop's other work has its turn.
 
-What stays out: a sample (reports/residency). Called by the watcher.
-"""
+What stays out: a sample (reports/residency). Called by the watcher."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
-from vmpin.config.settings import Config
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reports.residency.sampler import Sampler
 
@@ -17,22 +14,18 @@ logger = logging.getLogger(__name__)
 
 
 class Sampling:
-    """`sampler` is None while no samples are taken (`proof.sample_seconds`).
+    """`sampler` is None while no samples are taken (`proof.sample_seconds`)."""
 
-    :param config: returns the configuration that is in force.
-    """
-
-    def __init__(self, reconciler: Reconciler, config: Callable[[], Config]) -> None:
+    def __init__(self, reconciler: Reconciler) -> None:
         self._reconciler = reconciler
-        self._config = config
         self.sampler: Sampler | None = None
 
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
-            config = self._config()
-            seconds = config.proof.interval
-            if seconds is None:
+            config = self._reconciler.view.config
+            seconds = config.proof.sample_seconds
+            if not seconds:
                 if self.sampler is not None:
                     self._reconciler.report_strays(None)
                     self.sampler.close()

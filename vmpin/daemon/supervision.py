@@ -1,7 +1,6 @@
 """The watcher's tasks, by name: each is started again by itself when it fails, while the others go on.
 
-What stays out: what the tasks do. Used by the watcher, in its event loop.
-"""
+What stays out: what the tasks do. Used by the watcher, in its event loop."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ logger = logging.getLogger(__name__)
 
 Source = Callable[[], Coroutine[Any, Any, None]]
 
-#: Seconds after which a task that fails counts as recovered from the failure before.
-RECOVERED = 60.0
+RECOVERED = 60.0  #: Seconds after which a task that fails counts as recovered from the failure before.
 
 
 class SupervisedTasks:
@@ -38,15 +36,9 @@ class SupervisedTasks:
         self.names = tuple(sources)
         self._tasks = {name: group.create_task(self._supervise(name, source)) for name, source in sources.items()}
 
-    def cancel(self, but: str = "") -> None:
-        """Cancel every task. :param but: the name of one that goes on."""
-        for name, task in self._tasks.items():
-            if name != but:
-                task.cancel()
-
-    def cancel_one(self, name: str) -> None:
-        """Cancel the task of this name. The others' clean-up, which may still be under way, is not interrupted."""
-        if name in self._tasks:
+    def cancel(self, *names: str) -> None:
+        """Cancel tasks, each once: a second time would interrupt the clean-up that is under way."""
+        for name in names:
             self._tasks[name].cancel()
 
     async def _supervise(self, name: str, source: Source) -> None:

@@ -1,9 +1,8 @@
 """`vmpin watch`: keeps every VM's threads in place, on events of its sources and at each resync.
 
-The watcher owns the feeds, the tasks and the run directory, and makes every pass, in one event loop: a pass takes
-milliseconds. What stays out: what a pass does (reconcile), hook messages and the state file (hook_intake), the restart
-of failed tasks (supervision). Called by `vmpin watch`.
-"""
+The watcher owns the feeds, the tasks and the run directory, in one event loop. What stays out: what a pass does
+(reconcile) and what follows one (passes), hook messages and the state file (hook_intake), the restart of failed tasks
+(supervision). Called by `vmpin watch`."""
 
 from __future__ import annotations
 
@@ -12,20 +11,18 @@ import contextlib
 import logging
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vmpin import log
 from vmpin.config.settings import Config
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.daemon import sd_notify
 from vmpin.daemon.control import Control
-from vmpin.daemon.feeds import FileFeed, NriFeed, PodResourcesFeed, source_health, wants_nri
+from vmpin.daemon.feeds import FileFeed, NriFeed, poll_pod_resources, source_health, wants_nri
 from vmpin.daemon.hook_intake import HookIntake
-from vmpin.daemon.recheck import RecheckSchedule
+from vmpin.daemon.passes import Passes
 from vmpin.daemon.reloading import reloaded
 from vmpin.daemon.run_directory import Listener, RunDirectory
 from vmpin.daemon.runc_repair import RuncRepair
@@ -35,57 +32,44 @@ from vmpin.domain.model import SandboxId
 from vmpin.guests.manager import GuestManager
 from vmpin.host.lock import Lock
 from vmpin.host.unix_sockets import Handler, serve
-from vmpin.pinning.apply import Outcome
 from vmpin.procevents.feed import ProcEventsFeed
-from vmpin.procevents.newborn_placer import FollowUp
+from vmpin.procevents.follow_up import FollowUp
 from vmpin.reconcile import teardown
 from vmpin.reconcile.intake import take_nri
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reconcile.relist import Relist
-from vmpin.reports.residency.sampler import Sampler
 from vmpin.runtime.oci import MAX_STATE
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
 from vmpin.sources.spool import Spool
 from vmpin.status.about import About
 from vmpin.status.health import SourceHealth
-from vmpin.vmm import qmp_identity
-from vmpin.vmm.virtual_machine import Vm
 from vmpin.wire.nri_enums import Verb
-
-if TYPE_CHECKING:
-    from vmpin.domain.guest_report import GuestReport
 
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST = 65536
-#: What a hook sends before the container's state.
-MAX_HOOK_HEAD = 4096
+MAX_HOOK_HEAD = 4096  #: Bytes that a hook sends before the container's state.
 
 
 class Watcher:
     """Made and run once per process, with the lock held, upon a reconciler that made its first pass.
-
     :param load: loads the configuration again, at SIGHUP.
-    :param kept: spooled messages that the reconciler has processed and the state file does not hold yet.
-    """
+    :param kept: spooled messages that the reconciler has processed and the state file does not hold yet."""
 
-    def __init__(self, config: Config, load: Callable[[], Config], reconciler: Reconciler, spool: Spool,
-                 kept: list[str], lock: Lock, timeouts: Timeouts = TIMEOUTS) -> None:
-        self.config = config
+    def __init__(self, load: Callable[[], Config], reconciler: Reconciler, spool: Spool, kept: list[str], lock: Lock,
+                 timeouts: Timeouts = TIMEOUTS) -> None:
         self._load = load
         self.reconciler = reconciler
         self.view = reconciler.view
+        config = self.view.config
         self._lock = lock
         self._timeouts = timeouts
         self._stop = asyncio.Event()
         self._resync = asyncio.Event()
-        #: Whether the next resync inspects every process again.
-        self._full = False
-        #: When the last resync ended, by time.monotonic().
-        self.resynced: float | None = time.monotonic()
+        self._full = False  #: Whether the next resync inspects every process again.
+        self.resynced = time.monotonic()  #: When the last resync ended, by time.monotonic().
         self._tasks = SupervisedTasks(timeouts)
-        self._queries: set[asyncio.Task[None]] = set()
-        self._rechecks = RecheckSchedule(timeouts.rechecks)
+        self.restarts = self._tasks.restarts
         self.hooks = HookIntake(reconciler, spool, kept, lock, self._on_hook, self._resync.set, timeouts)
         self._nri = NriFeed(config, self._on_nri, self._stop.set, timeouts) if wants_nri(config) else None
         self._files = FileFeed(self._on_files, timeouts)
@@ -94,17 +78,23 @@ class Watcher:
         self._relist = Relist()
         self._repair = RuncRepair(self.view, reconciler.tally, reconciler.read_cgroups,
                                   lambda: None if self._nri is None else self._nri.plugin, timeouts)
-        self._sampling = Sampling(reconciler, lambda: self.config)
+        self.sampling = Sampling(reconciler)
         self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off", timeouts=timeouts)
-        #: None until it is ready.
-        self.about: About | None = None
+        self.guest = self.guests.report
+        self._passes = Passes(reconciler, self.guests, self.hooks, self._proc_events, timeouts)
+        self.about: About | None = None  #: None until it is ready.
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. :raises LockHeldError: when another process took the run directory's lock."""
-        self._handle_signals()
-        directory = RunDirectory(self.config, self._lock)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))  # cli/watch
+        directory = RunDirectory(self.view.config, self._lock, self.hooks.prepare_again)
+        directory.open()
         self.hooks.take_spool()
-        if self.hooks.unsaved_messages:
+        if self.hooks.kept:
             self._resync.set()  # what came since the first pass does not wait for the clock
         self.hooks.save()
         self._watch_files()
@@ -114,48 +104,48 @@ class Watcher:
             async with asyncio.TaskGroup() as group:
                 self._tasks.start(group, self._sources(directory))
                 sd_notify.notify("READY=1")
-                logger.info("watching vms=%d run=%s", len(self.view.vms), self.config.paths.run)
+                logger.info("watching vms=%d run=%s", len(self.view.vms), self.view.config.paths.run)
                 self.about = About()
-                self._ask_qmp()
+                self._passes.ask_qmp()
                 await self._stop.wait()
                 unpinned = await self._end_tasks(directory)
         finally:
-            self._close(directory, save=not unpinned)
+            if not unpinned and directory.ousted is None:
+                self.hooks.save()
+            directory.close()
+            if directory.ousted is None:
+                self.sampling.close()
         if directory.ousted is not None:
             raise directory.ousted
         if not unpinned:
             logger.info("stopped; threads keep their masks (`vmpin unpin --every` gives them back)")
             return
         teardown.give_all_back(self.reconciler)
-        if teardown.forget(self.config, self.reconciler):
+        if teardown.forget(self.view.config, self.reconciler):
             logger.info("stopped; threads have their masks from before, and nothing is left")
-
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))  # cli/watch
 
     def _sources(self, directory: RunDirectory) -> dict[str, Source]:
         """The tasks, by the names that metrics and logs have."""
         def listening(listener: Listener, limit: int, answer: Handler, line: bool) -> Source:
-            return directory.restarted(lambda: serve(listener.dup(), limit, answer, line=line))
+            return directory.restarted(lambda: serve(listener.dup(), limit, answer, line, self._timeouts.unix_peer))
 
+        config = self.view.config
         sources: dict[str, Source] = {
             "hook": listening(directory.hook, MAX_STATE + MAX_HOOK_HEAD, self.hooks.receive, line=False),
             "control": listening(directory.control, MAX_REQUEST, Control(self).answer, line=True),
-            "resync": partial(self._resync_regularly, directory), "settle": self._recheck, "state": self.hooks.saving,
-            "files": self._files.run, "guests": self.guests.run, "proof": self._sampling.run}
-        if self.config.watch.kubelet:
-            sources["podresources"] = PodResourcesFeed(self.config, self.reconciler.pod_resources, self._timeouts).run
+            "resync": partial(self._resync_regularly, directory), "settle": self._passes.recheck,
+            "state": self.hooks.saving, "files": self._files.run, "guests": self.guests.run,
+            "proof": self.sampling.run}
+        if config.watch.kubelet:
+            sources["podresources"] = partial(poll_pod_resources, config, self.reconciler.pod_resources,
+                                              self._timeouts)
         if self._nri is not None:
             sources["nri"] = self._nri.run
         if self._proc_events is not None:
             sources["births"] = self._proc_events.run
         if sd_notify.watchdog_seconds() is not None:
             sources["watchdog"] = notify_watchdog
-        if self.config.metrics.address is not None:
+        if config.metrics.address is not None:
             from vmpin.daemon.exporter import Exporter
 
             sources["metrics"] = directory.restarted(Exporter(self, self._timeouts).run)
@@ -163,37 +153,25 @@ class Watcher:
 
     async def _end_tasks(self, directory: RunDirectory) -> bool:
         """End the tasks, the guests' last: with `watch.on_exit` unpin they are given their masks back, too.
-
-        :returns: whether threads have the masks from before.
-        """
-        directory.keep(self.config, self.hooks.prepare_again)
+        :returns: whether threads have the masks from before."""
+        directory.keep(self.view.config)
         sd_notify.notify("STOPPING=1")
         self._repair.stop()
-        self._tasks.cancel(but="guests")
-        for query in self._queries:
-            query.cancel()
-        unpin = self.config.watch.on_exit == "unpin" and directory.ousted is None
+        self._tasks.cancel(*(name for name in self._tasks.names if name != "guests"))
+        self._passes.stop()
+        unpin = self.view.config.watch.on_exit == "unpin" and directory.ousted is None
         if unpin:
             teardown.give_all_back(self.reconciler)
             self.guests.update(self.view)
             for sandbox, result in (await self.guests.unpin_results(self.reconciler.all_sandboxes())).items():
                 logger.info("sandbox=%s in its guest: %s", sandbox, result)
-        self._tasks.cancel_one("guests")
+        self._tasks.cancel("guests")
         return unpin
-
-    def _close(self, directory: RunDirectory, save: bool) -> None:
-        """Write what is kept, and remove the sockets. Nothing of another watcher's is touched."""
-        if save and directory.ousted is None:
-            self.hooks.save()
-        directory.close()
-        if directory.ousted is None:
-            self._sampling.close()
 
     def _reload(self) -> None:
         sd_notify.notify("RELOADING=1")
-        config = reloaded(self.config, self._load)
+        config = reloaded(self.view.config, self._load)
         if config is not None:
-            self.config = config
             self.reconciler.reconfigure(config)
             self._resync.set()
         sd_notify.notify("READY=1")
@@ -201,8 +179,8 @@ class Watcher:
     # Events
 
     def _on_hook(self, sandboxes: set[SandboxId], since: float) -> None:
-        self._after_pass(self.reconciler.reconcile(sandboxes), "hook", since)
-        self._rechecks.restart(sandboxes)
+        self._passes.make(sandboxes, "hook", since)
+        self._passes.rechecks.restart(sandboxes)
 
     @log.operation()
     def _on_nri(self, events: list[NriEvent]) -> None:
@@ -216,11 +194,11 @@ class Watcher:
                 case Disconnected():
                     self.reconciler.nri_connected(False)
         touched, lost = take_nri(self.reconciler, events)
-        if lost:
-            self._request_list()
+        if lost and self._nri is not None:
+            self._nri.request_list()
         if not touched:
             return
-        # Only a beginning brings threads that are not there yet; an update is set at once, and that is all.
+        # Only a beginning brings threads that are not there yet.
         begun = {event.pod.id if isinstance(event, PodEvent) else event.container.pod for event in events
                  if isinstance(event, PodEvent | ContainerEvent) and event.verb in (Verb.RUN_POD, Verb.POST_START)}
         # A VM gets vCPUs and another cgroup cpuset before a container of it is started.
@@ -228,38 +206,34 @@ class Watcher:
                  if isinstance(event, ContainerEvent) and event.verb in (Verb.CREATE, Verb.POST_CREATE, Verb.UPDATE)}
         grows &= self.view.vms.keys()
         since = None if self._nri is None else self._nri.since
-        self._after_pass(self.reconciler.reconcile(touched, scan=bool(begun)), "nri", since)
+        self._passes.make(touched, "nri", since, scan=bool(begun))
         if grows:
             self.reconciler.moves(grows)
             self._watch_files()
-        self._rechecks.restart(begun | grows)
+        self._passes.rechecks.restart(begun | grows)
         self.hooks.save_soon()
-
-    def _request_list(self) -> None:
-        """Have the runtime list its containers again, where it can: a new connection begins with that."""
-        if self._nri is not None and self._nri.plugin is not None and self._nri.plugin.can_reconnect:
-            self._nri.plugin.reconnect()
 
     @log.operation()
     def _on_files(self, written: set[Path]) -> None:
         """The kubelet's checkpoint, or cpuset cgroups: a pass reads them for their sandboxes."""
         touched = self.reconciler.written(written)
         self._relist.written(self.reconciler.without_kata(touched))
-        self._after_pass(self.reconciler.reconcile(touched, scan=False), "files", self._files.since)
+        self._passes.make(touched, "files", self._files.since, scan=False)
         self.hooks.save_soon()
 
     def _watch_files(self) -> None:
         """Watch the kubelet's directory, and the cpusets of the containers and VMs that are followed."""
-        kubelet = [self.config.paths.kubelet] if self.config.watch.kubelet else []
+        config = self.view.config
+        kubelet = [config.paths.kubelet] if config.watch.kubelet else []
         self._files.watch([*kubelet, *self.reconciler.cpuset_files()])
 
     @log.operation()
     def _on_new_threads(self, follow_up: FollowUp, since: float) -> None:
         if follow_up.now:
-            self._after_pass(self.reconciler.reconcile(follow_up.now, scan=False), "birth", since)
-            self._ask_qmp()
-        self._rechecks.restart(follow_up.started)
-        self._rechecks.unnamed_thread(follow_up.unnamed)
+            self._passes.make(follow_up.now, "birth", since, scan=False)
+            self._passes.ask_qmp()
+        self._passes.rechecks.restart(follow_up.started)
+        self._passes.rechecks.unnamed_thread(follow_up.unnamed)
         self.hooks.save_soon(only_if_unsaved=True)
 
     def _on_lost(self) -> None:
@@ -272,67 +246,23 @@ class Watcher:
     async def _resync_regularly(self, directory: RunDirectory) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.config.watch.resync_seconds):
+                async with asyncio.timeout(self.view.config.watch.resync_seconds):
                     await self._resync.wait()
             self._resync.clear()
-            if not directory.keep(self.config, self.hooks.prepare_again):
+            if not directory.keep(self.view.config):
                 self._stop.set()
                 return
             self.hooks.take_spool()
             self.reconciler.births_reported(self._proc_events is not None and self._proc_events.connected)
-            self._after_pass(self.reconciler.resync(full=self._full), "resync")
+            self._passes.made(self.reconciler.resync(full=self._full), "resync")
             self._full = False  # now: what was asked for is not lost with a pass that fails
             self.resynced = time.monotonic()
             self.hooks.save_soon(only_if_unsaved=True)
-            self._ask_qmp()
+            self._passes.ask_qmp()
             self._watch_files()
             self._repair.begin()
-            if self._relist.due():
-                self._request_list()
-
-    async def _recheck(self) -> None:
-        """Reconcile again, ever more seldom, sandboxes that a source reported on."""
-        while True:
-            due = await self._rechecks.due()
-            self._after_pass(self.reconciler.reconcile(due), "settle")
-            self._ask_qmp()
-            self.hooks.save_soon(only_if_unsaved=True)
-            for sandbox in self._rechecks.checked(due):
-                vm = self.view.vms.get(sandbox)
-                if vm is not None and not vm.known:
-                    logger.warning("sandbox=%s: after %.1f s its vCPU threads are not identified (vCPUs known: %d, "
-                                   "threads: %d)", sandbox, sum(self._timeouts.rechecks), len(vm.vcpus),
-                                   len(vm.vmm.stats))
-
-    def _after_pass(self, report: PassReport, why: str, since: float | None = None) -> None:
-        """Count a pass, and have the guests and the rechecks follow it.
-
-        :param since: when the event that the pass was made for came, by time.perf_counter().
-        """
-        counters = self.reconciler.tally
-        counters.passes[why] += 1
-        counters.pass_seconds.observe(report.seconds)
-        if since is not None and report.count(Outcome.DONE):
-            counters.pin_latency.observe(time.perf_counter() - since)
-        if self._proc_events is not None:
-            self._proc_events.after_pass(report, everything=why in ("resync", "request"))
-        self.guests.update(self.view)
-        self._rechecks.begin({result.operation.sandbox for result in report.results
-                              if result.outcome is Outcome.WAITING})
-        logger.debug("pass why=%s vms=%d set=%d refused=%d ms=%.1f", why, report.vms, report.count(Outcome.DONE),
-                     report.count(Outcome.REFUSED), report.seconds * 1000)
-
-    def _ask_qmp(self) -> None:
-        """Query QEMUs whose threads have no names; what they answer is placed in a pass of its own."""
-        for vm in self.reconciler.needing_qmp():
-            task = asyncio.create_task(self._query(vm))
-            self._queries.add(task)
-            task.add_done_callback(self._queries.discard)
-
-    async def _query(self, vm: Vm) -> None:
-        if await qmp_identity.ask(vm) and self.view.vms.get(vm.sandbox) is vm:
-            self._after_pass(self.reconciler.reconcile([vm.sandbox]), "qmp")
-            self.hooks.save_soon()
+            if self._relist.due() and self._nri is not None:
+                self._nri.request_list()
 
     # What control, exporter and status read
 
@@ -341,24 +271,9 @@ class Watcher:
         """Whether it is about to end."""
         return self._stop.is_set()
 
-    @property
-    def sampler(self) -> Sampler | None:
-        """None while no samples are taken."""
-        return self._sampling.sampler
-
-    @property
-    def restarts(self) -> Counter[str]:
-        """How often each task failed and was started again."""
-        return self._tasks.restarts
-
     def source_health(self) -> Iterable[SourceHealth]:
         """The sources as they are now, for metrics and probes."""
-        return source_health(self.config, self.view, self._nri, self._proc_events, self._tasks.names,
-                             self._tasks.failing)
-
-    def guest(self, sandbox: SandboxId) -> GuestReport | None:
-        """What a sandbox's guest reports; None where nothing is sent to it."""
-        return self.guests.report(sandbox)
+        return source_health(self.view, self._nri, self._proc_events, self._tasks.names, self._tasks.failing)
 
     def feeds(self) -> tuple[dict[str, object] | None, dict[str, object] | None]:
         """The NRI feed's and the proc-events feed's parts of the status; None for one that is switched off."""
@@ -371,5 +286,5 @@ class Watcher:
         self.hooks.take_spool()
         report = self.reconciler.resync(full=True)
         self.guests.retry_now()
-        self._after_pass(report, "request")
+        self._passes.made(report, "request")
         return report

@@ -5,8 +5,6 @@ exception that a signal handler raises between them leaves the lock taken, and t
 takes no lock, and neither does waiting without a time-out in two steps. Called by stage, vm and containers.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -27,8 +25,7 @@ def ended(process: subprocess.Popen[bytes], seconds: float = 0.0) -> bool:
 
 
 def run(argv: Sequence[str], seconds: float, **more: Any) -> int:
-    """Run a command. :returns: its exit code. :raises subprocess.TimeoutExpired: it was killed after so many
-    seconds."""
+    """Run a command. :returns: its exit code. :raises subprocess.TimeoutExpired: it was killed after `seconds`."""
     process = subprocess.Popen(argv, **more)
     try:
         if not ended(process, seconds):

@@ -3,8 +3,6 @@
 Their process sleeps; only their cpuset matters. Created by stage. What stays out: the VM (vm).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -12,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,7 @@ exec "$@"
 class Containers:
     """The containers of one sandbox. `close` removes everything of them."""
 
-    def __init__(self, crun: str, busybox: str, sandbox: str, directory: Path,
-                 options: HookOptions) -> None:
+    def __init__(self, crun: str, busybox: str, sandbox: str, directory: Path, options: HookOptions) -> None:
         self.sandbox = sandbox
         self.directory = directory
         self._crun = crun
@@ -74,22 +71,20 @@ class Containers:
         self.remove_cgroups()
 
     def remove_cgroups(self) -> None:
-        """Remove the containers' cgroups, with what still runs in them."""
-        for at in Path("/sys/fs/cgroup").glob(f"**/{self.sandbox}-*"):
-            self._remove(at)
-
-    def _remove(self, cgroup: Path) -> None:
-        """Remove a cgroup after its last process; that of an interrupted crun may still have one."""
-        for _ in range(100):
-            try:
-                for pid in (cgroup / "cgroup.procs").read_text().split():
-                    os.kill(int(pid), signal.SIGKILL)
-                cgroup.rmdir()
-                return
-            except FileNotFoundError:
-                return
-            except OSError:
-                time.sleep(0.02)
+        """Remove the containers' cgroups, with what still runs in them: that of an interrupted crun may have a
+        process."""
+        # Not Path.glob: it raises FileNotFoundError for a directory that goes meanwhile, as other cgroups do.
+        for cgroup in map(Path, glob(f"/sys/fs/cgroup/**/{self.sandbox}-*", recursive=True)):
+            for _ in range(100):
+                try:
+                    for pid in (cgroup / "cgroup.procs").read_text().split():
+                        os.kill(int(pid), signal.SIGKILL)
+                    cgroup.rmdir()
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError:
+                    time.sleep(0.02)
 
     def _call(self, *args: str) -> None:
         """Run crun. Its output goes to a file, as a pipe would stay open in the container."""
@@ -108,25 +103,15 @@ class Containers:
                              "is this a container without cgroups of its own?")
 
     def _spec(self, name: str, cpus: CpuSet) -> dict[str, Any]:
+        cri = "io.kubernetes.cri."  # the annotations that containerd sets
         # No /proc: a sleeping process does not need it.
         return {
-            "ociVersion": "1.0.2",
+            "ociVersion": "1.0.2", "hostname": name, "mounts": [],
             "process": {"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["/bin/busybox", "sleep", "600"],
                         "env": ["PATH=/bin"], "noNewPrivileges": True},
             "root": {"path": str(self.directory / "rootfs"), "readonly": True},
-            "mounts": [],
-            "hostname": name,
-            "annotations": cri_annotations(self.sandbox, name),
-            "linux": {
-                "cgroupsPath": f"/{self.id(name)}",
-                "resources": {"cpu": {"cpus": str(cpus)}},
-                "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")],
-            },
-        }
-
-
-def cri_annotations(sandbox: str, name: str) -> Mapping[str, str]:
-    """The annotations that containerd sets."""
-    cri = "io.kubernetes.cri."
-    return {f"{cri}container-type": "container", f"{cri}container-name": name, f"{cri}sandbox-id": sandbox,
-            f"{cri}sandbox-name": "shop", f"{cri}sandbox-namespace": "demo", f"{cri}sandbox-uid": "0000-demo"}
+            "annotations": {f"{cri}container-type": "container", f"{cri}container-name": name,
+                            f"{cri}sandbox-id": self.sandbox, f"{cri}sandbox-name": "shop",
+                            f"{cri}sandbox-namespace": "demo", f"{cri}sandbox-uid": "0000-demo"},
+            "linux": {"cgroupsPath": f"/{self.id(name)}", "resources": {"cpu": {"cpus": str(cpus)}},
+                      "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")]}}

@@ -3,12 +3,9 @@
 Called by cli/demo. What stays out: installing them (the Makefile does).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from vmpin.cpuset import CpuSet
@@ -22,12 +19,6 @@ _PT_INTERP = 3
 
 def find(name: str) -> str | None:
     return shutil.which(name, path=_PATH)
-
-
-def static_busybox() -> str | None:
-    """A busybox that runs in an empty root directory."""
-    found = find("busybox")
-    return found if found is not None and is_static(found) else None
 
 
 def is_static(program: str) -> bool:
@@ -47,17 +38,16 @@ def is_static(program: str) -> bool:
         return False
 
 
-#: By Debian package, a function that finds its program.
-_PACKAGES: dict[str, Callable[[], str | None]] = {
-    "qemu-system-x86": lambda: find("qemu-system-x86_64"),
-    "crun": lambda: find("crun"),
-    "busybox-static": static_busybox,
-}
+def _programs() -> dict[str, str | None]:
+    """By Debian package its program, None if it is missing. The busybox has to run in an empty root directory."""
+    busybox = find("busybox")
+    return {"qemu-system-x86": find("qemu-system-x86_64"), "crun": find("crun"),
+            "busybox-static": busybox if busybox is not None and is_static(busybox) else None}
 
 
 def missing() -> list[str]:
     """The missing Debian packages."""
-    return [package for package, find_program in _PACKAGES.items() if find_program() is None]
+    return [package for package, program in _programs().items() if program is None]
 
 
 @dataclass(frozen=True)
@@ -86,5 +76,5 @@ def tools() -> Tools:
     if len(cpus) < 2:
         raise VmpinError(f"the demo needs two CPUs, a shared and an exclusive one; available: {cpus or 'none'}",
                          "run it on a machine (or in a cgroup) with at least two online CPUs")
-    found = [find_program() for find_program in _PACKAGES.values()]
-    return Tools(str(found[0]), str(found[1]), str(found[2]), cpus)
+    qemu, crun, busybox = map(str, _programs().values())
+    return Tools(qemu, crun, busybox, cpus)

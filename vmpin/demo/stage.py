@@ -22,7 +22,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.demo import children
 from vmpin.demo.containers import Containers
 from vmpin.demo.needs import Tools
-from vmpin.demo.vm import DemoMasks, DemoVm
+from vmpin.demo.vm import VCPUS, DemoMasks, DemoVm
 from vmpin.domain.terminal import printable
 from vmpin.errors import VmpinError
 from vmpin.install.hook_options import HookOptions
@@ -46,6 +46,7 @@ class Stage:
         self._watcher: subprocess.Popen[bytes] | None = None
         self._config = self.directory / "vmpin.yaml"
         self._log = self.directory / "watcher.log"
+        self._environment = {key: value for key, value in os.environ.items() if not key.startswith("VMPIN_")}
         try:
             self.vm = DemoVm(tools.qemu, self.sandbox, self.directory)
             self._configure(None)
@@ -76,21 +77,17 @@ class Stage:
     def _sweep(self) -> None:
         """Kill processes that name the demo's directory, and wait until they are gone: a signal may arrive between a
         start and its record."""
+        needle = os.fsencode(self.directory)
         for _ in range(500):
-            if not self._kill_all():
+            found = []
+            for process in Path("/proc").glob("[1-9]*"):
+                with contextlib.suppress(OSError):
+                    if int(process.name) != os.getpid() and needle in (process / "cmdline").read_bytes():
+                        os.kill(int(process.name), signal.SIGKILL)
+                        found.append(process)
+            if not found:
                 return
             time.sleep(0.01)
-
-    def _kill_all(self) -> bool:
-        """:returns: whether there was such a process."""
-        found = False
-        for process in Path("/proc").glob("[1-9]*"):
-            with contextlib.suppress(OSError):
-                if int(process.name) != os.getpid() and os.fsencode(self.directory) in (
-                        process / "cmdline").read_bytes():
-                    os.kill(int(process.name), signal.SIGKILL)
-                    found = True
-        return found
 
     def _configure(self, pool: CpuSet | None) -> None:
         """A separate configuration, so that neither /etc nor the machine's Kata pods affect the demo."""
@@ -99,8 +96,6 @@ class Stage:
             f"paths: {{run: {at}/run, kata_go: {at}/no-kata, kata_rs: {at}/no-kata}}\n"
             f"node: {{shared_pool: '{'' if pool is None else pool}'}}\n"
             f"watch: {{only: '{self.sandbox}', resync_seconds: 1, nri: 'off', kubelet: false}}\n")
-
-    # The story
 
     def step(self, text: str) -> None:
         self._texts = []
@@ -124,7 +119,7 @@ class Stage:
 
     def explain(self, cpu: CpuSet) -> None:
         with (self.directory / "explain.txt").open("w+", encoding="utf-8", errors="replace") as file:
-            code = children.run(self._command("explain", self.sandbox), 30, env=_environment(), stdout=file,
+            code = children.run(self._command("explain", self.sandbox), 30, env=self._environment, stdout=file,
                                 stderr=file)
             file.seek(0)
             output = file.read()
@@ -134,13 +129,11 @@ class Stage:
         print(f"    $ vmpin explain {self.sandbox}")
         self.print(lines[0])
 
-    # Its processes
-
     def vmpin(self, *args: str, shown_output: bool = True) -> None:
         """Run a real command as typed. :raises VmpinError: if it fails."""
         print(f"    $ vmpin {' '.join(args)}")
         sys.stdout.flush()
-        code = children.run(self._command(*args), 30, env=_environment(),
+        code = children.run(self._command(*args), 30, env=self._environment,
                             stdout=sys.stdout if shown_output else subprocess.DEVNULL)
         if code:
             raise VmpinError(f"`vmpin {' '.join(args)}` ended with exit code {code}")
@@ -151,7 +144,7 @@ class Stage:
     def start_watcher(self, pool: CpuSet) -> None:
         self._configure(pool)
         with self._log.open("wb") as log:
-            self._watcher = subprocess.Popen(self._command("watch"), env=_environment(), stdin=subprocess.DEVNULL,
+            self._watcher = subprocess.Popen(self._command("watch"), env=self._environment, stdin=subprocess.DEVNULL,
                                              stdout=log, stderr=log, process_group=0)
         wait_until((self.directory / "run" / "vmpin.sock").exists, lambda: "the watcher does not start",
                    alive=lambda: self._watcher is not None and not children.ended(self._watcher))
@@ -171,10 +164,9 @@ class Stage:
 def _as_wanted(masks: DemoMasks, exclusive: CpuSet, pool: CpuSet) -> bool:
     alone = [cpus for cpus in masks.vcpus.values() if cpus <= exclusive]
     floating = [cpus for cpus in masks.vcpus.values() if not cpus <= exclusive]
-    return (len(masks.vcpus) == 3 and all(len(cpus) == 1 for cpus in alone)
+    return (len(masks.vcpus) == VCPUS and bool(masks.others) and all(len(cpus) == 1 for cpus in alone)
             and sorted(cpus.first for cpus in alone) == list(exclusive)
-            and all(cpus == pool for cpus in floating)
-            and bool(masks.others) and all(cpus == pool for cpus in masks.others.values()))
+            and all(cpus == pool for cpus in (*floating, *masks.others.values())))
 
 
 def same(masks: DemoMasks, before: DemoMasks, cpus: CpuSet) -> bool:
@@ -184,15 +176,11 @@ def same(masks: DemoMasks, before: DemoMasks, cpus: CpuSet) -> bool:
             and all(mask & cpus == before.others.get(tid, main) & cpus for tid, mask in masks.others.items()))
 
 
-def wait_until(true: Callable[[], bool], otherwise: Callable[[], str], alive: Callable[[],
-                                                                                       bool] = lambda: True) -> None:
+def wait_until(true: Callable[[], bool], otherwise: Callable[[], str],
+               alive: Callable[[], bool] = lambda: True) -> None:
     """:raises VmpinError: if the condition is not met in time."""
     deadline = time.monotonic() + PATIENCE
     while not true():
         if time.monotonic() > deadline or not alive():
             raise VmpinError(otherwise(), f"waited {PATIENCE:.0f} s; the watcher's last lines are above")
         time.sleep(0.05)
-
-
-def _environment() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if not key.startswith("VMPIN_")}

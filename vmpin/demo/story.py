@@ -3,8 +3,6 @@
 Called by cli/demo. What stays out: the VM, the containers and the watcher of the demo (stage).
 """
 
-from __future__ import annotations
-
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.demo.stage import Stage, same, wait_until
 

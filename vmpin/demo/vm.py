@@ -4,14 +4,13 @@ It also reads the masks of the VM's threads from /proc, by thread names and with
 What stays out: containers (containers).
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re
 import signal
 import subprocess
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,9 +38,7 @@ class DemoMasks:
             alike.setdefault(str(cpus), []).append(number)
         parts = [f"vCPU{'s' if len(numbers) > 1 else ''} {CpuSet(numbers)} on CPU {cpus}"
                  for cpus, numbers in alike.items()]
-        counts: dict[str, int] = {}
-        for mask in self.others.values():
-            counts[str(mask)] = counts.get(str(mask), 0) + 1
+        counts = Counter(map(str, self.others.values()))
         return ", ".join([*parts, *(f"{count} other threads on CPU {cpus}" for cpus, count in counts.items())])
 
 
@@ -72,7 +69,8 @@ class DemoVm:
         else:
             self.why = "KVM runs no guest here"
         if not self._starts("tcg,thread=multi", "max"):
-            raise VmpinError(f"{self._qemu} does not start: {self._complaint()}", "try it by hand")
+            output = (self.directory / "qemu.log").read_text("utf-8", "replace").splitlines() or ["without output"]
+            raise VmpinError(f"{self._qemu} does not start: {output[-1]}", "try it by hand")
 
     def _starts(self, accelerator: str, cpu: str) -> bool:
         """Start it, and wait for the firmware's output: /dev/kvm may exist and not work."""
@@ -81,8 +79,7 @@ class DemoVm:
         argv = [self._qemu, "-name", f"sandbox-{self.sandbox},debug-threads=on", "-machine", "q35",
                 "-accel", accelerator, "-cpu", cpu, "-m", "64M",
                 "-smp", f"{VCPUS},cores=1,threads=1,sockets={VCPUS},maxcpus={VCPUS}",
-                "-nodefaults", "-no-user-config", "-display", "none",
-                "-object", "iothread,id=io1",
+                "-nodefaults", "-no-user-config", "-display", "none", "-object", "iothread,id=io1",
                 "-blockdev", f"driver=file,node-name=disk,filename={self.directory}/disk",
                 "-device", "virtio-blk-pci,drive=disk,iothread=io1",
                 "-chardev", f"file,id=firmware,path={output}", "-device", "isa-debugcon,iobase=0x402,chardev=firmware"]
@@ -99,17 +96,10 @@ class DemoVm:
         self.stop()
         return False
 
-    def _complaint(self) -> str:
-        lines = (self.directory / "qemu.log").read_text("utf-8", "replace").splitlines()
-        return lines[-1] if lines else "without output"
-
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
-
-    def running(self) -> bool:
-        return self._process is not None and not ended(self._process)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -128,8 +118,8 @@ class DemoVm:
                 continue  # a worker that ended
             cpus = CpuSet.parse(fields["Cpus_allowed_list"].strip())
             vcpu = _VCPU.fullmatch(fields["Name"].strip())
-            if vcpu is not None:
-                masks.vcpus[int(vcpu[1])] = cpus
-            else:
+            if vcpu is None:
                 masks.others[int(task.name)] = cpus
+            else:
+                masks.vcpus[int(vcpu[1])] = cpus
         return masks

@@ -1,8 +1,7 @@
 """The table of all checks, in the order of the output: machine, sources, Kata, other writers of masks, vmpin.
 
 Pure. `examine` is called by the command line (`vmpin doctor`, `vmpin gather`). What stays out: the checks themselves
-(the modules named *_checks).
-"""
+(the modules named *_checks)."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ CHECKS = (
     Check("vcpu-threads", "whether the VMs' vCPU threads are identified", service_checks.vcpu_threads),
     Check("guests", "whether the guests' agents answer", service_checks.guests),
     Check("sandboxes", "misplaced threads, and degraded sandboxes", service_checks.sandboxes),
-    Check("collisions", "exclusive CPUs that others may use", service_checks.collisions),
-)
+    Check("collisions", "exclusive CPUs that others may use", service_checks.collisions))
 
 
 def examine(facts: NodeFacts, only: Iterable[str] = ()) -> list[Finding]:

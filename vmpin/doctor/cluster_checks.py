@@ -1,7 +1,6 @@
 """Checks of the sources of CPU assignments: the kubelet and NRI.
 
-Pure; called by checks.examine. What stays out: the OCI hook (hook_checks).
-"""
+Pure; called by checks.examine. What stays out: the OCI hook (hook_checks)."""
 
 from __future__ import annotations
 
@@ -18,16 +17,21 @@ _THERE = {True: "exists", False: "does not exist", None: "cannot be accessed"}
 
 
 def kubelet(facts: NodeFacts) -> CheckResult:
-    evidence = [*_kubelet_evidence(facts)]
-    if facts.checkpoint is None:
-        return _no_checkpoint(facts, evidence)
-    return (_broken_checkpoint(facts, facts.checkpoint, evidence)
-            or (_static_policy(facts, facts.checkpoint, evidence) if facts.checkpoint.policy.lower() == "static" else
-                _other_policy(facts, facts.checkpoint, evidence)))
+    evidence, point, pool = [*_kubelet_evidence(facts)], facts.checkpoint, facts.settings.get("node.shared_pool", "")
+    if point is None:
+        return _no_checkpoint(facts, pool, evidence)
+    broken = _broken_checkpoint(facts, point, evidence)
+    if broken is not None:
+        return broken
+    if point.policy.lower() == "static":
+        return _static_policy(facts, point, evidence)
+    if pool:
+        return ok(f"policy {point.policy}; node.shared_pool is {pool}, and CPUs outside it are exclusive", *evidence)
+    return warn(f"policy {point.policy}: no container owns a CPU, so no vCPU is pinned one-to-one", _POOL, *evidence)
 
 
-def _no_checkpoint(facts: NodeFacts, evidence: Sequence[str]) -> CheckResult:
-    config, pool = facts.kubelet, facts.settings.get("node.shared_pool", "")
+def _no_checkpoint(facts: NodeFacts, pool: str, evidence: Sequence[str]) -> CheckResult:
+    config = facts.kubelet
     stale = (facts.status.get("sources") or {}).get("kubelet") or {}
     if stale.get("stale"):
         return warn("the kubelet's checkpoint is gone: its last contents are used, written "
@@ -51,24 +55,15 @@ def _broken_checkpoint(facts: NodeFacts, point: Checkpoint, evidence: Sequence[s
     if not point.policy and denied(point.trouble):
         return unknown("the kubelet's checkpoint cannot be read", *evidence, remedy="run this as root")
     if not point.policy:
-        return bad(f"the kubelet's checkpoint cannot be used: {point.trouble}",
-                   "the kubelet rewrites it at its next allocation; if it does not, drain the node, remove the "
-                   "file and restart the kubelet", *evidence)
+        return bad(f"the kubelet's checkpoint cannot be used: {point.trouble}", "the kubelet rewrites it at its next "
+                   "allocation; if it does not, drain the node, remove the file and restart the kubelet", *evidence)
     if configured and configured.lower() != point.policy.lower():
         return bad(f"the kubelet is configured for policy {configured}, its checkpoint is of policy {point.policy}: "
-                   "it refuses to start",
-                   f"drain the node, remove {point.path}, restart the kubelet", *evidence)
+                   "it refuses to start", f"drain the node, remove {point.path}, restart the kubelet", *evidence)
     if facts.settings.get("watch.kubelet") == "False":
         return warn("the checkpoint is not read (watch.kubelet: false)",
                     "set watch.kubelet: true, unless another file is to decide", *evidence)
     return None
-
-
-def _other_policy(facts: NodeFacts, point: Checkpoint, evidence: Sequence[str]) -> CheckResult:
-    pool = facts.settings.get("node.shared_pool", "")
-    if pool:
-        return ok(f"policy {point.policy}; node.shared_pool is {pool}, and CPUs outside it are exclusive", *evidence)
-    return warn(f"policy {point.policy}: no container owns a CPU, so no vCPU is pinned one-to-one", _POOL, *evidence)
 
 
 def _static_policy(facts: NodeFacts, point: Checkpoint, evidence: Sequence[str]) -> CheckResult:
@@ -154,14 +149,12 @@ def nri(facts: NodeFacts) -> CheckResult:
         return ok(f"NRI is {link['state'] if link else ''}", *evidence)
     if facts.nri_socket is None:
         return unknown(f"whether {path} exists is unknown", *evidence, remedy="run this as root")
-    refused = [engine.name for engine in engines if engine.nri is False]
     if not facts.nri_socket:
-        return _no_socket(facts, wanted, path, engines, refused, evidence)
+        return _no_socket(wanted, path, engines, evidence)
     if link is not None:
         verdict = bad if wanted == "on" else warn
-        return verdict(f"the watcher has no NRI connection: {link['state']}",
-                       "read the runtime's log for the reason why it closed the plugin's connection (journalctl -u "
-                       "containerd, -u crio)", *evidence)
+        return verdict(f"the watcher has no NRI connection: {link['state']}", "read the runtime's log for the reason "
+                       "why it closed the plugin's connection (journalctl -u containerd, -u crio)", *evidence)
     return ok("NRI is available to a watcher", *evidence)
 
 
@@ -177,10 +170,10 @@ def connected(facts: NodeFacts) -> bool:
     return link is not None and str(link["state"]).startswith("connected")
 
 
-def _no_socket(facts: NodeFacts, wanted: str, path: str, engines: Sequence[Engine], refused: Sequence[str],
-               evidence: Sequence[str]) -> CheckResult:
+def _no_socket(wanted: str, path: str, engines: Sequence[Engine], evidence: Sequence[str]) -> CheckResult:
     if not engines:
         return unknown("no container runtime was found on this node", *evidence)
+    refused = [engine.name for engine in engines if engine.nri is False]
     where = (f"NRI is disabled in the configuration of {', '.join(refused)}" if refused else
              f"{', '.join(engine.name for engine in engines)} opens no NRI socket")
     remedy = ("containerd: disable = false under plugins.'io.containerd.nri.v1.nri' (off by default in 1.7); "

@@ -1,34 +1,28 @@
 """The result of a check: its level, one sentence, the evidence and a remedy.
 
-Pure; made by the checks, printed by cli/doctor. What stays out: the table of checks (checks).
-"""
+Pure; made by the checks, printed by cli/doctor. What stays out: the table of checks (checks)."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vmpin.domain.facts import NodeFacts
 
-#: As strerror() has EACCES and EPERM.
-_DENIED = ("Permission denied", "Operation not permitted")
+_DENIED = ("Permission denied", "Operation not permitted")  #: As strerror() has EACCES and EPERM.
 
 
 class Level(enum.StrEnum):
     """How a check ended."""
 
     OK = "ok"
-    #: It works, but less than it could, or only until a certain event.
-    WARN = "warn"
-    #: Threads are not kept where they belong, or will not be.
-    BAD = "bad"
-    #: It could not be read, or this node does not have it.
-    UNKNOWN = "unknown"
+    WARN = "warn"  #: It works, but less than it could, or only until a certain event.
+    BAD = "bad"  #: Threads are not kept where they belong, or will not be.
+    UNKNOWN = "unknown"  #: It could not be read, or this node does not have it.
 
 
-@dataclass(frozen=True)
-class CheckResult:
+class CheckResult(NamedTuple):
     """`what` is the finding in one sentence; `evidence` are the facts behind it, each with its file or number;
     `remedy` is the action to take, "" for none."""
 
@@ -38,8 +32,7 @@ class CheckResult:
     remedy: str = ""
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """`name` is the argument of `vmpin doctor`; `about` is its subject, for the help."""
 
     name: str
@@ -47,8 +40,7 @@ class Check:
     judge: Callable[[NodeFacts], CheckResult]
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     check: str
     verdict: CheckResult
 

@@ -1,11 +1,9 @@
 """The check of vmpin's OCI hook: its registrations, the runtimes that read them, and its messages to the watcher.
 
-Pure; called by checks.examine. What stays out: finding registrations (doctor.collect.hooks_found).
-"""
+Pure; called by checks.examine. What stays out: finding registrations (doctor.collect.hooks_found)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from vmpin.doctor.cluster_checks import connected
@@ -18,8 +16,7 @@ CRIO_DEFAULT = "/usr/share/containers/oci/hooks.d"
 _NAME_IT = ("name the directory in the runtime's hooks_dir (CRI-O's only default is "
             f"{CRIO_DEFAULT}, and it ignores --hooks-dir), or the spec in base_runtime_spec of the handler, and "
             "restart it: hooks/README.md. To delete an unused registration: vmpin install-hook --remove")
-#: Seconds: the hook message of a container started more recently may still be on its way.
-_LATELY = 5.0
+_LATELY = 5.0  #: Seconds: the hook message of a container started more recently may still be on its way.
 
 
 def hooks(facts: NodeFacts) -> CheckResult:
@@ -34,9 +31,8 @@ def hooks(facts: NodeFacts) -> CheckResult:
     if not facts.hooks:
         if connected(facts):
             return ok("no hook is registered; NRI reports every container")
-        return warn("no hook of vmpin is registered, and NRI is not connected either",
-                    "vmpin install-hook --hooks-dir DIR (podman, CRI-O) or --base-spec FILE (containerd): "
-                    "hooks/README.md")
+        return warn("no hook of vmpin is registered, and NRI is not connected either", "vmpin install-hook "
+                    "--hooks-dir DIR (podman, CRI-O) or --base-spec FILE (containerd): hooks/README.md")
     elsewhere = [hook for hook in facts.hooks if hook.socket != wanted]
     if elsewhere:
         return warn(f"the hook connects to {elsewhere[0].socket}, but the watcher listens on {wanted}",
@@ -83,9 +79,4 @@ def _received(facts: NodeFacts, evidence: list[str]) -> CheckResult:
 
 
 def _reads(engine: Engine, facts: NodeFacts) -> bool:
-    return any(reader.split(" ")[0] == engine.name for reader in _readers(facts))
-
-
-def _readers(facts: NodeFacts) -> Iterator[str]:
-    for hook in facts.hooks:
-        yield from hook.read_by
+    return any(reader.split(" ")[0] == engine.name for hook in facts.hooks for reader in hook.read_by)

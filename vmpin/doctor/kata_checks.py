@@ -1,20 +1,15 @@
 """Checks of Kata's configurations: settings that conflict with vmpin or limit it.
 
-Pure; called by checks.examine. What stays out: reading the configurations (doctor.collect.kata_config).
-"""
+Pure; called by checks.examine. What stays out: reading the configurations (doctor.collect.kata_config)."""
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
 from vmpin.doctor.finding import CheckResult, bad, denied, ok, several, unknown, warn
-from vmpin.domain.facts import Engine, Handler, KataConfig, NodeFacts
+from vmpin.domain.facts import KataConfig, NodeFacts
 
 _PINNING = "io.katacontainers.config.runtime.enable_vcpus_pinning"
-#: Settings in the evidence: those that are checked here, and others that determine the shape of a VM.
-SHOWN = ("enable_vcpus_pinning", "sandbox_cgroup_only", "static_sandbox_resource_mgmt", "default_vcpus",
-         "default_maxvcpus", "enable_numa", "enable_iothreads", "indep_iothreads", "confidential_guest", "rootless",
-         "guest_hook_path", "enable_debug", "enable_template", "vm_cache_number")
 _READ = "run this as root; correct the named file"
 #: Policies that keep a thread within its sandbox's CPUs, which every cgroup allows.
 _INSIDE = ("apart", "sandbox", "off")
@@ -58,12 +53,11 @@ def _unread(facts: NodeFacts) -> list[str]:
 
 
 def _evidence(config: KataConfig) -> list[str]:
-    """Evidence: a configuration, its drop-ins and those of its settings in SHOWN, one line each."""
+    """Evidence: a configuration, its drop-ins and its settings, one line each."""
     by = f", read by {several(config.read_by, 6)}" if config.read_by else ", read by no known handler"
     found = [f"{config.path} (runtime-{config.runtime}{by})"]
     found += [f"{config.path}: drop-in {name}" for name in config.dropins]
-    found += [f"{setting.file}: {name} = {_toml(setting.value)}"
-              for key in SHOWN for name, setting in config.find(key)]
+    found += [f"{setting.file}: {name} = {_toml(setting.value)}" for name, setting in config.settings.items()]
     return found
 
 
@@ -82,7 +76,8 @@ def pinning(facts: NodeFacts) -> CheckResult:
     on, idle = _where(facts, "enable_vcpus_pinning"), _where(facts, "enable_vcpus_pinning", used=False)
     running = [sandbox for sandbox in facts.kata_sandboxes if sandbox.pins_vcpus]
     open_to = [handler for engine in facts.engines for handler in engine.handlers
-               if handler.kata and _passes(handler, _PINNING)]
+               if handler.kata and (handler.annotations is None or any(
+                   fnmatchcase(_PINNING, pattern) for pattern in handler.annotations))]
     evidence = [*on, *idle, *(f"{sandbox.id} runs with it" for sandbox in running[:10])]
     evidence += [f"handler {handler.name} passes the annotation {_PINNING} on: a pod can enable it"
                  for handler in open_to]
@@ -100,24 +95,20 @@ def pinning(facts: NodeFacts) -> CheckResult:
     return ok("Kata does not pin vCPUs itself", *evidence)
 
 
-def _passes(handler: Handler, annotation: str) -> bool:
-    return handler.annotations is None or any(fnmatchcase(annotation, pattern) for pattern in handler.annotations)
-
-
 def vcpus(facts: NodeFacts) -> CheckResult:
     if not facts.kata:
         return unknown("no configuration of Kata was found")
     evidence = [line for config in facts.kata for line in _evidence(config)
                 if any(key in line for key in ("static_sandbox", "default_vcpus", "default_maxvcpus"))]
-    narrow = [engine for engine in facts.engines if _narrow(engine, facts)]
-    evidence += [f"{engine.name} pid {engine.pid} may use CPUs {engine.cpus}, and its shims inherit that mask"
-                 for engine in facts.engines if engine.cpus is not None and _starts_kata(engine)]
-    if narrow:
-        return warn(f"{narrow[0].name} may use {len(narrow[0].cpus or ())} of {len(facts.cpus.online)} CPUs, and "
-                    "Kata's shims size VMs by the mask that they inherit from it: pods that ask for more vCPUs fail "
-                    "(Go), or get no more (runtime-rs)",
-                    f"give {narrow[0].name}'s service every CPU (no CPUAffinity= in its unit, no AllowedCPUs= in its "
-                    "slice): vmpin places a shim once its VMM runs", *evidence)
+    masks = [(engine.name, engine.cpus, engine.pid) for engine in facts.engines
+             if engine.cpus is not None and any(handler.kata for handler in engine.handlers)]
+    evidence += [f"{name} pid {pid} may use CPUs {mask}, and its shims inherit that mask" for name, mask, pid in masks]
+    narrow = next(((name, mask) for name, mask, _ in masks if not facts.cpus.online <= mask), None)
+    if narrow is not None:
+        return warn(f"{narrow[0]} may use {len(narrow[1])} of {len(facts.cpus.online)} CPUs, and Kata's shims size "
+                    "VMs by the mask that they inherit from it: pods that ask for more vCPUs fail (Go), or get no "
+                    "more (runtime-rs)", f"give {narrow[0]}'s service every CPU (no CPUAffinity= in its unit, no "
+                    f"AllowedCPUs= in its slice): vmpin places a shim once its VMM runs", *evidence)
     static = _where(facts, "static_sandbox_resource_mgmt")
     by_crio = [handler.name for engine in facts.engines if engine.name == "crio" for handler in engine.handlers
                if handler.kata and any(handler.name in config.read_by and any(
@@ -140,14 +131,6 @@ def vcpus(facts: NodeFacts) -> CheckResult:
     if static:
         evidence.append("sized at start: no vCPU backs CPUs that a pod gets later (in-place resize)")
     return ok("VMs can have as many vCPUs as their containers have CPUs", *evidence)
-
-
-def _starts_kata(engine: Engine) -> bool:
-    return any(handler.kata for handler in engine.handlers)
-
-
-def _narrow(engine: Engine, facts: NodeFacts) -> bool:
-    return engine.cpus is not None and _starts_kata(engine) and not facts.cpus.online <= engine.cpus
 
 
 def cgroup(facts: NodeFacts) -> CheckResult:
@@ -177,7 +160,8 @@ def guest(facts: NodeFacts) -> CheckResult:
         return unknown("no configuration of Kata was found")
     via = facts.settings.get("guest.via", "auto")
     patterns = [text for text in facts.settings.get("guest.disabled_handlers", "").split(",") if text]
-    secret = [(config, line) for config in facts.kata for line in _confidential(config)]
+    secret = [(config, f"{setting.file}: {name} = true") for config in facts.kata
+              for name, setting in config.find("confidential_guest") if setting.value is True]
     asked = sorted({handler for config, _ in secret for handler in config.read_by
                     if handler != "default" and not any(fnmatchcase(handler, pattern) for pattern in patterns)})
     evidence = [f"guest.via: {via}, guest.disabled_handlers: {','.join(patterns) or 'none'}",
@@ -195,8 +179,3 @@ def guest(facts: NodeFacts) -> CheckResult:
     if unread := _unread(facts):
         return unknown(f"whether Kata runs confidential guests is unknown: {unread[0]}", *evidence, remedy=_READ)
     return ok("no setting of Kata keeps vmpin from the guests", *evidence)
-
-
-def _confidential(config: KataConfig) -> list[str]:
-    return [f"{setting.file}: {name} = true" for name, setting in config.find("confidential_guest")
-            if setting.value is True]

@@ -1,11 +1,10 @@
 """Checks of the machine: privileges and namespaces, kernel, CPUs and their isolation, cgroups.
 
-Pure; called by checks.examine. What stays out: reading them (doctor.collect).
-"""
+Pure; called by checks.examine. What stays out: reading them (doctor.collect)."""
 
 from __future__ import annotations
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import CpuSet, union
 from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.facts import NodeFacts
 
@@ -13,8 +12,7 @@ from vmpin.domain.facts import NodeFacts
 NEEDED = {
     "CAP_SYS_NICE": "masks of other users' threads cannot be set",
     "CAP_SYS_PTRACE": "vCPU threads without a name cannot be identified (/proc/PID/task/TID/syscall and /proc/PID/fd)",
-    "CAP_DAC_READ_SEARCH": "VMMs that do not run as root, and their bundles, cannot be read",
-}
+    "CAP_DAC_READ_SEARCH": "VMMs that do not run as root, and their bundles, cannot be read"}
 _GRANT = ("run it as root, or give the service the capability (CapabilityBoundingSet= in config/vmpin.service, "
           "securityContext in config/kubernetes/daemonset.yaml)")
 
@@ -77,10 +75,9 @@ def kernel(facts: NodeFacts) -> CheckResult:
         evidence.append("no KVM debugfs (/sys/kernel/debug/kvm): one method less to identify vCPU threads, which "
                         "matters for threads without names")
     if found.version < (6, 2):
-        return warn("before 6.2 the kernel forgets a thread's mask whenever its cpuset changes",
-                    "none needed: masks are restored at the next resync (every "
-                    f"{facts.settings.get('watch.resync_seconds', '10')} s, watch.resync_seconds). Linux 6.2 and "
-                    "newer remember it", *evidence)
+        return warn("before 6.2 the kernel forgets a thread's mask whenever its cpuset changes", "none needed: masks "
+                    f"are restored at the next resync (every {facts.settings.get('watch.resync_seconds', '10')} s, "
+                    f"watch.resync_seconds). Linux 6.2 and newer remember it", *evidence)
     return ok("the kernel remembers masks when a cpuset changes (since 6.2)", *evidence)
 
 
@@ -95,7 +92,7 @@ def cpus(facts: NodeFacts) -> CheckResult:
     if gone:
         return bad(f"CPUs {gone} are exclusive to a container and not online",
                    "bring them online (echo 1 >/sys/devices/system/cpu/cpuN/online), or restart their pods", *evidence)
-    configured = _cpus(facts.settings.get("node.shared_pool", "")) | _cpus(facts.settings.get("node.housekeeping", ""))
+    configured = union(CpuSet.parse(facts.settings.get(key, "")) for key in ("node.shared_pool", "node.housekeeping"))
     if configured - found.online:
         return warn(f"CPUs {configured - found.online} of node.shared_pool or node.housekeeping are not online",
                     "correct the configuration, or bring them online", *evidence)
@@ -131,16 +128,15 @@ def isolation(facts: NodeFacts) -> CheckResult:
 
 def cgroups(facts: NodeFacts) -> CheckResult:
     if facts.cgroups == "none":
-        return bad("no cpuset cgroups were found",
-                   "mount them at paths.cgroup (in a pod: /sys/fs/cgroup of the node, as in "
-                   "config/kubernetes/daemonset.yaml)")
+        return bad("no cpuset cgroups were found", "mount them at paths.cgroup (in a pod: /sys/fs/cgroup of the node, "
+                   "as in config/kubernetes/daemonset.yaml)")
     evidence = [f"layout {facts.cgroups}"]
     capped = []
     for sandbox in facts.sandboxes:
         group, mask = sandbox.get("cgroup"), sandbox.get("mask")
         if group is None or not mask:
             continue
-        lacking = _cpus(mask) - _cpus(group["cpus"])
+        lacking = CpuSet.parse(mask) - CpuSet.parse(group["cpus"])
         if lacking:
             capped.append(sandbox["id"])
             evidence.append(f"{sandbox['id']}: mask {mask}, but {group['path']} has {group['cpus']}")
@@ -152,7 +148,3 @@ def cgroups(facts: NodeFacts) -> CheckResult:
         return unknown(f"cgroups are {facts.cgroups}; whether VMMs have the CPUs of their sandboxes is "
                        f"unknown: {facts.status_trouble}", *evidence, remedy="run this as root")
     return ok(f"cgroups are {facts.cgroups}, and every VMM's cgroup has the CPUs of its sandbox", *evidence)
-
-
-def _cpus(text: str) -> CpuSet:
-    return CpuSet.parse(text or "")

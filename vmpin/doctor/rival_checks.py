@@ -1,13 +1,12 @@
 """Checks of other programs that set masks or write cpusets, and of the kernel's process events.
 
-Pure; called by checks.examine. What stays out: finding the programs (host.daemons).
-"""
+Pure; called by checks.examine. What stays out: finding the programs (host.daemons)."""
 
 from __future__ import annotations
 
 import re
 
-from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.facts import FoundSetting, NodeFacts
 
@@ -30,8 +29,7 @@ PINNERS = {
     "crane": ("crane-agent writes containers' cpusets every five seconds",
               "let only one of both decide: vmpin follows with policy.runc_repair off"),
     "cri-resmgr": ("cri-resource-manager rewrites containers' cpusets between the kubelet and the runtime",
-                   "none: vmpin follows the cpusets that the runtime received"),
-}
+                   "none: vmpin follows the cpusets that the runtime received")}
 _BLIND = "the node's processes are invisible here"
 _SEE = "run this as root; in a pod: hostPID: true"
 
@@ -42,19 +40,19 @@ def irqbalance(facts: NodeFacts) -> CheckResult:
     evidence += [f"{setting.file}: {key}={setting.value}" for key, setting in facts.irqbalance.items()]
     if not running:
         return ok("irqbalance does not run", *evidence) if facts.sees else unknown(_BLIND, *evidence, remedy=_SEE)
-    open_to = facts.exclusive - _banned(facts.irqbalance) - facts.cpus.isolated - facts.cpus.nohz_full
+    banned = _banned(facts.irqbalance.get("IRQBALANCE_BANNED_CPULIST"))
+    open_to = facts.exclusive - banned - facts.cpus.isolated - facts.cpus.nohz_full
     if open_to:
         evidence.append(f"it may move devices' interrupts to exclusive CPUs {open_to}; to prevent that, set "
                         "IRQBALANCE_BANNED_CPULIST")
     return ok("irqbalance runs: it moves interrupts, never threads", *evidence)
 
 
-def _banned(settings: object) -> CpuSet:
-    found = settings.get("IRQBALANCE_BANNED_CPULIST") if isinstance(settings, dict) else None
+def _banned(setting: FoundSetting | None) -> CpuSet:
     try:
-        return CpuSet.parse(str(found.value)) if isinstance(found, FoundSetting) else CpuSet()
+        return EMPTY if setting is None else CpuSet.parse(str(setting.value))
     except CpuSetError:
-        return CpuSet()
+        return EMPTY
 
 
 def tuned(facts: NodeFacts) -> CheckResult:
@@ -88,9 +86,7 @@ def tuned(facts: NodeFacts) -> CheckResult:
 
 def _spared(setting: FoundSetting | None, command: str) -> bool:
     """Whether tuned leaves a command alone: patterns separated by semicolons (plugin_scheduler.py)."""
-    if setting is None:
-        return False
-    for pattern in re.split(r"(?<!\\);", str(setting.value)):
+    for pattern in re.split(r"(?<!\\);", "" if setting is None else str(setting.value)):
         try:
             if pattern and re.search(pattern, command):
                 return True

@@ -1,12 +1,10 @@
 """Checks of vmpin itself: the watcher, its configuration and files, and the status of the sandboxes.
 
-Pure; called by checks.examine. What stays out: asking the watcher (cli.questions).
-"""
+Pure; called by checks.examine. What stays out: asking the watcher (cli.questions)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.facts import NodeFacts
@@ -36,24 +34,22 @@ def watcher(facts: NodeFacts) -> CheckResult:
     its = str(found.about.get("version", ""))
     evidence = [process, f"version {its}, running for {float(found.about.get('uptime', 0)):.0f} s"]
     sources = {source["name"]: source for source in found.about.get("sources", ())}
+    lines = [f"source {source['name']}: {'up' if source['up'] else 'down'}"
+             + (f" ({source['why']})" if source["why"] else "") for source in sources.values()]
     # Each watcher has the hook's socket among its sources, up or failing.
     if "hook" in sources and not _receives(facts, {name for name, source in sources.items() if source["up"]}):
         return bad("the watcher receives no events: births and NRI are down or switched off, and no hook reaches it; "
                    "new VMs and containers are placed at a resync at best",
-                   "see the checks proc-connector, nri and hooks: one of these sources has to work", *evidence,
-                   *_lines(sources.values()))
+                   "see the checks proc-connector, nri and hooks: one of these sources has to work", *evidence, *lines)
     if "resync" in sources and not sources["resync"]["up"]:
-        return bad("the watcher's passes fail: no thread is kept in place", _LOG, *evidence,
-                   *_lines(sources.values()))
+        return bad("the watcher's passes fail: no thread is kept in place", _LOG, *evidence, *lines)
     if its != found.version:
         return warn(f"the watcher is version {its}, this command {found.version}", "systemctl restart vmpin",
                     *evidence)
-    down = [source for source in sources.values() if not source["up"]]
-    evidence += _lines(sources.values())
-    needed = [source["name"] for source in down if source["needed"]]
+    needed = [source["name"] for source in sources.values() if source["needed"] and not source["up"]]
     if needed:
-        return warn(f"the watcher runs without {several(needed)}", _LOG, *evidence)
-    return ok(f"the watcher runs ({process})", *evidence)
+        return warn(f"the watcher runs without {several(needed)}", _LOG, *evidence, *lines)
+    return ok(f"the watcher runs ({process})", *evidence, *lines)
 
 
 def _receives(facts: NodeFacts, up: set[str]) -> bool:
@@ -61,11 +57,6 @@ def _receives(facts: NodeFacts, up: set[str]) -> bool:
     hook = facts.watcher.about.get("passes", {}).get("hook") or any(
         found.read_by and not found.broken for found in facts.hooks)
     return bool(up & {"births", "nri"} or ("hook" in up and hook))
-
-
-def _lines(sources: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [f"source {source['name']}: {'up' if source['up'] else 'down'}"
-            + (f" ({source['why']})" if source["why"] else "") for source in sources]
 
 
 def configuration(facts: NodeFacts) -> CheckResult:
@@ -100,12 +91,10 @@ def resync(facts: NodeFacts) -> CheckResult:
     if facts.watcher.state != "running" or not about:
         return unknown("no watcher reports the time of its last resync")
     every = float(about.get("resync_seconds", 10.0))
-    age = about.get("resynced")
+    age = float(about["resynced"])
     passes = ", ".join(f"{count} {why}" for why, count in sorted(about.get("passes", {}).items()))
     evidence = [f"every {every:g} s (watch.resync_seconds)", f"passes so far: {passes or 'none'}"]
-    if age is None:
-        return bad("the watcher has made no pass yet: no thread is placed", _LOG, *evidence)
-    if not alive(float(age), every).up:
+    if not alive(age, every).up:
         return bad(f"the last resync was {age:.1f} s ago: drift is not repaired", _LOG, *evidence)
     return ok(f"the last resync was {age:.1f} s ago", *evidence)
 
@@ -116,10 +105,10 @@ def run_directory(facts: NodeFacts) -> CheckResult:
         return (ok(f"{found.path} does not exist, as no watcher has run yet") if facts.watcher.state == "absent" else
                 bad(f"{found.path} was removed while the watcher runs",
                     "systemctl restart vmpin; RuntimeDirectoryPreserve=yes keeps it"))
+    oldest = f", the oldest {found.oldest:.0f} s" if found.spooled else ""
     evidence = [f"{found.path}: uid {found.uid}, mode {found.mode:04o}, {found.file_system}",
                 f"{found.free >> 20} MiB and {found.inodes} inodes free",
-                f"{found.spooled} messages in the spool" + (f", the oldest {found.oldest:.0f} s" if found.spooled
-                                                            else "")]
+                f"{found.spooled} messages in the spool{oldest}"]
     if found.read_only:
         return bad(f"{found.path} is mounted read-only", "remount it, or set paths.run elsewhere", *evidence)
     if found.mode & 0o022 or found.uid != 0:
@@ -138,9 +127,8 @@ def run_directory(facts: NodeFacts) -> CheckResult:
 def state_file(facts: NodeFacts) -> CheckResult:
     found = facts.run
     if found.state_trouble:
-        return bad(f"the state file cannot be used: {found.state_trouble}",
-                   "the watcher sets it aside at its next start and rebuilds the state from what runs; the original "
-                   "masks are lost")
+        return bad(f"the state file cannot be used: {found.state_trouble}", "the watcher sets it aside at its next "
+                   "start and rebuilds the state from what runs; the original masks are lost")
     if facts.watcher.about.get("saved") is False:
         return bad("the watcher cannot write its state file", "free space in the run directory; its log has the "
                    "kernel's error: journalctl -u vmpin")
@@ -216,9 +204,8 @@ def sandboxes(facts: NodeFacts) -> CheckResult:
                     "containers (docs/sources.md); node.shared_pool, or the kubelet's static policy, places them "
                     "until then; for VMs that are no pods: watch.only excludes them", *evidence)
     if degraded:
-        return warn(f"{len(degraded)} sandboxes are degraded: "
-                    f"{several(sandbox['id'] for sandbox in degraded)}", "vmpin explain SANDBOX has the reasons",
-                    *evidence)
+        return warn(f"{len(degraded)} sandboxes are degraded: {several(sandbox['id'] for sandbox in degraded)}",
+                    "vmpin explain SANDBOX has the reasons", *evidence)
     waiting = verdicts.count("waiting")
     if waiting:
         return ok(f"{len(found)} sandboxes; {waiting} of them wait: for the kubelet or the runtime to rewrite a "

@@ -1,8 +1,8 @@
 """The domain as values: sandboxes, containers, threads, CPUs, events, and what follows from events alone.
 
 model, topology, events: the nouns. desired_state: what the sources reported. kubelet_cpus: what the kubelet assigned.
-drift, proof, counters, newborn_counts, facts, guest_report, pod_names: values that are measured or shown. terminal:
-text from outside made safe for one.
+drift, proof, counters, facts, guest_report, pod_names: values that are measured or shown. terminal: text from outside
+made safe for one.
 
 Pure: no system call, no clock, no log. What stays out: which CPUs a thread may run on (placement), and everything that
 reads or acts. Imports cpuset and errors alone. Every package may import it.

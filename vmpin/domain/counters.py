@@ -1,32 +1,28 @@
-"""Counters of the watcher since it started: masks set, drift by cause, how long threads waited for their mask.
+"""Counters of the watcher since it started: masks set, drift by cause, how long threads waited for their mask; and of
+each sandbox its new threads.
 
-Pure: no clock, no lock (one thread counts, the same one reads). The reconciler owns the only one; procevents, sources
-and the daemon add to it. What stays out: the state of this moment (status.collector), and the metrics' names
+Pure: no clock, no lock (one thread counts, the same one reads). The reconciler owns them; procevents, sources and the
+daemon add to them. What stays out: the state of this moment (status.collector), and the metrics' names
 (status.prometheus).
 """
-
-from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
 
 from vmpin.domain.model import ThreadRole
 
-#: Upper bounds in seconds: a thread is placed within 500 µs where its creation is reported, else within a resync (10
-#: s).
+#: Upper bounds in seconds: a thread is placed within 500 µs where its creation is reported, else within a resync.
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Histogram:
-    """Counts of durations, by ascending upper `bounds` (inclusive, seconds), and one more for those above all."""
+    """Counts of durations, by ascending upper `bounds` (inclusive, seconds)."""
 
     __slots__ = ("bounds", "counts", "sum", "total")
 
     def __init__(self, bounds: tuple[float, ...] = BOUNDS) -> None:
-        if not bounds or list(bounds) != sorted(set(bounds)):
-            raise ValueError("bounds do not ascend")
         self.bounds = bounds
-        #: One for each bound, and for what is above the last.
+        #: One for each bound, and one for those above the last.
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0
         self.sum = 0.0
@@ -46,11 +42,48 @@ class Histogram:
             found.append((bound, so_far))
         return found
 
-    def quantile(self, q: float) -> float | None:
-        """The smallest bound that a share of `q` (0 to 1) was within: infinity above the last, None without any."""
-        if not self.total:
-            return None
-        return next(bound for bound, count in self.cumulative() if count and count >= q * self.total)
+
+class NewbornCounts:
+    """Of one sandbox's new threads, since its VMM was found first. All times in seconds."""
+
+    def __init__(self, reported: int = 0, born_inside: int = 0, ended: int = 0) -> None:
+        #: Threads whose creation the kernel reported, main threads at their program's start among them.
+        self.reported = reported
+        #: Of those, the ones that were within their sandbox's CPUs; and that ended before their mask could be read.
+        self.born_inside = born_inside
+        self.ended = ended
+        #: Threads that were allowed outside, reported or found by a pass, for how long in all and at most.
+        self.outside = 0
+        self.outside_sum = 0.0
+        self.outside_max = 0.0
+        #: Threads whose creation and placing are both dated, how long that took in all and at most. One that was in
+        #: place from the start counts from its creation until its mask was read.
+        self.placed = 0
+        self.placed_sum = 0.0
+        self.placed_max = 0.0
+
+    def count_outside(self, seconds: float) -> None:
+        """A thread was allowed outside."""
+        self.outside += 1
+        self.outside_sum += seconds
+        self.outside_max = max(self.outside_max, seconds)
+
+    def count_in_place(self, seconds: float) -> None:
+        """A thread was in place so long after its creation."""
+        self.placed += 1
+        self.placed_sum += seconds
+        self.placed_max = max(self.placed_max, seconds)
+
+    def data(self) -> dict[str, object]:
+        """For the status; times in milliseconds."""
+        mean = _ms(self.placed_sum / self.placed) if self.placed else None
+        return {"told": self.reported, "inside": self.born_inside, "ended": self.ended, "outside": self.outside,
+                "outside_ms": {"sum": _ms(self.outside_sum), "max": _ms(self.outside_max)},
+                "placed": self.placed, "placed_ms": {"mean": mean, "max": _ms(self.placed_max)}}
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
 
 
 class Counters:
@@ -59,14 +92,11 @@ class Counters:
     def __init__(self) -> None:
         #: Masks set, by the thread's role and the outcome (the value of an `apply.Outcome`).
         self.pins: Counter[tuple[ThreadRole, str]] = Counter()
-        #: Repairs, by cause (the value of a `drift.Cause`).
-        self.drift: Counter[str] = Counter()
+        self.drift: Counter[str] = Counter()  #: Repairs, by cause (the value of a `drift.Cause`).
         #: CPUs given back to runc containers (policy.runc_repair), by outcome: done, failed.
         self.repairs: Counter[str] = Counter()
-        #: Threads found to be contested with another program.
-        self.contentions = 0
-        #: From a thread's creation until it was placed.
-        self.placement_latency = Histogram()
+        self.contentions = 0  #: Threads found to be contested with another program.
+        self.placement_latency = Histogram()  #: From a thread's creation until it was placed.
         #: How long threads could run outside of their sandbox, of those that could.
         self.outside = Histogram()
         #: From the receipt of an event until the masks that follow from it were set.
@@ -75,8 +105,7 @@ class Counters:
         self.proc_events: Counter[str] = Counter()
         #: How often the proc connector's buffer overflowed, so that everything was read again.
         self.overruns = 0
-        #: Hooks' messages, by outcome: taken, refused.
-        self.hooks: Counter[str] = Counter()
+        self.hooks: Counter[str] = Counter()  #: Hooks' messages, by outcome: taken, refused.
         #: When the last of those taken was sent, by CLOCK_BOOTTIME in seconds (the system's clock may be set).
         self.last_hook_at: float | None = None
         #: Annotations of a pod's author that contradicted the runtime and were not believed.
@@ -85,5 +114,4 @@ class Counters:
         self.loop_lag = Histogram()
         #: Passes, by their trigger: hook, nri, files, resync, settle, qmp, request, birth.
         self.passes: Counter[str] = Counter()
-        #: How long the passes took.
-        self.pass_seconds = Histogram()
+        self.pass_seconds = Histogram()  #: How long the passes took.

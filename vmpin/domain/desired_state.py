@@ -1,46 +1,27 @@
 """The desired state: sandboxes and their containers, as the sources reported them.
 
-Pure: `reduce(state, event)` returns the next state, and the very same object when the event changes nothing: a caller
-then has nothing to place again. Events may be late, doubled or out of order. `reduce` never
-mutates a state; the reconciler owns the current one.
-
-What stays out: what runs (vmm), which CPUs the kubelet assigned (kubelet_cpus), and where threads may run (placement).
+Pure: `reduce` never mutates a state, and returns the very same one when an event changes nothing: its caller, the
+reconciler, then has nothing to place again. Events may be late, doubled or out of order. What stays out: what runs
+(vmm), which CPUs the kubelet assigned (kubelet_cpus), and where threads may run (placement).
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.domain.events import (
-    ContainerMisplaced,
-    ContainerSeen,
-    ContainerStopped,
-    CpusetRequested,
-    CpusetSeen,
-    Event,
-    RequestExpired,
-    SandboxGone,
-    SandboxSeen,
-    Source,
-    SuspensionChanged,
-)
+from vmpin.domain import events
+from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 
 #: A report costs memory until its sandbox is gone; a node runs a few hundred pods.
-MAX_SANDBOXES = 4096
-MAX_CONTAINERS = 512
-#: How many former cpusets of a container are kept.
-MAX_REPLACED = 8
+MAX_SANDBOXES, MAX_CONTAINERS = 4096, 512
+MAX_REPLACED = 8  #: How many former cpusets of a container are kept.
 
 
 class CpusetReport(NamedTuple):
-    """A container's cpuset as one source reports it, since `time` (CLOCK_BOOTTIME ns; 0: a list had it first).
-
-    `replaced` are the cpusets that the runtime (NRI) reported before, oldest first.
-    """
+    """A container's cpuset as one source reports it, since `time` (CLOCK_BOOTTIME ns; 0: a list had it first), and the
+    cpusets that it `replaced` (NRI), oldest first."""
 
     cpuset: CpuSet
     time: int
@@ -48,7 +29,7 @@ class CpusetReport(NamedTuple):
 
 
 class ContainerRecord(NamedTuple):
-    """A container, and what each source reported of it. The container's cpuset is that of `source`."""
+    """A container, and what each source reported of it."""
 
     container: Container
     #: The source whose cpuset counts; while none reported one, the source that reported the container.
@@ -59,8 +40,11 @@ class ContainerRecord(NamedTuple):
     init: ThreadId | None = None
     #: By source; a source that reported no cpuset is left out.
     reports: Mapping[Source, CpusetReport] = MappingProxyType({})
-    #: The runtime was asked to create it, and no source has reported yet that it did.
-    requested: bool = False
+    requested: bool = False  #: The runtime was asked to create it, and no source has reported yet that it did.
+
+    @property
+    def stopped(self) -> bool:
+        return self.container.state is ContainerState.STOPPED
 
     @property
     def pending(self) -> bool:
@@ -87,8 +71,7 @@ class SandboxState(NamedTuple):
 
     def live(self) -> tuple[Container, ...]:
         """The containers, stopped ones left out, in the order they came."""
-        return tuple(record.container for record in self.containers.values()
-                     if record.container.state is not ContainerState.STOPPED)
+        return tuple(record.container for record in self.containers.values() if not record.stopped)
 
 
 class DesiredState(NamedTuple):
@@ -97,56 +80,49 @@ class DesiredState(NamedTuple):
     sandboxes: Mapping[SandboxId, SandboxState] = MappingProxyType({})
 
 
-#: How much a source's report of a sandbox's runtime counts: Kata's own state more than a command line, and that more
-#: than NRI or a bare hook.
+#: How much a report of a sandbox's runtime counts: Kata's own state most, then a command line, NRI, a bare hook.
 _RANK = {"oci": 0, "nri": 1, "vmm": 2, "kata-rs": 3, "kata-go": 3}
 
 
-def reduce(state: DesiredState, event: Event) -> DesiredState:
+def reduce(state: DesiredState, event: events.Event) -> DesiredState:
     """The state after `event`; `state` itself when nothing changes."""
     old = state.sandboxes.get(event.sandbox)
-    if isinstance(event, SandboxGone):
+    if isinstance(event, events.SandboxGone):
         if old is None:
             return state
         return DesiredState({key: value for key, value in state.sandboxes.items() if key != event.sandbox})
-    if old is None:
-        if not isinstance(event, SandboxSeen | ContainerSeen) or len(state.sandboxes) >= MAX_SANDBOXES:
-            return state
-        old = SandboxState(event.sandbox)
-        new = _reduce(old, event)
-    else:
-        new = _reduce(old, event)
-        if new is old:
-            return state
-    return DesiredState({**state.sandboxes, event.sandbox: new})
+    if old is None and (len(state.sandboxes) >= MAX_SANDBOXES
+                        or not isinstance(event, events.SandboxSeen | events.ContainerSeen)):
+        return state
+    new = _reduce(old or SandboxState(event.sandbox), event)
+    return state if new is old else DesiredState({**state.sandboxes, event.sandbox: new})
 
 
-def _reduce(old: SandboxState, event: Event) -> SandboxState:
+def _reduce(old: SandboxState, event: events.SandboxEvent) -> SandboxState:
     match event:
-        case SandboxSeen():
+        case events.SandboxSeen():
             return _sandbox_seen(old, event)
-        case ContainerSeen():
-            return _container_seen(old, event)
-        case CpusetSeen():
-            return _cpuset_seen(old, event)
-        case CpusetRequested():
-            return _cpuset_requested(old, event)
-        case RequestExpired():
-            return _request_expired(old, event)
-        case ContainerStopped():
-            return _container_stopped(old, event)
-        case ContainerMisplaced():
-            if event.container not in old.containers:
-                return old
-            return old._replace(containers={key: record for key, record in old.containers.items()
-                                            if key != event.container})
-        case SuspensionChanged():
+        case events.SuspensionChanged():
             return old if old.suspended == event.suspended else old._replace(suspended=event.suspended)
-        case _:
-            return old
+        case events.ContainerSeen():
+            return _container_seen(old, event)
+        case events.ContainerStopped():
+            return _container_stopped(old, event)
+    record = old.containers.get(event.container)
+    if record is None:
+        return old
+    match event:
+        case events.CpusetSeen():
+            return _with_record(old, _cpuset_seen(record, event))
+        case events.CpusetRequested():
+            return _with_record(old, _cpuset_requested(record, event))
+        case events.RequestExpired():
+            return _with_record(old, _request_expired(record))
+        case events.ContainerMisplaced():
+            return old._replace(containers={key: kept for key, kept in old.containers.items() if kept is not record})
 
 
-def _sandbox_seen(old: SandboxState, event: SandboxSeen) -> SandboxState:
+def _sandbox_seen(old: SandboxState, event: events.SandboxSeen) -> SandboxState:
     runtime = event.runtime if _RANK.get(event.runtime, 0) > _RANK.get(old.runtime, 0) else old.runtime
     vmm, handler = event.vmm or old.vmm, event.handler or old.handler
     by_nri = event.runtime == "nri" and event.pod is not None
@@ -158,34 +134,31 @@ def _sandbox_seen(old: SandboxState, event: SandboxSeen) -> SandboxState:
     return old._replace(runtime=runtime, pod=pod, vmm=vmm, handler=handler, pod_by_nri=by_nri)
 
 
-def _container_seen(old: SandboxState, event: ContainerSeen) -> SandboxState:
-    record = old.containers.get(event.container.id)
+def _container_seen(old: SandboxState, event: events.ContainerSeen) -> SandboxState:
+    now = event.container
+    record = old.containers.get(now.id)
     if record is None:
         if len(old.containers) >= MAX_CONTAINERS:
             return old
-        reports = _with_report({}, event.source, event.container.cpuset, event.time, event.listed)
-        record = ContainerRecord(event.container, event.source, event.time, event.bundle, event.init, reports,
-                                 event.requested)
+        reports = _with_report({}, event.source, now.cpuset, event.time, event.listed)
+        record = ContainerRecord(now, event.source, event.time, event.bundle, event.init, reports, event.requested)
         return _with_record(_without_failed(old, event), record)
-    if event.time < record.time:
-        # A late report of its life; of its CPUs each source's own last report counts: Kata's file is older than the
-        # runtime's report of the update that it was written for.
-        if record.container.state is ContainerState.STOPPED:
-            return old
-        reports = _with_report(record.reports, event.source, event.container.cpuset, event.time, event.listed)
-        return old if reports is record.reports else _with_record(old, _decided(record, reports))
-    if event.time == record.time and record.container.state is ContainerState.STOPPED:
-        return old  # an end is not followed by a beginning in the same nanosecond: this one came late
-    return _merged(old, record, event)
+    if event.time > record.time or (event.time == record.time and not record.stopped):
+        return _with_record(old, _merged(record, event))
+    # Late, as a beginning in the nanosecond of the end is. A late report counts for its CPUs alone, of which each
+    # source's own last report counts: Kata's file is older than the runtime's report of the update it was written for.
+    if record.stopped:
+        return old
+    reports = _with_report(record.reports, event.source, now.cpuset, event.time, event.listed)
+    return _with_record(old, _decided(record, reports))
 
 
-def _merged(old: SandboxState, record: ContainerRecord, event: ContainerSeen) -> SandboxState:
-    """With a report that is later than all before it."""
+def _merged(record: ContainerRecord, event: events.ContainerSeen) -> ContainerRecord:
+    """The record with a report that is later than all before it."""
     before, now = record.container, event.container
-    # What was reported of its former life does not count for a container that was started again.
-    earlier = {} if before.state is ContainerState.STOPPED else record.reports
+    earlier = {} if record.stopped else record.reports  # of its former life none counts, if it was started again
     reports = _with_report(earlier, event.source, now.cpuset, event.time, event.listed)
-    # The runtime's own name of it (NRI) is not changed by an annotation.
+    # No annotation changes the runtime's own name of it (NRI).
     ruled = before.name and record.reported_by(Source.NRI) and event.source is not Source.NRI
     name, pause = before.name if ruled else now.name or before.name, now.pause or before.pause
     exclusive = before.exclusive if now.exclusive is None else now.exclusive
@@ -198,86 +171,68 @@ def _merged(old: SandboxState, record: ContainerRecord, event: ContainerSeen) ->
         # A hook (the bundle) runs in the middle of a creation: CRI-O runs createRuntime before Kata plugs in vCPUs.
         creating = before.creating and (now.state is ContainerState.CREATED or event.source is Source.BUNDLE)
         requested_cpuset = before.requested_cpuset if reports is record.reports else None
-    if (reports is record.reports and event.requested == record.requested
-            and (name, pause, exclusive, now.state, bundle, init, creating, requested_cpuset)
-            == (before.name, before.pause, before.exclusive, before.state, record.bundle, record.init,
-                before.creating, before.requested_cpuset)):
-        return old
     container = now._replace(name=name, cpuset=before.cpuset, exclusive=exclusive, pause=pause, creating=creating,
-                        requested_cpuset=requested_cpuset)
-    merged = ContainerRecord(container, record.source, event.time, bundle, init, reports, event.requested)
-    return _with_record(old, _decided(merged, reports))
+                             requested_cpuset=requested_cpuset)
+    if reports is record.reports and (
+            (container, bundle, init, event.requested) == (before, record.bundle, record.init, record.requested)):
+        return record
+    merged = ContainerRecord(container, record.source, event.time, bundle, init, earlier, event.requested)
+    return _decided(merged, reports)
 
 
-def _without_failed(old: SandboxState, event: ContainerSeen) -> SandboxState:
+def _without_failed(old: SandboxState, event: events.ContainerSeen) -> SandboxState:
     """Before a creation is requested: an earlier request of the same name, of which nothing more was reported, has
-    failed. containerd and CRI-O reserve a container's name for as long as they create it.
-
-    Nothing else shows it: a container of a VM has neither process nor cgroup on the host while it is created, which
-    may take minutes. Should it be reported again all the same, it is there again.
-    """
-    if not event.requested or not event.container.name:
-        return old
-    for record in old.containers.values():
-        if record.requested and record.container.name == event.container.name and record.time < event.time:
-            old = _request_expired(old, RequestExpired(old.id, record.container.id))
+    failed, as containerd and CRI-O reserve a container's name for as long as they create it. Nothing else shows it: a
+    container of a VM has neither process nor cgroup on the host while it is created, which may take minutes."""
+    if event.requested and event.container.name:
+        for record in old.containers.values():
+            if record.requested and record.container.name == event.container.name and record.time < event.time:
+                old = _with_record(old, _request_expired(record))
     return old
 
 
-def _cpuset_seen(old: SandboxState, event: CpusetSeen) -> SandboxState:
-    record = old.containers.get(event.container)
-    if record is None:
-        return old
+def _cpuset_seen(record: ContainerRecord, event: events.CpusetSeen) -> ContainerRecord:
+    """A new cpuset: an update that was under way has been done."""
     reports = _with_report(record.reports, event.source, event.cpuset, event.time)
-    return old if reports is record.reports else _with_record(old, _decided(_without_request(record), reports))
+    if reports is record.reports:
+        return record
+    return _decided(record._replace(container=record.container._replace(requested_cpuset=None)), reports)
 
 
-def _cpuset_requested(old: SandboxState, event: CpusetRequested) -> SandboxState:
-    record = old.containers.get(event.container)
-    if (record is None or record.container.state is ContainerState.STOPPED
-            or event.cpuset in (record.container.requested_cpuset or record.container.cpuset, EMPTY)):
-        return old
-    return _with_record(old, record._replace(container=record.container._replace(requested_cpuset=event.cpuset)))
+def _cpuset_requested(record: ContainerRecord, event: events.CpusetRequested) -> ContainerRecord:
+    before = record.container
+    if record.stopped or event.cpuset in (before.requested_cpuset or before.cpuset, EMPTY):
+        return record
+    return record._replace(container=before._replace(requested_cpuset=event.cpuset))
 
 
-def _request_expired(old: SandboxState, event: RequestExpired) -> SandboxState:
+def _request_expired(record: ContainerRecord) -> ContainerRecord:
     """A creation of which nothing more was reported has failed; one that was done, and an update, are as they were."""
-    record = old.containers.get(event.container)
-    if record is None or not record.pending:
-        return old
+    if not record.pending:
+        return record
     state = ContainerState.STOPPED if record.requested else record.container.state
     container = record.container._replace(state=state, creating=False, requested_cpuset=None)
-    return _with_record(old, record._replace(container=container, requested=False))
+    return record._replace(container=container, requested=False)
 
 
-def _container_stopped(old: SandboxState, event: ContainerStopped) -> SandboxState:
+def _container_stopped(old: SandboxState, event: events.ContainerStopped) -> SandboxState:
     record = old.containers.get(event.container)
     if record is None:
         # A tombstone, should its creation be reported late; a bounded number of them.
         if len(old.containers) >= MAX_CONTAINERS:
             return old
         record = ContainerRecord(Container(event.container), Source.BUNDLE, event.time)
-    elif record.container.state is ContainerState.STOPPED or event.time < record.time:
+    elif record.stopped or event.time < record.time:
         return old
     stopped = record.container._replace(state=ContainerState.STOPPED, creating=False, requested_cpuset=None)
     return _with_record(old, record._replace(container=stopped, time=event.time, init=None, requested=False))
 
 
-def _without_request(record: ContainerRecord) -> ContainerRecord:
-    """Its cpuset changed: an update that was under way has been done."""
-    if record.container.requested_cpuset is None:
-        return record
-    return record._replace(container=record.container._replace(requested_cpuset=None))
-
-
 def _with_report(reports: Mapping[Source, CpusetReport], source: Source, cpuset: CpuSet | None, time: int,
                  listed: bool = False) -> Mapping[Source, CpusetReport]:
-    """With one more report; `reports` itself when it is none (no cpuset means "no change"), old, or the same again.
-
-    A list's cpuset was so at some time after the report that it replaces, and no more is certain: it does not count as
-    later than what Kata or the cgroup report since. A cpuset that an update has replaced already changes nothing when
-    it comes in a list.
-    """
+    """With one more report; `reports` itself when it is none (no cpuset means "no change"), old, or the same again. A
+    list's cpuset was so at some time after the report that it replaces: it does not count as later than what Kata or
+    the cgroup report since. One that an update has replaced already changes nothing."""
     last = reports.get(source)
     if not cpuset or (last is not None and last.cpuset == cpuset and (listed or last.time)):
         return reports
@@ -297,19 +252,16 @@ def _with_report(reports: Mapping[Source, CpusetReport], source: Source, cpuset:
 
 def _replaced(last: CpusetReport | None, by: CpuSet) -> tuple[CpuSet, ...]:
     """The cpusets that `by` replaces. The first one, of creation, is kept whatever comes after it."""
-    if last is None:
-        return ()
-    found = tuple(cpuset for cpuset in dict.fromkeys((*last.replaced, last.cpuset)) if cpuset != by)
+    older = () if last is None else (*last.replaced, last.cpuset)
+    found = tuple(cpuset for cpuset in dict.fromkeys(older) if cpuset != by)
     return found if len(found) <= MAX_REPLACED else (found[0], *found[2:])
 
 
 def authoritative_source(reports: Mapping[Source, CpusetReport]) -> Source | None:
-    """The source whose cpuset of a container counts. None: no source reported one.
-
-    The later of Kata's and the runtime's (NRI): not every version of Kata writes its file at each update, and NRI does
-    not report every update. Where Kata reports none, the cgroup's comes first: the kernel obeys it, whichever program
-    wrote it. Last the bundle's, with which the container was created, and which no update changes. A runtime's list
-    has no time of its own (`_with_report`), so Kata's file wins over it where neither is certain to be later.
+    """The source whose cpuset of a container counts. None: no source reported one. The later of Kata's and the
+    runtime's (NRI): neither writes or reports every update. Where Kata reports none, the cgroup's comes first: the
+    kernel obeys it, whichever program wrote it. Last the bundle's, which no update changes. A runtime's list has no
+    time of its own (`_with_report`): Kata's file wins over it where neither is surely later.
     """
     if Source.CGROUP in reports and Source.KATA not in reports:
         return Source.CGROUP
@@ -321,19 +273,21 @@ def authoritative_source(reports: Mapping[Source, CpusetReport]) -> Source | Non
 
 def _decided(record: ContainerRecord, reports: Mapping[Source, CpusetReport]) -> ContainerRecord:
     """With `reports`, and the cpuset of the one that counts."""
-    source = authoritative_source(reports)
-    if source is None:
+    if reports is record.reports:
         return record
+    source = authoritative_source(reports) or record.source
     container = record.container._replace(cpuset=reports[source].cpuset)
     return record._replace(container=container, source=source, reports=reports)
 
 
 def _with_record(old: SandboxState, record: ContainerRecord) -> SandboxState:
+    """With a record; `old` itself when it has this very one."""
+    if old.containers.get(record.container.id) is record:
+        return old
     return old._replace(containers={**old.containers, record.container.id: record})
 
 
 def forget_stopped(sandbox: SandboxState, before: int) -> SandboxState:
     """Without the stopped containers whose end (CLOCK_BOOTTIME ns) lies before `before`."""
-    kept = {key: record for key, record in sandbox.containers.items()
-            if record.container.state is not ContainerState.STOPPED or record.time >= before}
+    kept = {key: record for key, record in sandbox.containers.items() if not record.stopped or record.time >= before}
     return sandbox if len(kept) == len(sandbox.containers) else sandbox._replace(containers=kept)

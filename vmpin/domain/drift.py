@@ -1,11 +1,9 @@
 """Drift: a thread lost the mask that it was given. Its cause, and contention with another program that sets masks.
 
-Pure. A cause is named only where the evidence shows it; `OTHER` elsewhere, as Linux keeps no record of which program
-set a mask. What stays out: gathering the evidence (pinning.drift_evidence, pinning.rival_writers), and setting masks
-again (pinning). Called by pinning.drift_tracker, which owns the one `Contention`.
+Pure. A cause is named only where the evidence shows it, as Linux keeps no record of which program set a mask. What
+stays out: gathering the evidence (pinning.drift_evidence, pinning.rival_writers), and setting masks again (pinning).
+Called by pinning.drift_tracker, which owns the one `Contention`.
 """
-
-from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
@@ -17,8 +15,7 @@ from vmpin.domain.model import ThreadId, ThreadRole
 
 #: Repairs count as contention within this time (seconds), or within as many resyncs as that many repairs take.
 MINUTE = 60.0
-#: A thread that is moved again after its rest rests twice as long, up to this (seconds).
-LONGEST_REST = 3600.0
+LONGEST_REST = 3600.0  #: A thread that is moved again after its rest rests twice as long, up to this (seconds).
 
 
 class Cause(enum.StrEnum):
@@ -33,19 +30,14 @@ class Cause(enum.StrEnum):
     KUBEVIRT = "kubevirt"
     TUNED = "tuned"
     NUMAD = "numad"
-    #: The VMM itself sets masks of its threads, by its command line.
-    VMM = "vmm"
-    #: It sets masks of interrupts, and of no thread: listed, and never a cause.
-    IRQBALANCE = "irqbalance"
-    #: Another program or person, without evidence which.
-    OTHER = "other"
+    VMM = "vmm"  #: The VMM itself sets masks of its threads, by its command line.
+    IRQBALANCE = "irqbalance"  #: It sets masks of interrupts, and of no thread: listed, and never a cause.
+    OTHER = "other"  #: Another program or person, without evidence which.
 
 
 class Rival(NamedTuple):
-    """Another program that may set masks of a VM's threads. `evidence` names it, and what shows it.
-
-    `roles` are those that it sets, None for all.
-    """
+    """Another program that may set masks of a VM's threads. `evidence` names it and what shows it; `roles` are those
+    that it sets, None for all."""
 
     cause: Cause
     evidence: str
@@ -74,14 +66,10 @@ class MaskRepair(NamedTuple):
 class DriftFacts(NamedTuple):
     """The evidence about a VM at the moment of a repair, since its masks were last right."""
 
-    #: The kernel remembers masks over changes of cpuset cgroups (Linux 6.2).
-    remembers: bool = True
-    #: CPUs that went offline or came back.
-    replugged: CpuSet = EMPTY
-    #: What was done to its cpuset cgroup, as a text; "" when nothing was seen.
-    cgroup: str = ""
-    #: The most likely one first.
-    rivals: tuple[Rival, ...] = ()
+    remembers: bool = True  #: The kernel remembers masks over changes of cpuset cgroups (Linux 6.2).
+    replugged: CpuSet = EMPTY  #: CPUs that went offline or came back.
+    cgroup: str = ""  #: What was done to its cpuset cgroup, as a text; "" when nothing was seen.
+    rivals: tuple[Rival, ...] = ()  #: The most likely one first.
     #: The CPUs of the cpuset cgroups of each role's threads at this moment, where they could be read.
     limits: Mapping[ThreadRole, CpuSet] = MappingProxyType({})
 
@@ -108,21 +96,17 @@ def explain_drift(change: MaskRepair, facts: DriftFacts) -> Explanation:
     if facts.cgroup and limit is not None and change.found == (
             (change.wanted & limit if facts.remembers else limit) or limit):
         return Explanation(Cause.CPUSET, facts.cgroup)
-    for rival in facts.rivals:
-        if rival.sets(change.role):
-            return Explanation(rival.cause, rival.evidence)
-    return Explanation(Cause.OTHER, "nothing known of sets such masks here")
+    rival = next((rival for rival in facts.rivals if rival.sets(change.role)), None)
+    return Explanation(rival.cause, rival.evidence) if rival else Explanation(
+        Cause.OTHER, "nothing known of sets such masks here")
 
 
 class OnContention(enum.StrEnum):
     """What is done about a thread that another program moves again and again."""
 
-    #: Left alone for some minutes, then tried again.
-    REST = "rest"
-    #: Left alone until its placement changes, or `vmpin reconcile` is called.
-    LEAVE = "leave"
-    #: Set again all the same.
-    PERSIST = "persist"
+    REST = "rest"  #: Left alone for some minutes, then tried again.
+    LEAVE = "leave"  #: Left alone until its placement changes, or `vmpin reconcile` is called.
+    PERSIST = "persist"  #: Set again all the same.
 
 
 class ContentionRules(NamedTuple):
@@ -131,8 +115,7 @@ class ContentionRules(NamedTuple):
     on_contention: OnContention = OnContention.REST
     repairs: int = 3
     rest: float = 300.0
-    #: The resync interval: with few resyncs a minute as many repairs take longer.
-    resync: float = 10.0
+    resync: float = 10.0  #: The resync interval: with few resyncs a minute as many repairs take longer.
 
     @property
     def within(self) -> float:
@@ -144,12 +127,10 @@ class _Contest:
     """A thread that is or was contested: the mask it was to have when it was given up, until when it is left alone (0
     when it is not), and how often it was given up."""
 
-    __slots__ = ("count", "until", "wanted")
+    __slots__ = ("count", "until", "wanted")  # a dataclass would keep the first pass waiting (test_floors)
 
     def __init__(self) -> None:
-        self.wanted = EMPTY
-        self.until = 0.0
-        self.count = 0
+        self.wanted, self.until, self.count = EMPTY, 0.0, 0
 
 
 class Contention:
@@ -167,12 +148,8 @@ class Contention:
 
     def add_repairs(self, threads: Iterable[ThreadId], now: float) -> None:
         """Count a repair of each of `threads`."""
-        times = self._times
         for thread in threads:
-            if thread in times:
-                times[thread].append(now)
-            else:
-                times[thread] = [now]
+            self._times.setdefault(thread, []).append(now)
 
     def resting(self, thread: ThreadId, wanted: CpuSet, now: float) -> bool:
         """Whether a thread is left alone now. A thread whose placement changed since it was given up is not."""
@@ -195,24 +172,18 @@ class Contention:
             if times:
                 self._times[thread] = times
             return False
-        if contest is None:
-            contest = self._contests[thread] = _Contest()
+        contest = self._contests.setdefault(thread, _Contest())
         contest.count += 1
         contest.wanted = wanted
         del self._times[thread]
-        match self.rules.on_contention:
-            case OnContention.REST:
-                contest.until = now + min(self.rules.rest * 2 ** min(contest.count - 1, 16), LONGEST_REST)
-            case OnContention.LEAVE:
-                contest.until = float("inf")
-            case OnContention.PERSIST:
-                contest.until = 0.0
+        rest = min(self.rules.rest * 2 ** min(contest.count - 1, 16), LONGEST_REST)
+        contest.until = {OnContention.REST: now + rest, OnContention.LEAVE: float("inf"),
+                         OnContention.PERSIST: 0.0}[self.rules.on_contention]
         return True
 
     def count(self, thread: ThreadId) -> int:
         """How often a thread was found to be contested."""
-        contest = self._contests.get(thread)
-        return 0 if contest is None else contest.count
+        return self._contests[thread].count if thread in self._contests else 0
 
     def next_retry(self, threads: Iterable[ThreadId], now: float) -> float | None:
         """When the first of `threads` has rested, None when none rests."""

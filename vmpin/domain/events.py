@@ -4,8 +4,6 @@ Each is a fact with its source and its time; sending one twice, late or in the w
 out: reading them (sources), and acting on them (reconcile).
 """
 
-from __future__ import annotations
-
 import enum
 from typing import NamedTuple
 
@@ -14,12 +12,8 @@ from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId
 
 
 class Source(enum.IntEnum):
-    """Where a report of a container comes from (`desired_state.authoritative_source`: which one counts). The numbers
-    are in the state file.
-
-    The bundle has what a container was created with; its cgroup, Kata's own state and the runtime (NRI) what it has
-    now.
-    """
+    """Where a report of a container comes from (`desired_state.authoritative_source`: which one counts). The bundle
+    has what it was created with, the others what it has now. The numbers are in the state file."""
 
     BUNDLE = 1
     CGROUP = 2
@@ -33,10 +27,8 @@ class Source(enum.IntEnum):
 
 class SandboxSeen(NamedTuple):
     """A sandbox exists. `runtime` is kata-go, kata-rs, vmm (found by its command line), nri or oci (from a hook).
-
     `vmm` is its VMM's main thread when the source is certain of it (a hook's pid, read while the hook ran). `handler`
-    is the runtime handler that the pod asked for, "" when no source named one (or for the default one).
-    """
+    is the runtime handler that the pod asked for, "" when no source named one (or for the default one)."""
 
     sandbox: SandboxId
     runtime: str
@@ -46,13 +38,11 @@ class SandboxSeen(NamedTuple):
 
 
 class ContainerSeen(NamedTuple):
-    """A container was created, started or updated.
-
-    `time` is CLOCK_BOOTTIME in ns of when it was so. `init` is the container's first process on the host; a container
-    in a VM has none. `listed`: it comes from a runtime's list, whose CPUs may be old: CRI-O lists those of creation
-    after its own restart, as it keeps updates in memory (internal/lib/container_server.go). `requested`: the runtime
-    has been asked to create it, which may yet fail.
-    """
+    """A container was created, started or updated. `time` (here and below) is CLOCK_BOOTTIME in ns of when it was so.
+    `init` is the container's first process on the host; a container in a VM has none. `listed`: it comes from a
+    runtime's list, whose CPUs may be old: CRI-O lists those of creation after its own restart, as it keeps updates in
+    memory (internal/lib/container_server.go). `requested`: the runtime has been asked to create it, which may yet
+    fail."""
 
     sandbox: SandboxId
     container: Container
@@ -65,7 +55,7 @@ class ContainerSeen(NamedTuple):
 
 
 class CpusetSeen(NamedTuple):
-    """A container's cpuset is this now. `time` is CLOCK_BOOTTIME in ns of when it was so."""
+    """A container's cpuset is this now."""
 
     sandbox: SandboxId
     container: ContainerId
@@ -113,17 +103,16 @@ class SuspensionChanged(NamedTuple):
     suspended: bool
 
 
-Event = (SandboxSeen | ContainerSeen | CpusetSeen | CpusetRequested | RequestExpired | ContainerStopped |
-ContainerMisplaced
-         | SandboxGone | SuspensionChanged)
+#: What changes a sandbox that is there.
+SandboxEvent = (SandboxSeen | ContainerSeen | CpusetSeen | CpusetRequested | RequestExpired | ContainerStopped
+                | ContainerMisplaced | SuspensionChanged)
+Event = SandboxEvent | SandboxGone
 
 
 class VmmClaim(NamedTuple):
-    """A source's claim that a process is a sandbox's VMM.
-
-    It counts when `identity` (read when the claim was made) is still that process, or when its command line names the
-    sandbox by its whole id, or the VM by `uuid` ("" for none): never a part of either, as any process may have that.
-    """
+    """A source's claim that a process is a sandbox's VMM. It counts when `identity` (read when the claim was made) is
+    still that process, or when its command line names the sandbox by its whole id, or the VM by `uuid` ("" for none):
+    never a part of either, as any process may have that."""
 
     pid: int
     uuid: str = ""

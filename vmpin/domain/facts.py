@@ -1,9 +1,7 @@
 """Facts about a node, as plain data: the checks of `vmpin doctor` judge them, and `vmpin gather` packs them.
 
-None,
-"" and () mean that a thing was not found; `trouble` has the reason why it could not be read. Field names are JSON
-members of the bundle. What stays out: where each is read (doctor.collect, host, runtime), and whether it is good
-(doctor).
+None, "" and () mean that a thing was not found; `trouble` has the reason why it could not be read. Field names are
+JSON members of the bundle. What stays out: reading them (doctor.collect, host, runtime), and judging them (doctor).
 """
 
 from __future__ import annotations
@@ -42,12 +40,9 @@ class Kernel:
 
     release: str = ""
     version: tuple[int, int] | None = None
-    #: Its command line; only parameters on CPUs have their values (redact).
-    parameters: tuple[str, ...] = ()
-    #: Whether /proc/PID/schedstat is there (CONFIG_SCHED_INFO).
-    schedstat: bool = False
-    #: Whether KVM's debugfs is mounted and can be read.
-    kvm_debugfs: bool = False
+    parameters: tuple[str, ...] = ()  #: Its command line; only parameters on CPUs have their values (redact).
+    schedstat: bool = False  #: Whether /proc/PID/schedstat is there (CONFIG_SCHED_INFO).
+    kvm_debugfs: bool = False  #: Whether KVM's debugfs is mounted and can be read.
 
 
 @dataclass(frozen=True)
@@ -112,9 +107,8 @@ class Handler:
 
 @dataclass(frozen=True)
 class Engine:
-    """A container runtime that runs, or whose configuration was found. `nri` is None where that does not set it (then
-    it is
-    the version's default); `hooks_dirs` are the directories that it reads hooks from. `cpus` is the mask of its main
+    """A container runtime that runs, or whose configuration was found. `nri` is None where that leaves it to the
+    version's default; `hooks_dirs` are the directories that it reads hooks from. `cpus` is the mask of its main
     thread, None where it does not run: the shims that it starts inherit it."""
 
     name: str
@@ -149,11 +143,9 @@ class Hook:
 
 @dataclass(frozen=True)
 class KataConfig:
-    """A configuration of Kata's as the runtime reads it: the file, and the drop-ins beside it over that.
-
-    `settings` has the keys that matter here, as section.key (hypervisor.qemu.default_vcpus). `read_by` names the
-    handlers that use it, and "default" where it is what Kata takes without any.
-    """
+    """A configuration of Kata's as the runtime reads it: the file, and the drop-ins beside it over that. `settings`
+    has the keys that matter here, as section.key (hypervisor.qemu.default_vcpus). `read_by` names the handlers that
+    use it, and "default" where it is what Kata takes without any."""
 
     path: str
     runtime: str
@@ -207,11 +199,8 @@ class ConnectorFacts:
 @dataclass(frozen=True)
 class WatcherFacts:
     """`state` is running, absent, mute (it holds the lock, or its socket, and does not answer), or hidden (its socket
-    is there, and not for us to ask).
-
-    `about` is its own report (status.about), {} without one. `version` and `config` are this command's:
-    what the watcher would have if it were started now.
-    """
+    is there, and not for us to ask). `about` is its own report (status.about), {} without one. `version` and `config`
+    are this command's: what the watcher would have if it were started now."""
 
     state: str = "absent"
     pid: int | None = None
@@ -279,14 +268,13 @@ class NodeFacts:
     @property
     def exclusive(self) -> CpuSet:
         """All exclusive CPUs, by the status, else by the checkpoint."""
-        node = self.status.get("node")
-        if node:
-            return CpuSet.parse(node["exclusive"])
-        return EMPTY if self.checkpoint is None else self.checkpoint.exclusive
+        return self._cpus("exclusive")
 
     @property
     def pool(self) -> CpuSet:
+        return self._cpus("shared_pool")
+
+    def _cpus(self, name: str) -> CpuSet:
         node = self.status.get("node")
-        if node:
-            return CpuSet.parse(node["shared_pool"])
-        return EMPTY if self.checkpoint is None else self.checkpoint.shared_pool
+        found: CpuSet = CpuSet.parse(node[name]) if node else getattr(self.checkpoint, name, EMPTY)
+        return found

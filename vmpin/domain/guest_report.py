@@ -19,7 +19,7 @@ LEFT_ALONE, ERROR = "left alone", "error"
 
 @dataclass(frozen=True)
 class ContainerReport:
-    """One container in the guest. `state` is one of the above, `error` gives details; CPUs are the guest's numbers."""
+    """One container in the guest. CPUs are the guest's numbers."""
 
     state: str
     error: str = ""
@@ -61,11 +61,9 @@ class GuestCounters:
 
 @dataclass(frozen=True)
 class GuestReport:
-    """A guest's part in the status.
-
-    `by` names the agent that sets its containers' CPUs, "" while none answers; `state` is how it is reached, or why it
-    is not; `foreign`: what answers does not speak the protocol; `system` are the guest's own processes.
-    """
+    """A guest's part in the status. `by` names the agent that sets its containers' CPUs, "" while none answers;
+    `state` is how it is reached, or why it is not; `foreign`: what answers does not speak the protocol; `system` are
+    the guest's own processes."""
 
     by: str = ""
     state: str = ""
@@ -76,9 +74,8 @@ class GuestReport:
 
     def of(self, container: ContainerId) -> ContainerReport:
         """The container's report, or one that follows from the guest's state."""
-        found = self.containers.get(container)
-        if found is not None:
-            return found
+        if container in self.containers:
+            return self.containers[container]
         if self.by:
             return ContainerReport(PENDING)
         return ContainerReport(ERROR, self.state) if self.foreign else ContainerReport(NO_AGENT)

@@ -4,7 +4,7 @@ Pure. The kubelet decides which container owns a CPU; which CPUs a container rea
 its cgroup. The static policy writes its checkpoint first (at admission), and the cpusets of running containers up to
 its reconcile period later (pkg/kubelet/cm/cpumanager: cpuManagerReconcilePeriod, 10 s). What stays out: reading the
 checkpoint (runtime.kubelet, sources.kubelet_checkpoint), and which source's cpuset counts
-(desired_state.authoritative_source). Called by reconcile, placement.newborn, status and sources.
+(desired_state.authoritative_source). Called by reconcile, placement.rules, status and sources.
 """
 
 from __future__ import annotations
@@ -18,18 +18,14 @@ from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxSta
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, Pod
 
-#: How many of its fields are compared.
-_COMPARED = 8
+_COMPARED = 8  #: How many of its fields are compared.
 
 
 class CpuManagerState(NamedTuple):
-    """The contents of a checkpoint of the kubelet's CPU manager. None of the CPU sets in the mappings is empty.
+    """The contents of a checkpoint of the kubelet's CPU manager. None of the CPU sets in the mappings is empty. Two
+    containers of one pod may have the same CPUs: the static policy hands an init container's on to the next."""
 
-    Two containers of one pod may have the same CPUs: the static policy hands an init container's on to the next.
-    """
-
-    #: `static` or `none`, kubelets' own names; anything printable else.
-    policy: str
+    policy: str  #: `static` or `none`, kubelets' own names; anything printable else.
     #: The shared pool. Empty for policy none, and in the moment before the static policy has written its first.
     default: CpuSet
     #: Exclusive CPUs by (pod uid, container name).
@@ -39,10 +35,8 @@ class CpuManagerState(NamedTuple):
     #: Exclusive CPUs by container id (V1).
     by_id: Mapping[str, CpuSet] = MappingProxyType({})
     version: int = 2
-    #: None where there is none to check: kubelets that leave it out write 0.
-    checksum_ok: bool | None = None
-    #: What is wrong with it, "" for nothing. It is used all the same.
-    trouble: str = ""
+    checksum_ok: bool | None = None  #: None where there is none to check: kubelets that leave it out write 0.
+    trouble: str = ""  #: What is wrong with it, "" for nothing. It is used all the same.
     #: By container, when its entry got these CPUs: the CLOCK_BOOTTIME ns at which the file was written that had them
     #: first. Not compared: a file with the same contents changes nothing.
     since: Mapping[tuple[str, str], int] = MappingProxyType({})
@@ -86,22 +80,21 @@ def assigned_cpus(kubelet: CpuManagerState | None, pod: Pod | None, container: C
 
 def effective_containers(sandbox: SandboxState, kubelet: CpuManagerState | None) -> tuple[Container, ...]:
     """The live containers of a sandbox, with the CPUs and the ownership that the kubelet's static checkpoint gives
-    them; without such a checkpoint as their sources reported them.
-
-    A container that the checkpoint lists owns the listed CPUs. Where its cpuset was reported later than that entry was
-    written, and has only some of them, it owns those. A container that the checkpoint does not list owns nothing,
-    whatever its cpuset or an annotation: it shares the pool's part of its cpuset, or the whole pool.
-    """
+    them; without such a checkpoint as their sources reported them. A container that the checkpoint lists owns the
+    listed CPUs. Where its cpuset was reported later than that entry was written, and has only some of them, it owns
+    those. A container that the checkpoint does not list owns nothing, whatever its cpuset or an annotation: it shares
+    the pool's part of its cpuset, or the whole pool."""
     live = sandbox.live()
     if kubelet is None or not kubelet.static:
         return live
-    return tuple(_listed(sandbox, container, kubelet) if assigned_cpus(kubelet, sandbox.pod, container)
-                 else _unlisted(container, kubelet) for container in live)
+    return tuple(_listed(sandbox, container, kubelet, cpus)
+                 if (cpus := assigned_cpus(kubelet, sandbox.pod, container)) else _unlisted(container, kubelet)
+                 for container in live)
 
 
-def _listed(sandbox: SandboxState, container: Container, kubelet: CpuManagerState) -> Container:
+def _listed(sandbox: SandboxState, container: Container, kubelet: CpuManagerState, cpus: CpuSet) -> Container:
     """A container with an entry. A cpuset that lacks some of its CPUs is stale, unless it is newer than the entry."""
-    cpus, has = assigned_cpus(kubelet, sandbox.pod, container) or EMPTY, container.cpuset
+    has = container.cpuset
     if not has or has >= cpus:
         return container._replace(exclusive=True, cpuset=cpus)
     uid = "" if sandbox.pod is None else sandbox.pod.uid
@@ -116,13 +109,11 @@ def _listed(sandbox: SandboxState, container: Container, kubelet: CpuManagerStat
 def _unlisted(container: Container, kubelet: CpuManagerState) -> Container:
     """A container without an entry: it shares. A cpuset with other containers' exclusive CPUs is stale."""
     has, requested = container.cpuset, container.requested_cpuset
-    if container.pause or not (has or requested):
-        return container if container.exclusive is False else container._replace(exclusive=False)
     shared, coming = _shared(has, kubelet), _shared(requested, kubelet)
-    if (shared, coming) == (has, requested):
+    if container.pause or (shared, coming) == (has, requested):
         return container if container.exclusive is False else container._replace(exclusive=False)
-    return container._replace(exclusive=False, cpuset=shared or None, stale_cpuset=None if shared == has else has,
-                   requested_cpuset=coming)
+    return container._replace(exclusive=False, cpuset=shared or None, requested_cpuset=coming,
+                              stale_cpuset=None if shared == has else has)
 
 
 def _shared(cpus: CpuSet | None, kubelet: CpuManagerState) -> CpuSet | None:
@@ -135,27 +126,21 @@ def _shared(cpus: CpuSet | None, kubelet: CpuManagerState) -> CpuSet | None:
 
 def unreported_assignments(state: DesiredState, kubelet: CpuManagerState | None) -> dict[tuple[str, str], CpuSet]:
     """CPUs that the kubelet assigned to a container that no source reports as live, by pod uid and container's name:
-    it
-    is yet to be created or to be started again,
-    or it is a runc pod's where there is no NRI. The name is "" for CPUs of
-    a pod as a whole that none of its containers is listed with. A V1 checkpoint has no pods: there the container's id
-    stands in the place of the pod's uid, with the name "".
-
-    CPUs that a live container of the same pod owns are left out: an init container's are handed on.
-    """
+    it is yet to be created or started again, or is a runc pod's where there is no NRI. The name is "" for CPUs of a
+    pod as a whole that none of its containers is listed with, and in a V1 checkpoint, where the container's id stands
+    in the place of the pod's uid. CPUs that a live container of the same pod owns are left out: an init container's
+    are handed on."""
     if kubelet is None or not kubelet.static or not (kubelet.entries or kubelet.pods or kubelet.by_id):
         return {}
     listed = dict.fromkeys(kubelet.pods, EMPTY)
     for (uid, _), cpus in kubelet.entries.items():
         listed[uid] = listed.get(uid, EMPTY) | cpus
     taken: dict[str, CpuSet] = {}
-    live = {container.id for sandbox in state.sandboxes.values() for container in sandbox.live()} if kubelet.by_id \
-        else set()
+    live = {container.id for sandbox in (state.sandboxes.values() if kubelet.by_id else ())
+            for container in sandbox.live()}
     for sandbox in state.sandboxes.values():
         uid = sandbox.pod.uid if sandbox.pod is not None else ""
-        if uid not in listed:
-            continue
-        for container in effective_containers(sandbox, kubelet):
+        for container in effective_containers(sandbox, kubelet) if uid in listed else ():
             if container.cpuset and container.exclusive:
                 taken[uid] = taken.get(uid, EMPTY) | container.cpuset
     left = {key: cpus - taken.get(key[0], EMPTY) for key, cpus in kubelet.entries.items()}
@@ -167,9 +152,7 @@ def unreported_assignments(state: DesiredState, kubelet: CpuManagerState | None)
 def compare_with_pod_resources(kubelet: CpuManagerState,
                                resources: Mapping[tuple[str, str, str], CpuSet] | None) -> str:
     """Whether PodResources lists the exclusive CPUs of a checkpoint that is gone, as a text for status and log.
-
-    :param resources: exclusive CPUs by namespace, pod and container; None where it does not answer.
-    """
+    :param resources: as for `disagreements`; None where it does not answer."""
     if resources is None:
         return "PodResources does not answer"
     listed = union(resources.values())
@@ -183,11 +166,9 @@ def disagreements(sandbox: SandboxState, kubelet: CpuManagerState | None, resour
                   CpuSet] | None, online: CpuSet, nri: bool = True) -> dict[ContainerId, str]:
     """The containers for which the sources report different CPUs, with what each reports. For a moment that is normal:
     an update reaches one source before the other.
-
     :param resources: exclusive CPUs by namespace, pod and container (PodResources); None where it was not read.
     :param nri: False until the runtime has listed its containers: NRI's reports are older than that then, as after a
-        restart from the state file, and are left out.
-    """
+        restart from the state file, and are left out."""
     found = {}
     for record in sandbox.containers.values():
         if record.container in sandbox.live() and not record.container.pause:

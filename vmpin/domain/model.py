@@ -3,8 +3,6 @@
 Plain frozen data, used everywhere. What stays out: where any of it was read (host, vmm, runtime), and every rule.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Mapping
@@ -30,10 +28,8 @@ def valid_id(text: object) -> bool:
 # A pass makes, hashes and compares one for each of a node's thousands of threads: a named tuple takes a third of a
 # frozen dataclass's time for that.
 class ThreadId(NamedTuple):
-    """A thread's identity: kernel thread id and start time (clock ticks since boot, /proc/TID/stat field 22).
-
-    The kernel gives a bare number to another thread sooner or later; the pair is unique.
-    """
+    """A thread's identity: kernel thread id and start time (clock ticks since boot, /proc/TID/stat field 22). The
+    kernel gives a bare number to another thread sooner or later; the pair is unique."""
 
     tid: int
     starttime: int
@@ -45,8 +41,7 @@ class ThreadRole(enum.StrEnum):
     VCPU = "vcpu"
     IOTHREAD = "iothread"
     VHOST = "vhost"
-    #: KVM's own helpers, kvm-pit/PID and kvm-nx-lpage-recovery-PID.
-    KVM = "kvm"
+    KVM = "kvm"  #: KVM's own helpers, kvm-pit/PID and kvm-nx-lpage-recovery-PID.
     #: Every thread of the VMM that is none of the others.
     EMULATOR = "emulator"
     VIRTIOFSD = "virtiofsd"
@@ -109,14 +104,12 @@ class ContainerState(enum.StrEnum):
 
 
 class Container(NamedTuple):
-    """A container of a sandbox. `cpuset` is the host's CPUs it was given, None without any.
-
-    `exclusive` is what was declared of it; None leaves it to the rule (disjoint from the shared pool).
-    `pause` marks the sandbox's own container, which counts for nothing. `stale_cpuset` is the cpuset that its sources
-    still report while the kubelet's checkpoint has replaced it by `cpuset` (None there: the shared pool).
-    `creating`: the runtime is creating it, and Kata may be plugging in vCPUs for it. `requested_cpuset` is the cpuset
-    that an update under way will give it, None without one.
-    """
+    """A container of a sandbox. `cpuset` is the host's CPUs it was given, None without any. `exclusive` is what was
+    declared of it; None leaves it to the rule (disjoint from the shared pool). `pause` marks the sandbox's own
+    container, which counts for nothing. `stale_cpuset` is the cpuset that its sources still report while the kubelet's
+    checkpoint has replaced it by `cpuset` (None there: the shared pool). `creating`: the runtime is creating it, and
+    Kata may be plugging in vCPUs for it. `requested_cpuset` is the cpuset that an update under way will give it, None
+    without one."""
 
     id: ContainerId
     name: str = ""

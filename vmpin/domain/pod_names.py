@@ -22,8 +22,7 @@ class PodNames:
     sandboxes: Mapping[str, str] = field(default_factory=dict)
     uids: Mapping[str, str] = field(default_factory=dict)
     containers: Mapping[str, str] = field(default_factory=dict)
-    #: Sandboxes' own containers, which only hold namespaces (pause).
-    pauses: frozenset[str] = frozenset()
+    pauses: frozenset[str] = frozenset()  #: Sandboxes' own containers, which only hold namespaces (pause).
 
     @classmethod
     def of(cls, pods: Iterable[Mapping[str, Any]]) -> PodNames:

@@ -26,18 +26,12 @@ MAX_FINDINGS = 64
 class RunAccount:
     """How threads spent their run time, in nanoseconds that add up to it (`waited` and `migrations` aside)."""
 
-    #: Ran on the CPUs they were placed on.
-    placed: int = 0
-    #: The part of it without a change of CPU between the samples: certain.
-    certain: int = 0
-    #: Ran on other CPUs.
-    elsewhere: int = 0
-    #: Ran while no mask was wanted for them (a policy that is off, unpinned by hand).
-    free: int = 0
-    #: Were ready to run while another thread had the CPU.
-    waited: int = 0
-    #: Changes of CPU.
-    migrations: int = 0
+    placed: int = 0  #: Ran on the CPUs they were placed on.
+    certain: int = 0  #: The part of it without a change of CPU between the samples: certain.
+    elsewhere: int = 0  #: Ran on other CPUs.
+    free: int = 0  #: Ran while no mask was wanted for them (a policy that is off, unpinned by hand).
+    waited: int = 0  #: Were ready to run while another thread had the CPU.
+    migrations: int = 0  #: Changes of CPU.
 
     def numbers(self) -> tuple[int, ...]:
         return self.placed, self.certain, self.elsewhere, self.free, self.waited, self.migrations
@@ -62,8 +56,17 @@ class RunAccount:
         """Seconds, and a count."""
         return {"placed": to_seconds(self.placed), "certain": to_seconds(self.certain),
                 "elsewhere": to_seconds(self.elsewhere), "free": to_seconds(self.free),
-                "waited": to_seconds(self.waited),
-                "migrations": self.migrations}
+                "waited": to_seconds(self.waited), "migrations": self.migrations}
+
+
+_NOTHING = RunAccount()
+
+
+def _sum(accounts: Iterable[RunAccount]) -> RunAccount:
+    found = RunAccount()
+    for account in accounts:
+        found.add(account)
+    return found
 
 
 def to_seconds(nanoseconds: int) -> float:
@@ -79,17 +82,11 @@ class SandboxRunAccount:
     unseen: int = 0
 
     def of(self, role: ThreadRole) -> RunAccount:
-        account = self.roles.get(role)
-        if account is None:
-            account = self.roles[role] = RunAccount()
-        return account
+        return self.roles.setdefault(role, RunAccount())
 
     @property
     def total(self) -> RunAccount:
-        found = RunAccount()
-        for account in self.roles.values():
-            found.add(account)
-        return found
+        return _sum(self.roles.values())
 
     def add(self, other: SandboxRunAccount) -> None:
         for role, account in other.roles.items():
@@ -97,21 +94,18 @@ class SandboxRunAccount:
         self.unseen += other.unseen
 
     def since(self, before: SandboxRunAccount) -> SandboxRunAccount:
-        return SandboxRunAccount({role: account.since(before.roles.get(role, _NOTHING))
-                                  for role, account in self.roles.items()}, self.unseen - before.unseen)
+        roles = {role: account.since(before.roles.get(role, _NOTHING)) for role, account in self.roles.items()}
+        return SandboxRunAccount(roles, self.unseen - before.unseen)
 
     def continues(self, before: SandboxRunAccount) -> bool:
         """True if `before` may be an earlier state: booked times never decrease."""
-        return all(role in self.roles and all(now >= then for now, then in zip(
-            self.roles[role].numbers(), account.numbers(), strict=True)) for role, account in before.roles.items())
+        return all(role in self.roles and min(self.roles[role].since(account).numbers()) >= 0
+                   for role, account in before.roles.items())
 
     def data(self) -> dict[str, object]:
         """JSON data. `unseen` contains run time since the last sample, so a value below zero means nothing."""
-        return {"roles": {role.value: account.data() for role, account in self.roles.items()},
-                "unseen": to_seconds(max(0, self.unseen))}
-
-
-_NOTHING = RunAccount()
+        roles = {role.value: account.data() for role, account in self.roles.items()}
+        return {"roles": roles, "unseen": to_seconds(max(0, self.unseen))}
 
 
 @dataclass
@@ -144,11 +138,11 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Proof:
-    """The books between two times. `ended` is the sum of sandboxes that ended."""
+    """The books between two times: `watched` seconds, in which samples were taken. `ended` is the sum of sandboxes
+    that ended."""
 
     since: float
     until: float
-    #: Seconds of that in which samples were taken.
     watched: float
     sandboxes: Mapping[SandboxId, SandboxRunAccount]
     ended: SandboxRunAccount
@@ -157,10 +151,7 @@ class Proof:
 
     @property
     def total(self) -> RunAccount:
-        found = self.ended.total
-        for account in self.sandboxes.values():
-            found.add(account.total)
-        return found
+        return _sum(account.total for account in (self.ended, *self.sandboxes.values()))
 
 
 class ResidencyLedger:
@@ -172,8 +163,7 @@ class ResidencyLedger:
         #: Time of the first sample, None before it; and the seconds in which samples were taken.
         self.began: float | None = None
         self.watched = 0.0
-        #: Repairs, by cause, since then.
-        self.drift: Counter[str] = Counter()
+        self.drift: Counter[str] = Counter()  #: Repairs, by cause, since then.
         #: The latest, by thread and CPU.
         self.findings: dict[tuple[ThreadId, int], StrayRun] = {}
         self.marks: list[Mark] = []
@@ -181,10 +171,7 @@ class ResidencyLedger:
         self.taken_up: ResidencyLedger | None = None
 
     def of(self, sandbox: SandboxId) -> SandboxRunAccount:
-        account = self.sandboxes.get(sandbox)
-        if account is None:
-            account = self.sandboxes[sandbox] = SandboxRunAccount()
-        return account
+        return self.sandboxes.setdefault(sandbox, SandboxRunAccount())
 
     def roles(self) -> dict[ThreadRole, RunAccount]:
         """The accounts of all sandboxes, including ended ones, by role: they only grow."""
@@ -239,14 +226,12 @@ class ResidencyLedger:
         return not self.marks or not 0 <= now - self.marks[-1].time < _GRID[0][0]
 
     def dump(self) -> str:
-        return json.dumps({
-            "watched": round(self.watched, 3), "drift": self.drift, "ended": _pack(self.ended),
-            "sandboxes": {sandbox: _pack(account) for sandbox, account in self.sandboxes.items()}},
-            separators=(",", ":"))
+        sandboxes = {sandbox: _pack(account) for sandbox, account in self.sandboxes.items()}
+        return json.dumps({"watched": round(self.watched, 3), "drift": self.drift, "ended": _pack(self.ended),
+                           "sandboxes": sandboxes}, separators=(",", ":"))
 
     def load(self, marks: Iterable[Mark], began: float) -> None:
         """Continue the books of another ledger. :raises ValueError: and others, for invalid marks.
-
         :param marks: in the order of their creation, which differs from that of their times if the clock was set back.
         """
         marks = list(marks)
@@ -262,8 +247,7 @@ class ResidencyLedger:
         mark = next((mark for mark in reversed(self.marks) if mark.time <= when), None)
         before = ResidencyLedger() if mark is None else _parsed(mark.raw)
         begun = (now if self.began is None else self.began) if mark is None else mark.time
-        nothing = SandboxRunAccount()
-        live = {sandbox: account.since(before.sandboxes.get(sandbox, nothing))
+        live = {sandbox: account.since(before.sandboxes.get(sandbox, SandboxRunAccount()))
                 for sandbox, account in self.sandboxes.items()}
         ended = self.ended.since(before.ended)
         for sandbox, account in before.sandboxes.items():

@@ -1,6 +1,9 @@
 """Text from outside made safe for a terminal. Pure; used by every command that prints names of pods, threads or
 files."""
 
+from collections.abc import Mapping
+from typing import Any
+
 
 def printable(text: object) -> str:
     """The text with each character that could control a terminal, or that XML cannot hold, as \\xNN."""
@@ -10,3 +13,8 @@ def printable(text: object) -> str:
 def short_id(name: str) -> str:
     """The first 13 digits of a runtime's 64-digit id; any other name unchanged."""
     return name[:13] if len(name) == 64 else name
+
+
+def pod_name(pod: Mapping[str, Any] | None, unknown: str = "-") -> str:
+    """`namespace/pod` of a pod in the status document."""
+    return f"{pod['namespace']}/{pod['name']}" if pod else unknown

@@ -26,42 +26,27 @@ class _Groups(NamedTuple):
     #: isolcpus= on the kernel's command line, and isolated cpuset partitions.
     isolated: CpuSet = EMPTY
     nohz_full: CpuSet = EMPTY
-    #: Plugged in, online or not; empty where the kernel does not show it.
-    present: CpuSet = EMPTY
+    present: CpuSet = EMPTY  #: Plugged in, online or not; empty where the kernel does not show it.
 
 
 class Topology(_Groups):
-    """The CPUs of one node. Made by `build`, which normalises; equal machines are then equal values.
-
-    Groups may name CPUs that are offline: the kernel takes an offline CPU out of its core and its memory node, but
-    not always out of its cache, and a scenario may name it anywhere.
-    """
-
-    # Without __slots__: a cached_property takes no part in equality, and writes to __dict__.
+    """The CPUs of one node. Made by `build`, which normalises; equal machines are then equal values. Groups may name
+    CPUs that are offline: the kernel takes an offline CPU out of its core and its memory node, but not always out of
+    its cache, and a scenario may name it anywhere."""
 
     @classmethod
-    def build(
-        cls,
-        online: CpuSet,
-        cores: Iterable[CpuSet] = (),
-        caches: Iterable[CpuSet] = (),
-        nodes: Mapping[int, CpuSet] | None = None,
-        isolated: CpuSet = EMPTY,
-        nohz_full: CpuSet = EMPTY,
-        present: CpuSet = EMPTY,
-    ) -> Topology:
+    def build(cls, online: CpuSet, cores: Iterable[CpuSet] = (), caches: Iterable[CpuSet] = (),
+              nodes: Mapping[int, CpuSet] | None = None, isolated: CpuSet = EMPTY, nohz_full: CpuSet = EMPTY,
+              present: CpuSet = EMPTY) -> Topology:
         """Sort the groups, drop empty and repeated ones, and make every CPU without a core a core of its own.
-
-        :raises ValueError: naming the CPU that is in two cores, two caches or two nodes.
-        """
-        cores, caches = list(cores), list(caches)
+        :raises ValueError: naming the CPU that is in two cores, two caches or two nodes."""
+        cores = list(cores)
         by_node = {node: cpus for node, cpus in sorted((nodes or {}).items()) if cpus}
         _refuse_overlap("node", [(f"node {node} ({cpus})", cpus) for node, cpus in by_node.items()])
         caches = _normal("cache", caches)
         named = union((online, present, isolated, nohz_full, *cores, *caches, *by_node.values()))
-        lone = named - union(cores)
-        cores = _normal("core", [*cores, *(CpuSet((cpu,)) for cpu in lone)])
-        return cls(online, tuple(cores), tuple(caches), by_node, isolated, nohz_full, present)
+        cores = _normal("core", [*cores, *(CpuSet((cpu,)) for cpu in named - union(cores))])
+        return cls(online, cores, caches, by_node, isolated, nohz_full, present)
 
     def __hash__(self) -> int:
         return hash((self.online, self.cores, self.caches, self.isolated, self.nohz_full, self.present))
@@ -97,9 +82,9 @@ class Topology(_Groups):
         return {cpu: node for node, cpus in self.nodes.items() for cpu in cpus}
 
 
-def _normal(what: str, groups: Iterable[CpuSet]) -> list[CpuSet]:
+def _normal(what: str, groups: Iterable[CpuSet]) -> tuple[CpuSet, ...]:
     """The groups sorted, without empty and repeated ones (each CPU of a core names the same core)."""
-    distinct = sorted({group for group in groups if group}, key=list)
+    distinct = tuple(sorted({group for group in groups if group}, key=list))
     _refuse_overlap(what, [(f"{what} {group}", group) for group in distinct])
     return distinct
 

@@ -1,12 +1,9 @@
 """What an agent reported, and why none did, as the status and the log show it. Pure; called by both sessions."""
 
-from __future__ import annotations
-
-import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from vmpin.domain.guest_report import APPLIED, ERROR, PENDING, ContainerReport
+from vmpin.domain.guest_report import APPLIED, PENDING, ContainerReport
 from vmpin.domain.model import ContainerId
 from vmpin.guests.transport import NotListening
 from vmpin.protocol.frames import ProtocolError, clean
@@ -31,11 +28,6 @@ def summary(reports: Mapping[ContainerId, ContainerReport]) -> str:
     errors = [f"{container}: {report.error}" for container, report in reports.items() if report.error][:3]
     return ", ".join(f"{state} {number}" for state, number in sorted(count.items())) + (
         f" ({'; '.join(errors)})" if errors else "")
-
-
-def log_level(reports: Mapping[ContainerId, ContainerReport]) -> int:
-    """The level at which that line is logged."""
-    return logging.WARNING if any(report.state == ERROR for report in reports.values()) else logging.INFO
 
 
 #: The state of a guest that boots, or whose agent creates a container: its sockets exist before it answers.

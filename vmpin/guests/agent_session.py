@@ -3,10 +3,7 @@
 The newest map is sent at once; a map is complete, so none of the maps before it has to arrive. An agent that was
 restarted asks for it. What a guest sends is limited in size (protocol) and rate (limits); exceeding a limit ends the
 connection, and the next attempt comes later each time. Created and run by vm_guest. What stays out: sockets
-(transport), pauses between attempts (attempts), and what the map contains (vcpu_map).
-"""
-
-from __future__ import annotations
+(transport), pauses between attempts (attempts), and what the map contains (vcpu_map)."""
 
 import asyncio
 import logging
@@ -14,64 +11,36 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
-from vmpin.domain.guest_report import ERROR, ContainerReport, GuestCounters
+from vmpin.domain.guest_report import ERROR, ContainerReport
 from vmpin.domain.model import ContainerId
-from vmpin.guests.agent_reports import WAITING, TimeoutStreak, container_report, log_level, reason, summary
+from vmpin.guests.agent_reports import WAITING, container_report, reason, summary
 from vmpin.guests.limits import MAX_ANSWER, LogOnce, RateLimit, longest_answer, only_requested
-from vmpin.guests.session_state import GuestError, NoAgentFound, Progress, SessionEnded, SessionState
+from vmpin.guests.session_state import GuestError, NoAgentFound, Progress, Session, SessionEnded, SessionState
 from vmpin.guests.tasks import Flag, run_together
 from vmpin.guests.transport import Channel, NotListening, Stream
+from vmpin.protocol import messages
 from vmpin.protocol.frames import FrameDecoder, ProtocolError, clean, encode
-from vmpin.protocol.messages import (
-    Applied,
-    Failure,
-    HostMessage,
-    Inventory,
-    NeedMap,
-    Ping,
-    Pong,
-    Subscribe,
-    Unpin,
-    VcpuMap,
-)
 from vmpin.protocol.parsing import UnknownMessage, parse_answer
 
 logger = logging.getLogger(__name__)
 
 
-class AgentSession:
-    """One guest's session. `push` and `unpin` set the wish; `run` carries it out.
-
-    :param name: the sandbox, for the log.
-    :param channels: returns the ways to try in turn; called at each attempt.
-    :param port: the agent's vsock port.
-    :param changed: called whenever `state`, `text`, `progress` or `reports` has changed.
-    """
+class AgentSession(Session):
+    """`push` and `unpin` set the wish; `run` carries it out. :param port: the agent's vsock port."""
 
     def __init__(self, name: str, channels: Callable[[], Sequence[Channel]], port: int,
                  changed: Callable[[], None] = lambda: None, timeouts: Timeouts = TIMEOUTS) -> None:
-        self.name = name
-        self.counters = GuestCounters()
-        self.state = SessionState.UNTRIED
-        #: The agent's version and way while it is up, else why it is not; "" while untried.
-        self.text = ""
-        self.progress = Progress.UNSENT
+        super().__init__(name, channels, changed, timeouts)
         #: Why the agent could not take everything back, "" if it could or was not asked.
         self.unpin_error = ""
-        #: What the agent reports of the newest map, by container; empty while it is not answered.
-        self.reports: dict[ContainerId, ContainerReport] = {}
-        #: The same for the guest's own processes.
+        #: As `reports`, for the guest's own processes.
         self.system: ContainerReport | None = None
-        self._channels = channels
         self._port = port
-        self._changed = changed
-        self._timeouts = timeouts
-        self.wish: VcpuMap | Unpin | None = None
-        #: Set when there may be something to send; and when the next attempt is not to wait.
-        self._wake, self._retry = Flag(), Flag()
+        self.wish: messages.VcpuMap | messages.Unpin | None = None
+        #: Set when the next attempt is not to wait.
+        self._retry = Flag()
         self._generation = 0
         self.log_once = LogOnce(name)
-        self._streak = TimeoutStreak()
         # Of the current connection:
         self._id = 0
         #: The id of the request that carried the newest wish; 0 while `progress` is UNSENT.
@@ -80,37 +49,28 @@ class AgentSession:
         self._way = self._version = ""
         self.rate = RateLimit(0.0)
 
-    @property
-    def up(self) -> bool:
-        return self.state.up
-
-    @property
-    def settled(self) -> bool:
-        """Whether the newest wish was answered."""
-        return self.progress is Progress.DONE
-
-    def push(self, wanted: VcpuMap) -> None:
+    def push(self, wanted: messages.VcpuMap) -> None:
         """Make this map the wish, unless it is already. The session sets its generation and id."""
-        if not isinstance(self.wish, VcpuMap) or wanted._replace(generation=0) != self.wish._replace(generation=0):
+        if not isinstance(self.wish, messages.VcpuMap) or wanted != self.wish:
             self._replace_wish(wanted)
 
     def unpin(self) -> None:
         """Make it the wish that everything is restored. An agent that could not is asked again."""
-        if not isinstance(self.wish, Unpin) or self.unpin_error:
-            self._replace_wish(Unpin())
+        if not isinstance(self.wish, messages.Unpin) or self.unpin_error:
+            self._replace_wish(messages.Unpin())
 
     def retry_now(self) -> None:
         """Make the next attempt without waiting for the end of the pause."""
         self._retry.set()
 
-    def _replace_wish(self, wish: VcpuMap | Unpin) -> None:
+    def _replace_wish(self, wish: messages.VcpuMap | messages.Unpin) -> None:
         self.wish, self.unpin_error = wish, ""
         self.rate.add_request(len(self._containers()))
         self._send_again()
         self._retry.set()
 
     def _containers(self) -> Collection[str]:
-        return self.wish.containers if isinstance(self.wish, VcpuMap) else ()
+        return self.wish.containers if isinstance(self.wish, messages.VcpuMap) else ()
 
     def _send_again(self) -> None:
         """The wish has to be sent (again); reports of an earlier one are void."""
@@ -133,9 +93,7 @@ class AgentSession:
 
     async def _attempt(self) -> None:
         """Hold one connection, over the first channel that leads to an agent. Returns when it had lasted.
-
-        :raises Exception: why no agent was reached, or why the connection ended early.
-        """
+        :raises Exception: why no agent was reached, or why the connection ended early."""
         self._retry.clear()
         failure: Exception = NoAgentFound("no way into the guest is known")
         for channel in self._channels():
@@ -146,7 +104,6 @@ class AgentSession:
                 if not isinstance(failure, NotListening):
                     failure = err
                 continue
-            was_up = False
             try:
                 self.counters.connects += 1
                 await self._serve(stream, channel)
@@ -177,16 +134,14 @@ class AgentSession:
 
     def _lost(self, err: Exception) -> None:
         """Record that no agent answers, and why."""
-        self.counters.last_error = reason(err)
+        text = self.counters.last_error = reason(err)
         if self._streak.add(err):
-            state, text = SessionState.WAITING, WAITING
+            self.state, text = SessionState.WAITING, WAITING
         else:
-            state = SessionState.FOREIGN if isinstance(err, ProtocolError) else SessionState.ABSENT
-            text = reason(err)
-        self.state = state
+            self.state = SessionState.FOREIGN if isinstance(err, ProtocolError) else SessionState.ABSENT
         if text != self.text:
             self.text = text
-            expected = state is SessionState.WAITING or isinstance(err, NotListening | NoAgentFound)
+            expected = self.state is SessionState.WAITING or isinstance(err, NotListening | NoAgentFound)
             self.log_once.log(logging.DEBUG if expected else logging.WARNING, "guest agent", text)
             self._changed()
 
@@ -197,16 +152,14 @@ class AgentSession:
         self.rate.add_request(len(self._containers()))
         await run_together(self._send_requests(stream), self._read_answers(stream))
 
-    # Sending
-
     async def _send_requests(self, stream: Stream) -> None:
-        await self._send(stream, Ping(self._next_id()))
+        await self._send(stream, messages.Ping(self._next_id()))
         subscribed = False
         while True:
             self._wake.clear()  # before the checks: a change while something is being sent sets it again
             if self.up and not subscribed:
                 subscribed = True
-                await self._send(stream, Subscribe(self._next_id()))
+                await self._send(stream, messages.Subscribe(self._next_id()))
             if self.up and self.progress is Progress.UNSENT and self.wish is not None:
                 self.counters.pushes += 1
                 await self._send(stream, self._request(self.wish))
@@ -221,13 +174,13 @@ class AgentSession:
                 if self._sent_at > self._received_at:
                     raise NoAgentFound(f"no answer within {self._timeouts.agent_answer:g} s") from None
                 if not waits:
-                    await self._send(stream, Ping(self._next_id()))
+                    await self._send(stream, messages.Ping(self._next_id()))
 
-    def _request(self, wish: VcpuMap | Unpin) -> HostMessage:
+    def _request(self, wish: messages.VcpuMap | messages.Unpin) -> messages.HostMessage:
         """The wish as it is sent, with the next id and generation."""
         self.progress, self._asked = Progress.SENT, self._next_id()
-        if isinstance(wish, Unpin):
-            return Unpin(self._asked)
+        if isinstance(wish, messages.Unpin):
+            return messages.Unpin(self._asked)
         # By the clock, so that a restarted watcher is ahead of the one before it.
         self._generation = max(self._generation + 1, time.time_ns() // 10**6)
         return wish._replace(id=self._asked, generation=self._generation)
@@ -236,14 +189,12 @@ class AgentSession:
         self._id += 1
         return self._id
 
-    async def _send(self, stream: Stream, request: HostMessage) -> None:
+    async def _send(self, stream: Stream, request: messages.HostMessage) -> None:
         if self._sent_at <= self._received_at:
             self._sent_at = time.monotonic()  # else the deadline counts from the request before
-        stream.writer.write(encode(request.message()))
+        stream.writer.write(encode(messages.as_json(request)))
         async with asyncio.timeout(self._timeouts.agent_answer):
             await stream.writer.drain()
-
-    # Receiving
 
     async def _read_answers(self, stream: Stream) -> None:
         decoder = FrameDecoder(MAX_ANSWER)
@@ -252,42 +203,40 @@ class AgentSession:
             if not data:
                 raise GuestError("the agent closed the connection") if self.up else NoAgentFound("closed at once")
             decoder.limit = max(decoder.limit, longest_answer(len(self._containers())))
-            messages = decoder.feed(data)
-            self.rate.add_received(len(data), len(messages), time.monotonic())
-            for message in messages:
+            received = decoder.feed(data)
+            self.rate.add_received(len(data), len(received), time.monotonic())
+            for message in received:
                 try:
                     self.receive(message)
                 except UnknownMessage:
                     continue  # of a newer agent; answering it with an error might go on for ever
 
     def receive(self, message: Mapping[str, object]) -> None:
-        """Take one message of the agent's into account.
-
-        :raises ProtocolError: it is not of the protocol. :raises NoAgentFound: the first answer is an error.
-        """
+        """Take one message of the agent's into account. :raises ProtocolError: it is not of the protocol.
+        :raises NoAgentFound: the first answer is an error."""
         answer = parse_answer(only_requested(self._containers(), message))
         self.counters.answers += 1
-        if isinstance(answer, NeedMap):
+        if isinstance(answer, messages.NeedMap):
             self.rate.add_resend()
-        if self.up or isinstance(answer, Pong):
+        if self.up or isinstance(answer, messages.Pong):
             self._received_at = time.monotonic()
         match answer:
-            case Pong() if not self.up:
+            case messages.Pong() if not self.up:
                 self._came_up(answer)
-            case Failure() if not self.up:
+            case messages.Failure() if not self.up:
                 raise NoAgentFound(answer.error or "it answers with an error")
             case _ if not self.up:
                 pass  # nothing but a ping was sent yet
-            case NeedMap():
+            case messages.NeedMap():
                 self._send_again()
-            case Applied():
+            case messages.Applied():
                 self._applied(answer)
-            case Failure():
+            case messages.Failure():
                 self._failed(answer)
-            case Inventory():
+            case messages.Inventory():
                 self._set_note(answer.note)
 
-    def _came_up(self, pong: Pong) -> None:
+    def _came_up(self, pong: messages.Pong) -> None:
         self._streak.reset()
         self.state, self._version = SessionState.UP, f"agent {pong.version or '?'} over {self._way}"
         self.text = clean(self._version)
@@ -307,10 +256,10 @@ class AgentSession:
         """Whether an answer's id is that of the newest wish, which was sent on this connection."""
         return self.progress is not Progress.UNSENT and id == self._asked
 
-    def _applied(self, answer: Applied) -> None:
+    def _applied(self, answer: messages.Applied) -> None:
         if answer.id is not None and not self._is_of_wish(answer.id):
             return  # of an earlier wish
-        if isinstance(self.wish, Unpin):
+        if isinstance(self.wish, messages.Unpin):
             if answer.id is not None:
                 self.unpin_error, self.progress = "", Progress.DONE
                 self._changed()
@@ -326,16 +275,17 @@ class AgentSession:
         self.reports = {ContainerId(cid): container_report(outcome) for cid, outcome in answer.containers.items()}
         self.system = None if answer.system is None else container_report(answer.system)
         if not self.settled:
-            logger.log(log_level(self.reports), "sandbox=%s guest containers: %s", self.name, summary(self.reports))
+            level = logging.WARNING if any(each.state == ERROR for each in self.reports.values()) else logging.INFO
+            logger.log(level, "sandbox=%s guest containers: %s", self.name, summary(self.reports))
         self.progress = Progress.DONE
         self._changed()
 
-    def _failed(self, answer: Failure) -> None:
+    def _failed(self, answer: messages.Failure) -> None:
         text = answer.error or "the agent gives no reason"
         if answer.id is None or not self._is_of_wish(answer.id):
             logger.debug("sandbox=%s guest agent: error: %s", self.name, text)
             return
-        if isinstance(self.wish, VcpuMap):
+        if isinstance(self.wish, messages.VcpuMap):
             self.reports = {ContainerId(cid): ContainerReport(ERROR, text) for cid in self._containers()}
             self.progress = Progress.DONE
         else:

@@ -1,16 +1,13 @@
 """The pauses between attempts to reach a guest's agent, by what the attempt failed with.
 
 Called by agent_session and kata_session when they start; imports host.retry and with it tenacity, so not before there
-is a guest. What stays out: the loop itself (host.retry) and what an attempt does (the sessions).
-"""
-
-from __future__ import annotations
+is a guest. What stays out: the loop itself (host.retry) and what an attempt does (the sessions)."""
 
 import logging
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.errors import SourceError
-from vmpin.guests.agent_reports import PATIENCE
+from vmpin.guests.agent_reports import TimeoutStreak
 from vmpin.guests.session_state import GuestError, SessionEnded
 from vmpin.host.retry import Attempts, Backoff, Wake
 from vmpin.protocol.frames import ProtocolError
@@ -26,19 +23,20 @@ RECENT = 5
 class GuestBackoff(Backoff):
     """Short pauses for a guest that boots, and for an agent that answered a moment ago."""
 
-    __slots__ = ("_timeouts",)
+    __slots__ = ("_streak",)
 
     def __init__(self, timeouts: Timeouts) -> None:
         super().__init__(timeouts.agent_first, timeouts.agent_last, SOON)
-        #: Attempts in a row that timed out.
-        self._timeouts = 0
+        self._streak = TimeoutStreak()
 
     def after(self, err: Exception) -> float:
         """:returns: the pause after an attempt that failed with `err`, in seconds."""
-        _log_unexpected(err)
+        # The sessions log what a guest or a connection can cause; anything else is a defect in vmpin.
+        if not isinstance(err, GuestError | ProtocolError | SourceError | OSError):  # TimeoutError is an OSError
+            logger.error("session with a guest failed unexpectedly and is started again: %r", err)
+            logger.debug("session with a guest", exc_info=err)
         # A guest that boots does not even refuse a connection.
-        self._timeouts = self._timeouts + 1 if isinstance(err, TimeoutError) else 0
-        if isinstance(err, SessionEnded) or 0 < self._timeouts < PATIENCE:
+        if self._streak.add(err) or isinstance(err, SessionEnded):
             self.at_most(RECENT)
         return self.pause()
 
@@ -46,10 +44,3 @@ class GuestBackoff(Backoff):
 def attempts(wake: Wake, timeouts: Timeouts = TIMEOUTS) -> Attempts:
     """Attempts at one guest until one does not raise; setting `wake` makes the next one come early."""
     return Attempts(GuestBackoff(timeouts), wake, timeouts.agent_early)
-
-
-def _log_unexpected(err: Exception) -> None:
-    """The sessions log what a guest or a connection can cause; anything else is a defect in vmpin."""
-    if not isinstance(err, GuestError | ProtocolError | SourceError | OSError):  # TimeoutError is an OSError
-        logger.error("session with a guest failed unexpectedly and is started again: %r", err)
-        logger.debug("session with a guest", exc_info=err)

@@ -4,10 +4,7 @@ Linux on x86 numbers the CPUs present at boot by APIC id, the boot CPU first. Ho
 from boot on, by APIC id, since 6.9 (arch/x86/kernel/cpu/topology.c: topology_init_possible_cpus); before that each
 gets the next free number when it is first added (kernel/apic/apic.c: allocate_logical_cpuid), and keeps it. That order
 can be seen later only if vCPUs are always plugged into the first free slot, as Kata does; QEMU lists the last slot
-first.
-"""
-
-from __future__ import annotations
+first."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,10 +18,8 @@ NUMBERED_AT_BOOT = (6, 9)
 
 @dataclass(frozen=True)
 class GuestVcpus:
-    """`hw` maps each existing vCPU to its hardware id, in the order of creation.
-
-    The VM was started with the indices 0 to `boot` - 1, by APIC id, and has slots for `most` vCPUs.
-    """
+    """`hw` maps each existing vCPU to its hardware id, in the order of creation. The VM was started with the indices 0
+    to `boot` - 1, by APIC id, and has slots for `most` vCPUs."""
 
     hw: Mapping[VcpuId, int] = field(default_factory=dict)
     boot: int = 0
@@ -38,7 +33,6 @@ class GuestVcpus:
 
 def guest_cpu_numbers(vcpus: GuestVcpus, kernel: tuple[int, int] | None) -> dict[VcpuId, int]:
     """The guest CPU of every vCPU for which it can be shown.
-
     :param kernel: the version of the guest's Linux. None, if it is unknown: then only numbers that every version
         gives.
 

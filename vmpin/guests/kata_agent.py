@@ -6,12 +6,12 @@ lifts a limit of pids when the call has none, kata-containers issue 13824. It di
 no runtime of Kata's passes a limit on.) vmpin is one more client beside the runtime, for the duration of a few calls.
 Success means only that the call was made: an error while writing the cpuset is logged in the guest (rustjail/src/
 cgroups/fs/mod.rs), and a systemd older than 244 writes none. No methods but those in `METHODS` are called. Used by
-kata_session. What stays out: when to call, and retries (kata_session).
-"""
+kata_session. What stays out: when to call, and retries (kata_session)."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from vmpin.config.timeouts import TIMEOUTS
@@ -34,8 +34,9 @@ PORT: Final = 1024
 #: Metrics are some 100 kB in a guest with many disks and interfaces.
 MAX_ANSWER = 1 << 20
 
-METHODS: Final = frozenset(((AGENT_SERVICE, "UpdateContainer"), (AGENT_SERVICE, "GetMetrics"),
-                            (HEALTH_SERVICE, "Version")))
+#: A line of one CPU with a value that is a number.
+_CPU_TIME = re.compile(r'kata_guest_cpu_time\{cpu="([0-9]{1,4})",item="[a-z]+"\} [0-9.e+]{1,32}', re.ASCII)
+METHODS: Final = {(AGENT_SERVICE, "UpdateContainer"), (AGENT_SERVICE, "GetMetrics"), (HEALTH_SERVICE, "Version")}
 
 
 class AgentError(SourceError):
@@ -55,11 +56,9 @@ class UnknownContainer(AgentError):
 
 
 class KataAgent:
-    """One connection, with one call at a time. Use as `async with await KataAgent.connect(channel)`.
-
-    Every call raises AgentError for an error in the answer, and WireError (no ttRPC), OSError or TimeoutError, after
-    which the connection cannot be used any more.
-    """
+    """One connection, with one call at a time. Use as `async with await KataAgent.connect(channel)`. Every call raises
+    AgentError for an error in the answer, and WireError (no ttRPC), OSError or TimeoutError, after which the
+    connection cannot be used any more."""
 
     def __init__(self, stream: Stream, messages: Messages, deadline: float = TIMEOUTS.kata_answer) -> None:
         self._stream = stream
@@ -87,10 +86,7 @@ class KataAgent:
         return plain(answer.agent_version, 64)
 
     async def set_cpus(self, container: ContainerId, cpus: CpuSet) -> None:
-        """Set a container's CPUs, by the guest's numbers.
-
-        :raises ValueError: for none, which the agent would ignore.
-        """
+        """Set a container's CPUs, by the guest's numbers. :raises ValueError: for none, which the agent ignores."""
         if not cpus:
             raise ValueError(f"no CPU for container {container}")
         await self._call(AGENT_SERVICE, "UpdateContainer", "UpdateContainerRequest", None, container_id=container,
@@ -103,8 +99,7 @@ class KataAgent:
 
     async def _call(self, service: str, method: str, request: str, reply: str | None, **fields: object) -> Any:
         """:param request: the name of the request's message.
-        :param reply: the name of the answer's message, None if the answer is empty.
-        """
+        :param reply: the name of the answer's message, None if the answer is empty."""
         assert (service, method) in METHODS
         self._number += 2
         # The deadline is sent along, so that the agent abandons the call as well.
@@ -137,6 +132,19 @@ class KataAgent:
                 if message.stream == self._number:
                     return message
                 raise WireError("Kata's agent", f"answers call {message.stream}, which was not made")
+
+
+def online_cpus(metrics: str) -> int:
+    """The number of CPUs online in the guest, by the metrics of its agent: of lines of one CPU, of at most 1024.
+
+    They repeat the guest's /proc/stat by position among the online CPUs (src/agent/src/metrics.rs); a position that
+    was there once keeps its line when its CPU goes offline. Nothing in them is of any one container.
+
+    >>> online_cpus('kata_guest_cpu_time{cpu="0",item="user"} 120\\nkata_guest_cpu_time{cpu="total",item="user"} 120')
+    1
+    """
+    found = (_CPU_TIME.fullmatch(line) for line in metrics.splitlines())
+    return len({int(match[1]) for match in found if match is not None and int(match[1]) < 1024})
 
 
 def _messages() -> Messages:

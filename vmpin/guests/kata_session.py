@@ -3,10 +3,7 @@
 It connects only for the calls of one round. A round follows every change, and repeats now and then, because the
 runtime's own UpdateContainer makes the agent forget the CPUs that it should set again when a vCPU is plugged. Kata's
 agent confirms a call and no effect, so a container is reported as `sent` and never as `applied`. Created and run by
-vm_guest. What stays out: which guest CPU is which vCPU (cpu_numbers), and pauses after a failure (attempts).
-"""
-
-from __future__ import annotations
+vm_guest. What stays out: which guest CPU is which vCPU (cpu_numbers), and pauses after a failure (attempts)."""
 
 import asyncio
 import contextlib
@@ -17,23 +14,13 @@ from dataclasses import dataclass
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
-from vmpin.domain.guest_report import (
-    ERROR,
-    LEFT_ALONE,
-    NO_AGENT,
-    PENDING,
-    SENT,
-    ContainerReport,
-    GuestCounters,
-)
+from vmpin.domain.guest_report import ERROR, LEFT_ALONE, NO_AGENT, PENDING, SENT, ContainerReport
 from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError, WireError
-from vmpin.guests.agent_reports import WAITING, TimeoutStreak, reason
+from vmpin.guests.agent_reports import WAITING, reason
 from vmpin.guests.cpu_numbers import CpuView, GuestVcpus, cpu_view
-from vmpin.guests.kata_agent import AgentError, KataAgent, Refused, UnknownContainer
-from vmpin.guests.kata_metrics import online_cpus
-from vmpin.guests.session_state import GuestError, NoAgentFound, Progress, SessionState
-from vmpin.guests.tasks import Flag
+from vmpin.guests.kata_agent import AgentError, KataAgent, Refused, UnknownContainer, online_cpus
+from vmpin.guests.session_state import GuestError, NoAgentFound, Progress, Session, SessionState
 from vmpin.guests.transport import Channel
 from vmpin.protocol.messages import VcpuMap
 
@@ -51,71 +38,23 @@ class KataWish:
     map: VcpuMap | None = None
 
 
-class _Pauses:
-    """The pauses between rounds that succeeded."""
-
-    def __init__(self, timeouts: Timeouts) -> None:
-        self._timeouts = timeouts
-        self.reset()
-
-    def reset(self) -> None:
-        """After a change."""
-        self._soon, self._next = self._timeouts.kata_pending, self._timeouts.kata_again
-
-    def next(self, pending: bool) -> float:
-        """:param pending: whether a container is yet to be given its CPUs. :returns: seconds until the next round."""
-        resend = self._timeouts.kata_resend
-        if pending:
-            seconds, self._soon = self._soon, min(2 * self._soon, resend)
-        else:
-            seconds, self._next = self._next, resend * random.uniform(1 - _JITTER, 1 + _JITTER)
-        return seconds
-
-
-class KataSession:
-    """One guest's session. `push` sets the wish; `run` carries it out.
-
-    :param name: the sandbox, for the log.
-    :param channels: returns the ways to try in turn; called at each attempt.
-    :param changed: called whenever `state`, `text`, `progress` or `reports` has changed.
-    :param kernel: reads the version of the guest's Linux, which may take a moment; called when a vCPU was plugged.
-    """
+class KataSession(Session):
+    """`push` sets the wish; `run` carries it out. `progress` is DONE or UNSENT. :param kernel: reads the version of
+    the guest's Linux, which may take a moment; called when a vCPU was plugged."""
 
     def __init__(self, name: str, channels: Callable[[], Sequence[Channel]],
                  changed: Callable[[], None] = lambda: None,
-                 kernel: Callable[[], tuple[int, int] | None] = lambda: None,
-                 timeouts: Timeouts = TIMEOUTS) -> None:
-        self.name = name
-        self.counters = GuestCounters()
-        self.reports: dict[ContainerId, ContainerReport] = {}
-        self.state = SessionState.UNTRIED
-        #: The agent's version while it answers, else why it does not; its policy's text when REFUSED.
-        self.text = ""
-        #: DONE while all of the newest wish is sent, else UNSENT.
-        self.progress = Progress.UNSENT
-        self._channels = channels
-        self._changed = changed
+                 kernel: Callable[[], tuple[int, int] | None] = lambda: None, timeouts: Timeouts = TIMEOUTS) -> None:
+        super().__init__(name, channels, changed, timeouts)
         self._kernel = kernel
         self._wish: KataWish | None = None
-        self._wake = Flag()
         #: The containers that were given CPUs, and which; an empty set where an earlier process gave them.
         self._given: dict[ContainerId, CpuSet] = {}
-        self._streak = TimeoutStreak()
-        self._timeouts = timeouts
         self._metrics_refused = False
-
-    @property
-    def up(self) -> bool:
-        return self.state.up
 
     @property
     def refused(self) -> bool:
         return self.state is SessionState.REFUSED
-
-    @property
-    def settled(self) -> bool:
-        """Whether all of the newest wish was sent."""
-        return self.progress is Progress.DONE
 
     @property
     def owes(self) -> bool:
@@ -131,8 +70,7 @@ class KataSession:
         """Make this the wish, unless it is already."""
         if wish == self._wish:
             return
-        self._wish = wish
-        self.progress = Progress.UNSENT
+        self._wish, self.progress = wish, Progress.UNSENT
         self.reports = self._reports_after_refusal() if self.refused else {}
         self._wake.set()
         self._changed()
@@ -145,16 +83,20 @@ class KataSession:
         """Until cancelled, or until the agent's policy refuses."""
         from vmpin.guests.attempts import attempts
 
-        pauses = _Pauses(self._timeouts)
+        first = self._timeouts.kata_pending, self._timeouts.kata_again
+        soon, later = first
         while not self.refused:
             async for attempt in attempts(self._wake, self._timeouts):
                 with attempt:
                     await self._round()
-            pause = pauses.next(any(report.state == PENDING for report in self.reports.values()))
+            if any(report.state == PENDING for report in self.reports.values()):
+                pause, soon = soon, min(2 * soon, self._timeouts.kata_resend)
+            else:
+                pause, later = later, self._timeouts.kata_resend * random.uniform(1 - _JITTER, 1 + _JITTER)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
-                pauses.reset()
+                soon, later = first
 
     async def _round(self) -> None:
         """Connect and send the whole wish. :raises Exception: why the agent was not reached."""
@@ -204,8 +146,8 @@ class KataSession:
             self.reports = self._for_every_container(PENDING, WAITING)
         else:
             if text != self.text:
-                logger.log(logging.WARNING if self.up else logging.DEBUG, "sandbox=%s Kata's agent: %s", self.name,
-                           text)
+                level = logging.WARNING if self.up else logging.DEBUG
+                logger.log(level, "sandbox=%s Kata's agent: %s", self.name, text)
             foreign = isinstance(err, WireError)
             self.counters.refused += foreign
             self.state, self.text = SessionState.FOREIGN if foreign else SessionState.ABSENT, text

@@ -1,7 +1,5 @@
 """Limits on what one guest may send, and on what is logged of it. Called by agent_session."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Mapping
 
@@ -10,9 +8,8 @@ from vmpin.protocol.parsing import MAX_NUMBER
 
 logger = logging.getLogger(__name__)
 
-#: The longest message that is read (bytes), and the addition for each container that was asked about. At worst, 256
-#: KiB delay the watcher by 70 ms. An `applied` of 50 containers is 20 kB; with an error a container takes less than 1
-#: kB.
+#: The longest message that is read (bytes), and the addition for each container asked about. 256 KiB delay the watcher
+#: by 70 ms at worst. An `applied` of 50 containers is 20 kB; with an error a container takes less than 1 kB.
 MAX_ANSWER, MAX_EACH = 256 << 10, 768
 #: What a guest may send within WINDOW seconds, and the addition for each request. A guest that sends as much all the
 #: time costs two hundredths of a CPU.
@@ -42,10 +39,7 @@ class RateLimit:
         self._added += MAX_EACH * containers
 
     def add_resend(self, generation: int = 0) -> None:
-        """Count a request for the map, newer than this generation.
-
-        :raises ProtocolError: there were too many, or no clock gives such a generation.
-        """
+        """Count a request for a newer map. :raises ProtocolError: too many, or no clock gives such a generation."""
         if generation > MAX_NUMBER // 2:
             raise ProtocolError(f"it claims to have map {generation}")
         self._resends += 1

@@ -2,14 +2,14 @@
 
 Called by the watcher (daemon): after each pass `update` finds the placements that have changed; the tasks do the rest.
 A guest that does not answer, or answers nonsense, does not delay the others. What stays out: a guest's map and its
-connections (vm_guest), and every change on the host.
-"""
+connections (vm_guest), and every change on the host."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ from vmpin.config.timeouts import TIMEOUTS, Timeouts
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData, GuestReport
     from vmpin.domain.model import SandboxId
-    from vmpin.guests.transport import Channel
     from vmpin.guests.vm_guest import VmGuest
     from vmpin.reconcile.view import NodeView
     from vmpin.vmm.virtual_machine import Vm
@@ -79,11 +78,9 @@ class GuestManager:
                 self._errors[vm.sandbox] = repr(err)
 
     def _update(self, vm: Vm, view: NodeView) -> None:
-        state = view.sandboxes.get(vm.sandbox)
-        placement = view.placements.get(vm.sandbox)
-        guest = self._guests.get(vm.sandbox)
-        config = view.config
-        seen = (vm.vmm.id, vm.vcpus, vm.known, state, placement, config)
+        state, placement = view.sandboxes.get(vm.sandbox), view.placements.get(vm.sandbox)
+        guest, config = self._guests.get(vm.sandbox), view.config
+        seen = (vm.vmm.id, vm.vcpus, vm.vcpus_identified, state, placement, config)
         if guest is not None and _same(guest.seen, seen):
             return
         via = config.guest.via_for("" if state is None else state.handler)
@@ -117,10 +114,8 @@ class GuestManager:
         return made
 
     def _rival(self, cid: int, sandbox: SandboxId) -> SandboxId | None:
-        """Another sandbox whose VMM names this CID; the kernel gives it to only one.
-
-        Called at each attempt of each guest, so its cost does not grow with the number of VMMs that name the same CID.
-        """
+        """Another sandbox whose VMM names this CID; the kernel gives it to only one. Called at each attempt of each
+        guest, so its cost does not grow with the number of VMMs that name the same CID."""
         return next((other for other in self._cids.get(cid, ()) if other != sandbox), None)
 
     def _start(self, sandbox: SandboxId, guest: VmGuest) -> None:
@@ -133,12 +128,11 @@ class GuestManager:
         while True:
             try:
                 await guest.run()
+                return
             except Exception as err:
                 logger.error("sessions with guest failed sandbox=%s: %r; they start again in %g s", sandbox, err,
                              self._timeouts.guest_restart)
                 logger.debug("sandbox=%s", sandbox, exc_info=True)
-            else:
-                return
             await asyncio.sleep(self._timeouts.guest_restart)
 
     def _end(self, sandbox: SandboxId, goodbye: Vm | None = None) -> None:
@@ -162,10 +156,6 @@ class GuestManager:
 
         leaving.add_done_callback(left)
 
-    def channels(self, sandbox: SandboxId) -> Sequence[Channel]:
-        """The ways into a guest at this moment. :raises KeyError: the sandbox's guest gets no map."""
-        return self._guests[sandbox].channels()
-
     def report(self, sandbox: SandboxId) -> GuestReport | None:
         """For the status; None for a sandbox whose guest gets no map."""
         guest = self._guests.get(sandbox)
@@ -184,19 +174,14 @@ class GuestManager:
         return [sandbox for sandbox in sandboxes if sandbox in self._guests]
 
     async def unpin_results(self, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
-        """Wait a few seconds at most until the guests of these sandboxes have taken everything back.
-
-        :returns: the result in each, as a text; without sandboxes whose guests get no map.
-        """
+        """Wait a few seconds at most until the guests of these sandboxes have taken everything back. :returns: the
+        result in each, as a text; without sandboxes whose guests get no map."""
         asked = {sandbox: self._guests[sandbox] for sandbox in sandboxes if sandbox in self._guests}
         results = await asyncio.gather(*(guest.unpin_result(self._timeouts.guest_unpin) for guest in asked.values()))
         return dict(zip(asked, results, strict=True))
 
     async def unpin_once(self, view: NodeView, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
-        """Without a watcher: have the guests of these sandboxes take back what an earlier watcher sent.
-
-        :returns: as `unpin_results`.
-        """
+        """Without a watcher: have these guests take back what one sent earlier. :returns: as `unpin_results`."""
         for sandbox in sandboxes:
             vm, state = view.vms.get(sandbox), view.sandboxes.get(sandbox)
             via = view.config.guest.via_for("" if state is None else state.handler)
@@ -213,10 +198,8 @@ class GuestManager:
 
 
 def _load() -> None:
-    from vmpin.guests import (
-        attempts,  # noqa: F401
-        vm_guest,  # noqa: F401
-    )
+    for name in "attempts", "vm_guest":
+        importlib.import_module(f"vmpin.guests.{name}")
 
 
 async def _leave(guest: VmGuest, task: asyncio.Task[None], seconds: float, before: asyncio.Task[None] | None) -> None:

@@ -1,12 +1,17 @@
-"""The states of a session with a guest's agent, and the errors that end one.
+"""The states of a session with a guest's agent, what both sessions have in common, and the errors that end one.
 
 Shared by agent_session and kata_session, and read by vm_guest. What stays out: what an agent reports of its containers
-(domain.guest_report).
-"""
+(domain.guest_report)."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
+
+from vmpin.config.timeouts import Timeouts
+from vmpin.domain.guest_report import ContainerReport, GuestCounters
+from vmpin.domain.model import ContainerId
+from vmpin.guests.agent_reports import TimeoutStreak
+from vmpin.guests.tasks import Flag
+from vmpin.guests.transport import Channel
 
 
 class SessionState(Enum):
@@ -27,10 +32,6 @@ class SessionState(Enum):
     #: The agent's policy forbids the call. Final: it is never asked again (Kata's only).
     REFUSED = auto()
 
-    @property
-    def up(self) -> bool:
-        return self in (SessionState.UP, SessionState.STALLED)
-
 
 class Progress(Enum):
     """How far the newest wish of a session has come."""
@@ -43,6 +44,39 @@ class Progress(Enum):
     DONE = auto()
     #: The agent answered that it could not take everything back. It is asked again when the caller asks again.
     FAILED = auto()
+
+
+class Session:
+    """One guest's session. `run` of a subclass carries out the wish that its `push` sets.
+    :param name: the sandbox, for the log.
+    :param channels: returns the ways to try in turn; called at each attempt.
+    :param changed: called whenever `state`, `text`, `progress` or `reports` has changed."""
+
+    def __init__(self, name: str, channels: Callable[[], Sequence[Channel]], changed: Callable[[], None],
+                 timeouts: Timeouts) -> None:
+        self.name = name
+        self.counters = GuestCounters()
+        self.state = SessionState.UNTRIED
+        #: The agent's version while it answers, else why it does not (the policy's text if REFUSED); "" if untried.
+        self.text = ""
+        self.progress = Progress.UNSENT
+        #: The outcome of the newest map, by container; empty while it is not answered.
+        self.reports: dict[ContainerId, ContainerReport] = {}
+        self._channels = channels
+        self._changed = changed
+        self._timeouts = timeouts
+        self._streak = TimeoutStreak()
+        #: Set when there may be something to send.
+        self._wake = Flag()
+
+    @property
+    def up(self) -> bool:
+        return self.state in (SessionState.UP, SessionState.STALLED)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the newest wish was answered, or sent where there is no answer."""
+        return self.progress is Progress.DONE
 
 
 class GuestError(Exception):

@@ -1,17 +1,13 @@
 """Small helpers for asyncio tasks: a light event, two coroutines that end together, and cancelling with waiting."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
 
 class Flag:
-    """An asyncio.Event for at most one waiting task.
-
-    An Event takes nearly 1 kB, most of it for the queue of waiting tasks; a node has thousands of flags.
-    """
+    """An asyncio.Event for at most one waiting task. An Event takes nearly 1 kB, most of it for the queue of waiting
+    tasks; a node has thousands of flags."""
 
     __slots__ = ("_set", "_waiter")
 
@@ -48,9 +44,7 @@ async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
 
     Not a TaskGroup: before Python 3.13 a group that is ending by itself loses a cancellation that comes meanwhile, and
     leaves the count of cancellations too high.
-
-    :raises Exception: of the first, in the order given, that had ended.
-    """
+    :raises Exception: of the first, in the order given, that had ended."""
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -64,10 +58,7 @@ async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
 
 
 async def cancel_all(*tasks: asyncio.Task[None]) -> None:
-    """Cancel tasks and wait until each has ended, with whatever result.
-
-    (Awaiting one directly would swallow a cancellation of the caller.)
-    """
+    """Cancel tasks and wait until each has ended. (Awaiting one would swallow a cancellation of the caller.)"""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

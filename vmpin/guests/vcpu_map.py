@@ -1,10 +1,7 @@
 """The map that a guest is sent: the vCPUs that each of its containers may use, by hardware id.
 
 Pure; called by vm_guest. The map has no CPU numbers of the host unless configured. What stays out: sending it (the
-sessions), and the placement that it is derived from.
-"""
-
-from __future__ import annotations
+sessions), and the placement that it is derived from."""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,23 +11,19 @@ from vmpin.placement.rules import Placement
 from vmpin.protocol.messages import ContainerVcpus, VcpuMap
 from vmpin.protocol.parsing import MAX_CONTAINERS
 
-#: The generation of a map that was not sent yet.
-NO_GENERATION = 0
 
-
-def guest_map(placement: Placement, hw_of: Mapping[VcpuId, int], generation: int = NO_GENERATION,
-              system: str = "spare", export: bool = False, host_cpus: bool = False) -> VcpuMap | None:
-    """The map of a sandbox; None if the hardware id of a vCPU is unknown, as containers might be given the wrong CPUs.
+def guest_map(placement: Placement, hw_of: Mapping[VcpuId, int], system: str = "spare", export: bool = False,
+              host_cpus: bool = False) -> VcpuMap | None:
+    """The map of a sandbox, with generation 0 until it is sent (agent_session); None if the hardware id of a vCPU is
+    unknown, as containers might be given the wrong CPUs.
 
     An exclusive container gets the vCPUs that back its CPUs. Shared containers and the pause container get the
     floating vCPUs, or every vCPU if none floats.
-
     :param hw_of: the APIC id or MPIDR of each vCPU.
     :param system: `spare`: the guest's own processes get the vCPUs that back no exclusive CPU, or all if there is
         none; `off`: they are left alone.
     :param export: whether the agent writes cpus.json.
-    :param host_cpus: whether the map includes the host's CPUs behind each container's vCPUs.
-    """
+    :param host_cpus: whether the map includes the host's CPUs behind each container's vCPUs."""
     all_vcpus = [place.id for place in placement.vcpus]
     if not all_vcpus or any(vcpu not in hw_of for vcpu in all_vcpus):
         return None
@@ -44,8 +37,7 @@ def guest_map(placement: Placement, hw_of: Mapping[VcpuId, int], generation: int
             behind = union(placement.by_vcpu[vcpu] or EMPTY for vcpu in vcpus) if host_cpus else EMPTY
             containers[container] = ContainerVcpus(_ids(hw_of, vcpus), own, behind)
     spare = [vcpu for vcpu in all_vcpus if vcpu not in owner] or all_vcpus
-    return VcpuMap(None, generation, placement.sandbox, containers, _ids(hw_of, spare) if system == "spare" else None,
-                   export)
+    return VcpuMap(None, 0, placement.sandbox, containers, _ids(hw_of, spare) if system == "spare" else None, export)
 
 
 def _ids(hw_of: Mapping[VcpuId, int], vcpus: Iterable[VcpuId]) -> tuple[int, ...]:

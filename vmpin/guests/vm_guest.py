@@ -2,10 +2,7 @@
 
 The agent is vmpin's own where there is one, else Kata's, as `guest.via` says. Created by manager, and imported when
 there is a VM: what it needs takes longer to load than the rest of the watcher. What stays out: which VMs there are,
-and the tasks that run this (manager).
-"""
-
-from __future__ import annotations
+and the tasks that run this (manager)."""
 
 import asyncio
 import contextlib
@@ -24,7 +21,8 @@ from vmpin.guests.kata_session import KataSession, KataWish
 from vmpin.guests.session_state import SessionState
 from vmpin.guests.tasks import Flag, cancel_all
 from vmpin.guests.transport import Channel
-from vmpin.guests.transport.discovery import GuestAddress, find_channels, has_ports
+from vmpin.guests.transport.discovery import GuestAddress, find_channels
+from vmpin.guests.transport.virtio_serial import VirtioSerial
 from vmpin.guests.transport.vsock import ContestedVsock, Vsock
 from vmpin.guests.vcpu_map import guest_map
 from vmpin.host.procfs import Procfs
@@ -42,8 +40,7 @@ class VmGuest:
                  rival: Callable[[int, SandboxId], SandboxId | None], timeouts: Timeouts = TIMEOUTS) -> None:
         """:param via: `guest.via` as it applies to this VM; not `off`.
         :param agent_url: how Kata reaches its agent, "" if Kata does not record it.
-        :param rival: returns another sandbox whose VMM names the same CID, as any process may write a command line.
-        """
+        :param rival: returns another sandbox whose VMM names the same CID, as any process may write a command line."""
         self.via = via
         self.vm = vm
         self.vmm = vm.vmm.id
@@ -76,7 +73,7 @@ class VmGuest:
                 for way in found]
 
     def _channels_with_ports(self) -> Sequence[Channel]:
-        return [channel for channel in self.channels() if has_ports(channel)]
+        return [channel for channel in self.channels() if not isinstance(channel, VirtioSerial)]
 
     def _changed(self) -> None:
         self._turn.set()
@@ -84,26 +81,23 @@ class VmGuest:
             self._changes.set()
 
     def _kernel(self) -> tuple[int, int] | None:
-        # cpu_numbers derives CPU numbers from it for x86 only.
-        return kernel_version(self._address.argv, self._address.pid, self.vmm.starttime) \
-            if platform.machine() == "x86_64" else None
+        if platform.machine() != "x86_64":
+            return None  # cpu_numbers derives CPU numbers from it for x86 only
+        return kernel_version(self._address.argv, self._address.pid, self.vmm.starttime)
 
     def update(self, vm: Vm, placement: Placement | None, state: SandboxState | None) -> None:
-        """Derive the map from the placement and give it to the sessions.
-
-        Without a placement the guest keeps the last map, unless the sandbox is suspended: then everything is taken
-        back.
-        """
+        """Derive the map from the placement and give it to the sessions. Without a placement the guest keeps the last
+        map, unless the sandbox is suspended: then everything is taken back."""
         self.trouble = ""
         self.placed = () if placement is None else placement.containers
         if state is not None and state.suspended:
             self.unpin(vm)
         if placement is None:
             return
-        hw = _hardware(vm)
-        wanted = None if not vm.known else guest_map(
-            placement, hw, system=self.config.guest.system, export=self.config.guest.export,
-            host_cpus=self.config.guest.expose_host_cpus)
+        hw, policy = _hardware(vm), self.config.guest
+        wanted = None
+        if vm.vcpus_identified:
+            wanted = guest_map(placement, hw, policy.system, policy.export, policy.expose_host_cpus)
         if wanted is None:
             self.trouble = "its vCPUs are not identified yet"
             return
@@ -141,11 +135,9 @@ class VmGuest:
             await self._take_turns(self.agent, self.kata)
 
     async def _take_turns(self, agent: AgentSession, kata: KataSession) -> None:
-        """Run the session with Kata's agent while vmpin's own was tried and does not answer.
-
-        CPUs that Kata's agent was given before vmpin's answered count as original state to that one. So when
-        everything is taken back, Kata's session runs as well until it has taken back its part.
-        """
+        """Run the session with Kata's agent while vmpin's own was tried and does not answer. CPUs that Kata's agent
+        was given before vmpin's answered count as original state to that one. So when everything is taken back, Kata's
+        session runs as well until it has taken back its part."""
         first = self._task(agent.run())
         task: asyncio.Task[None] | None = None
         try:
@@ -199,8 +191,7 @@ class VmGuest:
         """For the status: the report of the session that sets the CPUs, or of the one that shows why none does."""
         agent, kata = self.agent, self.kata
         if agent is not None and (agent.up or kata is None or not (kata.up or kata.refused)):
-            foreign = agent.state is SessionState.FOREIGN
-            text = agent.text
+            foreign, text = agent.state is SessionState.FOREIGN, agent.text
             if kata is not None and kata.state is SessionState.FOREIGN and not foreign:
                 foreign, text = True, kata.text
             found = GuestReport("vmpin-agent" if agent.up else "", text, agent.reports, agent.system, agent.counters,

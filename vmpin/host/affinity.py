@@ -1,13 +1,14 @@
 """Affinity masks: the only place that sets one.
 
-A mask is set on a number, and the number may be another thread's by the time the system call runs. So the thread's
-own stat file is held open around it: an open file of /proc stays bound to the very task it was opened on, and once
-that task is dead reads fail with ESRCH, whichever thread has the number then. What stays out:
-which mask, and what a mask that came out smaller means (the cpuset cgroup trims it without an error).
+A mask is set on a number, and the number may be another thread's by the time the system call runs. So the thread's own
+stat file is held open around it: an open file of /proc stays bound to the very task it was opened on, and once that
+task is dead reads fail with ESRCH, whichever thread has the number then. What stays out: which mask, and what a mask
+that came out smaller means (the cpuset cgroup trims it without an error).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 
@@ -23,10 +24,8 @@ _ENDED = frozenset(b"ZX")
 
 
 def get(tid: int) -> frozenset[int] | None:
-    """The thread's mask as the kernel shows it, None when there is no such thread.
-
-    The mask can be *empty*: Linux 6.1 shows that for a sleeping thread whose only CPU went offline.
-    """
+    """The thread's mask as the kernel shows it, None when there is no such thread. The mask can be *empty*: Linux 6.1
+    shows that for a sleeping thread whose only CPU went offline."""
     if tid <= 0:
         return None  # to the system call 0 is the caller
     try:
@@ -35,20 +34,15 @@ def get(tid: int) -> frozenset[int] | None:
         return None
 
 
-def pin(proc: Procfs, thread: VmThread, cpus: CpuSet) -> CpuSet:
-    """Set the thread's mask, and return what the kernel shows then: it may be less than was asked.
-
-    :raises ThreadGone: the thread has ended, before or meanwhile. A thread that got its number meanwhile has its
-        mask back.
+def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, int]:
+    """Set the thread's mask. :returns: what the kernel shows then, which may be less than was asked, and the CPU that
+    the thread was on: with the new mask it is lost. A stat file that a pass has kept open is read again, as the pass
+    may have classified its thread long before: a number is not set by what was so then.
+    :raises ThreadGone: the thread has ended, before or meanwhile. A thread that got its number meanwhile has its mask
+        back.
     :raises CpuNotAllowed: no CPU of `cpus` is online and in the thread's cpuset cgroup, or a kernel thread that is
         bound to its CPU.
-    :raises NotPermitted: and for every other errno, AffinityError.
-    """
-    return pin_seen(proc, thread, cpus)[0]
-
-
-def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, int]:
-    """As `pin`, and also return the CPU that the thread was on: with the new mask it is lost."""
+    :raises NotPermitted: and for every other errno, AffinityError."""
     identity, _, _, pid, _ = thread
     tid, starttime = identity
     fd = proc.take_stat_file(identity)
@@ -62,7 +56,6 @@ def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, int]
     try:
         try:
             stat = os.pread(fd, _STAT_SIZE, 0)
-            before = os.sched_getaffinity(tid)
         except ProcessLookupError:
             raise ThreadGone(tid, cpus) from None
         # The name before the last `)` may hold anything. Behind it the first field is the state, the 20th the start
@@ -73,6 +66,7 @@ def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, int]
             raise ThreadGone(tid, cpus)
         wanted = cpus.frozen()
         try:
+            before = os.sched_getaffinity(tid)
             os.sched_setaffinity(tid, wanted)
             now = os.sched_getaffinity(tid)
         except OSError as err:
@@ -98,24 +92,16 @@ def _lives(fd: int) -> bool:
 
 
 def _put_back(tid: int, mask: set[int]) -> None:
-    """Give the thread that took over a number the mask that was read of that number before.
-
-    Nothing better is known of it. Where that is none or empty, its own mask stays lost; and an error changes
-    nothing: the thread has ended too, or may not be touched, as the first call was refused then.
+    """Give the thread that took over a number the mask that was read of that number before: nothing better is known of
+    it. An error changes nothing: the thread has ended too, or may not be touched, as the first call was refused then.
     """
-    if not mask:
-        return
-    try:
-        os.sched_setaffinity(tid, mask)
-    except OSError:
-        return
+    if mask:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(tid, mask)
 
 
 def _translated(err: OSError, tid: int, cpus: CpuSet) -> AffinityError:
-    if isinstance(err, ProcessLookupError):
-        return ThreadGone(tid, cpus)
-    if isinstance(err, PermissionError):
-        return NotPermitted(tid, cpus)
-    if err.errno == errno.EINVAL:
-        return CpuNotAllowed(tid, cpus)
-    return AffinityError(tid, cpus, f"{err.strerror}")
+    kinds = {errno.ESRCH: ThreadGone, errno.EPERM: NotPermitted, errno.EACCES: NotPermitted,
+             errno.EINVAL: CpuNotAllowed}
+    kind = kinds.get(err.errno or 0)
+    return AffinityError(tid, cpus, f"{err.strerror}") if kind is None else kind(tid, cpus)

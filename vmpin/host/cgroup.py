@@ -1,10 +1,8 @@
 """cpuset cgroups, version 1, 2 and both (hybrid): which CPUs a thread's cgroup leaves it. Read only.
 
-Everything answers None for what is not there: gone, hidden by a cgroup namespace, or not to be understood. What
-stays out: writing a cgroup (the runtime's and the kubelet's), and whose cgroup it is.
+Everything answers None for what is not there: gone, hidden by a cgroup namespace, or not to be understood. What stays
+out: writing a cgroup (the runtime's and the kubelet's), and whose cgroup it is.
 """
-
-from __future__ import annotations
 
 import enum
 import errno
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.host.procfs import Procfs, read_file
+from vmpin.host.procfs import Procfs, names_in, read_file
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +31,9 @@ class Layout(enum.StrEnum):
 
 
 class CpusetCgroup(NamedTuple):
-    """A cgroup as the cpuset controller sees it.
-
-    `configured` is what was written to it (cpuset.cpus), None where nothing was; it may name CPUs that are offline
-    or not the parent's. `effective` is what its threads can have now: empty only where no thread can live.
-    """
+    """A cgroup as the cpuset controller sees it. `configured` is what was written to it (cpuset.cpus), None where
+    nothing was; it may name CPUs that are offline or not the parent's. `effective` is what its threads can have now:
+    empty only where no thread can live."""
 
     path: Path
     configured: CpuSet | None
@@ -51,11 +47,8 @@ class _Mount(NamedTuple):
     top: str = "/"
 
     def locate(self, cgroup: str) -> Path | None:
-        """The directory of a cgroup named as in /proc/PID/cgroup, None when it is not below the mount.
-
-        Seen from a cgroup namespace, a cgroup outside of it is `/../x`, and so may `top` be: what is left after
-        taking `top` away must go down only.
-        """
+        """The directory of a cgroup named as in /proc/PID/cgroup, None when it is not below the mount: seen from a
+        cgroup namespace, one outside of it is `/../x`, and so may `top` be; what is left without it must go down."""
         parts = [part for part in cgroup.split("/") if part]
         top = [part for part in self.top.split("/") if part]
         if not cgroup.startswith("/") or parts[: len(top)] != top:
@@ -83,10 +76,8 @@ class Cgroups:
         return Layout.NONE if self._v2 is None else Layout.V2
 
     def cpuset_path(self, pid: int, tid: int | None = None) -> Path | None:
-        """The directory of the cpuset cgroup of a thread (the main thread, without `tid`); None: gone or hidden.
-
-        A thread of its own: v1 moves single threads, and on v2 cpuset is a threaded controller.
-        """
+        """The directory of the cpuset cgroup of a thread (the main thread, without `tid`), as v1 moves single threads,
+        and on v2 cpuset is a threaded controller; None: gone or hidden."""
         found = self._find(pid, tid)
         return None if found is None else found[0]
 
@@ -128,10 +119,9 @@ class Cgroups:
         return None if path is None else (path, mount)
 
     def _read_v1(self, path: Path) -> CpusetCgroup | None:
-        configured = _list(f"{path}/cpuset.cpus")
+        configured, effective = _list(f"{path}/cpuset.cpus"), _list(f"{path}/cpuset.effective_cpus")
         if configured is None:
             return None
-        effective = _list(f"{path}/cpuset.effective_cpus")
         return CpusetCgroup(path, configured or None, configured if effective is None else effective)
 
     def _read_v2(self, path: Path, mount: _Mount) -> CpusetCgroup | None:
@@ -178,11 +168,7 @@ class Cgroups:
         if os.path.exists(f"{self.root}/cgroup.controllers"):
             return None, _Mount(self.root)
         v1 = v2 = None
-        try:
-            names = sorted(os.listdir(self.root))
-        except OSError:
-            return None, None
-        for point in (f"{self.root}/{name}" for name in names):
+        for point in (f"{self.root}/{name}" for name in names_in(self.root)):
             if v1 is None and os.path.exists(f"{point}/cpuset.cpus"):
                 v1 = _Mount(point)
             elif v2 is None and os.path.exists(f"{point}/cgroup.controllers"):
@@ -200,10 +186,7 @@ def _unescaped(field: str) -> str:
 
 
 def _list(path: str) -> CpuSet | None:
-    """A CPU list, None when there is no such file.
-
-    :raises CpuSetError: the file holds something else.
-    """
+    """A CPU list, None when there is no such file. :raises CpuSetError: the file holds something else."""
     try:
         raw = read_file(path)
     except OSError as err:

@@ -1,9 +1,8 @@
-"""Programs of the node by name: the kubelet, container runtimes, and daemons that set masks, with the configuration
-of two of those (tuned, irqbalance).
+"""Programs of the node by name: the kubelet, container runtimes, and daemons that set masks, with the configuration of
+two of those (tuned, irqbalance).
 
 Reads only; called by doctor.collect, and by pinning for tuned's profile. psutil reads the processes: it is imported
-there alone, as it takes 20 ms and 4 MB. Of a command line, the program's name is compared, and the others are dropped.
-What stays out: whether a program does harm (doctor).
+there alone, as it takes 20 ms and 4 MB. What stays out: whether a program does harm (doctor).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import configparser
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from vmpin.domain.facts import Daemon, FoundSetting, Tuned
@@ -43,11 +43,8 @@ class Program(NamedTuple):
 
 
 def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> list[Program]:
-    """The processes with a program of one of these names, by pid.
-
-    Processes in another pid namespace count only if such a daemon usually runs in a container: any container may run a
-    `kubelet`, and its paths are not the node's.
-    """
+    """The processes with a program of one of these names, by pid. Processes in another pid namespace count only if
+    such a daemon usually runs in a container: any container may run a `kubelet`, and its paths are not the node's."""
     import psutil
 
     names = frozenset(wanted)
@@ -101,38 +98,34 @@ def tuned(files: Files) -> Tuned:
         active = (files.text("/etc/tuned/active_profile") or "").split()
     except SourceError:
         active = []
-    scheduler: dict[str, FoundSetting] = {}
-    read: list[str] = []
-    lost: list[str] = []
+    found = Tuned(" ".join(active))
     for name in active:
-        _profile(files, name, scheduler, read, lost)
-    return Tuned(" ".join(active), tuple(read), scheduler, tuple(lost))
+        found = _with_profile(files, name, found)
+    return found
 
 
-def _profile(files: Files, name: str, scheduler: dict[str, FoundSetting], read: list[str], lost: list[str]) -> None:
-    """Read a profile over those that it includes (tuned/profiles/loader.py); `lost` are those that cannot be read."""
+def _with_profile(files: Files, name: str, found: Tuned) -> Tuned:
+    """With a profile over those that it includes (tuned/profiles/loader.py)."""
     optional, name = name.startswith("-"), name.removeprefix("-")
     if not name:
-        return
-    if "/" in name or len(read) > 20:
-        lost.append(name)
-        return
-    paths = [f"{place}/{name}/tuned.conf" for place in _PROFILES]
-    path = next((path for path in paths if files.exists(path)), "")
-    if path in read:
-        return
+        return found
+    if "/" in name or len(found.files) > 20:
+        return replace(found, lost=(*found.lost, name))
+    path = next((path for place in _PROFILES if files.exists(path := f"{place}/{name}/tuned.conf")), "")
+    if path in found.files:
+        return found
     sections = _sections(files, path) if path else None
     if sections is None:
-        if not optional:
-            lost.append(name)
-        return
-    read.append(path)
+        return found if optional else replace(found, lost=(*found.lost, name))
+    found = replace(found, files=(*found.files, path))
     for included in re.split(r"[,\s]+", sections.get("main", {}).get("include") or ""):
-        _profile(files, included, scheduler, read, lost)
+        found = _with_profile(files, included, found)
+    scheduler = dict(found.scheduler)
     for section, options in sections.items():
         if section == "scheduler" or options.get("type") == "scheduler":
             scheduler |= {key: FoundSetting(value, path) for key, value in options.items()
                           if key in _MASKS or key.startswith("group.")}
+    return replace(found, scheduler=scheduler)
 
 
 def _sections(files: Files, path: str) -> Mapping[str, Mapping[str, str]] | None:

@@ -42,8 +42,7 @@ class Files:
             except (OSError, ValueError):
                 done.append(part)
                 continue
-            links += 1
-            if links > _MAX_LINKS:
+            if (links := links + 1) > _MAX_LINKS:
                 return os.fspath(path)
             if target.startswith("/"):
                 done.clear()

@@ -1,7 +1,7 @@
 """inotify(7): events of changed directories and files, instead of polling.
 
-The descriptor is for an event loop. No event is relied on: events are lost when the queue is full, and
-watches when there are too many, so who waits here also looks from time to time. What stays out: what is watched.
+The descriptor is for an event loop. No event is relied on: events are lost when the queue is full, and watches when
+there are too many, so a caller also reads from time to time. What stays out: what is watched.
 """
 
 from __future__ import annotations
@@ -14,22 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 #: include/uapi/linux/inotify.h
-IN_MODIFY = 0x00000002
-IN_ATTRIB = 0x00000004
-IN_CLOSE_WRITE = 0x00000008
-IN_MOVED_FROM = 0x00000040
-IN_MOVED_TO = 0x00000080
-IN_CREATE = 0x00000100
-IN_DELETE = 0x00000200
-IN_DELETE_SELF = 0x00000400
-IN_MOVE_SELF = 0x00000800
-IN_Q_OVERFLOW = 0x00004000
-IN_IGNORED = 0x00008000
-IN_ONLYDIR = 0x01000000
+IN_MODIFY, IN_CLOSE_WRITE, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x2, 0x8, 0x80, 0x100, 0x200
+IN_Q_OVERFLOW, IN_IGNORED, IN_ONLYDIR = 0x4000, 0x8000, 0x1000000
 
 _EVENT = struct.Struct("iIII")
-#: Four thousand events without names; one with the longest name has 272 bytes.
-_READ = 65536
+#: errno where a path is not watched: it is not there, may not be watched, or there are too many watches.
+_REFUSED = (errno.ENOSPC, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG, errno.ENODEV)
+_READ = 65536  #: Four thousand events without names; one with the longest name has 272 bytes.
 
 
 class InotifyEvent(NamedTuple):
@@ -58,22 +49,16 @@ class Inotify:
         self.fd: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        #: Watches that were not to be had because there are too many (fs.inotify.max_user_watches).
-        self.refused = 0
 
     def watch(self, path: str | Path, mask: int) -> int | None:
-        """Ask for events of `path`, which come with the number returned; a path watched already keeps its number
-        and has this mask then. None when it is not there, may not be watched, or there are too many watches.
-
-        :raises OSError: for anything else: closed, ENOMEM.
-        """
+        """Ask for events of `path`, which come with the number returned; a path watched already keeps its number and
+        has this mask then. None when it is not there, may not be watched, or there are too many watches
+        (fs.inotify.max_user_watches). :raises OSError: for anything else: closed, ENOMEM."""
         wd: int = self._libc.inotify_add_watch(self.fd, os.fsencode(path), ctypes.c_uint32(mask))
         if wd >= 0:
             return wd
         code = ctypes.get_errno()
-        if code == errno.ENOSPC:
-            self.refused += 1
-        elif code not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG, errno.ENODEV):
+        if code not in _REFUSED:
             raise OSError(code, os.strerror(code), os.fspath(path))
         return None
 
@@ -87,8 +72,7 @@ class Inotify:
             raw = os.read(self.fd, _READ)
         except BlockingIOError:
             return []
-        found = []
-        at = 0
+        found, at = [], 0
         while at < len(raw):
             wd, mask, _, length = _EVENT.unpack_from(raw, at)
             at += _EVENT.size + length

@@ -25,31 +25,30 @@ class Lock:
     def held(self) -> bool:
         """Whether what is held is what lies there: else it locks nothing any more."""
         try:
-            there, mine = os.stat(self.path, follow_symlinks=False), os.fstat(self._fd)
+            return self._in_place(self._fd)
         except OSError:
             return False
-        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+    def _in_place(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path, follow_symlinks=False), os.fstat(fd))
+        except FileNotFoundError:
+            return False
 
     def again(self) -> None:
-        """Take the lock that lies there now, made where there is none.
-
-        What was held before stays held when this fails. :raises LockHeldError: when another process holds it.
-        :raises WatcherError: when it cannot be taken for another reason (ENOSPC, EROFS, EMFILE), which may pass.
-        """
+        """Take the lock that lies there now, made where there is none. What was held stays held when this fails.
+        :raises LockHeldError: when another process holds it. :raises WatcherError: when it cannot be taken for another
+            reason (ENOSPC, EROFS, EMFILE), which may pass."""
         before, self._fd = self._fd, self._taken()
         os.close(before)
 
     def _taken(self) -> int:
         """A locked descriptor of the file at the path, with this process's pid in it. :raises: as `again`."""
-        while True:
-            fd = self._take()
-            try:
-                if os.stat(self.path).st_ino == os.fstat(fd).st_ino:
-                    break
-            except FileNotFoundError:
-                pass
-            os.close(fd)  # its holder has removed it meanwhile: it locks nothing any more
+        fd = self._take()
         try:
+            while not self._in_place(fd):
+                os.close(fd)  # its holder has removed it meanwhile: it locks nothing any more
+                fd = self._take()
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         except OSError as err:

@@ -23,36 +23,30 @@ from vmpin.host.procfs import Procfs, linux, read_file
 from vmpin.wire import proc_events
 from vmpin.wire.proc_events import COMM, EXEC, FORK, MCAST_IGNORE, MCAST_LISTEN, Event, Fork
 
-#: linux/netlink.h
-_NETLINK_CONNECTOR = 11
+_NETLINK_CONNECTOR = 11  #: linux/netlink.h
 #: asm-generic/socket.h
 _SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
-#: What the kernel keeps of events that are not read yet (bytes, which it doubles): twenty thousand, as each takes some
-#: 800 with what is around it. That is a third of a second of the worst that two CPUs can do.
+#: What the kernel keeps of events that are not read yet (bytes, which it doubles): twenty thousand of some 800 bytes,
+#: a third of a second of the worst that two CPUs can do.
 _BUFFER = 8 << 20
-#: More events than it holds.
-_ALL = 1 << 15
+_ALL = 1 << 15  #: More events than it holds.
 #: Longer than any event.
 _READ = 512
 _KINDS = FORK | EXEC | COMM
-#: Seconds for the event of a thread of one's own. It comes within a millisecond.
-_PATIENCE = 2.0
+_PATIENCE = 2.0  #: Seconds for the event of a thread of one's own. It comes within a millisecond.
 #: Linux that knows to choose the kinds for each listener (drivers/connector/cn_proc.c).
 _CHOOSES = (6, 6)
 _CAP_NET_ADMIN = 12
 _CLONE_NEWNET = 0x40000000
-#: include/linux/proc_ns.h: PROC_USER_INIT_INO, PROC_PID_INIT_INO.
-_INITIAL = {"user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}
+_INITIAL = {"user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}  #: include/linux/proc_ns.h: PROC_USER_INIT_INO, PROC_PID_INIT_INO.
 
 
 class ProcConnector:
     """A listener. `filtered` says whether the kernel chooses the kinds of events for it (since Linux 6.6).
-
     :param release: the running kernel's. :param patience: seconds within which the kernel has to report a thread of
         our own.
     :param network: where the machine's network namespace is entered if this is another: events come only there.
-    :raises SourceError: no events can be received here, with the reason. May take seconds.
-    """
+    :raises SourceError: no events can be received here, with the reason. May take seconds."""
 
     def __init__(self, proc: Procfs | None = None, network: Path | None = None, release: str | None = None,
                  patience: float = _PATIENCE) -> None:
@@ -67,7 +61,7 @@ class ProcConnector:
         #: The kinds of events that the kernel was asked for; None for all.
         self.kinds: int | None = _KINDS
         self._listening = False
-        if not all(_initial(self._proc, kind, number) for kind, number in _INITIAL.items()):
+        if _foreign_namespaces(self._proc):
             # The kernel would ignore the subscription, and send events as long as another program listens.
             raise SourceError("proc connector", lacking_rights(self._proc))
         self._socket = self._open()
@@ -82,8 +76,7 @@ class ProcConnector:
         return self._socket.fileno()
 
     def read(self, most: int = 256) -> tuple[list[Event], bool]:
-        """What happened, oldest first, and whether something before it was lost. With very many events it takes
-        several calls."""
+        """What happened, oldest first, at most so much, and whether something before it was lost."""
         found: list[Event] = []
         lost = False
         receive, parse = self._socket.recvfrom, proc_events.parse
@@ -117,24 +110,23 @@ class ProcConnector:
         self._socket.close()
 
     def _open(self) -> socket.socket:
-        try:
-            made = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
-                                 _NETLINK_CONNECTOR)
-        except OSError as err:
-            raise self._unavailable(err) from err
-        try:
+        with contextlib.ExitStack() as closing:
             try:
-                made.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
-            except PermissionError:
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)  # as much as anybody may
-            program = array.array("B", proc_events.socket_filter())
-            with contextlib.suppress(OSError):  # then they are sorted out here
-                made.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER,
-                                struct.pack("@HP", len(program) // 8, program.buffer_info()[0]))
-            made.bind((0, proc_events.CN_IDX_PROC))
-        except OSError as err:
-            made.close()
-            raise self._unavailable(err) from err
+                made = closing.enter_context(socket.socket(
+                    socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
+                    _NETLINK_CONNECTOR))
+                try:
+                    made.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+                except PermissionError:
+                    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)  # as much as anybody may
+                program = array.array("B", proc_events.socket_filter())
+                with contextlib.suppress(OSError):  # then they are sorted out here
+                    made.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER,
+                                    struct.pack("@HP", len(program) // 8, program.buffer_info()[0]))
+                made.bind((0, proc_events.CN_IDX_PROC))
+            except OSError as err:
+                raise self._unavailable(err) from err
+            closing.pop_all()
         return made
 
     def _open_in(self, namespace: Path) -> socket.socket:
@@ -198,19 +190,15 @@ class ProcConnector:
         return False
 
     def _unavailable(self, err: OSError) -> SourceError:
-        if err.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT):
-            why = "the kernel has none (CONFIG_PROC_EVENTS), or this service may not have its sockets"
-        else:
-            why = lacking_rights(self._proc) or str(err.strerror)
-        return SourceError("proc connector", why)
+        missing = err.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT)
+        return SourceError("proc connector", "the kernel has none (CONFIG_PROC_EVENTS), or this service may not have "
+                           "its sockets" if missing else lacking_rights(self._proc) or str(err.strerror))
 
 
 def lacking_rights(proc: Procfs, *namespaces: str) -> str:
     """What this process lacks for the connector, "" if nothing is known to be missing.
-
-    :param namespaces: kinds that are missing besides those that its links under /proc/self/ns show.
-    """
-    kinds = [*(kind for kind, number in _INITIAL.items() if not _initial(proc, kind, number)), *namespaces]
+    :param namespaces: kinds that are missing besides those that its links under /proc/self/ns show."""
+    kinds = [*_foreign_namespaces(proc), *namespaces]
     lacks = [f"it takes the machine's own {' and '.join(kinds)} namespace"] if kinds else []
     for line in (read_file(f"{proc.root}/self/status", 8192) or b"").splitlines():
         if line.startswith(b"CapEff:") and not int(line.split()[1], 16) >> _CAP_NET_ADMIN & 1:
@@ -218,9 +206,11 @@ def lacking_rights(proc: Procfs, *namespaces: str) -> str:
     return ", ".join(lacks)
 
 
-def _initial(proc: Procfs, kind: str, number: int) -> bool:
-    """Whether this process is in the machine's first namespace of a kind; True where that is not known."""
-    try:
-        return os.readlink(f"{proc.root}/self/ns/{kind}") == f"{kind}:[{number}]"
-    except OSError:
-        return True
+def _foreign_namespaces(proc: Procfs) -> list[str]:
+    """The kinds of which this process is in another namespace than the machine's first, as far as that is known."""
+    found = []
+    for kind, number in _INITIAL.items():
+        with contextlib.suppress(OSError):
+            if os.readlink(f"{proc.root}/self/ns/{kind}") != f"{kind}:[{number}]":
+                found.append(kind)
+    return found

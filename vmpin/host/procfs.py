@@ -1,10 +1,8 @@
 """/proc, read raw and cheaply: a pass over thousands of threads is made of these calls.
 
-Whatever has ended while it is read answers None or an empty list: vanishing is normal. Other errors (EPERM) are
-raised as they are. What stays out: what a process or thread means (vmm/).
+Whatever has ended while it is read answers None or an empty list: vanishing is normal. Other errors (EPERM) are raised
+as they are. What stays out: what a process or thread means (vmm/).
 """
-
-from __future__ import annotations
 
 import contextlib
 import os
@@ -22,8 +20,7 @@ PF_KTHREAD = 0x00200000
 PF_USER_WORKER = 0x00004000
 #: /proc/PID/status: most are 1.5 kB long, and one with 65536 groups (NGROUPS_MAX) of ten digits less than the second.
 _STATUS, _LONGEST_STATUS = 8192, 1 << 20
-#: Of a command line: what shows which program it is (a path has at most 4096 bytes), and as much as is ever read.
-#: Kata's are some 10 kB long.
+#: Of a command line: what shows the program (a path has at most 4096 bytes), and as much as is ever read.
 BEGINNING, _LONGEST_CMDLINE = 4096, 131072
 _RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 _READ = os.O_RDONLY | os.O_CLOEXEC
@@ -40,10 +37,8 @@ class Stat(NamedTuple):
     state: str
     ppid: int
     flags: int
-    #: Clock ticks since boot.
-    starttime: int
-    #: The CPU it last ran on.
-    processor: int
+    starttime: int  #: Clock ticks since boot.
+    processor: int  #: The CPU it last ran on.
 
     @property
     def kernel_thread(self) -> bool:
@@ -82,7 +77,7 @@ def linux(release: str) -> tuple[int, int] | None:
 
 def began(starttime: int) -> float:
     """When a process with that start time (clock ticks since boot) began, by the system's clock (seconds)."""
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + starttime / _TICKS_A_SECOND
+    return time.time() - age(starttime)
 
 
 def seconds_since_boot(starttime: int) -> float:
@@ -96,12 +91,10 @@ def age(starttime: int) -> float:
 
 
 def read_file(path: str, limit: int = 65536) -> bytes | None:
-    """The first `limit` bytes, or None when the file or its process is gone.
-
-    Not open(): a text or buffered file costs twice the system calls it makes.
-    """
+    """The first `limit` bytes, or None when the file or its process is gone. Not open(): a text or buffered file costs
+    twice the system calls."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, _READ)
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
         return None
     try:
@@ -110,6 +103,14 @@ def read_file(path: str, limit: int = 65536) -> bytes | None:
         return None
     finally:
         os.close(fd)
+
+
+def names_in(directory: str | os.PathLike[str]) -> list[str]:
+    """The names in a directory, sorted; [] when it cannot be read."""
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
 
 
 class Procfs:
@@ -126,9 +127,8 @@ class Procfs:
     @contextlib.contextmanager
     def keeping_stat_files(self) -> Iterator[None]:
         """While this is entered, `task_stats` leaves the stat files that it reads open, for the masks that are set
-        next: each would be opened again for that, which takes as long as to read it. As many as half of the
-        descriptors that are free, and no more than `_MOST_KEPT`; those that `take_stat_file` left are closed at the
-        end."""
+        next: as many as half of the descriptors that are free, and no more than `_MOST_KEPT`. Those that
+        `take_stat_file` left are closed at the end."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._room = min(_MOST_KEPT, max(0, limit - len(os.listdir("/proc/self/fd"))) // 2)
         try:
@@ -139,8 +139,8 @@ class Procfs:
                 os.close(self._kept.popitem()[1])
 
     def take_stat_file(self, thread: tuple[int, int]) -> int | None:
-        """The open stat file of a thread (tid, start time), which the caller closes; None when none is kept. It
-        stays bound to that very task: it is never that of another thread which has the number by now."""
+        """The open stat file of a thread (tid, start time), which the caller closes; None when none is kept. It stays
+        bound to that very task: it is never that of another thread which has the number by now."""
         return self._kept.pop(thread, None)
 
     def pids(self) -> list[str]:
@@ -176,8 +176,8 @@ class Procfs:
         return None if raw is None else parse_stat(raw)
 
     def task_stats(self, pid: int | str, tids: Collection[int]) -> dict[int, Stat]:
-        """Of some threads of a process, without those that have ended. For many of them in half the time that
-        `thread_stat` takes for each: their paths begin at its task directory."""
+        """Of some threads of a process, without those that have ended. For many of them in half the time of
+        `thread_stat`: their paths begin at its task directory."""
         found: dict[int, Stat] = {}
         kept, room = self._kept, self._room
         if len(tids) == 1 and not room:
@@ -212,19 +212,13 @@ class Procfs:
         return found
 
     def beginning(self, pid: int | str) -> bytes:
-        """The first 4096 bytes of the command line as the kernel has them; b"" for kernel threads and what has ended.
-
-        As cheap for a command line of megabytes as for a short one.
-        """
+        """The first 4096 bytes of the command line as the kernel has them; b"" for kernel threads and what has
+        ended."""
         return read_file(f"{self.root}/{pid}/cmdline", BEGINNING) or b""
 
     def cmdline(self, pid: int | str, beginning: bytes | None = None) -> list[str]:
-        """The arguments, of the first 128 KiB; [] for kernel threads and what has ended.
-
-        A process may have written very many of them.
-
-        :param beginning: what was read of them just now, so that it is not read twice.
-        """
+        """The arguments, of the first 128 KiB (a process may have written very many); [] for kernel threads and what
+        has ended. :param beginning: what was read of them just now, so that it is not read twice."""
         raw = self.beginning(pid) if beginning is None else beginning
         if not raw:
             return []
@@ -241,11 +235,8 @@ class Procfs:
 
     def nested(self, pid: int | str) -> bool | None:
         """Whether a process lives in a pid namespace of its own, below the one this /proc shows: in a container. None
-        where that shows that it has ended.
-
-        Read from a link, for a fifth of what its status takes; from its status where the link is not readable, which
-        takes the right to trace the process (fs/proc/namespaces.c: proc_ns_readlink).
-        """
+        where that shows that it has ended. Read from a link, for a fifth of what its status takes; from its status
+        where the process may not be traced (fs/proc/namespaces.c: proc_ns_readlink)."""
         if self._namespace is None:
             # The first process may not be ours to trace, as in a machine whose init has rights that root has not.
             self._namespace = self._link("self" if not self._nested("self") else 1) or ""

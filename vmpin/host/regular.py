@@ -19,8 +19,7 @@ _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 #: the inode that a rename frees is the next file's.
 FRESH = 50_000_000
 
-#: A file's inode, mtime (ns) and size.
-Stamp = tuple[int, int, int]
+Stamp = tuple[int, int, int]  #: A file's inode, mtime (ns) and size.
 
 
 def stamp(info: os.stat_result) -> Stamp:
@@ -29,22 +28,16 @@ def stamp(info: os.stat_result) -> Stamp:
 
 
 def lasting_stamp(info: os.stat_result) -> Stamp:
-    """The stamp by which a file that has just been read is found unchanged later.
-
-    A file rewritten within the same tick with the same length ("running" and "stopped" have the same) would look
-    unchanged for ever, so a fresh file gets a stamp that no file has.
-    """
+    """The stamp by which a file that has just been read is found unchanged later. A fresh file gets one that no file
+    has: if it were rewritten within the same tick with the same length, it would look unchanged for ever."""
     return (0, 0, 0) if time.time_ns() - info.st_mtime_ns < FRESH else stamp(info)
 
 
-def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o600, *,
-                 follow: bool = False) -> int:
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
     """A descriptor of a regular file.
-
     :param follow: also where the path ends in a symbolic link: what an operator named may be one.
-    :raises OSError: EINVAL for what is no regular file, EISDIR for a directory, ELOOP for a link.
-    """
-    fd = os.open(path, flags | _FLAGS | (0 if follow else os.O_NOFOLLOW), mode)
+    :raises OSError: EINVAL for what is no regular file, EISDIR for a directory, ELOOP for a link."""
+    fd = os.open(path, flags | _FLAGS | (0 if follow else os.O_NOFOLLOW), 0o600)
     try:
         kind = os.fstat(fd).st_mode
         if stat.S_ISDIR(kind):
@@ -59,9 +52,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: i
 
 def read_regular(path: str | os.PathLike[str], most: int, *, follow: bool = False) -> tuple[bytes, os.stat_result]:
     """A regular file's bytes, and its status when it was opened.
-
-    :raises OSError: as open_regular; EFBIG where it has more than `most` bytes.
-    """
+    :raises OSError: as open_regular; EFBIG where it has more than `most` bytes."""
     fd = open_regular(path, follow=follow)
     try:
         info = os.fstat(fd)

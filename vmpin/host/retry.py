@@ -2,10 +2,8 @@
 
 `Backoff` computes the pauses, for a thread or a task with a loop of its own. `Attempts` is a task's whole loop. Both
 are used by guests (their agents) and by sources (the container runtime). Importing this module loads tenacity, and
-asyncio with it (some 50 ms): callers import it when the first connection is made, not when the watcher starts.
-
-What stays out: which errors are expected and what a caller logs; and waiting that is no attempt at a peer, such as for
-a file to appear or for the next resync.
+asyncio with it (some 50 ms): callers import it when the first connection is made, not when the watcher starts. What
+stays out: errors and log lines; and waiting for anything but a peer, such as a file or the next resync.
 """
 
 from __future__ import annotations
@@ -21,8 +19,7 @@ from tenacity import AsyncRetrying, AttemptManager, RetryCallState, wait_exponen
 #: The part by which each pause is lengthened or shortened at random, so that many peers are not tried at one moment.
 JITTER = 0.25
 
-#: The owner that every RetryCallState names. It holds no state of its own, so all of them share it: one for each would
-#: take 5 kB, and a node of 1,000 VMs has 2,000 sessions that wait.
+#: The owner that every RetryCallState names, without state of its own: one for each of thousands would take 5 kB.
 _RETRYING = AsyncRetrying()
 
 
@@ -31,27 +28,20 @@ class Wake(Protocol):
 
     def is_set(self) -> bool: ...
 
-    def set(self) -> None: ...
-
     def clear(self) -> None: ...
 
     async def wait(self) -> object: ...
 
 
 class Backoff:
-    """Pauses between attempts at one peer: each is twice as long as the one before, and varied by JITTER.
+    """Pauses between attempts at one peer: each is twice as long as the one before, and varied by the part `jitter`.
+    :param first: the first pause, in seconds; `last` is the longest.
+    :param steps: after this many attempts every pause is `last`; None: the doubling alone leads there."""
 
-    :param first: the first pause, in seconds.
-    :param last: the longest pause, in seconds.
-    :param steps: after this many attempts every pause is `last`; None: the doubling alone leads there.
-    """
+    __slots__ = ("_first", "_jitter", "_last", "_steps", "state")
 
-    __slots__ = ("_first", "_last", "_steps", "state")
-
-    def __init__(self, first: float, last: float, steps: int | None = None) -> None:
-        self._first = first
-        self._last = last
-        self._steps = steps
+    def __init__(self, first: float, last: float, steps: int | None = None, jitter: float = JITTER) -> None:
+        self._first, self._last, self._steps, self._jitter = first, last, steps, jitter
         self.state = RetryCallState(_RETRYING, None, (), {})
 
     def pause(self) -> float:
@@ -60,7 +50,7 @@ class Backoff:
         if self._steps is None or self.state.attempt_number <= self._steps:
             seconds = wait_exponential(multiplier=self._first, max=self._last)(self.state)
         self.state.prepare_for_next_attempt()
-        return seconds * random.uniform(1 - JITTER, 1 + JITTER)
+        return seconds * random.uniform(1 - self._jitter, 1 + self._jitter)
 
     def after(self, err: Exception) -> float:
         """As `pause`. A subclass may derive the pause from the error."""
@@ -76,20 +66,15 @@ class Backoff:
 
 
 class Attempts:
-    """For `async for attempt in Attempts(…): with attempt: …`: attempts until one ends without an exception.
-
-    An exception that is no `Exception`, such as a cancellation, ends the loop at once.
-
+    """For `async for attempt in Attempts(…): with attempt: …`: attempts until one ends without an exception. An
+    exception that is no `Exception`, such as a cancellation, ends the loop at once.
     :param wake: when set, the next attempt is made early and the pauses begin with the shortest again. Cleared here.
-    :param early: the least time between two attempts when `wake` is set, in seconds.
-    """
+    :param early: the least time between two attempts when `wake` is set, in seconds."""
 
     __slots__ = ("_backoff", "_early", "_wake")
 
     def __init__(self, backoff: Backoff, wake: Wake, early: float) -> None:
-        self._backoff = backoff
-        self._wake = wake
-        self._early = early
+        self._backoff, self._wake, self._early = backoff, wake, early
 
     def __aiter__(self) -> Attempts:
         return self

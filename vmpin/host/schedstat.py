@@ -50,12 +50,10 @@ def parse_migrations(raw: bytes) -> int | None:
 
 
 class Schedstat:
-    """Of the threads below `proc`.
-
-    Without CONFIG_SCHED_INFO there is no schedstat; where it takes delay accounting and that is off, all in it is 0:
-    then run times are in clock ticks (`precise` is False) and waits are not known. Without CONFIG_SCHED_DEBUG (always
-    there since Linux 6.15) migrations are not known (`counts_migrations` is False).
-    """
+    """Of the threads below `proc`. Without CONFIG_SCHED_INFO there is no schedstat; where it takes delay accounting
+    and that is off, all in it is 0: then run times are in clock ticks (`precise` is False) and waits are not known.
+    Without CONFIG_SCHED_DEBUG (always there since Linux 6.15) migrations are not known (`counts_migrations` is
+    False)."""
 
     def __init__(self, proc: Procfs | None = None) -> None:
         self.proc = proc or Procfs()
@@ -64,18 +62,18 @@ class Schedstat:
         self.precise = found is not None and found.ran > 0
         self.counts_migrations = parse_migrations(read_file(f"{own}/sched", 4096) or b"") is not None
 
-    def ran(self, pid: int, tid: int) -> Ran | None:
+    def ran(self, pid: int | str, tid: int | str) -> Ran | None:
         """None when the thread has ended."""
         if self.precise:
             return _schedstat(read_file(f"{self.proc.root}/{pid}/task/{tid}/schedstat", 128))
         where = self.where(pid, tid)
         return None if where is None else Ran(where.ran, 0)
 
-    def where(self, pid: int, tid: int) -> LastRun | None:
+    def where(self, pid: int | str, tid: int | str) -> LastRun | None:
         raw = read_file(f"{self.proc.root}/{pid}/task/{tid}/stat", 2048)
         return None if raw is None else parse_stat(raw)
 
-    def migrations(self, pid: int, tid: int) -> int | None:
+    def migrations(self, pid: int | str, tid: int | str) -> int | None:
         if not self.counts_migrations:
             return None
         raw = read_file(f"{self.proc.root}/{pid}/task/{tid}/sched", 4096)
@@ -83,13 +81,10 @@ class Schedstat:
 
 
 def process_ran(pid: int) -> int | None:
-    """Nanoseconds that all threads of a process ran, those that ended too; None when it cannot be read.
-
-    The number is MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of the kernel (clock_getcpuclockid(3)): no file is opened,
-    and unlike a thread's clock anybody may read it.
-    """
+    """Nanoseconds that all threads of a process ran, those that ended too; None when it cannot be read. No file is
+    opened, and unlike a thread's clock anybody may read it."""
     try:
-        return time.clock_gettime_ns(~pid << 3 | 2)
+        return time.clock_gettime_ns(~pid << 3 | 2)  # MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED)
     except OSError:
         return None
 

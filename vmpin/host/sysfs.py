@@ -4,8 +4,6 @@ Only the list of online CPUs must be there; all else degrades to what is known w
 architectures and hypervisors leave out different parts. What stays out: what the topology is used for.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -15,7 +13,7 @@ from pathlib import Path
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
-from vmpin.host.procfs import read_file
+from vmpin.host.procfs import names_in, read_file
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +31,7 @@ class Sysfs:
         self._node = f"{self.root}/devices/system/node"
 
     def online(self) -> CpuSet:
-        """The online CPUs: one file, read at every pass.
-
-        :raises SourceError: naming the file; nothing can be decided without it.
-        """
+        """The online CPUs: one file, read at every pass. :raises SourceError: nothing can be decided without it."""
         path = f"{self._cpu}/online"
         try:
             raw = read_file(path)
@@ -45,10 +40,8 @@ class Sysfs:
             raise SourceError(path, f"cannot be read: {err.strerror}") from err
         except CpuSetError as err:
             raise SourceError(path, str(err)) from err
-        if raw is None:
-            raise SourceError(path, "does not exist")
         if not online:
-            raise SourceError(path, "names no CPU")
+            raise SourceError(path, "does not exist" if raw is None else "names no CPU")
         return online
 
     def plugged(self, cpus: CpuSet) -> dict[int, int]:
@@ -63,28 +56,18 @@ class Sysfs:
         return found
 
     def topology(self) -> Topology:
-        """Everything; some files per CPU, so for the start and for changes of the online CPUs.
-
-        :raises SourceError: when even the online CPUs cannot be read.
-        """
+        """Everything; some files per CPU, so for the start and for changes of the online CPUs. :raises: as
+        `online`."""
         online = self.online()
         present = self._list(f"{self._cpu}/present") or EMPTY
         plugged = online | present
         cpus = _numbered(self._cpu, _CPU)
-        nodes = self._nodes()
-        if not nodes:
-            # A kernel without NUMA has no node directories, and one node.
-            nodes = {0: plugged}
-        return Topology.build(
-            online,
-            cores=_merged(self._core(cpu) for cpu in cpus),
-            caches=_merged(self._cache(cpu) for cpu in cpus),
-            nodes=nodes,
-            # Both come from the kernel's command line, which may name CPUs that the machine does not have.
-            isolated=(self._list(f"{self._cpu}/isolated") or EMPTY) & plugged,
-            nohz_full=(self._list(f"{self._cpu}/nohz_full") or EMPTY) & plugged,
-            present=present,
-        )
+        # Both come from the kernel's command line, which may name CPUs that the machine does not have.
+        isolated, nohz_full = ((self._list(f"{self._cpu}/{name}") or EMPTY) & plugged
+                               for name in ("isolated", "nohz_full"))
+        cores, caches = _merged(map(self._core, cpus)), _merged(map(self._cache, cpus))
+        # A kernel without NUMA has no node directories, and one node.
+        return Topology.build(online, cores, caches, self._nodes() or {0: plugged}, isolated, nohz_full, present)
 
     def _core(self, cpu: int) -> CpuSet:
         """A CPU's siblings, itself among them; EMPTY where they are not shown (an offline CPU has no topology)."""
@@ -99,7 +82,7 @@ class Sysfs:
         """The CPUs that share a CPU's last-level data cache; EMPTY where the kernel shows no caches."""
         directory = f"{self._cpu}/cpu{cpu}/cache"
         best, shared = 0, EMPTY
-        for index in _names(directory):
+        for index in names_in(directory):
             if _INDEX.fullmatch(index) is None or _text(f"{directory}/{index}/type") == "Instruction":
                 continue
             level = _text(f"{directory}/{index}/level")
@@ -122,15 +105,12 @@ class Sysfs:
         return nodes
 
     def _list(self, path: str) -> CpuSet | None:
-        """A CPU list, or None: the file is missing or not a list.
-
-        `nohz_full` is ``(null)`` on a kernel that can have such CPUs but was given none.
-        """
+        """A CPU list, or None: the file is missing or not a list."""
         text = _text(path)
         try:
             return CpuSet.parse(text)
         except CpuSetError as err:
-            if text != "(null)":
+            if text != "(null)":  # nohz_full, on a kernel that can have such CPUs but was given none
                 logger.debug("ignored file=%s: %s", path, err)
         return None
 
@@ -145,24 +125,14 @@ def _text(path: str) -> str:
     return "" if raw is None else raw.decode("ascii", "replace").strip()
 
 
-def _names(directory: str) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        return []
-
-
 def _numbered(directory: str, pattern: re.Pattern[str]) -> list[int]:
     """The numbers n of a directory's entries `cpu<n>`, ascending; beside them stand `cpufreq` and `cpuidle`."""
-    return sorted(int(match[1]) for match in map(pattern.fullmatch, _names(directory)) if match)
+    return sorted(int(match[1]) for match in map(pattern.fullmatch, names_in(directory)) if match)
 
 
 def _merged(groups: Iterable[CpuSet]) -> list[CpuSet]:
-    """The groups without repeats, those that overlap made one.
-
-    Each CPU shows its group by itself, one after the other, and a CPU may come or go in between: of two siblings
-    the first then shows `2` and the second `2-3`.
-    """
+    """The groups without repeats, those that overlap made one. Each CPU shows its group by itself, one after the
+    other, and a CPU may come or go in between: of two siblings the first then shows `2` and the second `2-3`."""
     merged: list[CpuSet] = []
     seen: set[CpuSet] = set()
     claimed = EMPTY

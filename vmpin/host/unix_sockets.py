@@ -19,21 +19,15 @@ from vmpin.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-#: A peer that neither sends nor reads holds a connection no longer than this.
-DEADLINE = 2.0
 MAX_CONNECTIONS = 64
 
-#: Device and inode.
-Identity = tuple[int, int]
-#: Answers one request: (bytes, uid of the peer) -> bytes.
-Handler = Callable[[bytes, int], Awaitable[bytes]]
+Identity = tuple[int, int]  #: Device and inode.
+Handler = Callable[[bytes, int], Awaitable[bytes]]  #: Answers one request: (bytes, uid of the peer) -> bytes.
 
 
 def listen(path: Path, group: str = "") -> socket.socket:
-    """A listening socket with mode 0600, or 0660 for `group`; one left by a killed watcher is replaced.
-
-    The caller holds the lock, so no living watcher listens there. :raises ConfigError: for an unknown group.
-    """
+    """A listening socket with mode 0600, or 0660 for `group`; one left by a killed watcher is replaced (the caller
+    holds the lock, so no living watcher listens there). :raises ConfigError: for an unknown group."""
     _gid(group)  # before anything is made
     path.unlink(missing_ok=True)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -105,16 +99,14 @@ def _gid(group: str) -> int:
 
 def peer_uid(connection: socket.socket) -> int:
     """The uid of who connected (SO_PEERCRED: pid, uid, gid)."""
-    found: tuple[int, int, int] = struct.unpack(
-        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    found: tuple[int, int, int] = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return found[1]
 
 
-async def serve(made: socket.socket, limit: int, handler: Handler, line: bool) -> None:
-    """Answer requests for ever, each a line (`line`) or all that comes until the peer shuts its side.
-
-    A peer that sends too much, nothing, or goes away costs its own connection only.
-    """
+async def serve(made: socket.socket, limit: int, handler: Handler, line: bool, deadline: float) -> None:
+    """Answer requests for ever, each a line (`line`) or all that comes until the peer shuts its side. A peer that
+    sends too much, nothing, or goes away costs its own connection only.
+    :param deadline: a peer that neither sends nor reads holds a connection no longer than this (seconds)."""
     busy = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,20 +116,20 @@ async def serve(made: socket.socket, limit: int, handler: Handler, line: bool) -
             if busy > MAX_CONNECTIONS:
                 return
             uid = peer_uid(writer.get_extra_info("socket"))
-            async with asyncio.timeout(DEADLINE):
+            async with asyncio.timeout(deadline):
                 raw = await _read(reader, limit, line)
             if raw is None:
                 writer.write(b"refused: more than %d bytes\n" % limit)
             elif raw:
                 writer.write(await handler(raw, uid))
-            async with asyncio.timeout(DEADLINE):
+            async with asyncio.timeout(deadline):
                 await writer.drain()
         except (TimeoutError, OSError) as err:
             logger.debug("a peer was dropped: %r", err)
         finally:
             writer.close()
             try:
-                async with asyncio.timeout(DEADLINE):
+                async with asyncio.timeout(deadline):
                     await writer.wait_closed()
             except (TimeoutError, OSError):
                 writer.transport.abort()  # it waits for a peer that does not read
@@ -150,13 +142,11 @@ async def serve(made: socket.socket, limit: int, handler: Handler, line: bool) -
 
 async def _read(reader: asyncio.StreamReader, limit: int, line: bool) -> bytes | None:
     """A request, None when it is longer than `limit`."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        part = await reader.read(65536)
-        parts.append(part)
-        size += len(part)
-        if size > limit:
+    raw = bytearray()
+    while part := await reader.read(65536):
+        raw += part
+        if len(raw) > limit:
             return None
-        if not part or (line and b"\n" in part):
-            return b"".join(parts)
+        if line and b"\n" in part:
+            break
+    return bytes(raw)

@@ -1,5 +1,3 @@
-"""Files that vmpin puts on a node: the OCI hook with its registrations, and the guest agent's zipapp; and the paths of
-the data files that travel in the wheel.
+"""Files put on a node: the OCI hook with its registrations, the guest agent's zipapp; paths of the wheel's data files.
 
-What stays out: the command line (cli). Imported by cli and demo.
-"""
+What stays out: the command line (cli). Imported by cli and demo."""

@@ -1,10 +1,7 @@
 """Packs the guest's agent into one file that any Python from 3.9 on runs: a zip archive with a first line.
 
 The same sources give the same bytes (with the same zlib). What stays out: how the file gets into a guest
-(guest/README.md). Called by `vmpin guest`.
-"""
-
-from __future__ import annotations
+(guest/README.md). Called by `vmpin guest`."""
 
 import io
 import zipapp

@@ -1,10 +1,7 @@
 """The paths of the files that are no Python modules: the hook, the guest's agent, configuration examples.
 
 In a wheel they are under vmpin/data, in a checkout at the top of the repository (pyproject.toml moves them). What
-stays out: reading them. Called by the other modules here, the command line and the demo.
-"""
-
-from __future__ import annotations
+stays out: reading them. Called by the other modules here, the command line and the demo."""
 
 from pathlib import Path
 
@@ -14,12 +11,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def path(name: str, package: Path = _PACKAGE) -> Path:
-    """The path of the file or directory `name`, as "hooks/vmpin-hook".
-
-    :param package: the directory of the vmpin package.
-
-    :raises VmpinError: when this installation has no such file.
-    """
+    """The path of the file or directory `name`, as "hooks/vmpin-hook"; `package` is the directory of vmpin.
+    :raises VmpinError: when this installation has no such file."""
     packed = package / "data" / name
     if packed.exists():
         return packed

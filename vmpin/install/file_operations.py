@@ -1,10 +1,7 @@
 """Writing and removing single files of a node's configuration, as operations that describe themselves.
 
 A file is written whole or not at all, and keeps the owner, mode and labels of the one that it replaces. What stays
-out: which files, and in which order (hooks_directory, `vmpin install-hook`).
-"""
-
-from __future__ import annotations
+out: which files, and in which order (hooks_directory, `vmpin install-hook`)."""
 
 import contextlib
 import errno
@@ -23,11 +20,9 @@ _MAX_LINKS = 40
 
 @dataclass(frozen=True)
 class WriteFile:
-    """Puts `data` at `path`, whole or not at all. An `executable` one is run with --help before it takes the place.
-
-    An existing file keeps its owner, mode and extended attributes (ACLs, labels), and a symbolic link to it stays a
-    link. A hard link is parted: both cannot be kept whole.
-    """
+    """Puts `data` at `path`, whole or not at all. An `executable` one is run with --help before it takes the place. An
+    existing file keeps its owner, mode and extended attributes (ACLs, labels), and a symbolic link to it stays a link.
+    A hard link is parted: both cannot be kept whole."""
 
     path: Path
     data: bytes
@@ -98,11 +93,8 @@ def _write_through(path: Path, data: bytes, mode: int) -> None:
 
 
 def _behind_links(path: Path) -> Path:
-    """The path that symbolic links in the last part of `path` lead to.
-
-    :raises UsageError: for a link of another user's: it may lead to any file (fs.protected_symlinks guards open(2) and
-        not rename).
-    """
+    """The path that symbolic links in the last part of `path` lead to. :raises UsageError: for a link of another
+    user's: it may lead to any file (fs.protected_symlinks guards open(2) and not rename)."""
     for _ in range(_MAX_LINKS):
         try:
             info = path.lstat()
@@ -118,9 +110,7 @@ def _behind_links(path: Path) -> Path:
 
 def _copy_attributes(existing: Path, new: Path, bits: int) -> None:
     """Give `new` the owner, mode and extended attributes of `existing`; nothing where there is no such file.
-
-    :param bits: mode bits to set in any case.
-    """
+    :param bits: mode bits to set in any case."""
     try:
         info = existing.lstat()
     except FileNotFoundError:

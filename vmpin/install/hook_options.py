@@ -1,10 +1,7 @@
 """How the OCI hook is registered: its stages, its command line, and the time limit that the runtime sets it.
 
 The defaults are those of the script (hooks/vmpin-hook), which is why they are left out of its command line. What stays
-out: the files (hook_script, hooks_directory, base_spec). Used by these, by `vmpin install-hook` and by the demo.
-"""
-
-from __future__ import annotations
+out: the files (hook_script, hooks_directory, base_spec). Used by these, by `vmpin install-hook` and by the demo."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +23,7 @@ DEFAULT_TIMEOUT_S = 30
 
 @dataclass(frozen=True)
 class HookOptions:
-    """The hook's options, the stages that it is registered for, and the runtime's time limit.
-
-    :raises UsageError: for options with which no hook could run.
-    """
+    """The hook's options, its stages, and the runtime's limit. :raises UsageError: with these no hook could run."""
 
     stages: tuple[str, ...] = DEFAULT_STAGES
     socket: Path = DEFAULT_SOCKET
@@ -56,12 +50,10 @@ class HookOptions:
     def args(self, stage: str) -> list[str]:
         """The hook's argv for `stage`, with only the options that differ from the script's own defaults."""
         args = [SCRIPT]
-        if self.socket != DEFAULT_SOCKET:
-            args += ["--socket", str(self.socket)]
-        if self.spool != DEFAULT_SPOOL:
-            args += ["--spool", str(self.spool)]
-        if self.deadline_ms != DEFAULT_DEADLINE_MS:
-            args += ["--deadline", str(self.deadline_ms)]
+        for name, value, default in (("--socket", self.socket, DEFAULT_SOCKET), ("--spool", self.spool, DEFAULT_SPOOL),
+                                     ("--deadline", self.deadline_ms, DEFAULT_DEADLINE_MS)):
+            if value != default:
+                args += [name, str(value)]
         if self.fail_closed:
             args += ["--fail-closed"]
         return [*args, stage]

@@ -1,10 +1,7 @@
 """The installed copy of the hook: its path, its first line, and whether a file or a registration is that copy's.
 
 A copy, because a registration that points into a venv which is gone stops every container from starting. What stays
-out: the hook itself (hooks/vmpin-hook) and its registrations (hooks_directory, base_spec).
-"""
-
-from __future__ import annotations
+out: the hook itself (hooks/vmpin-hook) and its registrations (hooks_directory, base_spec)."""
 
 import os
 import re
@@ -31,11 +28,8 @@ def script_path(hooks_dir: Path) -> Path:
 
 
 def script_operation(hooks_dir: Path, python: str | None = None) -> WriteFile:
-    """The operation that copies the hook.
-
-    :param python: the interpreter to run it with; None for `interpreter()`.
-    :raises UsageError: when another file has its name.
-    """
+    """The operation that copies the hook. :param python: the interpreter to run it with; None for `interpreter()`.
+    :raises UsageError: when another file has its name."""
     path = script_path(hooks_dir)
     if path.exists() and not is_script(path):
         raise foreign_file(path)
@@ -73,8 +67,7 @@ def is_script(path: Path) -> bool:
 
 
 def points_to(entry: object, script: Path) -> bool:
-    """Whether a hook entry of the OCI spec runs `script`. By the real path: /var/run and /run are one directory on
-    most nodes."""
+    """Whether a hook entry of the OCI spec runs `script`, by the real path: /var/run mostly leads to /run."""
     path = entry.get("path") if isinstance(entry, dict) else None
     return (isinstance(path, str) and "\0" not in path and os.path.isabs(path)
             and os.path.realpath(path) == os.path.realpath(script))
@@ -87,9 +80,9 @@ def foreign_file(path: Path) -> UsageError:
 
 def _version(python: Path) -> tuple[int, ...]:
     """Major and minor version; () for an interpreter that does not run."""
-    show = "import sys; print(*sys.version_info[:2])"
     try:
-        done = subprocess.run([python, "-ISc", show], capture_output=True, timeout=30, check=True)
+        done = subprocess.run([python, "-ISc", "import sys; print(*sys.version_info[:2])"], capture_output=True,
+                              timeout=30, check=True)
         return tuple(int(part) for part in done.stdout.split())
     except (OSError, subprocess.SubprocessError, ValueError):
         return ()

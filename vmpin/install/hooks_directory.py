@@ -2,10 +2,7 @@
 
 `plan_install` and `plan_remove` return operations in an order in which no registration ever points to a missing
 script. What stays out: containerd's base specs (base_spec), and the runtimes' own configuration, which is the
-operator's. Called by `vmpin install-hook` and the demo.
-"""
-
-from __future__ import annotations
+operator's. Called by `vmpin install-hook` and the demo."""
 
 import json
 import os
@@ -27,20 +24,9 @@ def install(hooks_dir: Path, options: HookOptions, python: str | None = None) ->
     return [each.path for each in operations if isinstance(each, WriteFile)]
 
 
-def remove(hooks_dir: Path) -> list[Path]:
-    """Remove from `hooks_dir` what install() put there. :returns: the files removed. :raises UsageError:"""
-    operations = plan_remove(hooks_dir)
-    execute(operations)
-    return [each.path for each in operations]
-
-
 def plan_install(hooks_dir: Path, options: HookOptions, python: str | None = None) -> list[Operation]:
-    """The operations of install(), in order: the script, its registrations, and the removal of registrations for other
-    stages.
-
-    :param python: as for `hook_script.script_operation`.
-    :raises UsageError: when another file has one of the names.
-    """
+    """The operations of install(), in order: the script, its registrations, and the removal of those for other stages.
+    :param python: as for `script_operation`. :raises UsageError: when another file has one of the names."""
     script = script_path(hooks_dir)
     operations: list[Operation] = [script_operation(hooks_dir, python)]
     for stage in options.stages:
@@ -49,16 +35,13 @@ def plan_install(hooks_dir: Path, options: HookOptions, python: str | None = Non
             raise foreign_file(path)
         text = json.dumps(registration(script, stage, options), indent=2) + "\n"
         operations.append(WriteFile(path, text.encode()))
-    unwanted = [stage for stage in STAGES if stage not in options.stages]
-    return operations + _removals(hooks_dir, script, unwanted)
+    return operations + _removals(hooks_dir, script, [stage for stage in STAGES if stage not in options.stages])
 
 
 def plan_remove(hooks_dir: Path) -> list[Operation]:
-    """The operations of remove(), in order: the registrations, then the script.
-
+    """The operations that undo install(), in order: the registrations, then the script.
     :raises UsageError: naming a registration of the script that vmpin did not write, or a directory that cannot be
-        read: it may hold such a registration.
-    """
+        read: it may hold such a registration."""
     script = script_path(hooks_dir)
     ours = _removals(hooks_dir, script, STAGES)
     mine = {each.path for each in ours}
@@ -79,12 +62,7 @@ def registration_path(hooks_dir: Path, stage: str) -> Path:
 
 def registration(script: Path, stage: str, options: HookOptions) -> dict[str, Any]:
     """A hooks.d file, version 1.0.0 (containers/common, pkg/hooks/docs/oci-hooks.5.md)."""
-    return {
-        "version": "1.0.0",
-        "hook": options.entry(script, stage),
-        "when": {"always": True},
-        "stages": [stage],
-    }
+    return {"version": "1.0.0", "hook": options.entry(script, stage), "when": {"always": True}, "stages": [stage]}
 
 
 def _removals(hooks_dir: Path, script: Path, stages: Sequence[str]) -> list[Operation]:

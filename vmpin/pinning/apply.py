@@ -1,11 +1,7 @@
-"""Carries out operations, one system call each, and returns what became of them: a thread that vanished is an outcome,
-not an error.
+"""Carries out operations, one system call each; a thread that vanished is an outcome, not an error.
 
-Called by the pinner and by restoration. What stays out: which operations (plan), and what follows from an outcome
-(pinner).
+Called by pinner and restoration. What stays out: which operations (plan), and what follows from an outcome (pinner).
 """
-
-from __future__ import annotations
 
 import enum
 import logging

@@ -1,11 +1,8 @@
 """The evidence for the cause of drift: CPUs that were replugged, cgroups that were written, rival writers of masks.
 
-It is gathered at the moment of a repair, nothing earlier; what was found of each sandbox is kept for status. Called by
-the drift tracker (`explain_repairs`) and the reconciler. What stays out: judging the evidence (domain.drift), and the
-repair (pinner).
+Gathered at the moment of a repair; what was found of each sandbox is kept for status. Called by the drift tracker
+(`explain_repairs`) and the reconciler. What stays out: judging the evidence (domain.drift), and the repair (pinner).
 """
-
-from __future__ import annotations
 
 import os
 import time
@@ -41,23 +38,17 @@ class History:
 
 class DriftEvidence:
     """Of all VMs. Counts causes in `tally` and in what `drifted` gives, and keeps a `History` of each sandbox.
-
     :param drifted: gives the residency ledger's count of causes.
     :param root: the host's root directory, for the configuration of its daemons.
     :param vms: the inventory's, which it reads.
-    :param pinned_by_kata: whether Kata's state has it that Kata sets a sandbox's vCPU masks, too.
-    """
+    :param pinned_by_kata: whether Kata's state has it that Kata sets a sandbox's vCPU masks, too."""
 
     def __init__(self, proc: Procfs, sysfs: Sysfs, cgroups: Cgroups, tally: Counters,
-                 drifted: Callable[[], Counter[str]],
-                 root: str | Path = "/", vms: Mapping[SandboxId, Vm] | None = None,
+                 drifted: Callable[[], Counter[str]], root: str | Path = "/",
+                 vms: Mapping[SandboxId, Vm] | None = None,
                  pinned_by_kata: Callable[[SandboxId], bool] = lambda _: False) -> None:
-        self.proc = proc
-        self.sysfs = sysfs
-        self.cgroups = cgroups
-        self.tally = tally
-        self._drifted = drifted
-        self.root = root
+        self.proc, self.sysfs, self.cgroups, self.root = proc, sysfs, cgroups, root
+        self.tally, self._drifted = tally, drifted
         self._vms = {} if vms is None else vms
         self._pinned_by_kata = pinned_by_kata
         self.remembers = rival_writers.remembers_masks(os.uname().release)
@@ -83,9 +74,7 @@ class DriftEvidence:
 
     def settled(self, cpus: CpuSet, vms: Iterable[Vm]) -> None:
         """Forget what happened until now: every thread was compared, and put back where needed.
-
-        :param cpus: those that the machine has.
-        """
+        :param cpus: those that the machine has."""
         self._cpus = cpus
         self._plugged = self.sysfs.plugged(cpus)
         self._written.clear()
@@ -104,16 +93,13 @@ class DriftEvidence:
 
     def _rivals_of(self, vm: Vm) -> tuple[Rival, ...]:
         daemons = self.rivals()
-        found = self._rivals.get(vm.vmm.id)
-        if found is None:
-            found = self._rivals[vm.vmm.id] = rival_writers.of_vm(self.proc, vm.vmm.pid, vm.vmm.argv, daemons)
-        return found
+        if vm.vmm.id not in self._rivals:
+            self._rivals[vm.vmm.id] = rival_writers.of_vm(self.proc, vm.vmm.pid, vm.vmm.argv, daemons)
+        return self._rivals[vm.vmm.id]
 
     def explain_repairs(self, changes: Mapping[SandboxId, Counter[MaskRepair]]) -> dict[SandboxId, list[Explanation]]:
         """The causes of repairs, by sandbox, the most frequent first. Counted as in `explain`.
-
-        :param changes: with the number of threads.
-        """
+        :param changes: with the number of threads."""
         replugged = self.replugged()
         return {sandbox: self.explain(vm, changed, replugged, self._pinned_by_kata(sandbox))
                 for sandbox, changed in changes.items() if (vm := self._vms.get(sandbox)) is not None}
@@ -121,10 +107,8 @@ class DriftEvidence:
     def explain(self, vm: Vm, changes: Mapping[MaskRepair, int], replugged: CpuSet = EMPTY,
                 kata_pins: bool = False) -> list[Explanation]:
         """Why threads of a VM had another mask, the most frequent cause first; counted, and kept in its history.
-
         :param changes: with the number of threads.
-        :param kata_pins: whether, by Kata's state, Kata sets the vCPUs' masks, too.
-        """
+        :param kata_pins: whether, by Kata's state, Kata sets the vCPUs' masks, too."""
         try:
             rivals, cgroup = self._rivals_of(vm), "" if self.remembers else self._moved(vm)
         except OSError:  # out of descriptors, for instance: no rival is found then, and the repair goes on
@@ -135,16 +119,14 @@ class DriftEvidence:
             cgroup = "its cpuset cgroup was written"
         limits = self._limits(vm, {change.role for change in changes if cgroup or change.left is None})
         facts = DriftFacts(self.remembers, replugged, cgroup, rivals, limits)
-        history = self.histories.get(vm.sandbox)
-        if history is None:
-            history = self.histories[vm.sandbox] = History()
-        found: dict[Explanation, int] = {}
+        history = self.histories.setdefault(vm.sandbox, History())
+        found: Counter[Explanation] = Counter()
         for change, threads in changes.items():
             explained = explain_drift(change, facts)
-            found[explained] = found.get(explained, 0) + threads
+            found[explained] += threads
             for counter in (self.tally.drift, self._drifted(), history.repairs):
                 counter[explained.cause.value] += threads
-        causes = sorted(found, key=lambda explained: -found[explained])
+        causes = [explained for explained, _ in found.most_common()]
         history.last, history.why = time.time(), causes[0].evidence
         return causes
 

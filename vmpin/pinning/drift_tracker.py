@@ -1,11 +1,8 @@
 """Drift: separates operations that put threads back from those of a new placement, has the cause explained once they
 are put back, and leaves threads alone that another writer keeps moving.
 
-Called by the pinner. What stays out: setting masks (pinner), the cause (domain.drift) and its evidence
-(drift_evidence).
+Called by the pinner. What stays out: setting masks (pinner), the cause (domain.drift), its evidence (drift_evidence).
 """
-
-from __future__ import annotations
 
 import logging
 import time
@@ -46,9 +43,7 @@ class _Drift:
 
 class DriftTracker:
     """Of all VMs.
-
-    :param explain: called with the repairs of a pass; counts them, and returns their causes.
-    """
+    :param explain: called with the repairs of a pass; counts them, and returns their causes."""
 
     def __init__(self, explain: Explain = lambda _: {}, rules: ContentionRules | None = None) -> None:
         self.contention = Contention(rules or ContentionRules())
@@ -99,9 +94,7 @@ class DriftTracker:
     def sort(self, sandbox: SandboxId, placement: Placement, operations: tuple[SetAffinity, ...],
              expected: Mapping[int, frozenset[int]]) -> tuple[SetAffinity, ...]:
         """Note which operations put threads back. :returns: the operations without those of threads left alone.
-
-        :param expected: the masks that the kernel was to show until now, by tid.
-        """
+        :param expected: the masks that the kernel was to show until now, by tid."""
         known = self._of.get(sandbox)
         if known is None:
             known = self._of[sandbox] = _Drift()

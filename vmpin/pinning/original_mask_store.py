@@ -4,8 +4,7 @@ Changed by the pinner (a process seen in a pass), the reconciler (a process that
 `restoration` (masks that were given back). Saved in the state file. What stays out: setting masks (restoration).
 """
 
-from __future__ import annotations
-
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Set
 
 from vmpin.cpuset import CpuSet
@@ -23,7 +22,7 @@ class OriginalMaskStore:
         self.proc = proc
         self.masks = dict(saved)
         #: Masks were learned that are not in the state file yet.
-        self.learned = False
+        self.unsaved = False
 
     def keep_only(self, sandboxes: Set[SandboxId], runs: Callable[[ThreadId], bool]) -> bool:
         """Forget other sandboxes, but for those of which a process still runs: it is followed no longer (watch.only),
@@ -38,22 +37,22 @@ class OriginalMaskStore:
         """Learn the masks of a VM's processes that are seen for the first time: what a thread has then is its original
         mask."""
         before = self.masks.get(vm.sandbox, OriginalMasks())
-        here = [*(process.id for process in vm.processes()), *(thread.id for thread in vm.kernel)]
+        here = [*(process.id for process in vm.processes()), *(thread.id for thread in vm.kernel_threads)]
         if len(here) == len(before.processes) and all(main in before.processes for main in here):
             return
         known = before.only(here)
         mains = {process.pid: process.id for process in vm.processes()}
-        met: dict[ThreadId, list[tuple[VmThread, CpuSet]]] = {}
-        for seen in observed:
-            main = mains.get(seen.thread.pid, seen.thread.id)  # a kernel thread is a process of its own
+        met: defaultdict[ThreadId, list[tuple[VmThread, CpuSet]]] = defaultdict(list)
+        for thread, actual, *_ in observed:
+            main = mains.get(thread.pid, thread.id)  # a kernel thread is a process of its own
             if main not in known.processes:
-                met.setdefault(main, []).append((seen.thread, seen.actual))
+                met[main].append((thread, actual))
         for main, masks in met.items():
             had = self._inherited(before, main)
             known = known.remember(main, masks if had is None else [(thread, had) for thread, _ in masks])
         if known is not before:
             self.masks[vm.sandbox] = known
-            self.learned = True
+            self.unsaved = True
 
     def _inherited(self, before: OriginalMasks, process: ThreadId) -> CpuSet | None:
         """The original mask of a process that was forked by one whose mask vmpin had set already, or that took its

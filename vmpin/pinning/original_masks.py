@@ -6,7 +6,7 @@ that of its process's main thread. Used by original_mask_store, restoration and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -31,15 +31,15 @@ class OriginalMasks(NamedTuple):
         known = self.processes.get(main)
         return None if known is None else known.others.get(thread.id, known.main)
 
-    def remember(self, main: ThreadId, masks: Iterable[tuple[VmThread, CpuSet]]) -> OriginalMasks:
+    def remember(self, main: ThreadId, masks: Sequence[tuple[VmThread, CpuSet]]) -> OriginalMasks:
         """With the masks of a process that is seen for the first time; itself for one that was seen before."""
         if main in self.processes:
             return self
-        found = {thread.id: cpus for thread, cpus in masks if cpus}
-        if main not in found:
+        mine = next((cpus for thread, cpus in masks if thread.id == main), None)
+        if not mine:
             return self
-        kept = {id_: cpus for id_, cpus in found.items() if cpus != found[main]}
-        return OriginalMasks({**self.processes, main: ProcessMasks(found[main], kept)})
+        kept = {thread.id: cpus for thread, cpus in masks if cpus is not mine and cpus and cpus != mine}
+        return OriginalMasks({**self.processes, main: ProcessMasks(mine, kept)})
 
     def of_parent(self, parent: ThreadId) -> CpuSet | None:
         """The original mask of a process that `parent` forked: its parent's, as its own mask was set by vmpin."""

@@ -4,15 +4,14 @@ Called by the reconciler, in a pass and for a new thread. What stays out: which 
 and its causes (drift_tracker), original masks (original_mask_store, restoration), and when passes happen (reconciler).
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time
+from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
@@ -27,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 #: So many of the different masks that were set in a sandbox are logged.
 SHOWN = 16
+#: Of a thread whose mask was never set.
+_NEVER: tuple[CpuSet | None, CpuSet | None] = None, None
 
 
 class VmMasks:
@@ -75,9 +76,7 @@ class Pinner:
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
         """Why masks were refused, and threads left to another writer, for status.
-
-        :param but: threads of which another reason is given.
-        """
+        :param but: threads of which another reason is given."""
         known = self._masks.get(sandbox)
         refused = {} if known is None else known.refused
         return [*(why for thread, why in refused.items() if thread not in but), *self.drift_tracker.notes(sandbox)]
@@ -138,28 +137,28 @@ class Pinner:
 
     def _observed(self, vm: Vm, masks: VmMasks, placement: Placement) -> Iterable[Observed]:
         """The threads with the masks they have now; those that ended meanwhile are left out."""
-        get = os.sched_getaffinity
+        get, mask, actual = os.sched_getaffinity, set[int](), EMPTY
         for thread in vm.threads():
             try:
-                actual = _cpuset(frozenset(get(thread.id.tid)))
+                before, mask = mask, get(thread.id.tid)
             except ProcessLookupError:
                 masks.open = True
                 continue
-            asked, shown = masks.asked.get(thread.id, (None, None))
+            if mask != before:  # most threads of a VM have the same
+                actual = _cpuset(frozenset(mask))
+            asked, shown = masks.asked.get(thread.id, _NEVER) if masks.asked else _NEVER
             limit = None
             if asked is None:
                 wanted = placement.cpus_for(thread.role, thread.vcpu)
-                if wanted is not None and wanted != actual and actual <= wanted:
+                if wanted is not None and actual < wanted:
                     # No request is recorded: the mask may be what the cpuset cgroup leaves of the wanted one.
                     cgroup = self.cgroups.cpuset_of(thread.pid, thread.id.tid)
                     limit = cgroup.effective if cgroup is not None else None
             yield Observed(thread, actual, asked, shown, limit)
 
     def carry_out_ahead(self, operation: SetAffinity) -> Result:
-        """Set the mask of a new thread ahead of its VM's next pass, which compares it again and reports a refusal.
-
-        No mask is expected of the thread until then: its creator may still move it or set its mask, which is no drift.
-        """
+        """Set the mask of a new thread ahead of its VM's next pass, which compares it again and reports a refusal. No
+        mask is expected of the thread until then: its creator may still move it or set its mask, which is no drift."""
         (result,) = carry_out(self.proc, (operation,))
         masks = self.of(operation.sandbox)
         masks.open = True
@@ -172,12 +171,10 @@ class Pinner:
 
     def carry_out(self, operations: Iterable[SetAffinity], placements: Mapping[SandboxId, Placement]) -> list[Result]:
         """Set the masks, keep what the kernel made of each, and log what was set and, once, what was not.
-
         :param placements: of the operations' sandboxes.
-        :returns: what became of each, in the order in which they were set.
-        """
+        :returns: what became of each, in the order in which they were set."""
         results: list[Result] = []
-        pinned: dict[SandboxId, list[CpuSet]] = {}
+        pinned: defaultdict[SandboxId, list[CpuSet]] = defaultdict(list)
         refusals: dict[tuple[SandboxId, CpuSet], list[Result]] = {}
         # An enum's member is looked up by a function: thousands of times a pass that is dear.
         done, refused = Outcome.DONE, Outcome.REFUSED
@@ -192,10 +189,7 @@ class Pinner:
             results.append(result)
             if kept and result.got is not None:
                 self._keep(masks, result, result.got)
-                if sandbox in pinned:
-                    pinned[sandbox].append(result.got)
-                else:
-                    pinned[sandbox] = [result.got]
+                pinned[sandbox].append(result.got)
         _log_refusals(refusals)
         self.drift_tracker.record_repairs(results)
         for sandbox, shown in pinned.items():
@@ -205,11 +199,9 @@ class Pinner:
 
     def _unmet(self, masks: VmMasks, result: Result, waiting: str) -> tuple[Result, bool]:
         """Judge a mask that was not set as it was asked for.
-
         :param waiting: the placement's: what a cgroup that the kubelet has yet to rewrite keeps threads from.
         :returns: the result, as WAITING where it is no fault yet; and whether the mask that the kernel shows now is
-            the one that it is to show.
-        """
+            the one that it is to show."""
         operation, outcome, *_ = result
         thread = operation.thread.id
         if outcome is Outcome.GONE:

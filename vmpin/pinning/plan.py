@@ -3,8 +3,6 @@
 Pure: equal input gives the empty plan. What stays out: making the calls (apply) and reading masks (pinner).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -14,12 +12,11 @@ from vmpin.placement.rules import Placement
 
 
 class Observed(NamedTuple):
-    """A thread and the mask the kernel shows for it now (empty on Linux 6.1 for a sleeping task whose only CPU
-    went offline).
+    """A thread and the mask the kernel shows for it now (empty on Linux 6.1 for a sleeping task whose only CPU went
+    offline).
 
     `asked` is the mask vmpin set last, None if never; `shown` what the kernel made of it then. They differ where a
-    cpuset cgroup leaves less than was asked. `limit` is the thread's cpuset cgroup where it is known.
-    """
+    cpuset cgroup leaves less than was asked. `limit` is the thread's cpuset cgroup where it is known."""
 
     thread: VmThread
     actual: CpuSet
@@ -41,19 +38,11 @@ class SetAffinity(NamedTuple):
         return (f"sandbox {self.sandbox}: set {role} (thread {self.thread.id.tid}, {self.thread.name}) "
                 f"to CPUs {self.cpus}, was {self.was or 'none'}")
 
-    @property
-    def narrows(self) -> bool:
-        """Whether it only takes CPUs away: such operations go first, so that CPUs are left before they are taken."""
-        return self.cpus <= self.was
-
 
 def needs_setting(seen: Observed, wanted: CpuSet) -> bool:
-    """Whether a mask has to be set.
-
-    Always when another mask was asked for before: since Linux 6.2 the kernel remembers what was asked and shows only
-    what the cpuset leaves of it, so equal masks may hide different requests. Otherwise when the kernel shows anything
-    but what it can show.
-    """
+    """Whether a mask has to be set. Always when another mask was asked for before: since Linux 6.2 the kernel
+    remembers what was asked and shows only what the cpuset leaves of it, so equal masks may hide different requests.
+    Otherwise when the kernel shows anything but what it can show."""
     if seen.asked is not None and seen.asked != wanted:
         return True
     if seen.actual == wanted:
@@ -67,13 +56,21 @@ def needs_setting(seen: Observed, wanted: CpuSet) -> bool:
 def diff(placement: Placement, observed: Iterable[Observed]) -> tuple[SetAffinity, ...]:
     """The operations that make a sandbox's threads what `placement` wants."""
     operations = []
+    sandbox, cpus_for = placement.sandbox, placement.cpus_for
     for seen in observed:
-        wanted = placement.cpus_for(seen.thread.role, seen.thread.vcpu)
+        thread = seen.thread
+        wanted = cpus_for(thread.role, thread.vcpu)
         if wanted is not None and needs_setting(seen, wanted):
-            operations.append(SetAffinity(placement.sandbox, seen.thread, wanted, seen.actual))
+            operations.append(SetAffinity(sandbox, thread, wanted, seen.actual))
     return tuple(operations)
 
 
 def ordered(operations: Iterable[SetAffinity]) -> tuple[SetAffinity, ...]:
-    """Main threads first, as threads born meanwhile inherit from them; then those that only leave CPUs."""
-    return tuple(sorted(operations, key=lambda op: (not op.thread.main, not op.narrows)))
+    """Main threads first, as threads born meanwhile inherit from them; then those that only take CPUs away: CPUs are
+    left before they are taken."""
+    return tuple(sorted(operations, key=_rank))
+
+
+def _rank(operation: SetAffinity) -> int:
+    _, thread, cpus, was = operation
+    return 2 * (thread.id.tid != thread.pid) + (not cpus <= was)

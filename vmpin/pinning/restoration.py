@@ -4,8 +4,6 @@ Called by the reconciler for sandboxes that are unpinned, excluded or left. What
 and learning the masks (original_mask_store).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 
@@ -23,33 +21,30 @@ logger = logging.getLogger(__name__)
 
 #: How often a sandbox's threads are listed while they get their masks back.
 LISTINGS = 100
+#: Each with the main thread of its process.
+Threads = Iterable[tuple[VmThread, ThreadId]]
 
 
 class Restoration:
     """:param originals: its masks are forgotten when they have been given back.
-    :param listings: how often threads are listed at most.
-    """
+    :param listings: how often threads are listed at most."""
 
     def __init__(self, proc: Procfs, originals: OriginalMaskStore, listings: int = LISTINGS) -> None:
         self.proc = proc
         self.listings = listings
         self.originals = originals
 
-    def restore(self, sandbox: SandboxId, threads: Callable[[], Iterable[tuple[VmThread, ThreadId]]],
-                  topology: Topology) -> list[Result]:
+    def restore(self, sandbox: SandboxId, threads: Callable[[], Threads], topology: Topology) -> list[Result]:
         """Give a sandbox's threads their original masks; those are forgotten then, unless one was refused.
-
         :param threads: lists them as they are at the moment, each with its process. A thread created by one that has
-            not got its mask back inherits that one's: so they are listed again until there is no new one.
-        """
+            not got its mask back inherits that one's: so they are listed again until there is no new one."""
         masks = self.originals.masks.get(sandbox)
         if masks is None:
             return []
         results: list[Result] = []
         met: set[ThreadId] = set()
         for turn in range(self.listings):
-            listed = list(threads())
-            listed += self._astray(masks, {main for _, main in listed})
+            listed = self._with_astray(masks, threads())
             new = [(thread, main) for thread, main in listed if thread.id not in met]
             met.update(thread.id for thread, _ in new)
             operations = ordered(_restoring(sandbox, masks, new, topology))
@@ -64,32 +59,31 @@ class Restoration:
             del self.originals.masks[sandbox]
         return results
 
-    def plan(self, sandbox: SandboxId, threads: Iterable[tuple[VmThread, ThreadId]],
-                    topology: Topology) -> tuple[SetAffinity, ...]:
-        """What `give_back` would set for these threads, without what they have already.
-
-        :param threads: as in `give_back`, those there are now.
-        """
+    def plan(self, sandbox: SandboxId, threads: Threads, topology: Topology) -> tuple[SetAffinity, ...]:
+        """What `restore` would set for these threads, without what they have already.
+        :param threads: as in `restore`, those there are now."""
         masks = self.originals.masks.get(sandbox)
         if masks is None:
             return ()
-        listed = list(threads)
-        listed += self._astray(masks, {main for _, main in listed})
+        listed = self._with_astray(masks, threads)
         return ordered(operation for operation in _restoring(sandbox, masks, listed, topology)
                        if operation.cpus & topology.online != operation.was)
 
-    def _astray(self, masks: OriginalMasks, mains: set[ThreadId]) -> Iterable[tuple[VmThread, ThreadId]]:
-        """The threads of processes whose masks were set and that belong to the sandbox no longer, as far as it can be
-        read: `watch.only` was narrowed, a claim could not be read, or the process executes another program."""
-        for main in masks.processes.keys() - mains:
+    def _with_astray(self, masks: OriginalMasks, threads: Threads) -> list[tuple[VmThread, ThreadId]]:
+        """With the threads of processes whose masks were set and that belong to the sandbox no longer, as far as it
+        can be read: `watch.only` was narrowed, a claim could not be read, or the process executes another program."""
+        found = list(threads)
+        for main in masks.processes.keys() - {main for _, main in found}:
             stats = {tid: self.proc.thread_stat(main.tid, tid) for tid in self.proc.tids(main.tid)}
             leader = stats.get(str(main.tid))
             if leader is not None and leader.starttime == main.starttime:
-                yield from ((VmThread(ThreadId(int(tid), stat.starttime), ThreadRole.EMULATOR, stat.comm, main.tid),
-                             main) for tid, stat in stats.items() if stat is not None)
+                role, pid = ThreadRole.EMULATOR, main.tid
+                found += [(VmThread(ThreadId(int(tid), stat.starttime), role, stat.comm, pid), main)
+                          for tid, stat in stats.items() if stat is not None]
+        return found
 
 
-def _restoring(sandbox: SandboxId, masks: OriginalMasks, threads: Iterable[tuple[VmThread, ThreadId]],
+def _restoring(sandbox: SandboxId, masks: OriginalMasks, threads: Threads,
                topology: Topology) -> Iterable[SetAffinity]:
     for thread, main in threads:
         mask = masks.mask(thread, main)

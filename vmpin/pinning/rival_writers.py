@@ -4,10 +4,8 @@ Read only, and only for a repair or the doctor, as it reads every process's name
 (runtime.kata), and which rival caused a drift (domain.drift).
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,9 +30,7 @@ _OPTIONS = re.compile(r"cpu-affinity=|node-affinity=|affinity=\[")
 
 def rivals(proc: Procfs, root: str | Path = "/") -> tuple[Rival, ...]:
     """The daemons that run and may set masks of a VM's threads, each once.
-
-    :param root: the host's root directory, for tuned's configuration.
-    """
+    :param root: the host's root directory, for tuned's configuration."""
     found: dict[Cause, Rival] = {}
     for pid in proc.pids():
         comm = (read_file(f"{proc.root}/{pid}/comm", 64) or b"").decode("utf-8", "replace").rstrip("\n")
@@ -51,12 +47,12 @@ def rivals(proc: Procfs, root: str | Path = "/") -> tuple[Rival, ...]:
 
 
 def of_vm(proc: Procfs, pid: int, argv: Sequence[str], daemons: Sequence[Rival]) -> tuple[Rival, ...]:
-    """Those of the `daemons` that have to do with one VM, and the VMM itself; the most likely one first.
-
-    libvirt and KubeVirt set masks of the VMs that they started, tuned and numad of any.
-    """
-    found = list(_own(argv))
-    libvirts = _of_libvirt(argv)
+    """Those of the `daemons` that have to do with one VM, and the VMM itself; the most likely one first. libvirt and
+    KubeVirt set masks of the VMs that they started, tuned and numad of any."""
+    own = next((argument for argument in argv if _OPTIONS.search(argument)), None)
+    found = [] if own is None else [Rival(Cause.VMM, f"the VMM was started with {own[:80]!r}")]
+    # libvirt names its guests `-name guest=NAME,…`.
+    libvirts = any(before == "-name" and name.startswith("guest=") for before, name in pairwise(argv))
     launcher = _launcher(proc, pid) if libvirts else None
     if launcher is not None:
         found.append(Rival(Cause.KUBEVIRT, f"the VMM belongs to {launcher}"))
@@ -67,18 +63,6 @@ def of_vm(proc: Procfs, pid: int, argv: Sequence[str], daemons: Sequence[Rival])
             found.append(rival)
     # What may set any thread on the node comes after what set this VM up.
     return tuple(sorted(found, key=lambda rival: rival.cause in (Cause.TUNED, Cause.NUMAD)))
-
-
-def _own(argv: Sequence[str]) -> Iterator[Rival]:
-    for argument in argv:
-        if _OPTIONS.search(argument):
-            yield Rival(Cause.VMM, f"the VMM was started with {argument[:80]!r}")
-            return
-
-
-def _of_libvirt(argv: Sequence[str]) -> bool:
-    """libvirt names its guests `-name guest=NAME,…`."""
-    return any(before == "-name" and name.startswith("guest=") for before, name in pairwise(argv))
 
 
 def _launcher(proc: Procfs, pid: int) -> str | None:

@@ -7,8 +7,6 @@ near memory. Among equals, ascending id to ascending CPU. Pairs that already hol
 Pure. What stays out: how many vCPUs are pinned, and which (vcpus, which calls this).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from vmpin.domain.model import Vcpu, VcpuId
@@ -18,10 +16,8 @@ from vmpin.domain.topology import Topology
 def match(vcpus: Sequence[Vcpu], cpus: Iterable[int], kept: Mapping[VcpuId, int], guest: Mapping[VcpuId, Vcpu],
           topology: Topology) -> dict[VcpuId, int]:
     """Give each of `vcpus` one of `cpus` (at least as many).
-
     :param kept: pairs of other vCPUs that stay, whose nodes and cores draw their siblings near.
-    :param guest: all vCPUs of the guest by id, for the cores and nodes of `kept`.
-    """
+    :param guest: all vCPUs of the guest by id, for the cores and nodes of `kept`."""
     free = sorted(cpus)
     if all(vcpu.core is None and vcpu.node is None for vcpu in vcpus):
         return {vcpu.id: cpu for vcpu, cpu in zip(sorted(vcpus, key=lambda v: v.id), free, strict=False)}

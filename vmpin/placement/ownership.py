@@ -1,15 +1,12 @@
 """Ownership of the node's CPUs, from all its containers: exclusive CPUs, the shared pool, and contested CPUs.
 
 Pure. Containers of runc pods count like those of VM sandboxes: their exclusive CPUs are theirs. Under the kubelet's
-static policy exclusive CPUs are those of its checkpoint (domain.kubelet_cpus),
-and the shared pool is its defaultCpuSet.
-What stays out: where threads go (rules). Called by reconcile.placement_cache and config.scenario; status shows the
-collisions.
+static policy exclusive CPUs are those of its checkpoint (domain.kubelet_cpus), and the shared pool is its
+defaultCpuSet. What stays out: where threads go (rules). Called by reconcile.placement_cache and config.scenario;
+status shows the collisions.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -74,12 +71,9 @@ def is_counted(container: Container) -> bool:
 
 def is_exclusive(container: Container, pool: CpuSet | None) -> bool:
     """Whether a container owns its CPUs: it is declared so (under a static checkpoint every container is, one way or
-    the
-    other, by kubelet_cpus.effective_containers), or there is a shared pool, and none of its CPUs is in it.
-
-    Nothing is inferred of a container without CPUs, nor from an empty pool: the kubelet's default set is empty while
-    its policy gives no CPU away.
-    """
+    the other, by kubelet_cpus.effective_containers), or there is a shared pool, and none of its CPUs is in it. Nothing
+    is inferred of a container without CPUs, nor from an empty pool: the kubelet's default set is empty while its
+    policy gives no CPU away."""
     if not container.cpuset:
         return False
     if container.exclusive is not None:
@@ -104,8 +98,7 @@ def claims_of(containers: Iterable[Container], node: Node) -> CpuClaims:
             coming |= {container.id} if container.creating else set()
         else:
             # While an update is under way a shared container may be on its old CPUs and on the new ones. Ownership
-            # does
-            # not change before the update has been done.
+            # does not change before the update has been done.
             asked = container.requested_cpuset
             cpus = container.cpuset | asked if container.cpuset and asked else container.cpuset
             # An empty cpuset means none: such a container runs on the pool.
@@ -155,9 +148,7 @@ def with_kubelet_assignments(all_claims: Mapping[SandboxId, CpuClaims], unseen: 
 def ownership(all_claims: Mapping[SandboxId, CpuClaims], node: Node,
               pods: Mapping[SandboxId, str] | None = None) -> Ownership:
     """Join the claims of every sandbox. P unknown is the online CPUs minus every exclusive one.
-
-    :param pods: pod uids by sandbox.
-    """
+    :param pods: pod uids by sandbox."""
     exclusive = union(cpus for claim in all_claims.values() for _, cpus in claim.exclusive)
     pool = node.online & node.shared_pool if node.shared_pool is not None else EMPTY
     return Ownership(all_claims, exclusive, pool or node.online - exclusive, pods or {})
@@ -173,14 +164,15 @@ class Collision(NamedTuple):
 
 def find_collisions(own: Ownership) -> list[Collision]:
     """CPUs that containers of two pods own, and CPUs that one pod owns and another's cpuset reaches. What containers
-    of one pod have in common is that pod's.
-
-    vmpin causes none of this: the kubelet (or another program that assigns CPUs) contradicts itself, at least for a
-    moment (it narrows running shared containers up to ten seconds after it has assigned a CPU).
-    """
+    of one pod have in common is that pod's. vmpin causes none of this: the kubelet (or another program that assigns
+    CPUs) contradicts itself, at least for a moment (it narrows running shared containers up to ten seconds after it
+    has assigned a CPU)."""
     found = []
-    overlapping = _overlapping([claim.cpus for claim in own.claims.values()])
-    for cpu in overlapping:
+    seen = twice = EMPTY
+    for claim in own.claims.values():
+        twice |= seen & claim.cpus
+        seen |= claim.cpus
+    for cpu in twice:
         sandboxes = _distinct(sandbox for sandbox, _ in own.owners(cpu))
         # A pod whose sandbox is created again has two for a while.
         if len({own.pods.get(sandbox) or sandbox for sandbox in sandboxes}) > 1:
@@ -189,24 +181,14 @@ def find_collisions(own: Ownership) -> list[Collision]:
         foreign = own.foreign(sandbox)
         stale = dict(claim.stale)
         shared = [(container, cpus) for container, cpus in claim.shared if container not in stale]
-        for what, reaching in (("shared cpuset", shared), ("cpuset, which the kubelet has yet to rewrite,",
-                                                           claim.stale)):
+        late = "cpuset, which the kubelet has yet to rewrite,"
+        for what, reaching in (("shared cpuset", shared), (late, claim.stale)):
             for container, cpus in reaching:
                 for cpu in (cpus or EMPTY) & foreign:
-                    owners = own.owners(cpu)
-                    found.append(Collision(
-                        cpu, _distinct([*(owner for owner, _ in owners), sandbox]),
-                        f"exclusive to {own.owner_names(cpu)}, but in the {what} of {container} of {sandbox}, "
-                        "whose VM is kept off it"))
+                    text = (f"exclusive to {own.owner_names(cpu)}, but in the {what} of {container} of {sandbox}, "
+                            "whose VM is kept off it")
+                    found.append(Collision(cpu, _distinct([*(each for each, _ in own.owners(cpu)), sandbox]), text))
     return sorted(found, key=lambda collision: (collision.cpu, collision.sandboxes))
-
-
-def _overlapping(sets: Sequence[CpuSet]) -> CpuSet:
-    seen = twice = 0
-    for each in sets:
-        twice |= seen & each.bits
-        seen |= each.bits
-    return CpuSet.from_bits(twice)
 
 
 def _distinct(sandboxes: Iterable[SandboxId]) -> tuple[SandboxId, ...]:

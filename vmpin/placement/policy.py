@@ -80,16 +80,13 @@ _RULES: dict[str, type[VcpuRule] | type[SpareVcpuRule] | type[ThreadPolicy]] = {
 def parse_rule(key: str, value: object) -> VcpuRule | SpareVcpuRule | ThreadPolicy | CpuSet:
     """One policy value, as written or parsed already. :raises ValueError: naming what it may be."""
     rules = _RULES.get(key, ThreadPolicy)
-    try:
+    if str(value) in list(rules):
         return rules(str(value))
-    except ValueError:
-        pass
     may = ", ".join(rules)
     if rules is ThreadPolicy and isinstance(value, str | int | CpuSet) and not isinstance(value, bool):
         may += " or a CPU list"
         try:
-            cpus = CpuSet.parse(str(value))
-            if cpus:
+            if cpus := CpuSet.parse(str(value)):
                 return cpus
         except CpuSetError:
             pass

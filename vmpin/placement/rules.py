@@ -8,10 +8,8 @@ of a container confines the emulator, vhost and virtiofsd threads: Kata keeps th
 sandbox_cgroup_only=false, in one without limits (sandbox.go, kata_overhead). So each has a policy of its own.
 
 What stays out: which CPU belongs to which container (ownership), and which CPUs each vCPU gets (vcpus). Called by
-reconcile.placement_cache, newborn and config.scenario.
+reconcile.placement_cache and config.scenario.
 """
-
-from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -19,6 +17,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.desired_state import SandboxState
+from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, is_counted
 from vmpin.placement.policy import Policy, ThreadPolicy, VcpuRule
@@ -41,6 +41,8 @@ class Verdict(enum.StrEnum):
 
 #: An enum's member is looked up by a function, which costs much for thousands of threads in a pass.
 _VCPU = ThreadRole.VCPU
+_OTHERS = tuple(role for role in ThreadRole if role is not _VCPU)
+_APART = ThreadPolicy.APART
 
 #: A reason of the verdict `waiting`.
 VCPUS_UNIDENTIFIED = ("its vCPU threads cannot all be identified yet: until then its other threads are kept on the "
@@ -90,10 +92,8 @@ class Placement(_Decision):
 
     def as_previous(self, before: Previous | None = None, identified: bool = True) -> Previous:
         """The part that the next placement keeps to.
-
         :param before: the one that this placement kept to.
-        :param identified: False while some vCPU thread is not identified: its former placement is kept.
-        """
+        :param identified: False while some vCPU thread is not identified: its former placement is kept."""
         had = before or Previous()
         vcpus = {place.id: (place.cpus, place.container) for place in self.vcpus}
         pairs = {vcpu: cpus.first for vcpu, (cpus, container) in vcpus.items()
@@ -129,7 +129,8 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
     lost = bool(reasons)
     # S without the CPUs that became another pod's while this sandbox's cpusets still name them.
     allowed = (mask - foreign) or mask
-    candidates = CandidateCpus(allowed, claim.cpus, foreign, node, own)
+    exclusive = claim.cpus
+    candidates = CandidateCpus(allowed, exclusive, foreign, allowed - exclusive, node, own)
     if not request.vcpus_identified and policy.vcpus is not VcpuRule.OFF:
         reasons.append(VCPUS_UNIDENTIFIED if request.identification_pending else
                        "its vCPU threads cannot all be identified: its other threads are kept on the sandbox mask")
@@ -138,13 +139,22 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
     unserved = unserved if request.vcpus_identified else ""  # a vCPU that is identified later may be for them
     if unserved:
         reasons.append(unserved)
-    others: dict[ThreadRole, CpuSet | None] = {}
-    for role in ThreadRole:
-        if role is not ThreadRole.VCPU:
-            others[role] = _other(role, candidates, policy, request.vcpus_identified, reasons)
+    others = {role: _other(role, candidates, policy, request.vcpus_identified, reasons) for role in _OTHERS}
     verdict = _verdict(request, claim, places, policy, lost, bool(shortage or unserved), reasons)
     return Placement(request.id, mask, verdict, tuple(dict.fromkeys(reasons)), places, others, containers,
                      _waiting(request, own, allowed), claim.pending)
+
+
+def place_before_vm(sandbox: SandboxId, state: SandboxState | None, node: Node, own: Ownership, policy: Policy,
+                    kubelet: CpuManagerState | None = None, previous: Previous | None = None) -> Placement | None:
+    """The placement of a sandbox without a VM: the CPUs of its containers that were reported, else the shared pool.
+    None if its processes are left alone: it was unpinned, or there are neither CPUs nor a pool.
+    :param state: what the sources reported of the sandbox, None for nothing."""
+    if state is not None and state.suspended:
+        return None
+    containers = () if state is None else effective_containers(state, kubelet)
+    placement = place(PlacementRequest(sandbox, (), containers, vcpus_identified=False), node, own, policy, previous)
+    return None if placement.verdict is Verdict.UNMANAGED else placement
 
 
 def _verdict(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuPlacement], policy: Policy, lost: bool,
@@ -168,11 +178,10 @@ def _verdict(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuP
 def _unmanaged(request: PlacementRequest) -> Placement:
     """Leave every thread alone: its mask may have been set by hand, for a reason."""
     vcpus = sorted(vcpu.id for vcpu in request.vcpus)
-    return Placement(request.id, EMPTY, Verdict.UNMANAGED, (UNMANAGED,),
-                     tuple(VcpuPlacement(vcpu, None) for vcpu in vcpus),
-                     {role: None for role in ThreadRole if role is not ThreadRole.VCPU},
-                     {container.id: tuple(vcpus) for container in request.containers
-                      if container.state is not ContainerState.STOPPED})
+    containers = {each.id: tuple(vcpus) for each in request.containers if each.state is not ContainerState.STOPPED}
+    places = tuple(VcpuPlacement(vcpu, None) for vcpu in vcpus)
+    return Placement(request.id, EMPTY, Verdict.UNMANAGED, (UNMANAGED,), places, dict.fromkeys(_OTHERS),
+                     containers)
 
 
 def _mask(claim: CpuClaims, foreign: CpuSet, node: Node, own: Ownership, before: Previous,
@@ -207,8 +216,7 @@ def _mask(claim: CpuClaims, foreign: CpuSet, node: Node, own: Ownership, before:
 
 def _waiting(request: PlacementRequest, own: Ownership, allowed: CpuSet) -> str:
     """Which containers' cpusets the kubelet has yet to rewrite, where a thread needs that, or which request the
-    runtime
-    is working on; "" for none."""
+    runtime is working on; "" for none."""
     counted = [container for container in request.containers if is_counted(container)]
     if not counted and request.container_ended:
         # Kata takes no CPU out of the sandbox's cgroup when its last container ends: an empty cpuset is not written
@@ -270,10 +278,10 @@ def _other(role: ThreadRole, candidates: CandidateCpus, policy: Policy, identifi
     rule = policy.rule(role)
     if not identified and policy.vcpus is not VcpuRule.OFF and role not in (ThreadRole.VIRTIOFSD, ThreadRole.SHIM):
         return candidates.allowed  # any of these threads may be a vCPU
+    if rule is _APART:
+        return candidates.shared_part or candidates.allowed
     if rule is ThreadPolicy.OFF:
         return None
-    if rule is ThreadPolicy.APART:
-        return candidates.shared_part or candidates.allowed
     if rule is ThreadPolicy.SANDBOX:
         return candidates.allowed
     if rule is ThreadPolicy.SHARED:

@@ -6,7 +6,6 @@ still valid are kept, and a change moves as few vCPUs as possible: a vCPU that m
 guest has pinned on it moves with it.
 
 Where the rules come from:
-
 - Kata boots a VM with `default_vcpus` (1) and plugs in a vCPU for each CPU that its containers ask for (sandbox.go,
   updateResources; runtime-rs, cpu_mem/cpu.rs). So a sandbox usually has one vCPU more than exclusive CPUs: the spare.
 - Kata's own pinning (enable_vcpus_pinning) needs exactly as many vCPUs as CPUs, and does nothing here.
@@ -17,8 +16,6 @@ Where the rules come from:
 Pure. What stays out: the sandbox mask and the other threads (rules), which of equal CPUs a vCPU gets (matching).
 Called by rules.place.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -60,13 +57,10 @@ class CandidateCpus(NamedTuple):
     exclusive: CpuSet
     #: Other pods' exclusive CPUs.
     foreign: CpuSet
+    #: S − E.
+    shared_part: CpuSet
     node: Node
     own: Ownership
-
-    @property
-    def shared_part(self) -> CpuSet:
-        """S − E."""
-        return self.allowed - self.exclusive
 
     @property
     def pool(self) -> CpuSet:
@@ -82,9 +76,7 @@ class CandidateCpus(NamedTuple):
 def place_vcpus(given: Sequence[Vcpu], identified: bool, claims: CpuClaims, candidates: CandidateCpus, policy: Policy,
                 previous: Previous, reasons: list[str]) -> tuple[tuple[VcpuPlacement, ...], bool]:
     """The placement of each vCPU, and whether they are too few for the claims; the reason is added to `reasons`.
-
-    :param identified: False when some vCPU thread is not identified among the VM's threads: `given` lacks it.
-    """
+    :param identified: False when some vCPU thread is not identified among the VM's threads: `given` lacks it."""
     vcpus = sorted(given, key=lambda vcpu: vcpu.id)
     if policy.vcpus is VcpuRule.OFF:
         return tuple(VcpuPlacement(vcpu.id, None) for vcpu in vcpus), False
@@ -128,8 +120,7 @@ class _Placer(NamedTuple):
         if self.policy.spare_vcpus is SpareVcpuRule.HOUSEKEEPING:
             if candidates.housekeeping:
                 return (candidates.housekeeping - candidates.exclusive) or candidates.housekeeping
-            self.reasons.append(
-                "spare_vcpus: housekeeping: no housekeeping CPU can be used; the sandbox mask is used")
+            self.reasons.append("spare_vcpus: housekeeping: no housekeeping CPU can be used; the sandbox mask is used")
         return candidates.allowed
 
     # Not all vCPU threads are identified.
@@ -160,8 +151,7 @@ class _Placer(NamedTuple):
         1. A vCPU that has an exclusive CPU to itself keeps it (`_kept_pairs`).
         2. For the CPUs left, vCPUs are chosen (`_to_pin`); one whose former CPU is free again gets that.
         3. The others chosen get the CPU that suits the guest's topology (matching).
-        4. The CPUs `for_new` go to vCPUs that had no placement before; there may be fewer of those.
-        """
+        4. The CPUs `for_new` go to vCPUs that had no placement before; there may be fewer of those."""
         guest = {vcpu.id: vcpu for vcpu in self.vcpus}
         topology = self.candidates.node.topology
         exclusive = self.candidates.exclusive - for_new
@@ -243,8 +233,7 @@ class _Placer(NamedTuple):
         1. A vCPU stays on its CPUs, and with its container.
         2. It stays on its CPUs, for another container that has those now.
         3. It goes to the CPUs that its container has now.
-        4. The lowest ids go to the shared containers, the others to the exclusive ones in their order.
-        """
+        4. The lowest ids go to the shared containers, the others to the exclusive ones in their order."""
         had = [(vcpu.id, *self.previous.vcpus[vcpu.id]) for vcpu in self.vcpus if vcpu.id in self.previous.vcpus]
         yield from ((vcpu, container) for vcpu, cpus, container in had
                     if container in cpus_of and cpus_of[container] == cpus)
@@ -257,8 +246,7 @@ def share(count: int, weights: Mapping[ContainerId, int]) -> dict[ContainerId, i
     """`count` things by weight: largest remainder, at least one each (count is at least the number of weights).
 
     >>> share(5, {"a": 6, "b": 2})
-    {'a': 4, 'b': 1}
-    """
+    {'a': 4, 'b': 1}"""
     got: dict[ContainerId, int] = {}
     while True:
         rest = {name: weight for name, weight in weights.items() if name not in got}

@@ -1,12 +1,9 @@
-"""The proc-events feed: receives the kernel's proc connector events in the watcher's loop and gives them to the
-newborn placer.
+"""The proc-events feed: gives the kernel's proc connector events to the newborn placer, in the watcher's loop.
 
 It shares the loop's time between bursts of events and other work, and asks for passes over what the placer left to
 them. What stays out: the socket (host.proc_connector), the events' bytes (wire.proc_events) and what an event leads to
 (newborn_placer). Made and run by daemon.watcher.
 """
-
-from __future__ import annotations
 
 import asyncio
 import logging
@@ -14,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from vmpin import log
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
@@ -21,12 +19,15 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs
-from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
+from vmpin.procevents.follow_up import FollowUp
+from vmpin.procevents.newborn_placer import NewbornPlacer
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.status.health import SourceHealth
 from vmpin.wire.proc_events import Ack, Comm, Event, Exec, Exit, Fork
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Events read at once.
 _BATCH = 512
@@ -35,26 +36,20 @@ _KINDS: dict[type, str] = {Fork: "fork", Exec: "exec", Comm: "comm", Exit: "exit
 
 class ProcEventsFeed:
     """Owns the connector and the events that were read and not handled yet.
-
     :param follow_up: called in the loop with what is left to passes, and when its event came (time.perf_counter()).
     :param lost: called in the loop when events were or may have been lost: a full pass is needed.
     :param placer: handles the events.
     :param connect: opens the connector; called in a thread.
-    :param clock: measures the time that a batch of events takes.
-    """
+    :param clock: measures the time that a batch of events takes."""
 
     def __init__(self, reconciler: Reconciler, follow_up: Callable[[FollowUp, float], None],
                  lost: Callable[[], None], *, placer: NewbornPlacer | None = None,
                  connect: Callable[[Procfs], ProcConnector] = ProcConnector, timeouts: Timeouts = TIMEOUTS,
                  clock: Callable[[], float] = time.perf_counter) -> None:
-        self._reconciler = reconciler
-        self._counters = reconciler.view.counters
-        self._follow_up = follow_up
-        self._lost = lost
+        self._reconciler, self._counters = reconciler, reconciler.view.counters
+        self._follow_up, self._lost = follow_up, lost
         self._placer = placer or NewbornPlacer(reconciler)
-        self._connect = connect
-        self._timeouts = timeouts
-        self._clock = clock
+        self._connect, self._timeouts, self._clock = connect, timeouts, clock
         self._connector: ProcConnector | None = None
         self._state = "not asked yet"
         #: Ends `run` when the connector cannot be read any more.
@@ -94,11 +89,9 @@ class ProcEventsFeed:
                 self._resync = None
 
     async def _open(self) -> ProcConnector:
-        """Open the connector, and try again later where that fails; each reason is logged once.
-
-        At an even pause and not by host.retry: the kernel's refusal (a right, a namespace) rarely changes, and no peer
-        is relieved by a backoff.
-        """
+        """Open the connector, and try again later where that fails; each reason is logged once. At an even pause and
+        not by host.retry: the kernel's refusal (a right, a namespace) rarely changes, and no peer is relieved by a
+        backoff."""
         while True:
             try:
                 return await self._open_once()
@@ -138,8 +131,6 @@ class ProcEventsFeed:
         counters = self._counters
         return {"state": self._state, "events": dict(counters.proc_events), "overruns": counters.overruns}
 
-    # Reading and handling
-
     def _readable(self) -> None:
         """The socket has events. In a storm it is polled instead, from the next turn of the loop on."""
         now = time.perf_counter()
@@ -170,9 +161,7 @@ class ProcEventsFeed:
     @log.operation()
     def _handle(self, since: float) -> tuple[int, bool]:
         """Handle events for the time of a turn.
-
-        :returns: how many were handled, and whether any was of a followed process.
-        """
+        :returns: how many were handled, and whether any was of a followed process."""
         if self._connector is None:
             return 0, False
         lost = False
@@ -207,8 +196,10 @@ class ProcEventsFeed:
     def _place(self, since: float) -> bool:
         """Give waiting events to the placer. :returns: whether any was of a followed process."""
         follow_up = self._placer.handle(self._within_budget())
-        self._name_later(follow_up.kernel_threads, since)
-        self._confirm_later(follow_up.soon - follow_up.now, since)
+        times = self._timeouts
+        self._pass_later(follow_up.kernel_threads, self._kernel_threads, times.kernel_named,
+                         self._placer.place_kernel_threads, since)
+        self._pass_later(follow_up.soon - follow_up.now, self._unconfirmed, times.confirm_placed, set, since)
         if follow_up.relevant:
             self._follow_up(follow_up, since)
         return follow_up.relevant
@@ -227,32 +218,21 @@ class ProcEventsFeed:
             self._resync_soon(f"proc connector's events cannot be handled: {err!r}")
         logger.debug("proc connector", exc_info=True)
 
-    # Passes
+    def _pass_later(self, new: set[T], waiting: set[T], delay: float, find: Callable[[set[T]], set[SandboxId]],
+                    since: float) -> None:
+        """Add to what waits, for `delay` seconds from the first, for a pass over the sandboxes that `find` makes of
+        it."""
+        if new and not waiting:
+            asyncio.get_running_loop().call_later(delay, self._pass, waiting, find, since)
+        waiting |= new
 
-    def _name_later(self, kernel_threads: set[int], since: float) -> None:
-        if kernel_threads and not self._kernel_threads:
-            asyncio.get_running_loop().call_later(self._timeouts.kernel_named, self._name, since)
-        self._kernel_threads |= kernel_threads
-
-    def _name(self, since: float) -> None:
-        pids, self._kernel_threads = self._kernel_threads, set()
-        self._pass(lambda: self._placer.place_kernel_threads(pids), since)
-
-    def _confirm_later(self, sandboxes: set[SandboxId], since: float) -> None:
-        if sandboxes and not self._unconfirmed:
-            asyncio.get_running_loop().call_later(self._timeouts.confirm_placed, self._confirm, since)
-        self._unconfirmed |= sandboxes
-
-    def _confirm(self, since: float) -> None:
-        sandboxes, self._unconfirmed = self._unconfirmed, set()
-        self._pass(lambda: sandboxes, since)
-
-    def _pass(self, find: Callable[[], set[SandboxId]], since: float) -> None:
-        """Ask for a pass over the sandboxes that `find` returns."""
+    def _pass(self, waiting: set[T], find: Callable[[set[T]], set[SandboxId]], since: float) -> None:
+        found = set(waiting)
+        waiting.clear()
         if self._connector is None:
             return  # it has been closed: the next full pass does it
         try:
-            if sandboxes := find():
+            if sandboxes := find(found):
                 self._follow_up(FollowUp(now=sandboxes, relevant=True), since)
         except Exception as err:
             self._failed(err)

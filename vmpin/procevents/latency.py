@@ -13,11 +13,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.counters import NewbornCounts
 from vmpin.domain.model import SandboxId, ThreadRole, VmmType, VmThread
-from vmpin.domain.newborn_counts import NewbornCounts
 from vmpin.host import affinity
 from vmpin.pinning.apply import Outcome, Result
-from vmpin.placement.newborn import leaves_sandbox
 from vmpin.placement.rules import Placement
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.vmm.virtual_machine import Vm
@@ -49,36 +48,30 @@ class Newborn(NamedTuple):
     ended: bool = False
 
     @classmethod
-    def gone(cls, placement: Placement, tid: int, born: int) -> Newborn:
-        """One that ended before its mask could be read."""
-        return cls(placement.sandbox, tid, born, born, placement.mask, None, None, None, True)
+    def of(cls, placement: Placement, tid: int, born: int, wanted: CpuSet | None = None, found: CpuSet | None = None,
+           mask: CpuSet | None = None, ended: bool = False) -> Newborn:
+        """One that was read, or set, at this moment."""
+        return cls(placement.sandbox, tid, born, time.monotonic_ns(), placement.mask, wanted, found, mask, ended)
 
-
-class _Provisional(NamedTuple):
-    """A VMM's thread whose role may change to one with CPUs of its own. Its number identifies it: a later thread of
-    that number is reported, too."""
-
-    sandbox: SandboxId
-    born: int
-    at: int
-    mask: CpuSet
-    #: Whether its mask is outside its sandbox, and left alone.
-    outside: bool
+    @property
+    def outside(self) -> bool:
+        """Whether it was created with CPUs outside its sandbox."""
+        return self.found is not None and leaves_sandbox(self.found, self.allowed, self.wanted)
 
 
 class LatencyBook:
     """Counts into the reconciler's `newborn_counts` and counters; both outlive it.
-
     :param named: seconds after its creation for which a VMM's thread may still get a name that shows its role: it has
         one within a millisecond.
-    :param identified: the same where names show nothing and a later pass identifies it.
-    """
+    :param identified: the same where names show nothing and a later pass identifies it."""
 
     def __init__(self, reconciler: Reconciler, named: float = 1.0, identified: float = 8.0) -> None:
         self._view, self._counters = reconciler.view, reconciler.view.counters
         self._counts = reconciler.newborn_counts_of
         self._named, self._identified_by = named, identified
-        self._provisional: dict[int, _Provisional] = {}
+        #: Threads of VMMs whose roles may change to one with CPUs of its own. A number identifies them: a later
+        #: thread of that number is reported, too.
+        self._provisional: dict[int, Newborn] = {}
         #: When the last full pass was, by CLOCK_BOOTTIME (s): threads it did not find were created since.
         self._last_full = time.clock_gettime(time.CLOCK_BOOTTIME)
         #: The threads seen since, and the CPUs that belonged to each sandbox at any time since.
@@ -90,26 +83,23 @@ class LatencyBook:
 
     def record(self, new: Newborn, provisional: bool = False, reported: bool = True) -> None:
         """Count a thread, unless it has been counted.
-
         :param provisional: its role may change: it is in place once that is confirmed.
-        :param reported: False if no event of its own has come yet; one that comes counts no more.
-        """
-        counts, outside = self._counts(new.sandbox), False
+        :param reported: False if no event of its own has come yet; one that comes counts no more."""
+        counts, outside = self._counts(new.sandbox), new.outside
         first = self._count_report(counts, new.tid, new.born)
         if new.found is not None:
             self._see(new.sandbox, new.tid, new.allowed)
-            outside = leaves_sandbox(new.found, new.allowed, new.wanted)
             counts.born_inside += first and not outside
-        if first and new.mask is None:
-            counts.ended += new.ended
-        elif first and new.mask is not None:
+        counts.ended += first and new.ended
+        if first and new.mask is not None:
             if outside and new.wanted is not None:
                 self._count_outside(new.sandbox, (new.at - new.born) / 1e9)
-            if provisional:
-                self._await(new.tid, _Provisional(new.sandbox, new.born, new.at, new.mask,
-                                                  outside and new.wanted is None))
-            else:
+            if not provisional:
                 self._count_in_place(new.sandbox, (new.at - new.born) / 1e9)
+            else:
+                if len(self._provisional) >= _MOST_PROVISIONAL:
+                    self.confirm(next(iter(self._provisional)))
+                self._provisional[new.tid] = new
         if not reported and new.mask is not None:
             self._count_ahead(new.tid, reported=True)
 
@@ -118,9 +108,9 @@ class LatencyBook:
         entry = self._provisional.get(tid)
         if entry is not None:
             now = time.monotonic_ns()
-            if entry.outside:
+            if entry.outside and entry.wanted is None:  # it was left alone there until now
                 self._count_outside(entry.sandbox, (now - entry.born) / 1e9)
-            self._provisional[tid] = entry._replace(at=now, mask=mask, outside=False)
+            self._provisional[tid] = entry._replace(at=now, mask=mask, wanted=mask)
 
     def confirm(self, tid: int) -> None:
         """A thread's role does not change any more: its place counts."""
@@ -130,9 +120,7 @@ class LatencyBook:
 
     def after_pass(self, results: Iterable[Result], everything: bool) -> None:
         """Count the threads that a pass placed and no event reported; confirm those whose role it identified.
-
-        :param everything: the pass was over the whole node.
-        """
+        :param everything: the pass was over the whole node."""
         for result in results:
             self._count_found(result)
         view, now = self._view, time.monotonic_ns()
@@ -151,7 +139,7 @@ class LatencyBook:
             self._last_full = time.clock_gettime(time.CLOCK_BOOTTIME)
             self._masks = {sandbox: placement.mask for sandbox, placement in view.placements.items()}
 
-    def _identified(self, entry: _Provisional, thread: VmThread) -> None:
+    def _identified(self, entry: Newborn, thread: VmThread) -> None:
         """A pass found that a thread has another role than the VMM's others."""
         tid, placement = thread.id.tid, self._view.placements.get(entry.sandbox)
         wanted = None if placement is None else placement.cpus_for(thread.role, thread.vcpu)
@@ -185,11 +173,6 @@ class LatencyBook:
         self._seen.add(tid)
         self._masks[sandbox] = self._masks.get(sandbox, EMPTY) | mask
 
-    def _await(self, tid: int, entry: _Provisional) -> None:
-        if len(self._provisional) >= _MOST_PROVISIONAL:
-            self.confirm(next(iter(self._provisional)))
-        self._provisional[tid] = entry
-
     def _count_ahead(self, tid: int, reported: bool) -> None:
         """A thread was counted before its event came."""
         if len(self._ahead) > _MOST_SEEN:
@@ -198,12 +181,13 @@ class LatencyBook:
 
     def _count_report(self, counts: NewbornCounts, tid: int, born: int) -> bool:
         """Count the report of a birth. :returns: False if all else of it has been counted."""
-        at, reported = self._ahead.get(tid, (-1, False))
-        first = born > at
-        if not first:
-            self._ahead[tid] = at, True
-        counts.reported += first or not reported
-        return first
+        ahead = self._ahead.get(tid)
+        if ahead is None or born > ahead[0]:
+            counts.reported += 1
+            return True
+        self._ahead[tid] = ahead[0], True
+        counts.reported += not ahead[1]
+        return False
 
     def _count_outside(self, sandbox: SandboxId, seconds: float) -> None:
         self._counts(sandbox).count_outside(seconds)
@@ -225,3 +209,8 @@ def _precedes_vmm(vm: Vm | None, thread: VmThread) -> bool:
         return False
     vcpus = [each.id.starttime for each in vm.vmm.threads.values() if each.role is ThreadRole.VCPU]
     return bool(vcpus) and thread.id.starttime <= min(vcpus)
+
+
+def leaves_sandbox(mask: CpuSet, sandbox: CpuSet, wanted: CpuSet | None) -> bool:
+    """Whether a mask has CPUs that are neither its sandbox's nor those of the thread's role (`wanted`)."""
+    return not mask <= (sandbox | (wanted or EMPTY))

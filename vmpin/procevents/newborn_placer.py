@@ -15,14 +15,11 @@ over the new VM then places the shim.
 What stays out: receiving the events and asking for the passes (feed), and counting (latency). Called by feed.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
@@ -30,8 +27,9 @@ from vmpin.host import affinity
 from vmpin.host.procfs import PF_USER_WORKER
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.rules import Placement
+from vmpin.procevents.follow_up import FollowUp
 from vmpin.procevents.latency import LatencyBook, Newborn
-from vmpin.procevents.named_vcpus import Confirmation, NamedVcpuPlacer
+from vmpin.procevents.named_vcpus import NamedVcpuPlacer
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.vmm.processes import VmmProcess, is_shim, kernel_thread_owner
 from vmpin.vmm.threads import is_dragonball
@@ -47,47 +45,17 @@ _LISTINGS, _CHILDREN = 4, 8
 _REMEMBERED = 4096
 
 
-@dataclass
-class FollowUp:
-    """What the events leave to be done by passes."""
-
-    #: Sandboxes to reconcile now.
-    now: set[SandboxId] = field(default_factory=set)
-    #: Sandboxes to reconcile a moment later: their new threads are in place already.
-    soon: set[SandboxId] = field(default_factory=set)
-    #: Sandboxes whose VMM has just started.
-    started: set[SandboxId] = field(default_factory=set)
-    #: Sandboxes with new threads whose names do not show their roles.
-    unnamed: set[SandboxId] = field(default_factory=set)
-    #: New kernel threads, which have no names yet.
-    kernel_threads: set[int] = field(default_factory=set)
-    #: New threads that may be the kernel's workers in a VMM (vhost): all that have not been named since.
-    maybe_workers: dict[int, Vm] = field(default_factory=dict)
-    #: Whether any event was of a followed process.
-    relevant: bool = False
-
-
-class _Early(NamedTuple):
-    """A process that was placed at its exec and may have no VM yet."""
-
-    sandbox: SandboxId
-    role: ThreadRole
-    id: ThreadId
-    placement: Placement
-
-
 class NewbornPlacer:
     """Handles events in the order in which they came. `after_pass` has to be called after every pass."""
 
     def __init__(self, reconciler: Reconciler) -> None:
         self.book = LatencyBook(reconciler)
         self._named_vcpus = NamedVcpuPlacer(reconciler, self.book)
-        self._reconciler = reconciler
-        self._view = reconciler.view
-        self._proc = reconciler.view.proc
+        self._reconciler, self._view, self._proc = reconciler, reconciler.view, reconciler.view.proc
         #: The view's, kept for a batch of events: it is looked up at every one.
         self._followed: Mapping[int, tuple[Vm, Process]] = {}
-        self._early: dict[int, _Early] = {}
+        #: By pid, processes that were placed at their exec and may have no VM yet: the placement and the main thread.
+        self._early: dict[int, tuple[Placement, VmThread]] = {}
         #: By pid, when a process that executed a program was last inspected (ns, as events have it).
         self._inspected: dict[int, int] = {}
         self._handlers: dict[type, Callable[[Any, FollowUp], None]] = {
@@ -111,26 +79,23 @@ class NewbornPlacer:
         return follow_up
 
     def after_pass(self, report: PassReport, everything: bool = False) -> None:
-        """Confirm what was placed ahead of a pass over some sandboxes or over everything, and forget what has
-        ended."""
+        """Confirm what was placed ahead of a pass over some sandboxes or everything, and forget what has ended."""
         self.book.after_pass(report.results, everything)
-        view = self._view
         if everything:
+            view = self._view
             self._named_vcpus.forget_all_but(view.vms)
-        if everything and self._early:
-            helped = view.helped()
+            helped = view.helped() if self._early else ()
             self._early = {pid: early for pid, early in self._early.items()
-                           if pid not in view.followed and early.sandbox in helped
-                           and fnmatchcase(early.sandbox, view.config.watch.pattern)}
+                           if pid not in view.followed and early[0].sandbox in helped
+                           and fnmatchcase(early[0].sandbox, view.config.watch.pattern)}
 
     def place_kernel_threads(self, pids: Iterable[int]) -> set[SandboxId]:
         """Inspect new kernel threads once they have names. :returns: the sandboxes that got one."""
-        view = self._view
         found = False
         for pid in pids:
             stat = self._proc.stat(pid)
             owner = kernel_thread_owner(stat.comm) if stat is not None and stat.kernel_thread else None
-            if owner is not None and owner[1] in view.followed:
+            if owner is not None and owner[1] in self._view.followed:
                 self._reconciler.inspect_process(pid)
                 found = True
         return self._assign_processes() if found else set()
@@ -144,14 +109,12 @@ class NewbornPlacer:
     # A process executes a program
 
     def _executed(self, event: Exec, follow_up: FollowUp) -> None:
-        # The event comes when the program is there (fs/exec.c: exec_binprm), so one inspection serves all earlier
-        # ones.
+        # The event comes when the program is there (fs/exec.c: exec_binprm): one inspection serves all earlier ones.
         pid = event.process
         if event.time <= self._inspected.get(pid, 0):
             return
         self._inspected[pid] = time.monotonic_ns()
-        view = self._view
-        before = view.followed.get(pid)
+        before = self._view.followed.get(pid)
         self._early.pop(pid, None)
         found = self._reconciler.inspect_process(pid)
         if found is None:
@@ -160,18 +123,19 @@ class NewbornPlacer:
                 follow_up.now |= {before[0].sandbox, *self._assign_processes()}
             return
         main, what, argv = found
+        is_vmm = isinstance(what, VmmProcess)
         if is_shim(what):
             logger.debug("started sandbox=%s role=shim pid=%d mask=kept", what.sandbox, pid)
-        elif what.sandbox is not None and self._is_to_be_placed(what.sandbox, pid, isinstance(what, VmmProcess)):
+        elif what.sandbox is not None and self._is_to_be_placed(what.sandbox, pid, is_vmm):
             follow_up.relevant = True
-            role = ThreadRole.EMULATOR if isinstance(what, VmmProcess) else what.role
+            role = ThreadRole.EMULATOR if is_vmm else ThreadRole.VIRTIOFSD
             name = argv[0].rpartition("/")[2][:15]
             self._place_process(what.sandbox, VmThread(main, role, name, pid), event.time)
         changed = self._assign_processes()
-        followed = view.followed.get(pid)
+        followed = self._view.followed.get(pid)
         if followed is not None:
             follow_up.now |= {*changed, followed[0].sandbox}
-            if isinstance(what, VmmProcess):
+            if is_vmm:
                 follow_up.started.add(followed[0].sandbox)
 
     def _is_to_be_placed(self, sandbox: SandboxId, pid: int, vmm: bool) -> bool:
@@ -184,10 +148,8 @@ class NewbornPlacer:
         return other is None or other.vmm.pid == pid or not view.runs(other.vmm.id)
 
     def _place_process(self, sandbox: SandboxId, main: VmThread, born: int) -> None:
-        """Place a process that executed a program, and what it has forked since.
-
-        QEMU's -daemonize: the VM is a child's child, and both may have been forked before the mask was set.
-        """
+        """Place a process that executed a program, and what it has forked since. QEMU's -daemonize: the VM is a
+        child's child, and both may have been forked before the mask was set."""
         placement = self._view.placement_at_exec(sandbox)
         if placement is None:
             return
@@ -207,7 +169,7 @@ class NewbornPlacer:
     def _place_threads(self, placement: Placement, main: VmThread, born: int) -> bool:
         """Place all threads of a process, its main thread first. :returns: whether that is in place."""
         proc = self._proc
-        self._early[main.pid] = _Early(placement.sandbox, main.role, main.id, placement)
+        self._early[main.pid] = placement, main
         done = self._place(placement, main, born)
         self.book.record(done)
         if done.mask is None:
@@ -237,9 +199,12 @@ class NewbornPlacer:
             follow_up.relevant = True
             followed[1].mark_outdated()
             self._place_followed(event, *followed, follow_up)
-        elif event.process in self._early:
+        elif event.process in self._early:  # its VM is not there yet
             follow_up.relevant = True
-            self._place_early(event, self._early[event.process])
+            placement, main = self._early[event.process]
+            state = self._view.sandboxes.get(placement.sandbox)
+            if state is None or not state.suspended:
+                self.book.record(self._place_created(placement, main.role, main.id, event))
 
     def _place_followed(self, event: Fork, vm: Vm, process: Process, follow_up: FollowUp) -> None:
         """Place a new thread of a VM's process."""
@@ -256,83 +221,65 @@ class NewbornPlacer:
         self.book.record(done, provisional=True)
         if done.mask is None:
             return
+        others = placement.others
         if vm.found_by != "names":
             follow_up.unnamed.add(vm.sandbox)
-        elif _has_own_place_for_kernel_workers(placement):
-            follow_up.maybe_workers[event.child] = vm
+        elif not others[ThreadRole.EMULATOR] == others[ThreadRole.VHOST] == others[ThreadRole.KVM]:
+            follow_up.maybe_workers[event.child] = vm  # the kernel's threads belong elsewhere than the VMM's own
 
     def _keep_identified(self, placement: Placement, thread: VmThread, event: Fork) -> bool:
         """Leave a thread where a pass has put it: its event came after the pass that identified its role.
-
-        :returns: False if the thread's number is another thread's by now.
-        """
+        :returns: False if the thread's number is another thread's by now."""
         stat, mask = self._proc.thread_stat(thread.pid, thread.id.tid), affinity.get(thread.id.tid)
         if stat is None or mask is None or stat.starttime != thread.id.starttime:
             return False
         cpus = CpuSet(mask)
-        self.book.record(Newborn(placement.sandbox, thread.id.tid, event.time, time.monotonic_ns(), placement.mask,
-                                 placement.cpus_for(thread.role, thread.vcpu), cpus, cpus), provisional=True)
+        wanted = placement.cpus_for(thread.role, thread.vcpu)
+        self.book.record(Newborn.of(placement, thread.id.tid, event.time, wanted, cpus, cpus), provisional=True)
         return True
-
-    def _place_early(self, event: Fork, early: _Early) -> None:
-        """Place a new thread of a process whose VM is not there yet."""
-        state = self._view.sandboxes.get(early.sandbox)
-        if state is None or not state.suspended:
-            self.book.record(self._place_created(early.placement, early.role, early.id, event))
 
     def _place_created(self, placement: Placement, role: ThreadRole, main: ThreadId, event: Fork) -> Newborn:
         """Give a thread that was created a moment ago the mask of its process's others."""
         tid, wanted, mask = event.child, placement.cpus_for(role, None), affinity.get(event.child)
         if mask is None:
-            return Newborn.gone(placement, tid, event.time)
+            return Newborn.of(placement, tid, event.time, ended=True)
         if wanted is None or mask == wanted.frozen():
             cpus = CpuSet(mask)
-            return Newborn(placement.sandbox, tid, event.time, time.monotonic_ns(), placement.mask, wanted, cpus, cpus)
+            return Newborn.of(placement, tid, event.time, wanted, cpus, cpus)
         stat = self._proc.thread_stat(main.tid, tid)
         if stat is None or not self._view.runs(main):
-            return Newborn.gone(placement, tid, event.time)
+            return Newborn.of(placement, tid, event.time, ended=True)
         return self._place(placement, VmThread(ThreadId(tid, stat.starttime), role, stat.comm, main.tid), event.time)
 
     def _place(self, placement: Placement, thread: VmThread, born: int) -> Newborn:
         """Give one thread the mask of its role."""
-        mask, wanted = affinity.get(thread.id.tid), placement.cpus_for(thread.role, None)
+        tid, wanted = thread.id.tid, placement.cpus_for(thread.role, None)
+        mask = affinity.get(tid)
         if mask is None:
-            return Newborn.gone(placement, thread.id.tid, born)
+            return Newborn.of(placement, tid, born, ended=True)
         found = CpuSet(mask)
-        now: CpuSet | None = found
         result = self._reconciler.pin_newborn(placement, thread, found)
-        if result is not None:
-            now = result.placed
-            if now is not None:
-                logger.debug("placed sandbox=%s thread=%d role=%s mask=%s was=%s", placement.sandbox, thread.id.tid,
-                             thread.role, now, found)
-        return Newborn(placement.sandbox, thread.id.tid, born, time.monotonic_ns(), placement.mask, wanted, found, now,
-                       result is not None and result.outcome is Outcome.GONE)
+        if result is None:
+            return Newborn.of(placement, tid, born, wanted, found, found)
+        if result.placed is not None:
+            logger.debug("placed sandbox=%s thread=%d role=%s mask=%s was=%s", placement.sandbox, tid, thread.role,
+                         result.placed, found)
+        return Newborn.of(placement, tid, born, wanted, found, result.placed, result.outcome is Outcome.GONE)
 
     # A thread is named
 
     def _renamed(self, event: Comm, follow_up: FollowUp) -> None:
-        view = self._view
-        followed = view.followed.get(event.process)
+        followed = self._view.followed.get(event.process)
         if followed is not None:
             follow_up.relevant = True
             follow_up.maybe_workers.pop(event.thread, None)
             vm, process = followed
-            confirmation = self._named_vcpus.place(event, vm) if process is vm.vmm else Confirmation.NONE
-            if confirmation is Confirmation.NOW:
-                follow_up.now.add(vm.sandbox)
-            elif confirmation is Confirmation.SOON:
-                follow_up.soon.add(vm.sandbox)
-        elif is_dragonball([event.name]) and event.process in view.helper_pids:
+            if process is vm.vmm:
+                self._named_vcpus.place(event, vm, follow_up)
+        elif is_dragonball([event.name]) and event.process in self._view.helper_pids:
             # A shim whose VM is a library's is the VMM from its first vCPU's name on.
             follow_up.relevant = True
             self._reconciler.inspect_process(event.process)
             changed = self._assign_processes()
             follow_up.now |= changed
             follow_up.started |= changed
-
-
-def _has_own_place_for_kernel_workers(placement: Placement) -> bool:
-    """Whether the threads that the kernel creates in a VMM belong elsewhere than the VMM's own."""
-    others = placement.others
-    return not others[ThreadRole.EMULATOR] == others[ThreadRole.VHOST] == others[ThreadRole.KVM]

@@ -1,10 +1,7 @@
 """The frames between the host and the agent in a guest: `u32 big-endian length | UTF-8 JSON object`.
 
-Shared by both ends: standard library only, Python 3.9. Input is limited in length, depth, count and size of numbers.
-Called by guests on the host and by the agent's link. What stays out: the content of a message (messages, parsing).
-"""
-
-from __future__ import annotations
+Input is limited in length, depth, count and size of numbers. Called by guests on the host and by the agent's link.
+What stays out: the content of a message (messages, parsing)."""
 
 import json
 import re
@@ -44,10 +41,8 @@ class FrameDecoder:
 
     def feed(self, data: bytes) -> List[Dict[str, Any]]:
         """Take the next bytes. :returns: the messages that they complete, as JSON objects.
-
         :raises ProtocolError: a frame is too long (raised when its length was read), too deep or no JSON object; and
-            at every later call, as the connection cannot be used any more.
-        """
+            at every later call, as the connection cannot be used any more."""
         if self._error is not None:
             raise self._error
         found = []
@@ -135,12 +130,9 @@ def clean(text: str, limit: int = 400) -> str:
 
 
 def parse_ids(text: str) -> Tuple[int, ...]:
-    """The hardware ids in a list such as `0,2-3`, ascending; none in a blank text.
-
-    Not a CpuSet: an MPIDR such as 0x10000 is greater than any CPU number.
-
-    :raises ProtocolError: it is no such list, or has more ids than any machine has CPUs.
-    """
+    """The hardware ids in a list such as `0,2-3`, ascending; none in a blank text. Not a CpuSet: an MPIDR such as
+    0x10000 is greater than any CPU number.
+    :raises ProtocolError: it is no such list, or has more ids than any machine has CPUs."""
     found: Set[int] = set()
     for region in text.split(",") if text.strip() else ():
         match = _RANGE.fullmatch(region.strip())

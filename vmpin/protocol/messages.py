@@ -1,10 +1,7 @@
 """The messages between the host and the agent in a guest, as types with their JSON form.
 
-Shared by both ends: standard library only, Python 3.9. A field that is None was absent or is unknown. Used by guests
-on the host and by the agent. What stays out: frames (frames), and reading messages (parsing).
-"""
-
-from __future__ import annotations
+A field that is None was absent or is unknown. Used by guests on the host and by the agent. What stays out: frames
+(frames), and reading messages (parsing)."""
 
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -19,15 +16,9 @@ MAX_OUTSIDE = 16
 class Ping(NamedTuple):
     id: Optional[int] = None
 
-    def message(self) -> Dict[str, Any]:
-        return _message("ping", self.id)
-
 
 class InventoryRequest(NamedTuple):
     id: Optional[int] = None
-
-    def message(self) -> Dict[str, Any]:
-        return _message("inventory", self.id)
 
 
 class Unpin(NamedTuple):
@@ -35,24 +26,16 @@ class Unpin(NamedTuple):
 
     id: Optional[int] = None
 
-    def message(self) -> Dict[str, Any]:
-        return _message("unpin", self.id)
-
 
 class Subscribe(NamedTuple):
     """Send events from now on, and an `Applied` without id when an outcome changes. Answered with an `Inventory`."""
 
     id: Optional[int] = None
 
-    def message(self) -> Dict[str, Any]:
-        return _message("subscribe", self.id)
-
 
 class ContainerVcpus(NamedTuple):
-    """A container's vCPUs by hardware id, ascending.
-
-    `host` are the host's CPUs behind them, if the host discloses them; they are only exported (`VcpuMap.export`).
-    """
+    """A container's vCPUs by hardware id, ascending. `host` are the host's CPUs behind them, if the host discloses
+    them; they are only exported (`VcpuMap.export`)."""
 
     hw: Tuple[int, ...]
     exclusive: bool = False
@@ -73,12 +56,6 @@ class VcpuMap(NamedTuple):
     system: Optional[Tuple[int, ...]] = None
     export: bool = False
 
-    def message(self) -> Dict[str, Any]:
-        containers = {cid: share.data() for cid, share in self.containers.items()}
-        system = None if self.system is None else {"hw": format_ids(self.system)}
-        return _message("map", self.id, generation=self.generation, sandbox=self.sandbox, containers=containers,
-                        system=system, export=self.export)
-
 
 class Pong(NamedTuple):
     """`version` is the agent's, `uptime` the guest's in seconds."""
@@ -88,15 +65,9 @@ class Pong(NamedTuple):
     boot_id: str
     uptime: float
 
-    def message(self) -> Dict[str, Any]:
-        return _message("pong", self.id, version=self.version, boot_id=self.boot_id, uptime=self.uptime)
-
 
 class GuestCpu(NamedTuple):
-    """One CPU of the guest.
-
-    `hw` is its hardware id; None for an offline CPU of x86, which does not show its APIC id.
-    """
+    """One CPU. `hw` is its hardware id; None for an offline CPU of x86, which does not show its APIC id."""
 
     cpu: int
     hw: Optional[int]
@@ -111,10 +82,7 @@ class GuestContainer(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """The guest as the agent sees it.
-
-    `cgroup` is v1, v2, hybrid or none; `note` describes a doubt, as that `hw` is guessed.
-    """
+    """The guest. `cgroup` is v1, v2, hybrid or none; `note` describes a doubt, as that `hw` is guessed."""
 
     id: Optional[int]
     cpus: Sequence[GuestCpu]
@@ -122,11 +90,6 @@ class Inventory(NamedTuple):
     cgroup: str
     python: str
     note: str = ""
-
-    def message(self) -> Dict[str, Any]:
-        return _message("inventory", self.id, cpus=[each._asdict() for each in self.cpus],
-                        containers=[each._asdict() for each in self.containers], cgroup=self.cgroup,
-                        python=self.python, note=self.note)
 
 
 #: Every thread is within its CPUs.
@@ -141,11 +104,9 @@ STATES = (APPLIED, PENDING, UNKNOWN, ERROR)
 
 
 class ContainerOutcome(NamedTuple):
-    """The outcome for one container, or for the guest's own processes.
-
-    `wanted` and `effective` are guest CPUs; `cgroup` is the one that was written, None if threads were pinned one by
-    one; `outside` the first threads that may run on other CPUs.
-    """
+    """The outcome for one container, or for the guest's own processes. `wanted` and `effective` are guest CPUs;
+    `cgroup` is the one that was written, None if threads were pinned one by one; `outside` the first threads that may
+    run on other CPUs."""
 
     state: str
     cgroup: Optional[str] = None
@@ -169,35 +130,20 @@ class Applied(NamedTuple):
     containers: Mapping[str, ContainerOutcome]
     system: Optional[ContainerOutcome] = None
 
-    def message(self) -> Dict[str, Any]:
-        return _message("applied", self.id, generation=self.generation,
-                        containers={cid: outcome.data() for cid, outcome in self.containers.items()},
-                        system=None if self.system is None else self.system.data())
-
 
 class GuestEvent(NamedTuple):
-    """A change in the guest.
-
-    `kind` is "cpus" (`online` are the CPUs online now) or "containers" (`started`, `stopped`).
-    """
+    """A change: `kind` is "cpus" (`online` are the CPUs online now) or "containers" (`started`, `stopped`)."""
 
     kind: str
     online: CpuSet = CpuSet()
     started: Tuple[str, ...] = ()
     stopped: Tuple[str, ...] = ()
 
-    def message(self) -> Dict[str, Any]:
-        return _message("event", None, kind=self.kind, online=str(self.online), started=list(self.started),
-                        stopped=list(self.stopped))
-
 
 class NeedMap(NamedTuple):
     """The agent has no map, as after a restart. Sent at a new connection, and after garbage on the serial port."""
 
     id: Optional[int] = None
-
-    def message(self) -> Dict[str, Any]:
-        return _message("need_map", self.id)
 
 
 class Failure(NamedTuple):
@@ -206,13 +152,32 @@ class Failure(NamedTuple):
     id: Optional[int]
     error: str
 
-    def message(self) -> Dict[str, Any]:
-        return _message("error", self.id, error=clean(self.error))
-
 
 HostMessage = Union[Ping, InventoryRequest, VcpuMap, Unpin, Subscribe]
 AgentMessage = Union[Pong, Inventory, Applied, GuestEvent, NeedMap, Failure]
 
+_TYPES = {Ping: "ping", InventoryRequest: "inventory", VcpuMap: "map", Unpin: "unpin", Subscribe: "subscribe",
+          Pong: "pong", Inventory: "inventory", Applied: "applied", GuestEvent: "event", NeedMap: "need_map",
+          Failure: "error"}
 
-def _message(type: str, id: Optional[int], **fields: object) -> Dict[str, Any]:
-    return {"v": VERSION, "type": type, **({} if id is None else {"id": id}), **fields}
+
+def as_json(message: Union[HostMessage, AgentMessage]) -> Dict[str, Any]:
+    """The JSON object of a message, as `frames.encode` takes it; without the id if that is None."""
+    fields = {name: _value(value) for name, value in message._asdict().items() if (name, value) != ("id", None)}
+    if isinstance(message, VcpuMap) and message.system is not None:
+        fields["system"] = {"hw": format_ids(message.system)}
+    elif isinstance(message, Failure):
+        fields["error"] = clean(message.error)
+    return {"v": VERSION, "type": _TYPES[type(message)], **fields}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, (ContainerVcpus, ContainerOutcome)):
+        return value.data()
+    if isinstance(value, (GuestCpu, GuestContainer)):
+        return value._asdict()
+    if isinstance(value, CpuSet):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: _value(each) for name, each in value.items()}
+    return [_value(each) for each in value] if isinstance(value, (list, tuple)) else value

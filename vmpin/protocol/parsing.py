@@ -1,9 +1,8 @@
 """Reads the messages between the host and the agent in a guest (messages) from the JSON objects in frames (frames).
 
 Every message has `"v": 1` and a `"type"`; a request has an `"id"`, which its answer repeats. Unknown fields are
-ignored; an unknown type or another version is answered with an error. Shared by both ends: standard library only,
-Python 3.9. Each end treats the other as hostile: input is limited in length, depth, count and size of numbers, and
-texts are made printable. Used by guests on the host and by the agent. What stays out: sockets and clocks.
+ignored; an unknown type or another version is answered with an error. Each end treats the other as hostile: input is
+limited, and texts are made printable. Used by guests on the host and by the agent. What stays out: sockets and clocks.
 
     host -> agent   ping inventory map unpin subscribe
     agent -> host   pong inventory applied applied inventory; without a request: event applied need_map error
@@ -21,32 +20,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.protocol import messages
 from vmpin.protocol.frames import MAX_CPUS, MAX_HW, ProtocolError, clean, parse_ids
-from vmpin.protocol.messages import (
-    MAX_OUTSIDE,
-    STATES,
-    VERSION,
-    AgentMessage,
-    Applied,
-    ContainerOutcome,
-    ContainerVcpus,
-    Failure,
-    GuestContainer,
-    GuestCpu,
-    GuestEvent,
-    HostMessage,
-    Inventory,
-    InventoryRequest,
-    NeedMap,
-    Ping,
-    Pong,
-    Subscribe,
-    Unpin,
-    VcpuMap,
-)
 
 #: The agent's AF_VSOCK port unless configured otherwise; Kata uses 1024 to 1027.
 PORT = 10789
@@ -60,6 +38,9 @@ MAX_NUMBER = (1 << 63) - 1
 #: As on the host (domain.model.valid_id): one plain part of a path without characters that need escaping.
 _CONTAINER = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.+:@-]{0,255}")
 
+_Message = TypeVar("_Message")
+_Value = TypeVar("_Value")
+
 
 class VersionError(ProtocolError):
     """The message has another version of the protocol. Answered with an error that names both."""
@@ -69,113 +50,72 @@ class UnknownMessage(ProtocolError):
     """The message has a type that this end does not support. Answered with an error."""
 
 
-def parse_request(message: Mapping[str, Any]) -> HostMessage:
-    """Read a message of the host.
-
-    :raises VersionError: it has another version. :raises UnknownMessage: it has an unsupported type.
-    :raises ProtocolError: a field is invalid.
-    """
-    type, id = _envelope(message)
-    if type == "map":
-        return parse_map(message)
-    if type == "ping":
-        return Ping(id)
-    if type == "inventory":
-        return InventoryRequest(id)
-    if type == "unpin":
-        return Unpin(id)
-    if type == "subscribe":
-        return Subscribe(id)
-    raise UnknownMessage("unknown message", id)
+def parse_request(message: Mapping[str, Any]) -> messages.HostMessage:
+    """Read a message of the host. :raises VersionError: it has another version. :raises UnknownMessage: it has an
+    unsupported type. :raises ProtocolError: a field is invalid."""
+    return _read(message, _REQUESTS)
 
 
-def parse_answer(message: Mapping[str, Any]) -> AgentMessage:
+def parse_answer(message: Mapping[str, Any]) -> messages.AgentMessage:
     """Read a message of the agent. :raises ProtocolError: as `parse_request`."""
-    type, id = _envelope(message)
-    get = _Fields(message, id)
-    if type == "applied":
-        return parse_applied(message)
-    if type == "inventory":
-        return parse_inventory(message)
-    if type == "pong":
-        return Pong(id, get.text("version", 64), get.text("boot_id", 64), get.seconds("uptime"))
-    if type == "event":
-        return GuestEvent(get.text("kind", 32), get.cpus("online"), get.containers("started"),
-                          get.containers("stopped"))
-    if type == "need_map":
-        return NeedMap(id)
-    if type == "error":
-        return Failure(id, get.text("error", 400))
-    raise UnknownMessage("unknown message", id)
+    return _read(message, _ANSWERS)
 
 
-def parse_map(message: Mapping[str, Any]) -> VcpuMap:
-    """:raises ProtocolError: with the container and the invalid field."""
-    _, id = _envelope(message)
-    get = _Fields(message, id)
-    containers = {}
-    for cid, fields in get.objects("containers").items():
-        share = _Fields(fields, id, f"container {_container(cid, id)}: ")
-        containers[cid] = ContainerVcpus(share.hw(), share.flag("exclusive"), share.cpus("host"))
-    system = message.get("system")
-    return VcpuMap(id, get.number("generation", required=True), get.text("sandbox", 256), containers,
-                   None if system is None else _Fields(system, id, "system: ").hw(), get.flag("export"))
-
-
-def parse_applied(message: Mapping[str, Any]) -> Applied:
-    """:raises ProtocolError: with the container and the invalid field."""
-    _, id = _envelope(message)
-    get = _Fields(message, id)
-    containers = {cid: _outcome(_Fields(fields, id, f"container {_container(cid, id)}: "))
-                  for cid, fields in get.objects("containers").items()}
-    system = message.get("system")
-    return Applied(id, get.number("generation", required=True), containers,
-                   None if system is None else _outcome(_Fields(system, id, "system: ")))
-
-
-def parse_inventory(message: Mapping[str, Any]) -> Inventory:
-    """:raises ProtocolError: with the invalid field."""
-    _, id = _envelope(message)
-    get = _Fields(message, id)
-    cpus = []
-    for each in get.list("cpus", MAX_CPUS):
-        one = _Fields(each, id, "cpus: ")
-        hw = None if one.of.get("hw") is None else one.number("hw", MAX_HW)
-        cpus.append(GuestCpu(one.number("cpu", MAX_CPUS - 1, required=True), hw, one.flag("online"),
-                             one.number("node", MAX_CPUS)))
-    containers = []
-    for each in get.list("containers", MAX_CONTAINERS):
-        one = _Fields(each, id, "containers: ")
-        containers.append(GuestContainer(_container(one.of.get("id"), id), one.text("cgroup", 4096),
-                                         one.number("processes")))
-    return Inventory(id, cpus, containers, get.text("cgroup", 16), get.text("python", 64), get.text("note", 400))
-
-
-def _outcome(get: _Fields) -> ContainerOutcome:
-    state = get.text("state", 16)
-    if state not in STATES:
-        raise ProtocolError(f"{get.where}state {state!r} is none of {', '.join(STATES)}", get.id)
-    outside = get.list("outside", MAX_OUTSIDE)
-    if not all(_is_number(tid, 1 << 31) for tid in outside):
-        raise ProtocolError(f"{get.where}outside holds no thread ids", get.id)
-    cgroup = None if get.of.get("cgroup") is None else get.text("cgroup", 4096)
-    return ContainerOutcome(state, cgroup, get.cpus("wanted"), get.cpus("effective"), get.number("processes"),
-                            get.number("threads"), tuple(outside), get.text("error", 400))
-
-
-def _envelope(message: Mapping[str, Any]) -> Tuple[str, Optional[int]]:
-    """A message's type and id."""
+def _read(message: Mapping[str, Any], readers: Mapping[str, Callable[[_Fields], _Message]]) -> _Message:
     id = message.get("id")
     if id is not None and not _is_number(id, MAX_NUMBER):
         raise ProtocolError("id is no number")
     version = message.get("v")
-    if version != VERSION or isinstance(version, bool):
+    if version != messages.VERSION or isinstance(version, bool):
         raise VersionError(f"the message is of version {clean(repr(version), 40)} of the protocol, this end speaks "
-                           f"{VERSION}", id)
+                           f"{messages.VERSION}", id)
     type = message.get("type")
     if not isinstance(type, str):
         raise ProtocolError("type is no text", id)
-    return type, id
+    if type not in readers:
+        raise UnknownMessage("unknown message", id)
+    return readers[type](_Fields(message, id))
+
+
+def _map(get: _Fields) -> messages.VcpuMap:
+    containers = {}
+    for cid, share in get.by_container():
+        containers[cid] = messages.ContainerVcpus(share.hw(), share.flag("exclusive"), share.cpus("host"))
+    system = get.part("system")
+    return messages.VcpuMap(get.id, get.number("generation", required=True), get.text("sandbox", 256), containers,
+                            None if system is None else system.hw(), get.flag("export"))
+
+
+def _applied(get: _Fields) -> messages.Applied:
+    containers = {cid: _outcome(outcome) for cid, outcome in get.by_container()}
+    system = get.part("system")
+    return messages.Applied(get.id, get.number("generation", required=True), containers,
+                            None if system is None else _outcome(system))
+
+
+def _inventory(get: _Fields) -> messages.Inventory:
+    cpus = []
+    for one in get.parts("cpus", MAX_CPUS):
+        hw = None if one.of.get("hw") is None else one.number("hw", MAX_HW)
+        cpus.append(messages.GuestCpu(one.number("cpu", MAX_CPUS - 1, required=True), hw, one.flag("online"),
+                                      one.number("node", MAX_CPUS)))
+    containers = [messages.GuestContainer(_container(one.of.get("id"), get.id), one.text("cgroup", 4096),
+                                          one.number("processes")) for one in get.parts("containers", MAX_CONTAINERS)]
+    return messages.Inventory(get.id, cpus, containers, get.text("cgroup", 16), get.text("python", 64),
+                              get.text("note", 400))
+
+
+def _outcome(get: _Fields) -> messages.ContainerOutcome:
+    state = get.text("state", 16)
+    if state not in messages.STATES:
+        raise ProtocolError(f"{get.where}state {state!r} is none of {', '.join(messages.STATES)}", get.id)
+    outside = get.list("outside", messages.MAX_OUTSIDE)
+    if not all(_is_number(tid, 1 << 31) for tid in outside):
+        raise ProtocolError(f"{get.where}outside holds no thread ids", get.id)
+    cgroup = None if get.of.get("cgroup") is None else get.text("cgroup", 4096)
+    return messages.ContainerOutcome(state, cgroup, get.cpus("wanted"), get.cpus("effective"),
+                                     get.number("processes"), get.number("threads"), tuple(outside),
+                                     get.text("error", 400))
 
 
 def _is_number(value: object, most: int) -> bool:
@@ -216,38 +156,36 @@ class _Fields:
         return float(value)
 
     def text(self, name: str, limit: int) -> str:
-        value = self.of.get(name, "")
-        if not isinstance(value, str):
-            raise self._wrong(name, "text")
-        return clean(value, limit)
+        return clean(self._get(name, "", "text"), limit)
 
     def flag(self, name: str) -> bool:
-        value = self.of.get(name, False)
-        if not isinstance(value, bool):
-            raise self._wrong(name, "true or false")
-        return value
+        return self._get(name, False, "true or false")
 
     def list(self, name: str, limit: int) -> List[Any]:
-        value = self.of.get(name, [])
-        if not isinstance(value, list) or len(value) > limit:
-            raise self._wrong(name, f"a list of at most {limit}")
-        return value
+        return self._get(name, [], f"a list of at most {limit}", limit)
 
     def containers(self, name: str) -> Tuple[str, ...]:
         return tuple(_container(each, self.id) for each in self.list(name, MAX_CONTAINERS))
 
-    def objects(self, name: str) -> Dict[str, Any]:
-        value = self.of.get(name, {})
-        if not isinstance(value, dict) or len(value) > MAX_CONTAINERS:
-            raise self._wrong(name, f"an object of at most {MAX_CONTAINERS}")
-        return value
+    def part(self, name: str) -> Optional[_Fields]:
+        """The fields of an object in this one; None without it."""
+        value = self.of.get(name)
+        return None if value is None else _Fields(value, self.id, f"{name}: ")
+
+    def parts(self, name: str, limit: int) -> Iterator[_Fields]:
+        """The fields of each object in a list."""
+        return (_Fields(each, self.id, f"{name}: ") for each in self.list(name, limit))
+
+    def by_container(self) -> Iterator[Tuple[str, _Fields]]:
+        """The ids in `containers`, and the fields of each one's object."""
+        found: Dict[str, Any] = {}
+        for cid, fields in self._get("containers", found, f"an object of at most {MAX_CONTAINERS}",
+                                     MAX_CONTAINERS).items():
+            yield cid, _Fields(fields, self.id, f"container {_container(cid, self.id)}: ")
 
     def cpus(self, name: str) -> CpuSet:
-        value = self.of.get(name, "")
-        if not isinstance(value, str):
-            raise self._wrong(name, "text")
         try:
-            return CpuSet.parse(value)
+            return CpuSet.parse(self._get(name, "", "text"))
         except CpuSetError as err:
             raise ProtocolError(f"{self.where}{name}: {clean(str(err))}", self.id) from None
 
@@ -257,5 +195,24 @@ class _Fields:
         except ProtocolError as err:
             raise ProtocolError(f"{self.where}hw: {err}", self.id) from None
 
+    def _get(self, name: str, default: _Value, what: str, limit: int = 0) -> _Value:
+        """The field's value, which must have the default's type; an object or list has at most `limit` entries."""
+        value: _Value = self.of.get(name, default)
+        if type(value) is not type(default) or (isinstance(value, (dict, list)) and len(value) > limit):
+            raise self._wrong(name, what)
+        return value
+
     def _wrong(self, name: str, what: str) -> ProtocolError:
         return ProtocolError(f"{self.where}{name} is not {what}", self.id)
+
+
+_REQUESTS: Dict[str, Callable[[_Fields], messages.HostMessage]] = {
+    "map": _map, "ping": lambda get: messages.Ping(get.id), "unpin": lambda get: messages.Unpin(get.id),
+    "inventory": lambda get: messages.InventoryRequest(get.id), "subscribe": lambda get: messages.Subscribe(get.id)}
+_ANSWERS: Dict[str, Callable[[_Fields], messages.AgentMessage]] = {
+    "applied": _applied, "inventory": _inventory, "need_map": lambda get: messages.NeedMap(get.id),
+    "pong": lambda get: messages.Pong(get.id, get.text("version", 64), get.text("boot_id", 64),
+                                      get.seconds("uptime")),
+    "event": lambda get: messages.GuestEvent(get.text("kind", 32), get.cpus("online"), get.containers("started"),
+                                             get.containers("stopped")),
+    "error": lambda get: messages.Failure(get.id, get.text("error", 400))}

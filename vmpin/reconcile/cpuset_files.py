@@ -1,10 +1,7 @@
-"""The cpuset.cpus files of the cgroups that containers' first processes and VMMs are in: which are watched, and whose
-each is.
+"""The cpuset.cpus files of the cgroups that containers' first processes and VMMs are in, by process.
 
 Kept by the reconciler; the watcher watches the files. What stays out: watching (daemon.feeds), and what a file has.
 """
-
-from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from pathlib import Path
@@ -21,10 +18,8 @@ class CpusetFiles:
 
     def paths(self, processes: Iterable[ThreadId], turn: int) -> set[Path]:
         """The files of these processes; all others are forgotten.
-
         :param turn: a number that grows with each pass: the cgroup of a process is read when it is first named here,
-            and then in one of sixteen passes.
-        """
+            and then in one of sixteen passes."""
         found: dict[ThreadId, Path | None] = {}
         for process in processes:
             if process in self._file_of and (process.tid ^ turn) & 15:
@@ -39,6 +34,7 @@ class CpusetFiles:
         """Have the cgroup of a process read at the next call of `paths`: the runtime may be moving it."""
         self._file_of.pop(process, None)
 
-    def among(self, process: ThreadId | None, files: Container[Path | None]) -> bool:
+    def among(self, process: ThreadId, files: Container[Path]) -> bool:
         """Whether the file of a process is one of `files`."""
-        return process is not None and (path := self._file_of.get(process)) is not None and path in files
+        path = self._file_of.get(process)
+        return path is not None and path in files

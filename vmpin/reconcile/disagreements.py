@@ -3,8 +3,6 @@
 Called by the reconciler at each resync. What stays out: comparing one container's reports (domain.kubelet_cpus).
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -31,17 +29,11 @@ class SourceDisagreements:
         self._against: tuple[object, ...] = ()
         self._compared: dict[SandboxId, tuple[SandboxState, Mapping[ContainerId, str]]] = {}
 
-    def set_pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
-        """Use this answer of PodResources from now on; None without one."""
-        self.resources = resources
-
     def compare(self, state: DesiredState, kubelet: CpuManagerState | None, online: CpuSet, resync_seconds: float,
              now: float | None = None, nri: bool = True) -> None:
         """Compare all containers, and log those that have disagreed for longer than a resync.
-
         :param now: CLOCK_MONOTONIC in seconds.
-        :param nri: whether the runtime has listed its containers over NRI.
-        """
+        :param nri: whether the runtime has listed its containers over NRI."""
         now = time.monotonic() if now is None else now
         before, self._found = self._found, {}
         lasted, self.lasting = self.lasting, {}

@@ -3,8 +3,6 @@
 Used by the reconciler for everything that is about a single VM. What stays out: what is done again, and when.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Container
 from typing import TypeVar

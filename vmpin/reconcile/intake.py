@@ -16,11 +16,10 @@ from vmpin.domain.events import ContainerMisplaced
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.reconcile.node_state import NodeState, received
-from vmpin.runtime.oci import HookState, parse_hook
-from vmpin.sources.hook_state import began_at
 from vmpin.sources.spool import Spool
 
 if TYPE_CHECKING:
+    from vmpin.runtime.oci import HookState
     from vmpin.sources.nri.nri_events import NriEvent
 
 logger = logging.getLogger(__name__)
@@ -36,12 +35,13 @@ class NriOutcome(NamedTuple):
 
 def take_spool(node: NodeState, spool: Spool, but: set[str], tidy: bool = True) -> list[str]:
     """Apply the spooled messages, without those named in `but`. :returns: the names of those that need no second try.
-
-    :param tidy: whether what is no message is removed from the spool.
-    """
+    :param tidy: whether what is no message is removed from the spool."""
     waiting = spool.waiting(but, tidy)
-    if waiting:
-        logger.info("took messages=%d from the spool", len(waiting))
+    if not waiting:
+        return []
+    from vmpin.runtime.oci import parse_hook  # most starts have no message
+
+    logger.info("took messages=%d from the spool", len(waiting))
     done = []
     for name, raw in waiting:
         try:
@@ -60,6 +60,8 @@ def take_spool(node: NodeState, spool: Spool, but: set[str], tidy: bool = True) 
 def take_hook(node: NodeState, hook: HookState) -> set[SandboxId] | None:
     """Apply one parsed message, and count it. :returns: the sandboxes it is about; None when it has to be tried again,
     as what it names could not be read."""
+    from vmpin.sources.hook_state import began_at
+
     try:
         sandboxes = node.hook(hook)
     except OSError as err:

@@ -1,26 +1,26 @@
 """The state of a node that lives from pass to pass, and the reports that change it.
 
 Each part has one owner: the desired state this class (`reduce` alone replaces it), ownership and placements
-`PlacementCache`, masks `Pinner`, VMs the inventory, the files of CPU assignments `DiskSources`. Everything outside the
-package reads through `NodeView`. What stays out: passes (reconciler), and when reports come (daemon).
+`PlacementCache`, masks `Pinner`, VMs the inventory, the files of CPU assignments `DiskSources`, guests' maps
+`guests.manager`. Everything outside reads through `NodeView`. What stays out: passes (reconciler), and when reports
+come (daemon).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
-from vmpin.domain.counters import Counters
-from vmpin.domain.desired_state import DesiredState, reduce
+from vmpin.domain.counters import Counters, NewbornCounts
+from vmpin.domain.desired_state import ContainerRecord, DesiredState, reduce
 from vmpin.domain.events import Event
 from vmpin.domain.kubelet_cpus import CpuManagerState
-from vmpin.domain.model import ContainerId, SandboxId, VmThread
-from vmpin.domain.newborn_counts import NewbornCounts
+from vmpin.domain.model import ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
 from vmpin.pinning.drift_evidence import DriftEvidence
@@ -36,15 +36,14 @@ from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.reconcile.requests import RuntimeRequests
 from vmpin.reconcile.state_format import SavedState
 from vmpin.reconcile.view import NodeView
-from vmpin.runtime.oci import HookState
 from vmpin.sources.disk import DiskSources
-from vmpin.sources.hook_state import events_of
 from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
 from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.virtual_machine import Vm
 
 if TYPE_CHECKING:
     from vmpin.domain.proof import ResidencyLedger
+    from vmpin.runtime.oci import HookState
     from vmpin.sources.nri.cpuset_reports import NriCpusetReports
 
 logger = logging.getLogger(__name__)
@@ -53,8 +52,7 @@ logger = logging.getLogger(__name__)
 class NodeState:
     """:param acts: whether the lock is held. Without it the run directory is left as it is.
     :param adapters: None for those at the configuration's paths.
-    :raises SourceError: when the topology or the boot id cannot be read.
-    """
+    :raises SourceError: when the topology or the boot id cannot be read."""
 
     def __init__(self, config: Config, acts: bool = True, adapters: Adapters | None = None) -> None:
         self.config = config
@@ -120,7 +118,7 @@ class NodeState:
     @property
     def unsaved(self) -> bool:
         """Whether the state file is behind."""
-        return self.changed or self.originals.learned or self.placement_cache.learned or self.inventory.learned
+        return self.changed or self.originals.unsaved or self.placement_cache.unsaved or self.inventory.unsaved
 
     def save_again(self) -> None:
         """Have everything written once more: the state file is gone."""
@@ -130,8 +128,6 @@ class NodeState:
     def saved(self) -> bool:
         """Whether the state file could be written when it was last tried."""
         return not self._store.failing
-
-    # Reports
 
     def reduce(self, events: Iterable[Event]) -> None:
         """Apply events to the desired state; the sandboxes that they change are placed again."""
@@ -145,16 +141,24 @@ class NodeState:
     def hook(self, hook: HookState) -> set[SandboxId]:
         """Apply a hook's message. :returns: the sandboxes it is about. :raises OSError: when what it names cannot be
         read at the moment."""
+        from vmpin.sources.hook_state import events_of
+
         events = events_of(hook, self.state, self.proc, self.config.policy.exclusive_annotation, self.tally)
         self.reduce(events)
         return received("hook", {event.sandbox for event in events})
 
     def cpuset_files(self) -> Iterable[Path]:
         """The cpuset.cpus files that the CPUs of containers, and of VMMs' cgroups, are written to."""
-        processes = [record.init for sandbox in self.state.sandboxes.values()
-                     for record in sandbox.containers.values() if record.init is not None]
-        return self.cpusets.paths([*processes, *(vm.vmm.id for vm in self.inventory.vms.values())],
-                                  self.inventory.process_table.round)
+        processes = [*(init for _, _, init in self._with_processes()),
+                     *(vm.vmm.id for vm in self.inventory.vms.values())]
+        return self.cpusets.paths(processes, self.inventory.process_table.round)
+
+    def _with_processes(self) -> Iterator[tuple[SandboxId, ContainerRecord, ThreadId]]:
+        """The containers of which the first process is known, with their sandboxes and that."""
+        for sandbox in self.state.sandboxes.values():
+            for record in sandbox.containers.values():
+                if record.init is not None:
+                    yield sandbox.id, record, record.init
 
     def moves(self, sandboxes: Iterable[SandboxId]) -> None:
         """Have the cgroups of VMMs read again: the runtime may have moved them, or soon will."""
@@ -165,11 +169,10 @@ class NodeState:
     def written(self, files: Collection[Path]) -> set[SandboxId]:
         """Read some of the `cpuset_files` that were written. :returns: the sandboxes they belong to."""
         touched: set[SandboxId] = set()
-        for sandbox in self.state.sandboxes.values():
-            for record in sandbox.containers.values():
-                if record.init is not None and self.cpusets.among(record.init, files):
-                    touched.add(sandbox.id)
-                    self.reduce(self.sources.cgroup(sandbox.id, record, record.init))
+        for sandbox, record, init in self._with_processes():
+            if self.cpusets.among(init, files):
+                touched.add(sandbox)
+                self.reduce(self.sources.cgroup(sandbox, record, init))
         for vm in self.inventory.vms.values():
             if self.cpusets.among(vm.vmm.id, files):
                 touched.add(vm.sandbox)
@@ -179,10 +182,9 @@ class NodeState:
 
     def read_cgroups(self, containers: Container[ContainerId]) -> None:
         """Read the CPUs of some containers' cgroups into the state."""
-        for sandbox in self.state.sandboxes.values():
-            for record in sandbox.containers.values():
-                if record.container.id in containers and record.init is not None:
-                    self.reduce(self.sources.cgroup(sandbox.id, record, record.init))
+        for sandbox, record, init in self._with_processes():
+            if record.container.id in containers:
+                self.reduce(self.sources.cgroup(sandbox, record, init))
 
     def nri_connected(self, listed: bool) -> None:
         """Take in whether the runtime has listed its containers over NRI, and the connection is up."""
@@ -194,7 +196,7 @@ class NodeState:
 
     def pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
         """Take in the answer of PodResources, None without one."""
-        self.disagreements.set_pod_resources(resources)
+        self.disagreements.resources = resources
 
     def report_strays(self, stray: Callable[[SandboxId, VmThread, int, CpuSet], None] | None) -> None:
         """Have each thread that is put back reported with the CPU that it was on outside its place; None ends that."""
@@ -203,8 +205,6 @@ class NodeState:
     def newborn_counts_of(self, sandbox: SandboxId) -> NewbornCounts:
         """A sandbox's counts of new threads, made at the first call."""
         return self.newborn_counts.setdefault(sandbox, NewbornCounts())
-
-    # Reading the node
 
     def read_kubelet(self) -> None:
         """Read the checkpoint: the kubelet writes it before it has the container created."""
@@ -256,15 +256,13 @@ class NodeState:
     def vm_sandboxes(self) -> set[SandboxId]:
         """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""
         by_handler = {sandbox.id for sandbox in self.state.sandboxes.values() if sandbox.handler.startswith("kata")}
-        with_shims = self.inventory.process_table.sandboxes_with_shims()
+        with_shims = self.inventory.process_table.sandboxes_with_helpers(ThreadRole.SHIM)
         return self.inventory.vms.keys() | self.sources.sandboxes.keys() | with_shims | by_handler
 
     def _pinned_by_kata(self, sandbox: SandboxId) -> bool:
         """Whether Kata sets the masks of a sandbox's vCPUs, too (enable_vcpus_pinning)."""
         kata = self.sources.sandboxes.get(sandbox)
         return kata is not None and kata.pins_vcpus
-
-    # Keeping
 
     def save(self) -> bool:
         """Write the state file. :returns: False when that failed, which is logged once; everything else goes on."""
@@ -276,7 +274,7 @@ class NodeState:
         if not self._store.save(SavedState(state, self.placement_cache.previous, self.originals.masks,
                                            self.inventory.vcpus, kubelet)):
             return False
-        self.changed = self.originals.learned = self.placement_cache.learned = self.inventory.learned = False
+        self.changed = self.originals.unsaved = self.placement_cache.unsaved = self.inventory.unsaved = False
         return True
 
     def keep_mask(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> None:

@@ -1,10 +1,8 @@
-"""One pass without a watcher: what `vmpin reconcile` does alone, and what `status`, `plan` and `verify` show when no
-watcher runs. Reads the state file and the spool; writes only when it acts, and then with the lock held.
+"""One pass without a watcher: what `vmpin reconcile` does alone, and what `status`, `plan` and `verify` show then.
 
-Called by the command line alone. What stays out: what the watcher does as well (intake, reconciler).
+Reads the state file and the spool; writes only when it acts, and then with the lock held. Called by the command line
+alone. What stays out: what the watcher does as well (intake, reconciler).
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
@@ -19,7 +17,6 @@ from vmpin.reconcile.intake import take_spool
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reconcile.view import NodeView
 from vmpin.sources.spool import Spool
-from vmpin.vmm import qmp_identity
 
 logger = logging.getLogger(__name__)
 
@@ -50,37 +47,37 @@ def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[No
 def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, PassReport]:
     """Restore original masks. Guests keep their maps (guests)."""
     with Lock(config.paths.lock_file):
-        reconciler = Reconciler(config)
-        take_spool(reconciler, Spool(config.paths.spool), set(), tidy=False)
-        reconciler.resync(act=False, full=True)
+        reconciler = _read(config)
         wanted = reconciler.all_sandboxes() if sandboxes is None else sandboxes
         return reconciler.view, PassReport(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
 
 
 def plan_unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, list[SetAffinity]]:
     """The operations of `unpin` and `leave`; nothing is changed. :param sandboxes: None for all."""
-    reconciler = Reconciler(config, acts=False)
-    take_spool(reconciler, Spool(config.paths.spool), set(), tidy=False)
-    reconciler.resync(act=False, full=True)
+    reconciler = _read(config, acts=False)
     return reconciler.view, reconciler.restoring(reconciler.all_sandboxes() if sandboxes is None else sandboxes)
 
 
 def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[NodeView, list[Result], Released]:
     """Restore everything, and remove what vmpin keeps. Interrupted at any moment and called again, it does the rest.
-
     :param release: has the guests remove their maps, which takes what is kept of them.
-    :returns: the view of the node, with the original masks that are left; results; what `release` returned.
-    """
+    :returns: the view of the node, with the original masks that are left; results; what `release` returned."""
     from vmpin.reconcile import teardown
 
     with Lock(config.paths.lock_file):
-        reconciler = Reconciler(config)
-        take_spool(reconciler, Spool(config.paths.spool), set(), tidy=False)
-        reconciler.resync(act=False, full=True)
+        reconciler = _read(config)
         results = teardown.give_all_back(reconciler)
         released = release(reconciler.view)
         teardown.forget(config, reconciler)
         return reconciler.view, results, released
+
+
+def _read(config: Config, acts: bool = True) -> Reconciler:
+    """A reconciler that has read the spool and the node, and changed neither."""
+    reconciler = Reconciler(config, acts)
+    take_spool(reconciler, Spool(config.paths.spool), set(), tidy=False)
+    reconciler.resync(act=False, full=True)
+    return reconciler
 
 
 def _passes(reconciler: Reconciler, act: bool) -> PassReport:
@@ -91,8 +88,10 @@ def _passes(reconciler: Reconciler, act: bool) -> PassReport:
         return report
     import asyncio  # a tenth of a second on a slow machine, and most nodes never ask
 
+    from vmpin.vmm import qmp
+
     async def ask_all() -> list[bool]:
-        return list(await asyncio.gather(*(qmp_identity.ask(vm) for vm in vms)))
+        return list(await asyncio.gather(*(qmp.ask(vm) for vm in vms)))
 
     if not any(asyncio.run(ask_all())):
         return report

@@ -3,8 +3,6 @@
 Owned by node_state, used by the reconciler in each pass. What stays out: the rules (placement), and what runs (vmm).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 
@@ -14,10 +12,8 @@ from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers, unreported_assignments
 from vmpin.domain.model import ContainerState, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
-from vmpin.placement import newborn
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, claims_of, ownership, with_kubelet_assignments
-from vmpin.placement.policy import Policy
-from vmpin.placement.rules import UNMANAGED, Placement, PlacementRequest, Verdict, place
+from vmpin.placement.rules import UNMANAGED, Placement, PlacementRequest, Verdict, place, place_before_vm
 from vmpin.placement.vcpus import Previous
 from vmpin.vmm.virtual_machine import Vm
 
@@ -26,9 +22,7 @@ logger = logging.getLogger(__name__)
 
 class PlacementCache:
     """Owns ownership and placements: it alone changes them.
-
-    :param previous: the placements that were made before, as a state file has them.
-    """
+    :param previous: the placements that were made before, as a state file has them."""
 
     def __init__(self, config: Config, topology: Topology, kubelet: CpuManagerState | None,
                  previous: Mapping[SandboxId, Previous]) -> None:
@@ -40,7 +34,7 @@ class PlacementCache:
         #: What the next placement keeps to where it can.
         self.previous: dict[SandboxId, Previous] = dict(previous)
         #: Whether `previous` is another than when this was last set to False.
-        self.learned = False
+        self.unsaved = False
         #: The sandboxes whose VMs are left as they are, as no source reports their CPUs. They have no placement.
         self.unmanaged: set[SandboxId] = set()
         #: The sandboxes to place again in the next pass.
@@ -61,10 +55,8 @@ class PlacementCache:
 
     def keep_only(self, vms: Set[SandboxId], sandboxes: Set[SandboxId]) -> bool:
         """Drop the placements of VMs that have ended.
-
         :param sandboxes: those whose last placement is kept for the next one.
-        :returns: whether what the state file has is another now.
-        """
+        :returns: whether what the state file has is another now."""
         for gone in self.placements.keys() - vms:
             del self.placements[gone]
         self.unmanaged &= vms
@@ -83,12 +75,10 @@ class PlacementCache:
     def place(self, state: DesiredState, vms: Mapping[SandboxId, Vm], moved: Callable[[SandboxId], None],
               failed: Callable[[SandboxId, Exception], None]) -> set[SandboxId]:
         """Place again what is dirty.
-
         :param moved: called at once for each sandbox whose placement is another than before: should what follows fail,
             it is to be carried out all the same. :param failed: called for each sandbox that cannot be placed; it
             keeps the placement it has and stays dirty, and the others are placed. :returns: the sandboxes whose
-            placement is another.
-        """
+            placement is another."""
         dirty, self.dirty = self.dirty, set()
         if not dirty and not self._node_changed:
             return set()
@@ -100,9 +90,8 @@ class PlacementCache:
                 self.dirty.add(sandbox)
                 failed(sandbox, err)
         before = self.own
-        self.own = ownership(with_kubelet_assignments(self._claims, unreported_assignments(state, self.kubelet),
-                                                      self.node.online), self.node,
-                             self._pods)
+        unseen = unreported_assignments(state, self.kubelet)
+        self.own = ownership(with_kubelet_assignments(self._claims, unseen, self.node.online), self.node, self._pods)
         if owned or (self.own.pool, self.own.exclusive) != (before.pool, before.exclusive):
             dirty.update(self._concerned(before, vms.keys()))
         changed = set()
@@ -118,9 +107,7 @@ class PlacementCache:
 
     def _claim(self, sandbox: SandboxId, sandbox_state: SandboxState | None) -> bool:
         """Work out again what a sandbox claims. :returns: whether its exclusive CPUs are others than before."""
-        new = None
-        if sandbox_state is not None:
-            new = claims_of(effective_containers(sandbox_state, self.kubelet), self.node)
+        new = sandbox_state and claims_of(effective_containers(sandbox_state, self.kubelet), self.node)
         old = self._claims.get(sandbox)
         if new is None:
             self._claims.pop(sandbox, None)
@@ -138,31 +125,26 @@ class PlacementCache:
         placement = None
         if vm is not None and sandbox_state is not None and not sandbox_state.suspended:
             placement = self._of(vm, sandbox_state, vm.vcpus)
-        self._left_alone(sandbox, placement)
-        if vm is None or placement is None or placement.verdict is Verdict.UNMANAGED:
+        unmanaged = placement is not None and placement.verdict is Verdict.UNMANAGED
+        if unmanaged and sandbox not in self.unmanaged:
+            logger.info("unmanaged sandbox=%s: %s", sandbox, UNMANAGED)
+        (self.unmanaged.add if unmanaged else self.unmanaged.discard)(sandbox)
+        if vm is None or placement is None or unmanaged:
             self.placements.pop(sandbox, None)
             return False
         if placement == self.placements.get(sandbox):
             return False
         self.placements[sandbox] = placement
-        previous = placement.as_previous(self.previous.get(sandbox), vm.known)
+        previous = placement.as_previous(self.previous.get(sandbox), vm.vcpus_identified)
         if previous != self.previous.get(sandbox):
             self.previous[sandbox] = previous
-            self.learned = True
+            self.unsaved = True
         logger.debug("placed sandbox=%s verdict=%s mask=%s", sandbox, placement.verdict, placement.mask)
         return True
 
-    def _left_alone(self, sandbox: SandboxId, placement: Placement | None) -> None:
-        """Keep whether a VM is unmanaged, and log it once."""
-        if placement is None or placement.verdict is not Verdict.UNMANAGED:
-            self.unmanaged.discard(sandbox)
-        elif sandbox not in self.unmanaged:
-            self.unmanaged.add(sandbox)
-            logger.info("unmanaged sandbox=%s: %s", sandbox, UNMANAGED)
-
     def at_exec(self, sandbox: SandboxId, state: DesiredState) -> Placement | None:
         """Where the new processes of a sandbox go; None when they are left alone."""
-        return self.placements.get(sandbox) or newborn.place_before_vm(
+        return self.placements.get(sandbox) or place_before_vm(
             sandbox, state.sandboxes.get(sandbox), self.node, self.own, self.config.rules, self.kubelet,
             self.previous.get(sandbox))
 
@@ -171,28 +153,23 @@ class PlacementCache:
         placement, sandbox_state = self.placements.get(vm.sandbox), state.sandboxes.get(vm.sandbox)
         if placement is None or sandbox_state is None or vcpu in placement.by_vcpu:
             return placement
-        return self._of(vm, sandbox_state, vm.guest_vcpus(sorted({*vm.learned.values(), vcpu})))
+        return self._of(vm, sandbox_state, vm.guest_vcpus(sorted({*vm.vcpu_threads.values(), vcpu})))
 
     def _of(self, vm: Vm, sandbox_state: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
         ended = any(each.container.state is ContainerState.STOPPED for each in sandbox_state.containers.values())
-        return place(PlacementRequest(vm.sandbox, vcpus, effective_containers(sandbox_state, self.kubelet), vm.known,
-                                      vm.awaited, ended),
-                     self.node, self.own, self.config.rules, self.previous.get(vm.sandbox))
+        request = PlacementRequest(vm.sandbox, vcpus, effective_containers(sandbox_state, self.kubelet),
+                                   vm.vcpus_identified, vm.identification_pending, ended)
+        return place(request, self.node, self.own, self.config.rules, self.previous.get(vm.sandbox))
 
     def _concerned(self, before: Ownership, vms: Set[SandboxId]) -> Iterable[SandboxId]:
         """The sandboxes whose placement may be another now that CPUs have another owner: one container's exclusive
         CPUs are no reason to place hundreds of sandboxes again."""
-        named = union([self.node.housekeeping, self.own.pool, *_lists(self.config.rules)])
+        lists = [rule for rule in self.config.rules if isinstance(rule, CpuSet)]
+        named = union([self.node.housekeeping, self.own.pool, *lists])
         moved = before.exclusive ^ self.own.exclusive
         if self.own.pool != before.pool or not moved.isdisjoint(named):
             return vms
-        bits = moved.bits
         # A sandbox that is degraded may have been driven off the very CPUs that are free now.
-        return ({sandbox for sandbox, placement in self.placements.items()
-                 if placement.reasons or placement.mask.bits & bits}
-                | (vms - self.placements.keys()))
-
-
-def _lists(policy: Policy) -> Iterable[CpuSet]:
-    """The CPU lists a policy names."""
-    return [rule for rule in policy if isinstance(rule, CpuSet)]
+        return {sandbox for sandbox in vms | self.placements.keys()
+                if (placement := self.placements.get(sandbox)) is None
+                or placement.reasons or placement.mask.bits & moved.bits}

@@ -6,13 +6,12 @@ by the daemon, the newborn placer and one_pass. What stays out: the state of the
 happen (daemon).
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import NamedTuple
 
@@ -28,7 +27,6 @@ from vmpin.pinning.plan import Observed, SetAffinity, diff, ordered
 from vmpin.pinning.restoration import Restoration
 from vmpin.placement.rules import Placement
 from vmpin.reconcile.adapters import Adapters
-from vmpin.reconcile.exclusion import Exclusion
 from vmpin.reconcile.node_state import NodeState
 from vmpin.vmm.process_table import Found
 from vmpin.vmm.virtual_machine import Refresh, Vm
@@ -54,24 +52,19 @@ class PassReport(NamedTuple):
 
 class Reconciler(NodeState):
     """The state of a node, and the passes that make it true.
-
     :param acts: whether the lock is held. Without it the run directory is left as it is.
-    :param adapters: None for those at the configuration's paths.
-    """
+    :param adapters: None for those at the configuration's paths."""
 
     def __init__(self, config: Config, acts: bool = True, adapters: Adapters | None = None) -> None:
         super().__init__(config, acts, adapters)
-        self._exclusion = Exclusion()
+        #: Sandboxes that `watch.only` excludes and that still have masks of vmpin's; each is logged once.
+        self._not_restored: set[SandboxId] = set()
         self._restoration = Restoration(self.proc, self.originals)
-
-    # Passes
 
     @log.operation()
     def resync(self, act: bool = True, full: bool = False) -> PassReport:
         """Read everything again, and set the masks that differ if `act`.
-
-        :param full: also classify again processes that were found to be unrelated.
-        """
+        :param full: also classify again processes that were found to be unrelated."""
         started = time.perf_counter()
         self.read_node()
         self.sources.online = self.node.online
@@ -81,7 +74,7 @@ class Reconciler(NodeState):
         self.reduce(self.requests.over(self.state, time.monotonic()))
         self._forget_ended()
         if act:
-            self._exclusion.restore(self)
+            self._restore_excluded()
         # What a full pass reads is mostly new: the files of its threads are kept open for the masks that follow.
         with self.proc.keeping_stat_files() if act and full else contextlib.nullcontext():
             found = self._pass(list(self.inventory.vms), act)
@@ -95,9 +88,7 @@ class Reconciler(NodeState):
     def reconcile(self, sandboxes: Iterable[SandboxId], act: bool = True, scan: bool = True) -> PassReport:
         """Set the masks of some sandboxes' threads that differ, and of others whose placement follows from theirs (the
         shared pool).
-
-        :param scan: whether to look for VMs of those sandboxes that have none.
-        """
+        :param scan: whether to look for VMs of those sandboxes that have none."""
         started = time.perf_counter()
         wanted = set(sandboxes)
         self.read_kubelet()
@@ -116,12 +107,6 @@ class Reconciler(NodeState):
             self.failures.run(sandbox, self._refresh)
         self._place()
 
-    def recheck(self, sandbox: SandboxId) -> None:
-        """Have a VM's threads compared one by one in its next pass."""
-        self.pinner.recheck(sandbox)
-
-    # Processes and threads that appear
-
     def inspect_process(self, pid: int) -> Found | None:
         """Classify a process that has just executed a program, or appeared: (main thread, classification, argv); None
         if unrelated."""
@@ -130,9 +115,7 @@ class Reconciler(NodeState):
     def pin_newborn(self, placement: Placement, thread: VmThread, mask: CpuSet) -> Result | None:
         """Do for one new thread, ahead of its VM's next pass, what a pass does: compare its mask with the placement,
         keep a new process's mask, set it and count the outcome. None if nothing is to be set.
-
-        :param mask: the thread's mask now.
-        """
+        :param mask: the thread's mask now."""
         operations = diff(placement, (Observed(thread, mask),))
         if not operations:
             return None
@@ -158,8 +141,6 @@ class Reconciler(NodeState):
             # A kernel thread that came late (kvm-pit) changes neither the VMM's own threads nor the placement.
             self.pinner.recheck(sandbox)
         self.reduce([SandboxSeen(sandbox, "vmm") for sandbox in self.inventory.vms])
-
-    # Steps of a pass
 
     def _forget_ended(self) -> None:
         """Have each owner drop VMs that have ended, sandboxes that are gone, and containers stopped long ago."""
@@ -198,7 +179,7 @@ class Reconciler(NodeState):
             for operation in operations:
                 self.pinner.recheck(operation.sandbox)  # still to be done
             return tuple(Result(operation, Outcome.DONE, None) for operation in ordered(operations))
-        if self.originals.learned:
+        if self.originals.unsaved:
             self.save()  # before the first mask is changed: whatever happens then, it can be given back
         results = tuple(self.pinner.carry_out(operations, self.placements))
         outcomes = Counter((operation.thread.role, outcome) for operation, outcome, *_ in results)
@@ -227,14 +208,10 @@ class Reconciler(NodeState):
         """Place the sandboxes that changed. :returns: those whose placement is another than before."""
         return self.placement_cache.place(self.state, self.inventory.vms, self.pinner.recheck, self.failures.record)
 
-    # Restoring original masks
-
     def unpin(self, sandboxes: Iterable[SandboxId], leaving: bool = False) -> list[Result]:
         """Give threads the masks they had before vmpin, and leave the sandboxes alone until they are taken back.
-
         :param leaving: for as long as this process lives only. Were it kept, and this process killed before it has
-            left, the next one would leave them alone for good.
-        """
+            left, the next one would leave them alone for good."""
         results: list[Result] = []
         for sandbox in sandboxes:
             state = self.state.sandboxes.get(sandbox)
@@ -254,6 +231,24 @@ class Reconciler(NodeState):
         self.placement_cache.previous.pop(sandbox, None)
         self.changed = True
         return results
+
+    def _restore_excluded(self) -> None:
+        """Give back the masks of sandboxes that vmpin placed and that `watch.only` excludes since. A mask that the
+        kernel refuses is tried again in the next full pass."""
+        only = self.inventory.only
+        excluded = [sandbox for sandbox in self.originals.masks if not fnmatchcase(sandbox, only)]
+        self._not_restored &= set(excluded)
+        for sandbox in excluded:
+            results = self.restore(sandbox)
+            if sandbox not in self.originals.masks:
+                logger.info("excluded sandbox=%s only=%s: its threads have their masks from before, changed=%d",
+                            sandbox, only, sum(result.got != result.operation.was for result in results
+                                               if result.outcome is not Outcome.GONE))
+            elif sandbox not in self._not_restored:
+                self._not_restored.add(sandbox)
+                why = next((result.why for result in results if result.outcome is Outcome.REFUSED), "not all were met")
+                logger.error("excluded sandbox=%s only=%s: not all of its threads have their masks from before: %s",
+                             sandbox, only, why)
 
     def restoring(self, sandboxes: Iterable[SandboxId]) -> list[SetAffinity]:
         """The operations of `restore` that would change a mask now. Sets none."""

@@ -1,13 +1,10 @@
-"""Decides when the runtime has to list everything again: a VM's cgroup was written, and NRI reported no change of its
-containers. Called by the watcher.
+"""Decides when the runtime has to list everything again: a VM's cgroup was written, and NRI reported no change.
 
 Kata writes the sandbox's cgroup at every update. NRI reports an update that another plugin made in its own answer to
 Synchronize (balloons, whenever it connects) to no plugin; the runtime's next list has it. What stays out: making the
 list (sources.nri), and which of its CPUs count (sources.nri.cpuset_reports, domain.desired_state). Owned by the
 watcher.
 """
-
-from __future__ import annotations
 
 import time
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ creation that fails together with the connection; so a request ends after a time
 what follows from a request (domain.desired_state, placement.ownership).
 """
 
-from __future__ import annotations
-
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import RequestExpired

@@ -4,12 +4,11 @@ Only where a container's cgroup has had other CPUs than it was given for longer 
 way is not mistaken for a drift. What stays out: asking the runtime (daemon.runc_repair), which calls this.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Container, Iterable, Mapping
 
+from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import Source
@@ -20,14 +19,15 @@ logger = logging.getLogger(__name__)
 
 #: A container is given its CPUs back so often within so many seconds; then it is left to the other writer.
 TRIES, WITHIN = 3, 600.0
-#: Seconds between two tries: a runtime writes the cgroup some time after the answer that asked for it.
-PAUSE = 5.0
 
 
 class RuncDriftRepairs:
-    """The repairs of the last minutes: after three of them a container is left to the other writer."""
+    """The repairs of the last minutes: after three of them a container is left to the other writer.
 
-    def __init__(self) -> None:
+    :param pause: seconds between two tries."""
+
+    def __init__(self, pause: float = TIMEOUTS.runc_repair_pause) -> None:
+        self._pause = pause
         #: When (monotonic) each container was repaired, and those that are reported as left alone.
         self._times: dict[ContainerId, list[float]] = {}
         self._left: set[ContainerId] = set()
@@ -36,12 +36,10 @@ class RuncDriftRepairs:
             lasting: Iterable[tuple[SandboxId, ContainerId]], announced: Mapping[ContainerId, CpuSet],
             now: float | None = None) -> dict[ContainerId, CpuSet]:
         """The CPUs to ask for, by container; `began` counts the tries.
-
         :param vms: the sandboxes that are VMs: their containers' CPUs are not set by a cgroup of the host.
         :param lasting: the containers on which the sources have disagreed for longer than a resync.
         :param announced: what the runtime reported as it happened (sources.nri.cpuset_reports).
-        :param now: CLOCK_MONOTONIC in seconds.
-        """
+        :param now: CLOCK_MONOTONIC in seconds."""
         now = time.monotonic() if now is None else now
         self._times = {container: recent for container, times in self._times.items()
                        if (recent := [each for each in times if each > now - WITHIN])}
@@ -53,7 +51,7 @@ class RuncDriftRepairs:
                 continue
             times = self._times.get(container, [])
             if len(times) < TRIES:
-                if not times or now >= times[-1] + PAUSE:
+                if not times or now >= times[-1] + self._pause:
                     found[container] = wanted
             elif container not in self._left:
                 self._left.add(container)

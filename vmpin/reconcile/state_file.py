@@ -6,8 +6,6 @@ and is of one boot. A damaged one is set aside, and everything is rebuilt from w
 stays out: when it is written (node_state), and its text (state_format).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import zlib
@@ -27,18 +25,15 @@ MAX_BYTES = 64 << 20
 
 def save(path: Path, boot_id: str, kept: SavedState, written: Written | None = None) -> None:
     """Replace the file. :raises StateFileError: the old file is then still whole.
-
     :param written: handed in again the next time, so that only sandboxes that have changed are encoded: hundreds of
-        them take eight milliseconds, in which no new thread is placed.
-    """
+        them take eight milliseconds, in which no new thread is placed."""
     body = text_of(boot_id, kept, {} if written is None else written)
     sealed = f'{{"crc32":{_digest(body)},"body":{body}}}\n'.encode()
     try:
         replace(path, sealed)
     except OSError as err:
-        raise StateFileError(f"{path}: the state cannot be saved: {err.strerror}",
-                             "free space or inodes there; until then a restart forgets what only hooks "
-                             "reported, and the original masks") from err
+        raise StateFileError(f"{path}: the state cannot be saved: {err.strerror}", "free space or inodes there; until "
+                             "then a restart forgets what only hooks reported, and the original masks") from err
 
 
 def note(path: Path, boot_id: str, sandbox: SandboxId, main: ThreadId, mask: CpuSet) -> None:
@@ -54,8 +49,8 @@ def note(path: Path, boot_id: str, sandbox: SandboxId, main: ThreadId, mask: Cpu
         finally:
             os.close(fd)
     except OSError as err:
-        raise StateFileError(f"{path}: an original mask cannot be noted: {err.strerror}",
-                             "free space or inodes there") from err
+        hint = "free space or inodes there"
+        raise StateFileError(f"{path}: an original mask cannot be noted: {err.strerror}", hint) from err
 
 
 def with_notes(path: Path, boot_id: str, kept: SavedState) -> SavedState:
@@ -82,7 +77,7 @@ def with_notes(path: Path, boot_id: str, kept: SavedState) -> SavedState:
 
 def replace(path: Path, content: bytes) -> None:
     """Temporary file, fsync, rename. :raises OSError: the old file is then still whole, and nothing is left beside."""
-    made = path.with_name(f".{path.name}.new")
+    made, _ = beside(path)
     try:
         with suppress(FileNotFoundError):
             made.unlink()  # left by a kill, or put there
@@ -106,9 +101,7 @@ def beside(path: Path) -> tuple[Path, Path]:
 def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, str]:
     """Read the file. :returns: what it holds, and what was wrong with it ("" if nothing): a file that cannot be
     believed counts as empty, as does one from another boot.
-
-    :param set_aside: whether to rename such a file to `NAME.bad`; only while the lock is held.
-    """
+    :param set_aside: whether to rename such a file to `NAME.bad`; only while the lock is held."""
     try:
         raw, _ = read_regular(path, MAX_BYTES)
     except FileNotFoundError:
@@ -128,14 +121,12 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, 
         now, ahead = boottime.now(), 0 if body.get("clock") == CLOCK else boottime.wall_offset()
         return unpack(body, lambda kept: max(0, min(now, kept - ahead))), ""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-        if not set_aside:
-            return SavedState(), f"{path}: {err}: its content is not used"
-        aside = path.with_name(f"{path.name}.bad")
-        try:
-            os.replace(path, aside)
-        except OSError:
-            return SavedState(), f"{path}: {err}: its content is not used"
-        return SavedState(), f"{path}: {err}: set aside as {aside.name}, the state is rebuilt from what runs"
+        _, aside = beside(path)
+        if set_aside:
+            with suppress(OSError):
+                os.replace(path, aside)
+                return SavedState(), f"{path}: {err}: set aside as {aside.name}, the state is rebuilt from what runs"
+        return SavedState(), f"{path}: {err}: its content is not used"
 
 
 def _digest(body: str) -> int:

@@ -4,14 +4,12 @@ Pure but for the clock. The keys are those of 0.1.0 and stay (`words`: reports, 
 masks). Used by state_file alone. What stays out: the file, its checksum, and one that is damaged (state_file).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import ContainerRecord, CpusetReport, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
@@ -36,17 +34,10 @@ class SavedState(NamedTuple):
     kubelet: CpuManagerState | None = None
 
 
-#: What was written of a sandbox, and the text it became.
-Written = dict[SandboxId, tuple[
-    tuple[SandboxState | None, Previous | None, OriginalMasks | None, VcpuThreads | None], str]]
-
-
-def _text(cpus: CpuSet | None) -> str | None:
-    return None if cpus is None else str(cpus)
-
-
-def _cpus(text: str | None) -> CpuSet | None:
-    return None if text is None else CpuSet.parse(text)
+#: What is kept of a sandbox.
+Parts = tuple[SandboxState | None, Previous | None, OriginalMasks | None, VcpuThreads | None]
+#: What was written of each, and the text it became.
+Written = dict[SandboxId, tuple[Parts, str]]
 
 
 def text_of(boot_id: str, kept: SavedState, written: Written) -> str:
@@ -60,70 +51,48 @@ def text_of(boot_id: str, kept: SavedState, written: Written) -> str:
                  kept.vcpus.get(name))
         last = written.get(name)
         if last is None or any(one is not other for one, other in zip(last[0], parts, strict=True)):
-            state, previous, before, vcpus = parts
-            packed = {**_pack_state(state), **_pack_previous(previous), **_pack_before(before), **_pack_vcpus(vcpus)}
-            last = written[name] = parts, f"{json.dumps(name)}:{dumps(packed)}"
+            last = written[name] = parts, f"{json.dumps(name)}:{dumps(_pack(parts))}"
         texts.append(last[1])
     kubelet = "" if kept.kubelet is None else f',"kubelet":{dumps(_pack_kubelet(kept.kubelet))}'
     head = f'"version":{VERSION},"boot_id":{json.dumps(boot_id)},"clock":"{CLOCK}"{kubelet}'
     return f'{{{head},"sandboxes":{{{",".join(texts)}}}}}'
 
 
-def dumps(data: object) -> str:
-    return json.dumps(data, separators=(",", ":"))
+#: As JSON: a named tuple is a list, a CPU set its text. One encoder for all: json.dumps makes one for each call.
+dumps = json.JSONEncoder(separators=(",", ":"), default=CpuSet.__str__).encode
 
 
-def _pack_state(state: SandboxState | None) -> dict[str, object]:
-    if state is None:
-        return {}
-    pod = state.pod and [state.pod.namespace, state.pod.name, state.pod.uid]
-    return {"state": {"runtime": state.runtime, "handler": state.handler, "pod": pod,
-                      "pod_by_nri": state.pod_by_nri, "held": state.suspended,
-                      "vmm": _pack_thread(state.vmm), "containers": [
-        {"id": record.container.id, "name": record.container.name,
-         "words": [_pack_report(source, report) for source, report in record.reports.items()],
-         "exclusive": record.container.exclusive, "state": str(record.container.state),
-         "pause": record.container.pause,
-         "source": int(record.source), "time": record.time, "bundle": record.bundle,
-         "init": _pack_thread(record.init)}
-        for record in state.containers.values()]}}
+def _pack(parts: Parts) -> dict[str, object]:
+    state, previous, before, vcpus = parts
+    packed: dict[str, object] = {}
+    if state is not None:
+        packed["state"] = {
+            "runtime": state.runtime, "handler": state.handler, "pod": state.pod, "pod_by_nri": state.pod_by_nri,
+            "held": state.suspended, "vmm": state.vmm,
+            "containers": [_pack_record(record, record.container) for record in state.containers.values()]}
+    if previous is not None:
+        packed |= {"mask": previous.mask, "vcpus": [[vcpu, *place] for vcpu, place in previous.vcpus.items()],
+                   "pairs": list(previous.pairs.items())}
+    if before is not None:
+        packed["before"] = [[*main, masks.main, [[*thread, cpus] for thread, cpus in masks.others.items()]]
+                            for main, masks in before.processes.items()]
+    if vcpus is not None:
+        packed["threads"] = [vcpus.vmm, vcpus.found_by, sorted(vcpus.gone),
+                             [[*thread, vcpu] for thread, vcpu in vcpus.threads.items()]]
+    return packed
 
 
-def _pack_report(source: Source, report: CpusetReport) -> list[object]:
-    packed = [int(source), str(report.cpuset), report.time]
-    return [*packed, [str(cpuset) for cpuset in report.replaced]] if report.replaced else packed
+def _pack_record(record: ContainerRecord, container: Container) -> dict[str, object]:
+    # A report: source, CPUs, time; and where there are some, the CPUs that it replaced.
+    return {"id": container.id, "name": container.name,
+            "words": [[source, *(report if report.replaced else report[:2])]
+                      for source, report in record.reports.items()],
+            "exclusive": container.exclusive, "state": container.state, "pause": container.pause,
+            "source": record.source, "time": record.time, "bundle": record.bundle, "init": record.init}
 
 
 def _unpack_report(moment: Callable[[int], int], cpus: str, since: int, replaced: Iterable[str] = ()) -> CpusetReport:
     return CpusetReport(CpuSet.parse(cpus), moment(since), tuple(CpuSet.parse(each) for each in replaced))
-
-
-def _pack_thread(thread: ThreadId | None) -> list[int] | None:
-    return None if thread is None else [thread.tid, thread.starttime]
-
-
-def _pack_previous(previous: Previous | None) -> dict[str, object]:
-    if previous is None:
-        return {}
-    return {"mask": str(previous.mask),
-            "vcpus": [[vcpu, _text(cpus), container] for vcpu, (cpus, container) in previous.vcpus.items()],
-            "pairs": list(previous.pairs.items())}
-
-
-def _pack_before(before: OriginalMasks | None) -> dict[str, object]:
-    if before is None:
-        return {}
-    return {"before": [
-        [main.tid, main.starttime, str(masks.main),
-         [[thread.tid, thread.starttime, str(cpus)] for thread, cpus in masks.others.items()]]
-        for main, masks in before.processes.items()]}
-
-
-def _pack_vcpus(vcpus: VcpuThreads | None) -> dict[str, object]:
-    if vcpus is None:
-        return {}
-    return {"threads": [_pack_thread(vcpus.vmm), vcpus.found_by, sorted(vcpus.gone),
-                        [[thread.tid, thread.starttime, vcpu] for thread, vcpu in vcpus.threads.items()]]}
 
 
 def unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
@@ -134,10 +103,11 @@ def unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
         if "state" in entry:
             states[sandbox] = _unpack_state(sandbox, entry["state"], moment)
         if "mask" in entry:
-            previous[sandbox] = Previous(_cpus(entry["mask"]) or EMPTY, {
-                VcpuId(vcpu): (_cpus(cpus), None if container is None else ContainerId(container))
-                for vcpu, cpus, container in entry["vcpus"]},
-                {VcpuId(vcpu): cpu for vcpu, cpu in entry.get("pairs", ())})
+            places = {VcpuId(vcpu): (None if cpus is None else CpuSet.parse(cpus),
+                                     None if container is None else ContainerId(container))
+                      for vcpu, cpus, container in entry["vcpus"]}
+            pairs = {VcpuId(vcpu): cpu for vcpu, cpu in entry.get("pairs", ())}
+            previous[sandbox] = Previous(CpuSet.parse(entry["mask"] or ""), places, pairs)
         if "before" in entry:
             before[sandbox] = OriginalMasks({
                 ThreadId(tid, start): ProcessMasks(CpuSet.parse(main), {
@@ -145,20 +115,17 @@ def unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
                 for tid, start, main, others in entry["before"]})
         if "threads" in entry:
             vmm, found_by, gone, threads = entry["threads"]
-            vcpus[sandbox] = VcpuThreads(ThreadId(*vmm), {ThreadId(tid, start): VcpuId(vcpu)
-                                                          for tid, start, vcpu in threads},
-                                         frozenset(VcpuId(vcpu) for vcpu in gone), found_by)
+            by_thread = {ThreadId(tid, start): VcpuId(vcpu) for tid, start, vcpu in threads}
+            vcpus[sandbox] = VcpuThreads(ThreadId(*vmm), by_thread, frozenset(map(VcpuId, gone)), found_by)
     kubelet = body.get("kubelet")
     return SavedState(DesiredState(states), previous, before, vcpus,
                       None if kubelet is None else _unpack_kubelet(kubelet))
 
 
 def _pack_kubelet(kubelet: CpuManagerState) -> dict[str, object]:
-    return {"policy": kubelet.policy, "default": str(kubelet.default), "version": kubelet.version,
-            "written": kubelet.written, "pods": {uid: str(cpus) for uid, cpus in kubelet.pods.items()},
-            "by_id": {container: str(cpus) for container, cpus in kubelet.by_id.items()},
-            "entries": [[*key, str(cpus), kubelet.since.get(key, 0)]
-                        for key, cpus in kubelet.entries.items()]}
+    return {"policy": kubelet.policy, "default": kubelet.default, "version": kubelet.version,
+            "written": kubelet.written, "pods": dict(kubelet.pods), "by_id": dict(kubelet.by_id),
+            "entries": [[*key, cpus, kubelet.since.get(key, 0)] for key, cpus in kubelet.entries.items()]}
 
 
 def _unpack_kubelet(packed: dict[str, Any]) -> CpuManagerState:

@@ -4,8 +4,6 @@ A failure is logged once, and everything else goes on. Called by node_state. Wha
 when (daemon), and the files' content (state_file).
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 
@@ -22,9 +20,7 @@ class StateStore:
     """:param boot_id: files of another boot are not used."""
 
     def __init__(self, state: Path, notes: Path, boot_id: str) -> None:
-        self._state = state
-        self._notes = notes
-        self._boot_id = boot_id
+        self._state, self._notes, self._boot_id = state, notes, boot_id
         #: Why the state could not be saved when it was last tried, "" if it could.
         self.failing = ""
         self._unnoted = False

@@ -1,10 +1,8 @@
 """Leaves a node as it was without vmpin: original masks restored, and nothing left in the run directory.
 
 Called by the watcher (`watch.on_exit: unpin`) and by `vmpin unpin --all`. What stays out: guests' maps (guests),
-sandboxes that are excluded while the watcher runs (exclusion), and the hooks (install).
+sandboxes that are excluded while the watcher runs (reconciler), and the hooks (install).
 """
-
-from __future__ import annotations
 
 import contextlib
 import logging
@@ -28,9 +26,7 @@ def give_all_back(reconciler: Reconciler) -> list[Result]:
 
 def forget(config: Config, reconciler: Reconciler) -> bool:
     """Remove what is kept, with the lock held; where not every thread has its mask it stays, to be tried again.
-
-    :returns: whether nothing is left.
-    """
+    :returns: whether nothing is left."""
     if reconciler.originals.masks:
         reconciler.save()
         logger.error("sandboxes=%d have threads that kept their masks; what those had before is still in %s",
@@ -54,14 +50,13 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
 
 def left(config: Config) -> list[Path]:
     """What `forget` would remove that is there."""
-    address = config.metrics.address
+    paths, address = config.paths, config.metrics.address
     metrics = [] if address is None or address.path is None else [address.path]
-    return [path for path in (*_files(config), *metrics, config.paths.spool, config.paths.lock_file,
-                              config.paths.run)
+    return [path for path in (*_files(config), *metrics, paths.spool, paths.lock_file, paths.run)
             if os.path.lexists(path)]
 
 
 def _files(config: Config) -> Iterable[Path]:
-    return (config.paths.state_file, config.paths.notes_file, config.paths.proof_file,
-            config.paths.hook_socket, config.paths.control_socket,
-            *state_file.beside(config.paths.state_file), *state_file.beside(config.paths.proof_file))
+    paths = config.paths
+    return (paths.state_file, paths.notes_file, paths.proof_file, paths.hook_socket, paths.control_socket,
+            *state_file.beside(paths.state_file), *state_file.beside(paths.proof_file))

@@ -1,10 +1,8 @@
 """The read-only view of a node that everything outside this package gets: its VMs, placements, ownership and state.
 
-Every reader (status, metrics, reports, guests, the newborn placer, the watcher) takes a `NodeView`; it shows what is
-so at the moment of the call, and nothing can be changed through it. It stands here and not in the domain, as it names
-the inventory's VMs (vmm) and placements (placement), which the domain may not import. What stays out: every change.
-Each thing has one owner: the desired state, ownership and placements `NodeState` and its `PlacementCache`, masks
-`pinning.pinner.Pinner`, VMs `vmm.inventory`, guests' maps `guests.manager`.
+It shows what is so at the moment of the call, and nothing can be changed through it. Not in the domain, as it names
+the inventory's VMs (vmm) and placements (placement). What stays out: every change, which is its owner's (node_state;
+docs/architecture.md lists them). Taken by status, metrics, reports, guests, the newborn placer and the watcher.
 """
 
 from __future__ import annotations
@@ -16,11 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.cpuset import CpuSet
-    from vmpin.domain.counters import Counters
+    from vmpin.domain.counters import Counters, NewbornCounts
     from vmpin.domain.desired_state import DesiredState, SandboxState
     from vmpin.domain.kubelet_cpus import CpuManagerState
     from vmpin.domain.model import ContainerId, SandboxId, ThreadId, VcpuId
-    from vmpin.domain.newborn_counts import NewbornCounts
     from vmpin.domain.proof import ResidencyLedger
     from vmpin.host.cgroup import Cgroups
     from vmpin.host.procfs import Procfs
@@ -184,9 +181,7 @@ class NodeView:
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
         """What the kernel refused, and threads that another writer keeps moving, as sentences.
-
-        :param but: threads of which another reason is given.
-        """
+        :param but: threads of which another reason is given."""
         return self._state.pinner.refusals(sandbox, but)
 
     def drift(self, sandbox: SandboxId) -> History | None:

@@ -4,9 +4,8 @@ Pure: evaluates sampled threads (residency.thread_usage) against the owners (cpu
 stays out: sampling, the status document, and the output.
 """
 
-from __future__ import annotations
-
 import enum
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +14,9 @@ from vmpin.domain.pod_names import PodNames
 from vmpin.reports.cpu_owners import CpuOwner, located
 from vmpin.reports.residency.usage import SampledProcess, SampledThread, container_of
 
+#: Of the JSON document.
 VERSION = 1
+
 
 class Kind(enum.StrEnum):
     """The class of a process, the most serious first: the order of those that did not run."""
@@ -30,7 +31,6 @@ class Kind(enum.StrEnum):
 
 #: The classes that the kubelet's static policy keeps apart, unlike daemons and kernel threads.
 PODS = frozenset({Kind.VM, Kind.CONTAINER})
-_GRAVITY = {kind: number for number, kind in enumerate(Kind)}
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,9 @@ class AuditFinding:
 
     @property
     def ran(self) -> dict[int, int]:
-        found: dict[int, int] = {}
+        found: Counter[int] = Counter()
         for task in self.threads:
-            for cpu, spent in task.ran.items():
-                found[cpu] = found.get(cpu, 0) + spent
+            found.update(task.ran)
         return dict(sorted(found.items()))
 
     @property
@@ -67,8 +66,8 @@ class AuditFinding:
         return {
             "pid": self.process.pid, "comm": self.process.comm, "class": str(self.kind), "sandbox": self.sandbox,
             "container": self.container, "name": self.label, "cgroup": self.process.cgroup,
-            "may": str(self.may),
-            "seconds": _seconds(self.spent), "ran": _ran(self.ran), "owners": [owner.label for owner in self.owners],
+            "may": str(self.may), "seconds": _seconds(self.spent), "ran": _ran(self.ran),
+            "owners": [owner.label for owner in self.owners],
             "threads": [{"tid": task.tid, "comm": task.comm, "may": str(task.cpus), "ran": _ran(task.ran)}
                         for task in self.threads]}
 
@@ -91,8 +90,8 @@ class Use:
 
     def data(self) -> dict[str, object]:
         return {"cpu": self.cpu, "owners": [owner.label for owner in self.owners], "busy": _seconds(self.busy),
-                "owner": _seconds(self.owner), "kernel_bound": _seconds(self.bound),
-                "others": _seconds(self.others), "unseen": _seconds(self.unseen)}
+                "owner": _seconds(self.owner), "kernel_bound": _seconds(self.bound), "others": _seconds(self.others),
+                "unseen": _seconds(self.unseen)}
 
 
 @dataclass
@@ -104,7 +103,7 @@ class Judgement:
     uses: list[Use] = field(default_factory=list)
     findings: list[AuditFinding] = field(default_factory=list)
     #: Numbers of processes left out by option, by class.
-    ignored: dict[Kind, int] = field(default_factory=dict)
+    ignored: Counter[Kind] = field(default_factory=Counter)
 
     @property
     def alone(self) -> bool:
@@ -121,8 +120,7 @@ class Judgement:
 
     def data(self) -> dict[str, object]:
         return {"alone": self.alone, "exclusive": str(self.exclusive), "contested": str(self.contested),
-                "findings": [finding.data() for finding in self.findings],
-                "cpus": [use.data() for use in self.uses],
+                "findings": [finding.data() for finding in self.findings], "cpus": [use.data() for use in self.uses],
                 "ignored": {str(kind): count for kind, count in sorted(self.ignored.items())}}
 
 
@@ -161,16 +159,17 @@ def judge(owners: Sequence[CpuOwner], sandboxes: Mapping[int, str], processes: I
                     uses[cpu].bound += spent
                 else:
                     uses[cpu].others += spent
-            concerned = _concerned(task, exclusive - mine)
-            if concerned is not None and not bound:
+            if not bound and (concerned := _concerned(task, exclusive - mine)) is not None:
                 threads.append(concerned)
         if threads:
             finding = _finding(process, sandbox, threads, owners, names)
             if finding.kind in ignore:
-                made.ignored[finding.kind] = made.ignored.get(finding.kind, 0) + 1
+                made.ignored[finding.kind] += 1
             else:
                 made.findings.append(finding)
-    made.findings.sort(key=_weight)
+    # The longest run time first, then processes that may run, by class and by CPU.
+    made.findings.sort(key=lambda each: (-each.spent, list(Kind).index(each.kind), each.may.first if each.may else 0,
+                                         each.process.pid))
     return made
 
 
@@ -178,34 +177,25 @@ def _concerned(task: SampledThread, foreign: CpuSet) -> SampledThread | None:
     """The thread reduced to CPUs of others, None if it has none of them."""
     may = task.cpus & foreign if task.alive else EMPTY
     ran = {cpu: spent for cpu, spent in task.ran.items() if cpu in foreign}
-    return SampledThread(task.tid, task.comm, may, ran, task.alive) if may or ran else None
+    return task._replace(cpus=may, ran=ran) if may or ran else None
 
 
 def _finding(process: SampledProcess, sandbox: str | None, threads: Sequence[SampledThread],
-             owners: Sequence[CpuOwner],
-             names: PodNames) -> AuditFinding:
+             owners: Sequence[CpuOwner], names: PodNames) -> AuditFinding:
     container = None
     if sandbox is not None:
         kind = Kind.VM
     elif process.kernel:
         kind = Kind.KERNEL
     else:
-        container = container_of(process.cgroup)
-        if container is None and process.contained:
-            container = process.cgroup.rpartition("/")[2]
-        kind = Kind.HOST if container is None else Kind.CONTAINER
-        if (names.pauses_only(container_of(process.cgroup), process.comm, len(process.tasks))
-                and not any(task.ran for task in threads)):
-            kind = Kind.PAUSE
+        found = container_of(process.cgroup)
+        pauses = names.pauses_only(found, process.comm, len(process.tasks)) and not any(task.ran for task in threads)
+        container = process.cgroup.rpartition("/")[2] if found is None and process.contained else found
+        kind = Kind.PAUSE if pauses else Kind.HOST if container is None else Kind.CONTAINER
     there = union([*(task.cpus for task in threads), CpuSet(cpu for task in threads for cpu in task.ran)])
     return AuditFinding(process, kind, sandbox, container, tuple(threads),
                         tuple(owner for owner in owners if not owner.cpus.isdisjoint(there)),
                         names.name(sandbox, container, process.cgroup))
-
-
-def _weight(finding: AuditFinding) -> tuple[int, int, int, int]:
-    """Sort key: the longest run time first, then processes that may run, by class and by CPU."""
-    return -finding.spent, _GRAVITY[finding.kind], (finding.may.first if finding.may else 0), finding.process.pid
 
 
 def _ran(ran: Mapping[int, int]) -> list[dict[str, object]]:

@@ -3,14 +3,12 @@
 Pure; called by audit and cli/audit. What stays out: the threads that run there (audit).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.terminal import short_id
+from vmpin.domain.terminal import pod_name, short_id
 from vmpin.reports.residency.usage import SampledProcess, container_of
 
 
@@ -25,8 +23,7 @@ class CpuOwner:
     init: int | None = None
     cgroup: str = ""
     label: str = ""
-    #: Uid of a pod that only the kubelet reported: its cgroup is named after it (pod1-2, and with systemd
-    #: pod1_2.slice).
+    #: Uid of a pod that only the kubelet reported: its cgroup is named after it (pod1-2, with systemd pod1_2.slice).
     uid: str = ""
 
     def owns(self, process: SampledProcess, sandbox: str | None) -> bool:
@@ -36,9 +33,14 @@ class CpuOwner:
             return True
         if self.uid:
             return f"pod{self.uid}" in process.cgroup or f"pod{self.uid.replace('-', '_')}" in process.cgroup
-        if not self.vm and (self.init == process.pid or _within(process.cgroup, self.cgroup)):
+        if not self.vm and (self.init == process.pid or (
+                self.cgroup and f"{process.cgroup}/".startswith(f"{self.cgroup}/"))):
             return True
         return bool(self.container) and container_of(process.cgroup) == self.container
+
+    def data(self) -> dict[str, str]:
+        return {"sandbox": self.sandbox, "container": self.container, "cpus": str(self.cpus),
+                "kind": "vm" if self.vm else "runc", "name": self.label}
 
 
 def owners_of(document: Mapping[str, Any]) -> tuple[CpuOwner, ...]:
@@ -83,10 +85,6 @@ def lasting(before: Sequence[CpuOwner], after: Sequence[CpuOwner]) -> tuple[tupl
     return tuple(owner for owner in kept if owner.cpus), changed
 
 
-def _within(cgroup: str, above: str) -> bool:
-    return bool(above) and (cgroup == above or cgroup.startswith(f"{above}/"))
-
-
 def located(owners: Iterable[CpuOwner], processes: Iterable[SampledProcess]) -> list[CpuOwner]:
     """The owners with the current cgroup of each container's init: "" if that is the topmost, or if init has ended."""
     cgroups = {process.pid: process.cgroup for process in processes}
@@ -100,5 +98,5 @@ def _label(entry: Mapping[str, Any], sandbox: Mapping[str, Any] | None) -> str:
     container = name or entry.get("name") or short_id(entry["container"])
     pod = entry.get("pod") or source.get("pod")
     if pod:
-        return f"{pod['namespace']}/{pod['name']}" + (f"/{container}" if container else "")
+        return pod_name(pod) + (f"/{container}" if container else "")
     return f"{container} of {short_id(entry['sandbox'])}" if container else f"pod {short_id(entry['sandbox'])}"

@@ -4,11 +4,9 @@ A parameter or option that is on no list keeps its name and loses its value. Pur
 doctor.collect. What stays out: the choice of texts for a report (bundle).
 """
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 LEFT_OUT = "<left out>"
 
@@ -66,7 +64,8 @@ def kernel_parameters(line: str) -> list[str]:
 
 
 def cleaned(text: str) -> str:
-    """A text without values whose name is like that of a secret, and without users in URLs."""
+    """A text without values whose name is like that of a secret, and without users in URLs. Of a log, give each line
+    by itself."""
     return _tokens(_without(text, _NAMED, _FOLLOWING))
 
 
@@ -134,8 +133,3 @@ def _plain(value: object) -> object:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return cleaned(value) if isinstance(value, str) else value
-
-
-def log_lines(lines: Iterable[str]) -> list[str]:
-    """Cleaned lines of vmpin's log: they contain names of pods and threads, and errors of runtimes."""
-    return [cleaned(line) for line in lines]

@@ -2,6 +2,5 @@
 kubelet's checkpoint, annotations, TOML.
 
 Bytes and paths in, values out. What stays out: when they are read (sources), and checks of a node's configuration
-(doctor.collect). Imported by sources, reconcile, guests, daemon and doctor; imports host and domain, and
-not vmm.
+(doctor.collect). Imported by sources, reconcile, guests, daemon and doctor; imports host and domain, and not vmm.
 """

@@ -5,12 +5,9 @@ CRI-O's (and podman's) is …/ID/userdata (storage's overlay-containers), contai
 the keys of its own family are written after the author's, so the runtime's stand (containerd:
 internal/cri/annotations; CRI-O: server/container_create.go, and the kubelet's labels last), and keys of the other
 family are the author's. Only in the config of CRI-O's pause container do the author's annotations come last
-(server/sandbox_run_linux.go).
-
-What stays out: reading a hook's state (oci) and Kata's files (kata), which call this, as do the sources.
+(server/sandbox_run_linux.go). What stays out: reading a hook's state (oci) and Kata's files (kata), which call this,
+as do the sources.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -32,9 +29,6 @@ class Dialect(NamedTuple):
     pod: str
     uid: str
     container: str
-
-    def keys(self) -> tuple[str, ...]:
-        return self.kind, self.sandbox, self.namespace, self.pod, self.uid, self.container
 
 
 CONTAINERD = Dialect("containerd", "io.kubernetes.cri.container-type", "io.kubernetes.cri.sandbox-id",
@@ -62,7 +56,7 @@ def other(dialect: Dialect) -> Dialect:
 
 def foreign(annotations: Mapping[str, str], dialect: Dialect) -> Iterator[str]:
     """The keys of the other family whose values differ from those of `dialect`."""
-    for own, theirs in zip(dialect.keys(), other(dialect).keys(), strict=True):
+    for own, theirs in zip(dialect[1:], other(dialect)[1:], strict=True):
         if annotations.get(theirs) not in (None, annotations.get(own)):
             yield theirs
 

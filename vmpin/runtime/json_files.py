@@ -1,11 +1,12 @@
-"""JSON that other programs write: parsing with errors that name the file.
+"""JSON that other programs write: parsing with errors that name the file, and values below keys.
 
-What stays out: what is in it (oci, kata, kubelet), which call this.
+What stays out: what is in it (oci, kata, kubelet, doctor.collect), which call this.
 """
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from vmpin.errors import SourceError
 
@@ -24,3 +25,15 @@ def parse_object(raw: bytes | str, where: str) -> dict[str, object]:
     if not isinstance(found, dict):
         raise SourceError(where, "is no JSON object")
     return found
+
+
+def dig(table: object, *keys: str) -> Any:
+    """The value below the keys, None when there is none."""
+    for key in keys:
+        table = table.get(key) if isinstance(table, dict) else None
+    return table
+
+
+def pid_of(value: object) -> int:
+    """A pid (below PID_MAX_LIMIT); 0 for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 22 else 0

@@ -1,9 +1,9 @@
 """The format of the checkpoint of the kubelet's CPU manager (`cpu_manager_state`): the exclusive CPUs of containers,
 and the shared pool.
 
-Parses every shape there was (pkg/kubelet/cm/cpumanager/state/checkpoint.go): V4 of 1.37, V3 of 1.36 with pod
-level resources, V2 since 1.17, and V1 before it, which named containers by their ids. Pure: bytes in, data out. What
-stays out: the file (source/kubelet_state), and what exclusive means for a sandbox (ownership).
+Parses every shape there was (pkg/kubelet/cm/cpumanager/state/checkpoint.go): V4 of 1.37, V3 of 1.36 with pod level
+resources, V2 since 1.17, and V1 before it, which named containers by their ids. Pure. What stays out: the file
+(sources.kubelet_checkpoint), and what exclusive means for a sandbox (placement.ownership).
 """
 
 from __future__ import annotations
@@ -17,21 +17,17 @@ from vmpin.errors import SourceError
 from vmpin.runtime.json_files import parse_object
 
 NAME = "cpu_manager_state"
-#: A node full of pods has some 40 kB.
-MAX_BYTES = 4 << 20
+MAX_BYTES = 4 << 20  #: A node full of pods has some 40 kB.
 #: Containers and pods with exclusive CPUs. Linux has 8192 CPUs at most (CONFIG_NR_CPUS), and each of these has one.
 MAX_ENTRIES = 8192
-#: Bytes beyond which the checksum is not checked: it costs Python some 0.1 µs a byte.
-MAX_CHECKED = 64 << 10
+MAX_CHECKED = 64 << 10  #: Bytes beyond which the checksum is not checked: it costs Python some 0.1 µs a byte.
 
 
 def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
     """Parse a checkpoint. A wrong checksum is `trouble` only: it is one of a dump of Go's memory, types and all, and
     so changed with kubelets that did not change a CPU.
-
     :param where: the name of the file, for errors.
-    :raises SourceError: when it is invalid: empty, cut, not the kubelet's, with an invalid CPU list.
-    """
+    :raises SourceError: when it is invalid: empty, cut, not the kubelet's, with an invalid CPU list."""
     if len(raw) > MAX_BYTES:
         raise SourceError(where, f"is {len(raw)} bytes long, at most {MAX_BYTES} are read")
     if not raw.strip(b" \t\r\n\0"):
@@ -89,11 +85,9 @@ def _judged(state: CpuManagerState, checksum_ok: bool | None) -> CpuManagerState
 
 def _mapping(found: dict[str, object], key: str, where: str) -> dict[str, object]:
     value = found.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
+    if value is not None and not isinstance(value, dict):
         raise SourceError(where, f"{key} are no object")
-    return value
+    return value or {}
 
 
 def _id(text: str, where: str) -> str:
@@ -121,8 +115,7 @@ def _overlaps(state: CpuManagerState) -> Iterator[str]:
     owned: dict[str, CpuSet] = {f"container {key}": cpus for key, cpus in state.by_id.items()}
     for key, cpus in (*state.pods.items(), *((uid, cpus) for (uid, _), cpus in state.entries.items())):
         owned[f"pod {key}"] = owned.get(f"pod {key}", EMPTY) | cpus
-    seen = EMPTY
-    twice = EMPTY
+    seen = twice = EMPTY
     for cpus in owned.values():
         twice |= seen & cpus
         seen |= cpus
@@ -131,8 +124,6 @@ def _overlaps(state: CpuManagerState) -> Iterator[str]:
     if seen & state.default:
         yield f"CPUs {seen & state.default} are both exclusive and shared"
 
-
-# --- the checksum ----------------------------------------------------------------------------------------------------
 
 def _matches(checksum: object, size: int, dumps: Iterable[str]) -> bool | None:
     """Whether one of the dumps has that checksum; None where it is not checked."""
@@ -150,10 +141,8 @@ def fnv32a(raw: bytes) -> int:
 
 
 def _dumps(found: dict[str, object], state: CpuManagerState) -> Iterator[str]:
-    """The texts of which kubelets take the checksum: go-spew's `%#v` of their struct, under each name that it had.
-
-    The types of a map's keys and values are left out there, those of a struct's fields are not.
-    """
+    """The texts of which kubelets take the checksum: go-spew's `%#v` of their struct, under each name that it had. The
+    types of a map's keys and values are left out there, those of a struct's fields are not."""
     head = f"PolicyName:(string){state.policy} DefaultCPUSet:(string){found.get('defaultcpuset', '')} Entries:"
     entries = found.get("entries") or {}
     if state.version == 1 or not entries:

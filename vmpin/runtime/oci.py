@@ -5,8 +5,6 @@ in what can be looked up, and the only path of it that is opened is the bundle's
 state arrives (the watcher's socket, sources.spool) and the process behind its pid (sources.pids).
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Mapping
@@ -17,12 +15,10 @@ from vmpin.domain.model import ContainerId, SandboxId, valid_id
 from vmpin.errors import SourceError, passing
 from vmpin.host.regular import read_regular
 from vmpin.runtime.dialect import CRIO, Dialect, bundle_id, dialect_of, foreign, other, plain
-from vmpin.runtime.json_files import parse_json, parse_object
+from vmpin.runtime.json_files import dig, parse_json, parse_object, pid_of
 
-#: Bytes: the hook sends no more, and a real state has a few kB of annotations.
-MAX_STATE = 4 << 20
-#: A real config.json has some 20 kB.
-MAX_BUNDLE = 4 << 20
+#: Bytes: the hook sends no more; a real state has a few kB of annotations, a real config.json some 20 kB.
+MAX_STATE, MAX_BUNDLE = 4 << 20, 4 << 20
 
 HEADER = b"vmpin-hook/1 "
 #: The kinds that annotations give a pause container (dockershim: podsandbox).
@@ -32,9 +28,7 @@ STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "pos
 
 class HookMessage(NamedTuple):
     """A hook's message: the stage that the hook was registered for, its time, and the state as the runtime gave it.
-
-    `time` is CLOCK_REALTIME, `boot` CLOCK_BOOTTIME, in ns; an older hook sends no `boot` (None).
-    """
+    `time` is CLOCK_REALTIME, `boot` CLOCK_BOOTTIME, in ns; an older hook sends no `boot` (None)."""
 
     stage: str
     time: int
@@ -52,10 +46,8 @@ class HookState(NamedTuple):
     pid: int
     bundle: str
     annotations: Mapping[str, str]
-    #: The sandbox's own (pause) container.
-    pause: bool
-    #: The family of annotations that the runtime writes.
-    dialect: Dialect
+    pause: bool  #: The sandbox's own (pause) container.
+    dialect: Dialect  #: The family of annotations that the runtime writes.
     #: Keys of the other family that contradict it: the pod's author wrote them, and they are ignored.
     foreign: tuple[str, ...] = ()
     time: int = 0
@@ -77,17 +69,16 @@ def parse_message(raw: bytes) -> HookMessage:
     if not newline or not line.startswith(HEADER) or len(line) > 256:
         raise SourceError("hook message", "does not begin with the vmpin-hook/1 line")
     fields = dict(part.partition("=")[::2] for part in line[len(HEADER):].decode("ascii", "replace").split())
-    stage, time = fields.get("stage", ""), fields.get("time", "")
+    stage, times = fields.get("stage", ""), {"time": fields.get("time", ""), "boot": fields.get("boot")}
     if stage not in STAGES:
         raise SourceError("hook message", f"unknown stage {stage[:40]!r}")
-    if not (time.isascii() and time.isdigit()) or len(time) > 20:
-        raise SourceError("hook message", f"time {time[:40]!r} is no number of nanoseconds")
-    boot = fields.get("boot")
-    if boot is not None and (not (boot.isascii() and boot.isdigit()) or len(boot) > 20):
-        raise SourceError("hook message", f"boot {boot[:40]!r} is no number of nanoseconds")
+    for name, text in times.items():
+        if text is not None and (not (text.isascii() and text.isdigit()) or len(text) > 20):
+            raise SourceError("hook message", f"{name} {text[:40]!r} is no number of nanoseconds")
     if len(state) > MAX_STATE:
         raise SourceError("hook message", f"the state is {len(state)} bytes long, at most {MAX_STATE} are read")
-    return HookMessage(stage, int(time), state, None if boot is None else int(boot))
+    boot = times["boot"]
+    return HookMessage(stage, int(fields["time"]), state, None if boot is None else int(boot))
 
 
 def parse_state(message: HookMessage) -> HookState:
@@ -102,9 +93,7 @@ def parse_state(message: HookMessage) -> HookState:
     bundle = state.get("bundle") or ""
     if bundle and not clean_path(bundle):
         raise SourceError(where, f"bundle {str(bundle)[:120]!r} of {given} is no plain absolute path")
-    pid = state.get("pid")
-    if isinstance(pid, bool) or not isinstance(pid, int) or not 0 < pid < 1 << 22:
-        pid = 0  # crun gives 0 and runc none at poststop
+    pid = pid_of(state.get("pid"))  # crun gives 0 and runc none at poststop
     annotations = _strings(state.get("annotations"))
     dialect = dialect_of(str(bundle))
     container, sandbox, pause = _identity(where, given, str(bundle), annotations, dialect)
@@ -123,15 +112,9 @@ def _identity(where: str, given: str, bundle: str, annotations: Mapping[str, str
     if named is not None and theirs not in (None, named):
         raise SourceError(where, f"the annotations of {given} name two sandboxes: {dialect.sandbox} {named}, and "
                                  f"{other(dialect).sandbox} {plain(str(theirs), 80)}")
-    container = given
     # Kata's Go runtime gives the sandbox's id to every container's poststart and poststop.
-    if dialect is CRIO:
-        container = bundle_id(bundle)
-        of_sandbox = container != given
-    else:
-        of_sandbox = kind == "container" and named == given
-        if of_sandbox:
-            container = bundle_id(bundle)
+    of_sandbox = bundle_id(bundle) != given if dialect is CRIO else kind == "container" and named == given
+    container = bundle_id(bundle) if of_sandbox else given
     if not valid_id(container):
         raise SourceError(where, f"names no container of sandbox {given}")
     own = of_sandbox or kind in _PAUSE
@@ -157,8 +140,7 @@ def _strings(value: object) -> dict[str, str]:
 
 
 class BundleConfig(NamedTuple):
-    """What config.json of a bundle has of the container. `cpuset` None: none, or an invalid one, which `trouble`
-    describes."""
+    """What a bundle's config.json has. `cpuset` None: none, or an invalid one, which `trouble` describes."""
 
     cpuset: CpuSet | None
     annotations: Mapping[str, str]
@@ -177,12 +159,8 @@ def bundle_gone(bundle: str) -> bool:
 
 
 def read_bundle(bundle: str) -> BundleConfig:
-    """Read `bundle`/config.json.
-
-    :raises SourceError: when it is gone or invalid.
-    :raises OSError: when it cannot be read just now (`passing`).
-
-    The path comes from a hook: only a regular file is read (no FIFO that blocks, no device), and a bounded one.
+    """Read `bundle`/config.json: a bounded regular file alone (no FIFO that blocks, no device), as the path comes from
+    a hook. :raises SourceError: when it is gone or invalid. :raises OSError: when it cannot be read now (`passing`).
     """
     if not clean_path(bundle):
         raise SourceError(repr(bundle[:120]), "is no plain absolute path")
@@ -195,12 +173,7 @@ def read_bundle(bundle: str) -> BundleConfig:
         raise SourceError(path, f"is larger than {MAX_BUNDLE >> 20} MiB" if err.errno == errno.EFBIG
                           else err.strerror or str(err)) from err
     config = parse_json(raw, path)
-    found = config if isinstance(config, dict) else {}
-    annotations = _strings(found.get("annotations"))
-    for key in ("linux", "resources", "cpu"):
-        inner = found.get(key)
-        found = inner if isinstance(inner, dict) else {}
-    cpus = found.get("cpus")
+    annotations, cpus = _strings(dig(config, "annotations")), dig(config, "linux", "resources", "cpu", "cpus")
     if cpus is None or cpus == "":
         return BundleConfig(None, annotations)
     try:

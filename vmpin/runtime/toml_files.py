@@ -35,13 +35,6 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
     return made
 
 
-def dig(table: object, *keys: str) -> Any:
-    """The value below the keys, None when there is none."""
-    for key in keys:
-        table = table.get(key) if isinstance(table, dict) else None
-    return table
-
-
 def strings(value: object) -> tuple[str, ...]:
     """The strings of a list; () for anything else."""
     return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()

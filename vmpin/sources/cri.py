@@ -8,6 +8,7 @@ which container gets which CPUs (reconcile.runc_drift). Called by daemon.runc_re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,6 @@ UpdateContainerResourcesRequest container_id=1 linux=2:LinuxContainerResources
 #: The server is no CRI runtime (Docker's containerd), or does not have this container: another one may.
 _NO_CRI, _NOT_MINE = "UNIMPLEMENTED", ("UNIMPLEMENTED", "NOT_FOUND")
 
-_messages: Messages | None = None
-
 
 class NoRuntime(SourceError):
     """No CRI runtime answers on any of the sockets."""
@@ -48,15 +47,13 @@ def sockets(configured: Path | None, defaults: Sequence[Path] = DEFAULTS) -> lis
 
 
 def update_cpus(servers: Sequence[Path], container: ContainerId, cpus: CpuSet, timeout: float) -> None:
-    """Ask each server in turn to give the container these CPUs, until one does.
-
-    Not repeated on failure: the next resync finds the container unchanged and tries again, three times in ten minutes.
-
+    """Ask each server in turn to give the container these CPUs, until one does. Not repeated on failure: the next
+    resync finds the container unchanged and tries again, three times in ten minutes.
     :param timeout: in seconds, for each server.
     :raises NoRuntime: when there are no servers, or none has CRI.
     :raises SourceError: when all of them failed: the error of the last one that has the container, or did not answer.
     """
-    request = _table()["UpdateContainerResourcesRequest"](container_id=container)
+    request = _messages()["UpdateContainerResourcesRequest"](container_id=container)
     request.linux.cpuset_cpus = str(cpus)
     failed: list[CallError] = []
     for socket in servers:
@@ -70,11 +67,9 @@ def update_cpus(servers: Sequence[Path], container: ContainerId, cpus: CpuSet, t
     raise next((err for err in reversed(failed) if err.code not in _NOT_MINE), failed[-1])
 
 
-def _table() -> Messages:
-    """The messages, made once: with the first call, as protobuf is loaded then."""
-    global _messages
-    if _messages is None:
-        from vmpin.wire.protos import Messages
+@cache
+def _messages() -> Messages:
+    """The messages, made with the first call, as protobuf is loaded then."""
+    from vmpin.wire.protos import Messages
 
-        _messages = Messages("runtime.v1", _TABLE)
-    return _messages
+    return Messages("runtime.v1", _TABLE)

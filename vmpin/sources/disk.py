@@ -1,8 +1,8 @@
 """The sources that are read as a whole at every resync: Kata's state, the containers' cgroups, and whether the
 containers that hooks reported still exist.
 
-What is found becomes events like any other. What stays out: the files' formats (runtime.kata), and what follows from
-an event (domain.desired_state). Owned by the reconciler.
+What stays out: the files' formats (runtime.kata), and what follows from an event (domain.desired_state). Owned by the
+reconciler.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.runtime.kata import KataSandbox, KataState
-from vmpin.runtime.oci import bundle_gone
 
 #: How long (ns) a sandbox without VM and containers is kept: a hook's late message must find its end.
 FORGET_AFTER_NS = 60 * 10**9
@@ -40,8 +39,8 @@ class DiskSources:
         self.proc = proc
         self.cgroups = cgroups
         self.kata = kata
-        #: Whether the runtime reports every end (an NRI connection is up). Without it only the end of its VM ends a
-        #: container that NRI reported. Set by the watcher.
+        #: Whether the runtime reports every end (an NRI connection is up): else only its VM's end ends a container
+        #: that NRI reported. Set by the watcher.
         self.nri = False
         #: The online CPUs; empty until the reconciler has set them.
         self.online: CpuSet = EMPTY
@@ -59,9 +58,7 @@ class DiskSources:
 
     def events(self, state: DesiredState, with_vm: set[SandboxId]) -> list[Event]:
         """The events that follow from the files, for what differs from `state`.
-
-        :param with_vm: the sandboxes whose VM runs.
-        """
+        :param with_vm: the sandboxes whose VM runs."""
         now = boottime.now()
         events: list[Event] = []
         translated, self._translated = self._translated, {}
@@ -80,10 +77,10 @@ class DiskSources:
     def _written_at(self, kata: KataSandbox) -> int:
         """When a sandbox's file was written (CLOCK_BOOTTIME ns), by its mtime; never before the last reading that
         still had other contents, however the wall clock was stepped meanwhile."""
-        earlier = self._written.get(kata.id)
-        when = earlier[1] if earlier is not None and earlier[0] == kata else boottime.of_wall(
-            kata.written, self._read_before)
-        self._written[kata.id] = kata, when
+        before, when = self._written.get(kata.id, (None, 0))
+        if before != kata:
+            when = boottime.of_wall(kata.written, self._read_before)
+            self._written[kata.id] = kata, when
         return when
 
     def claims(self, state: DesiredState) -> dict[SandboxId, VmmClaim]:
@@ -101,7 +98,7 @@ class DiskSources:
         latest = 0
         for record in sandbox.containers.values():
             latest = max(latest, record.time)
-            if record.container.state is ContainerState.STOPPED:
+            if record.stopped:
                 continue
             if self._has_ended(sandbox, record, with_vm, now):
                 yield ContainerStopped(sandbox.id, record.container.id, max(now, record.time))
@@ -114,7 +111,7 @@ class DiskSources:
 
     def _has_ended(self, sandbox: SandboxState, record: ContainerRecord, with_vm: set[SandboxId], now: int) -> bool:
         if record.reported_by(Source.KATA):
-            # Its CPUs are free when the runtime has removed the sandbox, not when the sandbox is forgotten.
+            # Its CPUs are free when the runtime has removed the sandbox.
             return sandbox.id not in with_vm and sandbox.id not in self.kata.listed
         if record.init is not None:
             stat = self.proc.stat(record.init.tid)
@@ -122,11 +119,14 @@ class DiskSources:
         if record.reported_by(Source.NRI) and not record.bundle:
             # A container in a VM. Without a connection to the runtime its end is not reported; its VM's end shows it.
             return not self.nri and sandbox.id not in with_vm and record.time < now - FORGET_AFTER_NS
-        return bool(record.bundle) and bundle_gone(record.bundle)
+        if not record.bundle:
+            return False
+        from vmpin.runtime.oci import bundle_gone  # a starting watcher's first pass mostly has no bundle to check
+
+        return bundle_gone(record.bundle)
 
     def cgroup(self, sandbox: SandboxId, record: ContainerRecord, init: ThreadId) -> Iterator[Event]:
-        """The cpuset in the cgroup of a container's first process; nothing where that cgroup is not the container's
-        own."""
+        """The cpuset in the cgroup of a container's first process, where that cgroup is the container's own."""
         found = self.cgroups.cpuset_of(init.tid)
         if found is None or not found.configured or self.cgroups.is_top(found.path):
             return  # no container is at the top: a pid that was none of its own would widen its cpuset

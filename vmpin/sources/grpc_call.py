@@ -1,8 +1,8 @@
 """One gRPC call to a unix socket of the node: the kubelet's PodResources, or the container runtime's CRI.
 
-The call blocks until its deadline at most. Importing this module is cheap, the first call loads grpc (some 70 ms and
-15 MB). A failed call is not repeated here (grpc's own retries are off): callers make it again at the next resync, with
-what is true by then. What stays out: messages and their meaning (pod_resources, cri).
+The call blocks until its deadline at most. The first one loads grpc (some 70 ms and 15 MB). A failed one is not
+repeated here: callers make it again at the next resync, with what is true by then. What stays out: messages and their
+meaning (pod_resources, cri).
 """
 
 from __future__ import annotations
@@ -17,15 +17,9 @@ from typing import Any
 from vmpin.errors import SourceError
 from vmpin.runtime.dialect import plain
 
-#: Bytes of an answer, as the kubelet's own client accepts (podresources/client.go).
-MAX_BYTES = 16 << 20
+MAX_BYTES = 16 << 20  #: Bytes of an answer, as the kubelet's own client accepts (podresources/client.go).
 #: By gRPC's status: its meaning, unless the caller gives a more specific one.
-_MEANINGS = {
-    "UNAVAILABLE": "no server answers there",
-    "DEADLINE_EXCEEDED": "no answer in time",
-}
-#: The statuses whose details come from gRPC's client, and not from the server.
-_AWAY = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
+_MEANINGS = {"UNAVAILABLE": "no server answers there", "DEADLINE_EXCEEDED": "no answer in time"}
 
 
 class CallError(SourceError):
@@ -40,13 +34,10 @@ def call(socket: Path, method: str, request: bytes, timeout: float,
          meanings: Mapping[str, str] | None = None) -> bytes:
     """Make one call, over a connection of its own: calls are seconds apart, and a connection that is kept would
     outlive a restart of the server.
-
-    :param method: `/package.Service/Method`.
-    :param timeout: in seconds.
+    :param method: `/package.Service/Method`; `timeout` is in seconds.
     :param meanings: by gRPC's status: its meaning for this call.
     :returns: the answer's bytes.
-    :raises CallError: naming the socket and the method.
-    """
+    :raises CallError: naming the socket and the method."""
     where, name = str(socket), method.rpartition("/")[2]
     try:
         if not stat.S_ISSOCK(os.stat(socket).st_mode):
@@ -63,8 +54,7 @@ def call(socket: Path, method: str, request: bytes, timeout: float,
         # Else a connection that failed keeps the next channel waiting, up to two minutes.
         ("grpc.use_local_subchannel_pool", 1)])
     try:
-        # No deserializer: what one raises, grpc logs with a traceback.
-        unary: Any = channel.unary_unary(method)
+        unary: Any = channel.unary_unary(method)  # no deserializer: what one raises, grpc logs with a traceback
         answer: bytes = unary(request, timeout=timeout)
         return answer
     except grpc.RpcError as err:
@@ -73,7 +63,7 @@ def call(socket: Path, method: str, request: bytes, timeout: float,
         code = str(failed.code().name)
         why = {**_MEANINGS, **(meanings or {})}.get(code, code.lower())
         # Of a server that is away, as in a restart, the details are gRPC's own: sockets and errnos, and long.
-        details = "" if code in _AWAY else f" ({plain(failed.details() or '', 200)})"
+        details = "" if code in _MEANINGS else f" ({plain(failed.details() or '', 200)})"
         raise CallError(where, f"{name}: {why}{details}", code) from err
     finally:
         channel.close()

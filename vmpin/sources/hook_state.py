@@ -4,8 +4,6 @@ What stays out: parsing the message (runtime.oci) and what follows from an event
 reconciler with each message, from the socket or the spool.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from typing import NamedTuple
 from vmpin.domain.counters import Counters
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import ContainerSeen, ContainerStopped, Event, SandboxSeen, Source
-from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
+from vmpin.domain.model import Container, ContainerId, SandboxId
 from vmpin.errors import SourceError
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
@@ -38,16 +36,12 @@ def events_of(hook: HookState, state: DesiredState, proc: Procfs, exclusive_anno
               tally: Counters | None = None) -> list[Event]:
     """The events that follow from a hook's state. None of them concerns another sandbox than the container's own, even
     if the pod's author names one in annotations.
-
     :param exclusive_annotation: the key by which a container declares its CPUs exclusive, "" for none.
     :param tally: its `disputed` counts the states with annotations that were ignored.
-    :raises OSError: when the bundle or the process cannot be looked up at the moment (`errors.passing`).
-    """
+    :raises OSError: when the bundle or the process cannot be looked up at the moment (`errors.passing`)."""
     member = _membership(hook, state)
-    ignored = member.ignored
-    if not ignored and hook.foreign:
-        ignored = f"{', '.join(hook.foreign)}: not {hook.dialect.runtime}'s own"
-    if ignored:
+    foreign = f"{', '.join(hook.foreign)}: not {hook.dialect.runtime}'s own" if hook.foreign else ""
+    if ignored := member.ignored or foreign:
         logger.warning("container=%s sandbox=%s: contradicting annotations of the pod's author are ignored: %s",
                        member.container, member.sandbox, ignored)
         if tally is not None:
@@ -65,10 +59,8 @@ def began_at(hook: HookState) -> int:
 
 def _membership(hook: HookState, state: DesiredState) -> _Membership:
     """The sandbox and container that a state is about: as NRI or Kata's state has them, else as the state names them.
-
-    Kata's Go runtime gives the sandbox's id at poststart and poststop; where no annotation names the kind, the
-    directory of the bundle is named after the container.
-    """
+    Kata's Go runtime gives the sandbox's id at poststart and poststop; the directory of the bundle is named after the
+    container."""
     sandbox, container = hook.sandbox, hook.container
     recorded = state.sandboxes.get(sandbox)
     alone = str(container) == str(sandbox)
@@ -80,7 +72,7 @@ def _membership(hook: HookState, state: DesiredState) -> _Membership:
         sandbox = next((each.id for each in state.sandboxes.values() if container in each.containers), sandbox)
     for other in state.sandboxes.values():
         there = other.containers.get(container)
-        if (there is not None and other.id != sandbox and there.container.state is not ContainerState.STOPPED
+        if (there is not None and other.id != sandbox and not there.stopped
                 and (there.reported_by(Source.NRI) or there.reported_by(Source.KATA))):
             return _Membership(other.id, container, there.container.pause, f"sandbox {sandbox}")
     itself = SandboxId(container)
@@ -100,9 +92,9 @@ def _created(hook: HookState, member: _Membership, when: int, proc: Procfs,
         except SourceError as err:
             # Not fatal: the container is recorded, and its cpuset may come from elsewhere.
             logger.warning("container=%s: its bundle cannot be read: %s", container, err)
-            # It may lie where vmpin cannot read. But when the container's process has ended, too, so has the
-            # container; and when it has no process of its own (with Kata the pid is the VMM's), and the bundle is
-            # missing where it should be. Then the next check of the bundle ends the container.
+            # It may lie where vmpin cannot read. But when the container's process has ended, too, or it has none of
+            # its own (with Kata the pid is the VMM's) and the bundle is missing where it should be, the container has
+            # ended: the next check of the bundle shows it.
             over = hook.pid and has_ended(hook.pid, proc, when)
             bundle = hook.bundle if over or (init is None and _missing(hook.bundle)) else ""
         else:
@@ -115,7 +107,7 @@ def _created(hook: HookState, member: _Membership, when: int, proc: Procfs,
     made = Container(container, cpuset=cpuset, pause=member.pause)
     if not member.pause:  # a pause container has no name, and owns nothing
         made = made._replace(name=name_of(annotations, hook.dialect),
-                       exclusive=declared_exclusive(annotations, exclusive_annotation))
+                             exclusive=declared_exclusive(annotations, exclusive_annotation))
     yield ContainerSeen(sandbox, made, Source.BUNDLE, when, bundle, init)
 
 

@@ -17,45 +17,35 @@ from vmpin.host import boottime
 from vmpin.host.regular import Stamp, lasting_stamp, open_regular, stamp
 from vmpin.runtime.kubelet import MAX_BYTES, NAME, parse_checkpoint
 
-#: Attempts to read a file that is written to meanwhile.
-_TRIES = 3
+_TRIES = 3  #: Attempts to read a file that is written to meanwhile.
 
 
 class KubeletCheckpoint:
-    """The checkpoint in `directory` (/var/lib/kubelet).
-
-    A checkpoint of the static policy that is removed while the kubelet runs is used on: the kubelet has it in memory,
-    and writes it again at its next allocation. Only a checkpoint with another policy ends it.
-
+    """The checkpoint in `directory` (/var/lib/kubelet). A checkpoint of the static policy that is removed while the
+    kubelet runs is used on: the kubelet has it in memory, and writes it again at its next allocation. Only a
+    checkpoint with another policy ends it.
     :param warn: called with a line for each trouble, not again until there was none meanwhile.
-    :param last: the last good checkpoint of an earlier run in this boot.
-    """
+    :param last: the last good checkpoint of an earlier run in this boot."""
 
     def __init__(self, directory: Path, warn: Callable[[str], None], last: CpuManagerState | None = None) -> None:
         self.path = directory / NAME
         self.warn = warn
         #: When the checkpoint last returned was written, CLOCK_REALTIME ns; 0 for none.
         self.written = 0 if last is None else last.written
-        #: Whether the file is gone, and the last good checkpoint is used.
-        self.stale = False
-        #: The trouble with the file as it is now, "" for none.
-        self.trouble = ""
-        #: Count of files that could not be used.
-        self.bad = 0
+        self.stale = False  #: Whether the file is gone, and the last good checkpoint is used.
+        self.trouble = ""  #: The trouble with the file as it is now, "" for none.
+        self.bad = 0  #: Count of files that could not be used.
         #: When the file was last checked (CLOCK_BOOTTIME ns).
         self._checked = 0
         self._stamp: Stamp | None = None
         self._raw: bytes | None = None
-        self._usable = False
-        self._state: CpuManagerState | None = last
+        self._usable, self._state = False, last
         self._warned: set[str] = set()
 
     def read(self) -> CpuManagerState | None:
         """Read the file if it has changed.
-
         :returns: the checkpoint, the same object while it does not change; None when there is none. A file that cannot
-            be used, or a static one that was removed, leaves the checkpoint before it in force.
-        """
+            be used, or a static one that was removed, leaves the checkpoint before it in force."""
         before, self._checked = self._checked, boottime.now()
         try:
             if self._stamp is not None and stamp(os.stat(self.path, follow_symlinks=False)) == self._stamp:
@@ -64,10 +54,10 @@ class KubeletCheckpoint:
         except (FileNotFoundError, NotADirectoryError):
             self._stamp = self._raw = None
             return self._gone()
-        except OSError as err:
-            return self._unreadable(f"{self.path}: {err.strerror}")
-        except SourceError as err:
-            return self._unreadable(str(err))
+        except (OSError, SourceError) as err:
+            # No bytes were read: the next ones are parsed, even if they are those of before.
+            self._stamp = self._raw = None
+            return self._refused(f"{self.path}: {err.strerror}" if isinstance(err, OSError) else str(err))
         self.stale = False
         self._stamp = lasting_stamp(info)
         if raw == self._raw:
@@ -79,31 +69,23 @@ class KubeletCheckpoint:
             self._state = parse_checkpoint(raw, str(self.path))._replace(written=info.st_mtime_ns).dated(
                 boottime.of_wall(info.st_mtime_ns, before), self._state)
         except SourceError as err:
-            self._refuse(str(err))
-            return self._state
+            return self._refused(str(err))
         self.written, self._usable = info.st_mtime_ns, True
         self._note(f"{self.path}: {self._state.trouble}" if self._state.trouble else "")
         return self._state
 
     def _gone(self) -> CpuManagerState | None:
         self.stale = self._state is not None and self._state.static
-        if self.stale:
-            self._note(f"{self.path}: is gone: the last checkpoint is used until there is another")
-        else:
+        if not self.stale:
             self.written, self._state = 0, None
-            self._note("")
+        self._note(f"{self.path}: is gone: the last checkpoint is used until there is another" if self.stale else "")
         return self._state
 
-    def _unreadable(self, why: str) -> CpuManagerState | None:
-        """No bytes were read: the next ones are parsed, even if they are those of before."""
-        self._stamp = self._raw = None
-        self._refuse(why)
-        return self._state
-
-    def _refuse(self, why: str) -> None:
+    def _refused(self, why: str) -> CpuManagerState | None:
         trouble = why + (": the checkpoint before it is used" if self._state else "")
         self.bad += trouble != self.trouble
         self._note(trouble)
+        return self._state
 
     def _note(self, trouble: str) -> None:
         """Keep the trouble for the status, and warn of a new one."""
@@ -116,11 +98,8 @@ class KubeletCheckpoint:
 
 
 def _load(path: Path) -> tuple[bytes, os.stat_result]:
-    """A file's bytes as they were at one moment, and its status. :raises SourceError: when it is too long, or written
-    to all the time. :raises OSError:
-
-    The kubelet never writes into it, but an editor may, or a copy that is put back.
-    """
+    """A file's bytes as they were at one moment, and its status: the kubelet never writes into it, but an editor may.
+    :raises SourceError: when it is too long, or written to all the time. :raises OSError: when it cannot be read."""
     fd = open_regular(path)
     try:
         info = os.fstat(fd)

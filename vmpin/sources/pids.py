@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vmpin.domain.model import ThreadId
-from vmpin.host.procfs import Procfs, seconds_since_boot
+from vmpin.host.procfs import Procfs, Stat, seconds_since_boot
 from vmpin.vmm.processes import HelperProcess, VmmProcess, classify
 
-#: Seconds: start times count in clock ticks, and an older hook gives the wall clock's time.
-_SLACK = 1.0
+_SLACK = 1.0  #: Seconds: start times count in clock ticks, and an older hook gives the wall clock's time.
 
 
 class PidOwner(NamedTuple):
@@ -24,16 +23,10 @@ class PidOwner(NamedTuple):
 
 def owner_of(pid: int, proc: Procfs, named: int | None = None) -> PidOwner:
     """Look a pid up in /proc. :param named: as for `has_ended`. :raises OSError: when /proc cannot be read now."""
-    if not pid or proc.tgid(pid) != pid or has_ended(pid, proc, named):
-        return PidOwner()
-    stat = proc.stat(pid)
-    if stat is None or stat.kernel_thread:
-        return PidOwner()
-    argv = proc.cmdline(pid)
-    if not argv:
-        return PidOwner()  # a zombie, which has no command line any more
-    found = classify(argv)
-    identity = ThreadId(pid, stat.starttime)
+    stat = _same_process(pid, proc, named) if pid and proc.tgid(pid) == pid else None
+    if stat is None or stat.kernel_thread or not (argv := proc.cmdline(pid)):
+        return PidOwner()  # without a command line it is a zombie
+    found, identity = classify(argv), ThreadId(pid, stat.starttime)
     if isinstance(found, VmmProcess) and not proc.nested(pid):
         return PidOwner(vmm=identity)
     # A VMM in a pid namespace of its own is the first process of a runc container.
@@ -41,7 +34,13 @@ def owner_of(pid: int, proc: Procfs, named: int | None = None) -> PidOwner:
 
 
 def has_ended(pid: int, proc: Procfs, named: int | None) -> bool:
-    """Whether a process has ended since a runtime named its pid (CLOCK_BOOTTIME ns; None: just now). A process that
-    began since then is another one, with the same pid."""
+    """Whether a process has ended since a runtime named its pid (CLOCK_BOOTTIME ns; None: just now)."""
+    return _same_process(pid, proc, named) is None
+
+
+def _same_process(pid: int, proc: Procfs, named: int | None) -> Stat | None:
+    """The stat of the process that had the pid at `named`; one that began since then is another, with the same pid."""
     stat = proc.stat(pid)
-    return stat is None or (named is not None and seconds_since_boot(stat.starttime) > named / 1e9 + _SLACK)
+    if stat is not None and named is not None and seconds_since_boot(stat.starttime) > named / 1e9 + _SLACK:
+        return None
+    return stat

@@ -13,14 +13,13 @@ import time
 from pathlib import Path
 
 from vmpin.errors import passing
+from vmpin.host.procfs import names_in
 from vmpin.host.regular import read_regular
-from vmpin.runtime.oci import MAX_STATE
 
 logger = logging.getLogger(__name__)
 
-#: More than a node's pods can leave behind in any outage; the rest is read the next time.
-MAX_FILES = 10_000
-_MAX_BYTES = MAX_STATE + 4096
+MAX_FILES = 10_000  #: More than a node's pods can leave behind in any outage; the rest is read the next time.
+MAX_BYTES = (4 << 20) + 4096  #: Bytes: a state (runtime.oci.MAX_STATE) and what the hook sends before it.
 
 
 class Spool:
@@ -30,8 +29,7 @@ class Spool:
         self.path = path
         self._written = 0
         self._failing = False
-        #: The files that were logged as unusable.
-        self._dropped: set[str] = set()
+        self._dropped: set[str] = set()  #: The files that were logged as unusable.
 
     def prepare(self) -> None:
         """Make the directory, with mode 0700. :raises OSError:"""
@@ -40,11 +38,9 @@ class Spool:
 
     def keep(self, raw: bytes, when: int) -> str | None:
         """Write a message, whole or not at all.
-
         :param when: when its hook began, in ns of CLOCK_BOOTTIME: hooks name their files the same way, and files are
             processed in that order.
-        :returns: the file's name, None when it could not be written (logged once).
-        """
+        :returns: the file's name, None when it could not be written (logged once)."""
         self._written += 1
         name = f"{when:020d}-{os.getpid()}.{self._written}.hook"
         made = self.path / f".{name}.tmp"
@@ -63,22 +59,15 @@ class Spool:
         self._failing = False
         return name
 
-    def waiting(self, but: set[str], tidy: bool = True) -> list[tuple[str, bytes]]:
+    def waiting(self, but: set[str], tidy: bool) -> list[tuple[str, bytes]]:
         """The names and messages of the spooled files, oldest first, without those named in `but`.
-
-        :param tidy: whether to remove files that are no messages; only with the lock held.
-        """
-        try:
-            names = sorted(os.listdir(self.path))
-        except OSError:
-            return []
+        :param tidy: whether to remove files that are no messages; only with the lock held."""
         found = []
-        for name in names:
+        for name in names_in(self.path):
             if name in but:
                 continue
             if name.endswith(".hook") and not name.startswith("."):
-                raw = self._read(name, tidy)
-                if raw is not None:
+                if (raw := self._read(name, tidy)) is not None:
                     found.append((name, raw))
                 if len(found) >= MAX_FILES:
                     break
@@ -88,18 +77,16 @@ class Spool:
 
     def _read(self, name: str, tidy: bool) -> bytes | None:
         try:
-            return read_regular(self.path / name, _MAX_BYTES)[0]
+            return read_regular(self.path / name, MAX_BYTES)[0]
         except OSError as err:
-            if not passing(err):
-                self._drop(name, err.strerror or str(err), tidy)
-            return None
-
-    def _drop(self, name: str, why: str, tidy: bool) -> None:
-        if name not in self._dropped:  # a directory stays where it is
-            logger.warning("spooled message dropped: %s: %s", self.path / name, why)
+            if passing(err):
+                return None
+            if name not in self._dropped:  # a directory stays where it is
+                logger.warning("spooled message dropped: %s: %s", self.path / name, err.strerror or err)
         self._dropped.add(name)
         if tidy:
             self.remove([name])
+        return None
 
     def _old(self, name: str) -> bool:
         """Whether a file has not changed for a minute."""
@@ -112,7 +99,6 @@ class Spool:
         """Remove files of the spool; one that is gone is no error, any other failure is logged."""
         for name in names:
             try:
-                os.unlink(self.path / name)
+                (self.path / name).unlink(missing_ok=True)
             except OSError as err:
-                if not isinstance(err, FileNotFoundError):
-                    logger.debug("cannot remove %s: %s", self.path / name, err)
+                logger.debug("cannot remove %s: %s", self.path / name, err)

@@ -1,8 +1,7 @@
 """The status document of a node, from the view of the reconciler's state and the current masks in the kernel.
 
-Reads only; called by the control socket, and by the command line without a watcher. What stays out: the shape of the
-document (document).
-"""
+Reads only; called by the control socket, and by the command line without a watcher. What stays out: its
+shape (document)."""
 
 from __future__ import annotations
 
@@ -38,52 +37,38 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
              births: dict[str, object] | None = None, pods: bool = False,
              entry: Callable[[dict[str, object]], object] = lambda data: data) -> dict[str, object]:
     """The status document. `only` leaves other sandboxes out, but not the collisions with them.
-
     :param nri: the state of the connection to the runtime, from the watcher.
     :param guest: the reports from guests, from the watcher.
     :param births: the proc-events feed's part of the document; None if it is off.
     :param wide: also read the VMMs' cgroups, which costs a tenth of a millisecond each.
     :param entry: converts each sandbox's entry at once. (All entries of a large node together are large.)
-    :param pods: also name the pods and containers of the node, including runc's.
-    """
+    :param pods: also name the pods and containers of the node, including runc's."""
     masks: dict[frozenset[int], CpuSet] = {}
     sandboxes = []
+    hook = view.counters.last_hook_at
+    last = None if hook is None else when(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + hook)
     collisions = find_collisions(view.ownership)
     for sandbox in shown(view):
         vm = view.vms.get(sandbox.id)
         threads = [] if vm is None else threads_of(view, vm, masks)
         collisions += trespasses(view.ownership, sandbox.id, threads)
         if only in (None, sandbox.id):
-            sandboxes.append(entry(_sandbox(view, sandbox, vm, threads, wide or only is not None,
-                                            guest(sandbox.id))))
-    return {
-        "version": VERSION,
-        "time": when(time.time()),
-        "watcher": watcher_pid,
-        "policy": view.config.rules.as_text(),
-        "node": node_data(view.node, view.ownership,
-                          sorted(collisions, key=lambda collision: (collision.cpu, collision.sandboxes)),
-                          _owners(view), _disagreements(view)),
-        "sources": {"nri": nri, "kubelet": _kubelet(view), "births": births,
-                    "hooks": {**{result: view.counters.hooks[result] for result in ("taken", "refused")},
-                              "disputed": view.counters.disputed, "last": _last_hook(view)},
-                    "repairs": {outcome: view.counters.repairs[outcome] for outcome in ("done", "failed")}},
-        "sandboxes": sandboxes,
-        **({"pods": _pods(view)} if pods else {}),
-    }
+            sandboxes.append(entry(_sandbox(view, sandbox, vm, threads, wide or only is not None, guest(sandbox.id))))
+    return {"version": VERSION, "time": when(time.time()), "watcher": watcher_pid,
+            "policy": view.config.rules.as_text(),
+            "node": node_data(view.node, view.ownership, sorted(collisions), _owners(view), _disagreements(view)),
+            "sources": {"nri": nri, "kubelet": _kubelet(view), "births": births,
+                        "hooks": {**{result: view.counters.hooks[result] for result in ("taken", "refused")},
+                                  "disputed": view.counters.disputed, "last": last},
+                        "repairs": {outcome: view.counters.repairs[outcome] for outcome in ("done", "failed")}},
+            "sandboxes": sandboxes, **({"pods": _pods(view)} if pods else {})}
 
 
 def shown(view: NodeView) -> list[SandboxState]:
     """The managed sandboxes that are VMs."""
     vms = view.vm_sandboxes()
     return [sandbox for sandbox in view.sandboxes.values()
-            if sandbox.id in view.vms
-            or (sandbox.id in vms and fnmatchcase(sandbox.id, view.config.watch.pattern))]
-
-
-def _last_hook(view: NodeView) -> str | None:
-    at = view.counters.last_hook_at
-    return None if at is None else when(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + at)
+            if sandbox.id in view.vms or (sandbox.id in vms and fnmatchcase(sandbox.id, view.config.watch.pattern))]
 
 
 def _kubelet(view: NodeView) -> dict[str, object] | None:
@@ -95,8 +80,7 @@ def _kubelet(view: NodeView) -> dict[str, object] | None:
         "policy": found.policy, "shared_pool": str(found.default), "exclusive": str(found.exclusive),
         "version": found.version, "checksum_ok": found.checksum_ok}
     stale = file.stale and found is not None
-    return {**facts, "trouble": file.trouble, "bad": file.bad,
-            "pod_resources": view.pod_resources is not None,
+    return {**facts, "trouble": file.trouble, "bad": file.bad, "pod_resources": view.pod_resources is not None,
             "stale": stale, "written": when(file.written / 1e9) if file.written else None,
             "second_witness": compare_with_pod_resources(found, view.pod_resources) if stale and found else None}
 
@@ -132,11 +116,10 @@ def _owners(view: NodeView) -> dict[tuple[SandboxId, ContainerId], dict[str, obj
             record = state.containers.get(container)
             init = None if record is None else record.init
             path = None if init is None else view.cgroups.cpuset_path(init.tid)
-            found[sandbox, container] = {
-                "kind": "vm" if sandbox in vms else "runc",
-                "pod": pod_data(state.pod), "name": "" if record is None else record.container.name,
-                "init": None if init is None else init.tid,
-                "cgroup": None if path is None else str(path)}
+            found[sandbox, container] = {"kind": "vm" if sandbox in vms else "runc", "pod": pod_data(state.pod),
+                                         "name": "" if record is None else record.container.name,
+                                         "init": None if init is None else init.tid,
+                                         "cgroup": None if path is None else str(path)}
     return found
 
 
@@ -163,13 +146,13 @@ def threads_of(view: NodeView, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> l
 def _limit(cgroups: Cgroups, thread: VmThread, limits: dict[Path, CpuSet]) -> CpuSet | None:
     """What the cpuset cgroup of a thread has, None where that is unknown. :param limits: what was read, by cgroup."""
     path = cgroups.cpuset_path(thread.pid, thread.id.tid)
-    if path is None or path in limits:
-        return None if path is None else limits[path]
-    found = cgroups.cpuset_of(thread.pid, thread.id.tid)
-    if found is None:
-        return None
-    limits[found.path] = found.effective
-    return found.effective
+    if path is not None and path not in limits:
+        found = cgroups.cpuset_of(thread.pid, thread.id.tid)
+        if found is None:
+            return None
+        limits[found.path] = found.effective
+        return found.effective
+    return None if path is None else limits.get(path)
 
 
 def _sandbox(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list[ThreadStatus],
@@ -185,13 +168,12 @@ def _sandbox(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list
     newborns = view.newborn_counts(sandbox.id)
     return sandbox_data(sandbox, view.node, view.placements.get(sandbox.id), vmm,
                         "none" if vm is None else vm.found_by, threads, notes, view.kubelet,
-                        {container: text for (of, container), text in view.disagreements.items()
-                         if of == sandbox.id},
-                        _cgroup(view, vm) if wide and vm is not None else None, guest,
-                        None if history is None else history.data(),
-                        account.data() if wide and account is not None else None,
-                        None if newborns is None else newborns.data(), sandbox.id in view.unmanaged,
-                        boottime.wall_offset())
+                        {container: text for (of, container), text in view.disagreements.items() if of == sandbox.id},
+                        guest, sandbox.id in view.unmanaged, boottime.wall_offset(),
+                        cgroup=_cgroup(view, vm) if wide and vm is not None else None,
+                        birth=None if newborns is None else newborns.data(),
+                        drift=None if history is None else history.data(),
+                        proof=account.data() if wide and account is not None else None)
 
 
 def _cgroup(view: NodeView, vm: Vm) -> dict[str, object] | None:
@@ -233,19 +215,15 @@ def planned(view: NodeView, report: PassReport) -> dict[str, object]:
 
 def unpinned(results: list[Result], kept: Iterable[SandboxId]) -> dict[str, object]:
     """The restored masks, for `vmpin unpin`.
-
-    :param kept: sandboxes in which some threads do not have their original masks.
-    """
+    :param kept: sandboxes in which some threads do not have their original masks."""
     return {"operations": [_result(result) for result in results], "kept": sorted(kept)}
 
 
 def unpinning(view: NodeView, sandboxes: Iterable[SandboxId], operations: Iterable[SetAffinity],
               guests: Iterable[SandboxId]) -> dict[str, object]:
     """The changes of `vmpin unpin`, for its --dry-run.
-
     :param operations: what would give these sandboxes' threads their masks from before (`Reconciler.restoring`).
-    :param guests: sandboxes whose guests would be asked to drop their maps.
-    """
+    :param guests: sandboxes whose guests would be asked to drop their maps."""
     wanted, vms = list(sandboxes), view.vm_sandboxes()
     held = [sandbox for sandbox in wanted if sandbox in vms
             and (state := view.sandboxes.get(sandbox)) is not None and not state.suspended]

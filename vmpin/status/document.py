@@ -1,16 +1,16 @@
 """The status document as data: the basis of `vmpin status`, `explain` and `verify`.
 
 Pure. Every `actual` in it is a mask read from the kernel just now, and no verdict is better than the threads' masks.
-Called by collector and headcount. What stays out: reading the kernel (collector), and the output (cli).
-"""
+Called by collector and headcount. What stays out: reading the kernel (collector), and the output (cli)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
-from vmpin.cpuset import CpuSet, union
-from vmpin.domain.desired_state import ContainerRecord, SandboxState
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.kubelet_cpus import CpuManagerState, assigned_cpus, effective_containers
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread
 from vmpin.placement.ownership import Collision, Node, Ownership, is_counted, is_exclusive
@@ -19,20 +19,15 @@ from vmpin.placement.rules import UNMANAGED, Placement, Verdict
 VERSION = 1
 
 
-class ThreadStatus:
+class ThreadStatus(NamedTuple):
     """A thread with its wanted and its actual mask (None: it ended meanwhile).
 
-    `limit` is the set of its cpuset cgroup, None if unknown; it is read only if the mask is not the wanted one.
-    """
+    `limit` is the set of its cpuset cgroup, None if unknown; it is read only if the mask is not the wanted one."""
 
-    __slots__ = ("actual", "limit", "thread", "wanted")
-
-    def __init__(self, thread: VmThread, wanted: CpuSet | None, actual: CpuSet | None,
-                 limit: CpuSet | None = None) -> None:
-        self.thread = thread
-        self.wanted = wanted
-        self.actual = actual
-        self.limit = limit
+    thread: VmThread
+    wanted: CpuSet | None
+    actual: CpuSet | None
+    limit: CpuSet | None = None
 
     @property
     def ok(self) -> bool:
@@ -58,7 +53,7 @@ class ThreadStatus:
 def thread_data(seen: ThreadStatus) -> dict[str, object]:
     thread = seen.thread
     return {"tid": thread.id.tid, "role": thread.role.value, "name": thread.name, "vcpu": thread.vcpu,
-            "wanted": None if seen.wanted is None else str(seen.wanted), "actual": str(seen.actual), "ok": seen.ok,
+            "wanted": _text(seen.wanted), "actual": str(seen.actual), "ok": seen.ok,
             # The cpuset of its cgroup, if that is the reason for the difference.
             "cgroup": str(seen.limit) if seen.less else None}
 
@@ -70,23 +65,15 @@ def pod_data(pod: Pod | None) -> dict[str, str] | None:
 def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, vmm: Mapping[str, object] | None,
                  found_by: str, threads: Sequence[ThreadStatus], notes: Iterable[str] = (),
                  kubelet: CpuManagerState | None = None, disagreements: Mapping[ContainerId, str] | None = None,
-                 cgroup: Mapping[str, object] | None = None,
                  guest: tuple[Mapping[str, object], Mapping[ContainerId, Mapping[str, object]]] | None = None,
-                 drift: Mapping[str, object] | None = None, proof: Mapping[str, object] | None = None,
-                 birth: Mapping[str, object] | None = None, unmanaged: bool = False, wall_offset: int = 0,
-                 ) -> dict[str, object]:
+                 unmanaged: bool = False, wall_offset: int = 0, **more: object) -> dict[str, object]:
     """The entry of one sandbox.
-
     :param vmm: {type, pid}, None if it does not run.
     :param notes: reasons beside the placement's own.
     :param disagreements: by container, the difference between its sources.
-    :param cgroup: the VMM's {path, cpus}.
     :param guest: the reports from its guest, for the sandbox and by container; None if nothing is sent to it.
-    :param drift: repairs of its threads, None for none. :param proof: where they ran, None if unknown.
-    :param birth: how its new threads were placed, None if process events were not available.
-    :param unmanaged: it is left as it is.
-    :param wall_offset: nanoseconds by which the wall clock is ahead of CLOCK_BOOTTIME.
-    """
+    :param unmanaged: it is left as it is. :param wall_offset: nanoseconds from CLOCK_BOOTTIME to the wall clock.
+    :param more: further members."""
     odd = disagreements or {}
     disagreeing = [f"the sources disagree on the CPUs of container {container}: {text}"
                    for container, text in odd.items()]
@@ -97,16 +84,12 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
         vcpus = placement.containers.get(container.id) if placement is not None else None
         containers.append({
             **_container(state, container, node, kubelet, wall_offset),
-            "shared_with": _shared_with(container, live, node),
-            "vcpus": None if vcpus is None else str(CpuSet(vcpus)),
+            "shared_with": _shared_with(container, live, node), "vcpus": None if vcpus is None else str(CpuSet(vcpus)),
             "guest": None if guest is None else guest[1].get(container.id), "disagreement": odd.get(container.id)})
-    return {
-        "id": state.id, "guest": None if guest is None else guest[0],
-        "runtime": state.runtime, "handler": state.handler, "vmm": vmm, "cgroup": cgroup,
-        "pod": pod_data(state.pod),
-        "mask": None if placement is None else str(placement.mask), "verdict": str(verdict), "reasons": reasons,
-        "birth": birth, "drift": drift, "proof": proof,
-        "found_by": found_by, "containers": containers, "threads": [thread_data(seen) for seen in threads]}
+    return {"id": state.id, "guest": None if guest is None else guest[0], "runtime": state.runtime,
+            "handler": state.handler, "vmm": vmm, "pod": pod_data(state.pod),
+            "mask": None if placement is None else str(placement.mask), "verdict": str(verdict), "reasons": reasons,
+            "found_by": found_by, "containers": containers, "threads": [thread_data(seen) for seen in threads], **more}
 
 
 def _container(state: SandboxState, container: Container, node: Node, kubelet: CpuManagerState | None,
@@ -115,6 +98,8 @@ def _container(state: SandboxState, container: Container, node: Node, kubelet: C
     cpus = assigned_cpus(kubelet, state.pod, container)
     exclusive = not container.pause and is_exclusive(container, node.shared_pool)
     report = record.reports.get(record.source)
+    reports = {source.label: {"cpus": str(each.cpuset), "since": _when(each.time, wall_offset)}
+               for source, each in record.reports.items()}
     return {
         "id": container.id, "name": container.name, "cpuset": _text(container.cpuset),
         "stale_cpuset": _text(container.stale_cpuset), "exclusive": exclusive,
@@ -122,22 +107,16 @@ def _container(state: SandboxState, container: Container, node: Node, kubelet: C
         "declared" if container.exclusive else "pool",
         "state": str(container.state), "pause": container.pause,
         "source": "kubelet" if report is None and container.cpuset else record.source.label,
-        "since": None if report is None else _when(report.time, wall_offset), "words": _reports(record, wall_offset),
+        "since": None if report is None else _when(report.time, wall_offset), "words": reports,
         "kubelet": _text(cpus)}
 
 
 def _shared_with(container: Container, others: Iterable[Container], node: Node) -> list[str]:
     """The other containers of the pod that have some of its exclusive CPUs."""
-    mine = container.cpuset
-    if not mine or not is_counted(container) or not is_exclusive(container, node.shared_pool):
-        return []
-    return [other.id for other in others if other.id != container.id and is_counted(other) and other.cpuset
-            and is_exclusive(other, node.shared_pool) and not other.cpuset.isdisjoint(mine)]
-
-
-def _reports(record: ContainerRecord, wall_offset: int) -> dict[str, object]:
-    return {source.label: {"cpus": str(report.cpuset), "since": _when(report.time, wall_offset)}
-            for source, report in record.reports.items()}
+    owners = {each.id: each.cpuset for each in (container, *others)
+              if each.cpuset and is_counted(each) and is_exclusive(each, node.shared_pool)}
+    mine = owners.pop(container.id, EMPTY)
+    return [owner for owner, cpus in owners.items() if not cpus.isdisjoint(mine)]
 
 
 def _text(cpus: CpuSet | None) -> str | None:
@@ -157,12 +136,10 @@ def _when(moment: int, wall_offset: int) -> str | None:
 
 
 def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, object] | None,
-          threads: Sequence[ThreadStatus], notes: Iterable[str] = (), unmanaged: bool = False) -> tuple[Verdict,
-                                                                                                        list[str]]:
+          threads: Sequence[ThreadStatus], notes: Iterable[str] = (),
+          unmanaged: bool = False) -> tuple[Verdict, list[str]]:
     """The verdict of a sandbox and its reasons; `notes` are more reasons, which do not change the verdict.
-
-    :param unmanaged: it has no placement, because neither its containers nor a shared pool are known.
-    """
+    :param unmanaged: it has no placement, because neither its containers nor a shared pool are known."""
     if vmm is None:
         return Verdict.OFF, ["its VMM does not run"]
     if placement is None:
@@ -209,15 +186,12 @@ def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
               disagreements: Sequence[Mapping[str, object]] = ()) -> dict[str, object]:
     """The entry of the node. `owners` adds details of owners of CPUs; `disagreements` include runc's pods."""
     more = owners or {}
-    return {
-        "online": str(node.online), "shared_pool": str(own.pool), "exclusive": str(own.exclusive),
-        "housekeeping": str(node.housekeeping),
-        "owners": [{"sandbox": sandbox, "container": container, "cpus": str(cpus),
-                    **more.get((sandbox, container), {})}
-                   for sandbox, claim in own.claims.items() for container, cpus in claim.exclusive],
-        "disagreements": list(disagreements),
-        "collisions": [{"cpu": collision.cpu, "sandboxes": list(collision.sandboxes), "what": collision.what}
-                       for collision in collisions]}
+    return {"online": str(node.online), "shared_pool": str(own.pool), "exclusive": str(own.exclusive),
+            "housekeeping": str(node.housekeeping),
+            "owners": [{"sandbox": sandbox, "container": container, "cpus": str(cpus),
+                        **more.get((sandbox, container), {})}
+                       for sandbox, claim in own.claims.items() for container, cpus in claim.exclusive],
+            "disagreements": list(disagreements), "collisions": [collision._asdict() for collision in collisions]}
 
 
 def trespasses(own: Ownership, sandbox: SandboxId, threads: Iterable[ThreadStatus]) -> list[Collision]:
@@ -234,8 +208,7 @@ def trespasses(own: Ownership, sandbox: SandboxId, threads: Iterable[ThreadStatu
     for cpu, there in sorted(found.items()):
         owners = own.owners(cpu)
         first = there[0]
-        collisions.append(Collision(
-            cpu, tuple(dict.fromkeys([*(owner for owner, _ in owners), sandbox])),
-            f"exclusive to {own.owner_names(cpu)}, but {len(there)} threads of {sandbox} may run there "
-            f"(thread {first.id.tid}, {first.role})"))
+        collisions.append(Collision(cpu, tuple(dict.fromkeys([*(owner for owner, _ in owners), sandbox])),
+                                    f"exclusive to {own.owner_names(cpu)}, but {len(there)} threads of {sandbox} may "
+                                    f"run there (thread {first.id.tid}, {first.role})"))
     return collisions

@@ -1,7 +1,6 @@
 """Sentences that explain why each thread has its CPUs, from the status document.
 
-Pure; called by cli/explain and reports.bundle. What stays out: making the document (collector).
-"""
+Pure; called by cli/explain and reports.bundle. What stays out: making the document (collector)."""
 
 from __future__ import annotations
 
@@ -69,27 +68,22 @@ def _mask(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[s
         vcpus = "" if container["vcpus"] is None else (
             f"; in the guest it has {_vcpus(container['vcpus'])}{_in_guest(container['guest'])}")
         if container["stale_cpuset"]:
+            now = (f"{container['cpuset']}, as the kubelet's checkpoint lists them" if container["exclusive"] else
+                   f"{container['cpuset'] or pool or 'none'}, of the shared pool")
             yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, which the kubelet has replaced "
-                   f"since: its CPUs are {_by_now(container, pool)}{vcpus}.")
+                   f"since: its CPUs are {now}{vcpus}.")
         elif container["cpuset"] is None:
             yield f"Container {name} has no cpuset, so it runs on the shared pool ({pool or 'empty'}){vcpus}."
         else:
+            others = f" to its pod, some of them shared with {_names(container['shared_with'], counted)}"
             kind = "shared" if not container["exclusive"] else (
-                f"exclusive ({_WHY_EXCLUSIVE[container['exclusive_by']]})" if not container["shared_with"] else
-                f"exclusive to its pod, some of them shared with {_names(container['shared_with'], counted)} "
-                f"({_WHY_EXCLUSIVE[container['exclusive_by']]})")
+                f"exclusive{others if container['shared_with'] else ''} ({_WHY_EXCLUSIVE[container['exclusive_by']]})")
             yield f"Container {name} has CPUs {container['cpuset']}, {kind}, {_reported_by(container)}{vcpus}."
         if container["disagreement"]:
             yield f"But its sources have disagreed for longer than a resync: {container['disagreement']}."
     if sandbox["mask"] is not None:
         why = "the OR of its containers' CPUs" if counted else "the shared pool, as no container is known"
         yield f"The sandbox mask is {sandbox['mask']}: {why}."
-
-
-def _by_now(container: Mapping[str, Any], pool: str) -> str:
-    if container["exclusive"]:
-        return f"{container['cpuset']}, as the kubelet's checkpoint lists them"
-    return f"{container['cpuset'] or pool or 'none'}, of the shared pool"
 
 
 _WHY_EXCLUSIVE = {"kubelet": "the kubelet's checkpoint assigns them", "declared": "declared so",
@@ -125,16 +119,15 @@ def _threads(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterabl
     policy = document["policy"]
     for thread in sandbox["threads"]:
         role = thread["role"] if thread["vcpu"] is None else f"vCPU {thread['vcpu']}"
-        subject = f"Thread {thread['tid']} ({thread['name']}) is {_article(role)}"
+        subject = f"Thread {thread['tid']} ({thread['name']}) is {_ROLES.get(role, role)}"
         if thread["wanted"] is None:
             yield f"{subject} and is left alone (it may use {thread['actual']})."
         else:
             yield f"{subject} and belongs on {thread['wanted']}: {_why(thread, sandbox, policy)}{_but(thread)}."
 
 
-def _article(role: str) -> str:
-    return {"iothread": "an iothread", "vhost": "a vhost worker", "kvm": "a helper of KVM", "emulator":
-            "an emulator thread", "virtiofsd": "a thread of virtiofsd", "shim": "a thread of the shim"}.get(role, role)
+_ROLES = {"iothread": "an iothread", "vhost": "a vhost worker", "kvm": "a helper of KVM",
+          "emulator": "an emulator thread", "virtiofsd": "a thread of virtiofsd", "shim": "a thread of the shim"}
 
 
 def _why(thread: Mapping[str, Any], sandbox: Mapping[str, Any], policy: Mapping[str, str]) -> str:
@@ -149,11 +142,9 @@ def _why(thread: Mapping[str, Any], sandbox: Mapping[str, Any], policy: Mapping[
     for container in backed:
         if CpuSet.parse(thread["wanted"]) <= CpuSet.parse(container["cpuset"] or ""):
             one = len(CpuSet.parse(thread["wanted"])) == 1
-            if container["shared_with"]:
-                return (f"it backs {'that CPU' if one else 'those CPUs'} of container {_name(container)} and of "
-                        f"others of its pod, to which {'it is' if one else 'they are'} exclusive")
-            return (f"it backs {'that CPU' if one else 'those CPUs'} of container {_name(container)}, to which "
-                    f"{'it is' if one else 'they are'} exclusive")
+            others = " and of others of its pod" if container["shared_with"] else ""
+            cpus, are = ("that CPU", "it is") if one else ("those CPUs", "they are")
+            return f"it backs {cpus} of container {_name(container)}{others}, to which {are} exclusive"
     if policy["vcpus"] == "union":
         return "policy vcpus: union lets every vCPU use the sandbox mask"
     return "it backs no exclusive CPU, so it floats where the sandbox's other work may run"

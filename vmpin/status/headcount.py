@@ -1,9 +1,7 @@
 """Counts of sandboxes and threads by verdict, role and place, from the masks in the kernel: for metrics.
 
 Reads like a status document, at less cost: no texts, and sandbox by sandbox, so that the caller (daemon.exporter) can
-do other work in between. What stays out: counts of events since the start (domain.counters), and names of metrics
-(prometheus).
-"""
+do other work in between. What stays out: counts of events (domain.counters), and names of metrics (prometheus)."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ import enum
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
@@ -25,15 +24,12 @@ class ThreadPlace(enum.StrEnum):
     """The difference between a thread's mask and its placement."""
 
     PLACED = "placed"
-    #: On a part of it: its cpuset cgroup has no other CPUs.
-    TRIMMED = "trimmed"
+    TRIMMED = "trimmed"  #: On a part of it: its cpuset cgroup has no other CPUs.
     ELSEWHERE = "elsewhere"
-    #: Left alone, by policy or by hand.
-    UNASKED = "unasked"
+    UNASKED = "unasked"  #: Left alone, by policy or by hand.
 
 
-@dataclass(frozen=True)
-class SandboxCount:
+class SandboxCount(NamedTuple):
     pod: Pod | None
     verdict: Verdict
     threads: Counter[tuple[ThreadRole, ThreadPlace]]
@@ -44,8 +40,7 @@ class Headcount:
     """The counts of the node. Each sandbox is counted at one moment, the node's own figures after all of them."""
 
     sandboxes: dict[SandboxId, SandboxCount] = field(default_factory=dict)
-    #: As status lists them.
-    collisions: int = 0
+    collisions: int = 0  #: As status lists them.
 
     def take(self, view: NodeView) -> Iterator[None]:
         """Count one sandbox a step."""

@@ -1,8 +1,7 @@
 """Liveness and readiness of the watcher, from its last pass and the health of its sources.
 
 Pure. Alive: its last resync is recent enough. Ready: alive, and every needed source is up. Called by the exporter
-(/healthz, /readyz), the doctor and status. What stays out: collecting the facts and serving them (daemon.exporter).
-"""
+(/healthz, /readyz), the doctor and status. What stays out: collecting the facts and serving them (daemon.exporter)."""
 
 from __future__ import annotations
 
@@ -23,11 +22,9 @@ class SourceHealth(NamedTuple):
     why: str = ""
 
 
-def alive(age: float | None, resync_seconds: float) -> SourceHealth:
-    """The health of the passes. :param age: seconds since the last resync; None before the first."""
+def alive(age: float, resync_seconds: float) -> SourceHealth:
+    """The health of the passes. :param age: seconds since the last resync."""
     limit = max(RESYNCS * resync_seconds, AT_LEAST)
-    if age is None:
-        return SourceHealth("passes", False, True, "none yet")
     return SourceHealth("passes", age <= limit, True, f"the last {age:.1f} s ago, at most {limit:.0f} s")
 
 

@@ -2,14 +2,14 @@
 
 docs/metrics.md explains every name; the alert rules and the dashboard in config/ use no others (a test checks that).
 No label names a pod or sandbox unless `metrics.per_sandbox` is set. Called by daemon.exporter. What stays out:
-counting (domain.counters, headcount) and HTTP (daemon). Imported only if metrics are on: prometheus_client takes 5 MB.
-"""
+counting (domain.counters, headcount) and HTTP (daemon). Imported only for metrics: prometheus_client takes 5 MB."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
@@ -31,27 +31,23 @@ from vmpin.status.health import SourceHealth
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: The states of a container in its guest; any other counts as the last.
 GUEST_STATES = ("applied", "sent", "pending", "no agent", "left alone", "error", "unknown")
-#: A pod's name comes from its author or a hook.
-MAX_LABEL = 253
+MAX_LABEL = 253  #: A pod's name comes from its author or a hook.
 
-Values = Mapping[tuple[str, ...], float]
+#: By the labels' values: those of several labels as a tuple, of a single one the text, of none the number alone.
+Values = Mapping[Any, float] | float
+_POD = ("sandbox", "namespace", "pod")
 
 
-@dataclass(frozen=True)
-class ScrapeData:
+class ScrapeData(NamedTuple):
     """The input of a scrape."""
 
     view: NodeView
     headcount: Headcount
     sources: Iterable[SourceHealth]
-    #: Containers by their state in the guest.
-    guests: Counter[str]
-    #: Restarts after a failure, by the watcher's task.
-    restarts: Mapping[str, int]
-    #: Unix time of the last resync, in seconds.
-    resynced: float
-    #: Tasks of the watcher's loop.
-    tasks: int
+    guests: Counter[str]  #: Containers by their state in the guest.
+    restarts: Mapping[str, int]  #: Restarts after a failure, by the watcher's task.
+    resynced: float  #: Unix time of the last resync, in seconds.
+    tasks: int  #: Tasks of the watcher's loop.
     per_sandbox: bool
 
 
@@ -66,9 +62,9 @@ class NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         if self.facts is None:
             return
-        yield _gauge("vmpin_build_info", "The running version, always 1.", ("version",), {(self._version,): 1})
-        yield _gauge("vmpin_node_info", "The node that it runs on, by the kernel's boot id, always 1.", ("boot_id",),
-                     {(self.facts.view.boot_id,): 1})
+        yield _gauge("vmpin_build_info", "The running version, always 1.", {self._version: 1}, "version")
+        yield _gauge("vmpin_node_info", "The node that it runs on, by the kernel's boot id, always 1.",
+                     {self.facts.view.boot_id: 1}, "boot_id")
         yield from _state(self.facts)
         yield from _counts(self.facts)
         yield from _ran(self.facts.view.ledger)
@@ -77,86 +73,73 @@ class NodeCollector(Collector):
         yield from self._process.collect()
 
 
-class _Only(Collector):
-    def __init__(self, family: Metric) -> None:
-        self._family = family
-
-    def collect(self) -> Iterable[Metric]:
-        return (self._family,)
-
-
 def text_of(family: Metric) -> bytes:
     """One family in the text format, so that not all need be written in one go."""
-    return generate_latest(_Only(family))  # type: ignore[arg-type,unused-ignore]  # 0.16 asks for a whole registry
+    return generate_latest(SimpleNamespace(collect=lambda: [family]))  # in place of a registry
 
 
 def _state(facts: ScrapeData) -> Iterator[Metric]:
     """The current state."""
     view, count = facts.view, facts.headcount
     verdicts, threads = count.verdicts(), count.threads()
-    yield _gauge("vmpin_sandboxes", "VM sandboxes, by verdict as in vmpin status.", ("verdict",),
-                 {(verdict.value,): verdicts[verdict] for verdict in Verdict})
+    yield _gauge("vmpin_sandboxes", "VM sandboxes, by verdict as in vmpin status.",
+                 {verdict.value: verdicts[verdict] for verdict in Verdict}, "verdict")
     yield _gauge("vmpin_threads", "Threads of VM sandboxes, by role and by how their mask, read from the kernel, "
-                 "compares with what was decided.", ("role", "place"),
-                 {(role.value, place.value): threads[role, place] for role in ThreadRole for place in ThreadPlace})
+                 "compares with what was decided.",
+                 {(role.value, place.value): threads[role, place] for role in ThreadRole for place in ThreadPlace},
+                 "role", "place")
     yield _gauge("vmpin_collisions", "CPUs on which work other than the owner's may run, as listed by vmpin "
-                 "status.", (), {(): count.collisions})
+                 "status.", count.collisions)
     yield _gauge("vmpin_disagreements", "Containers for which the sources have reported different CPUs for longer "
-                 "than a resync.", (), {(): len(view.disagreements)})
+                 "than a resync.", len(view.disagreements))
     yield _gauge("vmpin_cpus", "Online CPUs of the node, and how many of them are owned by one container, shared, or "
-                 "for housekeeping.", ("set",),
-                 {("online",): len(view.node.online), ("exclusive",): len(view.ownership.exclusive),
-                  ("shared",): len(view.ownership.pool), ("housekeeping",): len(view.node.housekeeping)})
-    yield _gauge("vmpin_source_up", "Whether a source of the watcher is available and works.", ("source",),
-                 {(source.name,): source.up for source in facts.sources})
+                 "for housekeeping.",
+                 {"online": len(view.node.online), "exclusive": len(view.ownership.exclusive),
+                  "shared": len(view.ownership.pool), "housekeeping": len(view.node.housekeeping)}, "set")
+    yield _gauge("vmpin_source_up", "Whether a source of the watcher is available and works.",
+                 {source.name: source.up for source in facts.sources}, "source")
     states: Counter[str] = Counter()
     for state, number in facts.guests.items():
         states[state if state in GUEST_STATES else GUEST_STATES[-1]] += number
     yield _gauge("vmpin_guest_containers", "Containers of VMs, by the result of their placement in the guest.",
-                 ("state",),
-                 {(state,): states[state] for state in GUEST_STATES})
-    yield _gauge("vmpin_state_saved", "Whether the last attempt to write the state file succeeded.", (),
-                 {(): view.saved})
-    yield _gauge("vmpin_tasks", "Tasks of the watcher's event loop.", (), {(): facts.tasks})
-    yield _gauge("vmpin_last_resync_timestamp_seconds", "Unix time of the last resync.", (),
-                 {(): facts.resynced})
+                 {state: states[state] for state in GUEST_STATES}, "state")
+    yield _gauge("vmpin_state_saved", "Whether the last attempt to write the state file succeeded.", view.saved)
+    yield _gauge("vmpin_tasks", "Tasks of the watcher's event loop.", facts.tasks)
+    yield _gauge("vmpin_last_resync_timestamp_seconds", "Unix time of the last resync.", facts.resynced)
 
 
 def _counts(facts: ScrapeData) -> Iterator[Metric]:
     """Counters since the watcher started."""
     tally = facts.view.counters
-    yield _counter("vmpin_pins_total", "Masks set, by role and result.", ("role", "outcome"),
+    yield _counter("vmpin_pins_total", "Masks set, by role and result.",
                    {(role.value, outcome.value): tally.pins[role, outcome.value]
-                    for role in ThreadRole for outcome in Outcome})
+                    for role in ThreadRole for outcome in Outcome}, "role", "outcome")
     yield _counter("vmpin_drift_total", "Threads found elsewhere and put back, by cause.",
-                   ("cause",), {(cause.value,): tally.drift[cause.value] for cause in Cause})
-    yield _counter("vmpin_fights_total", "Detected fights with another writer of the same masks.", (),
-                   {(): tally.contentions})
+                   {cause.value: tally.drift[cause.value] for cause in Cause}, "cause")
+    yield _counter("vmpin_fights_total", "Detected fights with another writer of the same masks.", tally.contentions)
     yield _counter("vmpin_runc_repairs_total", "Cpusets of runc containers restored by the runtime "
-                   "(policy.runc_repair), by result.", ("outcome",),
-                   {(outcome,): tally.repairs[outcome] for outcome in ("done", "failed")})
+                   "(policy.runc_repair), by result.",
+                   {outcome: tally.repairs[outcome] for outcome in ("done", "failed")}, "outcome")
     yield _histogram("vmpin_birth_latency_seconds", "From the creation of a thread until its placement.",
                      tally.placement_latency)
-    yield _histogram("vmpin_allowed_outside_seconds",
-                     "How long the mask of a thread allowed CPUs outside its sandbox, "
-                     "for threads with such a mask.", tally.outside)
+    yield _histogram("vmpin_allowed_outside_seconds", "How long the mask of a thread allowed CPUs outside its "
+                     "sandbox, for threads with such a mask.", tally.outside)
     yield _histogram("vmpin_pin_latency_seconds", "From the receipt of an event until the masks that follow from it "
                      "were set.", tally.pin_latency)
-    yield _counter("vmpin_proc_events_total", "Events from the kernel's proc connector, by kind.", ("kind",),
-                   {(kind,): tally.proc_events[kind] for kind in ("fork", "exec", "comm", "exit")})
+    yield _counter("vmpin_proc_events_total", "Events from the kernel's proc connector, by kind.",
+                   {kind: tally.proc_events[kind] for kind in ("fork", "exec", "comm", "exit")}, "kind")
     yield _counter("vmpin_proc_overruns_total", "Overflows of the proc connector's buffer, each followed by a "
-                   "resync.", (), {(): tally.overruns})
-    yield _counter("vmpin_hook_messages_total", "Messages from the OCI hook, by result.", ("result",),
-                   {(result,): tally.hooks[result] for result in ("taken", "refused")})
+                   "resync.", tally.overruns)
+    yield _counter("vmpin_hook_messages_total", "Messages from the OCI hook, by result.",
+                   {result: tally.hooks[result] for result in ("taken", "refused")}, "result")
     yield _counter("vmpin_disputed_annotations_total", "Annotations by a pod's author that contradicted the "
-                   "runtime and were ignored.", (), {(): tally.disputed})
-    yield _counter("vmpin_passes_total", "Passes, by reason.", ("why",),
-                   {(why,): number for why, number in tally.passes.items()})
+                   "runtime and were ignored.", tally.disputed)
+    yield _counter("vmpin_passes_total", "Passes, by reason.", tally.passes, "why")
     yield _histogram("vmpin_pass_duration_seconds", "Duration of the passes.", tally.pass_seconds)
     yield _histogram("vmpin_loop_lag_seconds", "Delay of the watcher's event loop behind its schedule, "
                      "measured twice a second.", tally.loop_lag)
-    yield _counter("vmpin_source_restarts_total", "Restarts of the watcher's tasks after a failure.",
-                   ("source",), {(source,): number for source, number in facts.restarts.items()})
+    yield _counter("vmpin_source_restarts_total", "Restarts of the watcher's tasks after a failure.", facts.restarts,
+                   "source")
 
 
 def _ran(ledger: ResidencyLedger) -> Iterator[Metric]:
@@ -164,14 +147,13 @@ def _ran(ledger: ResidencyLedger) -> Iterator[Metric]:
     found = ledger.added()
     roles = {role: found.get(role, RunAccount()) for role in ThreadRole}
     yield _counter("vmpin_run_seconds_total", "Run time of threads, by role and place.",
-                   ("role", "place"), {(role.value, place): spent for role, account in roles.items()
-                                       for place, spent in _by_place(account)})
+                   {(role.value, place): spent for role, account in roles.items()
+                    for place, spent in _by_place(account)}, "role", "place")
     yield _counter("vmpin_wait_seconds_total", "Time that threads were ready to run while another thread had the CPU.",
-                   ("role",), {(role.value,): account.waited / 1e9 for role, account in roles.items()})
-    yield _counter("vmpin_migrations_total", "How often threads changed CPUs.", ("role",),
-                   {(role.value,): account.migrations for role, account in roles.items()})
-    yield _counter("vmpin_sampled_seconds_total", "Time during which samples were taken.", (),
-                   {(): ledger.added_seconds()})
+                   {role.value: account.waited / 1e9 for role, account in roles.items()}, "role")
+    yield _counter("vmpin_migrations_total", "How often threads changed CPUs.",
+                   {role.value: account.migrations for role, account in roles.items()}, "role")
+    yield _counter("vmpin_sampled_seconds_total", "Time during which samples were taken.", ledger.added_seconds())
 
 
 def _by_place(account: RunAccount) -> Iterable[tuple[str, float]]:
@@ -185,16 +167,14 @@ def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
     count, ledger = facts.headcount, facts.view.ledger
     labels = {sandbox: _names(sandbox, one.pod) for sandbox, one in count.sandboxes.items()}
     yield _gauge("vmpin_sandbox_verdict", "The verdict on each VM sandbox, always 1.",
-                 ("sandbox", "namespace", "pod", "verdict"),
-                 {(*labels[sandbox], one.verdict.value): 1 for sandbox, one in count.sandboxes.items()})
+                 {(*labels[sandbox], one.verdict.value): 1 for sandbox, one in count.sandboxes.items()},
+                 *_POD, "verdict")
     yield _gauge("vmpin_sandbox_threads", "As vmpin_threads, of each VM sandbox, without zero values.",
-                 ("sandbox", "namespace", "pod", "role", "place"),
-                 {(*labels[sandbox], role.value, place.value): number
-                  for sandbox, one in count.sandboxes.items() for (role, place), number in one.threads.items()})
+                 {(*labels[sandbox], role.value, place.value): number for sandbox, one in count.sandboxes.items()
+                  for (role, place), number in one.threads.items()}, *_POD, "role", "place")
     yield _counter("vmpin_sandbox_run_seconds_total", "As vmpin_run_seconds_total, of each VM sandbox.",
-                   ("sandbox", "namespace", "pod", "place"),
                    {(*labels[sandbox], place): spent for sandbox in ledger.sandboxes
-                    if sandbox in labels for place, spent in _by_place(ledger.added_to(sandbox))})
+                    if sandbox in labels for place, spent in _by_place(ledger.added_to(sandbox))}, *_POD, "place")
 
 
 def _names(sandbox: SandboxId, pod: Pod | None) -> tuple[str, str, str]:
@@ -206,17 +186,17 @@ def _label(text: str) -> str:
     return text[:MAX_LABEL].encode("utf-8", "replace").decode()
 
 
-def _gauge(name: str, text: str, labels: tuple[str, ...], values: Values) -> Metric:
+def _gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
     return _filled(GaugeMetricFamily(name, text, labels=labels), values)
 
 
-def _counter(name: str, text: str, labels: tuple[str, ...], values: Values) -> Metric:
+def _counter(name: str, text: str, values: Values, *labels: str) -> Metric:
     return _filled(CounterMetricFamily(name, text, labels=labels), values)
 
 
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
-    for key, value in values.items():
-        family.add_metric(key, value)
+    for key, value in (values if isinstance(values, Mapping) else {(): values}).items():
+        family.add_metric((key,) if isinstance(key, str) else key, value)
     return family
 
 

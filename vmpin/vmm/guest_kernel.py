@@ -4,8 +4,6 @@ The guest is not asked: its answer need not be true. QEMU reads the file once, s
 as it is the one from before the VM started. What stays out: what follows from it (guests.cpu_numbers).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat
@@ -15,14 +13,12 @@ from typing import BinaryIO
 from vmpin.host.procfs import began
 from vmpin.vmm.qemu_cmdline import option_values
 
-#: The size limit of a kernel image, and how much of it is read at a time (bytes).
-_MOST, _PART = 512 << 20, 1 << 20
+#: Bytes: the size limit of a kernel image, how much of it is searched at a time, and of that again with the next part.
+_MOST, _PART, _OVERLAP = 512 << 20, 1 << 20, 64
 _BANNER = re.compile(rb"Linux version ([0-9]{1,3})\.([0-9]{1,3})")
 _RELEASE = re.compile(rb"([0-9]{1,3})\.([0-9]{1,3})")
 #: Documentation/arch/x86/boot.rst: the magic at 0x202, and at 0x20e where the version's text is, less 0x200.
 _MAGIC, _MAGIC_AT, _TEXT_AT = b"HdrS", 0x202, 0x20E
-#: How much is searched at a time, and how much of that again with the next part (bytes).
-_PART, _OVERLAP = 1 << 20, 64
 
 #: What was read, by the file's identity: a node's VMs have few different kernels, and one takes 0.1 s to look through.
 _known: dict[tuple[int, int, int, int], tuple[int, int] | None] = {}
@@ -30,9 +26,7 @@ _known: dict[tuple[int, int, int, int], tuple[int, int] | None] = {}
 
 def kernel_version(argv: Sequence[str], pid: int, starttime: int) -> tuple[int, int] | None:
     """Of QEMU's `-kernel`, as the first two numbers; None when it cannot be read from the file.
-
-    :param pid: whose view the path is of. :param starttime: when that process began (clock ticks since boot).
-    """
+    :param pid: whose view the path is of. :param starttime: when that process began (clock ticks since boot)."""
     paths = option_values(argv, "kernel")
     if len(paths) != 1 or not paths[0] or "\0" in paths[0]:
         return None

@@ -2,14 +2,10 @@
 
 Kept from pass to pass, so that a pass in which nothing changed lists each task directory and reads no more. A process
 is assigned to a sandbox by its command line, or by a claim (Kata's state, a hook) that its command line confirms; a
-bare pid is never believed.
-
-What stays out: finding the processes (process_table), what a VM is (virtual_machine), listing threads (thread_list),
-which thread is which (threads), masks (pinning), and what should be. Called by the reconciler, and read by others
-through its view.
+bare pid is never believed. What stays out: finding the processes (process_table), what a VM is (virtual_machine),
+listing threads (thread_list), which thread is which (threads), masks (pinning), and what should be. Called by the
+reconciler, and read by others through its view.
 """
-
-from __future__ import annotations
 
 import logging
 import os
@@ -24,7 +20,7 @@ from vmpin.vmm import threads as vmm_threads
 from vmpin.vmm.process_table import ROUNDS, Found, ProcessTable
 from vmpin.vmm.processes import VmmProcess, named_by_kata
 from vmpin.vmm.thread_list import read_threads
-from vmpin.vmm.virtual_machine import Process, QmpNeed, Refresh, Roles, VcpuState, Vm
+from vmpin.vmm.virtual_machine import Process, QmpNeed, Reading, Refresh, VcpuState, Vm
 
 logger = logging.getLogger(__name__)
 
@@ -39,34 +35,26 @@ _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 class VmInventory:
     """The VMs below `proc`; of the sandboxes, those whose ids the pattern `only` matches.
-
-    :param vcpus: the vCPU threads identified before, as a state file has them.
-    """
+    :param vcpus: the vCPU threads identified before, as a state file has them."""
 
     def __init__(self, proc: Procfs, sys_root: str = "/sys", only: str = "*",
                  vcpus: Mapping[SandboxId, VcpuThreads] | None = None) -> None:
-        self.proc = proc
-        self.sys_root = sys_root
-        self.only = only
+        self.proc, self.sys_root, self.only = proc, sys_root, only
         self.vms: dict[SandboxId, Vm] = {}
         #: The vCPU threads that outlive this process: those of a busy VMM show nothing to the next one.
         self.vcpus: dict[SandboxId, VcpuThreads] = dict(vcpus or {})
         #: Whether `vcpus` has changed since this was last set to False.
-        self.learned = False
+        self.unsaved = False
         #: Whether each fork event marks its process outdated: an unchanged thread count then means unchanged threads.
         self.forks_reported = False
         self.process_table = ProcessTable(proc)
         self._duplicates: set[tuple[SandboxId, int]] = set()
         self._followed: dict[int, tuple[Vm, Process]] | None = None
 
-    # Processes
-
     def scan(self, claims: Mapping[SandboxId, VmmClaim], full: bool = False) -> set[SandboxId]:
         """List the processes, and assign them.
-
         :param full: read every process again.
-        :returns: the sandboxes whose VM came, ended or became another.
-        """
+        :returns: the sandboxes whose VM came, ended or became another."""
         if full:
             for _, process in self.followed.values():
                 process.mark_outdated()
@@ -80,7 +68,7 @@ class VmInventory:
         found = self.process_table.inspect(pid)
         if vm is not None and process is vm.vmm and (found is None or found[2] != process.argv):
             del self.vms[vm.sandbox]  # another program, if it has the same number and start time
-            self.learned = self.vcpus.pop(vm.sandbox, None) is not None or self.learned
+            self.unsaved = self.vcpus.pop(vm.sandbox, None) is not None or self.unsaved
             self._followed = None
         return found
 
@@ -112,7 +100,7 @@ class VmInventory:
         chosen: dict[SandboxId, int] = {}
         for sandbox, claim in claims.items():
             found = vmms.get(claim.pid)
-            if found is not None and _confirms(sandbox, claim, *found[:2]):
+            if found is not None and _confirms(sandbox, claim, *found):
                 chosen[sandbox] = claim.pid
         claimed = set(chosen.values())
         for pid, (_, vmm, _) in sorted(vmms.items(), key=lambda item: item[1][0].starttime):
@@ -142,7 +130,7 @@ class VmInventory:
                 vm = Vm(sandbox, vmm.type, Process(pid, identity, ThreadRole.EMULATOR, argv))
                 saved = self.vcpus.get(sandbox)
                 if saved is not None and saved.vmm == identity:
-                    vm.learned, vm.gone, vm.found_by = dict(saved.threads), set(saved.gone), saved.found_by
+                    vm.vcpu_threads, vm.ended_vcpus, vm.found_by = dict(saved.threads), set(saved.gone), saved.found_by
                 self.vms[sandbox] = vm
                 changed.add(sandbox)
         return changed
@@ -163,12 +151,10 @@ class VmInventory:
         changed = set()
         for sandbox, vm in self.vms.items():
             own, threads = helpers.get(sandbox, []), kernel.get(vm.vmm.pid, [])
-            if own != vm.helpers or threads != vm.kernel:
-                vm.helpers, vm.kernel = own, threads
+            if own != vm.helpers or threads != vm.kernel_threads:
+                vm.helpers, vm.kernel_threads = own, threads
                 changed.add(sandbox)
         return changed
-
-    # Threads
 
     def refresh(self, vm: Vm) -> Refresh:
         """Read a VM's threads, and identify them where that may give another answer. A VM whose VMM has ended is
@@ -182,23 +168,21 @@ class VmInventory:
                 return Refresh.ENDED
             if found is not Refresh.UNCHANGED:
                 changed = True
-                vm.roles = Roles.OUTDATED  # at once: reading the next process may fail
-        if vm.roles is Roles.OUTDATED or vm.qmp is not None or self._may_identify_more(vm, turn):
+                vm.roles = Reading.OUTDATED  # at once: reading the next process may fail
+        if vm.roles is Reading.OUTDATED or vm.qmp is not None or self._may_identify_more(vm, turn):
             vm.attempts = 0 if changed else vm.attempts + 1
             changed = self._identify(vm) or changed
-            vm.roles = Roles.CURRENT
+            vm.roles = Reading.CURRENT
         changed = _renew_vcpu_state(vm) or changed
         return Refresh.CHANGED if changed else Refresh.UNCHANGED
 
     @staticmethod
     def _may_identify_more(vm: Vm, turn: bool) -> bool:
         """Whether unchanged threads are identified again. Sampling system calls costs milliseconds, so that is done a
-        few times in a row, and then in one of ROUNDS passes (`turn`).
-
-        Where names identify no vCPU, all may seem to be identified while a vCPU that was just plugged in has not been
-        in KVM_RUN yet, if one with its number was unplugged before.
-        """
-        if not vm.known:
+        few times in a row, and then in one of ROUNDS passes (`turn`). Where names identify no vCPU, all may seem to be
+        identified while a vCPU that was just plugged in has not been in KVM_RUN yet, if one with its number was
+        unplugged before."""
+        if not vm.vcpus_identified:
             return turn or vm.attempts < ATTEMPTS
         return vm.found_by in ("kvm_run", "debugfs") and (turn or vm.attempts < ATTEMPTS_BY_CALLS)
 
@@ -211,24 +195,25 @@ class VmInventory:
     def _identify(self, vm: Vm) -> bool:
         """Identify the role of each of the VMM's threads. :returns: whether roles, threads or vCPUs have changed."""
         process = vm.vmm
-        vm.gone.update(vcpu for thread, vcpu in vm.learned.items() if not process.has(thread))
+        vm.ended_vcpus.update(vcpu for thread, vcpu in vm.vcpu_threads.items() if not process.has(thread))
         found = vmm_threads.identify(
-            process.pid, vm.type, process.argv, process.stats.items(), self.proc, learned=vm.learned,
-            gone=vm.gone, iothreads=vm.iothreads, qmp=vm.qmp, debugfs=f"{self.sys_root}/kernel/debug")
+            process.pid, vm.type, process.argv, process.stats.items(), self.proc, learned=vm.vcpu_threads,
+            gone=vm.ended_vcpus, iothreads=vm.iothreads, qmp=vm.qmp, debugfs=f"{self.sys_root}/kernel/debug")
         vm.qmp = None  # it was about the threads as they were; what was learned of it is kept
         threads = {}
         for tid, stat in process.stats.items():
             role, vcpu = found.roles[tid]
             threads[tid] = VmThread(ThreadId(tid, stat.starttime), role, stat.comm, process.pid, vcpu)
-        vm.learned = {thread.id: thread.vcpu for thread in threads.values() if thread.vcpu is not None}
-        vm.gone.difference_update(vm.learned.values())
-        vm.iothreads = {thread.id for thread in threads.values() if thread.role is ThreadRole.IOTHREAD}
-        vcpus = vm.guest_vcpus(sorted(vm.learned.values()))
-        changed = (threads, found.complete, vcpus) != (process.threads, vm.known, vm.vcpus)
+        vm.vcpu_threads = {thread.id: thread.vcpu for thread in threads.values() if thread.vcpu is not None}
+        vm.ended_vcpus.difference_update(vm.vcpu_threads.values())
+        iothread = ThreadRole.IOTHREAD  # looked up by a function each time
+        vm.iothreads = {thread.id for thread in threads.values() if thread.role is iothread}
+        vcpus = vm.guest_vcpus(sorted(vm.vcpu_threads.values()))
+        changed = (threads, found.complete, vcpus) != (process.threads, vm.vcpus_identified, vm.vcpus)
         process.threads, vm.vcpus, vm.qmp_need = threads, vcpus, QmpNeed.UNDECIDED
         if found.complete:
             vm.vcpu_state = VcpuState.IDENTIFIED
-        elif vm.known:
+        elif vm.vcpus_identified:
             vm.vcpu_state = VcpuState.UNIDENTIFIED
         if found.found_by != "learned":
             vm.found_by = found.found_by
@@ -237,10 +222,10 @@ class VmInventory:
         return changed
 
     def _save_vcpus(self, vm: Vm) -> None:
-        saved = VcpuThreads(vm.vmm.id, vm.learned, frozenset(vm.gone), vm.found_by)
+        saved = VcpuThreads(vm.vmm.id, vm.vcpu_threads, frozenset(vm.ended_vcpus), vm.found_by)
         if self.vcpus.get(vm.sandbox) != saved:
             self.vcpus[vm.sandbox] = saved
-            self.learned = True
+            self.unsaved = True
 
     def needing_qmp(self) -> list[Vm]:
         """VMs whose threads only QMP can identify, and that were not asked yet about the threads they have."""
@@ -249,7 +234,7 @@ class VmInventory:
             if vm.type is not VmmType.QEMU or not vm.vmm.stats:
                 continue
             if vm.qmp_need is QmpNeed.UNDECIDED:  # to read hundreds of command lines costs as much as a pass
-                needed = vmm_threads.wants_qmp(_identified(vm), vm.vmm.argv)
+                needed = vmm_threads.wants_qmp(vm.vcpus_identified, bool(vm.iothreads), vm.vmm.argv)
                 vm.qmp_need = QmpNeed.NEEDED if needed else QmpNeed.NOT_NEEDED
             if vm.qmp_need is QmpNeed.NEEDED and vm.qmp_asked != frozenset(vm.vmm.stats):
                 needing.append(vm)
@@ -259,25 +244,20 @@ class VmInventory:
 def _renew_vcpu_state(vm: Vm) -> bool:
     """Set whether placing waits for vCPUs that are not identified. :returns: whether that has changed."""
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    if vm.known:
-        vm.since = now
+    if vm.vcpus_identified:
+        vm.unidentified_since = now
         return False
-    if vm.since is None:
-        vm.since = vm.vmm.id.starttime * _TICK
-    state = VcpuState.AWAITED if now - vm.since < PATIENCE else VcpuState.UNIDENTIFIED
+    if vm.unidentified_since is None:
+        vm.unidentified_since = vm.vmm.id.starttime * _TICK
+    state = VcpuState.AWAITED if now - vm.unidentified_since < PATIENCE else VcpuState.UNIDENTIFIED
     changed, vm.vcpu_state = state is not vm.vcpu_state, state
     return changed
 
 
-def _confirms(sandbox: SandboxId, claim: VmmClaim, identity: ThreadId, vmm: VmmProcess) -> bool:
+def _confirms(sandbox: SandboxId, claim: VmmClaim, identity: ThreadId, vmm: VmmProcess, argv: list[str]) -> bool:
     """Whether a process's command line confirms a claim about its pid: another process may have it by now."""
     if vmm.sandbox == sandbox:
         return True
     if claim.identity is not None:
         return claim.identity == identity and vmm.sandbox is None
-    return named_by_kata(vmm, sandbox, claim.uuid)
-
-
-def _identified(vm: Vm) -> vmm_threads.Identified:
-    roles = {tid: (thread.role, thread.vcpu) for tid, thread in vm.vmm.threads.items()}
-    return vmm_threads.Identified(roles, vm.found_by, vm.known)
+    return named_by_kata(vmm, argv, sandbox, claim.uuid)

@@ -1,13 +1,11 @@
 """vCPU threads as KVM itself knows them: in the KVM_RUN call, and in KVM's debugfs.
 
-Both name KVM's vcpu id, which for QEMU on x86 is the APIC id (qemu_cmdline.cpu_index turns it back). A VM that
-was never started (-S) is in neither: KVM learns a vCPU's thread from its first KVM_RUN.
-What stays out: deciding (threads.py).
+Both name KVM's vcpu id, which for QEMU on x86 is the APIC id (qemu_cmdline.cpu_index turns it back). A VM that was
+never started (-S) is in neither: KVM learns the thread of a vCPU from its first KVM_RUN. What stays out: deciding.
 """
 
-from __future__ import annotations
-
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from time import monotonic
 
@@ -17,7 +15,8 @@ from vmpin.host.procfs import Procfs, read_file
 _IOCTL = frozenset(("16", "29"))
 #: include/uapi/linux/kvm.h: _IO(0xAE, 0x80)
 _KVM_RUN = "0xae80"
-_FD_NAME = "anon_inode:kvm-vcpu:"
+_FD = re.compile(r"anon_inode:kvm-vcpu:([0-9]{1,6})")
+_VCPU = re.compile(r"vcpu([0-9]{1,6})")
 
 #: Pauses before looking again at a thread that was on a CPU, in seconds. A vCPU that does anything at all is in
 #: and out of the guest many times a millisecond; one in a busy loop never shows.
@@ -26,31 +25,24 @@ _BUDGET = 0.01
 
 
 def vcpu_fds(procfs: Procfs, pid: int) -> dict[int, int]:
-    """KVM's vcpu id by the process's file descriptor: every vCPU there is, and those QEMU unplugged.
-
-    QEMU keeps ("parks") the descriptor of an unplugged vCPU, because KVM cannot destroy one. Empty when the
-    process has no KVM vCPU or may not be traced.
-    """
+    """KVM's vcpu id by the process's file descriptor: every vCPU there is, and those QEMU unplugged. QEMU keeps
+    ("parks") the descriptor of an unplugged vCPU, because KVM cannot destroy one. Empty when the process has no KVM
+    vCPU or may not be traced."""
     found = {}
     try:
         names = os.listdir(f"{procfs.root}/{pid}/fd")
     except OSError:
         return {}
     for name in names:
-        target = procfs.fd_link(pid, int(name))
-        if target.startswith(_FD_NAME):
-            number = target.removeprefix(_FD_NAME)
-            if number.isascii() and number.isdigit() and len(number) <= 6:
-                found[int(name)] = int(number)
+        if vcpu := _FD.fullmatch(procfs.fd_link(pid, int(name))):
+            found[int(name)] = int(vcpu[1])
     return found
 
 
 def in_kvm_run(procfs: Procfs, pid: int, tids: Iterable[int],
                fds: Mapping[int, int]) -> tuple[dict[int, int], list[int]]:
-    """Which threads wait in KVM_RUN, with the vcpu id; and which cannot be identified because they are on a CPU.
-
-    The kernel reports the call of a blocked thread only (fs/proc/base.c: proc_pid_syscall).
-    """
+    """Which threads wait in KVM_RUN, with the vcpu id; and which cannot be identified because they are on a CPU. The
+    kernel reports the call of a blocked thread only (fs/proc/base.c: proc_pid_syscall)."""
     found, running = {}, []
     for tid in tids:
         call = procfs.syscall(pid, tid)
@@ -84,21 +76,15 @@ def in_kvm_run_later(procfs: Procfs, pid: int, tids: Collection[int], fds: Mappi
 
 
 def from_debugfs(root: str, pid: int) -> dict[int, int]:
-    """KVM's vcpu id by thread id, from `root`/kvm/PID-FD/vcpuN/pid (virt/kvm/kvm_main.c); busy ones too.
-
-    Threads that have ended stay listed. Empty where debugfs is not mounted or the kernel has no such file.
-    """
+    """KVM's vcpu id by thread id, from `root`/kvm/PID-FD/vcpuN/pid (virt/kvm/kvm_main.c); busy ones too. Threads that
+    have ended stay listed. Empty where debugfs is not mounted or the kernel has no such file."""
     found: dict[int, int] = {}
     try:
-        machines = [name for name in os.listdir(f"{root}/kvm") if name.startswith(f"{pid}-")]
-        for machine in machines:
-            for name in os.listdir(f"{root}/kvm/{machine}"):
-                number = name.removeprefix("vcpu")
-                if number == name or not (number.isascii() and number.isdigit() and len(number) <= 6):
-                    continue
-                tid = (read_file(f"{root}/kvm/{machine}/{name}/pid", 32) or b"").strip()
+        for machine in (name for name in os.listdir(f"{root}/kvm") if name.startswith(f"{pid}-")):
+            for vcpu in filter(None, map(_VCPU.fullmatch, os.listdir(f"{root}/kvm/{machine}"))):
+                tid = (read_file(f"{root}/kvm/{machine}/{vcpu[0]}/pid", 32) or b"").strip()
                 if tid.isdigit() and int(tid) > 0:
-                    found[int(tid)] = int(number)
+                    found[int(tid)] = int(vcpu[1])
     except OSError:
         return {}
     return found

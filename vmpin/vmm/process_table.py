@@ -6,8 +6,6 @@ author can make it as long, and change it as often, as he likes. What stays out:
 threads (inventory, which calls this).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 
@@ -23,8 +21,6 @@ Found = tuple[ThreadId, VmmProcess | HelperProcess, list[str]]
 #: ROUNDS passes, its turn given by its pid.
 ROUNDS = 16
 YOUNG_PASSES = 3
-#: How many characters of a sandbox's id Kata's Go shim gives Firecracker.
-CUT = 32
 
 
 class ProcessTable:
@@ -43,10 +39,8 @@ class ProcessTable:
 
     def scan(self, claimed: Iterable[int], full: bool) -> None:
         """List the processes, and classify those that are new or may have changed.
-
         :param claimed: pids that a source reports as VMMs: they may have executed one long after they came.
-        :param full: classify every process again.
-        """
+        :param full: classify every process again."""
         self.round += 1
         pids = self.proc.pids()
         here = set(pids)
@@ -85,14 +79,10 @@ class ProcessTable:
         stat = self.proc.thread_stat(main.tid, main.tid)
         return stat is not None and stat.starttime == main.starttime and stat.state not in "ZX"
 
-    def sandboxes_with_helpers(self) -> set[SandboxId]:
-        """The sandboxes that have helpers."""
-        return {found.sandbox for _, found, _ in self.helpers.values() if found.sandbox is not None}
-
-    def sandboxes_with_shims(self) -> set[SandboxId]:
-        """The sandboxes that have a VM runtime's shim: VMs, whether one was found or not."""
+    def sandboxes_with_helpers(self, *roles: ThreadRole) -> set[SandboxId]:
+        """The sandboxes that have helpers, of these roles where some are given."""
         return {found.sandbox for _, found, _ in self.helpers.values()
-                if found.role is ThreadRole.SHIM and found.sandbox is not None}
+                if found.sandbox is not None and (not roles or found.role in roles)}
 
     def _drop(self, pid: int) -> None:
         self.vmms.pop(pid, None)
@@ -114,31 +104,34 @@ class ProcessTable:
             role, owner_pid = owner
             self.kernel[number] = (owner_pid, VmThread(ThreadId(number, stat.starttime), role, stat.comm, number))
             return
-        stat = self.proc.thread_stat(pid, pid) if may_be(beginning) else None
-        if stat is None:
-            self._drop(number)
-            return
-        nested = self.proc.nested(pid)
-        if nested and not self._own_sandbox(stat.ppid, beginning):
-            self._drop(number)
-            return
-        # Most arguments are the same for every VM of a node: each is kept once.
-        argv = list(map(sys.intern, self.proc.cmdline(pid, beginning)))
-        found = classify(argv)
-        if found is None or (nested and not (isinstance(found, HelperProcess) and found.role is ThreadRole.VIRTIOFSD)):
+        classified = self._classify(pid, beginning)
+        if classified is None:
             self._drop(number)
             return
         self.kernel.pop(number, None)  # the number's former holder
-        identity = ThreadId(number, stat.starttime)
+        identity, found, argv = classified
         if isinstance(found, VmmProcess):
             self.helpers.pop(number, None)
-            self.vmms[number] = (identity, self._whole(identity, found), argv)
-        elif found.role is ThreadRole.SHIM and self._runs_dragonball(pid):
-            self.helpers.pop(number, None)
-            self.vmms[number] = (identity, VmmProcess(VmmType.DRAGONBALL, found.sandbox, tuple(argv)), argv)
+            self.vmms[number] = (identity, found, argv)
         else:
             self.vmms.pop(number, None)
             self.helpers[number] = (identity, found, argv)
+
+    def _classify(self, pid: str, beginning: bytes) -> Found | None:
+        stat = self.proc.thread_stat(pid, pid) if may_be(beginning) else None
+        nested = stat is not None and self.proc.nested(pid)
+        if stat is None or (nested and not self._own_sandbox(stat.ppid, beginning)):
+            return None
+        # Most arguments are the same for every VM of a node: each is kept once.
+        argv = list(map(sys.intern, self.proc.cmdline(pid, beginning)))
+        found, identity = classify(argv), ThreadId(int(pid), stat.starttime)
+        if found is None or (nested and (isinstance(found, VmmProcess) or found.role is not ThreadRole.VIRTIOFSD)):
+            return None
+        if isinstance(found, VmmProcess):
+            found = self._whole(identity, found)
+        elif found.role is ThreadRole.SHIM and self._runs_dragonball(pid):
+            found = VmmProcess(VmmType.DRAGONBALL, found.sandbox)
+        return identity, found, argv
 
     def _own_sandbox(self, parent: int, beginning: bytes) -> bool:
         """Whether a process in a pid namespace of its own may be a sandbox's all the same. A QEMU that is a
@@ -151,7 +144,7 @@ class ProcessTable:
 
     def _whole(self, identity: ThreadId, vmm: VmmProcess) -> VmmProcess:
         """With the sandbox's whole id where Kata has cut it: as its shim has it, or had when it was there."""
-        if vmm.type is not VmmType.FIRECRACKER or vmm.sandbox is None or len(vmm.sandbox) != CUT:
+        if vmm.sandbox is None or not vmm.cut:
             return vmm
         before = self.vmms.get(identity.tid)
         names = {before[1].sandbox} if before is not None and before[0] == identity else set()

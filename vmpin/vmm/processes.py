@@ -4,8 +4,6 @@ Pure. What stays out: reading /proc, whether the sandbox exists, and Dragonball,
 shows itself only by its threads (threads.py).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -39,19 +37,21 @@ _RUN_DIR = re.compile(r"/run/(?:vc/(?:vm|sbs)|kata)/([^/,=]+)/")
 _SHARED_DIR = re.compile(r"/sandboxes/([^/,=]+)(?:[/,]|$)")
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
+#: How many characters of a sandbox's id Kata's Go shim gives Firecracker (virtcontainers/fc.go).
 _FIRECRACKER_ID = 32
 _KERNEL_THREAD = re.compile(r"(vhost-|kvm-pit/|kvm-nx-lpage-recovery-)([1-9][0-9]{0,8})")
 
 
 class VmmProcess(NamedTuple):
-    """A VMM. `sandbox` is None when the command line names none (then it is not Kata's, or it is unknown).
-
-    Kata's Go shim cuts the id it gives to Firecracker to 32 characters: there `sandbox` is a beginning.
-    """
+    """A VMM. `sandbox` is None when the command line names none (then it is not Kata's, or it is unknown)."""
 
     type: VmmType
     sandbox: SandboxId | None
-    argv: tuple[str, ...]
+
+    @property
+    def cut(self) -> bool:
+        """Whether `sandbox` may be the beginning of the id only."""
+        return self.type is VmmType.FIRECRACKER and len(self.sandbox or "") == _FIRECRACKER_ID
 
 
 class HelperProcess(NamedTuple):
@@ -75,10 +75,7 @@ def may_be_virtiofsd(beginning: bytes) -> bool:
 
 def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
     """What runs with this command line. It is the process's own claim: anyone can write such an argv."""
-    if not argv or not _BEGINS.match(_basename(argv[0])):
-        return None
-    argv = _past_loader(argv)
-    if not argv:
+    if not argv or not _BEGINS.match(_basename(argv[0])) or not (argv := _past_loader(argv)):
         return None
     program = _basename(argv[0])
     if _VIRTIOFSD.fullmatch(program):
@@ -91,19 +88,18 @@ def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
         return HelperProcess(ThreadRole.SHIM, _sandbox(_last(argv, "id")))
     for pattern, vmm in _VMM:
         if pattern.fullmatch(program):
-            return VmmProcess(vmm, _vmm_sandbox(vmm, argv), tuple(argv))
+            return VmmProcess(vmm, _vmm_sandbox(vmm, argv))
     return None
 
 
-def named_by_kata(vmm: VmmProcess, sandbox: SandboxId, uuid: str) -> bool:
+def named_by_kata(vmm: VmmProcess, argv: Sequence[str], sandbox: SandboxId, uuid: str) -> bool:
     """Whether the command line names the sandbox by its whole id, or the VM by its whole UUID, where Kata's Go runtime
-    puts them. Firecracker has the id's first 32 digits for an id (virtcontainers/fc.go), and a QEMU from Kata's
-    factory another sandbox's name, but its own -uuid (govmm/qemu/qemu.go)."""
-    if vmm.sandbox is not None and vmm.sandbox in (
-            sandbox, sandbox[:_FIRECRACKER_ID] if vmm.type is VmmType.FIRECRACKER else sandbox):
+    puts them. Firecracker has the id's beginning for an id, and a QEMU from Kata's factory another sandbox's name, but
+    its own -uuid (govmm/qemu/qemu.go)."""
+    if vmm.sandbox in (sandbox, sandbox[:_FIRECRACKER_ID] if vmm.type is VmmType.FIRECRACKER else sandbox):
         return True
     return (vmm.type is VmmType.QEMU and _UUID.fullmatch(uuid) is not None
-            and [each.lower() for each in option_values(vmm.argv, "uuid")] == [uuid.lower()])
+            and [each.lower() for each in option_values(argv, "uuid")] == [uuid.lower()])
 
 
 def is_shim(found: VmmProcess | HelperProcess) -> bool:
@@ -114,8 +110,7 @@ def kernel_thread_owner(comm: str) -> tuple[ThreadRole, int] | None:
     """The role of a kernel thread that works for a VM, and the pid of the process it works for.
 
     >>> kernel_thread_owner("vhost-1234")
-    (<ThreadRole.VHOST: 'vhost'>, 1234)
-    """
+    (<ThreadRole.VHOST: 'vhost'>, 1234)"""
     match = _KERNEL_THREAD.fullmatch(comm)
     if match is None:
         return None
@@ -175,7 +170,7 @@ def _basename(path: str) -> str:
 
 def _past_loader(argv: Sequence[str]) -> Sequence[str]:
     """The command line of the program itself when it was started through the dynamic loader."""
-    if not argv or not _LOADER.fullmatch(_basename(argv[0])):
+    if not _LOADER.fullmatch(_basename(argv[0])):
         return argv
     at = 1
     while at < len(argv) and argv[at].startswith("-"):

@@ -5,8 +5,6 @@ lists, `,,` for a comma in a value. What cannot be read is left out, never guess
 What stays out: whether any of it is still true; QEMU can be changed over QMP after its start.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -18,8 +16,10 @@ from vmpin.domain.model import Vcpu, VcpuId
 
 #: More vCPUs than any QEMU machine type takes; keeps absurd numbers out of the arithmetic.
 _MAX_CPUS = 8192
-_X86_PROGRAM = re.compile(r"qemu-system-(?:x86_64|i386)(?:[-_.].*)?")
-_ON = frozenset(("on", "yes", "true", "y"))
+_PROGRAM = re.compile(r"qemu-system-((?:x86_64|i386)(?![^-_.])|aarch64|)")
+_X86 = frozenset(("x86_64", "i386"))
+#: What QEMU reads as a switch that is on.
+ON = frozenset(("on", "yes", "true", "y"))
 
 
 def option_values(argv: Sequence[str], *names: str) -> list[str]:
@@ -39,6 +39,16 @@ def keyvals(text: str, implied: str) -> list[tuple[str, str]]:
     return pairs
 
 
+def options_of(value: str, implied: str) -> dict[str, str]:
+    """An option's value by key, written as `keyvals` or as JSON; empty where that is neither."""
+    if not value.startswith("{"):
+        return dict(keyvals(value, implied))
+    try:
+        return {key: str(item) for key, item in json.loads(value).items() if isinstance(item, str | int)}
+    except (ValueError, RecursionError):
+        return {}
+
+
 class Smp(NamedTuple):
     """`-smp`, what was left out computed as QEMU does since 6.2 (hw/core/machine-smp.c)."""
 
@@ -52,11 +62,9 @@ class Smp(NamedTuple):
     threads: int = 1
 
     def apic_id(self, cpu: VcpuId) -> int:
-        """The x86 APIC id of a cpu-index, which is KVM's vcpu id and what the guest's /proc/cpuinfo shows.
-
-        Each level takes a whole number of bits (include/hw/i386/topology.h), so with 3 cores per socket the
-        first CPU of the second socket is 4.
-        """
+        """The x86 APIC id of a cpu-index, which is KVM's vcpu id and what the guest's /proc/cpuinfo shows. Each level
+        takes a whole number of bits (include/hw/i386/topology.h), so with 3 cores per socket the first CPU of the
+        second socket is 4."""
         apic, shift, rest = 0, 0, int(cpu)
         for count in (self.threads, self.cores, self.modules, self.dies):
             rest, here = divmod(rest, count)
@@ -101,12 +109,11 @@ def _parse_smp(values: tuple[str, ...]) -> Smp:
 
 
 def cpu_index(argv: Sequence[str], kvm_ids: Iterable[int]) -> dict[int, VcpuId]:
-    """The cpu-index of each of KVM's vcpu ids: on x86 they are APIC ids, elsewhere the same number.
-
-    An id that no slot of this machine has is left out.
-    """
+    """The cpu-index of each of KVM's vcpu ids: on x86 they are APIC ids, elsewhere the same number. An id that no slot
+    of this machine has is left out."""
     smp = parse_smp(argv)
-    if not _is_x86(argv) or smp.maxcpus == smp.sockets or smp.apic_id(VcpuId(smp.maxcpus - 1)) == smp.maxcpus - 1:
+    last = VcpuId(smp.maxcpus - 1)
+    if architecture(argv) not in _X86 or smp.maxcpus == smp.sockets or smp.apic_id(last) == last:
         return {number: VcpuId(number) for number in kvm_ids}
     by_apic = {smp.apic_id(VcpuId(index)): VcpuId(index) for index in range(smp.maxcpus)}
     return {number: by_apic[number] for number in kvm_ids if number in by_apic}
@@ -114,51 +121,40 @@ def cpu_index(argv: Sequence[str], kvm_ids: Iterable[int]) -> dict[int, VcpuId]:
 
 def kvm_ids(argv: Sequence[str], indices: Iterable[VcpuId]) -> dict[VcpuId, int]:
     """The other way: KVM's vcpu id of each cpu-index."""
-    if not _is_x86(argv):
-        return {index: int(index) for index in indices}
-    smp = parse_smp(argv)
-    return {index: smp.apic_id(index) for index in indices}
+    smp, x86 = parse_smp(argv), architecture(argv) in _X86
+    return {index: smp.apic_id(index) if x86 else int(index) for index in indices}
 
 
-def _is_x86(argv: Sequence[str]) -> bool:
-    program = argv[0].rpartition("/")[2] if argv else ""
-    if _X86_PROGRAM.fullmatch(program) or program.startswith("qemu-system-"):
-        return bool(_X86_PROGRAM.fullmatch(program))
+def architecture(argv: Sequence[str]) -> str:
+    """The guest's architecture by the name of QEMU's program, "" for one that is not known here; the host's where the
+    program is another (qemu-kvm)."""
+    named = _PROGRAM.match(argv[0].rpartition("/")[2] if argv else "")
+    if named is not None:
+        return named[1]
     import platform  # takes a millisecond to load, and few programs need it
 
-    return platform.machine() == "x86_64"
+    return platform.machine()
 
 
-class GuestTopology:
-    """Where the guest's vCPUs are, as the command line has it; read once, as that stays as it is."""
+def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
+    """The given vCPUs with the guest's core (where a core has siblings) and node (where -numa lists CPUs)."""
+    return _guest_vcpus(tuple(option_values(argv, "smp")), tuple(option_values(argv, "numa")), tuple(sorted(ids)))
 
-    def __init__(self, argv: Sequence[str]) -> None:
-        self._threads = parse_smp(argv).threads
-        self._nodes = _nodes(argv)
 
-    def vcpus(self, ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
-        """The given vCPUs with the guest's core (where a core has siblings) and node (where -numa lists CPUs)."""
-        threads, nodes = self._threads, self._nodes
-        return tuple(
-            Vcpu(each, each // threads if threads > 1 else None,
-                 next((node for node, cpus in nodes.items() if each in cpus), None))
-            for each in sorted(ids))
+@lru_cache(maxsize=256)
+def _guest_vcpus(smp: tuple[str, ...], numa: tuple[str, ...], ids: tuple[VcpuId, ...]) -> tuple[Vcpu, ...]:
+    """The same from the words after -smp and -numa, of which a node's VMs have few different ones."""
+    threads, nodes = _parse_smp(smp).threads, _nodes(numa)
+    return tuple(Vcpu(each, each // threads if threads > 1 else None,
+                      next((node for node, cpus in nodes.items() if each in cpus), None)) for each in ids)
 
 
 def iothread_ids(argv: Sequence[str]) -> tuple[str, ...]:
     """The ids of `-object iothread,id=…`, plain or JSON, in order."""
-    found = []
-    for value in option_values(argv, "object"):
-        if value.startswith("{"):
-            try:
-                options = json.loads(value)
-            except (ValueError, RecursionError):
-                continue
-        else:
-            options = dict(keyvals(value, "qom-type"))
-        if options.get("qom-type") == "iothread" and isinstance(options.get("id"), str):
-            found.append(options["id"])
-    return tuple(found)
+    objects = (options_of(value, "qom-type") for value in option_values(argv, "object"))
+    # util/id.c, id_wellformed: an id begins with a letter.
+    return tuple(each["id"] for each in objects
+                 if each.get("qom-type") == "iothread" and each.get("id", "")[:1].isalpha())
 
 
 def has_qmp(argv: Sequence[str]) -> bool:
@@ -168,20 +164,14 @@ def has_qmp(argv: Sequence[str]) -> bool:
 
 
 def qmp_sockets(argv: Sequence[str]) -> tuple[str, ...]:
-    """The paths of the QMP sockets QEMU listens on, as written: a relative one starts at QEMU's directory.
-
-    Not those Kata itself talks to: `unix:fd=N`, and `qmp.sock` in Kata's own directory (before it passed the
-    descriptor). QMP serves one client at a time; taking Kata's turn would make it lose its VM.
-    """
+    """The paths of the QMP sockets QEMU listens on, as written: a relative one starts at QEMU's directory. Not those
+    Kata itself talks to: `unix:fd=N`, and `qmp.sock` in Kata's own directory (before it passed the descriptor). QMP
+    serves one client at a time; taking Kata's turn would make it lose its VM."""
     paths: list[str] = []
     for value in option_values(argv, "qmp", "qmp-pretty"):
         if value.startswith("unix:"):
             paths += _listening(dict(keyvals(value.removeprefix("unix:"), "path")))
-    chardevs: dict[str, dict[str, str]] = {}
-    for value in option_values(argv, "chardev"):
-        options = dict(keyvals(value, "backend"))
-        if options.get("backend") == "socket" and "id" in options:
-            chardevs[options["id"]] = options
+    chardevs = chardev_sockets(argv)
     for value in option_values(argv, "mon"):
         monitor = dict(keyvals(value, "chardev"))
         if monitor.get("mode") == "control":
@@ -189,19 +179,26 @@ def qmp_sockets(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(paths))
 
 
+def chardev_sockets(argv: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The Unix sockets among the character devices, by id, but for abstract ones."""
+    devices = (dict(keyvals(value, "backend")) for value in option_values(argv, "chardev"))
+    return {each["id"]: each for each in devices
+            if each.get("backend") == "socket" and "id" in each and each.get("abstract") not in ON}
+
+
 _KATAS_OWN = re.compile(r"/run/(?:vc/vm|kata)/[^/]+/qmp\.sock(?:et)?$")
 
 
 def _listening(socket: dict[str, str]) -> list[str]:
     path = socket.get("path", "")
-    if not path or "fd" in socket or socket.get("abstract") in _ON or _KATAS_OWN.search(path):
+    if not path or "fd" in socket or socket.get("abstract") in ON or _KATAS_OWN.search(path):
         return []
-    return [path] if socket.get("server") in _ON else []
+    return [path] if socket.get("server") in ON else []
 
 
-def _nodes(argv: Sequence[str]) -> dict[int, CpuSet]:
+def _nodes(numa: Iterable[str]) -> dict[int, CpuSet]:
     nodes: dict[int, CpuSet] = {}
-    for value in option_values(argv, "numa"):
+    for value in numa:
         pairs = keyvals(value, "type")
         if ("type", "node") not in pairs:
             continue

@@ -3,29 +3,25 @@
 What stays out: which thread is which (threads), and whose process it is (inventory, which calls this in each pass).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 from vmpin.domain.model import ThreadId, ThreadRole, VmThread
 from vmpin.host.procfs import Procfs, Stat
-from vmpin.vmm.virtual_machine import Listing, Process, Refresh
+from vmpin.vmm.virtual_machine import Process, Reading, Refresh
 
 
 def read_threads(proc: Procfs, process: Process, reread: bool, forks_reported: bool = False) -> Refresh:
     """Read a process's threads, and keep them in `process`.
-
     :param reread: all of them, not only those that are new or young.
     :param forks_reported: whether each fork event marks its process outdated: one that is not, and has as many threads
-        as before, is not even listed then.
-    """
+        as before, is not even listed then."""
     same = not process.young and not reread
-    if (same and forks_reported and process.listing is Listing.CURRENT
+    if (same and forks_reported and process.listing is Reading.CURRENT
             and proc.thread_count(process.pid) == len(process.tasks)):
         return Refresh.UNCHANGED
     tasks = proc.tids(process.pid)
     if same and tasks == process.tasks:
-        process.listing = Listing.CURRENT
+        process.listing = Reading.CURRENT
         return Refresh.UNCHANGED
     if not tasks:
         process.stats.clear()
@@ -33,8 +29,7 @@ def read_threads(proc: Procfs, process: Process, reread: bool, forks_reported: b
         process.tasks = tasks
         return Refresh.ENDED
     tids = list(map(int, tasks))
-    again = set(tids) if reread else {process.pid, *process.young, *(tid for tid in tids
-                                                                     if tid not in process.stats)}
+    again = set(tids) if reread else {process.pid, *process.young, *(set(tids) - process.stats.keys())}
     fresh = proc.task_stats(process.pid, again)
     if _has_been_killed(process, fresh):
         return Refresh.ENDED
@@ -44,7 +39,7 @@ def read_threads(proc: Procfs, process: Process, reread: bool, forks_reported: b
         process.threads.clear()
         return Refresh.ENDED
     changed = stats != process.stats
-    process.tasks, process.stats, process.young, process.listing = tasks, stats, young, Listing.CURRENT
+    process.tasks, process.stats, process.young, process.listing = tasks, stats, young, Reading.CURRENT
     if changed and process.role is not ThreadRole.EMULATOR:
         process.threads = {tid: VmThread(ThreadId(tid, stat.starttime), process.role, stat.comm, process.pid)
                            for tid, stat in stats.items()}

@@ -4,10 +4,9 @@ Pure, and free of cost: the name comes with the stat that is read for the start 
 believing it (threads.py), for every thread can give itself any name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from vmpin.domain.model import ThreadRole, VcpuId, VmmType
@@ -15,13 +14,13 @@ from vmpin.host.procfs import Stat
 
 # Linux 6.4 and newer run vhost's workers and KVM's huge page recovery inside the VMM's own thread group.
 _ANY = r"|(?P<vhost>vhost-[0-9]+$)|(?P<kvm>kvm-nx-lpage)|(?P<own>iou-)"
-_QEMU = re.compile(r"CPU (?P<vcpu>[0-9]{1,5})/[A-Z]+$|IO (?P<io>.+)" + _ANY)
+_QEMU = r"CPU (?P<vcpu>[0-9]{1,5})/[A-Z]+$|IO (?P<io>.+)"
 _PATTERN = {
     VmmType.QEMU: _QEMU,
     VmmType.STRATOVIRT: _QEMU,
-    VmmType.CLOUD_HYPERVISOR: re.compile(r"vcpu(?P<vcpu>[0-9]{1,5})$" + _ANY),
-    VmmType.FIRECRACKER: re.compile(r"fc_vcpu (?P<vcpu>[0-9]{1,5})$" + _ANY),
-    VmmType.DRAGONBALL: re.compile(r"db_vcpu(?P<vcpu>[0-9]{1,5})$" + _ANY),
+    VmmType.CLOUD_HYPERVISOR: r"vcpu(?P<vcpu>[0-9]{1,5})$",
+    VmmType.FIRECRACKER: r"fc_vcpu (?P<vcpu>[0-9]{1,5})$",
+    VmmType.DRAGONBALL: r"db_vcpu(?P<vcpu>[0-9]{1,5})$",
 }
 
 #: The iothread in which QEMU runs its own monitors. For libvirt, and here, iothreads are the declared ones.
@@ -30,7 +29,7 @@ MONITOR = "mon_iothread"
 Role = tuple[ThreadRole, VcpuId | None]
 EMULATOR: Role = (ThreadRole.EMULATOR, None)
 IOTHREAD: Role = (ThreadRole.IOTHREAD, None)
-_BY_GROUP: dict[str | None, Role] = {
+_BY_GROUP: dict[str, Role] = {
     "io": IOTHREAD, "vhost": (ThreadRole.VHOST, None), "kvm": (ThreadRole.KVM, None), "own": EMULATOR}
 
 
@@ -48,19 +47,29 @@ class Names(NamedTuple):
 
 def read_names(vmm: VmmType, pid: int, stats: Mapping[int, Stat], iothreads: Iterable[str] = ()) -> Names:
     """Sort the threads of process `pid` by their names; `iothreads` are the declared ids."""
-    match = _PATTERN[vmm].match
+    pattern = _PATTERN[vmm]
     process = stats[pid].comm if pid in stats else ""
     names = Names({}, {}, [], [])
     for tid, stat in stats.items():
         comm = stat.comm
         role = EMULATOR
-        found = match(comm)
-        if found is None:
+        group, vcpu = _group(pattern, comm)
+        if vcpu is not None:
+            names.vcpus[tid] = vcpu
+        elif group is None:
             if tid != pid:
                 (names.unnamed if comm == process else names.other).append(tid)
-        elif found.lastgroup == "vcpu":
-            names.vcpus[tid] = VcpuId(int(found["vcpu"]))
         elif comm != f"IO {MONITOR}" or MONITOR in iothreads:
-            role = _BY_GROUP[found.lastgroup]
+            role = _BY_GROUP[group]
         names.roles[tid] = role
     return names
+
+
+@lru_cache(maxsize=1024)
+def _group(pattern: str, comm: str) -> tuple[str | None, VcpuId | None]:
+    """The group of the pattern that a name matches, and the number of a vCPU's name: thousands of threads have a few
+    different names."""
+    found = re.match(pattern + _ANY, comm)
+    if found is None:
+        return None, None
+    return found.lastgroup, VcpuId(int(found["vcpu"])) if found.lastgroup == "vcpu" else None

@@ -17,6 +17,7 @@ What stays out: listing and reading the threads, and KVM's kernel threads (proce
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -25,7 +26,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from vmpin.domain.model import ThreadId, ThreadRole, VcpuId, VmmType
 from vmpin.host.procfs import PF_KTHREAD, PF_USER_WORKER, Procfs, Stat
 from vmpin.vmm import kvm
-from vmpin.vmm.iothreads import by_order
 from vmpin.vmm.qemu_cmdline import cpu_index, has_qmp, iothread_ids, option_values, parse_smp, qmp_sockets
 from vmpin.vmm.thread_names import IOTHREAD, MONITOR, read_names
 
@@ -38,13 +38,17 @@ _PF_IO_WORKER = 0x00000010
 #: kvm-nx-lpage-recovery a KVM_RUN.
 _KERNELS_OWN = PF_USER_WORKER | PF_KTHREAD | _PF_IO_WORKER
 
+#: The calls in which an event loop waits, by the machine's name for itself: poll, ppoll, epoll_wait, epoll_pwait,
+#: io_uring_enter, epoll_pwait2. QEMU's other threads (RCU, thread pool, a paused vCPU) wait in futex.
+_WAITS = {"x86_64": frozenset(("7", "271", "232", "281", "426", "441")),
+          "aarch64": frozenset(("73", "22", "426", "441"))}
+
 
 class Identified(NamedTuple):
     """Every thread asked about with its role.
 
     `found_by` is the last strategy that identified a vCPU: "names", "kvm_run", "debugfs", "qmp"; "learned" when all
-    were identified before, "none" when none is. Not `complete`: some vCPU may be missing, ask again later.
-    """
+    were identified before, "none" when none is. Not `complete`: some vCPU may be missing, ask again later."""
 
     roles: Mapping[int, tuple[ThreadRole, VcpuId | None]]
     found_by: str
@@ -61,23 +65,22 @@ def identify(pid: int, vmm: VmmType, argv: Sequence[str], threads: Iterable[tupl
              iothreads: Collection[ThreadId] = (), qmp: QmpAnswer | None = None, debugfs: str = "/sys/kernel/debug",
              sleep: Callable[[float], None] = time.sleep) -> Identified:
     """Identify the threads of one VMM process.
-
     :param learned: vCPUs identified earlier; only threads that still are the same (start time) count.
     :param gone: vCPUs identified earlier whose thread has ended.
     :param iothreads: the iothreads identified earlier, likewise.
-    :param qmp: QEMU's answer if it was just asked, not an old one: that is what the other two are for.
-    """
+    :param qmp: QEMU's answer if it was just asked, not an old one: that is what the other two are for."""
     vm = _Vm(pid, vmm, argv, dict(threads), procfs, debugfs, sleep, qmp, gone)
     found_by = "none"
     if learned and vm.believe({thread.tid: vcpu for thread, vcpu in learned.items() if vm.same(thread)}):
         found_by = "learned"
     vm.iothreads |= {thread.tid for thread in iothreads if vm.same(thread)}
+    # The names always count: a vCPU plugged in later is beyond those there must be.
+    if vm.believe(vm.names.vcpus):
+        found_by = "names"
     for name, ask in _STRATEGIES:
-        # The names are asked always: a vCPU plugged in later is beyond those there must be.
-        if ask is not _names and vm.complete():
+        if vm.complete():
             break
-        answer = ask(vm)
-        if answer and vm.believe(answer):
+        if vm.believe(ask(vm) or {}):
             found_by = name
     complete = vm.complete()
     roles = vm.names.roles
@@ -93,11 +96,9 @@ def is_dragonball(comms: Iterable[str]) -> bool:
     return any(comm.startswith("db_vcpu") for comm in comms)
 
 
-def wants_qmp(identified: Identified, argv: Sequence[str]) -> bool:
+def wants_qmp(vcpus_identified: bool, iothreads_identified: bool, argv: Sequence[str]) -> bool:
     """Whether asking QMP is worth it: something is not identified, and there is a socket that is not Kata's."""
-    if identified.complete and (not iothread_ids(argv) or IOTHREAD in identified.roles.values()):
-        return False
-    return bool(qmp_sockets(argv))
+    return not (vcpus_identified and (iothreads_identified or not iothread_ids(argv))) and bool(qmp_sockets(argv))
 
 
 @lru_cache(maxsize=1024)
@@ -192,12 +193,8 @@ class _Vm:
             return self.iothreads
         shown = any(stat.comm == f"IO {MONITOR}" for stat in self.stats.values())
         monitors = 1 if has_qmp(self.argv) and not shown else 0
-        return self.iothreads | by_order(self.procfs, self.pid, self.stats, self.suspects(), self.vcpus, missing,
+        return self.iothreads | _by_order(self.procfs, self.pid, self.stats, self.suspects(), self.vcpus, missing,
                                          monitors)
-
-
-def _names(vm: _Vm) -> Mapping[int, VcpuId] | None:
-    return vm.names.vcpus
 
 
 def _kvm_run(vm: _Vm) -> Mapping[int, VcpuId] | None:
@@ -227,11 +224,29 @@ def _qmp(vm: _Vm) -> Mapping[int, VcpuId] | None:
     return None if vm.qmp is None else vm.qmp.vcpus
 
 
+#: In this order, after the names.
 _STRATEGIES: tuple[tuple[str, Callable[[_Vm], Mapping[int, VcpuId] | None]], ...] = (
-    ("names", _names),
-    ("kvm_run", _kvm_run),
-    ("debugfs", _debugfs),
-    ("kvm_run", _kvm_run_again),
-    ("ended", _ended),
-    ("qmp", _qmp),
-)
+    ("kvm_run", _kvm_run), ("debugfs", _debugfs), ("kvm_run", _kvm_run_again), ("ended", _ended),
+    ("qmp", _qmp))
+
+
+def _by_order(procfs: Procfs, pid: int, stats: Mapping[int, Stat], unnamed: Collection[int],
+             vcpus: Collection[int], missing: int, monitors: int) -> frozenset[int]:
+    """The `missing` declared iothreads among the unnamed threads, or nothing unless everything fits. It is asked where
+    neither a name nor QMP identifies them, as under Kata: its ids (`indep_iothread_0`, `iothread-…`) are too long for
+    a thread name. While it starts, QEMU makes its RCU thread first, then the iothreads in one go, then the thread of
+    its monitors (`monitors` is 1 if that is unnamed too), then the vCPUs. Of the unnamed ones before the vCPUs every
+    one but the first must wait in an event loop: an iothread at work would leave its place to the monitors' thread."""
+    waits = _WAITS.get(os.uname().machine)
+    if not vcpus or not waits or missing < 1:
+        return frozenset()
+
+    def age(tid: int) -> tuple[int, int]:
+        return stats[tid].starttime, tid
+
+    first_vcpu = min(map(age, vcpus))
+    old = [tid for tid in sorted(unnamed, key=age) if age(tid) < first_vcpu]
+    loops = [tid for tid in old if procfs.syscall(pid, tid).partition(" ")[0] in waits]
+    if loops not in (old, old[1:]) or len(loops) != missing + monitors:
+        return frozenset()
+    return frozenset(loops[:missing])

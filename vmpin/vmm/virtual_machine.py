@@ -5,36 +5,24 @@ Plain data with states; `inventory` alone changes it, but for two marks that pro
 (threads), and the masks (pinning).
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
 from vmpin.host.procfs import Stat
-from vmpin.vmm.qemu_cmdline import GuestTopology
+from vmpin.vmm.qemu_cmdline import guest_vcpus
 
 if TYPE_CHECKING:
     from vmpin.vmm.qmp import QmpAnswer
 
 
-class Listing(enum.Enum):
-    """How `Process.tasks` relates to the process's task directory."""
+class Reading(enum.Enum):
+    """Whether what was read still holds: a process's task directory, the roles of a VM's threads."""
 
-    #: No thread was created since it was listed, as far as fork events are complete.
+    #: No thread was created since it was listed, as far as fork events are complete; the threads are those identified.
     CURRENT = enum.auto()
-    #: A thread was created since, or may have been.
-    OUTDATED = enum.auto()
-
-
-class Roles(enum.Enum):
-    """How a VM's thread roles relate to its threads."""
-
-    #: The roles are those of the threads last read.
-    CURRENT = enum.auto()
-    #: The threads have changed since their roles were identified.
+    #: A thread was created since, or may have been; the threads have changed since.
     OUTDATED = enum.auto()
 
 
@@ -72,20 +60,17 @@ class Process:
 
     def __init__(self, pid: int, id: ThreadId, role: ThreadRole, argv: list[str],
                  threads: dict[int, VmThread] | None = None) -> None:
-        self.pid = pid
-        self.id = id
-        self.role = role
-        self.argv = argv
+        self.pid, self.id, self.role, self.argv = pid, id, role, argv
         self.tasks: list[str] = []
         self.stats: dict[int, Stat] = {}
         self.threads = {} if threads is None else threads
         #: Threads first read in the last pass: their names may not have been set yet (a clone has its creator's name).
         self.young: set[int] = set()
-        self.listing = Listing.OUTDATED
+        self.listing = Reading.OUTDATED
 
     def mark_outdated(self) -> None:
         """A thread was created: the next refresh lists the threads."""
-        self.listing = Listing.OUTDATED
+        self.listing = Reading.OUTDATED
 
     def has(self, thread: ThreadId) -> bool:
         """Whether it is among the threads last read."""
@@ -96,40 +81,39 @@ class Process:
 class Vm:
     """A sandbox's virtual machine."""
 
-    def __init__(self, sandbox: SandboxId, type: VmmType, vmm: Process, known: bool = False,
+    def __init__(self, sandbox: SandboxId, type: VmmType, vmm: Process, identified: bool = False,
                  vcpus: tuple[Vcpu, ...] = ()) -> None:
-        self.sandbox = sandbox
-        self.type = type
-        self.vmm = vmm
+        self.sandbox, self.type, self.vmm = sandbox, type, vmm
         self.helpers: list[Process] = []
         #: Kernel threads that work for it (vhost before Linux 6.4, kvm-pit).
-        self.kernel: list[VmThread] = []
+        self.kernel_threads: list[VmThread] = []
         #: The last strategy that identified a vCPU (threads.Identified).
         self.found_by = "none"
-        self.vcpu_state = VcpuState.IDENTIFIED if known else VcpuState.UNIDENTIFIED
+        self.vcpu_state = VcpuState.IDENTIFIED if identified else VcpuState.UNIDENTIFIED
         #: When every vCPU was last identified, or the VMM began (CLOCK_BOOTTIME, seconds); None before the first pass.
-        self.since: float | None = None
+        self.unidentified_since: float | None = None
         self.vcpus = vcpus
-        self.learned: dict[ThreadId, VcpuId] = {}
+        #: The vCPU of each thread that is identified as one.
+        self.vcpu_threads: dict[ThreadId, VcpuId] = {}
         #: vCPUs whose thread has ended.
-        self.gone: set[VcpuId] = set()
+        self.ended_vcpus: set[VcpuId] = set()
         self.iothreads: set[ThreadId] = set()
         #: QEMU's answer, until the next refresh has used it.
         self.qmp: QmpAnswer | None = None
         #: The thread set for which QMP was asked; it is asked once for each.
         self.qmp_asked: frozenset[int] = frozenset()
         self.qmp_need = QmpNeed.UNDECIDED
-        self.roles = Roles.OUTDATED
+        self.roles = Reading.OUTDATED
         #: How often its roles were identified again since its threads last changed.
         self.attempts = 0
 
     @property
-    def known(self) -> bool:
+    def vcpus_identified(self) -> bool:
         """Whether every vCPU's thread is identified."""
         return self.vcpu_state is VcpuState.IDENTIFIED
 
     @property
-    def awaited(self) -> bool:
+    def identification_pending(self) -> bool:
         """Whether placing waits for vCPUs that are not identified yet."""
         return self.vcpu_state is VcpuState.AWAITED
 
@@ -140,17 +124,13 @@ class Vm:
     def threads(self) -> Iterator[VmThread]:
         for process in self.processes():
             yield from process.threads.values()
-        yield from self.kernel
+        yield from self.kernel_threads
 
     def guest_vcpus(self, ids: Sequence[VcpuId]) -> tuple[Vcpu, ...]:
         """vCPUs as the guest sees them."""
         if self.type is VmmType.QEMU:
-            return self._topology.vcpus(ids)
+            return guest_vcpus(self.vmm.argv, ids)
         return tuple(Vcpu(number) for number in ids)
-
-    @cached_property
-    def _topology(self) -> GuestTopology:
-        return GuestTopology(self.vmm.argv)
 
     def main_of(self, thread: VmThread) -> ThreadId:
         """The main thread of a thread's process: itself for a kernel thread."""

@@ -2,10 +2,7 @@
 
 A frame is `u32 connection | u32 length | payload`, big-endian. Frames are not messages: a message may span several
 frames, and one frame may end a message and begin the next, so the payloads of a connection form a stream. Called by
-sources.nri. What stays out: the content of the streams (ttrpc), and sockets.
-"""
-
-from __future__ import annotations
+sources.nri. What stays out: the content of the streams (ttrpc), and sockets."""
 
 import struct
 
@@ -35,9 +32,7 @@ class Demux:
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """Take the next bytes. :returns: (connection, payload) in order; an incomplete payload as far as it came.
-
-        :raises WireError: a frame is longer than any that NRI sends; and at every later call.
-        """
+        :raises WireError: a frame is longer than any that NRI sends; and at every later call."""
         if self._error is not None:
             raise self._error
         found: list[tuple[int, bytes]] = []
@@ -57,16 +52,13 @@ class Demux:
             self._connection, self._left = _HEADER.unpack(self._header)
             self._header = b""
             if self._left > MAX_RECEIVED:
-                self._error = WireError(
-                    "NRI frame", f"is {self._left} bytes long, at most {MAX_RECEIVED} are accepted")
+                why = f"is {self._left} bytes long, at most {MAX_RECEIVED} are accepted"
+                self._error = WireError("NRI frame", why)
                 raise self._error
         return found
 
 
 def frames(connection: int, payload: bytes) -> bytes:
     """The payload, cut into frames that the Go side can read."""
-    parts: list[bytes] = []
-    for at in range(0, len(payload), MAX_SENT):
-        part = payload[at : at + MAX_SENT]
-        parts += (_HEADER.pack(connection, len(part)), part)
-    return b"".join(parts)
+    parts = (payload[at : at + MAX_SENT] for at in range(0, len(payload), MAX_SENT))
+    return b"".join(_HEADER.pack(connection, len(part)) + part for part in parts)

@@ -1,10 +1,7 @@
 """NRI's enums: its calls about pods and containers by number and name, and the states of containers.
 
 Sources: containerd/nri pkg/api/api.proto (enum Event, enum ContainerState, service Plugin). Apart from the messages
-(nri_messages), as these load the protobuf library.
-"""
-
-from __future__ import annotations
+(nri_messages), as these load the protobuf library."""
 
 import enum
 from collections.abc import Mapping
@@ -15,23 +12,12 @@ UNKNOWN, CREATED, PAUSED, RUNNING, STOPPED = 0, 1, 2, 3, 4
 
 
 class Verb(enum.IntEnum):
-    """What is asked for or has been done: `enum Event`. A request (CREATE, START, UPDATE) may yet fail; POST_… reports
-    that it has been done."""
+    """`enum Event`: a request (CREATE, START, UPDATE), which may yet fail, or (POST_…) that it has been done."""
 
-    RUN_POD = 1
-    STOP_POD = 2
-    REMOVE_POD = 3
-    CREATE = 4
-    POST_CREATE = 5
-    START = 6
-    POST_START = 7
-    UPDATE = 8
-    POST_UPDATE = 9
-    STOP = 10
-    REMOVE = 11
-    UPDATE_POD = 12
-    POST_UPDATE_POD = 13
-    VALIDATE = 14
+    RUN_POD, STOP_POD, REMOVE_POD = 1, 2, 3
+    CREATE, POST_CREATE, START, POST_START = 4, 5, 6, 7
+    UPDATE, POST_UPDATE, STOP, REMOVE = 8, 9, 10, 11
+    UPDATE_POD, POST_UPDATE_POD, VALIDATE = 12, 13, 14
 
 
 #: The calls about one event each, all with the pod as field 1 and the container as field 2. Until 0.11 most came as
@@ -51,7 +37,4 @@ def mask(*verbs: int) -> int:
     >>> hex(mask(Verb.RUN_POD, Verb.STOP_POD, Verb.REMOVE_POD, Verb.POST_START))
     '0x47'
     """
-    bits = 0
-    for verb in verbs:
-        bits |= 1 << (verb - 1)
-    return bits
+    return sum(1 << (verb - 1) for verb in set(verbs))

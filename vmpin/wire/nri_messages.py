@@ -2,10 +2,7 @@
 
 They are the same in every version of NRI so far (0.6 to 0.12), which only adds fields. `EventRequest` has the fields
 that RunPodSandboxRequest, PostStartContainerRequest, StopContainerRequest and so on have in common. Used by
-sources.nri.
-"""
-
-from __future__ import annotations
+sources.nri."""
 
 from typing import Final
 

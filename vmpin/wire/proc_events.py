@@ -2,10 +2,7 @@
 
 A datagram is `nlmsghdr | cn_msg | proc_event`, one message each, in the machine's own byte order (linux/netlink.h,
 linux/connector.h, linux/cn_proc.h). Also the classic BPF program that drops events of no interest before they reach
-the listener. Called by host.proc_connector and procevents. What stays out: the socket (host.proc_connector).
-"""
-
-from __future__ import annotations
+the listener. Called by host.proc_connector and procevents. What stays out: the socket (host.proc_connector)."""
 
 import struct
 from typing import NamedTuple
@@ -35,10 +32,8 @@ _LENGTH = {FORK: _FORK.size, EXEC: _PAIR.size, COMM: _COMM.size, EXIT: 16, NONE:
 
 
 class Fork(NamedTuple):
-    """A thread was created: `child` is its tid, `process` the pid of its process (equal for a new process).
-
-    `time` of this and every event is CLOCK_MONOTONIC in ns. All ids are of the initial pid namespace.
-    """
+    """A thread was created: `child` is its tid, `process` the pid of its process (equal for a new process). `time` of
+    this and every event is CLOCK_MONOTONIC in ns. All ids are of the initial pid namespace."""
 
     time: int
     parent: int
@@ -106,11 +101,9 @@ def parse(raw: bytes) -> Event | None:
 
 def subscription(operation: int, events: int | None = None) -> bytes:
     """The message that starts or ends a subscription.
-
     :param operation: MCAST_LISTEN or MCAST_IGNORE.
     :param events: the kinds of events to receive, which Linux 6.6 and later can select. An older kernel silently
-        ignores a message with this field; None works with every kernel and means all kinds.
-    """
+        ignores a message with this field; None works with every kernel and means all kinds."""
     body = struct.pack("=I", operation) if events is None else struct.pack("=II", operation, events)
     connector = _CN_MSG.pack(CN_IDX_PROC, CN_VAL_PROC, 0, 0, len(body), 0) + body
     return _NLMSGHDR.pack(_NLMSGHDR.size + len(connector), _NLMSG_DONE, 0, 0, 0) + connector
@@ -123,10 +116,8 @@ _INSTRUCTION = struct.Struct("=HBBI")
 
 def socket_filter() -> bytes:
     """An array of sock_filter for SO_ATTACH_FILTER: it passes executions, names, new threads, and forks of kthreadd.
-
     It drops new processes, of which a node creates thousands a second, as a process of interest executes a program
-    next; and ends of threads. (The selection by Linux 6.6 cannot distinguish a thread from a process.)
-    """
+    next; and ends of threads. (The selection by Linux 6.6 cannot distinguish a thread from a process.)"""
     drop, keep = 11, 12  # the last two
     program = [
         (_LD, 0, 0, _WHAT),
@@ -148,5 +139,4 @@ def socket_filter() -> bytes:
 
 def _as_loaded(number: int) -> int:
     """The number as a BPF load sees it, which assumes network byte order in a packet."""
-    found: int = struct.unpack(">I", struct.pack("=I", number))[0]
-    return found
+    return int.from_bytes(struct.pack("=I", number), "big")

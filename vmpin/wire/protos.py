@@ -6,10 +6,7 @@ are int32 here, which is the same on the wire. Fields that are not in the table 
 serialized again retains them.
 
 Importing this module loads the protobuf library (some 50 ms), so callers import it when they need it. Used by the
-other modules of wire and by sources. What stays out: the messages of one service (nri_messages, agent_messages).
-"""
-
-from __future__ import annotations
+other modules of wire and by sources. What stays out: the messages of one service (nri_messages, agent_messages)."""
 
 from typing import Any
 
@@ -19,11 +16,8 @@ from google.protobuf.message import DecodeError
 from vmpin.errors import WireError
 
 _Field = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
-    "string": _Field.TYPE_STRING, "bytes": _Field.TYPE_BYTES, "bool": _Field.TYPE_BOOL,
-    "int32": _Field.TYPE_INT32, "int64": _Field.TYPE_INT64, "uint32": _Field.TYPE_UINT32,
-    "uint64": _Field.TYPE_UINT64, "double": _Field.TYPE_DOUBLE,
-}
+_SCALARS = {name: _Field.Type.Value(f"TYPE_{name.upper()}") for name in
+            ("string", "bytes", "bool", "int32", "int64", "uint32", "uint64", "double")}
 
 
 class Messages:

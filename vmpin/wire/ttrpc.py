@@ -3,8 +3,7 @@
 A frame is `u32 length | u32 stream | u8 type | u8 flags | message`, big-endian (containerd/ttrpc PROTOCOL.md,
 channel.go); the message is protobuf (request.proto), its payload the caller's. Called by sources.nri and
 guests.kata_agent. What stays out: sockets, and ttRPC's streams of data (type 3), which none of the services called
-here has: they are skipped.
-"""
+here has: they are skipped."""
 
 from __future__ import annotations
 
@@ -53,37 +52,27 @@ class TtrpcDecoder:
 
     def __init__(self, limit: int = MAX_MESSAGE) -> None:
         self.limit = limit
-        #: Skipped messages, of types other than a request or response.
-        self.skipped = 0
         self._buffer = bytearray()
-        #: The bytes still to come of a message that is skipped.
-        self._skip = 0
         self._error: WireError | None = None
 
     def feed(self, data: bytes) -> list[Call | Reply]:
         """Take the next bytes. :returns: the messages that they complete.
-
         :raises WireError: the stream is no ttRPC, or a message is longer than `limit` (raised when its header is
-            complete); and at every later call, as the begin of the next message is unknown then.
-        """
+            complete); and at every later call, as the begin of the next message is unknown then."""
         if self._error is not None:
             raise self._error
         found: list[Call | Reply] = []
         at = 0
         try:
             while at < len(data):
-                if self._skip:
-                    step = min(self._skip, len(data) - at)
-                    self._skip -= step
-                    at += step
-                    continue
                 wanted = self._wanted() - len(self._buffer)
                 self._buffer += data[at : at + wanted]
                 at += wanted
                 if len(self._buffer) == self._wanted():
-                    message = self._take()
-                    if message is not None:
-                        found.append(message)
+                    _, stream, kind, _ = _HEADER.unpack_from(self._buffer)
+                    if kind in (_REQUEST, _RESPONSE):
+                        found.append(_message(stream, kind, bytes(self._buffer[_HEADER.size :])))
+                    self._buffer.clear()
         except WireError as err:
             self._error = err
             self._buffer.clear()
@@ -94,21 +83,10 @@ class TtrpcDecoder:
         """The length of the buffer at which the next step is possible: a header, or a header and its message."""
         if len(self._buffer) < _HEADER.size:
             return _HEADER.size
-        length, _, kind, _ = _HEADER.unpack_from(self._buffer)
+        length, *_ = _HEADER.unpack_from(self._buffer)
         if length > self.limit:
             raise WireError("ttrpc", f"a message is {length} bytes long, at most {self.limit} are read")
-        return _HEADER.size + length if kind in (_REQUEST, _RESPONSE) else _HEADER.size
-
-    def _take(self) -> Call | Reply | None:
-        length, stream, kind, _ = _HEADER.unpack_from(self._buffer)
-        if kind not in (_REQUEST, _RESPONSE):
-            self.skipped += 1
-            self._skip = length
-            self._buffer.clear()
-            return None
-        body = bytes(self._buffer[_HEADER.size :])
-        self._buffer.clear()
-        return _call(stream, body) if kind == _REQUEST else _reply(stream, body)
+        return _HEADER.size + int(length)
 
 
 def encode(message: Call | Reply) -> bytes:
@@ -127,12 +105,10 @@ def encode(message: Call | Reply) -> bytes:
     return _HEADER.pack(len(body), message.stream, kind, 0) + body
 
 
-def _call(stream: int, body: bytes) -> Call:
-    found = _messages().decode("Request", body)
-    return Call(stream, found.service, found.method, found.payload, found.timeout_nano)
-
-
-def _reply(stream: int, body: bytes) -> Reply:
+def _message(stream: int, kind: int, body: bytes) -> Call | Reply:
+    if kind == _REQUEST:
+        found = _messages().decode("Request", body)
+        return Call(stream, found.service, found.method, found.payload, found.timeout_nano)
     found = _messages().decode("Response", body)
     return Reply(stream, found.status.code, found.status.message.decode("utf-8", "replace"), found.payload)
 

@@ -15,13 +15,13 @@ from lab.node_tests.machines import KATA_GO, KATA_RS, RUN, Kata, NestedVm, Vmpin
 from lab.variant import Cgroup, Kernel, Topology, Variant
 from vmpin.host.sysfs import Sysfs
 
-#: What is for another node: most tests count on all eight CPUs, the story of the mixed node on cgroup v2. What a real
+#: What is for another node: most tests count on all eight CPUs, the soak on cgroup v2. What a real
 #: containerd tells is the same on every kernel, and takes two minutes.
 _ELSEWHERE = (["test_few_cpus.py"] if os.environ["VMPIN_LAB_TOPOLOGY"] == Topology.FULL else
               [f"test_{each}.py" for each in ("changes", "clock", "drift_causes", "faults", "guest", "guest_chain",
-                                              "hotplug", "mixed", "no_leak", "nri", "places", "proved", "requests")])
+                                              "hotplug", "no_leak", "nri", "places", "proved", "requests", "soak")])
 if os.environ["VMPIN_LAB_CGROUP"] != Cgroup.V2:
-    _ELSEWHERE.append("test_mixed.py")
+    _ELSEWHERE.append("test_soak.py")
 if os.environ["VMPIN_LAB_KERNEL"] != Kernel.V6_12:
     _ELSEWHERE += ["test_clock.py", "test_nri.py", "test_requests.py", "test_guest.py", "test_guest_chain.py"]
 #: Artefacts: what is put here comes back to the build machine.

@@ -7,20 +7,20 @@ import fcntl
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
+from kata_files import KataFiles, Sandboxed
 from real_qemu import Qemu
 
 from lab.node_tests.guest import Guest
-from vmpin.cli.common import status_document
+from vmpin.cli.control_client import status_document
 from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
@@ -156,53 +156,11 @@ class NestedVm(Qemu):
         return found
 
 
-class Sandboxed(Protocol):
-    """A VM of a sandbox, real or a stand-in."""
+class Kata(KataFiles):
+    """Those of the node."""
 
-    @property
-    def sandbox(self) -> str:
-        ...
-
-    @property
-    def pid(self) -> int:
-        ...
-
-
-class Kata:
-    """The files that Kata's Go runtime keeps about its sandboxes."""
-
-    def write(self, vm: Sandboxed, containers: Mapping[str, str], *, virtiofsd: int = 0,
-              stopped: Collection[str] = (), ids: Mapping[str, str] | None = None) -> None:
-        """The sandbox with its pause container and `containers`: names with their CPU lists ("": none given). Those
-        of `stopped` have ended and are not yet removed. `ids` are theirs, by name."""
-        directory = KATA_GO / "sbs" / vm.sandbox
-        configs = [_container(vm.sandbox, vm.sandbox, "", "sandbox", "")]
-        known = ids or {}
-        configs += [_container(vm.sandbox, known.get(name) or f"{name}-{vm.sandbox[:12]}", name, "container", cpus)
-                    for name, cpus in containers.items()]
-        for config in configs:
-            (directory / config["ID"]).mkdir(parents=True, exist_ok=True)
-            name = config["Annotations"]["io.kubernetes.cri.container-name"]
-            _replace(directory / config["ID"] / "persist.json", {"State": "stopped" if name in stopped else "running"})
-        _replace(directory / "persist.json", {
-            "SandboxContainer": vm.sandbox, "State": "running", "Config": {"ContainerConfigs": configs},
-            "HypervisorState": {"Pid": vm.pid, "Type": "qemu", "VirtiofsDaemonPid": virtiofsd}})
-
-    def remove(self, vm: Qemu) -> None:
-        shutil.rmtree(KATA_GO / "sbs" / vm.sandbox)
-
-
-def _container(sandbox: str, identity: str, name: str, kind: str, cpus: str) -> dict[str, Any]:
-    return {"ID": identity, "Resources": {"cpu": {"cpus": cpus}}, "Annotations": {
-        "io.kubernetes.cri.container-name": name, "io.kubernetes.cri.container-type": kind,
-        "io.kubernetes.cri.sandbox-id": sandbox, "io.kubernetes.cri.sandbox-name": f"pod-{sandbox[:6]}",
-        "io.kubernetes.cri.sandbox-namespace": "lab"}}
-
-
-def _replace(path: Path, data: object) -> None:
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(data))
-    new.rename(path)
+    def __init__(self) -> None:
+        super().__init__(KATA_GO)
 
 
 class Vmpin:

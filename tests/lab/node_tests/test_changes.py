@@ -121,33 +121,33 @@ class CpusetCgroup:
 
     def __init__(self, cgroup: Cgroup) -> None:
         self._top = Path("/sys/fs/cgroup" if cgroup is Cgroup.V2 else "/sys/fs/cgroup/cpuset")
-        self._path = self._top / "lab-vm"
+        self.path = self._top / "lab-vm"
 
     def __enter__(self) -> CpusetCgroup:
-        self._path.mkdir()
-        (self._path / "cpuset.mems").write_text("0-1")
+        self.path.mkdir()
+        (self.path / "cpuset.mems").write_text("0-1")
         self.set("0-7")
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pid in (self._path / "cgroup.procs").read_text().split():
+        for pid in (self.path / "cgroup.procs").read_text().split():
             with contextlib.suppress(ProcessLookupError):
                 (self._top / "cgroup.procs").write_text(pid)
 
         def removed() -> bool:
             with contextlib.suppress(OSError):  # a process that was killed takes a moment to leave it
-                self._path.rmdir()
-            return not self._path.exists()
+                self.path.rmdir()
+            return not self.path.exists()
 
         until(removed, "the cgroup to be empty")
 
     def set(self, cpus: str) -> None:
-        (self._path / "cpuset.cpus").write_text(cpus)
+        (self.path / "cpuset.cpus").write_text(cpus)
 
     def take(self, vm: NestedVm) -> None:
         """With the kernel threads: vhost makes them in the cgroup of the process that they work for."""
         for pid in (vm.pid, *(tid for tid in vm.vhost_tids() if tid not in vm.tids())):
-            (self._path / "cgroup.procs").write_text(str(pid))
+            (self.path / "cgroup.procs").write_text(str(pid))
 
 
 @pytest.fixture

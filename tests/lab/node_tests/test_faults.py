@@ -15,7 +15,7 @@ import pytest
 from lab.node_tests.conftest import StartsVms
 from lab.node_tests.guest import Guest
 from lab.node_tests.machines import RUN, Kata, NestedVm, Vmpin, Watcher, mask, until
-from vmpin.cli.common import status_document
+from vmpin.cli.control_client import status_document
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId
 from vmpin.host import affinity

@@ -145,6 +145,7 @@ def test_nothing_moves_while_runtime_or_watcher_are_away(node: CriNode) -> None:
     node.wait_for_vcpus(pid, before, "0-1,4-7")
 
 
+@pytest.mark.release
 def test_a_vmm_that_is_killed_gives_its_cpus_back(node: CriNode) -> None:
     containerd, kubelet = node.containerd, Kubelet(node)
     node.connect()

@@ -29,7 +29,7 @@ def runtime(vmpin: Vmpin, watcher: Watcher, cgroup: CpusetCgroup, kata: Kata, tm
         listener.bind(str(tmp_path / "nri.sock"))
         listener.listen(1)
         listener.settimeout(PATIENCE)
-        (cgroup._path / "cgroup.procs").write_text(str(vm.pid))
+        (cgroup.path / "cgroup.procs").write_text(str(vm.pid))
         kata.write(vm, {})
         with watcher:
             nri = NriRuntime(listener.accept()[0])

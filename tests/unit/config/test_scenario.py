@@ -59,7 +59,8 @@ def outcome(tmp_path: Path, text: str, previous: str | None = None) -> dict[str,
         path = tmp_path / "previous.json"
         path.write_text(previous)
         before = scenario.load_previous(path)
-    return scenario.place_scenario(load(tmp_path, text), before).data()
+    found: dict[str, Any] = json.loads(json.dumps(scenario.place_scenario(load(tmp_path, text), before).data()))
+    return found
 
 
 def refusal(tmp_path: Path, text: str | bytes) -> str:

@@ -20,8 +20,7 @@ pytest_plugins = ["given_unit"]
 class StandIn:
     """As much of a watcher as a status takes; its reconciler is real."""
 
-    sampler = about = None
-    stopping = False
+    about = None
 
     def __init__(self, machine: Machine) -> None:
         self.reconciler = machine.reconciler

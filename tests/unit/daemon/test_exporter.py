@@ -112,7 +112,7 @@ def test_a_vm_that_ends_while_it_is_counted_is_off(node: Node) -> None:
     assert node.values("vmpin_sandboxes")["off",] == 0
 
 
-def test_what_was_counted_is_told(node: Node) -> None:
+def test_what_was_counted_is_reported(node: Node) -> None:
     tally = node.reconciler.tally
     tally.pins[ThreadRole.VHOST, Outcome.REFUSED.value] += 3
     tally.placement_latency.observe(0.0004)
@@ -207,8 +207,8 @@ def test_probes(node: Node) -> None:
     assert ask(node, "/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
     node.resynced = time.monotonic() - 3600
     assert ask(node, "/healthz").status == HTTPStatus.SERVICE_UNAVAILABLE
-    node.resynced, node.sources = None, []
-    assert ask(node, "/healthz").status == ask(node, "/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
+    node.sources = []
+    assert ask(node, "/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
     assert ask(node, "/").status == HTTPStatus.NOT_FOUND
 
 
@@ -234,7 +234,7 @@ async def _run_until(made: Exporter, path: Path) -> asyncio.Task[None]:
 
 def test_a_socket_is_roots_own_and_goes_with_the_watcher(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     path = node.root / "metrics.sock"
-    node.config = settings.load(None, {}, {"metrics.address": f"unix:{path}"})
+    node.reconciler.config = settings.load(None, {}, {"metrics.address": f"unix:{path}"})
 
     async def main() -> None:
         for _ in range(2):  # what a killed watcher leaves is replaced
@@ -261,7 +261,7 @@ def test_nothing_that_is_somebody_elses_is_replaced(node: Node) -> None:
         other.bind(str(busy))
         other.listen()
         for path in (file, busy):
-            node.config = settings.load(None, {}, {"metrics.address": f"unix:{path}"})
+            node.reconciler.config = settings.load(None, {}, {"metrics.address": f"unix:{path}"})
             with pytest.raises(ConfigError, match="another program's"):
                 asyncio.run(Exporter(node).run())
         with socket.socket(socket.AF_UNIX) as client:

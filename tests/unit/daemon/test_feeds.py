@@ -17,7 +17,7 @@ from kubelet_peer import KUBELET, Kubelet
 from vmpin.config import loading
 from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
-from vmpin.daemon.feeds import FileFeed, PodResourcesFeed, source_health, wants_nri
+from vmpin.daemon.feeds import FileFeed, poll_pod_resources, source_health, wants_nri
 from vmpin.reconcile.reconciler import Reconciler
 
 
@@ -110,8 +110,7 @@ def test_the_kubelets_pod_resources_are_asked_for_and_a_failure_is_logged_once(
     (tmp_path / "pod-resources").mkdir()
 
     async def main() -> None:
-        feed = PodResourcesFeed(config, answers.append, Timeouts(pod_resources_pause=0.01))
-        async with running(feed.run()):
+        async with running(poll_pod_resources(config, answers.append, Timeouts(pod_resources_pause=0.01))):
             await until(lambda: answers)
             assert answers == [None]  # no socket yet
             kubelet = Kubelet(tmp_path / "pod-resources/kubelet.sock")
@@ -139,16 +138,16 @@ def test_the_health_of_each_source_is_shown(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     config = loading.load(None, {}, {**paths, "watch.kubelet": "true"})
     view = Reconciler(config, acts=False).view
-    found = {each.name: each for each in source_health(config, view, None, None, [
+    found = {each.name: each for each in source_health(view, None, None, [
         "hook", "settle", "files", "podresources"], {"files": "OSError()"})}
     assert list(found) == ["hook", "settle", "files"]  # this node has no kubelet's socket
     assert [(each.up, each.needed, each.why) for each in found.values()] == [
         (True, True, ""), (True, True, ""), (False, False, "OSError()")]
-    (failing,) = source_health(config, view, None, None, ["hook"], {"hook": "OSError()"})
+    (failing,) = source_health(view, None, None, ["hook"], {"hook": "OSError()"})
     assert (failing.up, failing.needed) == (False, True)
     (tmp_path / "kubelet/pod-resources").mkdir(parents=True)
     (tmp_path / "kubelet/pod-resources/kubelet.sock").touch()
-    (found_,) = source_health(config, view, None, None, ["podresources"], {})
+    (found_,) = source_health(view, None, None, ["podresources"], {})
     assert (found_.up, found_.needed) == (False, False)
 
 

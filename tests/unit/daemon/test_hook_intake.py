@@ -127,7 +127,7 @@ def test_a_message_of_another_user_or_of_another_protocol_is_refused(place: Plac
     assert asyncio.run(hooks.receive(raw, 65534)) == b"refused: not root\n"
     assert asyncio.run(hooks.receive(b"garbage", 0)).startswith(b"refused: ")
     assert os.listdir(place[1].path) == []
-    assert not hooks.unsaved_messages
+    assert not hooks.kept
 
 
 def test_nothing_is_written_without_the_lock(place: Place, raw: bytes, lock: Lock) -> None:
@@ -176,15 +176,16 @@ def test_a_run_directory_that_cannot_be_made_again_ends_no_resync(place: Place, 
                                                                   caplog: pytest.LogCaptureFixture) -> None:
     """Nor the watcher's end, at which masks are given back."""
     config = place[0].config
-    directory = RunDirectory(config, lock)
+    renewed: list[bool] = []
+    directory = RunDirectory(config, lock, lambda: renewed.append(True))
+    directory.open()
     config.paths.control_socket.unlink()
     config.paths.control_socket.mkdir()
-    renewed: list[bool] = []
     for _ in range(2):
-        assert directory.keep(config, lambda: renewed.append(True))
+        assert directory.keep(config)
     assert len([record for record in caplog.records if "cannot be made again" in record.message]) == 1
     config.paths.control_socket.rmdir()
-    assert directory.keep(config, lambda: renewed.append(True))
+    assert directory.keep(config)
     assert renewed == [True]
     assert config.paths.control_socket.is_socket()
     directory.close()

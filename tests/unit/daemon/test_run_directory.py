@@ -89,7 +89,7 @@ def test_a_lock_that_another_holds_by_now_is_not_taken(settings: Config, lock: L
     assert lock.held()
 
 
-def test_a_fifo_in_the_locks_place_is_said(settings: Config) -> None:
+def test_a_fifo_in_the_locks_place_is_reported(settings: Config) -> None:
     settings.paths.run.mkdir()
     os.mkfifo(settings.paths.lock_file)
     with pytest.raises(WatcherError, match="is no regular file"), Lock(settings.paths.lock_file):
@@ -101,36 +101,39 @@ def test_a_fifo_in_the_locks_place_is_said(settings: Config) -> None:
 @pytest.mark.parametrize("what", ["everything", "hook", "control", "lock"])
 def test_what_was_removed_is_made_again(settings: Config, lock: Lock, what: str) -> None:
     directory = RunDirectory(settings, lock)
-    assert not directory.look(settings).renewed
+    directory.open()
+    assert not directory.renew(settings)
     if what == "everything":
         shutil.rmtree(settings.paths.run)
     else:
         {"hook": settings.paths.hook_socket, "control": settings.paths.control_socket,
          "lock": settings.paths.lock_file}[what].unlink()
-    assert directory.look(settings) == (True, None)
+    assert directory.renew(settings)
     assert lock.held()
     assert answers(settings.paths.hook_socket)
     assert answers(settings.paths.control_socket)
-    assert not directory.look(settings).renewed
+    assert not directory.renew(settings)
     directory.close()
     assert os.listdir(settings.paths.run) == [settings.paths.lock_file.name]
 
 
 def test_a_socket_that_another_put_there_is_replaced_while_the_lock_is_held(settings: Config, lock: Lock) -> None:
     directory = RunDirectory(settings, lock)
+    directory.open()
     settings.paths.hook_socket.unlink()
     settings.paths.hook_socket.write_text("in the way")
-    assert directory.look(settings) == (True, None)
+    assert directory.renew(settings)
     assert answers(settings.paths.hook_socket)
     directory.close()
 
 
 def test_another_watchers_directory_is_left_as_it_is(settings: Config, lock: Lock) -> None:
     directory = RunDirectory(settings, lock)
+    directory.open()
     shutil.rmtree(settings.paths.run)
     with Other(settings), unix_sockets.listen(settings.paths.hook_socket):
         with pytest.raises(WatcherError, match="another vmpin"):
-            directory.look(settings)
+            directory.renew(settings)
         directory.close()
         assert answers(settings.paths.hook_socket)
     assert settings.paths.hook_socket.exists()
@@ -138,17 +141,19 @@ def test_another_watchers_directory_is_left_as_it_is(settings: Config, lock: Loc
 
 def test_where_it_cannot_be_made_it_is_tried_again(settings: Config, lock: Lock) -> None:
     directory = RunDirectory(settings, lock)
+    directory.open()
     shutil.rmtree(settings.paths.run)
     settings.paths.run.write_text("in the way")
     with pytest.raises(WatcherError, match="File exists") as found:
-        directory.look(settings)
+        directory.renew(settings)
     assert not isinstance(found.value, LockHeldError)
     settings.paths.run.unlink()
     settings.paths.run.mkdir()
     settings.paths.hook_socket.mkdir()
-    assert "directory" in str(directory.look(settings).failure)
+    with pytest.raises(IsADirectoryError):
+        directory.renew(settings)
     settings.paths.hook_socket.rmdir()
-    assert directory.look(settings) == (True, None)
+    assert directory.renew(settings)
     assert answers(settings.paths.hook_socket)
     directory.close()
 
@@ -174,18 +179,20 @@ def test_a_lock_that_cannot_be_written_is_left_to_be_taken_again(settings: Confi
 
 def test_a_blocked_control_socket_leaves_the_hooks_served(settings: Config, lock: Lock) -> None:
     async def run() -> None:
-        directory = RunDirectory(settings, lock)
+        renewed: list[bool] = []
+        directory = RunDirectory(settings, lock, lambda: renewed.append(True))
+        directory.open()
 
         async def upper(raw: bytes, uid: int) -> bytes:
             return raw.upper()
 
         serving = asyncio.create_task(directory.restarted(
-            lambda: unix_sockets.serve(directory.hook.dup(), 100, upper, line=True))())
+            lambda: unix_sockets.serve(directory.hook.dup(), 100, upper, line=True, deadline=60.0))())
         shutil.rmtree(settings.paths.run)
         settings.paths.control_socket.mkdir(parents=True)
-        renewed, failure = directory.look(settings)
-        assert renewed
-        assert isinstance(failure, IsADirectoryError)
+        with pytest.raises(IsADirectoryError):
+            directory.renew(settings)
+        assert renewed == [True]
         async with asyncio.timeout(120):
             reader, writer = await asyncio.open_unix_connection(settings.paths.hook_socket)
             writer.write(b"hello\n")
@@ -194,9 +201,11 @@ def test_a_blocked_control_socket_leaves_the_hooks_served(settings: Config, lock
         with pytest.raises(IsADirectoryError):
             directory.control.dup()
         hook = settings.paths.hook_socket.stat().st_ino
-        assert not directory.look(settings).renewed
+        with pytest.raises(IsADirectoryError):
+            directory.renew(settings)
+        assert renewed == [True]
         settings.paths.control_socket.rmdir()
-        assert directory.look(settings) == (True, None)
+        assert directory.renew(settings)
         assert answers(settings.paths.control_socket)
         assert settings.paths.hook_socket.stat().st_ino == hook
         serving.cancel()
@@ -211,6 +220,7 @@ def test_a_blocked_control_socket_leaves_the_hooks_served(settings: Config, lock
 def test_a_source_is_started_again_when_its_socket_was_made_again(settings: Config, lock: Lock) -> None:
     async def run() -> None:
         directory = RunDirectory(settings, lock)
+        directory.open()
 
         async def upper(raw: bytes, uid: int) -> bytes:
             return raw.upper()
@@ -224,11 +234,11 @@ def test_a_source_is_started_again_when_its_socket_was_made_again(settings: Conf
                 return line
 
         serving = asyncio.create_task(directory.restarted(
-            lambda: unix_sockets.serve(directory.control.dup(), 100, upper, line=True))())
+            lambda: unix_sockets.serve(directory.control.dup(), 100, upper, line=True, deadline=60.0))())
         assert await asked() == b"HELLO\n"
         for _ in range(3):
             shutil.rmtree(settings.paths.run)
-            assert directory.look(settings) == (True, None)
+            assert directory.renew(settings)
             assert await asked() == b"HELLO\n"
         serving.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -241,6 +251,7 @@ def test_a_source_is_started_again_when_its_socket_was_made_again(settings: Conf
 def test_a_source_that_fails_by_itself_fails(settings: Config, lock: Lock) -> None:
     async def run() -> None:
         directory = RunDirectory(settings, lock)
+        directory.open()
 
         async def broken() -> None:
             raise OSError("broken")

@@ -18,7 +18,6 @@ from vmpin.cpuset import CpuSet
 from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.domain.events import ContainerSeen, CpusetSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
-from vmpin.reconcile import runc_drift
 from vmpin.reconcile.intake import take_nri
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.runc_drift import TRIES
@@ -58,8 +57,11 @@ class Drifted:
         #: What the runtime has.
         self.listed: dict[ContainerId, NriContainer] = {}
         take_nri(self.reconciler, [Synced((), (), 0, runtime=7)])
-        self.repair = RuncRepair(self.reconciler.view, self.reconciler.tally, self.reconciler.read_cgroups,
-                                 lambda: cast("NriPlugin", self.plugin), Timeouts(cri_call=4.0))
+        self.repair = self.repairing(Timeouts(cri_call=4.0))
+
+    def repairing(self, timeouts: Timeouts) -> RuncRepair:
+        return RuncRepair(self.reconciler.view, self.reconciler.tally, self.reconciler.read_cgroups,
+                          lambda: cast("NriPlugin", self.plugin), timeouts)
 
     def drift(self, *names: str, sandbox: SandboxId = POD, handler: str = "") -> None:
         self.reconciler.reduce([SandboxSeen(sandbox, "nri", Pod("ns", "web", "uid"), handler=handler)])
@@ -131,12 +133,17 @@ def test_a_vms_container_is_never_repaired(node: Drifted, runtime: CriServer) ->
     assert (runtime.updates, node.plugin.asked) == ([], [])
 
 
-def test_tries_are_bounded(node: Drifted, runtime: CriServer, monkeypatch: pytest.MonkeyPatch,
-                           caplog: pytest.LogCaptureFixture) -> None:
+def test_between_two_tries_is_a_pause(node: Drifted, runtime: CriServer) -> None:
+    """The cgroup may yet be written."""
+    node.repair = node.repairing(Timeouts(runc_repair_pause=600.0))
     node.drift("a")
     node.look(TRIES)
-    assert len(runtime.updates) == 1  # the cgroup may yet be written
-    monkeypatch.setattr(runc_drift, "PAUSE", 0.0)
+    assert len(runtime.updates) == 1
+
+
+def test_tries_are_bounded(node: Drifted, runtime: CriServer, caplog: pytest.LogCaptureFixture) -> None:
+    node.repair = node.repairing(Timeouts(cri_call=120.0, runc_repair_pause=0.0))
+    node.drift("a")
     node.look(TRIES + 3)
     assert len(runtime.updates) == TRIES
     assert caplog.text.count("another writer takes them") == 1
@@ -157,7 +164,7 @@ def test_nothing_waits_for_a_mute_runtime(node: Drifted, runtime: CriServer,
         (under_way,) = asyncio.all_tasks() - {asyncio.current_task()}
         while not under_way.done():
             turns += 1
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
 
     node.confirm()
     asyncio.run(watched())

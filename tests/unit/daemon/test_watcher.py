@@ -51,7 +51,7 @@ class Place:
         with Lock(config.paths.lock_file) as lock:
             spool = Spool(config.paths.spool)
             spool.prepare()
-            made = Watcher(config, lambda: self.load(), Reconciler(config), spool, [], lock,
+            made = Watcher(lambda: self.load(), Reconciler(config), spool, [], lock,
                            timeouts or Timeouts(save=0.001, file_calm=0.001))
             task = asyncio.create_task(made.run())
             await until(lambda: made.about is not None or task.done())
@@ -156,20 +156,19 @@ def test_sighup_loads_the_configuration_again_and_an_invalid_one_is_refused(
         async with place.watching() as watcher:
             place.load = lambda: place.config(watch__resync_seconds="300")
             os.kill(os.getpid(), signal.SIGHUP)
-            await until(lambda: watcher.config.watch.resync_seconds == 300)
-            assert watcher.view.config is watcher.config
+            await until(lambda: watcher.view.config.watch.resync_seconds == 300)
             await until(lambda: watcher.view.counters.passes["resync"] == 1)
 
             def broken() -> Config:
                 raise ConfigError("policy.vcpus: no such policy")
 
             place.load = broken
-            before = watcher.config
+            before = watcher.view.config
             notified()
             os.kill(os.getpid(), signal.SIGHUP)
             await until(lambda: "the configuration stays as it was: policy.vcpus: no such policy" in caplog.text)
             await until(lambda: "READY=1" in notified())
-            assert watcher.config is before
+            assert watcher.view.config is before
 
     asyncio.run(main())
 
@@ -263,7 +262,7 @@ def test_a_task_that_fails_is_started_again_with_growing_pauses(caplog: pytest.L
             assert tasks.failing == {"broken": "OSError('of no use')"}
             await until(lambda: len(runs) == 4)
             assert (tasks.names, tasks.restarts, tasks.failing) == (("broken", "sound"), {"broken": 3}, {})
-            tasks.cancel()
+            tasks.cancel(*tasks.names)
 
     asyncio.run(main())
     assert runs == [{}] * 4

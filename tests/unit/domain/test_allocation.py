@@ -219,7 +219,7 @@ def test_a_sandbox_that_stayed_as_it_was_is_compared_again_when_a_witness_says_s
     given_out = kubelet({(UID, "app"): "4-5"})
     agreement.compare(state, given_out, ONLINE, 0, 110.0)
     assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 2-3, kubelet 4-5"}
-    agreement.set_pod_resources({("ns", "web", "app"): CpuSet.parse("6")})
+    agreement.resources = {("ns", "web", "app"): CpuSet.parse("6")}
     agreement.compare(state, given_out, ONLINE, 0, 120.0)
     assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 2-3, kubelet 4-5, podresources 6"}
     agreement.compare(state, given_out, EMPTY, 0, 130.0)  # none of all these CPUs is online

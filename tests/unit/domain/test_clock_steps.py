@@ -98,10 +98,10 @@ class Node:
         return at
 
     def read(self) -> list[Event]:
-        known = self.reconciler
-        known.sources.read()
-        found = known.sources.events(known.state, {POD})
-        known.reduce(found)
+        reconciler = self.reconciler
+        reconciler.sources.read()
+        found = reconciler.sources.events(reconciler.state, {POD})
+        reconciler.reduce(found)
         return found
 
     def container(self) -> Container:

@@ -226,7 +226,7 @@ def test_the_books_outlive_a_restart(tmp_path: Path) -> None:
     assert again.since(900.0, 1000.0).total.placed == 10
 
 
-def test_what_was_added_since_the_books_were_taken_up_is_told_apart(tmp_path: Path) -> None:
+def test_what_was_added_since_the_books_were_taken_up_is_distinguished(tmp_path: Path) -> None:
     books, path = ledger(), tmp_path / "proof"
     for sandbox in (A, B):
         books.of(sandbox).of(VCPU).placed += 100

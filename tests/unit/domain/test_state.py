@@ -83,7 +83,7 @@ def test_a_sandbox_is_known_by_its_runtime_or_its_first_container() -> None:
 @pytest.mark.parametrize("event", [
     cpuset_seen("2", Source.KATA), ContainerStopped(POD, MAIN, 1), SandboxGone(POD),
     SuspensionChanged(POD, True)])
-def test_of_a_sandbox_nobody_spoke_of_nothing_else_is_heard(event: Event) -> None:
+def test_of_an_unreported_sandbox_nothing_else_is_taken(event: Event) -> None:
     assert reduce(NOTHING, event) is NOTHING
 
 

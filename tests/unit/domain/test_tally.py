@@ -27,22 +27,6 @@ def test_what_seems_to_have_ended_before_it_began_took_no_time() -> None:
     assert (found.counts, found.sum) == ([1, 0], 0.0)
 
 
-def test_quantiles_are_the_bounds_that_hold_as_many() -> None:
-    found = Histogram((1.0, 2.0, 3.0))
-    assert found.quantile(0.5) is None
-    for seconds in (0.5, 1.5, 1.6, 2.5):
-        found.observe(seconds)
-    assert [found.quantile(q) for q in (0.0, 0.25, 0.26, 0.75, 1.0)] == [1.0, 1.0, 2.0, 2.0, 3.0]
-    found.observe(9.0)
-    assert found.quantile(1.0) == math.inf
-
-
-@pytest.mark.parametrize("bounds", [(), (2.0, 1.0), (1.0, 1.0)])
-def test_bounds_have_to_ascend(bounds: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="ascend"):
-        Histogram(bounds)
-
-
 @given(st.lists(st.floats(0, 100)))
 def test_every_value_is_counted_once_and_at_the_right_place(values: list[float]) -> None:
     found = Histogram()

@@ -179,7 +179,7 @@ def test_it_answers_a_ping_and_an_inventory(tmp_path: Path, both: tuple[Worker, 
     assert {each.cpu for each in told.cpus if each.online} >= {0, 1}
 
 
-def test_who_subscribed_is_told_of_containers(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+def test_a_subscriber_is_sent_the_containers(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
     root = plain(tmp_path)
     fill(root / ID, both[0])
     made = agent(tmp_path)

@@ -211,8 +211,8 @@ def test_where_a_real_cgroup_refuses_threads_are_pinned(tmp_path: Path) -> None:
         one.threads(3)
         os.chown(place / "cpuset.cpus", 65534, 65534)
         code = ("import json, sys\nfrom guest_tree import agent, put\nfrom pathlib import Path\n"
-                "made = agent(Path(sys.argv[1]), '/sys/fs/cgroup')\n"
-                "print(json.dumps(put(made, {sys.argv[2]: '1'}).message()))")
+                "from vmpin.protocol.messages import as_json\nmade = agent(Path(sys.argv[1]), '/sys/fs/cgroup')\n"
+                "print(json.dumps(as_json(put(made, {sys.argv[2]: '1'}))))")
         told = subprocess.run(["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override", sys.executable,
                                "-c", code, str(tmp_path), ID], capture_output=True, text=True, timeout=120, check=True,
                               env={**os.environ, "PYTHONPATH": f"{root}:{root / 'guest'}:{root / 'tests'}"})

@@ -19,7 +19,7 @@ import pytest
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import VcpuId
 from vmpin.guests.cpu_numbers import GuestVcpus, cpu_view, guest_cpu_numbers
-from vmpin.guests.kata_metrics import online_cpus
+from vmpin.guests.kata_agent import online_cpus
 from vmpin.host.procfs import Procfs
 from vmpin.vmm.guest_kernel import kernel_version, version_in
 

@@ -40,9 +40,10 @@ PLUGGED = GuestVcpus({VcpuId(number): number for number in (0, 1, 7, 6)}, 2, 8)
 WISH = KataWish(BOOT, MAP)
 ONE = MAP._replace(containers={"c1": ContainerVcpus((1,), True)})
 OLD = (6, 1)
-QUICK = Timeouts(agent_last=0.3, kata_answer=20.0, kata_again=0.1, kata_resend=0.3, kata_pending=0.05)
+QUICK = Timeouts(agent_first=0.02, agent_last=0.05, agent_early=0.02, kata_answer=20.0, kata_again=0.1,
+                 kata_resend=0.3, kata_pending=0.05)
 #: For tests in which an answer does not come.
-IMPATIENT = replace(QUICK, kata_answer=0.5)
+IMPATIENT = replace(QUICK, kata_answer=0.1)
 
 
 def run(what: Coroutine[Any, Any, None]) -> None:
@@ -194,7 +195,7 @@ def test_success_is_sent_and_no_more() -> None:
     run(test())
 
 
-def test_a_refusal_by_policy_is_told_once_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_by_policy_is_reported_once_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         server = Server()
         server.policy.add("UpdateContainer")
@@ -215,7 +216,7 @@ def test_a_refusal_by_policy_is_told_once_and_not_repeated(caplog: pytest.LogCap
     assert len(caplog.records) == 1
 
 
-def test_a_refusal_is_told_of_the_newest_wish_too() -> None:
+def test_an_agent_that_refused_is_sent_the_newest_wish_too() -> None:
     class Late(Server):
         meanwhile: Callable[[], None]
 
@@ -360,7 +361,7 @@ def test_what_a_process_before_this_one_gave_is_taken_back_and_what_has_gone_is_
     run(test())
 
 
-def test_a_dead_slow_or_mad_agent_is_told_of_with_backoff_and_found_again(tmp_path: Path) -> None:
+def test_a_dead_slow_or_mad_agent_is_tried_with_backoff_and_found_again(tmp_path: Path) -> None:
     async def test() -> None:
         server = Server()
         nowhere: list[Channel] = []

@@ -7,8 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from need import lacking
 
 from vmpin.domain.model import SandboxId, VmmType
 from vmpin.guests.transport import Channel, NotListening, open_unix
-from vmpin.guests.transport.discovery import GuestAddress, find_channels, has_ports
+from vmpin.guests.transport.discovery import GuestAddress, find_channels
 from vmpin.guests.transport.hybrid_vsock import HybridVsock
 from vmpin.guests.transport.virtio_serial import VirtioSerial
 from vmpin.guests.transport.vsock import Vsock
@@ -186,7 +187,6 @@ def test_qemus_command_line_comes_before_katas_word(tmp_path: Path) -> None:
             "socket,id=c0,path=/run/x.sock,server=on", "-device", "virtserialport,chardev=c0,name=org.vmpin.agent.0"]
     found = ways(VmmType.QEMU, argv, tmp_path, "vsock://78:1024")
     assert found == [Vsock(77), VirtioSerial("/run/x.sock", ME)]
-    assert [has_ports(channel) for channel in found] == [True, False]
     assert ways(VmmType.QEMU, argv[:1], tmp_path, "vsock://78:1024") == [Vsock(78)]
     assert ways(VmmType.QEMU, argv[:1], tmp_path) == []
 
@@ -197,23 +197,30 @@ def test_a_word_of_katas_that_makes_no_sense_is_left_out(url: str, tmp_path: Pat
     assert ways(VmmType.QEMU, ["qemu-system-x86_64"], tmp_path, url) == []
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose path leaves room: a socket's may have 107 bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        yield Path(place)
+
+
 @pytest.mark.parametrize(("vmm_type", "path"), [
     (VmmType.CLOUD_HYPERVISOR, "vc/vm/pod-a/clh.sock"), (VmmType.CLOUD_HYPERVISOR, "kata/pod-a/ch-vm.sock"),
     (VmmType.FIRECRACKER, "vc/firecracker/pod-a/root/kata.hvsock"), (VmmType.FIRECRACKER, "vc/vm/pod-a/kata.hvsock"),
     (VmmType.FIRECRACKER, "kata/pod-a/kata.hvsock"), (VmmType.FIRECRACKER, "kata/firecracker/pod-a/root/kata.hvsock"),
     (VmmType.DRAGONBALL, "kata/pod-a/root/kata.hvsock"),
 ])
-def test_katas_vmms_listen_where_kata_lets_them(vmm_type: VmmType, path: str, tmp_path: Path) -> None:
-    place = tmp_path / path
+def test_katas_vmms_listen_where_kata_lets_them(vmm_type: VmmType, path: str, short: Path) -> None:
+    place = short / path
     place.parent.mkdir(parents=True)
     place.touch()
-    assert ways(vmm_type, ["vmm"], tmp_path) == []
+    assert ways(vmm_type, ["vmm"], short) == []
     place.unlink()
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(place))
-        assert ways(vmm_type, ["vmm"], tmp_path) == [HybridVsock(str(place), ME, ME)]
+        assert ways(vmm_type, ["vmm"], short) == [HybridVsock(str(place), ME, ME)]
         # The same by Kata's own word is no second way.
-        assert ways(vmm_type, ["vmm"], tmp_path, f"hvsock://{place}:1024") == [HybridVsock(str(place), ME, ME)]
+        assert ways(vmm_type, ["vmm"], short, f"hvsock://{place}:1024") == [HybridVsock(str(place), ME, ME)]
 
 
 @pytest.mark.parametrize(("vmm_type", "argv", "path"), [

@@ -10,7 +10,7 @@ from vmpin.placement.ownership import Node, claims_of, ownership
 from vmpin.placement.policy import Policy, VcpuRule
 from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.protocol.frames import FrameDecoder, encode, format_ids
-from vmpin.protocol.messages import VcpuMap
+from vmpin.protocol.messages import VcpuMap, as_json
 from vmpin.protocol.parsing import parse_request
 
 NODE = Node(Topology.build(CpuSet.parse("0-7")), CpuSet.parse("0-1"))
@@ -28,7 +28,7 @@ def decide(vcpus: int, *containers: Container, ids: list[int] | None = None) -> 
                  Policy())
 
 
-def told(placement: Placement, system: str = "spare") -> dict[str, str]:
+def sent_vcpus(placement: Placement, system: str = "spare") -> dict[str, str]:
     found = guest_map(placement, IDS, system=system)
     assert found is not None
     return {cid: format_ids(share.hw) + ("!" if share.exclusive else "")
@@ -38,33 +38,33 @@ def told(placement: Placement, system: str = "spare") -> dict[str, str]:
 
 def test_an_exclusive_container_has_the_vcpus_that_back_it_and_the_others_the_floating_ones() -> None:
     placement = decide(4, box("own", "2-3"), box("shared", "0-1"), box("pause", pause=True))
-    assert told(placement) == {"own": "2-3!", "shared": "0-1", "pause": "0-1", "system": "0-1"}
+    assert sent_vcpus(placement) == {"own": "2-3!", "shared": "0-1", "pause": "0-1", "system": "0-1"}
 
 
 def test_without_exclusive_cpus_everybody_has_every_vcpu() -> None:
-    assert told(decide(2, box("a", "0"), box("b"))) == {"a": "0-1", "b": "0-1", "system": "0-1"}
+    assert sent_vcpus(decide(2, box("a", "0"), box("b"))) == {"a": "0-1", "b": "0-1", "system": "0-1"}
 
 
 def test_where_no_vcpu_floats_the_shared_container_has_all_and_none_for_itself() -> None:
-    assert told(decide(2, box("own", "2-3"), box("shared", "0-1"))) == {
+    assert sent_vcpus(decide(2, box("own", "2-3"), box("shared", "0-1"))) == {
         "own": "0-1!", "shared": "0-1", "system": "0-1"}
 
 
 def test_fewer_vcpus_than_cpus_are_shared_out() -> None:
-    assert told(decide(3, box("a", "2-4"), box("b", "5-7"), box("c"))) == {
+    assert sent_vcpus(decide(3, box("a", "2-4"), box("b", "5-7"), box("c"))) == {
         "a": "1!", "b": "2!", "c": "0", "system": "0"}
 
 
 def test_the_guests_own_processes_are_left_alone_by_policy() -> None:
-    assert told(decide(3, box("own", "2-3")), system="off")["system"] == "-"
+    assert sent_vcpus(decide(3, box("own", "2-3")), system="off")["system"] == "-"
 
 
 def test_the_numbers_are_the_hardwares() -> None:
     placement = decide(0, box("own", "2-3"), box("shared", "0-1"), ids=[0, 1, 7])
-    found = guest_map(placement, {VcpuId(0): 0, VcpuId(1): 4, VcpuId(7): 0x10000}, 5, export=True)
+    found = guest_map(placement, {VcpuId(0): 0, VcpuId(1): 4, VcpuId(7): 0x10000}, export=True)
     assert found is not None
     assert found.containers["own"].hw == (4, 0x10000)
-    assert (found.system, found.generation, found.export, found.sandbox) == ((0,), 5, True, "pod-a")
+    assert (found.system, found.generation, found.export, found.sandbox) == ((0,), 0, True, "pod-a")
 
 
 def test_nothing_is_told_where_a_vcpus_number_is_not_known() -> None:
@@ -73,13 +73,13 @@ def test_nothing_is_told_where_a_vcpus_number_is_not_known() -> None:
 
 
 def test_an_id_that_the_protocol_does_not_take_is_left_out() -> None:
-    assert told(decide(2, box("../x", "2"), box("b"))) == {"b": "0", "system": "0"}
+    assert sent_vcpus(decide(2, box("../x", "2"), box("b"))) == {"b": "0", "system": "0"}
 
 
 def test_what_is_told_can_be_sent_and_holds_no_cpu_of_the_hosts() -> None:
-    found = guest_map(decide(4, box("own", "6-7"), box("shared", "0-1")), IDS, 7)
+    found = guest_map(decide(4, box("own", "6-7"), box("shared", "0-1")), IDS)
     assert found is not None
-    (message,) = FrameDecoder().feed(encode(found.message()))
+    (message,) = FrameDecoder().feed(encode(as_json(found)))
     read = parse_request(message)
     assert isinstance(read, VcpuMap)
     assert read == found

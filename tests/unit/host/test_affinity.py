@@ -32,6 +32,10 @@ NOWHERE = CpuSet((8191,))
 pytestmark = pytest.mark.skipif(not REST, reason="needs two CPUs")
 
 
+def pin(proc: Procfs, thread: VmThread, cpus: CpuSet) -> CpuSet:
+    return affinity.pin_seen(proc, thread, cpus)[0]
+
+
 def thread_of(pid: int, tid: int) -> VmThread:
     stat = PROC.thread_stat(pid, tid)
     assert stat is not None
@@ -91,20 +95,20 @@ class Meanwhile(CpuSet):
 
 
 def test_one_thread_is_pinned_and_no_other(worker: Worker) -> None:
-    assert affinity.pin(PROC, worker.thread, ONE) == ONE
+    assert pin(PROC, worker.thread, ONE) == ONE
     assert affinity.get(worker.tid) == ONE.frozen()
     assert affinity.get(os.getpid()) == ALLOWED.frozen()
-    assert affinity.pin(PROC, worker.thread, REST) == REST
+    assert pin(PROC, worker.thread, REST) == REST
 
 
 def test_what_the_kernel_shows_is_returned_not_what_was_asked(worker: Worker) -> None:
-    assert affinity.pin(PROC, worker.thread, ONE | NOWHERE) == ONE
+    assert pin(PROC, worker.thread, ONE | NOWHERE) == ONE
 
 
 @pytest.mark.parametrize("cpus", [NOWHERE, EMPTY])
 def test_no_usable_cpu_is_cpu_not_allowed_and_changes_nothing(worker: Worker, cpus: CpuSet) -> None:
     with pytest.raises(CpuNotAllowed) as caught:
-        affinity.pin(PROC, worker.thread, cpus)
+        pin(PROC, worker.thread, cpus)
     assert (caught.value.tid, caught.value.cpus) == (worker.tid, cpus)
     assert affinity.get(worker.tid) == ALLOWED.frozen()
 
@@ -113,14 +117,14 @@ def test_another_start_time_is_another_thread_and_is_left_alone(worker: Worker) 
     known = worker.thread
     earlier = VmThread(ThreadId(known.id.tid, known.id.starttime - 1), known.role, known.name, known.pid)
     with pytest.raises(ThreadGone):
-        affinity.pin(PROC, earlier, ONE)
+        pin(PROC, earlier, ONE)
     assert affinity.get(worker.tid) == ALLOWED.frozen()
 
 
 def test_a_thread_of_another_process_is_left_alone(worker: Worker, child: subprocess.Popen[bytes]) -> None:
     known = worker.thread
     with pytest.raises(ThreadGone):
-        affinity.pin(PROC, VmThread(known.id, known.role, known.name, child.pid), ONE)
+        pin(PROC, VmThread(known.id, known.role, known.name, child.pid), ONE)
     assert affinity.get(worker.tid) == ALLOWED.frozen()
 
 
@@ -130,13 +134,13 @@ def test_a_thread_that_has_ended_is_gone() -> None:
     worker.end()
     assert affinity.get(known.id.tid) is None
     with pytest.raises(ThreadGone):
-        affinity.pin(PROC, known, ONE)
+        pin(PROC, known, ONE)
 
 
 def test_a_thread_that_ends_after_the_check_is_gone() -> None:
     worker = Worker()
     with pytest.raises(ThreadGone):
-        affinity.pin(PROC, worker.thread, Meanwhile(ONE, worker.end))
+        pin(PROC, worker.thread, Meanwhile(ONE, worker.end))
 
 
 def test_a_process_that_nobody_has_reaped_is_gone(child: subprocess.Popen[bytes]) -> None:
@@ -147,7 +151,7 @@ def test_a_process_that_nobody_has_reaped_is_gone(child: subprocess.Popen[bytes]
     assert stat is not None
     assert stat.state == "Z"
     with pytest.raises(ThreadGone):
-        affinity.pin(PROC, known, ONE)
+        pin(PROC, known, ONE)
 
 
 def test_a_process_that_dies_after_the_check_and_is_not_reaped_is_gone(child: subprocess.Popen[bytes]) -> None:
@@ -156,7 +160,7 @@ def test_a_process_that_dies_after_the_check_and_is_not_reaped_is_gone(child: su
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 
     with pytest.raises(ThreadGone):
-        affinity.pin(PROC, thread_of(child.pid, child.pid), Meanwhile(ONE, die))
+        pin(PROC, thread_of(child.pid, child.pid), Meanwhile(ONE, die))
 
 
 def test_a_kept_stat_file_serves_the_mask_of_its_thread_and_is_closed(worker: Worker) -> None:
@@ -166,9 +170,27 @@ def test_a_kept_stat_file_serves_the_mask_of_its_thread_and_is_closed(worker: Wo
         (stat,) = proc.task_stats(os.getpid(), [worker.tid]).values()
         assert (stat.comm, stat.starttime) == (known.name, known.id.starttime)
         before = open_stat_files()
-        assert affinity.pin(proc, known, ONE) == ONE
+        assert pin(proc, known, ONE) == ONE
         assert open_stat_files() == before - 1
-    assert affinity.pin(proc, known, REST) == REST, "and without a kept one"
+    assert pin(proc, known, REST) == REST, "and without a kept one"
+
+
+def test_the_cpu_that_a_thread_was_on_is_read_right_before() -> None:
+    """The proof books by it the time that the thread ran elsewhere."""
+    proc, other = Procfs(), REST.first
+    with subprocess.Popen(["sh", "-c", "while :; do :; done"]) as busy:
+        try:
+            os.sched_setaffinity(busy.pid, ONE)
+            known = thread_of(busy.pid, busy.pid)
+            with proc.keeping_stat_files():
+                while proc.task_stats(busy.pid, [busy.pid])[busy.pid].processor != ONE.first:
+                    pass
+                os.sched_setaffinity(busy.pid, (other,))
+                while getattr(proc.stat(busy.pid), "processor", None) != other:
+                    pass
+                assert affinity.pin_seen(proc, known, ONE) == (ONE, other)
+        finally:
+            busy.kill()
 
 
 def test_the_kept_stat_file_of_a_thread_that_has_ended_gives_no_mask_away() -> None:
@@ -178,7 +200,7 @@ def test_the_kept_stat_file_of_a_thread_that_has_ended_gives_no_mask_away() -> N
         proc.task_stats(os.getpid(), [worker.tid])
         worker.end()
         with pytest.raises(ThreadGone):
-            affinity.pin(proc, known, ONE)
+            pin(proc, known, ONE)
 
 
 def test_kept_stat_files_leave_half_of_the_free_descriptors_and_are_all_closed() -> None:
@@ -210,10 +232,13 @@ def open_stat_files() -> int:
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("cpus", [ONE, NOWHERE])
-def test_a_stranger_that_takes_over_the_number_keeps_its_mask(child: subprocess.Popen[bytes], cpus: CpuSet) -> None:
+def test_a_stranger_that_takes_over_the_number_keeps_its_mask(child: subprocess.Popen[bytes], cpus: CpuSet,
+                                                              kept: bool) -> None:
     """The number is given away between the check and the set: the start time may even be the same tick's."""
     need_root()
+    proc = Procfs()
 
     def replace() -> None:
         if child.returncode is None:
@@ -222,21 +247,44 @@ def test_a_stranger_that_takes_over_the_number_keeps_its_mask(child: subprocess.
             born(child.pid)
 
     try:
-        with pytest.raises(ThreadGone):
-            affinity.pin(PROC, thread_of(child.pid, child.pid), Meanwhile(cpus, replace))
+        with proc.keeping_stat_files():
+            known = thread_of(child.pid, child.pid)
+            if kept:
+                proc.task_stats(child.pid, [child.pid])
+            with pytest.raises(ThreadGone):
+                pin(proc, known, Meanwhile(cpus, replace))
         assert affinity.get(child.pid) == ALLOWED.frozen()
     finally:
         os.kill(child.pid, signal.SIGKILL)
         os.waitpid(child.pid, 0)
 
 
+@pytest.mark.root
+def test_a_stranger_that_has_the_number_since_the_pass_began_is_not_touched(child: subprocess.Popen[bytes]) -> None:
+    need_root()
+    proc, used = Procfs(), list[str]()
+    with proc.keeping_stat_files():
+        known = thread_of(child.pid, child.pid)
+        proc.task_stats(child.pid, [child.pid])
+        child.kill()
+        child.wait()
+        born(child.pid)
+        try:
+            with pytest.raises(ThreadGone):
+                pin(proc, known, Meanwhile(ONE, lambda: used.append("the mask was taken to set it")))
+        finally:
+            os.kill(child.pid, signal.SIGKILL)
+            os.waitpid(child.pid, 0)
+    assert not used
+
+
 def test_no_descriptor_is_left_open(worker: Worker) -> None:
     before = os.listdir("/proc/self/fd")
     known = worker.thread
-    affinity.pin(PROC, known, ONE)
+    pin(PROC, known, ONE)
     for thread, cpus in ((known, NOWHERE), (VmThread(ThreadId(known.id.tid, 1), known.role, "", known.pid), ONE)):
         with pytest.raises(AffinityError):
-            affinity.pin(PROC, thread, cpus)
+            pin(PROC, thread, cpus)
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -251,7 +299,7 @@ def test_threads_that_end_at_any_moment_are_pinned_or_gone() -> None:
             thread = VmThread(ThreadId(running.native_id, stat.starttime), ThreadRole.VCPU, "", os.getpid())
             while True:
                 try:
-                    outcomes.append(affinity.pin(PROC, thread, ONE))
+                    outcomes.append(pin(PROC, thread, ONE))
                 except ThreadGone:
                     break
         running.join()
@@ -263,7 +311,7 @@ def test_a_thread_of_another_user_is_not_permitted(child: subprocess.Popen[bytes
     need_root()
     known = thread_of(child.pid, child.pid)
     with as_nobody(), pytest.raises(NotPermitted, match="not permitted"):
-        affinity.pin(PROC, known, ONE)
+        pin(PROC, known, ONE)
     assert affinity.get(child.pid) == ALLOWED.frozen()
 
 
@@ -275,7 +323,7 @@ def test_a_kernel_thread_is_found_as_its_own_process() -> None:
         if stat is not None and stat.kernel_thread and stat.comm == "ksoftirqd/0":
             # It is bound to its CPU: the kernel refuses any mask.
             with pytest.raises(CpuNotAllowed):
-                affinity.pin(PROC, thread_of(pid, pid), ALLOWED)
+                pin(PROC, thread_of(pid, pid), ALLOWED)
             return
     pytest.skip("kernel threads are not in this PID namespace")
 
@@ -285,7 +333,7 @@ def test_no_number_is_the_callers() -> None:
     assert affinity.get(-1) is None
     nobody = VmThread(ThreadId(0, 0), ThreadRole.EMULATOR, "", 0)
     with pytest.raises(ThreadGone):
-        affinity.pin(PROC, nobody, ONE)
+        pin(PROC, nobody, ONE)
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def test_who_stood_still_while_it_was_told_hears_it_all_the_same() -> None:
     ProcConnector(release="5.15.0", patience=-1.0).close()
 
 
-def test_what_is_lost_is_told(connector: ProcConnector) -> None:
+def test_what_is_lost_is_reported(connector: ProcConnector) -> None:
     own = socket.socket(fileno=os.dup(connector.fd))
     own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     for _ in range(50):
@@ -184,7 +184,7 @@ def test_from_another_network_namespace_the_machines_is_entered() -> None:
     assert tried("unshare", "--net", network=f"/proc/{os.getpid()}/ns/net") == "heard"
 
 
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_what_is_missing_is_reported(tmp_path: Path) -> None:
     """As /proc has it of a process without rights in other namespaces."""
     namespaces = tmp_path / "self" / "ns"
     namespaces.mkdir(parents=True)

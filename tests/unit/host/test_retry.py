@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from vmpin.host import retry
 from vmpin.host.retry import Attempts, Backoff
-
-
-@pytest.fixture(autouse=True)
-def even(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses without their random part."""
-    monkeypatch.setattr(retry, "JITTER", 0.0)
 
 
 def run(what: Coroutine[Any, Any, None]) -> None:
@@ -23,14 +16,14 @@ def run(what: Coroutine[Any, Any, None]) -> None:
 
 
 def test_each_pause_is_twice_the_one_before_up_to_the_longest() -> None:
-    backoff = Backoff(0.5, 6.0)
+    backoff = Backoff(0.5, 6.0, jitter=0.0)
     assert [backoff.pause() for _ in range(6)] == [0.5, 1.0, 2.0, 4.0, 6.0, 6.0]
     backoff.reset()
     assert backoff.pause() == 0.5
 
 
 def test_after_so_many_steps_every_pause_is_the_longest() -> None:
-    backoff = Backoff(0.1, 300.0, steps=2)
+    backoff = Backoff(0.1, 300.0, steps=2, jitter=0.0)
     assert [backoff.pause() for _ in range(4)] == [0.1, 0.2, 300.0, 300.0]
     backoff.at_most(2)
     assert [backoff.pause() for _ in range(2)] == [0.2, 300.0]
@@ -38,9 +31,8 @@ def test_after_so_many_steps_every_pause_is_the_longest() -> None:
     assert backoff.pause() == 300.0
 
 
-def test_pauses_differ_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "JITTER", 0.25)
-    pauses = [Backoff(8.0, 8.0).pause() for _ in range(200)]
+def test_pauses_differ_by_chance() -> None:
+    pauses = [Backoff(8.0, 8.0, jitter=0.25).pause() for _ in range(200)]
     assert 6.0 <= min(pauses) < max(pauses) <= 10.0
 
 
@@ -73,7 +65,7 @@ def test_the_end_of_the_task_is_no_failed_attempt() -> None:
 def test_a_wake_makes_the_next_attempt_early_and_the_pauses_short() -> None:
     async def test() -> None:
         wake = asyncio.Event()
-        backoff = Backoff(600.0, 600.0)
+        backoff = Backoff(600.0, 600.0, jitter=0.0)
         count = 0
         async for attempt in Attempts(backoff, wake, 0.0):
             with attempt:

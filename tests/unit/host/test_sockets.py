@@ -7,13 +7,10 @@ import os
 import socket
 from pathlib import Path
 
-import pytest
-
 from vmpin.host import unix_sockets
 
 
-def test_an_answer_that_nobody_reads_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unix_sockets, "DEADLINE", 0.1)
+def test_an_answer_that_nobody_reads_is_given_up(tmp_path: Path) -> None:
     path = tmp_path / "sock"
     asked = asyncio.Event()
 
@@ -26,7 +23,7 @@ def test_an_answer_that_nobody_reads_is_given_up(tmp_path: Path, monkeypatch: py
 
     async def talk() -> None:
         made = unix_sockets.listen(path)
-        server = asyncio.create_task(unix_sockets.serve(made, 100, much, line=True))
+        server = asyncio.create_task(unix_sockets.serve(made, 100, much, line=True, deadline=0.1))
         await asyncio.sleep(0.05)
         before = descriptors()
         with socket.socket(socket.AF_UNIX) as mute:

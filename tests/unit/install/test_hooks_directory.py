@@ -33,6 +33,12 @@ def load(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
+def remove(directory: Path) -> list[Path]:
+    operations = hooks_directory.plan_remove(directory)
+    file_operations.execute(operations)
+    return [each.path for each in operations]
+
+
 def command(*args: str) -> int:
     parser = argparse.ArgumentParser()
     install_hook.add_parser(parser.add_subparsers())
@@ -82,7 +88,7 @@ def test_the_script_comes_first_and_goes_last(tmp_path: Path) -> None:
     planned = [each.path.name for each in hooks_directory.plan_install(tmp_path, HookOptions())]
     assert planned[0] == "vmpin-hook"
     hooks_directory.install(tmp_path, HookOptions())
-    assert [each.name for each in hooks_directory.remove(tmp_path)][-1] == "vmpin-hook"
+    assert [each.name for each in remove(tmp_path)][-1] == "vmpin-hook"
     assert names(tmp_path) == set()
 
 
@@ -101,10 +107,10 @@ def test_remove_leaves_what_others_wrote(tmp_path: Path) -> None:
     hooks_directory.install(tmp_path, HookOptions())
     for name, text in foreign.items():
         (tmp_path / name).write_text(text)
-    hooks_directory.remove(tmp_path)
+    remove(tmp_path)
     assert {each.name: each.read_text() for each in tmp_path.iterdir()} == foreign
-    assert hooks_directory.remove(tmp_path) == []
-    assert hooks_directory.remove(tmp_path / "missing") == []
+    assert remove(tmp_path) == []
+    assert remove(tmp_path / "missing") == []
 
 
 def test_remove_refuses_while_another_registration_points_to_the_script(tmp_path: Path) -> None:
@@ -112,7 +118,7 @@ def test_remove_refuses_while_another_registration_points_to_the_script(tmp_path
     other = tmp_path / "10-mine.json"
     other.write_text(json.dumps({"hook": {"path": str(tmp_path / "vmpin-hook")}}))
     with pytest.raises(UsageError, match=r"10-mine\.json points to"):
-        hooks_directory.remove(tmp_path)
+        remove(tmp_path)
     assert names(tmp_path) == DEFAULT_FILES | {"10-mine.json"}
 
 
@@ -128,7 +134,7 @@ def test_a_registration_through_another_name_of_the_directory_is_ours(tmp_path: 
     (tmp_path / "real").mkdir()
     (tmp_path / "alias").symlink_to("real")
     hooks_directory.install(tmp_path / "alias", HookOptions())
-    assert {each.name for each in hooks_directory.remove(tmp_path / "real")} == DEFAULT_FILES
+    assert {each.name for each in remove(tmp_path / "real")} == DEFAULT_FILES
 
 
 def test_a_relative_directory_is_registered_by_its_absolute_path(tmp_path: Path,
@@ -146,7 +152,7 @@ def test_what_was_installed_is_removed_by_any_name_of_the_directory(tmp_path: Pa
     (tmp_path / "x").mkdir()
     where = typed.format(top=tmp_path)
     hooks_directory.install(Path(where), HookOptions())
-    assert {each.name for each in hooks_directory.remove(Path(where))} == DEFAULT_FILES
+    assert {each.name for each in remove(Path(where))} == DEFAULT_FILES
     assert command("--hooks-dir", where) == command("--hooks-dir", where, "--remove") == 0
     assert names(tmp_path / "hooks.d") == set()
 
@@ -157,7 +163,7 @@ def test_another_hands_registration_is_named_by_a_relative_path_too(tmp_path: Pa
     hooks_directory.install(Path("d"), HookOptions())
     (tmp_path / "d" / "10-mine.json").write_text(json.dumps({"hook": {"path": str(tmp_path / "d" / "vmpin-hook")}}))
     with pytest.raises(UsageError, match=rf"^{tmp_path}/d/10-mine\.json points to"):
-        hooks_directory.remove(Path("d"))
+        remove(Path("d"))
     assert names(tmp_path / "d") == DEFAULT_FILES | {"10-mine.json"}
 
 
@@ -170,8 +176,8 @@ def test_a_link_and_two_dots_lead_to_where_the_kernel_takes_them(tmp_path: Path)
         tmp_path / "other/hooks.d/vmpin-hook")
 
 
-def test_nothing_to_remove_and_no_such_directory_are_told_apart(tmp_path: Path,
-                                                                capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_remove_and_no_such_directory_are_distinguished(tmp_path: Path,
+                                                                   capsys: pytest.CaptureFixture[str]) -> None:
     command("--hooks-dir", str(tmp_path), "--remove")
     command("--hooks-dir", str(tmp_path / "mistyped"), "--remove")
     assert capsys.readouterr().out == f"nothing to do\nnothing to do: {tmp_path}/mistyped is not there\n"

@@ -53,10 +53,11 @@ def test_a_probe_asks_the_watcher_and_starts_no_program(probe: str, loaded: Conf
 @pytest.mark.parametrize(("probe", "names"), [
     ("startupProbe", {"passes"}), ("livenessProbe", {"passes"}), ("readinessProbe", {"passes", "nri"})])
 def test_each_probes_path_is_answered(probe: str, names: set[str], loaded: Config) -> None:
-    watched = SimpleNamespace(config=loaded, resynced=None, source_health=lambda: [SourceHealth("nri", True, True)])
+    watched = SimpleNamespace(view=SimpleNamespace(config=loaded), resynced=float("-inf"),
+                              source_health=lambda: [SourceHealth("nri", True, True)])
     path = pod()["containers"][0][probe]["httpGet"]["path"]
     reply = asyncio.run(Exporter(cast(ExportedWatcher, watched)).answer(path))
-    assert reply.status == 503, "nothing was looked at yet"
+    assert reply.status == 503, "no pass was made for too long"
     assert {line[3:].split()[0] for line in reply.body.decode().splitlines() if line.startswith("[")} == names
 
 

@@ -7,15 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.counters import NewbornCounts
 from vmpin.domain.desired_state import ContainerRecord, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole
-from vmpin.domain.newborn_counts import NewbornCounts
 from vmpin.domain.topology import Topology
-from vmpin.placement import newborn
 from vmpin.placement.ownership import Node, Ownership, claims_of, ownership
 from vmpin.placement.policy import Policy, ThreadPolicy
+from vmpin.placement.rules import place_before_vm
 from vmpin.placement.vcpus import Previous
+from vmpin.procevents.latency import leaves_sandbox
 
 MINE, OTHER = SandboxId("mine"), SandboxId("other")
 EIGHT = Topology.build(CpuSet.parse("0-7"))
@@ -51,7 +52,7 @@ def test_it_goes_where_its_sandbox_is_as_far_as_that_is_known(known: SandboxStat
     """A VMM, whose threads may be vCPUs, on all of the sandbox's CPUs; its helpers on those that are not exclusive, if
     there are such."""
     there = own(known) if known else own()
-    found = newborn.place_before_vm(MINE, known, NODE, there, Policy())
+    found = place_before_vm(MINE, known, NODE, there, Policy())
     assert found is not None
     assert (found.mask, found.cpus_for(ThreadRole.EMULATOR, None)) == (cpus(expected), cpus(expected))
     apart = cpus(expected) & cpus("0-1") or cpus(expected)
@@ -60,7 +61,7 @@ def test_it_goes_where_its_sandbox_is_as_far_as_that_is_known(known: SandboxStat
 
 def test_a_sandbox_out_of_our_hands_is_left_alone() -> None:
     held = state("2", held=True)
-    assert newborn.place_before_vm(MINE, held, NODE, own(held), Policy()) is None
+    assert place_before_vm(MINE, held, NODE, own(held), Policy()) is None
 
 
 @pytest.mark.parametrize(("rule", "shim", "emulator"), [
@@ -70,7 +71,7 @@ def test_a_helper_goes_by_its_policy_and_a_vmm_is_kept_where_its_vcpus_may_be(
         rule: ThreadPolicy | CpuSet, shim: str | None, emulator: str) -> None:
     """The first threads of a VMM may turn out to be anything."""
     known = state("2")
-    found = newborn.place_before_vm(MINE, known, NODE, own(known), Policy(shim=rule, emulator=rule))
+    found = place_before_vm(MINE, known, NODE, own(known), Policy(shim=rule, emulator=rule))
     assert found is not None
     assert found.cpus_for(ThreadRole.SHIM, None) == (None if shim is None else cpus(shim))
     assert found.cpus_for(ThreadRole.EMULATOR, None) == cpus(emulator)
@@ -82,7 +83,7 @@ def test_what_others_own_is_none_of_its_cpus() -> None:
     exclusive = own(other, node=Node(EIGHT, cpus("7")))
     mine = state(None)
     there = ownership({**exclusive.claims, **own(mine, node=node).claims}, node)
-    found = newborn.place_before_vm(MINE, mine, node, there, Policy())
+    found = place_before_vm(MINE, mine, node, there, Policy())
     assert found is not None
     assert found.mask == cpus("4-7")
 
@@ -91,9 +92,9 @@ def test_what_others_own_is_none_of_its_cpus() -> None:
 def test_where_neither_a_container_nor_a_pool_is_known_it_is_left_as_it_is(known: SandboxState | None) -> None:
     node = Node(EIGHT, None)
     there = ownership({}, node)
-    assert newborn.place_before_vm(MINE, known, node, there, Policy()) is None
+    assert place_before_vm(MINE, known, node, there, Policy()) is None
     # Once it was managed, it stays where it was.
-    found = newborn.place_before_vm(MINE, known, node, there, Policy(), previous=Previous(cpus("2-3")))
+    found = place_before_vm(MINE, known, node, there, Policy(), previous=Previous(cpus("2-3")))
     assert found is not None
     assert found.mask == cpus("2-3")
 
@@ -107,7 +108,7 @@ def test_it_is_never_put_on_what_is_another_containers_alone(
     other = state(*map(str, theirs), sandbox=OTHER)
     there = own(known, other)
     foreign = there.foreign(MINE)
-    found = newborn.place_before_vm(MINE, known, NODE, there, Policy(emulator=rule, shim=rule, virtiofsd=rule),
+    found = place_before_vm(MINE, known, NODE, there, Policy(emulator=rule, shim=rule, virtiofsd=rule),
                           previous=Previous(last))
     assert found is not None
     for role in (ThreadRole.EMULATOR, ThreadRole.SHIM, ThreadRole.VIRTIOFSD):
@@ -121,7 +122,7 @@ def test_it_is_never_put_on_what_is_another_containers_alone(
     ("0,7", "0-1", "7", False), ("6-7", "0-1", "7", True), ("", "0-1", "0", False)])
 def test_outside_is_where_neither_the_sandbox_nor_the_role_is(mask: str, sandbox: str, wanted: str | None,
                                                               outside: bool) -> None:
-    assert newborn.leaves_sandbox(cpus(mask), cpus(sandbox), None if wanted is None else cpus(wanted)) is outside
+    assert leaves_sandbox(cpus(mask), cpus(sandbox), None if wanted is None else cpus(wanted)) is outside
 
 
 def test_the_account_adds_up() -> None:

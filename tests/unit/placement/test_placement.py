@@ -408,10 +408,10 @@ def test_a_vcpu_that_nobody_placed_is_left_alone() -> None:
     assert str(found.cpus_for(ThreadRole.VCPU, VcpuId(1))) == "5"
 
 
-def test_vcpus_that_cannot_be_told_apart_degrade_and_every_thread_is_on_the_mask() -> None:
+def test_vcpus_that_cannot_be_distinguished_degrade_and_every_thread_is_on_the_mask() -> None:
     policy = Policy(iothreads=ThreadPolicy.HOUSEKEEPING, vhost=ThreadPolicy.OFF, emulator=CpuSet.parse("9"),
                     virtiofsd=CpuSet.parse("9"))
-    found = decide([MAIN, SIDE], vcpus(0), node(housekeeping="7"), policy, known=False)
+    found = decide([MAIN, SIDE], vcpus(0), node(housekeeping="7"), policy, identified=False)
     assert found.verdict is Verdict.DEGRADED
     assert found.reasons == (
         "its vCPU threads cannot all be identified: its other threads are kept on the sandbox mask",)
@@ -424,14 +424,14 @@ def test_vcpus_that_cannot_be_told_apart_degrade_and_every_thread_is_on_the_mask
 
 @pytest.mark.parametrize("containers", [[MAIN, SIDE], [SIDE]])
 def test_vcpus_that_cannot_be_identified_yet_are_waited_for(containers: list[Container]) -> None:
-    found = decide(containers, vcpus(), node(), known=False, awaited=True)
+    found = decide(containers, vcpus(), node(), identified=False, pending=True)
     assert (found.verdict, found.reasons) == (Verdict.WAITING, (VCPUS_UNIDENTIFIED,))
     # Where threads go is the same.
-    late = decide(containers, vcpus(), node(), known=False)
+    late = decide(containers, vcpus(), node(), identified=False)
     assert late.verdict is Verdict.DEGRADED
     assert (late.mask, late.others, late.vcpus) == (found.mask, found.others, found.vcpus)
     # What else is wrong is said.
-    lost = decide([box("side", "20-21")], vcpus(), node("0-7"), known=False, awaited=True)
+    lost = decide([box("side", "20-21")], vcpus(), node("0-7"), identified=False, pending=True)
     assert lost.verdict is Verdict.DEGRADED
 
 
@@ -439,7 +439,7 @@ def test_while_a_vcpu_cannot_be_told_those_with_a_place_keep_it() -> None:
     """0, 1 and 7 are placed when 6 is plugged in, which nobody can tell before it has run."""
     first = decide([MAIN, SIDE], vcpus(0, 1, 7), node())
     assert shown(first) == {0: "0-1", 1: "4", 7: "5"}
-    found = decide([MAIN, SIDE], vcpus(0, 1, 7), node(), previous=first.as_previous(), known=False)
+    found = decide([MAIN, SIDE], vcpus(0, 1, 7), node(), previous=first.as_previous(), identified=False)
     assert found.verdict is Verdict.DEGRADED
     assert shown(found) == shown(first)
     assert guests(found) == guests(first)
@@ -457,11 +457,11 @@ def test_while_a_vcpu_cannot_be_told_no_place_is_kept_that_is_not_right_any_more
         VcpuId(2): (CpuSet.parse("5"), ContainerId("main")),    # that is 1's
         VcpuId(3): (EMPTY, ContainerId("main")),
         VcpuId(4): (CpuSet.parse("4"), None)})                  # floated there, when it was the pool
-    found = decide([MAIN, SIDE], vcpus(0, 1, 2, 3, 4), node(), previous=before, known=False)
+    found = decide([MAIN, SIDE], vcpus(0, 1, 2, 3, 4), node(), previous=before, identified=False)
     assert shown(found) == {0: "0-1", 1: "5", 2: "0-1", 3: "0-1", 4: "0-1"}
     # Nobody has a place of its own: it may be theirs.
     before = Previous(before.mask, {VcpuId(4): before.vcpus[VcpuId(4)]})
-    assert shown(decide([MAIN, SIDE], vcpus(4), node(), previous=before, known=False)) == {4: "0-1,4-5"}
+    assert shown(decide([MAIN, SIDE], vcpus(4), node(), previous=before, identified=False)) == {4: "0-1,4-5"}
 
 
 def test_while_a_vcpu_cannot_be_told_a_container_without_one_is_not_shut_out() -> None:
@@ -469,7 +469,7 @@ def test_while_a_vcpu_cannot_be_told_a_container_without_one_is_not_shut_out() -
     first = decide([MAIN, SIDE], vcpus(0, 1, 2), node())
     assert shown(first) == {0: "0-1", 1: "4", 2: "5"}
     found = decide([MAIN, SIDE, own_cpus("new", "6-7")], vcpus(0, 1, 2), node(), previous=first.as_previous(),
-                   known=False)
+                   identified=False)
     assert shown(found) == {0: "0-1,4-7", 1: "4", 2: "5"}
 
 
@@ -501,8 +501,8 @@ def test_whatever_is_said_of_earlier_cpus_no_two_vcpus_get_one() -> None:
     assert shown(decide([MAIN, SIDE], vcpus(0, 1, 2), node(), previous=before)) == {0: "5", 1: "4", 2: "0-1"}
 
 
-def test_off_is_off_for_vcpus_that_cannot_be_told_apart_too() -> None:
-    found = decide([MAIN], (), node(), Policy(vcpus=VcpuRule.OFF, emulator=ThreadPolicy.OFF), known=False)
+def test_off_is_off_for_vcpus_that_cannot_be_distinguished_too() -> None:
+    found = decide([MAIN], (), node(), Policy(vcpus=VcpuRule.OFF, emulator=ThreadPolicy.OFF), identified=False)
     assert (found.verdict, found.reasons, found.cpus_for(ThreadRole.EMULATOR, None)) == (Verdict.OFF, (), None)
 
 

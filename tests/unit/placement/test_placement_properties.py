@@ -50,9 +50,10 @@ class World:
         return tuple(place(each, self.node, own, policy or Policy(), (before or {}).get(each.id))
                      for each in self.requests)
 
-
-def previous_of(placements: Iterable[Placement]) -> OriginalMasks:
-    return {placement.sandbox: placement.as_previous() for placement in placements}
+    def kept(self, placements: Iterable[Placement], before: OriginalMasks | None = None) -> OriginalMasks:
+        """What the next placements keep to, as reconcile.placement_cache has it."""
+        return {each.id: placement.as_previous((before or {}).get(each.id), each.vcpus_identified)
+                for each, placement in zip(self.requests, placements, strict=True)}
 
 
 @st.composite
@@ -311,13 +312,15 @@ def test_the_same_node_gives_the_same_placement_in_whatever_order_the_vcpus_come
 @given(st.data(), worlds, policies)
 def test_placing_again_with_its_own_outcome_changes_nothing(
         data: st.DataObject, world: World, policy: Policy) -> None:
-    first = world.place(policy, data.draw(befores(world)))
-    second = world.place(policy, previous_of(first))
+    before = data.draw(befores(world))
+    first = world.place(policy, before)
+    before = world.kept(first, before)
+    second = world.place(policy, before)
     assert [each.vcpus for each in second] == [each.vcpus for each in first]
     assert [each.containers for each in second] == [each.containers for each in first]
     assert [each.others for each in second] == [each.others for each in first]
     assert [each.mask for each in second] == [each.mask for each in first]
-    assert world.place(policy, previous_of(second)) == second
+    assert world.place(policy, world.kept(second, before)) == second
 
 
 @given(st.data(), kubelet_worlds())
@@ -344,7 +347,7 @@ def test_one_container_or_vcpu_more_or_less_leaves_every_valid_pair(data: st.Dat
     after = World(world.node, (*world.requests[:at], request, *world.requests[at + 1:]))
     exclusive = after.own.claims[request.id].cpus
     enough = len(request.vcpus) >= len(exclusive)
-    for old, new in zip(before, after.place(Policy(), previous_of(before)), strict=True):
+    for old, new in zip(before, after.place(Policy(), world.kept(before)), strict=True):
         kept = {vcpu.id: vcpu.cpus for vcpu in new.vcpus}
         for vcpu in old.vcpus:
             if not vcpu.pinned or vcpu.id not in kept:
@@ -366,7 +369,7 @@ def test_a_vcpu_that_cannot_be_told_for_a_while_moves_no_other(
         each._replace(vcpus=tuple(vcpus), vcpus_identified=False) for each,
         vcpus in zip(world.requests, told, strict=True)))
     kept: dict[SandboxId, Previous] = {}
-    before = previous_of(first)
+    before = world.kept(first)
     for old, new in zip(first, meanwhile.place(policy, before), strict=True):
         assert all(place.cpus == old.by_vcpu[place.id] for place in new.vcpus)
         assert {place.id: place.container for place in new.vcpus}.items() <= {
@@ -382,7 +385,7 @@ def test_what_passes_leaves_every_one_to_one_pair(data: st.DataObject, world: Wo
     # The vCPUs that float are the highest: those that no rule but stability keeps from being pinned.
     earlier = World(world.node, tuple(
         each._replace(vcpus=each.vcpus[:len(world.own.claims[each.id].cpus)]) for each in world.requests))
-    before = previous_of(earlier.place(policy))
+    before = earlier.kept(earlier.place(policy))
     first = world.place(policy, before)
     before = {each.sandbox: each.as_previous(before[each.sandbox]) for each in first}
     what = data.draw(st.sampled_from(["CPUs", "checkpoint", "policy"]))

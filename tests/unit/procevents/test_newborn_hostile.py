@@ -47,7 +47,7 @@ def contained(machine: Machine, name: str, *words: str) -> int:
     program = machine.path / name
     program.symlink_to("/bin/sh")
     outside = subprocess.Popen([need_tool("unshare"), "--pid", "--fork", "--kill-child", program, "-c", "read line",
-                                *words], stdin=subprocess.PIPE, preexec_fn=machine._free)
+                                *words], stdin=subprocess.PIPE, preexec_fn=machine.free)
     machine.children.append(outside)
     until(lambda: (found := Procfs().children(outside.pid)) and Procfs().cmdline(found[0])[:1] == [str(program)])
     return int(Procfs().children(outside.pid)[0])

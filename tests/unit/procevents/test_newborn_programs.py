@@ -103,7 +103,7 @@ def test_a_container_that_executes_such_a_program_is_left_alone(machine: Machine
     program.symlink_to("/bin/sh")
     outside = subprocess.Popen(
         [need_tool("unshare"), "--pid", "--fork", "--kill-child", program, "-c", "read line",
-         *(word.format(sandbox("a")) for word in argv[1:])], stdin=subprocess.PIPE, preexec_fn=machine._free)
+         *(word.format(sandbox("a")) for word in argv[1:])], stdin=subprocess.PIPE, preexec_fn=machine.free)
     machine.children.append(outside)
     until(lambda: (found := Procfs().children(outside.pid)) and Procfs().cmdline(found[0])[:1] == [str(program)])
     (inside,) = map(int, Procfs().children(outside.pid))

@@ -18,39 +18,39 @@ def test_what_threads_had_is_kept_until_they_have_it(tmp_path: Path) -> None:
         for each in (vm, other):
             node.move(each, both)
             assert node.repair(each) == 1
-        known = node.reconciler
+        reconciler = node.reconciler
         nonsense: Any = [None]
         vm.helpers = nonsense  # anything that goes wrong with one VM
-        results = teardown.give_all_back(known)
+        results = teardown.give_all_back(reconciler)
         assert [result.operation.sandbox for result in results] == [other.sandbox]
-        assert not teardown.forget(known.config, known)
-        assert known.config.paths.state_file.exists()
+        assert not teardown.forget(reconciler.config, reconciler)
+        assert reconciler.config.paths.state_file.exists()
         vm.helpers = []
-        teardown.give_all_back(known)
-        assert teardown.forget(known.config, known)
-        assert not known.config.paths.run.exists()
+        teardown.give_all_back(reconciler)
+        assert teardown.forget(reconciler.config, reconciler)
+        assert not reconciler.config.paths.run.exists()
         assert {frozenset(os.sched_getaffinity(each.vmm.pid)) for each in (vm, other)} == {both.frozen()}
 
 
 def test_what_threads_had_is_kept_while_they_live_whatever_they_are_taken_for(tmp_path: Path) -> None:
     with spinners(tmp_path) as node:
-        vm, known = node.vm(), node.reconciler
+        vm, reconciler = node.vm(), node.reconciler
         both = node.here | node.there
         node.move(vm, both)
         assert node.repair(vm) == 1
-        known.resync()  # a shell is nobody's VMM
-        assert vm.sandbox not in known.inventory.vms
-        assert known.all_sandboxes() == [vm.sandbox]
-        assert len(known.unpin(known.all_sandboxes())) == 1
+        reconciler.resync()  # a shell is nobody's VMM
+        assert vm.sandbox not in reconciler.inventory.vms
+        assert reconciler.all_sandboxes() == [vm.sandbox]
+        assert len(reconciler.unpin(reconciler.all_sandboxes())) == 1
         assert frozenset(os.sched_getaffinity(vm.vmm.pid)) == both.frozen()
-        assert known.all_sandboxes() == []
+        assert reconciler.all_sandboxes() == []
 
 
 def test_what_a_process_had_is_forgotten_with_it(tmp_path: Path) -> None:
     with spinners(tmp_path) as node:
-        vm, known = node.vm(), node.reconciler
+        vm, reconciler = node.vm(), node.reconciler
         assert node.repair(vm) == 0
-        assert known.all_sandboxes() == [vm.sandbox]
+        assert reconciler.all_sandboxes() == [vm.sandbox]
         node.end(vm)
-        known.resync()
-        assert known.all_sandboxes() == []
+        reconciler.resync()
+        assert reconciler.all_sandboxes() == []

@@ -33,18 +33,18 @@ def test_masks_from_before_come_back_with_the_next_pass(machine: Machine, restar
     assert mask(vmm) == mask(shim) == mask(other) == machine.pool
     machine.reconciler.save()
     only = narrowed(machine, f"{PREFIX}b*")
-    known = Reconciler(only) if restarted else machine.reconciler
-    known.reconfigure(only)
-    known.resync(full=restarted)
+    reconciler = Reconciler(only) if restarted else machine.reconciler
+    reconciler.reconfigure(only)
+    reconciler.resync(full=restarted)
     assert (mask(vmm), mask(shim), mask(other)) == (machine.both, machine.both, machine.pool)
     assert [f"sandbox={sandbox('a')}" in record.message for record in caplog.records
             if "excluded" in record.message] == [True]
-    assert sandbox("a") not in known.originals.masks
-    assert sandbox("a") not in known.placements
-    known.save()
+    assert sandbox("a") not in reconciler.originals.masks
+    assert sandbox("a") not in reconciler.placements
+    reconciler.save()
     # A mask that is set by hand from now on is nothing to vmpin.
     os.sched_setaffinity(vmm.pid, machine.other.frozen())
-    known.resync(full=True)
+    reconciler.resync(full=True)
     assert mask(vmm) == machine.other
     assert sandbox("a") not in Reconciler(only).originals.masks
 
@@ -53,41 +53,41 @@ def test_every_thread_comes_back_and_one_that_is_included_again_is_placed(machin
     vmm = machine.running(crowd)
     before = {tid: mask(tid) for tid in (vmm.pid, by_name(vmm, "CPU 0/KVM"))}
     assert set(before.values()) == {machine.pool}
-    known = machine.reconciler
-    all_of_them = known.config
-    known.reconfigure(narrowed(machine, "nothing-is-called-so"))
-    known.resync()
+    reconciler = machine.reconciler
+    all_of_them = reconciler.config
+    reconciler.reconfigure(narrowed(machine, "nothing-is-called-so"))
+    reconciler.resync()
     assert {tid: mask(tid) for tid in before} == dict.fromkeys(before, machine.both)
-    assert known.inventory.vms == {}
-    known.reconfigure(all_of_them)
-    known.resync()
+    assert reconciler.inventory.vms == {}
+    reconciler.reconfigure(all_of_them)
+    reconciler.resync()
     assert {tid: mask(tid) for tid in before} == before
-    assert known.originals.masks.keys() == {sandbox("a")}
+    assert reconciler.originals.masks.keys() == {sandbox("a")}
 
 
 def test_a_look_that_changes_nothing_gives_nothing_back(machine: Machine) -> None:
     vmm = machine.vmm("a")
     machine.resync()
     machine.reconciler.save()
-    known = Reconciler(narrowed(machine, "nothing-is-called-so"), acts=False)
-    known.resync(act=False, full=True)
+    reconciler = Reconciler(narrowed(machine, "nothing-is-called-so"), acts=False)
+    reconciler.resync(act=False, full=True)
     assert mask(vmm) == machine.pool
-    assert known.originals.masks.keys() == {sandbox("a")}
+    assert reconciler.originals.masks.keys() == {sandbox("a")}
 
 
 def test_what_is_not_given_back_is_tried_again_and_logged_once(machine: Machine, monkeypatch: pytest.MonkeyPatch,
                                                                caplog: pytest.LogCaptureFixture) -> None:
     vmm = machine.vmm("a")
     machine.resync()
-    known = machine.reconciler
-    known.reconfigure(narrowed(machine, "nothing-is-called-so"))
+    reconciler = machine.reconciler
+    reconciler.reconfigure(narrowed(machine, "nothing-is-called-so"))
     with monkeypatch.context() as broken:
-        broken.setattr(known.inventory, "helpers", lambda sandbox: 1 / 0)  # whatever goes wrong with one sandbox
+        broken.setattr(reconciler.inventory, "helpers", lambda sandbox: 1 / 0)  # whatever goes wrong with one sandbox
         for _ in range(3):
-            known.resync()
+            reconciler.resync()
         assert mask(vmm) == machine.pool
-        assert known.originals.masks.keys() == {sandbox("a")}
-    known.resync()
+        assert reconciler.originals.masks.keys() == {sandbox("a")}
+    reconciler.resync()
     assert mask(vmm) == machine.both
     assert sum("not all of its threads" in record.message for record in caplog.records) == 1
 

@@ -31,7 +31,7 @@ def fail(sandbox: SandboxId, err: Exception) -> None:
 
 
 @pytest.fixture
-def known(tmp_path: Path) -> PlacementCache:
+def cache(tmp_path: Path) -> PlacementCache:
     made = PlacementCache(settings.load(None, {}, {"paths.run": str(tmp_path)}), Topology.build(CpuSet(range(4))),
                           None, {})
     made.dirty = {ONE, TWO}
@@ -43,47 +43,47 @@ STATE = DesiredState({sandbox: SandboxState(sandbox, containers={SIDE.container.
 VMS = {ONE: vm(ONE, 10), TWO: vm(TWO, 20)}
 
 
-def test_nobody_is_placed_again_for_whom_nothing_changed(known: PlacementCache) -> None:
+def test_nobody_is_placed_again_for_whom_nothing_changed(cache: PlacementCache) -> None:
     moved: list[SandboxId] = []
-    assert known.place(STATE, VMS, moved.append, fail) == {ONE, TWO}
-    assert (set(moved), known.learned) == ({ONE, TWO}, True)
-    known.learned = False
-    assert known.place(STATE, VMS, moved.append, fail) == set()
-    known.dirty = {ONE}
-    assert known.place(STATE, VMS, moved.append, fail) == set()  # it is where it was
-    assert (len(moved), known.learned) == (2, False)
+    assert cache.place(STATE, VMS, moved.append, fail) == {ONE, TWO}
+    assert (set(moved), cache.unsaved) == ({ONE, TWO}, True)
+    cache.unsaved = False
+    assert cache.place(STATE, VMS, moved.append, fail) == set()
+    cache.dirty = {ONE}
+    assert cache.place(STATE, VMS, moved.append, fail) == set()  # it is where it was
+    assert (len(moved), cache.unsaved) == (2, False)
 
 
-def test_a_vm_is_unmanaged_until_a_container_of_it_is_known(known: PlacementCache,
+def test_a_vm_is_unmanaged_until_a_container_of_it_is_known(cache: PlacementCache,
                                                              caplog: pytest.LogCaptureFixture) -> None:
     moved: list[SandboxId] = []
     bare = DesiredState({sandbox: SandboxState(sandbox) for sandbox in (ONE, TWO)})
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            assert known.place(bare, VMS, moved.append, fail) == set()
-            known.dirty = {ONE, TWO}
+            assert cache.place(bare, VMS, moved.append, fail) == set()
+            cache.dirty = {ONE, TWO}
     assert sorted(record.getMessage() for record in caplog.records) == [
         f"unmanaged sandbox={sandbox}: {UNMANAGED}" for sandbox in (ONE, TWO)]
-    assert (known.unmanaged, known.placements, known.previous) == ({ONE, TWO}, {}, {})
-    assert known.at_exec(ONE, bare) is None
-    known.dirty = {ONE}
-    assert known.place(STATE, VMS, moved.append, fail) == {ONE}
-    assert (known.unmanaged, list(known.placements)) == ({TWO}, [ONE])
+    assert (cache.unmanaged, cache.placements, cache.previous) == ({ONE, TWO}, {}, {})
+    assert cache.at_exec(ONE, bare) is None
+    cache.dirty = {ONE}
+    assert cache.place(STATE, VMS, moved.append, fail) == {ONE}
+    assert (cache.unmanaged, list(cache.placements)) == ({TWO}, [ONE])
     # It has lost its container: the mask stays.
-    known.dirty = {ONE}
-    known.place(bare, VMS, moved.append, fail)
-    assert (known.unmanaged, known.placements[ONE].mask) == ({TWO}, CpuSet(range(4)))
+    cache.dirty = {ONE}
+    cache.place(bare, VMS, moved.append, fail)
+    assert (cache.unmanaged, cache.placements[ONE].mask) == ({TWO}, CpuSet(range(4)))
     # A pool that becomes known takes the other in; what is unpinned by hand is not unmanaged.
-    known.renew(settings.load(None, {}, {"paths.run": "/run/x", "node.shared_pool": "0-3"}), known.node.topology, None,
+    cache.renew(settings.load(None, {}, {"paths.run": "/run/x", "node.shared_pool": "0-3"}), cache.node.topology, None,
                 [ONE, TWO])
-    known.place(bare, VMS, moved.append, fail)
-    assert not known.unmanaged
-    assert set(known.placements) == {ONE, TWO}
+    cache.place(bare, VMS, moved.append, fail)
+    assert not cache.unmanaged
+    assert set(cache.placements) == {ONE, TWO}
 
 
 @pytest.mark.parametrize("wrong", ["place", "effective_containers"])
 def test_a_sandbox_that_cannot_be_placed_stays_dirty_and_the_others_are_placed(
-        known: PlacementCache, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+        cache: PlacementCache, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     """Whatever the order is: each of two fails once."""
     right = getattr(placement_cache, wrong)
     for bad, good in ((ONE, TWO), (TWO, ONE)):
@@ -98,14 +98,14 @@ def test_a_sandbox_that_cannot_be_placed_stays_dirty_and_the_others_are_placed(
         def keep(sandbox: SandboxId, err: Exception, failed: dict[SandboxId, str] = failed) -> None:
             failed[sandbox] = repr(err)
 
-        known.placements.clear()
-        known.dirty = {ONE, TWO}
+        cache.placements.clear()
+        cache.dirty = {ONE, TWO}
         monkeypatch.setattr(placement_cache, wrong, failing)
-        assert known.place(STATE, VMS, moved.append, keep) == {good}
-        assert (moved, failed, known.dirty) == ([good], {bad: "ZeroDivisionError()"}, {bad})
+        assert cache.place(STATE, VMS, moved.append, keep) == {good}
+        assert (moved, failed, cache.dirty) == ([good], {bad: "ZeroDivisionError()"}, {bad})
         monkeypatch.setattr(placement_cache, wrong, right)
-        assert known.place(STATE, VMS, moved.append, keep) == {bad}
-        assert (moved, known.dirty) == ([good, bad], set())
+        assert cache.place(STATE, VMS, moved.append, keep) == {bad}
+        assert (moved, cache.dirty) == ([good, bad], set())
 
 
 @pytest.mark.parametrize(("kubelet", "pool", "unmanaged"), [

@@ -164,7 +164,7 @@ def test_a_process_that_appears_is_noted_before_its_mask_is_set(given: Given) ->
 def test_kata_says_which_containers_a_sandbox_has(given: Given) -> None:
     vmm = given.machine.vmm("a")
     given.kata.found[sandbox("a")] = KataSandbox(
-        sandbox("a"), "kata-go", vmm.pid, 0, (Container(ContainerId("main"), cpuset=given.machine.other),), None, "",
+        sandbox("a"), "kata-go", vmm.pid, (Container(ContainerId("main"), cpuset=given.machine.other),), None, "",
         time.time_ns(), False)
     given.reconciler.resync(full=True)
     assert mask(vmm) == given.machine.other

@@ -34,7 +34,7 @@ CREATION_EVENTS = (event(Verb.CREATE, 10), event(Verb.POST_CREATE, 11), event(Ve
 RUNNING = after([event(Verb.POST_START, 10, "2-3")])
 
 
-def known(state: DesiredState) -> ContainerRecord:
+def record_of(state: DesiredState) -> ContainerRecord:
     return state.sandboxes[POD].containers[C1]
 
 
@@ -58,7 +58,7 @@ def claimed(state: DesiredState) -> CpuClaims:
 ], ids=["asked", "created", "its task is there", "runs", "failed", "stopped", "listed", "not listed"])
 def test_a_container_that_is_created_has_its_cpus_from_the_request_on(
         events: tuple[NriEvent, ...], pending: bool, coming: bool, state: ContainerState) -> None:
-    found = known(after(events))
+    found = record_of(after(events))
     assert (found.pending, found.container.creating, found.container.state) == (pending, coming, state)
     assert found.container.cpuset == CpuSet((4, 5))
     mine = claimed(after(events))
@@ -70,21 +70,21 @@ def test_a_hook_in_the_middle_of_a_creation_does_not_end_it() -> None:
     """CRI-O runs createRuntime before Kata's vCPUs have come."""
     hooked = ContainerSeen(POD, Container(C1, cpuset=CpuSet((4, 5))), Source.BUNDLE, 11, "/bundle/of/it")
     state = reduce(after(CREATION_EVENTS[:1]), hooked)
-    assert known(state).container.creating
-    assert not known(after(CREATION_EVENTS[1:3], state)).pending
+    assert record_of(state).container.creating
+    assert not record_of(after(CREATION_EVENTS[1:3], state)).pending
 
 
 def test_what_another_plugin_made_of_the_cpus_counts_when_it_is_created() -> None:
     state = after([event(Verb.CREATE, 10, "4-5"), event(Verb.POST_CREATE, 11, "6-7")])
-    assert known(state).container.cpuset == CpuSet((6, 7))
+    assert record_of(state).container.cpuset == CpuSet((6, 7))
 
 
 def test_kata_has_the_container_before_it_is_started() -> None:
     """Its state lists a container with its CPUs before the vCPUs of it have all come."""
     seen = ContainerSeen(POD, Container(C1, cpuset=CpuSet((4, 5)), state=ContainerState.CREATED), Source.KATA, 12)
-    assert known(reduce(after(CREATION_EVENTS[:2]), seen)).container.creating
+    assert record_of(reduce(after(CREATION_EVENTS[:2]), seen)).container.creating
     runs = seen._replace(container=seen.container._replace(state=ContainerState.RUNNING))
-    assert not known(reduce(after(CREATION_EVENTS[:2]), runs)).pending
+    assert not record_of(reduce(after(CREATION_EVENTS[:2]), runs)).pending
 
 
 @pytest.mark.parametrize(("then", "cpus", "pending"), [
@@ -107,15 +107,15 @@ def test_while_an_update_is_under_way_a_shared_container_has_its_old_cpus_and_th
 def test_an_update_to_the_same_cpus_is_none() -> None:
     assert after([event(Verb.UPDATE, 20, "2-3", "2-3", state=3)], RUNNING) == RUNNING
     stopped = after([event(Verb.STOP, 11)], RUNNING)
-    assert not known(after([event(Verb.UPDATE, 20, None, "4", state=3)], stopped)).pending
+    assert not record_of(after([event(Verb.UPDATE, 20, None, "4", state=3)], stopped)).pending
 
 
 @pytest.mark.parametrize("source", [Source.KATA, Source.CGROUP])
 def test_an_update_that_others_see_done_is_no_more_under_way(source: Source) -> None:
     state = after([event(Verb.UPDATE, 20, "2-3", "0-1", state=3)], RUNNING)
-    assert known(reduce(state, CpusetSeen(POD, C1, CpuSet((0, 1)), source, 22))).container.requested_cpuset is None
+    assert record_of(reduce(state, CpusetSeen(POD, C1, CpuSet((0, 1)), source, 22))).container.requested_cpuset is None
     again = ContainerSeen(POD, Container(C1, cpuset=CpuSet((0, 1))), source, 22)
-    assert known(reduce(state, again)).container.requested_cpuset is None
+    assert record_of(reduce(state, again)).container.requested_cpuset is None
 
 
 def test_the_owner_of_cpus_is_the_same_while_an_update_is_under_way() -> None:
@@ -137,7 +137,7 @@ def test_a_request_ends_after_some_time_at_the_latest() -> None:
         assert requests.over(state, 999.0 + limit) == []
         assert requests.over(state, 1000.0 + limit) == [RequestExpired(POD, C1)]
         state = reduce(state, RequestExpired(POD, C1))
-        assert (known(state).pending, known(state).container.state) == (False, left)
+        assert (record_of(state).pending, record_of(state).container.state) == (False, left)
         assert requests.over(state, 2000.0 + limit) == []
         assert reduce(state, RequestExpired(POD, C1)) is state
 
@@ -165,14 +165,14 @@ def test_a_second_try_of_a_creation_ends_the_first() -> None:
     """
     again = ContainerEvent(Verb.CREATE, pod(), container(cpus="4-5", state=1)._replace(id=C2), 30)
     state = after([again], after(CREATION_EVENTS[:1]))
-    assert (known(state).container.state, known(state).pending) == (ContainerState.STOPPED, False)
+    assert (record_of(state).container.state, record_of(state).pending) == (ContainerState.STOPPED, False)
     assert state.sandboxes[POD].containers[C2].pending
     # A late word of the first one does not end the second.
     late = after(CREATION_EVENTS[:1], after([again]))
     assert late.sandboxes[POD].containers[C2].pending
     # Another name is another container.
     other = ContainerEvent(Verb.CREATE, pod(), container(C2, "6", state=1), 30)
-    assert known(after([other], after(CREATION_EVENTS[:1]))).pending
+    assert record_of(after([other], after(CREATION_EVENTS[:1]))).pending
 
 
 # The vCPUs that come with a container
@@ -253,11 +253,12 @@ def test_what_happens_to_masks_while_the_runtime_works_is_no_drift_and_put_right
     vm = machine.vm()
     assert machine.repair(vm) == 0
     for _ in range(10):
-        known = machine.reconciler.placements
-        known[vm.sandbox] = known[vm.sandbox]._replace(waiting="waits for the runtime to create b", pending=True)
+        placements = machine.reconciler.placements
+        placements[vm.sandbox] = placements[vm.sandbox]._replace(
+            waiting="waits for the runtime to create b", pending=True)
         machine.move(vm, machine.there)
         assert machine.repair(vm) == 1
-        known[vm.sandbox] = known[vm.sandbox]._replace(waiting="", pending=False)
+        placements[vm.sandbox] = placements[vm.sandbox]._replace(waiting="", pending=False)
         assert machine.repair(vm) == 0
     assert CpuSet(os.sched_getaffinity(vm.vmm.pid)) == machine.here
     assert (machine.reconciler.tally.drift, machine.reconciler.pinner.drift_tracker.contended) == ({}, 0)
@@ -310,10 +311,10 @@ def test_drift_counts_again_when_a_wait_has_ended_that_may_come_again(machine: S
     """A sandbox whose last container has ended may wait until its own end: its cgroup refuses masks or does not."""
     vm = machine.vm()
     absent = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()])
-    known, pinner = machine.reconciler.placements, machine.reconciler.pinner
+    placements, pinner = machine.reconciler.placements, machine.reconciler.pinner
     for cpus in (absent, machine.there):
         machine.place(vm.sandbox, cpus)
-        known[vm.sandbox] = known[vm.sandbox]._replace(waiting="waits for a container, or for its end")
+        placements[vm.sandbox] = placements[vm.sandbox]._replace(waiting="waits for a container, or for its end")
         machine.repair(vm)
         assert pinner.of(vm.sandbox).waits
     assert machine.repair(vm) == 0

@@ -125,7 +125,7 @@ def test_a_process_that_began_and_ended_between_the_sweeps_is_told_with_all_it_r
     assert task.ran[cpu] > 0
 
 
-def test_threads_are_told_apart_with_their_own_masks() -> None:
+def test_threads_are_reported_with_their_own_masks() -> None:
     ids: list[int] = []
     go = threading.Event()
 
@@ -216,7 +216,7 @@ def write(tmp_path: Path, **files: str) -> None:
 def test_without_nanoseconds_ticks_are_counted(tmp_path: Path, files: dict[str, str]) -> None:
     me = os.getpid()
     census = recorded(tmp_path, stat=stat(me, "a) b", ticks=7, cpu=1), **files)
-    assert not census.precise
+    assert not census.host.precise
     census.sweep(full=True)
     write(tmp_path, stat=stat(me, "a) b", ticks=9, cpu=3))
     census.sweep(full=False)

@@ -47,7 +47,7 @@ def test_an_archive_is_roots_own_and_the_same_each_time() -> None:
 def test_the_manifest_lists_what_is_there_and_what_is_not() -> None:
     made = Pieces()
     made.add("x", "abc")
-    made.lack("y", "denied")
+    made.missing["y"] = "denied"
     found = json.loads(made.all()[-1].data)
     assert found == {"pieces": [{"name": "x", "bytes": 3, "cut": 0, "sha256": hashlib.sha256(b"abc").hexdigest()}],
                      "missing": {"y": "denied"}}

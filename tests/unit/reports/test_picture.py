@@ -86,7 +86,7 @@ def test_vcpus_on_one_cpu_are_told_in_ranges() -> None:
     assert {cpu.number: marks(cpu) for cpu in picture(crowd, NODE).cpus() if cpu.pinned} == {2: "a:v0-2,5,+1"}
 
 
-def test_a_collision_has_the_names_of_the_legend_and_is_told_once_for_many_cpus() -> None:
+def test_a_collision_has_the_names_of_the_legend_and_is_reported_once_for_many_cpus() -> None:
     told = document()
     sandbox, container, unknown = "5e" * 32, "c0" * 32, "f" * 64
     told["sandboxes"][0].update(id=sandbox, containers=[{"id": container, "name": "web"}])

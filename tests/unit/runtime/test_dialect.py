@@ -107,7 +107,7 @@ def victim(nri: bool) -> DesiredState:
 
 #: What the author of one pod may try, each value where it could do harm.
 AUTHOR = st.dictionaries(
-    st.sampled_from([*CONTAINERD.keys(), *CRIO.keys(), "io.kubernetes.cri-o.ContainerID", KATA_BUNDLE, KEY])
+    st.sampled_from([*CONTAINERD[1:], *CRIO[1:], "io.kubernetes.cri-o.ContainerID", KATA_BUNDLE, KEY])
     | st.text(max_size=20),
     st.sampled_from([VICTIM, THEIRS, OWN, CID, "container", "sandbox", "podsandbox", "", "db", "bank", "db-0", "uid-2",
                      "true", "false", "../x", f"{OVERLAY}/{THEIRS}/userdata"]) | st.text(max_size=20))

@@ -189,7 +189,7 @@ def test_containers_of_one_pod_may_share_cpus_as_an_init_containers_are_handed_o
     ({"entries": {"id1": "2-3", "id2": "3"}}, "CPUs 3 are exclusive to more than one pod"),
     ({"entries": {"a": {"app": "1-2"}}}, "CPUs 1 are both exclusive and shared"),
 ])
-def test_what_cannot_be_true_at_once_is_told(content: dict[str, Any], trouble: str) -> None:
+def test_what_cannot_be_true_at_once_is_reported(content: dict[str, Any], trouble: str) -> None:
     assert parsed({"policyName": "static", "defaultCpuSet": "0-1", **content}).trouble == trouble
 
 

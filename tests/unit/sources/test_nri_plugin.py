@@ -119,7 +119,7 @@ def test_a_list_in_parts_is_one_list(runtimes: NriRuntimes, watched: Watched) ->
     assert [item.id for item in synced.containers] == ["a", "b"]
 
 
-def test_what_has_happened_and_what_is_asked_for_is_told(runtimes: NriRuntimes, watched: Watched) -> None:
+def test_what_has_happened_and_what_is_asked_for_is_reported(runtimes: NriRuntimes, watched: Watched) -> None:
     runtime = begun(runtimes, watched)
     for event in range(1, 12):
         pods_own = event in (Verb.RUN_POD, Verb.STOP_POD, Verb.REMOVE_POD)
@@ -363,6 +363,19 @@ def test_no_socket_says_what_to_do(tmp_path: Path) -> None:
         connect_to(tmp_path / ("x" * 200))()
 
 
+def test_a_library_that_cannot_be_loaded_is_loaded_at_the_next_attempt(
+        runtimes: NriRuntimes, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Watched(runtimes, rest=lambda seconds: time.sleep(0.01))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "vmpin.sources.nri.session", None)
+        made.plugin.start()
+        up, why = made.state()
+        assert not up
+        assert "session" in why
+    begun(runtimes, made)
+    made.plugin.stop()
+
+
 def test_a_thousand_updates_at_once_are_all_told(runtimes: NriRuntimes, watched: Watched) -> None:
     runtime = begun(runtimes, watched)
     streams = [runtime.send("StateChange", MESSAGES["StateChangeEvent"](
@@ -404,12 +417,12 @@ print(json.dumps(took))
 """
 
 
-def answers_beside_a_busy_thread() -> list[float]:
+def answers_beside_a_busy_thread(interval: float) -> list[float]:
     """How long each took (seconds). The runtime is a process of its own, as always."""
     theirs, ours = socket.socketpair()
     made = nri.NriPlugin(lambda: theirs, NriQueue(), once=True)
     before = sys.getswitchinterval()
-    sys.setswitchinterval(nri.SWITCH_INTERVAL)
+    sys.setswitchinterval(interval)
     try:
         with ours, subprocess.Popen(
                 [sys.executable, "-c", _PEER, str(ours.fileno())], pass_fds=[ours.fileno()], stdout=subprocess.PIPE,
@@ -428,9 +441,12 @@ def answers_beside_a_busy_thread() -> list[float]:
 
 
 def test_a_busy_main_thread_delays_answers_by_little() -> None:
-    """The watcher's loop computes while a container waits. With Python's own interval nearly every answer takes 5 ms;
-    with ours those do to which a busy machine adds a slice of others', and that may be most."""
-    assert any(statistics.quantiles(answers_beside_a_busy_thread(), n=10)[0] < 0.004 for _ in range(10))
+    """The watcher's loop computes while a container waits. With Python's own interval nearly every answer takes 5 ms
+    or more. A busy machine adds slices of others' to either, so the quickest of each are compared."""
+    def quickest(interval: float) -> float:
+        return statistics.quantiles(answers_beside_a_busy_thread(interval), n=10)[0]
+
+    assert any(quickest(nri.SWITCH_INTERVAL) < 0.8 * quickest(0.005) for _ in range(10))
 
 
 def test_more_than_can_wait_is_dropped_and_listed_anew(runtimes: NriRuntimes) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from effort import effort
-from nri_events import C1, C2, KEY, POD, PROC, after, container, pod, told
+from nri_events import C1, C2, KEY, POD, PROC, after, container, pod, translated
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState, reduce
@@ -47,12 +47,12 @@ def started(pid: int) -> int:
 
 
 def test_a_pod_is_a_sandbox_with_its_handler() -> None:
-    assert told(PodEvent(Verb.RUN_POD, pod(handler="kata-qemu"), 5)) == [
+    assert translated(PodEvent(Verb.RUN_POD, pod(handler="kata-qemu"), 5)) == [
         SandboxSeen(POD, "nri", Pod("default", "web", "u-1"), None, "kata-qemu")]
 
 
 def test_the_pid_of_a_pod_is_a_vmm_or_a_process_that_does_nothing(vmm: int, process: int) -> None:
-    found = [told(PodEvent(Verb.RUN_POD, pod(pid), 5))[0] for pid in (vmm, process, 0, 4194300)]
+    found = [translated(PodEvent(Verb.RUN_POD, pod(pid), 5))[0] for pid in (vmm, process, 0, 4194300)]
     assert [item.vmm for item in found if isinstance(item, SandboxSeen)] == [
         ThreadId(vmm, started(vmm)), None, None, None]
 
@@ -60,7 +60,7 @@ def test_the_pid_of_a_pod_is_a_vmm_or_a_process_that_does_nothing(vmm: int, proc
 def test_a_start_is_a_running_container_with_its_process(process: int) -> None:
     event = ContainerEvent(Verb.POST_START, pod(),
                            container(cpus="2-3", state=1, pid=process, annotations={KEY: "true"}), 7)
-    sandbox, seen = told(event)
+    sandbox, seen = translated(event)
     assert isinstance(sandbox, SandboxSeen)
     assert seen == ContainerSeen(
         POD, Container(C1, "name-c1", CpuSet.parse("2-3"), True, ContainerState.RUNNING), Source.NRI, 7,
@@ -68,7 +68,7 @@ def test_a_start_is_a_running_container_with_its_process(process: int) -> None:
 
 
 def test_a_container_in_a_vm_has_no_process_on_the_host(vmm: int) -> None:
-    seen = told(ContainerEvent(Verb.POST_START, pod(vmm), container(pid=vmm), 7))[1]
+    seen = translated(ContainerEvent(Verb.POST_START, pod(vmm), container(pid=vmm), 7))[1]
     assert isinstance(seen, ContainerSeen)
     assert seen.init is None
     assert seen.container.cpuset is None
@@ -79,7 +79,7 @@ def test_a_container_that_was_created_is_no_running_one() -> None:
     for event, state in ((ContainerEvent(Verb.POST_CREATE, None, container(state=1), 7), ContainerState.CREATED),
                          (ContainerEvent(Verb.POST_UPDATE, None, container(state=1), 7), ContainerState.CREATED),
                          (ContainerEvent(Verb.POST_UPDATE, None, container(state=2), 7), ContainerState.RUNNING)):
-        seen, = told(event)
+        seen, = translated(event)
         assert isinstance(seen, ContainerSeen)
         assert seen.container.state is state
 
@@ -96,30 +96,30 @@ def test_an_update_that_comes_after_the_end_wakes_nobody() -> None:
     begun = [ContainerEvent(Verb.POST_START, pod(), container(cpus="2-3"), 7),
              ContainerEvent(Verb.STOP, pod(), container(), 8)]
     state = after(begun)
-    assert told(ContainerEvent(Verb.POST_UPDATE, pod(), container(cpus="4-5"), 9), state) == []
-    assert told(ContainerEvent(Verb.POST_UPDATE, pod(), container(cpus="4-5", state=4), 9)) == []
+    assert translated(ContainerEvent(Verb.POST_UPDATE, pod(), container(cpus="4-5"), 9), state) == []
+    assert translated(ContainerEvent(Verb.POST_UPDATE, pod(), container(cpus="4-5", state=4), 9)) == []
     assert state.sandboxes[POD].live() == ()
 
 
 @pytest.mark.parametrize("verb", [Verb.STOP, Verb.REMOVE])
 def test_a_stop_is_an_end(verb: Verb) -> None:
-    assert told(ContainerEvent(verb, None, container(), 9)) == [ContainerStopped(POD, C1, 9)]
+    assert translated(ContainerEvent(verb, None, container(), 9)) == [ContainerStopped(POD, C1, 9)]
 
 
 def test_a_pod_that_stops_takes_what_the_runtime_told_of_with_it() -> None:
     state = after([ContainerEvent(Verb.POST_START, pod(), container(cpus="2"), 7)])
     state = reduce(state, ContainerSeen(POD, Container(C2, cpuset=CpuSet([3])), Source.BUNDLE, 7))
-    assert told(PodEvent(Verb.STOP_POD, pod(), 9), state) == [ContainerStopped(POD, C1, 9)]
-    assert told(PodEvent(Verb.STOP_POD, pod(), 9)) == []
-    assert told(PodEvent(Verb.REMOVE_POD, pod(), 10), state) == [SandboxGone(POD)]
+    assert translated(PodEvent(Verb.STOP_POD, pod(), 9), state) == [ContainerStopped(POD, C1, 9)]
+    assert translated(PodEvent(Verb.STOP_POD, pod(), 9)) == []
+    assert translated(PodEvent(Verb.REMOVE_POD, pod(), 10), state) == [SandboxGone(POD)]
 
 
 def test_what_is_not_facts_is_no_event() -> None:
-    assert told(Disconnected()) == []
+    assert translated(Disconnected()) == []
 
 
 def test_a_list_tells_all_that_is_there() -> None:
-    events = told(Synced((pod(handler="kata"),), (
+    events = translated(Synced((pod(handler="kata"),), (
         container(C1, "2-3"), container(C2, state=4), container("c3", state=1), container("c4", "5", pod_="pod2")), 7))
     assert events == [
         SandboxSeen(POD, "nri", Pod("default", "web", "u-1"), None, "kata"),
@@ -138,7 +138,7 @@ def test_what_a_list_leaves_out_has_ended_while_nobody_listened() -> None:
     # A container that only a hook told of is not the runtime's to end.
     state = reduce(state, ContainerSeen(SandboxId("pod3"), Container(ContainerId("c4"), cpuset=CpuSet([5])),
                                         Source.BUNDLE, 7))
-    events = told(Synced((), (container("c3", "4", pod_="pod2"),), 9), state)
+    events = translated(Synced((), (container("c3", "4", pod_="pod2"),), 9), state)
     assert [event for event in events if not isinstance(event, ContainerSeen)] == [
         ContainerStopped(POD, C1, 9), SandboxGone(POD), ContainerStopped(SandboxId("pod2"), C2, 9)]
     state = after([Synced((), (container("c3", "4", pod_="pod2"),), 9)], state)
@@ -149,7 +149,7 @@ def test_what_a_list_leaves_out_has_ended_while_nobody_listened() -> None:
 def test_a_sandbox_that_kata_told_of_is_not_for_the_runtimes_list_to_end() -> None:
     state = after([PodEvent(Verb.RUN_POD, pod(), 7)])
     state = DesiredState({POD: state.sandboxes[POD]._replace(runtime="kata-go")})
-    assert told(Synced((), (), 9), state) == []
+    assert translated(Synced((), (), 9), state) == []
 
 
 def test_the_same_list_again_changes_nothing(process: int) -> None:
@@ -165,5 +165,5 @@ def test_five_hundred_containers_cost_little() -> None:
         tuple(pod(pids[number % len(pids)], id_=f"p{number}") for number in range(250)),
         tuple(container(f"c{number}", "2-3", pid=pids[number % len(pids)], pod_=f"p{number // 2}")
               for number in range(500)), 7)
-    assert len(told(listed)) == 750
-    assert effort(lambda: told(listed)) < 200  # 50 ms are ten
+    assert len(translated(listed)) == 750
+    assert effort(lambda: translated(listed)) < 200  # 50 ms are ten

@@ -12,7 +12,6 @@ def test_a_watcher_that_looks_at_everything_in_time_is_alive() -> None:
     assert not health.alive(60.1, 0.1).up
     assert health.alive(300.0, 100.0).up
     assert not health.alive(300.1, 100.0).up
-    assert not health.alive(None, 10.0).up
 
 
 def test_what_is_down_counts_when_it_is_needed() -> None:

@@ -175,11 +175,11 @@ def test_a_kernel_thread_whose_number_is_a_process_by_now_is_no_vms(tmp_path: Pa
     inventory = VmInventory(Procfs(tmp_path))
     inventory.scan({})
     vm = inventory.vms[SandboxId("a")]
-    assert [thread.id.tid for thread in vm.kernel] == [5000]
+    assert [thread.id.tid for thread in vm.kernel_threads] == [5000]
     process(tmp_path, 5000, argv[0], *argv, start=200)
     for _ in range(ROUNDS):  # it comes to its turn
         inventory.scan({})
-    assert vm.kernel == []
+    assert vm.kernel_threads == []
 
 
 @pytest.mark.parametrize("argv", [("qemu-system-x86_64", "-name", "sandbox-b"), VIRTIOFSD])
@@ -192,7 +192,7 @@ def test_a_process_whose_number_is_a_kernel_threads_by_now_is_nothing(tmp_path: 
     for _ in range(ROUNDS):
         inventory.scan({})
     vm = inventory.vms[SandboxId("a")]
-    assert (set(inventory.vms), vm.helpers, [thread.id.tid for thread in vm.kernel]) == ({"a"}, [], [5000])
+    assert (set(inventory.vms), vm.helpers, [thread.id.tid for thread in vm.kernel_threads]) == ({"a"}, [], [5000])
 
 
 def test_a_shims_child_that_executes_a_virtiofsd_is_no_shim_any_more(tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ class Nameless:
         return inventory
 
 
-def told(vm: Vm) -> dict[int, int]:
-    return {thread.tid: vcpu for thread, vcpu in vm.learned.items()}
+def identified_vcpus(vm: Vm) -> dict[int, int]:
+    return {thread.tid: vcpu for thread, vcpu in vm.vcpu_threads.items()}
 
 
 def test_a_vcpu_that_is_plugged_again_is_told_though_it_was_seen_before_it_was_in_kvm_run(tmp_path: Path) -> None:
@@ -65,13 +65,13 @@ def test_a_vcpu_that_is_plugged_again_is_told_though_it_was_seen_before_it_was_i
     qemu.vcpu(0)
     inventory = qemu.inventory()
     vm = inventory.vms[POD]
-    assert (vm.known, told(vm)) == (True, {4001: 0})
+    assert (vm.vcpus_identified, identified_vcpus(vm)) == (True, {4001: 0})
     qemu.thread(4003, "202 0x0 0x0")
     inventory.refresh(vm)
-    assert (vm.known, len(vm.learned)) == (True, 1)
+    assert (vm.vcpus_identified, len(vm.vcpu_threads)) == (True, 1)
     qemu.thread(4003, "16 0xb 0xae80 0x0")
     assert inventory.refresh(vm) is Refresh.CHANGED
-    assert told(vm) == {4001: 0, 4003: 1}
+    assert identified_vcpus(vm) == {4001: 0, 4003: 1}
 
 
 def test_vcpus_that_cannot_be_identified_are_waited_for_a_while(tmp_path: Path) -> None:
@@ -79,19 +79,19 @@ def test_vcpus_that_cannot_be_identified_are_waited_for_a_while(tmp_path: Path) 
     qemu.thread(4001, "202 0x0 0x0")
     inventory = qemu.inventory()
     vm = inventory.vms[POD]
-    assert (vm.known, vm.awaited) == (False, False)  # it was started soon after the machine
+    assert (vm.vcpus_identified, vm.identification_pending) == (False, False)  # it was started soon after the machine
     qemu.vcpu(0)
     inventory.refresh(vm)
-    assert (vm.known, vm.awaited) == (True, False)
+    assert (vm.vcpus_identified, vm.identification_pending) == (True, False)
     # Another thread, which has not run yet: it has just come.
     qemu.ends(4001)
     qemu.thread(4002, "202 0x0 0x0")
     inventory.refresh(vm)
-    assert (vm.known, vm.awaited) == (False, True)
-    assert vm.since is not None
-    vm.since -= PATIENCE
+    assert (vm.vcpus_identified, vm.identification_pending) == (False, True)
+    assert vm.unidentified_since is not None
+    vm.unidentified_since -= PATIENCE
     assert inventory.refresh(vm) is Refresh.CHANGED  # it is to be placed again, as it is not waited for any longer
-    assert (vm.known, vm.awaited) == (False, False)
+    assert (vm.vcpus_identified, vm.identification_pending) == (False, False)
     assert inventory.refresh(vm) is Refresh.UNCHANGED
 
 
@@ -102,9 +102,9 @@ def test_a_vcpu_that_has_become_busy_for_ever_is_known_to_the_next_watcher(tmp_p
     qemu.vcpu(1)
     first = qemu.inventory()
     qemu.thread(4002, "running")
-    assert not qemu.inventory().vms[POD].known
+    assert not qemu.inventory().vms[POD].vcpus_identified
     vm = qemu.inventory(first).vms[POD]
-    assert (vm.known, vm.found_by, told(vm)) == (True, "kvm_run", {4001: 0, 4002: 1})
+    assert (vm.vcpus_identified, vm.found_by, identified_vcpus(vm)) == (True, "kvm_run", {4001: 0, 4002: 1})
 
 
 @pytest.mark.parametrize("what", ["VMM", "thread"])
@@ -116,7 +116,7 @@ def test_what_was_found_out_of_another_is_not_believed(tmp_path: Path, what: str
     first.vcpus[POD] = VcpuThreads(ThreadId(4000, 99 if what == "VMM" else 100),
                                    {ThreadId(4002, 4002 if what == "VMM" else 4001): first.vms[POD].vcpus[0].id})
     vm = qemu.inventory(first).vms[POD]
-    assert (vm.known, told(vm)) == (False, {4001: 0})
+    assert (vm.vcpus_identified, identified_vcpus(vm)) == (False, {4001: 0})
 
 
 def test_an_unplugged_vcpu_is_not_missed_though_qemu_keeps_its_descriptor(tmp_path: Path) -> None:
@@ -127,19 +127,19 @@ def test_an_unplugged_vcpu_is_not_missed_though_qemu_keeps_its_descriptor(tmp_pa
     qemu.thread(4009, "7 0x0 0x0")  # somebody who might be it
     first = qemu.inventory()
     vm = first.vms[POD]
-    assert told(vm) == {4001: 0, 4002: 1}
+    assert identified_vcpus(vm) == {4001: 0, 4002: 1}
     qemu.ends(4002)
     assert first.refresh(vm)
-    assert (vm.known, told(vm)) == (True, {4001: 0})
-    assert qemu.inventory(first).vms[POD].known
-    assert not qemu.inventory().vms[POD].known
+    assert (vm.vcpus_identified, identified_vcpus(vm)) == (True, {4001: 0})
+    assert qemu.inventory(first).vms[POD].vcpus_identified
+    assert not qemu.inventory().vms[POD].vcpus_identified
     # Plugged in again, and unplugged while nobody looked.
     qemu.thread(4010, "16 0xb 0xae80 0x0")
     assert first.refresh(vm)
-    assert told(vm) == {4001: 0, 4010: 1}
+    assert identified_vcpus(vm) == {4001: 0, 4010: 1}
     qemu.ends(4010)
     vm = qemu.inventory(first).vms[POD]
-    assert (vm.known, told(vm)) == (True, {4001: 0})
+    assert (vm.vcpus_identified, identified_vcpus(vm)) == (True, {4001: 0})
 
 
 def test_a_vcpu_that_is_plugged_again_and_busy_is_told_by_debugfs(tmp_path: Path) -> None:
@@ -151,11 +151,11 @@ def test_a_vcpu_that_is_plugged_again_and_busy_is_told_by_debugfs(tmp_path: Path
     vm = inventory.vms[POD]
     qemu.ends(4002)
     inventory.refresh(vm)
-    assert vm.gone == {1}
+    assert vm.ended_vcpus == {1}
     make_tree(qemu.sys, "kernel/debug/kvm/4000-9/vcpu1/pid = 4010\n")
     qemu.thread(4010, "running")
     inventory.refresh(vm)
-    assert (vm.known, told(vm), vm.gone) == (True, {4001: 0, 4010: 1}, set())
+    assert (vm.vcpus_identified, identified_vcpus(vm), vm.ended_vcpus) == (True, {4001: 0, 4010: 1}, set())
 
 
 def test_of_a_process_that_executed_another_vmm_nothing_is_believed(tmp_path: Path) -> None:
@@ -174,14 +174,14 @@ def test_of_a_process_that_executed_another_vmm_nothing_is_believed(tmp_path: Pa
     inventory.assign({})
     vm = inventory.vms[POD]
     inventory.refresh(vm)
-    assert (vm.known, told(vm), vm.gone) == (False, {4005: 0}, set())
+    assert (vm.vcpus_identified, identified_vcpus(vm), vm.ended_vcpus) == (False, {4005: 0}, set())
 
 
 def test_names_are_not_kept_as_they_can_be_read_again(tmp_path: Path) -> None:
     qemu = Nameless(tmp_path, 1, "1")
     qemu.thread(4001, "running", "CPU 0/KVM")
     inventory = qemu.inventory()
-    assert (told(inventory.vms[POD]), inventory.vcpus, inventory.learned) == ({4001: 0}, {}, False)
+    assert (identified_vcpus(inventory.vms[POD]), inventory.vcpus, inventory.unsaved) == ({4001: 0}, {}, False)
 
 
 def test_a_look_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def test_a_look_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path, mo
         with pytest.raises(OSError, match="Too many open files"):
             inventory.refresh(vm)
     assert inventory.refresh(vm) is Refresh.CHANGED
-    assert told(vm) == {4001: 0, 4002: 1}
+    assert identified_vcpus(vm) == {4001: 0, 4002: 1}
 
 
 def test_a_birth_that_was_told_is_looked_for_until_it_was_seen(tmp_path: Path,
@@ -230,7 +230,7 @@ def test_a_birth_that_was_told_is_looked_for_until_it_was_seen(tmp_path: Path,
         with pytest.raises(OSError, match="Too many open files"):
             inventory.refresh(vm)
     assert inventory.refresh(vm) is Refresh.CHANGED
-    assert told(vm) == {4002: 0}
+    assert identified_vcpus(vm) == {4002: 0}
 
 
 def _short(proc: Procfs, pid: int) -> list[str]:

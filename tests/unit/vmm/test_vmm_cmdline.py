@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from vmpin.domain.model import Vcpu, VcpuId
 from vmpin.vmm.qemu_cmdline import (
-    GuestTopology,
     Smp,
     cpu_index,
+    guest_vcpus,
     iothread_ids,
     keyvals,
     option_values,
@@ -71,7 +71,7 @@ def test_no_command_line_breaks_the_parsers(words: list[str]) -> None:
     argv = [X86]
     for option, word in zip(("-smp", "-numa", "-object", "-qmp", "-chardev", "-mon") * 2, words, strict=False):
         argv += [option, word]
-    GuestTopology(argv).vcpus([VcpuId(0)])
+    guest_vcpus(argv, [VcpuId(0)])
     iothread_ids(argv)
     qmp_sockets(argv)
     cpu_index(argv, [0, 1])
@@ -81,7 +81,7 @@ def test_a_long_command_line_costs_little() -> None:
     argv = [X86, "-smp", "8192", "-numa", "node" + ",cpus=0-8191" * 2000, "-object", "[" * 60000]
 
     def read() -> None:
-        GuestTopology(argv).vcpus(map(VcpuId, range(100)))
+        guest_vcpus(argv, map(VcpuId, range(100)))
         iothread_ids(argv)
 
     assert effort(read) < 200
@@ -106,7 +106,7 @@ def test_kvm_id_of_no_slot_is_left_out_and_arm_counts_straight() -> None:
 
 
 def vcpus(line: str, *ids: int) -> tuple[tuple[int, int | None, int | None], ...]:
-    return tuple((v.id, v.core, v.node) for v in GuestTopology([X86, *line.split()]).vcpus(map(VcpuId, ids)))
+    return tuple((v.id, v.core, v.node) for v in guest_vcpus([X86, *line.split()], map(VcpuId, ids)))
 
 
 def test_core_is_set_only_where_a_core_has_siblings() -> None:
@@ -128,7 +128,7 @@ def test_bad_numa_is_passed_over() -> None:
 
 
 def test_vcpu_is_the_models_type() -> None:
-    assert GuestTopology([X86]).vcpus([VcpuId(0)]) == (Vcpu(VcpuId(0)),)
+    assert guest_vcpus([X86], [VcpuId(0)]) == (Vcpu(VcpuId(0)),)
 
 
 def test_iothreads_are_the_declared_objects() -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from vmpin.domain.model import ThreadRole, VmmType
+from vmpin.host.procfs import Stat
 from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, kernel_thread_owner
+from vmpin.vmm.thread_names import read_names
 
 SID = "7f1d0c4be5a2f8c39b6d0e1a4c5f7788990011223344556677889900aabbccdd"
 
@@ -45,7 +47,15 @@ VMMS = [
 @pytest.mark.parametrize(("line", "vmm", "sandbox"), VMMS)
 def test_vmm_and_its_sandbox_are_read_from_the_command_line(line: str, vmm: VmmType, sandbox: str | None) -> None:
     argv = line.split()
-    assert classify(argv) == VmmProcess(vmm, sandbox, tuple(argv))  # type: ignore[arg-type]
+    assert classify(argv) == VmmProcess(vmm, sandbox)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("vmm", VmmType)
+def test_every_vmm_has_a_command_line_above_and_names_of_threads(vmm: VmmType) -> None:
+    """Dragonball runs inside the shim and has no command line."""
+    assert vmm is VmmType.DRAGONBALL or any(each is vmm and sandbox for _, each, sandbox in VMMS)
+    stats = {1: Stat("vmm", "S", 1, 0, 7, 0), 2: Stat("other", "S", 1, 0, 7, 0)}
+    assert set(read_names(vmm, 1, stats).roles) == {1, 2}
 
 
 HELPERS = [

@@ -125,7 +125,7 @@ def test_a_session_survives_anything(caplog: pytest.LogCaptureFixture) -> None:
     counters = NriCounters()
 
     def feed() -> Callable[[bytes], object]:
-        session = NriSession("vmpin", "90", counters)
+        session = NriSession("vmpin", "90", counters, set(), {}, 0)
         session.register()
         return lambda data: list(session.feed(data))
 
@@ -142,7 +142,7 @@ def test_a_hostile_list_is_left_out_at_little_cost() -> None:
 
     def refuse() -> None:
         with pytest.raises(WireError, match="lists 1048576 pods and containers"):
-            list(NriSession("vmpin", "90", NriCounters()).feed(raw))
+            list(NriSession("vmpin", "90", NriCounters(), set(), {}, 0).feed(raw))
 
     assert effort(refuse, 1) < 2000
 
@@ -176,7 +176,7 @@ def test_no_more_than_one_message_is_kept() -> None:
 def test_a_list_without_an_end_is_refused() -> None:
     part = MESSAGES["SynchronizeRequest"](
         pods=[pod(annotations={"a": "x" * (1 << 20)})], more=True).SerializeToString()
-    session = NriSession("vmpin", "90", NriCounters())
+    session = NriSession("vmpin", "90", NriCounters(), set(), {}, 0)
 
     def listed() -> None:
         for stream in range(1, 400, 2):

@@ -1,7 +1,6 @@
 """The configurations of containerd, CRI-O and podman: runtime handlers, NRI, hook directories.
 
-Called by node_facts. What stays out: Kata's own configuration (kata_config), and requests to the engines.
-"""
+Called by node_facts. What stays out: Kata's own configuration (kata_config), and requests to the engines."""
 
 from __future__ import annotations
 
@@ -12,7 +11,8 @@ from vmpin.domain.facts import Engine, Handler
 from vmpin.errors import SourceError
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
-from vmpin.runtime.toml_files import Table, dig, load, merge, string, strings, switch
+from vmpin.runtime.json_files import dig
+from vmpin.runtime.toml_files import Table, load, merge, string, strings, switch
 
 #: Default paths of containerd's configuration: its own, and those of distributions that contain it.
 _CONTAINERD = ("/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
@@ -67,9 +67,8 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
     version = config.get("version")
     version = version if isinstance(version, int) else 1 if config else 0
     disabled = switch(dig(config, "plugins", _NRI, "disable"))
-    on = None if disabled is None else not disabled
-    if on is None and version >= 3:
-        on = True  # containerd 2's default; of version 2, both 1.7 (off) and 2 (on) read that
+    # On is containerd 2's default; of version 2, both 1.7 (off) and 2 (on) read that.
+    on = not disabled if disabled is not None else True if version >= 3 else None
     if _NRI in strings(config.get("disabled_plugins")):
         on = False
     handlers = tuple(
@@ -85,14 +84,7 @@ def _imported(files: Files, path: str, read: list[str], trouble: list[str], orig
     """A file of containerd's, with its imports over it (cmd/containerd/server/config: mergeConfig)."""
     if path in read or len(read) >= _MAX_IMPORTS:
         return {}
-    try:
-        config = load(files, path)
-    except SourceError as err:
-        trouble.append(str(err))
-        return {}
-    if config is None:
-        return {}
-    read.append(path)
+    config = next((found for _, found in _loaded(files, [path], read, trouble)), {})
     for plugin in _CRI:
         for name, _ in _tables(dig(config, "plugins", plugin, "containerd", "runtimes")):
             origin[name] = path
@@ -128,10 +120,9 @@ def _crio(files: Files, program: Program | None) -> Engine:
     for path, found in _loaded(files, paths, read, trouble):
         origin |= {name: path for name, _ in _tables(dig(found, "crio", "runtime", "runtimes"))}
         config = merge(config, found)
-    handlers = tuple(
-        _handler("crio", name, table, origin[name], config_path=string(table.get("runtime_config_path")),
-                 kind=string(table.get("runtime_type")), annotations=None, base_spec="")
-        for name, table in _tables(dig(config, "crio", "runtime", "runtimes")))
+    handlers = tuple(_handler("crio", name, table, origin[name], config_path=string(table.get("runtime_config_path")),
+                              kind=string(table.get("runtime_type")), annotations=None, base_spec="")
+                     for name, table in _tables(dig(config, "crio", "runtime", "runtimes")))
     hooks = strings(dig(config, "crio", "runtime", "hooks_dir")) or _CRIO_HOOKS
     return Engine("crio", None if program is None else program.pid, tuple(read),
                   switch(dig(config, "crio", "nri", "enable_nri")), string(dig(config, "crio", "nri", "nri_listen")),

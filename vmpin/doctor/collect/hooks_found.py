@@ -1,13 +1,12 @@
 """The registrations of vmpin's OCI hook: in hook directories (podman, CRI-O), and in base specs (containerd).
 
-Called by node_facts. What stays out: registering it (install.hooks_directory).
-"""
+Called by node_facts. What stays out: registering it (install.hooks_directory)."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from vmpin.domain.facts import Engine, Hook
 from vmpin.errors import SourceError
@@ -70,8 +69,7 @@ def _ours(entry: object) -> bool:
     return isinstance(path, str) and path.rpartition("/")[2] == _SCRIPT
 
 
-def _hook(files: Files, path: str, entries: Sequence[tuple[str, dict[str, object]]],
-          readers: tuple[str, ...]) -> Hook:
+def _hook(files: Files, path: str, entries: Sequence[tuple[str, dict[str, object]]], readers: tuple[str, ...]) -> Hook:
     script = str(entries[0][1]["path"]) if entries else ""
     args = entries[0][1].get("args") if entries else []
     argv = [str(arg) for arg in args] if isinstance(args, list) else []
@@ -90,13 +88,8 @@ def _broken(files: Files, script: str) -> str:
         return "is not there"
     if not os.stat(files.host(script)).st_mode & 0o111:
         return "is not executable"
-    interpreter = _interpreter(raw)
+    line = raw.partition(b"\n")[0][:256]
+    interpreter = os.fsdecode((line[2:].split() or [b""])[0]) if line.startswith(b"#!") else ""
     if interpreter and not files.exists(interpreter):
         return f"its interpreter {interpreter} is not there"
     return ""
-
-
-def _interpreter(raw: bytes) -> str:
-    line = raw.partition(b"\n")[0][:256]
-    parts: Iterable[bytes] = line.removeprefix(b"#!").split() if line.startswith(b"#!") else ()
-    return os.fsdecode(next(iter(parts), b""))

@@ -2,29 +2,24 @@
 
 Go: pkg/katautils/config.go; Rust: libs/kata-types/src/config (default.rs, drop_in.rs). Both follow links to the file,
 take the directory `config.d` beside it, and merge its files in the order of their names. Called by node_facts. What
-stays out: changes by a pod's annotations, and the meaning of a setting (doctor.kata_checks).
-"""
+stays out: changes by a pod's annotations, and the meaning of a setting (doctor.kata_checks)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vmpin.domain.facts import Engine, FoundSetting, Handler, KataConfig
+from vmpin.domain.facts import Engine, FoundSetting, KataConfig
 from vmpin.errors import SourceError
 from vmpin.host.files import Files
-from vmpin.runtime.toml_files import Table, dig, load
+from vmpin.runtime.json_files import dig
+from vmpin.runtime.toml_files import Table, load
 
+_TOPS = ("/etc/kata-containers", "/usr/share/defaults/kata-containers", "/opt/kata/share/defaults/kata-containers")
 #: The default configuration files by runtime; the first that exists is used.
-_DEFAULTS = {
-    "go": ("/etc/kata-containers/configuration.toml", "/usr/share/defaults/kata-containers/configuration.toml",
-           "/opt/kata/share/defaults/kata-containers/configuration.toml"),
-    "rs": ("/etc/kata-containers/runtime-rs/configuration.toml",
-           "/usr/share/defaults/kata-containers/runtime-rs/configuration.toml",
-           "/opt/kata/share/defaults/kata-containers/runtime-rs/configuration.toml")}
+_DEFAULTS = {runtime: tuple(f"{top}{below}/configuration.toml" for top in _TOPS)
+             for runtime, below in (("go", ""), ("rs", "/runtime-rs"))}
 #: Where installations keep more of them (kata-deploy: runtimes/SHIM and custom-runtimes/HANDLER).
-_PLACES = tuple(f"{top}{below}/configuration*.toml"
-                for top in ("/etc/kata-containers", "/usr/share/defaults/kata-containers",
-                            "/opt/kata/share/defaults/kata-containers")
+_PLACES = tuple(f"{top}{below}/configuration*.toml" for top in _TOPS
                 for below in ("", "/runtime-rs", "/runtimes/*", "/runtime-rs/runtimes/*", "/custom-runtimes/*"))
 #: The keys that are kept, by section; a hypervisor's stand in `[hypervisor.NAME]`.
 RUNTIME = ("enable_vcpus_pinning", "sandbox_cgroup_only", "static_sandbox_resource_mgmt")
@@ -43,8 +38,8 @@ def configurations(files: Files, engines: Iterable[Engine]) -> tuple[KataConfig,
     for runtime, paths in _DEFAULTS.items():
         found = next((path for path in paths if files.exists(path)), None)
         if found is not None:
-            takers = [handler.name for handler in handlers
-                      if not handler.config_path and _runtime_of(handler) == runtime]
+            takers = [handler.name for handler in handlers if not handler.config_path
+                      and ("runtime-rs" in handler.runtime_path) is (runtime == "rs")]
             readers.setdefault(found, []).extend(takers or ([] if handlers else ["default"]))
     if not handlers:
         for path in dict.fromkeys(path for place in _PLACES for path in files.glob(place)):
@@ -52,10 +47,6 @@ def configurations(files: Files, engines: Iterable[Engine]) -> tuple[KataConfig,
                 readers.setdefault(path, [])
     return tuple(config for path, names in readers.items()
                  if (names or not handlers) and (config := _read(files, path, names)) is not None)
-
-
-def _runtime_of(handler: Handler) -> str:
-    return "rs" if "runtime-rs" in handler.runtime_path else "go"
 
 
 def _read(files: Files, path: str, readers: Sequence[str]) -> KataConfig | None:

@@ -1,12 +1,11 @@
 """The kubelet's own configuration: its file, the drop-ins beside it, and the flags of its command line.
 
 Only keys that concern CPUs are kept: other parts of these files hold secrets. Called by node_facts. What stays out:
-the checkpoint (runtime.kubelet).
-"""
+the checkpoint (runtime.kubelet)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vmpin.config import yaml_file
@@ -17,11 +16,10 @@ from vmpin.host.daemons import Program
 from vmpin.host.files import Files
 
 #: KubeletConfiguration (kubernetes/kubelet, config/v1beta1) by flag.
-KEYS = {
-    "cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": "cpuManagerPolicyOptions",
-    "cpu-manager-reconcile-period": "cpuManagerReconcilePeriod", "reserved-cpus": "reservedSystemCPUs",
-    "topology-manager-policy": "topologyManagerPolicy", "topology-manager-scope": "topologyManagerScope",
-    "memory-manager-policy": "memoryManagerPolicy"}
+KEYS = {"cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": "cpuManagerPolicyOptions",
+        "cpu-manager-reconcile-period": "cpuManagerReconcilePeriod", "reserved-cpus": "reservedSystemCPUs",
+        "topology-manager-policy": "topologyManagerPolicy", "topology-manager-scope": "topologyManagerScope",
+        "memory-manager-policy": "memoryManagerPolicy"}
 #: Without a command line to read: kubeadm, Amazon's EKS, OpenShift.
 _FILES = ("/var/lib/kubelet/config.yaml", "/etc/kubernetes/kubelet/config.json",
           "/etc/kubernetes/kubelet/kubelet-config.json", "/etc/kubernetes/kubelet.conf")
@@ -46,8 +44,8 @@ def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
         found = _document(files, path, trouble)
         if found is not None and found.get("kind") == _KIND:
             read.append(path)
-            settings |= {key: FoundSetting(_plain(found[key]),
-                                           path) for key in KEYS.values() if found.get(key) is not None}
+            settings |= {key: FoundSetting(_plain(found[key]), path)
+                         for key in KEYS.values() if found.get(key) is not None}
     flags = [("the command line", argv)]
     for path in _RANCHER:
         found = _document(files, path, trouble) if files.exists(path) else None
@@ -88,5 +86,4 @@ def _plain(value: object) -> object:
 
 def _options(text: str) -> dict[str, str]:
     """`full-pcpus-only=true,…` as the file has it."""
-    pairs: Iterable[tuple[str, str, str]] = (item.partition("=") for item in text.split(",") if item)
-    return {key: value for key, _, value in pairs}
+    return {key: value for key, _, value in (item.partition("=") for item in text.split(",") if item)}

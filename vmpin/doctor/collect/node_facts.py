@@ -1,8 +1,6 @@
 """All facts about a node that the doctor checks, collected from the adapters.
 
-Reads only. Called by cli/questions for `vmpin doctor` and `vmpin gather`. What stays out: vmpin's own files
-(own_facts).
-"""
+Reads only. Called by cli/questions for `vmpin doctor` and `gather`. What stays out: vmpin's own files (own_facts)."""
 
 from __future__ import annotations
 
@@ -15,20 +13,18 @@ from typing import Any
 
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.doctor.collect.connector_check import available
 from vmpin.doctor.collect.engines import engines
 from vmpin.doctor.collect.hooks_found import hooks
 from vmpin.doctor.collect.kata_config import configurations
-from vmpin.doctor.collect.kernel import kernel
+from vmpin.doctor.collect.kernel import available, kernel, rights, status_fields
 from vmpin.doctor.collect.kubelet_config import kubelet_config
 from vmpin.doctor.collect.own_facts import run_directory
-from vmpin.doctor.collect.rights import rights
 from vmpin.domain.facts import Checkpoint, ConnectorFacts, CpuFacts, KataSandboxFacts, NodeFacts, Rights, WatcherFacts
 from vmpin.errors import SourceError
 from vmpin.host import daemons
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.files import Files
-from vmpin.host.procfs import Procfs, age, read_file
+from vmpin.host.procfs import Procfs, age
 from vmpin.host.sysfs import Sysfs
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.kubelet import parse_checkpoint
@@ -36,17 +32,14 @@ from vmpin.runtime.kubelet import parse_checkpoint
 logger = logging.getLogger(__name__)
 
 _MONITOR = "conmon"
-#: Name of the watcher's source of process events.
-BIRTHS = "births"
+BIRTHS = "births"  #: Name of the watcher's source of process events.
 
 
 def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Mapping[str, Any],
                   status_trouble: str = "") -> NodeFacts:
     """Read everything that the checks need.
-
     :param root: the mount of the node's file system: `/`, or another directory in a pod. The paths of the
-        configuration (/proc, /sys, the run directory, the kubelet's) are used unchanged, not below it.
-    """
+        configuration (/proc, /sys, the run directory, the kubelet's) are used unchanged, not below it."""
     files, proc = Files(root), Procfs(config.paths.proc)
     programs = daemons.programs(proc, (*daemons.DAEMONS, *daemons.CONFIGURED, _MONITOR))
     found = tuple(replace(engine, cpus=_mask(proc, engine.pid), age=_age(proc, engine.pid),
@@ -68,14 +61,11 @@ def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Map
 
 def _mask(proc: Procfs, pid: int | None) -> CpuSet | None:
     """The mask of a process's main thread, by its status file; None where that cannot be read."""
-    raw = b"" if pid is None else read_file(f"{proc.root}/{pid}/status", 65536) or b""
-    for line in raw.splitlines():
-        if line.startswith(b"Cpus_allowed_list:"):
-            try:
-                return CpuSet.parse(line.partition(b":")[2].decode("ascii", "replace").strip())
-            except CpuSetError:
-                return None
-    return None
+    listed = None if pid is None else status_fields(proc, str(pid)).get("Cpus_allowed_list")
+    try:
+        return None if listed is None else CpuSet.parse(listed)
+    except CpuSetError:
+        return None
 
 
 def _age(proc: Procfs, pid: int | None) -> float | None:

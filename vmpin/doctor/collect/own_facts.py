@@ -1,7 +1,6 @@
 """vmpin's own files on the node: the run directory, its lock, its spool, its state file.
 
-Reads only. Called by node_facts and cli/questions. What stays out: everything that is not vmpin's (node_facts).
-"""
+Reads only. Called by node_facts and cli/questions. What stays out: everything that is not vmpin's (node_facts)."""
 
 from __future__ import annotations
 
@@ -28,13 +27,19 @@ def run_directory(config: Config, proc: Procfs) -> RunDirectoryFacts:
     except OSError:
         return RunDirectoryFacts(str(path))
     spooled, oldest = _spool(config.paths.spool)
-    size, trouble = _state(config, proc)
+    readable = os.access(config.paths.state_file, os.R_OK)
+    try:
+        size = config.paths.state_file.lstat().st_size
+    except OSError:
+        size = None
+    trouble = ("" if size is None or not readable else
+               state_file.load(config.paths.state_file, proc.boot_id(), set_aside=False)[1])
     return RunDirectoryFacts(
-        str(path), exists=True, uid=info.st_uid, mode=stat.S_IMODE(info.st_mode), file_system=_file_system(path, proc),
+        str(path), exists=True, uid=info.st_uid, mode=stat.S_IMODE(info.st_mode), file_system=_file_system(path),
         read_only=bool(space.f_flag & os.ST_RDONLY), writable=os.access(path, os.W_OK | os.X_OK),
         free=space.f_bavail * space.f_frsize, inodes=space.f_favail, spooled=spooled, oldest=oldest,
         set_aside=os.path.exists(path / f"{config.paths.state_file.name}.bad"), state_size=size,
-        state_read=os.access(config.paths.state_file, os.R_OK), state_trouble=trouble)
+        state_read=readable, state_trouble=trouble)
 
 
 def _spool(path: Path) -> tuple[int, float]:
@@ -47,49 +52,33 @@ def _spool(path: Path) -> tuple[int, float]:
     return len(found), max(0.0, time.time() - min(found)) if found else 0.0
 
 
-def _state(config: Config, proc: Procfs) -> tuple[int | None, str]:
-    try:
-        size = config.paths.state_file.lstat().st_size
-    except OSError:
-        return None, ""
-    if not os.access(config.paths.state_file, os.R_OK):
-        return size, ""
-    return size, state_file.load(config.paths.state_file, proc.boot_id(), set_aside=False)[1]
-
-
-def _file_system(path: Path, proc: Procfs) -> str:
+def _file_system(path: Path) -> str:
     """The type of the file system at a path, for example `tmpfs`."""
+    import psutil
+
     try:
-        table = Path(f"{proc.root}/self/mountinfo").read_bytes()
+        mounts = [mount for mount in psutil.disk_partitions(all=True)
+                  if f"{os.path.realpath(path)}/".startswith(f"{mount.mountpoint.rstrip('/')}/")]
     except OSError:
-        return "unknown file system"
-    best, kind = "", "unknown file system"
-    place = os.path.realpath(path)
-    for line in os.fsdecode(table).split("\n"):
-        before, _, after = line.partition(" - ")
-        fields = before.split(" ")
-        point = fields[4] if len(fields) > 4 else ""
-        if len(point) >= len(best) and (place + "/").startswith(point.rstrip("/") + "/"):
-            best, kind = point, after.split(" ")[0]
-    return kind
+        mounts = []
+    kind: str = max(reversed(mounts), key=lambda mount: len(mount.mountpoint)).fstype if mounts else ""
+    return kind or "unknown file system"
 
 
 def lock_holder(config: Config, proc: Procfs) -> int | None:
     """Pid of the process that holds the watcher's lock, from the kernel's list of locks; None if it is free.
 
-    Trying to lock would be simpler, but would make a watcher fail that starts at that moment.
-    """
+    Trying to lock would be simpler, but would make a watcher fail that starts at that moment."""
     try:
         info = config.paths.lock_file.stat()
         table = Path(f"{proc.root}/locks").read_text("ascii", "replace")
     except OSError:
         return None
+    file = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
     for line in table.splitlines():
         fields = line.split()  # 1: FLOCK ADVISORY WRITE 1234 00:17:5678 0 EOF
-        if "FLOCK" in fields and fields[-3].endswith(f":{info.st_ino}"):
-            device = fields[-3].split(":")
-            if (int(device[0], 16), int(device[1], 16)) == (os.major(info.st_dev), os.minor(info.st_dev)):
-                return int(fields[-4])
+        if "FLOCK" in fields and fields[-3] == file:
+            return int(fields[-4])
     return None
 
 

@@ -1,10 +1,7 @@
 """Channels into a guest: each opens a stream of bytes to a port in it. Every class of channel has a module of its own.
 
 Used by vm_guest and the sessions (guests). What stays out: what is sent over a stream (agent_session, kata_agent), and
-repeated attempts (attempts).
-"""
-
-from __future__ import annotations
+repeated attempts (attempts)."""
 
 import asyncio
 import os
@@ -39,17 +36,13 @@ class Channel(Protocol):
     """A way into one guest. `str()` of it appears in the log and in the status."""
 
     async def open(self, port: int) -> Stream:
-        """Connect to a port in the guest.
-
-        :raises NotListening: no process listens there. :raises OSError: the guest cannot be reached.
-        :raises TimeoutError: there was no answer.
-        """
+        """Connect to a port in the guest. :raises NotListening: no process listens there. :raises OSError: the guest
+        cannot be reached. :raises TimeoutError: there was no answer."""
 
 
 async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
     """Connect to a Unix socket at a path as process `pid` resolves it: in its mount namespace, and relative to its
     working directory.
-
     :param peer: the process that must be the one listening, as a path from a command line may lead anywhere; None:
         any.
     :raises PermissionError: another process listens. :raises NotListening: the socket exists and no process listens.
@@ -62,11 +55,12 @@ async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
         try:
             async with asyncio.timeout(CONNECT_DEADLINE):
                 await asyncio.get_running_loop().sock_connect(made, f"/proc/self/fd/{directory}/{place.name}")
-        except ConnectionRefusedError as err:
-            raise NotListening(err.errno, err.strerror, path) from err
-        except BlockingIOError as err:  # the backlog is full
-            raise NotListening(err.errno, "is busy", path) from err
-        if peer is not None and (found := _peer_pid(made)) != peer:
+        except (ConnectionRefusedError, BlockingIOError) as err:  # the second where the backlog is full
+            busy = isinstance(err, BlockingIOError)
+            raise NotListening(err.errno, "is busy" if busy else err.strerror, path) from err
+        # The process that called listen() (struct ucred: pid, uid, gid).
+        found, _, _ = struct.unpack("3i", made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if peer is not None and found != peer:
             raise PermissionError(1, f"process {found} listens there and not {peer}", path)
         reader, writer = await asyncio.open_unix_connection(sock=made, limit=BUFFERED)
     except BaseException:
@@ -88,9 +82,3 @@ def socket_id(path: str, pid: int) -> tuple[int, int] | None:
 
 def _seen_by(pid: int, path: str) -> Path:
     return Path(f"/proc/{pid}/root{path}" if path.startswith("/") else f"/proc/{pid}/cwd/{path}")
-
-
-def _peer_pid(made: socket.socket) -> int:
-    """The pid of the process that called listen() (SO_PEERCRED: pid, uid, gid)."""
-    found: tuple[int, int, int] = struct.unpack("3i", made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return found[0]

@@ -1,9 +1,6 @@
 """Finds the channels into a VM's guest, from its VMM's command line and Kata's files about it.
 
-Called by vm_guest at each attempt. What stays out: whether an agent answers there (the sessions try them in turn).
-"""
-
-from __future__ import annotations
+Called by vm_guest at each attempt. What stays out: whether an agent answers there (the sessions try them in turn)."""
 
 import os
 import re
@@ -26,10 +23,7 @@ _CID = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 @dataclass(frozen=True)
 class GuestAddress:
-    """The facts about a VM that its channels follow from.
-
-    `agent_url` is Kata's record of its agent's address, or "".
-    """
+    """The facts of a VM that its channels follow from. `agent_url` is the agent's address by Kata's files, or ""."""
 
     sandbox: SandboxId
     type: VmmType
@@ -40,9 +34,7 @@ class GuestAddress:
 
 def find_channels(vm: GuestAddress, proc: Procfs, kata_go: Path, kata_rs: Path) -> list[Channel]:
     """The channels into a VM's guest, those with ports first: Kata's agent can be reached over them as well.
-
-    :param kata_go, kata_rs: the state directories of Kata's two runtimes.
-    """
+    :param kata_go, kata_rs: the state directories of Kata's two runtimes."""
     found: list[Channel] = []
     if vm.type in (VmmType.QEMU, VmmType.STRATOVIRT):
         # The command line first: for a restored or renumbered VM it has the CID that the kernel was given.
@@ -64,11 +56,6 @@ def find_channels(vm: GuestAddress, proc: Procfs, kata_go: Path, kata_rs: Path) 
     return found
 
 
-def has_ports(channel: Channel) -> bool:
-    """Whether ports other than that of vmpin's agent can be reached."""
-    return not isinstance(channel, VirtioSerial)
-
-
 def _of_url(vm: GuestAddress) -> Iterable[HybridVsock | Vsock]:
     match = _AGENT_URL.fullmatch(vm.agent_url)
     if match is None:
@@ -80,10 +67,8 @@ def _of_url(vm: GuestAddress) -> Iterable[HybridVsock | Vsock]:
 
 
 def _hybrid(vm: GuestAddress, kata_go: Path, kata_rs: Path) -> Iterable[HybridVsock]:
-    """The sockets on which Kata's two runtimes let their VMMs listen, as paths of this process or of a jailed VMM.
-
-    They are named in virtcontainers/clh.go and fc.go, and in runtime-rs's hypervisor/src/ch, firecracker and utils.rs.
-    """
+    """The sockets on which Kata's runtimes let their VMMs listen, as paths of this process or of a jailed VMM: named
+    in virtcontainers/clh.go and fc.go, and in runtime-rs's hypervisor/src/ch, firecracker and utils.rs."""
     me = os.getpid()
     if vm.type is VmmType.DRAGONBALL:
         yield HybridVsock(str(kata_rs / vm.sandbox / "root" / "kata.hvsock"), me, vm.pid)

@@ -1,10 +1,7 @@
 """Hybrid vsock: vsock for the guest, and for the host a Unix socket of the VMM on which the port is requested.
 
 Used by Firecracker, Cloud Hypervisor, Dragonball, and vhost-device-vsock for QEMU (firecracker/docs/vsock.md):
-`CONNECT 1024\\n` is answered with `OK <port of the host>\\n`, or closed if no process listens in the guest.
-"""
-
-from __future__ import annotations
+`CONNECT 1024\\n` is answered with `OK <port of the host>\\n`, or closed if no process listens in the guest."""
 
 import asyncio
 import errno
@@ -36,18 +33,16 @@ class HybridVsock:
             stream.writer.write(b"CONNECT %d\n" % port)
             async with asyncio.timeout(self.deadline):
                 answer = await _line(stream.reader)
-        except ConnectionError as err:
+            if not answer:
+                raise ConnectionResetError
+            if not _OK.fullmatch(answer):
+                raise OSError(errno.EPROTO, f"answered {answer!r} to CONNECT", self.path)
+        except BaseException as err:
             stream.close()
-            raise NotListening(errno.ECONNREFUSED, f"no process listens on port {port}", self.path) from err
-        except BaseException:
-            stream.close()
+            if isinstance(err, ConnectionError):
+                raise NotListening(errno.ECONNREFUSED, f"no process listens on port {port}", self.path) from err
             raise
-        if _OK.fullmatch(answer):
-            return stream
-        stream.close()
-        if not answer:
-            raise NotListening(errno.ECONNREFUSED, f"no process listens on port {port}", self.path)
-        raise OSError(errno.EPROTO, f"answered {answer!r} to CONNECT", self.path)
+        return stream
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

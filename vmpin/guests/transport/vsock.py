@@ -1,7 +1,5 @@
 """AF_VSOCK: the guest has a number (CID), and the kernel connects to its ports (vhost-vsock)."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import socket

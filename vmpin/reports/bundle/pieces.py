@@ -3,8 +3,6 @@
 The same pieces at the same time give the same bytes.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io
@@ -14,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import BinaryIO
 
-from vmpin.config.settings import to_plain as plain_value
+from vmpin.config.settings import to_plain
 from vmpin.reports.redact import cleaned
 
 #: Of one piece, and of all together before they are compressed (bytes).
@@ -35,8 +33,7 @@ class Pieces:
     """Collects pieces. Data beyond the limits is cut, and recorded in the manifest."""
 
     def __init__(self, most: int = MAX_ALL, each: int = MAX_PIECE) -> None:
-        self._left = most
-        self._each = each
+        self._left, self._each = most, each
         self._found: dict[str, Piece] = {}
         #: By missing piece, the reason.
         self.missing: dict[str, str] = {}
@@ -51,10 +48,7 @@ class Pieces:
 
     def add_json(self, name: str, data: object) -> None:
         """Add a piece of JSON. Its texts are cleaned: some come from errors of other programs."""
-        self.add(name, json.dumps(_clean_data(plain(data)), indent=1, ensure_ascii=False) + "\n")
-
-    def lack(self, name: str, why: str) -> None:
-        self.missing[name] = why
+        self.add(name, json.dumps(plain(data), indent=1, ensure_ascii=False) + "\n")
 
     def all(self) -> list[Piece]:
         """The pieces by name, with the manifest last."""
@@ -66,25 +60,17 @@ class Pieces:
 
 
 def plain(value: object) -> object:
-    """A value that JSON can represent."""
+    """A value as JSON can hold it, without secrets in its texts (redact)."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
-        return sorted(str(item) for item in value)
+        return sorted(cleaned(str(item)) for item in value)
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return value if isinstance(value, int) else plain_value(value)
-
-
-def _clean_data(value: object) -> object:
-    """The result of `plain`, without secrets in its texts (redact)."""
-    if isinstance(value, dict):
-        return {key: _clean_data(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_clean_data(item) for item in value]
-    return cleaned(value) if isinstance(value, str) else value
+    found = value if isinstance(value, int) else to_plain(value)
+    return cleaned(found) if isinstance(found, str) else found
 
 
 def write(to: BinaryIO, pieces: Iterable[Piece], top: str, when: int) -> None:

@@ -3,8 +3,6 @@
 Reads only; called by cli/gather. What stays out: the watcher's plan and the journal (cli/gather), VMs (vms).
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import time
@@ -22,7 +20,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.reconcile.state_file import MAX_BYTES
 from vmpin.reports.bundle import vms
-from vmpin.reports.bundle.pieces import Pieces
+from vmpin.reports.bundle.pieces import MAX_ALL, Pieces
 from vmpin.reports.redact import cleaned
 from vmpin.status.explain import sentences
 
@@ -31,8 +29,7 @@ This is the output of `vmpin gather` on a node, for a bug report. Inspect it bef
 
 Contents: vmpin/ (the watcher's description of itself, configuration, status, explain, doctor, state file, log), node/
 (kernel, CPUs, cgroup mounts), kubelet/ (the CPU manager's checkpoint), vms/ (for each VM: processes, threads,
-cgroups). manifest.json lists the pieces, those that were cut for their size, and those that are missing, with the
-         reason.
+cgroups). manifest.json lists the pieces, those that were cut for their size, and those that are missing, with reasons.
 
 It names pods, namespaces, containers and runtime handlers, which a report needs.
 
@@ -42,16 +39,15 @@ configurations that do not concern CPUs (vmpin/facts.json). In the log and in er
 named or formatted like a secret are removed, as far as they can be recognised: please check.
 """
 _SYS = ("online", "present", "possible", "offline", "isolated", "nohz_full", "kernel_max", "smt/active", "smt/control")
-_MOUNTS = (" cgroup ", " cgroup2 ")
 
 
-def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: str, most: int | None = None) -> Pieces:
+def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: str, most: int = MAX_ALL) -> Pieces:
     """All pieces except those that need a request: the log and the watcher's plan.
 
     :param doctor: the findings as JSON; `text` the same for people.
     :param most: bytes of all pieces together.
     """
-    pieces = Pieces() if most is None else Pieces(most)
+    pieces = Pieces(most)
     proc = Procfs(config.paths.proc)
     pieces.add("README.txt", README)
     pieces.add_json("vmpin/doctor.json", doctor)
@@ -63,23 +59,20 @@ def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: s
     if facts.status:
         pieces.add_json("vmpin/status.json", facts.status)
         try:
-            pieces.add("vmpin/explain.txt", cleaned(_explained(facts.status)))
+            pieces.add("vmpin/explain.txt", cleaned("\n".join(
+                line for sandbox in facts.status["sandboxes"] for line in (*sentences(facts.status, sandbox), ""))))
         except (LookupError, TypeError, ValueError) as err:  # of a watcher of another version
-            pieces.lack("vmpin/explain.txt", repr(err))
+            pieces.missing["vmpin/explain.txt"] = repr(err)
     else:
-        pieces.lack("vmpin/status.json", facts.status_trouble)
+        pieces.missing["vmpin/status.json"] = facts.status_trouble
     _own_files(pieces, config)
     _node(pieces, config, facts, proc)
     _file(pieces, "kubelet/cpu_manager_state", config.paths.kubelet / "cpu_manager_state")
     try:
         vms.add(pieces, facts.status, proc, Cgroups(config.paths.cgroup, proc))
     except (LookupError, TypeError) as err:
-        pieces.lack("vms", repr(err))
+        pieces.missing["vms"] = repr(err)
     return pieces
-
-
-def _explained(status: Mapping[str, Any]) -> str:
-    return "\n".join(line for sandbox in status["sandboxes"] for line in (*sentences(status, sandbox), ""))
 
 
 def _own_files(pieces: Pieces, config: Config) -> None:
@@ -88,8 +81,8 @@ def _own_files(pieces: Pieces, config: Config) -> None:
     for name in Files("/").names(config.paths.run):
         if name.endswith((".json", ".json.bad")) and name != config.paths.state_file.name:
             _file(pieces, f"vmpin/run/{name}", config.paths.run / name)
-    pieces.add("vmpin/run.txt", "".join(f"{line}\n"
-                                        for line in (*_listed(config.paths.run), *_listed(config.paths.spool))))
+    listed = (*_listed(config.paths.run), *_listed(config.paths.spool))
+    pieces.add("vmpin/run.txt", "".join(f"{line}\n" for line in listed))
 
 
 def _listed(directory: Path) -> Iterable[str]:
@@ -119,23 +112,21 @@ def _node(pieces: Pieces, config: Config, facts: NodeFacts, proc: Procfs) -> Non
     try:
         pieces.add_json("node/topology.json", Sysfs(config.paths.sys).topology()._asdict())
     except SourceError as err:
-        pieces.lack("node/topology.json", str(err))
+        pieces.missing["node/topology.json"] = str(err)
     try:
-        table = Path(f"{proc.root}/self/mountinfo").read_text("utf-8", "replace")
-    except OSError as err:
-        pieces.lack("node/cgroup-mounts.txt", str(err))
-    else:
+        table = Path(f"{proc.root}/self/mountinfo").read_text("utf-8", "replace").splitlines()
         pieces.add("node/cgroup-mounts.txt", "".join(
-            f"{line}\n" for line in table.splitlines() if any(f" -{kind}" in line for kind in _MOUNTS)))
+            f"{line}\n" for line in table if " - cgroup " in line or " - cgroup2 " in line))
+    except OSError as err:
+        pieces.missing["node/cgroup-mounts.txt"] = str(err)
 
 
 def _file(pieces: Pieces, name: str, path: Path) -> None:
     try:
         raw = Files("/").read(path, MAX_BYTES)
+        if raw is None:
+            pieces.missing[name] = f"{path} does not exist"
+        else:
+            pieces.add(name, raw)
     except SourceError as err:
-        pieces.lack(name, str(err))
-        return
-    if raw is None:
-        pieces.lack(name, f"{path} does not exist")
-    else:
-        pieces.add(name, raw)
+        pieces.missing[name] = str(err)

@@ -4,8 +4,6 @@ Reads only; called by report. psutil does not serve: it has neither a thread's n
 (schedstat, wchan, syscall, status) that a bug report needs. What stays out: other processes.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -46,7 +44,8 @@ def _process(proc: Procfs, pid: int) -> Iterator[str]:
     argv = proc.cmdline(pid)
     yield f"process {pid} ({stat.comm})"
     if argv and classify(argv) is not None:  # else the pid belongs to another process by now
-        yield "command line: " + " ".join(_quoted(arg) for arg in command_line(argv))
+        yield "command line: " + " ".join(repr(arg) if not arg or any(char.isspace() for char in arg) else arg
+                                          for arg in command_line(argv))
     yield f"cgroup: {_read(f'{proc.root}/{pid}/cgroup')}"
     tids = sorted(proc.tids(pid), key=int)
     for tid in tids[:_MAX_THREADS]:
@@ -80,9 +79,8 @@ def _cgroup(cgroups: Cgroups, path: Path) -> Iterator[str]:
     for at in (path, *path.parents):
         yield str(at)
         for name in _CGROUP:
-            raw = _raw(str(at / name))
-            if raw:
-                yield f"  {name} = {' '.join(raw.decode('ascii', 'replace').split())}"
+            if raw := _raw(str(at / name)):  # an empty one is a line: it inherits
+                yield f"  {name} = {_line(raw)}"
         if cgroups.is_top(at) or at == at.parent:
             return
 
@@ -94,12 +92,12 @@ def _raw(path: str) -> bytes:
         return b""
 
 
+def _line(raw: bytes) -> str:
+    return " ".join(raw.decode("utf-8", "replace").split())
+
+
 def _read(path: str) -> str:
-    return " ".join(_raw(path).decode("utf-8", "replace").split())
-
-
-def _quoted(arg: str) -> str:
-    return repr(arg) if any(char.isspace() for char in arg) or not arg else arg
+    return _line(_raw(path))
 
 
 def files(paths: Iterable[str]) -> str:

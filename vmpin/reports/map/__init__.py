@@ -3,20 +3,17 @@
 Pure: from the status document and the topology. Called by cli/map. What stays out: the drawing (text, svg).
 """
 
-from __future__ import annotations
-
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from vmpin.cpuset import CpuSet, union
-from vmpin.domain.terminal import printable, short_id
+from vmpin.domain.terminal import pod_name, printable, short_id
 from vmpin.domain.topology import Topology
 
-#: Letters for numbers: A … Z, AA … ; a letter stands for one owner in every form of the map.
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 #: Ids of containerd and CRI-O: 64 digits; the first 13 are shown.
 _ID = re.compile(r"\b[0-9a-f]{64}\b")
 #: Kinds of CPUs without an owner.
@@ -28,9 +25,6 @@ class MapOwner:
     """A container that owns CPUs. `number` counts from 0 in the order of its first CPU."""
 
     number: int
-    sandbox: str
-    container: str
-    #: The pod and the container, for the legend.
     title: str
     #: "vm", "runc", or "unseen": only the kubelet reported it.
     kind: str
@@ -42,7 +36,6 @@ class MapOwner:
 
     @property
     def legend(self) -> str:
-        """The text for the legend."""
         kind = {"vm": "VM", "unseen": "reported by the kubelet only"}.get(self.kind, self.kind)
         return f"{self.title}: CPUs {self.cpus} ({kind})"
 
@@ -51,17 +44,12 @@ class MapOwner:
 class MapGuest:
     """A VM sandbox. Its letter is lower-case, unlike those of owners."""
 
-    number: int
-    id: str
+    letter: str
     title: str
     verdict: str
     mask: str
     #: Threads that may run on more CPUs than one: "vCPUs 0-1, 5 emulator on 0-1,7".
     floats: tuple[str, ...]
-
-    @property
-    def letter(self) -> str:
-        return letter(self.number).lower()
 
     @property
     def legend(self) -> str:
@@ -78,12 +66,10 @@ class Cpu:
     owner: MapOwner | None
     housekeeping: bool
     isolated: bool
-    #: The threads pinned to this CPU, as "a:v2" (vCPU 2 of the guest a), "a:v0-3" or "a:+3" (three
-    #: others).
+    #: The threads pinned to this CPU, as "a:v2" (vCPU 2 of the guest a), "a:v0-3" or "a:+3" (three others).
     pinned: tuple[str, ...]
     #: The number of threads of VMs that may run here and on other CPUs.
     floating: int
-    #: The collisions on this CPU.
     collisions: tuple[str, ...]
 
 
@@ -94,7 +80,7 @@ class Picture:
     nodes: tuple[tuple[str, tuple[tuple[tuple[Cpu, ...], ...], ...]], ...]
     owners: tuple[MapOwner, ...]
     guests: tuple[MapGuest, ...]
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str]
 
     def cpus(self) -> Iterable[Cpu]:
         return (cpu for _, caches in self.nodes for cores in caches for core in cores for cpu in core)
@@ -109,12 +95,12 @@ class Picture:
 
 
 def letter(number: int) -> str:
-    """0 → A, 25 → Z, 26 → AA."""
+    """0 → A, 25 → Z, 26 → AA: stands for one owner in every form of the map."""
     text = ""
     number += 1
     while number:
         number, rest = divmod(number - 1, 26)
-        text = _LETTERS[rest] + text
+        text = chr(ord("A") + rest) + text
     return text
 
 
@@ -140,42 +126,32 @@ def picture(document: Mapping[str, Any], topology: Topology) -> Picture:
         kind = (OFFLINE if number not in online else "exclusive" if owner is not None else
                 SHARED if number in pool else FREE)
         return Cpu(number, kind, owner, number in housekeeping, number in topology.isolated,
-                   tuple(pinned.get(number, ())), floating.get(number, 0), tuple(collisions.get(number, ())))
+                   tuple(pinned.get(number, ())), floating[number], tuple(collisions.get(number, ())))
 
     # The document may be older than the topology, and have other CPUs.
     every = union((topology.all_cpus, online, *(owner.cpus for owner in owners)))
+    places = [(f"NUMA node {number}", cpus) for number, cpus in topology.nodes.items()]
+    lost = every - union(topology.nodes.values())  # the kernel forgets the node of a CPU that is offline
     nodes = []
-    for name, cpus in _nodes(topology, every):
-        caches = _grouped(cpus, topology.cache_of)
-        nodes.append((name, tuple(tuple(tuple(cpu(number) for number in core)
-                                        for core in _grouped(cache, topology.core_of)) for cache in caches)))
-    facts = {name: node[key] or "none" for name, key in (
-        ("online", "online"), ("shared pool", "shared_pool"), ("exclusive", "exclusive"),
-        ("housekeeping", "housekeeping"))}
+    for name, cpus in [*places, *([("in no NUMA node", lost)] if lost else [])]:
+        caches = [_grouped(cache, topology.core_of) for cache in _grouped(cpus, topology.cache_of)]
+        nodes.append((name, tuple(tuple(tuple(map(cpu, core)) for core in cores) for cores in caches)))
+    facts = {key.replace("_", " "): node[key] or "none"
+             for key in ("online", "shared_pool", "exclusive", "housekeeping")}
     return Picture(tuple(nodes), owners, guests, {**facts, "time": document["time"]})
-
-
-def _nodes(topology: Topology, every: CpuSet) -> Iterable[tuple[str, CpuSet]]:
-    for number, cpus in topology.nodes.items():
-        yield f"NUMA node {number}", cpus
-    lost = every - union(topology.nodes.values())
-    if lost:
-        yield "in no NUMA node", lost  # the kernel forgets the node of a CPU that is offline
 
 
 def _grouped(cpus: CpuSet, group_of: Any) -> list[CpuSet]:
     """Split CPUs into groups, by first CPU; only the given CPUs of a group count."""
     found: list[CpuSet] = []
-    left = cpus
-    while left:
-        group = (group_of(left.first) & left) or CpuSet((left.first,))
-        found.append(group)
-        left -= group
+    while cpus:
+        found.append((group_of(cpus.first) & cpus) or CpuSet((cpus.first,)))
+        cpus -= found[-1]
     return found
 
 
 def _title(pod: Mapping[str, Any] | None, sandbox: str) -> str:
-    return printable(f"{pod['namespace']}/{pod['name']}" if pod else short_id(sandbox))
+    return printable(pod_name(pod, short_id(sandbox)))
 
 
 def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str, Any]]) -> tuple[MapOwner, ...]:
@@ -189,20 +165,17 @@ def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str
     for cpus, owner in found:
         together.setdefault((owner["sandbox"], cpus), []).append(owner)
     return tuple(
-        MapOwner(number, sandbox, many[0]["container"],
-                 f"{_title(many[0].get('pod'), sandbox)} "
-                 + "+".join(printable(names.get((sandbox, owner["container"])) or owner["container"][:13])
-                            for owner in many).strip(),
-                 many[0].get("kind", "unseen"), cpus)
+        MapOwner(number, f"{_title(many[0].get('pod'), sandbox)} " + "+".join(
+            printable(names.get((sandbox, owner["container"])) or owner["container"][:13]) for owner in many).strip(),
+            many[0].get("kind", "unseen"), cpus)
         for number, ((sandbox, cpus), many) in enumerate(together.items()))
 
 
-def _guests(sandboxes: Sequence[Mapping[str, Any]]) -> tuple[
-        tuple[MapGuest, ...], dict[int, list[str]], dict[int, int]]:
+def _guests(sandboxes: Sequence[Mapping[str, Any]]) -> tuple[tuple[MapGuest, ...], dict[int, list[str]], Counter[int]]:
     """(the guests, the pinned threads by CPU, the number of floating threads by CPU)."""
     guests: list[MapGuest] = []
     pinned: dict[int, list[str]] = {}
-    floating: dict[int, int] = {}
+    floating: Counter[int] = Counter()
     for sandbox in sorted(sandboxes, key=lambda each: str(each["id"])):
         if sandbox["vmm"] is None:
             continue
@@ -212,33 +185,16 @@ def _guests(sandboxes: Sequence[Mapping[str, Any]]) -> tuple[
         floats = []
         for mask, group in groupby(threads, key=lambda item: item[0]):
             there = [thread for _, thread in group]
+            vcpus = CpuSet(thread["vcpu"] for thread in there if thread["vcpu"] is not None)
+            others = [printable(thread["role"]) for thread in there if thread["vcpu"] is None]
             if len(mask) == 1:
-                pinned.setdefault(mask.first, []).extend(f"{name}:{text}" for text in _marks(there))
-                continue
-            floats.append(f"{_roles(there)} on {mask}")
-            for cpu in mask:
-                floating[cpu] = floating.get(cpu, 0) + len(there)
-        guests.append(MapGuest(len(guests), sandbox["id"], _title(sandbox["pod"], sandbox["id"]), sandbox["verdict"],
+                marks = [f"v{vcpus}"] * bool(vcpus) + [f"+{len(others)}"] * bool(others)
+                pinned.setdefault(mask.first, []).extend(f"{name}:{mark}" for mark in marks)
+            else:
+                roles = [f"vCPU{'s' * (len(vcpus) > 1)} {vcpus}"] * bool(vcpus)
+                roles += [role if count == 1 else f"{count} {role}" for role, count in Counter(others).items()]
+                floats.append(f"{', '.join(roles)} on {mask}")
+                floating.update(dict.fromkeys(mask, len(there)))
+        guests.append(MapGuest(name, _title(sandbox["pod"], sandbox["id"]), sandbox["verdict"],
                                sandbox["mask"] or "", tuple(floats)))
     return tuple(guests), pinned, floating
-
-
-def _marks(threads: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """The marks on one CPU: vCPUs by number, other threads as a count."""
-    vcpus = CpuSet(thread["vcpu"] for thread in threads if thread["vcpu"] is not None)
-    if vcpus:
-        yield f"v{vcpus}"
-    others = sum(thread["vcpu"] is None for thread in threads)
-    if others:
-        yield f"+{others}"
-
-
-def _roles(threads: Sequence[Mapping[str, Any]]) -> str:
-    vcpus = CpuSet(thread["vcpu"] for thread in threads if thread["vcpu"] is not None)
-    counts: dict[str, int] = {}
-    for thread in threads:
-        if thread["vcpu"] is None:
-            role = printable(thread["role"])
-            counts[role] = counts.get(role, 0) + 1
-    parts = [f"vCPU {vcpus}" if len(vcpus) == 1 else f"vCPUs {vcpus}"] if vcpus else []
-    return ", ".join([*parts, *(role if count == 1 else f"{count} {role}" for role, count in counts.items())])

@@ -3,13 +3,11 @@
 Pure; called by cli/map. What stays out: the arrangement of the CPUs (map) and the text form (text).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from vmpin.reports.map import FREE, OFFLINE, SHARED, Cpu, Picture
+from vmpin.reports.map import OFFLINE, Cpu, Picture
 from vmpin.reports.map.text import SIGNS, marks
 
 # Pixels. Siblings stand one above the other in their core; cores flow in rows within their cache.
@@ -126,9 +124,7 @@ def _cache(cores: Sequence[Sequence[Cpu]]) -> tuple[str, int, int]:
 
 
 def _cpu(cpu: Cpu, x: int, y: int) -> str:
-    kind = {SHARED: "shared", FREE: "free", OFFLINE: "offline"}.get(cpu.kind)
-    if kind is None:
-        kind = "free" if cpu.owner is None else f"o{cpu.owner.number}"
+    kind = cpu.kind if cpu.owner is None or cpu.kind == OFFLINE else f"o{cpu.owner.number}"
     shown = marks(cpu)
     tags = " ".join(tag for tag in ("!" * bool(cpu.collisions) + (cpu.owner.letter if cpu.owner is not None else ""),
                                     "h" * cpu.housekeeping + "i" * cpu.isolated) if tag)
@@ -139,10 +135,9 @@ def _cpu(cpu: Cpu, x: int, y: int) -> str:
     floats = f"~{cpu.floating}" if cpu.floating else ""
     parts = [f'<title>{escape(tip)}</title><rect class="cpu {kind}{" bad" * bool(cpu.collisions)}" x="{x}" y="{y}" '
              f'width="{_CPU_W}" height="{_CPU_H}" rx="3"/>']
-    on = ""
-    if cpu.collisions:  # on a separate ground: red is not readable on every owner's hue
+    on = " on" * bool(cpu.collisions)
+    if on:  # on a separate ground: red is not readable on every owner's hue
         parts.append(f'<rect class="alarm" x="{x}" y="{y}" width="{_CPU_W}" height="19" rx="3"/>')
-        on = " on"
     parts.append(f'<text class="n{on}" x="{left}" y="{y + 14}">{cpu.number}</text>'
                  f'<text class="{on}" x="{right}" y="{y + 14}" text-anchor="end">{escape(tags)}</text>')
     parts += [f'<text class="mark" x="{left}" y="{y + 30 + 12 * at}">{escape(line)}</text>'
@@ -196,8 +191,7 @@ def _legend(picture: Picture) -> Iterable[tuple[str, _Rows]]:
         ("Signs", [("shared", "", "shared pool"), ("free", "", "free: without an owner, and not in the shared pool"),
                    ("offline", "", "offline"), *(("alarm" * (sign == "!"), sign, text) for sign, text in SIGNS),
                    ("", "", "in one frame: the siblings of a core; on one ground: the cores of a last-level cache")]),
-        ("Exclusive CPUs", [(f"o{owner.number}", owner.letter, owner.legend)
-                                               for owner in picture.owners]),
+        ("Exclusive CPUs", [(f"o{owner.number}", owner.letter, owner.legend) for owner in picture.owners]),
         ("Guests", [("free", guest.letter, guest.legend) for guest in picture.guests]))
 
 

@@ -3,15 +3,12 @@
 Pure; called by cli/map. What stays out: printing (cli).
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from vmpin.reports.map import FREE, OFFLINE, SHARED, Cpu, Picture
 
 #: Texts with the name of a style of rich, "" for none.
 Line = list[tuple[str, str]]
-
 #: Colours that are readable on black and on white; an owner's letter distinguishes equal colours.
 COLOURS = ("bold blue", "bold magenta", "bold green", "bold cyan", "bold yellow", "blue", "magenta", "green", "cyan",
            "yellow")
@@ -35,14 +32,19 @@ def lines(picture: Picture, width: int) -> Iterator[Line]:
             line: Line = [("LLC ", "dim")]  # the CPUs that follow share a last-level cache
             for core in cores:
                 cells_of_core = _core([cells[cpu.number] for cpu in core], wide)
-                if len(line) > 1 and _length(line) + _length(cells_of_core) > width:
+                if len(line) > 1 and sum(len(text) for text, _ in line + cells_of_core) > width:
                     yield line
                     line = [("    ", "")]
                 line += cells_of_core
             yield line
     yield []
     yield [(LEGEND, "dim")]
-    yield from _legend(picture)
+    for owner in picture.owners:
+        yield [(f"{owner.letter:>3} ", style(owner.number)), (owner.legend, "")]
+    for guest in picture.guests:
+        yield [(f"{guest.letter:>3} ", "bold"), (guest.legend, "")]
+    for alarm in picture.alarms():
+        yield [(f"  ! {alarm}", COLLISION)]
 
 
 def style(number: int) -> str:
@@ -69,22 +71,5 @@ def _cell(cpu: Cpu) -> tuple[str, str]:
 
 
 def _core(cells: list[tuple[str, str]], wide: int) -> Line:
-    parts: Line = [("[", "dim")]
-    for at, (text, kind) in enumerate(cells):
-        if at:
-            parts.append(("|", "dim"))
-        parts.append((text.ljust(wide), kind))
-    return [*parts, ("] ", "dim")]
-
-
-def _length(line: Line) -> int:
-    return sum(len(text) for text, _ in line)
-
-
-def _legend(picture: Picture) -> Iterable[Line]:
-    for owner in picture.owners:
-        yield [(f"{owner.letter:>3} ", style(owner.number)), (owner.legend, "")]
-    for guest in picture.guests:
-        yield [(f"{guest.letter:>3} ", "bold"), (guest.legend, "")]
-    for alarm in picture.alarms():
-        yield [(f"  ! {alarm}", COLLISION)]
+    parts = [part for text, kind in cells for part in (("|", "dim"), (text.ljust(wide), kind))]
+    return [("[", "dim"), *parts[1:], ("] ", "dim")]

@@ -4,8 +4,6 @@ Beside the state file, for one boot. An invalid file is ignored, and the books s
 stays out: the contents of the marks (domain.proof), and the times of writing (sampler).
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from pathlib import Path
@@ -31,8 +29,7 @@ def save(path: Path, boot_id: str, ledger: ResidencyLedger) -> None:
 
 
 def load(path: Path, boot_id: str, ledger: ResidencyLedger) -> str:
-    """Continue the books of the file in `ledger`, if it is of this boot. :returns: the fault of the file, "" for
-    none."""
+    """Continue the books of the file in `ledger`, if it is of this boot. :returns: the fault of the file, or ""."""
     try:
         raw, _ = read_regular(path, MAX_BYTES)
     except FileNotFoundError:
@@ -49,8 +46,7 @@ def load(path: Path, boot_id: str, ledger: ResidencyLedger) -> str:
         if head["crc32"] != zlib.crc32(body):
             raise ValueError("the checksum is wrong")
         lines = (line.partition(" ") for line in body.decode("ascii").splitlines())
-        marks = [Mark(float(time), text) for time, _, text in lines]
-        if marks:
+        if marks := [Mark(float(time), text) for time, _, text in lines]:
             ledger.load(marks, float(head["began"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         return f"{path}: {err}: earlier run times are lost"

@@ -5,19 +5,19 @@ round costs one system call. Owned by the watcher, which calls `turn`. What stay
 (domain.proof), the file (books_file).
 """
 
-from __future__ import annotations
-
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.domain.proof import Proof, StrayRun
 from vmpin.errors import StateFileError
-from vmpin.host.schedstat import Schedstat, process_ran
+from vmpin.host.schedstat import Ran, Schedstat, process_ran
 from vmpin.placement.rules import Placement
 from vmpin.reconcile.view import NodeView
 from vmpin.reports.residency import books_file
@@ -29,41 +29,36 @@ logger = logging.getLogger(__name__)
 SLICE, BREATH = 0.001, 0.005
 #: Sampling uses at most this share of one CPU: if it would need more, it is done less often.
 SHARE = 0.01
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def _ticks() -> int:
     """Clock ticks since boot (CLOCK_BOOTTIME, as start times are)."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
+@dataclass(slots=True)
 class _Meter:
     """A thread at its last sample. `place` was its placement then."""
 
-    __slots__ = ("migrations", "place", "ran", "waited")
-
-    def __init__(self, ran: int, waited: int, migrations: int | None, place: CpuSet | None) -> None:
-        self.ran = ran
-        self.waited = waited
-        self.migrations = migrations
-        self.place = place
+    ran: int
+    waited: int
+    migrations: int | None
+    place: CpuSet | None
 
 
+@dataclass(slots=True)
 class _Books:
     """A process at its last sample. `clock` is its total run time, `booked` the part that was booked since its first
     sample, at which the clock was `begun`; `unseen` is the rest in the sandbox's account. Threads created after `met`
     (clock ticks since boot) count from their creation."""
 
-    __slots__ = ("begun", "booked", "clock", "met", "meters", "placement", "unseen")
-
-    def __init__(self, begun: int | None, met: int) -> None:
-        self.begun = begun
-        self.clock = begun
-        self.met = met
-        self.booked = 0
-        self.unseen = 0
-        self.placement: Placement | None = None
-        self.meters: dict[ThreadId, _Meter] = {}
+    begun: int | None
+    met: int
+    clock: int | None = None
+    booked: int = 0
+    unseen: int = 0
+    placement: Placement | None = None
+    meters: dict[ThreadId, _Meter] = field(default_factory=dict)
 
 
 class Sampler:
@@ -97,23 +92,21 @@ class Sampler:
 
     def turn(self, every: float) -> float:
         """Sample for one slice. :param every: seconds between rounds. :returns: seconds until the next call."""
-        if not self._waiting:
-            self._waiting = list(self.view.vms)
-            self._spent = 0.0
         return max(every, self.cost / SHARE) if self._step(SLICE) else BREATH
 
     def round(self) -> None:
         """Sample a whole round at once."""
-        self._waiting = list(self.view.vms)
-        self._spent = 0.0
+        self._waiting.clear()
         self._step(float("inf"))
 
     def _step(self, budget: float) -> bool:
         """Sample VMs for `budget` seconds. :returns: True when the round is over."""
+        if not self._waiting:
+            self._waiting = list(self.view.vms)
+            self._spent = 0.0
         began, cost = time.perf_counter(), time.thread_time()
         while self._waiting:
-            vm = self.view.vms.get(self._waiting.pop())
-            if vm is not None:
+            if (vm := self.view.vms.get(self._waiting.pop())) is not None:
                 self._sample(vm)
             if time.perf_counter() - began > budget:
                 break
@@ -132,7 +125,7 @@ class Sampler:
         self.rounds += 1
         vms = self.view.vms
         here = {process.id for vm in vms.values() for process in vm.processes()}
-        here |= {thread.id for vm in vms.values() for thread in vm.kernel}
+        here |= {thread.id for vm in vms.values() for thread in vm.kernel_threads}
         gone = self._books.keys() - here
         for each in gone:
             del self._books[each]
@@ -147,10 +140,8 @@ class Sampler:
         placement = self.view.placements.get(vm.sandbox)
         for process in vm.processes():
             self._process(vm.sandbox, process, placement)
-        for thread in vm.kernel:
-            books = self._books.get(thread.id)
-            if books is None:
-                books = self._open(thread.id, None)
+        for thread in vm.kernel_threads:
+            books = self._books.get(thread.id) or self._open(thread.id, None)
             self._threads(vm.sandbox, books, (thread,), placement)
 
     def _process(self, sandbox: SandboxId, process: Process, placement: Placement | None) -> None:
@@ -161,8 +152,7 @@ class Sampler:
         main = self.host.where(process.pid, process.pid)
         if main is None or main.starttime != process.id.starttime:
             return  # it has ended, and the pid may belong to another process
-        if books is None:
-            books = self._open(process.id, clock)
+        books = books or self._open(process.id, clock)
         books.clock, books.placement = clock, placement
         self._threads(sandbox, books, process.threads.values(), placement)
         if clock is not None and books.begun is not None:
@@ -174,15 +164,13 @@ class Sampler:
         """Create the books of a process. If it belonged to no VM for a while (watch.only, a claim), a part of its run
         time is booked already and its CPUs meanwhile are unknown: then it counts from now on."""
         met = _ticks() if process in self._away else self._begun
-        books = self._books[process] = _Books(0 if clock is not None and process.starttime > met else clock, met)
-        return books
+        return self._books.setdefault(process, _Books(
+            0 if clock is not None and process.starttime > met else clock, met))
 
-    def _threads(self, sandbox: SandboxId, books: _Books, threads: Iterable[VmThread],
+    def _threads(self, sandbox: SandboxId, books: _Books, threads: Collection[VmThread],
                  placement: Placement | None) -> None:
         read, meters = self.host.ran, books.meters
-        seen = 0
         for thread in threads:
-            seen += 1
             now = read(thread.pid, thread.id.tid)
             if now is None:
                 continue
@@ -202,20 +190,18 @@ class Sampler:
                 # Created since the last round: all its run time counts; its first CPU is unknown.
                 meter.ran = meter.waited = 0
                 meter.migrations = None
-            self._book(sandbox, thread, meter, now.ran, now.waited, where.cpu, migrations, place)
-            books.booked += now.ran - meter.ran
-            meter.ran, meter.waited, meter.migrations, meter.place = now.ran, now.waited, migrations, place
-        if seen < len(meters):
-            alive = {thread.id for thread in threads}
-            for gone in meters.keys() - alive:
+            self._book(sandbox, thread, books, now, where.cpu, migrations, place)
+            meter.migrations = migrations
+        if len(threads) < len(meters):
+            for gone in meters.keys() - {thread.id for thread in threads}:
                 del meters[gone]
 
-    def _book(self, sandbox: SandboxId, thread: VmThread, meter: _Meter, ran: int, waited: int, cpu: int,
-              migrations: int | None, place: CpuSet | None) -> None:
-        """Book the run time since the last sample to the thread's current CPU."""
-        account = self.ledger.of(sandbox).of(thread.role)
-        spent = ran - meter.ran
-        account.waited += waited - meter.waited
+    def _book(self, sandbox: SandboxId, thread: VmThread, books: _Books, now: Ran, cpu: int, migrations: int | None,
+              place: CpuSet | None) -> None:
+        """Book the run time since the last sample to the thread's current CPU. The thread has a meter in `books`."""
+        account, meter = self.ledger.of(sandbox).of(thread.role), books.meters[thread.id]
+        spent = now.ran - meter.ran
+        account.waited += now.waited - meter.waited
         moves = None if migrations is None or meter.migrations is None else migrations - meter.migrations
         account.migrations += moves or 0
         if place is None:
@@ -228,9 +214,11 @@ class Sampler:
             account.placed += spent  # its placement changed in between, and it was on the old one
         else:
             account.elsewhere += spent
-            now = time.time()
-            self.ledger.found(StrayRun(sandbox, thread.role, thread.vcpu, thread.id.tid, cpu, place, now, now, spent),
-                              thread.id)
+            when = time.time()
+            self.ledger.found(StrayRun(sandbox, thread.role, thread.vcpu, thread.id.tid, cpu, place, when, when,
+                                       spent), thread.id)
+        books.booked += spent
+        meter.ran, meter.waited, meter.place = now.ran, now.waited, place
 
     def strayed(self, sandbox: SandboxId, thread: VmThread, cpu: int, place: CpuSet) -> None:
         """Book a thread that is about to be put back, and is on `cpu` outside its placement: the next sample would not
@@ -240,18 +228,11 @@ class Sampler:
         meter = None if books is None else books.meters.get(thread.id)
         if books is None or meter is None:
             return
-        try:
+        with contextlib.suppress(OSError):  # perhaps out of descriptors: the repair continues
             now = self.host.ran(thread.pid, thread.id.tid)
-        except OSError:
-            return  # perhaps out of descriptors: the repair continues
-        if now is None or now.ran <= meter.ran:
-            return
-        self._book(sandbox, thread, meter, now.ran, now.waited, cpu, None, place)
-        books.booked += now.ran - meter.ran
-        # Migrations count from the last sample: this move is one of them.
-        meter.ran, meter.waited, meter.place = now.ran, now.waited, place
-
-    # Results
+            if now is not None and now.ran > meter.ran:
+                # Migrations count from the last sample: this move is one of them.
+                self._book(sandbox, thread, books, now, cpu, None, place)
 
     def since(self, when: float) -> Proof:
         """The books from a time (CLOCK_REALTIME, seconds) up to now."""
@@ -260,16 +241,15 @@ class Sampler:
 
     def save(self) -> None:
         """Write the file; an unchanged failure is logged once."""
-        if self.keep is None:
-            return
-        try:
-            books_file.save(self.keep, self.view.boot_id, self.ledger)
-        except StateFileError as err:
-            if str(err) != self._failing:
-                logger.error("%s (%s)", err, err.hint)
-            self._failing = str(err)
-        else:
-            self._failing = ""
+        failing = ""
+        if self.keep is not None:
+            try:
+                books_file.save(self.keep, self.view.boot_id, self.ledger)
+            except StateFileError as err:
+                failing = str(err)
+                if failing != self._failing:
+                    logger.error("%s (%s)", err, err.hint)
+        self._failing = failing
 
     def close(self) -> None:
         """Take a last sample and save it."""

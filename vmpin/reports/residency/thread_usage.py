@@ -4,60 +4,40 @@ The kernel has a thread's total run time and its last CPU, so the run time betwe
 the second. Reads only; called by cli/audit. What stays out: the owners of the CPUs (reports.audit).
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from vmpin.cpuset import CpuSet
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
-from vmpin.host.procfs import PF_KTHREAD, Procfs, read_file, split_stat
+from vmpin.host.procfs import Procfs, read_file
+from vmpin.host.schedstat import Schedstat
 from vmpin.reports.residency.usage import SampledProcess, SampledThread
 
 #: Sampling uses at most this share of one CPU: it runs beside the threads that it samples.
 _SHARE = 0.1
 _SHORTEST = 0.05
 _TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+#: One object for equal masks: a machine has few different ones.
+_cpu_set = lru_cache(maxsize=1024)(CpuSet)
 
 
-class _Line(NamedTuple):
-    """The needed fields of a thread's stat; `ran` in ns, with a resolution of 10 ms."""
-
-    comm: str
-    state: bytes
-    flags: int
-    ran: int
-    starttime: int
-    cpu: int
-
-
-def _parse(raw: bytes) -> _Line | None:
-    found = split_stat(raw)
-    if found is None:
-        return None
-    name, fields = found
-    return _Line(name.decode("utf-8", "replace"), fields[0], int(fields[6]),
-                 (int(fields[11]) + int(fields[12])) * _TICK, int(fields[19]), int(fields[36]))
-
-
+@dataclass(slots=True)
 class _Thread:
     """A sampled thread. `ran` is its total run time, `booked` the run time since the first sample, by CPU."""
 
-    __slots__ = ("booked", "comm", "cpus", "kernel", "pid", "ran", "seen", "starttime", "tid")
-
-    def __init__(self, pid: str, tid: str, line: _Line, cpus: CpuSet, ran: int) -> None:
-        self.pid = pid
-        self.tid = tid
-        self.comm = line.comm
-        self.kernel = bool(line.flags & PF_KTHREAD)
-        self.starttime = line.starttime
-        self.cpus = cpus
-        self.ran = ran
-        self.booked: dict[int, int] = {}
-        self.seen = 0
+    pid: str
+    tid: str
+    comm: str
+    kernel: bool
+    starttime: int
+    cpus: CpuSet
+    ran: int
+    seen: int
+    booked: dict[int, int] = field(default_factory=dict)
 
 
 class ThreadUsageSampler:
@@ -67,6 +47,7 @@ class ThreadUsageSampler:
     def __init__(self, proc: Procfs | None = None, cgroups: Cgroups | None = None) -> None:
         self.proc = proc or Procfs()
         self.cgroups = cgroups or Cgroups(proc=self.proc)
+        self.host = Schedstat(self.proc)
         self.samples = 0
         self.seconds = 0.0
         self.longest = 0.0
@@ -79,12 +60,6 @@ class ThreadUsageSampler:
         #: Ended threads whose tid another thread got.
         self._replaced: list[_Thread] = []
         self._homes: dict[str, tuple[str, bool]] = {}
-        self._masks: dict[frozenset[int], CpuSet] = {}
-        # Without CONFIG_SCHED_INFO there is no such file; where delay accounting is needed for it and off, all in it
-        # is 0 (fs/proc/base.c, proc_pid_schedstat).
-        raw = read_file(f"{self.proc.root}/{os.getpid()}/schedstat", 128)
-        #: Whether run times are in ns, and not in clock ticks of 10 ms.
-        self.precise = raw is not None and raw.split(b" ", 1)[0] not in (b"0", b"")
 
     def watch(self, seconds: float) -> None:
         """Sweep repeatedly until the time is over: at least twice, unless `seconds` is 0.
@@ -112,8 +87,7 @@ class ThreadUsageSampler:
         for pid in self.proc.pids():
             known = self._threads.get(pid)
             # A kernel thread is a process of one thread.
-            tids = [pid] if known is not None and known.kernel else self.proc.tids(pid)
-            for tid in tids:
+            for tid in [pid] if known is not None and known.kernel else self.proc.tids(pid):
                 self._sample(pid, tid, full)
             if full and pid in self._homes:
                 self._homes[pid] = self._home(pid)
@@ -159,56 +133,44 @@ class ThreadUsageSampler:
         if known is None:
             self._add(pid, tid)
             return
-        if self.precise:
-            ran = self._schedstat(pid, tid)
-            # Most threads of a node sleep. Reading a thread's CPU costs three times as much as its run time.
-            if ran == known.ran and not full:
-                known.seen = self.samples
-                return
-        line = self._line(pid, tid)
-        if line is None:
+        now = self.host.ran(pid, tid)
+        # Most threads of a node sleep. Reading a thread's CPU costs three times as much as its run time.
+        if now is not None and now.ran == known.ran and not full:
+            known.seen = self.samples
             return
-        if line.starttime != known.starttime or pid != known.pid:
+        stat = self.proc.thread_stat(pid, tid)
+        if stat is None:
+            return
+        if stat.starttime != known.starttime or pid != known.pid:
             self._replaced.append(known)
             del self._threads[tid]
             self._add(pid, tid)
             return
-        if not self.precise:
-            ran = line.ran
-        known.comm = line.comm
-        if ran is not None and ran > known.ran:
-            known.booked[line.cpu] = known.booked.get(line.cpu, 0) + ran - known.ran
-            known.ran = ran
+        known.comm = stat.comm
+        if now is not None and now.ran > known.ran:
+            known.booked[stat.processor] = known.booked.get(stat.processor, 0) + now.ran - known.ran
+            known.ran = now.ran
         if full:
             mask = affinity.get(int(tid))
-            if mask is None or line.state in (b"Z", b"X"):
+            if mask is None or stat.state in "ZX":
                 return
-            known.cpus = self._cpus(mask)
+            known.cpus = _cpu_set(mask)
         known.seen = self.samples
 
     def _add(self, pid: str, tid: str) -> None:
         """Add a new thread: after the first sweep, all its run time is within the sampled period."""
-        line = self._line(pid, tid)
-        if line is None or line.state in (b"Z", b"X"):
+        stat = self.proc.thread_stat(pid, tid)
+        if stat is None or stat.state in "ZX":
             return
-        mask = affinity.get(int(tid))
-        ran = self._schedstat(pid, tid) if self.precise else line.ran
-        if mask is None or ran is None:
+        mask, now = affinity.get(int(tid)), self.host.ran(pid, tid)
+        if mask is None or now is None:
             return
-        made = self._threads[tid] = _Thread(pid, tid, line, self._cpus(mask), ran)
-        made.seen = self.samples
-        if self.samples > 1 and ran:
-            made.booked[line.cpu] = ran
+        made = self._threads[tid] = _Thread(pid, tid, stat.comm, stat.kernel_thread, stat.starttime, _cpu_set(mask),
+                                            now.ran, self.samples)
+        if self.samples > 1 and now.ran:
+            made.booked[stat.processor] = now.ran
         if tid == pid or pid not in self._homes:
             self._homes[pid] = self._home(pid)
-
-    def _line(self, pid: str, tid: str) -> _Line | None:
-        raw = read_file(f"{self.proc.root}/{pid}/task/{tid}/stat", 2048)
-        return None if raw is None else _parse(raw)
-
-    def _schedstat(self, pid: str, tid: str) -> int | None:
-        raw = read_file(f"{self.proc.root}/{pid}/task/{tid}/schedstat", 128)
-        return int(raw.split(b" ", 1)[0]) if raw else None
 
     def _home(self, pid: str) -> tuple[str, bool]:
         """(its cpuset cgroup, True if it is in a PID namespace of its own)."""
@@ -221,13 +183,6 @@ class ThreadUsageSampler:
             return before  # it has just ended
         cgroup = "" if path is None or self.cgroups.is_top(path) else str(path)
         return cgroup, bool(self.proc.nested(pid)) if before is None else before[1]
-
-    def _cpus(self, mask: frozenset[int]) -> CpuSet:
-        """One object for equal masks: a machine has few different ones."""
-        cpus = self._masks.get(mask)
-        if cpus is None:
-            cpus = self._masks[mask] = CpuSet(mask)
-        return cpus
 
 
 def idle_times(proc: Procfs) -> dict[int, int]:

@@ -3,8 +3,6 @@
 Pure. What stays out: sampling (thread_usage).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,7 +48,6 @@ def container_of(cgroup: str) -> str | None:
     (for pods with another runtime's names); None outside containers."""
     parts = [part for part in cgroup.split("/") if part]
     for part in reversed(parts):
-        match = _CONTAINER.fullmatch(part)
-        if match is not None:
+        if match := _CONTAINER.fullmatch(part):
             return match[1]
     return parts[-1] if any(_KUBEPODS.fullmatch(part) for part in parts) else None

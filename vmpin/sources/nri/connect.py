@@ -11,7 +11,6 @@ import socket
 import stat
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import NamedTuple
 
 from vmpin.errors import ConfigError
 
@@ -33,20 +32,10 @@ def connect_to(path: Path) -> Callable[[], socket.socket]:
     return connect
 
 
-class Inherited(NamedTuple):
-    """A connection that this process was started with, and the plugin's name and index (from its file's name)."""
-
-    connection: socket.socket
-    name: str
-    idx: str
-
-
-def inherited(environ: MutableMapping[str, str]) -> Inherited | None:
-    """The connection that this process was started with as a plugin; None when it was not.
-
-    Removes NRI's variables from `environ`, and keeps the descriptor from child processes.
-    :raises ConfigError: when the descriptor is no socket.
-    """
+def inherited(environ: MutableMapping[str, str]) -> tuple[socket.socket, str, str] | None:
+    """The connection that this process was started with as a plugin, and the plugin's name and index (from its file's
+    name); None when it was not. Removes NRI's variables from `environ`, and keeps the descriptor from child processes.
+    :raises ConfigError: when the descriptor is no socket."""
     number = environ.pop("NRI_PLUGIN_SOCKET", "")
     name, index = environ.pop("NRI_PLUGIN_NAME", "vmpin"), environ.pop("NRI_PLUGIN_IDX", "90")
     if not number:
@@ -56,11 +45,10 @@ def inherited(environ: MutableMapping[str, str]) -> Inherited | None:
         if fd < 0 or not stat.S_ISSOCK(os.fstat(fd).st_mode):
             raise ValueError
         os.set_inheritable(fd, False)
-        return Inherited(socket.socket(fileno=fd), name, index)
+        return socket.socket(fileno=fd), name, index
     except (ValueError, OverflowError, OSError):
-        raise ConfigError(
-            f"NRI_PLUGIN_SOCKET={number[:40]!r} in the environment is no open socket",
-            "a container runtime sets it when it starts vmpin as its plugin; unset it otherwise") from None
+        raise ConfigError(f"NRI_PLUGIN_SOCKET={number[:40]!r} in the environment is no open socket", "a container "
+                          "runtime sets it when it starts vmpin as its plugin; unset it otherwise") from None
 
 
 def explained(err: OSError) -> str:

@@ -1,11 +1,10 @@
 """The CPUs of containers as the runtime reports them over NRI, and which of its lists' CPUs are current.
 
 A list may be old: CRI-O keeps updates in memory, so after its own restart it lists the CPUs of creation. A process of
-the runtime's that has made or updated a container since its first list, or lists it with other CPUs than at first,
-has the container's CPUs in memory: its next lists are right. That also finds what another plugin changed in its own
-answer to Synchronize, which NRI reports to no plugin. containerd stores updates, so its lists are always right; only
-what is repaired (`cpus`) is not taken from a list of a new process's. What stays out: which source counts
-(domain.desired_state). Called by the reconciler with each event.
+the runtime's that has made or updated a container since its first list, or lists it with other CPUs than at first (as
+when another plugin changed them in its answer to Synchronize), has its CPUs in memory: its next lists are right. Those
+of containerd always are; only what is repaired (`cpus`) is not taken from a new process's list. What stays out: which
+source counts (domain.desired_state). Called by the reconciler with each event.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ class NriCpusetReports:
         self._certain: set[ContainerId] = set()
 
     def take(self, event: NriEvent) -> NriEvent:
-        """Record an event. :returns: the event; a list with the containers whose CPUs are current
-        (`Synced.current`)."""
+        """Record an event. :returns: the event; a list with `Synced.current`."""
         match event:
             case ContainerEvent(verb=Verb.STOP | Verb.REMOVE):
                 self._forget(event.container.id)

@@ -17,10 +17,8 @@ from typing import NamedTuple
 
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
 
-#: A thousand updates in one second are a lot; a loop that is 16 s behind has other troubles.
-MAX_WAITING = 16384
-#: Bytes of the runtime's data, about: annotations may be long.
-MAX_WAITING_BYTES = 64 << 20
+#: Events (a thousand updates in one second are a lot), and about as many bytes of the runtime's data.
+MAX_WAITING, MAX_WAITING_BYTES = 16384, 64 << 20
 
 
 class NriBatch(NamedTuple):
@@ -32,15 +30,12 @@ class NriBatch(NamedTuple):
 
 class NriQueue:
     """First in, first out, for one thread that puts and one that takes.
-
-    :param arrived: called after each event, in the thread that puts: it must not block.
-    """
+    :param arrived: called after each event, in the thread that puts: it must not block."""
 
     def __init__(self, arrived: Callable[[], object] = lambda: None, max_waiting: int = MAX_WAITING,
                  max_bytes: int = MAX_WAITING_BYTES) -> None:
         self._arrived = arrived
-        self._max_waiting = max_waiting
-        self._max_bytes = max_bytes
+        self._max_waiting, self._max_bytes = max_waiting, max_bytes
         self._lock = threading.Lock()
         self._events: deque[tuple[float, NriEvent]] = deque()
         self._size = 0
@@ -65,7 +60,7 @@ class NriQueue:
         return fits
 
     def take(self, until: float = math.inf) -> NriBatch:
-        """Everything that waits and was put at `until` or before; does not block."""
+        """Everything that waits and was put at `until` or before."""
         batch = NriBatch([], [])
         with self._lock:
             while self._events and self._events[0][0] <= until:
@@ -87,9 +82,8 @@ def merged(queues: Iterable[NriQueue]) -> NriBatch:
     of another that is newer."""
     until = time.perf_counter()
     batches = [queue.take(until) for queue in queues]
-    found = sorted(chain.from_iterable(zip(batch.times, batch.events, strict=True) for batch in batches),
-                   key=itemgetter(0))
-    return NriBatch([event for _, event in found], [put for put, _ in found])
+    found = sorted(chain.from_iterable(zip(*batch, strict=True) for batch in batches), key=itemgetter(1))
+    return NriBatch([event for event, _ in found], [put for _, put in found])
 
 
 def _size(event: NriEvent) -> int:

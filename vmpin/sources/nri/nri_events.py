@@ -1,7 +1,7 @@
 """What a container runtime reports over NRI, as plain values, and what is sent to it.
 
-What stays out: the messages that they came in (session) and what follows from them (translation). Used by the
-watcher, runc_repair and relist as well.
+What stays out: the messages that they came in (session) and what follows from them (translation). Used by the watcher,
+runc_repair and relist as well.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from vmpin.wire.nri_enums import Verb
 
 
 class NriPod(NamedTuple):
-    """A pod sandbox. `pid` is its pause process, or its VMM where the runtime is Kata; 0 when not known.
-
-    `handler` is "" for the default runtime handler.
-    """
+    """A pod sandbox. `pid` is its pause process, or its VMM where the runtime is Kata; 0 when not known. `handler` is
+    "" for the default runtime handler."""
 
     id: SandboxId
     name: str
@@ -46,12 +44,10 @@ class NriContainer(NamedTuple):
 
 
 class Synced(NamedTuple):
-    """All pods and containers, listed when a connection begins. Times are CLOCK_BOOTTIME ns of the reception.
-
-    CPUs may be old (`ContainerSeen.listed`), but for the containers in `current`. `updated` are those whose CPUs the
-    answer set; `runtime` is the pid of the runtime's process, 0 when not known. `stored`: the runtime keeps updates
-    over its own restart, so that no list of its is old.
-    """
+    """All pods and containers, listed when a connection begins. Times are CLOCK_BOOTTIME ns of the reception. CPUs may
+    be old (`ContainerSeen.listed`), but for the containers in `current`. `updated` are those whose CPUs the answer
+    set; `runtime` is the pid of the runtime's process, 0 when not known. `stored`: the runtime keeps updates over its
+    own restart, so that no list of its is old."""
 
     pods: tuple[NriPod, ...]
     containers: tuple[NriContainer, ...]
@@ -73,10 +69,7 @@ class PodEvent(NamedTuple):
 
 class ContainerEvent(NamedTuple):
     """A call about a container. CREATE, START and UPDATE are requests, which may yet fail; POST_CREATE, POST_START and
-    POST_UPDATE report that they have been done.
-
-    `requested` is the cpuset that an UPDATE is to give the container, which has the one from before until then.
-    """
+    POST_UPDATE report that they have been done. `requested` is the cpuset that an UPDATE is to give the container."""
 
     verb: Verb
     pod: NriPod | None
@@ -107,14 +100,10 @@ class NriCounters:
     #: Connections that were made, and of those the ones that got as far as a full list.
     connects: int = 0
     syncs: int = 0
-    #: Events put into the queue.
-    events: int = 0
-    #: Connections closed because the bytes received were not NRI.
-    refused: int = 0
-    #: Pods and containers left out, without a usable id; and CPU lists that are none.
-    dropped: int = 0
-    #: Calls and events that vmpin does not handle.
-    unknown: int = 0
+    events: int = 0  #: Events put into the queue.
+    refused: int = 0  #: Connections closed because the bytes received were not NRI.
+    dropped: int = 0  #: Pods and containers left out, without a usable id; and CPU lists that are none.
+    unknown: int = 0  #: Calls and events that vmpin does not handle.
     #: Queue overflows: everything was dropped, and listed again.
     overflows: int = 0
     last_error: str = ""

@@ -36,37 +36,28 @@ logger = logging.getLogger(__name__)
 FIRST_DELAY = 0.1
 LAST_DELAY = 5.0
 #: For `sys.setswitchinterval`, called by the program that runs the plugin: a thread that computes keeps Python's lock
-#: 5 ms from the one that answers, each time that one comes back from the kernel. With this an answer takes 0.4 ms then
-#: (0.2 ms idle).
+#: 5 ms from the one that answers. With this an answer takes 0.4 ms then (0.2 ms idle).
 SWITCH_INTERVAL = 0.0002
 #: Seconds. A runtime lists its pods within seconds of the connection; it gives a plugin five to register.
 LIST_DEADLINE = 30.0
 
-#: Why a connection ended that `reconnect` has ended.
-_RECONNECTING = "everything is listed again"
-_NAME = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
-_INDEX = re.compile(r"[0-9]{2}")
+_RECONNECTING = "everything is listed again"  #: Why a connection ended that `reconnect` has ended.
 
 
 class NriPlugin:
-    """Keeps a connection, and puts what is reported over it into `queue`.
-
-    A connection's events begin with `Synced`; `Disconnected` follows one that had come so far. `on_state` is called in
-    the plugin's thread with whether the connection is up, and with the runtime's name or the reason; what it raises is
-    logged.
-
-    :param queue: closed by `stop`.
+    """Keeps a connection, and puts what is reported over it into `queue`, which `stop` closes: `Synced` first, and
+    `Disconnected` at the end of one that had come so far. `on_state` is called in the plugin's thread with whether the
+    connection is up, and with the runtime's name or the reason; what it raises is logged.
     :param index: two digits; plugins are called in this order.
     :param once: end with the first connection, as a plugin that the runtime started does.
     :param rest: called with the seconds between two attempts, in place of waiting until then or until `stop`.
     :param max_unsent: bytes of answers that the runtime may leave unread.
-    :raises ConfigError: for a name or index that no runtime takes.
-    """
+    :raises ConfigError: for a name or index that no runtime takes."""
 
     def __init__(self, connect: Callable[[], socket.socket], queue: NriQueue, name: str = "vmpin", index: str = "90",
                  on_state: Callable[[bool, str], None] = lambda up, text: None, once: bool = False,
                  rest: Callable[[float], None] | None = None, max_unsent: int = MAX_UNSENT) -> None:
-        if not _NAME.fullmatch(name) or not _INDEX.fullmatch(index):
+        if not re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", name) or not re.fullmatch(r"[0-9]{2}", index):
             raise ConfigError(f"NRI plugin {name!r} with index {index!r}: a name is made of A-Za-z0-9_.+-, an index "
                               "is two digits")
         self.name = name
@@ -77,43 +68,31 @@ class NriPlugin:
         self.ended = threading.Event()
         self._connect = connect
         self._on_state = on_state
-        self._once = once
+        #: Whether `reconnect` can make another connection.
+        self.can_reconnect = not once
         self._rest = rest or self._wait
         self._max_unsent = max_unsent
         self._backoff: Backoff | None = None
         self._lock = threading.Lock()
-        self._updates: Mapping[ContainerId, NriUpdate] = {}
+        #: The CPUs that wait for the runtime's next list.
+        self.updates: Mapping[ContainerId, NriUpdate] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
         self._reconnecting = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vmpin-nri", daemon=True)
         self._state: tuple[bool, str] | None = None
-        #: Reasons that were logged since a connection was last up.
-        self._logged: set[str] = set()
-        #: Kinds of odd data that were logged, over all connections.
-        self._odd: set[str] = set()
-
-    @property
-    def can_reconnect(self) -> bool:
-        """Whether `reconnect` can make another connection."""
-        return not self._once
-
-    @property
-    def updates(self) -> Mapping[ContainerId, NriUpdate]:
-        """The CPUs that wait for the runtime's next list."""
-        return self._updates
+        self._logged: set[str] = set()  #: Reasons that were logged since a connection was last up.
+        self._odd: set[str] = set()  #: Kinds of odd data that were logged, over all connections.
 
     @property
     def running(self) -> bool:
-        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Close the queue and the connection, and end the thread; waits for it at most `timeout` seconds. Does nothing
-        the second time."""
+        """Close the queue and the connection, and end the thread, for which it waits at most `timeout` seconds."""
         with self._lock:
             if self._stopping.is_set():
                 return
@@ -130,46 +109,48 @@ class NriPlugin:
 
     def reconnect(self, updates: Mapping[ContainerId, NriUpdate] | None = None) -> None:
         """Drop the connection and make another, over which the runtime lists everything again. From any thread.
-
         :param updates: CPUs for containers, for the answer to that list; those that it took are in `Synced.updated`.
         """
         with self._lock:
             if self._wake >= 0:
-                self._updates = {**self._updates, **(updates or {})}
+                self.updates = {**self.updates, **(updates or {})}
                 self._reconnecting.set()
                 os.eventfd_write(self._wake, 1)
 
-    def serve_once(self) -> str:
-        """Make one connection and serve it until it ends. :returns: why it ended.
+    def _attempt(self) -> str:
+        """Make one connection and serve it until it ends. :returns: why it ended, or could not be made."""
+        try:
+            # Here, as it loads the protobuf library: 60 ms that a starting watcher's first pass does not wait for.
+            from vmpin.sources.nri.session import NriSession
 
-        :raises OSError: when it cannot be made, or broke.
-        :raises WireError: when the bytes received are not NRI.
-        """
-        # Here, as it loads the protobuf library: 60 ms that the first pass of a starting watcher does not wait for.
-        from vmpin.sources.nri.session import NriSession
-
-        with self._connect() as connection:
-            self.counters.connects += 1
-            with self._lock:
-                updates, self._updates = self._updates, {}
-                self._reconnecting.clear()
-            stream = NriStream(connection, self._wake, self._max_unsent)
-            session = NriSession(self.name, self.index, self.counters, self._odd, updates=updates,
-                                 peer=stream.peer_pid)
-            try:
-                return self._serve(stream, session)
-            except WireError:
-                self.counters.refused += 1
-                raise
-            finally:
-                if session.synced:
-                    self.queue.put(Disconnected())
+            with self._connect() as connection:
+                self.counters.connects += 1
+                with self._lock:
+                    updates, self.updates = self.updates, {}
+                    self._reconnecting.clear()
+                stream = NriStream(connection, self._wake, self._max_unsent)
+                session = NriSession(self.name, self.index, self.counters, self._odd, updates, stream.peer_pid)
+                try:
+                    return self._serve(stream, session)
+                finally:
+                    if session.synced:
+                        self.queue.put(Disconnected())
+        except WireError as err:
+            self.counters.refused += 1
+            return str(err)
+        except OSError as err:
+            return explained(err)
+        except Exception as err:  # a mistake of ours must not end the thread; the next connection is a new start
+            why = f"{type(err).__name__}: {err}"
+            if why not in self._logged:
+                logger.exception("nri: unforeseen error; reconnecting")
+            return why
 
     def _serve(self, stream: NriStream, session: NriSession) -> str:
         """Answer the runtime's calls. :returns: why the connection ended."""
         stream.send(session.register())
         # A plugin that the runtime started may never get a list (containerd 1.7: containerd/nri#43).
-        list_by = None if self._once else time.monotonic() + LIST_DEADLINE
+        list_by = time.monotonic() + LIST_DEADLINE if self.can_reconnect else None
         while not self._stopping.is_set() and not (session.closing and stream.flushed):
             left = None if list_by is None or session.synced else list_by - time.monotonic()
             if left is not None and left <= 0:
@@ -177,13 +158,11 @@ class NriPlugin:
             data = stream.receive(left)
             if self._reconnecting.is_set():
                 return _RECONNECTING
-            if data is None:
-                continue
-            if not data:
-                return session.ending()
-            if not self._process(stream, session, data):
+            if data == b"":
+                break
+            if data and not self._process(stream, session, data):
                 return "more events came than were taken: everything is listed again"
-            if session.synced:
+            if data and session.synced:
                 self._report_up(session.runtime)
         return session.ending()
 
@@ -208,7 +187,7 @@ class NriPlugin:
                 logger.info("nri: reconnecting; everything is listed again")
             else:
                 self._report_down(why)
-            if self._once:
+            if not self.can_reconnect:
                 break
             self._rest(self._pause(lasted=time.monotonic() - began))
         self.ended.set()
@@ -223,20 +202,6 @@ class NriPlugin:
             self._backoff.reset()
         return self._backoff.pause()
 
-    def _attempt(self) -> str:
-        """Serve one connection. :returns: why it ended, or could not be made."""
-        try:
-            return self.serve_once()
-        except WireError as err:
-            return str(err)
-        except OSError as err:
-            return explained(err)
-        except Exception as err:  # a mistake of ours must not end the thread; the next connection is a new start
-            why = f"{type(err).__name__}: {err}"
-            if why not in self._logged:
-                logger.exception("nri: unforeseen error; reconnecting")
-            return why
-
     def _wait(self, seconds: float) -> None:
         """Wait, unless the plugin is stopped meanwhile."""
         poll = select.poll()
@@ -250,18 +215,19 @@ class NriPlugin:
         if self._state != (True, runtime):
             logger.info("nri=up runtime=%r plugin=%s-%s", runtime, self.index, self.name)
             self._logged.clear()
-            self._report(True, runtime)
+        self._report(True, runtime)
 
     def _report_down(self, why: str) -> None:
-        """Logs once for each reason, not for each attempt."""
+        """Log once for each reason, not for each attempt."""
         self.counters.last_error = why
         if why not in self._logged and len(self._logged) < 64:
             self._logged.add(why)
-            logger.warning("nri=down: %s%s", why, "" if self._once else "; reconnecting")
-        if self._state != (False, why):
-            self._report(False, why)
+            logger.warning("nri=down: %s%s", why, "; reconnecting" if self.can_reconnect else "")
+        self._report(False, why)
 
     def _report(self, up: bool, text: str) -> None:
+        if self._state == (up, text):
+            return
         self._state = (up, text)
         try:
             self._on_state(up, text)
@@ -272,9 +238,9 @@ class NriPlugin:
 def from_environment(queue: NriQueue, on_state: Callable[[bool, str], None],
                      environ: MutableMapping[str, str] = os.environ) -> NriPlugin | None:
     """The plugin that the runtime itself has started, with its connection; it ends with that. None when this process
-    is none. :raises ConfigError: see `connect.inherited`.
-    """
+    is none. :raises ConfigError: see `connect.inherited`."""
     found = inherited(environ)
     if found is None:
         return None
-    return NriPlugin(lambda: found.connection, queue, found.name, found.idx, on_state, once=True)
+    connection, name, index = found
+    return NriPlugin(lambda: connection, queue, name, index, on_state, once=True)

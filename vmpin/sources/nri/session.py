@@ -10,7 +10,7 @@ Sources: containerd/nri pkg/api/api.proto, pkg/stub, pkg/adaptation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
@@ -48,22 +48,17 @@ MAX_LISTED_BYTES = 64 << 20
 #: Runtimes whose lists have every update, also after their own restart: containerd writes it into the container's spec
 #: in its store (internal/cri/server/container_update_resources.go). CRI-O keeps it in memory.
 STORES = ("containerd ",)
-#: The stream of the one call to the runtime: a client's are odd (containerd/ttrpc PROTOCOL.md).
-_REGISTRATION = 1
+_REGISTRATION = 1  #: The stream of the one call to the runtime: a client's are odd (containerd/ttrpc PROTOCOL.md).
 
 
 class NriSession:
-    """The state of one connection. Never waits: Configure may come before the reply to RegisterPlugin.
-
+    """The state of one connection. Configure may come before the reply to RegisterPlugin.
     :param logged: kinds of odd data that were logged already; added to, so that a reconnect does not log them again.
-    :param clock: CLOCK_BOOTTIME in ns.
     :param updates: CPUs for the answer to Synchronize.
-    :param peer: the pid of the runtime's process, 0 when not known.
-    """
+    :param peer: the pid of the runtime's process, 0 when not known."""
 
-    def __init__(self, name: str, index: str, counters: NriCounters, logged: set[str] | None = None,
-                 clock: Callable[[], int] = boottime.now,
-                 updates: Mapping[ContainerId, NriUpdate] | None = None, peer: int = 0) -> None:
+    def __init__(self, name: str, index: str, counters: NriCounters, logged: set[str],
+                 updates: Mapping[ContainerId, NriUpdate], peer: int) -> None:
         self.name = name
         self.index = index
         self.counters = counters
@@ -71,19 +66,14 @@ class NriSession:
         self.runtime = ""
         self.configured = False
         self.synced = False
-        #: The runtime's reason for refusing this plugin.
-        self.refusal = ""
+        self.refusal = ""  #: The runtime's reason for refusing this plugin.
         #: Nothing more comes: the plugin was refused, or the runtime shuts down.
         self.closing = False
-        self._logged = set() if logged is None else logged
-        self._clock = clock
-        self._updates = updates or {}
-        self._peer = peer
+        self._logged, self._updates, self._peer = logged, updates, peer
         self._demux = mux.Demux()
         self._decoders = {mux.PLUGIN: ttrpc.TtrpcDecoder(), mux.RUNTIME: ttrpc.TtrpcDecoder()}
         self._parts: list[Any] = []
-        self._listed = 0
-        self._listed_bytes = 0
+        self._listed = self._listed_bytes = 0
 
     def register(self) -> bytes:
         """The bytes to send first: the only call that is ever made to the runtime. NRI's UpdateContainers, beside CRI
@@ -95,9 +85,7 @@ class NriSession:
 
     def feed(self, data: bytes) -> Iterator[bytes | NriEvent]:
         """Process received bytes. Yields answers to send and events, an answer before the events of its call.
-
-        :raises WireError: when they are not NRI; the connection is of no more use.
-        """
+        :raises WireError: when they are not NRI; the connection is of no more use."""
         for connection, payload in self._demux.feed(data):
             decoder = self._decoders.get(connection)
             if decoder is None:
@@ -127,14 +115,16 @@ class NriSession:
 
     def _called(self, request: ttrpc.Call) -> Iterator[bytes | NriEvent]:
         """Answer a call of the runtime's, then yield what it reports. An empty answer agrees to everything."""
-        now = self._clock()
+        now = boottime.now()
         if request.service != nri_messages.PLUGIN_SERVICE:
             yield self._unimplemented(request, f"service {plain(request.service, 80)}")
             return
         match request.method:
             case "Configure":
                 yield _answer(request, MESSAGES["ConfigureResponse"](events=EVENTS))
-                self._configure(MESSAGES.decode("ConfigureRequest", request.payload))
+                message = MESSAGES.decode("ConfigureRequest", request.payload)
+                self.runtime = plain(f"{message.runtime_name} {message.runtime_version}".strip(), 120) or "a runtime"
+                self.configured = True
             case "Synchronize":
                 yield from self._synchronize(request, now)
             case "Shutdown":
@@ -159,10 +149,6 @@ class NriSession:
         if response.stream == _REGISTRATION and response.code:
             self.refusal, self.closing = f"code {response.code}: {plain(response.message, 300)}", True
 
-    def _configure(self, message: Any) -> None:
-        self.runtime = plain(f"{message.runtime_name} {message.runtime_version}".strip(), 120) or "a runtime"
-        self.configured = True
-
     def _synchronize(self, request: ttrpc.Call, now: int) -> Iterator[bytes | NriEvent]:
         """Collect the parts of a list; the last one is answered with the updates, and yields `Synced`."""
         part = MESSAGES.decode("SynchronizeRequest", request.payload)
@@ -172,18 +158,18 @@ class NriSession:
             raise WireError("NRI Synchronize", f"lists {self._listed} pods and containers, {self._listed_bytes} bytes")
         self._parts.append(part)
         # Updates count in the answer to the last part only (containerd/nri pkg/adaptation/plugin.go, synchronize).
-        updates = {} if part.more else dict(self._updates_for(
-            item for part in self._parts for item in part.containers))
+        containers = [] if part.more else [item for part in self._parts for item in part.containers]
+        updates = dict(self._updates_for(containers))
         # `more` is echoed: a plugin that does not is taken for one that cannot do parts, and dropped.
         yield _answer(request, MESSAGES["SynchronizeResponse"](more=part.more, update=updates.values()))
         if not part.more:
-            parts, self._parts, self._listed, self._listed_bytes = self._parts, [], 0, 0
+            pods = [pod for part in self._parts for pod in part.pods]
+            self._parts, self._listed, self._listed_bytes = [], 0, 0
             self.synced = True
             self.counters.syncs += 1
             self.counters.events += 1
-            yield Synced(tuple(self._pods(pod for part in parts for pod in part.pods)),
-                         tuple(self._containers(item for part in parts for item in part.containers)), now,
-                         tuple(updates), self._peer, stored=self.runtime.startswith(STORES))
+            yield Synced(tuple(self._pods(pods)), tuple(self._containers(containers)), now, tuple(updates), self._peer,
+                         stored=self.runtime.startswith(STORES))
 
     def _updates_for(self, listed: Iterable[Any]) -> Iterator[tuple[ContainerId, Any]]:
         for container in listed:
@@ -196,38 +182,25 @@ class NriSession:
             yield ContainerId(container.id), made
 
     def _event(self, number: int, message: Any, now: int, requested: str = "") -> Iterator[NriEvent]:
-        """The event of a call.
-
-        :param number: of `Verb`, or another one.
-        :param message: with a pod and a container.
-        :param requested: the CPU list that an update is to give the container, "" for none.
-        """
-        match number:
-            case Verb.RUN_POD | Verb.STOP_POD | Verb.REMOVE_POD:
-                yield from self._pod_event(Verb(number), message, now)
-            case Verb.UPDATE_POD | Verb.POST_UPDATE_POD | Verb.VALIDATE:
-                pass  # changes no container's CPUs
-            case _ if Verb.CREATE <= number <= Verb.REMOVE:
-                yield from self._container_event(Verb(number), message, now, requested)
-            case _:
-                self._unknown(f"event {number}")
-
-    def _pod_event(self, verb: Verb, message: Any, now: int) -> Iterator[NriEvent]:
-        if not message.HasField("pod"):
-            self._drop(f"{verb.name} has no pod")
+        """The event of a call, by the number of a `Verb` (or another one). The message has a pod and a container.
+        :param requested: the CPU list that an update is to give the container, "" for none."""
+        if number in (Verb.UPDATE_POD, Verb.POST_UPDATE_POD, Verb.VALIDATE):
+            return  # changes no container's CPUs
+        of_pod = number in (Verb.RUN_POD, Verb.STOP_POD, Verb.REMOVE_POD)
+        if not of_pod and not Verb.CREATE <= number <= Verb.REMOVE:
+            self._unknown(f"event {number}")
             return
-        for pod in self._pods([message.pod]):
+        verb, subject = Verb(number), "pod" if of_pod else "container"
+        pod = next(self._pods([message.pod]), None) if message.HasField("pod") else None
+        if not message.HasField(subject):
+            self._drop(f"{verb.name} has no {subject}")
+        elif not of_pod:
+            for container in self._containers([message.container], pod):
+                self.counters.events += 1
+                yield ContainerEvent(verb, pod, container, now, self._cpu_list(requested, container.id) or None)
+        elif pod is not None:
             self.counters.events += 1
             yield PodEvent(verb, pod, now)
-
-    def _container_event(self, verb: Verb, message: Any, now: int, requested: str) -> Iterator[NriEvent]:
-        pod = next(self._pods([message.pod]), None) if message.HasField("pod") else None
-        if not message.HasField("container"):
-            self._drop(f"{verb.name} has no container")
-            return
-        for container in self._containers([message.container], pod):
-            self.counters.events += 1
-            yield ContainerEvent(verb, pod, container, now, self._cpu_list(requested, container.id) or None)
 
     def _pods(self, listed: Iterable[Any]) -> Iterator[NriPod]:
         for pod in listed:

@@ -12,20 +12,15 @@ import sys
 
 from vmpin.errors import WireError
 
-#: Bytes of answers that the runtime may leave unread; an answer has some bytes.
-MAX_UNSENT = 1 << 20
+MAX_UNSENT = 1 << 20  #: Bytes of answers that the runtime may leave unread; an answer has some bytes.
 
 
 class NriStream:
-    """:param wake: an eventfd; writing to it ends a `receive`.
-    :param max_unsent: bytes that the peer may leave unread.
-    """
+    """:param wake: an eventfd; writing to it ends a `receive`."""
 
     def __init__(self, connection: socket.socket, wake: int, max_unsent: int = MAX_UNSENT) -> None:
         connection.setblocking(False)
-        self._connection = connection
-        self._wake = wake
-        self._max_unsent = max_unsent
+        self._connection, self._wake, self._max_unsent = connection, wake, max_unsent
         self._unsent = b""
         self._poll = select.poll()
         self._poll.register(wake, select.POLLIN)
@@ -44,10 +39,7 @@ class NriStream:
 
     def send(self, data: bytes) -> None:
         """Send as much as goes at once, and the rest with the next `receive`.
-
-        :raises WireError: when the peer does not read.
-        :raises OSError: when the connection is broken.
-        """
+        :raises WireError: when the peer does not read. :raises OSError: when the connection is broken."""
         self._unsent += data
         self._flush()
         if len(self._unsent) > self._max_unsent:
@@ -55,11 +47,8 @@ class NriStream:
 
     def receive(self, seconds: float | None) -> bytes | None:
         """Wait for bytes, at most so long (None: for ever).
-
-        :returns: them, b"" at the end of the connection, None when there are none yet: the wait has timed out, or
-            `wake` has ended it.
-        :raises OSError: when the connection broke.
-        """
+        :returns: them, b"" at the end of the connection, None where `wake` or the time has ended the wait.
+        :raises OSError: when the connection broke."""
         self._poll.modify(self._connection, select.POLLIN | (0 if self.flushed else select.POLLOUT))
         ready = dict(self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000 + 1))
         if self._wake in ready:

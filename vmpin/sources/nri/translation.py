@@ -8,17 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from vmpin.domain import events
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
-from vmpin.domain.events import (
-    ContainerMisplaced,
-    ContainerSeen,
-    ContainerStopped,
-    CpusetRequested,
-    Event,
-    SandboxGone,
-    SandboxSeen,
-    Source,
-)
+from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.dialect import declared_exclusive
@@ -27,13 +19,11 @@ from vmpin.sources.pids import PidOwner, owner_of
 from vmpin.wire.nri_enums import CREATED, STOPPED, Verb
 
 
-def events_of(event: NriEvent, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> list[Event]:
+def events_of(event: NriEvent, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> list[events.Event]:
     """The events that follow from one of NRI's.
-
     :param exclusive_annotation: the key by which a container declares its CPUs exclusive, "" for none.
-    :raises OSError: when a pid cannot be looked up at the moment (`errors.passing`).
-    """
-    return list(_EventTranslation(state, proc, exclusive_annotation).events(event))
+    :raises OSError: when a pid cannot be looked up at the moment (`errors.passing`)."""
+    return list(_EventTranslation(state, proc, exclusive_annotation).translate(event))
 
 
 class _EventTranslation:
@@ -45,7 +35,7 @@ class _EventTranslation:
         self._exclusive_annotation = exclusive_annotation
         self._owners: dict[int, PidOwner] = {}
 
-    def events(self, event: NriEvent) -> Iterator[Event]:
+    def translate(self, event: NriEvent) -> Iterator[events.Event]:
         """By verb. Kata plugs vCPUs in and writes the sandbox's cgroup between a request and the report that it has
         been done, so a container counts with its CPUs from the request on."""
         match event:
@@ -54,69 +44,50 @@ class _EventTranslation:
             case PodEvent(verb=Verb.RUN_POD):
                 yield self._sandbox(event.pod)
             case PodEvent(verb=Verb.STOP_POD):
-                sandbox = self._state.sandboxes.get(event.pod.id)
-                yield from () if sandbox is None else _ended(sandbox, frozenset(), event.time_ns)
+                yield from _ended(self._state.sandboxes.get(event.pod.id), frozenset(), event.time_ns)
             case PodEvent():  # REMOVE_POD
-                yield SandboxGone(event.pod.id)
-            case ContainerEvent(verb=Verb.CREATE):  # under CRI-O vCPUs come before POST_CREATE
-                yield from self._seen(event, ContainerState.CREATED, coming=True)
-            case ContainerEvent(verb=Verb.POST_CREATE):  # under containerd they come before START
-                yield from self._seen(event, ContainerState.CREATED, coming=True)
-            case ContainerEvent(verb=Verb.START):
-                yield from self._seen(event, ContainerState.CREATED)
+                yield events.SandboxGone(event.pod.id)
+            case ContainerEvent(verb=Verb.CREATE | Verb.POST_CREATE | Verb.START):
+                # Under CRI-O vCPUs come before POST_CREATE, under containerd before START.
+                yield from self._seen(event, ContainerState.CREATED, coming=event.verb is not Verb.START)
             case ContainerEvent(verb=Verb.POST_START):
                 yield from self._seen(event, ContainerState.RUNNING)
+            case ContainerEvent(verb=Verb.UPDATE | Verb.POST_UPDATE) if self._has_ended(event.container):
+                return
             case ContainerEvent(verb=Verb.UPDATE):
-                yield from self._update_requested(event)
+                yield from self._place(event)
+                if event.requested:
+                    yield events.CpusetRequested(event.container.pod, event.container.id, event.requested)
             case ContainerEvent(verb=Verb.POST_UPDATE):
-                yield from self._updated(event)
+                yield from self._seen(event, _state(event.container))
             case ContainerEvent():  # STOP, REMOVE
-                yield ContainerStopped(event.container.pod, event.container.id, event.time_ns)
+                yield events.ContainerStopped(event.container.pod, event.container.id, event.time_ns)
 
-    def _seen(self, event: ContainerEvent, state: ContainerState, coming: bool = False) -> Iterator[Event]:
-        """A container in this state, with its pod.
-
-        :param coming: its vCPUs may be plugged in at any moment.
-        """
+    def _seen(self, event: ContainerEvent, state: ContainerState, coming: bool = False) -> Iterator[events.Event]:
+        """A container in this state, with its pod. :param coming: its vCPUs may be plugged in at any moment."""
         yield from self._place(event)
         seen = self._container(event.container, state, event.time_ns)
         yield seen._replace(container=seen.container._replace(creating=coming), requested=event.verb is Verb.CREATE)
 
-    def _update_requested(self, event: ContainerEvent) -> Iterator[Event]:
-        if self._has_ended(event.container):
-            return
-        yield from self._place(event)
-        if event.requested:
-            yield CpusetRequested(event.container.pod, event.container.id, event.requested)
-
-    def _updated(self, event: ContainerEvent) -> Iterator[Event]:
-        if not self._has_ended(event.container):
-            created = event.container.state == CREATED
-            yield from self._seen(event, ContainerState.CREATED if created else ContainerState.RUNNING)
-
     def _has_ended(self, container: NriContainer) -> bool:
         """Whether a container ended while it was updated; no container of a pod is started twice."""
         record = self._record(container)
-        return container.state == STOPPED or (
-            record is not None and record.container.state is ContainerState.STOPPED)
+        return container.state == STOPPED or (record is not None and record.stopped)
 
-    def _place(self, event: ContainerEvent) -> Iterator[Event]:
+    def _place(self, event: ContainerEvent) -> Iterator[events.Event]:
         """The sandbox of an event's container, and none else."""
         yield from self._elsewhere({event.container.id: event.container.pod})
         if event.pod is not None:
             yield self._sandbox(event.pod)
 
-    def _elsewhere(self, pods: Mapping[ContainerId, SandboxId]) -> Iterator[Event]:
-        """Containers that the state has in another sandbox, by an annotation of the pod's author.
-
-        :param pods: the pod that each container is in.
-        """
+    def _elsewhere(self, pods: Mapping[ContainerId, SandboxId]) -> Iterator[events.Event]:
+        """Containers that the state has in another sandbox than in `pods`, by an annotation of the pod's author."""
         for sandbox in self._state.sandboxes.values():
             for container in sandbox.containers:
                 if pods.get(container, sandbox.id) != sandbox.id:
-                    yield ContainerMisplaced(sandbox.id, container)
+                    yield events.ContainerMisplaced(sandbox.id, container)
 
-    def _listed(self, event: Synced) -> Iterator[Event]:
+    def _listed(self, event: Synced) -> Iterator[events.Event]:
         """Everything listed, and the end of everything that is not."""
         # A pod's pause container has the pod's id.
         yield from self._elsewhere({ContainerId(pod.id): pod.id for pod in event.pods}
@@ -125,29 +96,28 @@ class _EventTranslation:
             yield self._sandbox(pod)
         for container in event.containers:
             if container.state == STOPPED:
-                yield ContainerStopped(container.pod, container.id, event.time_ns)
+                yield events.ContainerStopped(container.pod, container.id, event.time_ns)
             else:
-                now = ContainerState.CREATED if container.state == CREATED else ContainerState.RUNNING
-                yield self._container(container, now, event.time_ns, listed=container.id not in event.current)
+                yield self._container(container, _state(container), event.time_ns, container.id not in event.current)
         listed = frozenset(container.id for container in event.containers)
         pods = {pod.id for pod in event.pods} | {container.pod for container in event.containers}
         for sandbox in self._state.sandboxes.values():
             ended = list(_ended(sandbox, listed, event.time_ns))
             yield from ended
             if sandbox.runtime == "nri" and sandbox.id not in pods and len(ended) == len(sandbox.live()):
-                yield SandboxGone(sandbox.id)
+                yield events.SandboxGone(sandbox.id)
 
-    def _sandbox(self, pod: NriPod) -> SandboxSeen:
+    def _sandbox(self, pod: NriPod) -> events.SandboxSeen:
         vmm = self._owner(pod.pid, pod.id, None).vmm
-        return SandboxSeen(pod.id, "nri", Pod(pod.namespace, pod.name, pod.uid), vmm, pod.handler)
+        return events.SandboxSeen(pod.id, "nri", Pod(pod.namespace, pod.name, pod.uid), vmm, pod.handler)
 
     def _container(self, container: NriContainer, state: ContainerState, time_ns: int,
-                   listed: bool = False) -> ContainerSeen:
+                   listed: bool = False) -> events.ContainerSeen:
         record = self._record(container)
         init = self._owner(container.pid, container.pod, record.init if record is not None else None).init
         exclusive = declared_exclusive(container.annotations, self._exclusive_annotation)
-        return ContainerSeen(container.pod, Container(container.id, container.name, container.cpus, exclusive, state),
-                             Source.NRI, time_ns, init=init, listed=listed)
+        found = Container(container.id, container.name, container.cpus, exclusive, state)
+        return events.ContainerSeen(container.pod, found, Source.NRI, time_ns, init=init, listed=listed)
 
     def _record(self, container: NriContainer) -> ContainerRecord | None:
         sandbox = self._state.sandboxes.get(container.pod)
@@ -158,26 +128,24 @@ class _EventTranslation:
         if pid not in self._owners:
             sandbox = self._state.sandboxes.get(pod)
             vmm = None if sandbox is None else sandbox.vmm
-            if _still(vmm, pid, self._proc):
-                self._owners[pid] = PidOwner(vmm=vmm)
-            elif _still(init, pid, self._proc):
-                self._owners[pid] = PidOwner(init=init)
-            else:
-                self._owners[pid] = owner_of(pid, self._proc)
+            self._owners[pid] = (PidOwner(vmm=vmm) if _still(vmm, pid, self._proc) else
+                                 PidOwner(init=init) if _still(init, pid, self._proc) else owner_of(pid, self._proc))
         return self._owners[pid]
 
 
-def _ended(sandbox: SandboxState, listed: frozenset[ContainerId], time_ns: int) -> Iterator[Event]:
+def _state(container: NriContainer) -> ContainerState:
+    return ContainerState.CREATED if container.state == CREATED else ContainerState.RUNNING
+
+
+def _ended(sandbox: SandboxState | None, listed: frozenset[ContainerId], time_ns: int) -> Iterator[events.Event]:
     """The ends of the containers that the runtime reported before, and does not list any more."""
-    for record in sandbox.containers.values():
-        if (record.container.state is not ContainerState.STOPPED and record.container.id not in listed
-                and record.reported_by(Source.NRI)):
-            yield ContainerStopped(sandbox.id, record.container.id, max(time_ns, record.time))
+    if sandbox is not None:
+        for record in sandbox.containers.values():
+            if not record.stopped and record.container.id not in listed and record.reported_by(Source.NRI):
+                yield events.ContainerStopped(sandbox.id, record.container.id, max(time_ns, record.time))
 
 
 def _still(process: ThreadId | None, pid: int, proc: Procfs) -> bool:
     """Whether a pid still is this process: one file to read instead of four."""
-    if process is None or process.tid != pid:
-        return False
-    stat = proc.stat(pid)
-    return stat is not None and stat.starttime == process.starttime
+    stat = proc.stat(pid) if process is not None and process.tid == pid else None
+    return stat is not None and process == ThreadId(pid, stat.starttime)

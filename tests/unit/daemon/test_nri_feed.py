@@ -1,0 +1,219 @@
+"""The NRI feed with a runtime at the other end of a real socket: when it connects, what reaches the loop, and in how
+many calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from guest_peer import until
+from nri_peer import PATIENCE, NriRuntime, container, pod
+
+from vmpin.config import loading
+from vmpin.config.timeouts import Timeouts
+from vmpin.daemon.feeds import NriFeed
+from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, Synced
+from vmpin.wire.nri_enums import Verb
+from vmpin.wire.nri_messages import MESSAGES
+
+
+class Fed:
+    """A feed whose runtime listens at `path`, and the batches that reached the loop."""
+
+    def __init__(self, path: Path, mode: str = "auto", timeouts: Timeouts | None = None) -> None:
+        self.path = path
+        self.batches: list[list[NriEvent]] = []
+        self.ends = 0
+        config = loading.load(None, {}, {"paths.nri": str(path), "watch.nri": mode, "watch.resync_seconds": "0.1"})
+        self.feed = NriFeed(config, self._take, self._ended, timeouts or Timeouts())
+        self._listener: socket.socket | None = None
+        self._runtimes: list[NriRuntime] = []
+
+    def _take(self, events: list[NriEvent]) -> None:
+        asyncio.get_running_loop()  # not in the plugin's thread, which has none
+        self.batches.append(events)
+
+    def _ended(self) -> None:
+        asyncio.get_running_loop()
+        self.ends += 1
+
+    @property
+    def events(self) -> list[NriEvent]:
+        return [event for batch in self.batches for event in batch]
+
+    def listen(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self.path))
+        self._listener.listen()
+        self._listener.settimeout(PATIENCE)
+
+    def accept(self) -> NriRuntime:
+        """The next connection of a plugin's."""
+        assert self._listener is not None
+        self._runtimes.append(NriRuntime(self._listener.accept()[0]))
+        return self._runtimes[-1]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.feed.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            for runtime in self._runtimes:
+                runtime.close()
+            if self._listener is not None:
+                self._listener.close()
+
+
+@pytest.fixture(autouse=True)
+def _switch_interval() -> Iterator[None]:
+    """The feed sets it for its process."""
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_the_plugin_connects_when_the_runtimes_socket_appears(tmp_path: Path) -> None:
+    fed = Fed(tmp_path / "nri.sock")
+
+    async def main() -> None:
+        async with fed.running():
+            await asyncio.sleep(0)
+            assert fed.feed.plugin is None
+            assert fed.feed.state == "waits for the runtime's socket"
+            fed.listen()
+            await until(lambda: fed.feed.plugin is not None)
+            runtime = fed.accept()
+            runtime.begin([pod()], [container(cpus="2-3")])
+            await until(lambda: fed.batches)
+            assert [type(event) for event in fed.events] == [Synced]
+            assert fed.feed.since > 0
+            await until(lambda: fed.feed.state.startswith("connected to containerd"))
+            assert fed.feed.data()["syncs"] == 1
+        assert fed.feed.plugin is None
+        assert fed.feed.data()["syncs"] == 0
+
+    asyncio.run(main())
+
+
+def test_a_plugin_that_is_configured_tries_without_a_socket(tmp_path: Path) -> None:
+    fed = Fed(tmp_path / "nri.sock", "on")
+
+    async def main() -> None:
+        async with fed.running():
+            await until(lambda: fed.feed.state.startswith("not connected: "))
+            assert str(fed.path) in fed.feed.state
+        assert fed.batches == []
+
+    asyncio.run(main())
+
+
+def test_events_that_wait_for_the_loop_are_taken_in_one_call(tmp_path: Path) -> None:
+    fed = Fed(tmp_path / "nri.sock")
+    fed.listen()
+
+    async def main() -> None:
+        async with fed.running():
+            await until(lambda: fed.feed.plugin is not None)
+            runtime = fed.accept()
+            runtime.begin([pod()])
+            await until(lambda: fed.batches)
+            # The plugin's thread answers a call, then puts its event; the loop runs no callback meanwhile.
+            for number in range(6):
+                runtime.state_change(Verb.POST_START, pod(), container(f"c{number}"))
+            assert len(fed.batches) == 1
+            await until(lambda: len(fed.events) == 7)
+            assert len(fed.batches[1]) >= 5
+            assert [event.container.id for event in fed.events[1:] if isinstance(event, ContainerEvent)] == [
+                f"c{number}" for number in range(6)]
+
+    asyncio.run(main())
+
+
+def test_a_lost_connection_is_reported_and_made_again(tmp_path: Path) -> None:
+    fed = Fed(tmp_path / "nri.sock")
+    fed.listen()
+
+    async def main() -> None:
+        async with fed.running():
+            await until(lambda: fed.feed.plugin is not None)
+            runtime = fed.accept()
+            runtime.begin()
+            await until(lambda: fed.feed.state.startswith("connected"))
+            runtime.close()
+            await until(lambda: Disconnected() in fed.events)
+            assert fed.feed.state.startswith("not connected: ")
+            again = fed.accept()
+            again.begin([pod()])
+            await until(lambda: len(fed.events) == 3)
+            assert [type(event) for event in fed.events] == [Synced, Disconnected, Synced]
+            assert fed.ends == 0
+
+    asyncio.run(main())
+
+
+@contextlib.contextmanager
+def started_by_the_runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[NriRuntime]:
+    """This process has the environment of a plugin that the runtime has started; its end of the connection."""
+    theirs, ours = socket.socketpair()
+    os.set_inheritable(theirs.fileno(), True)
+    for name, value in (("SOCKET", str(theirs.detach())), ("NAME", "pinner"), ("IDX", "07")):
+        monkeypatch.setenv(f"NRI_PLUGIN_{name}", value)
+    with ours:
+        yield NriRuntime(ours)
+
+
+def test_a_plugin_that_the_runtime_started_ends_with_its_connection(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = Fed(tmp_path / "nri.sock", timeouts=Timeouts(nri_sync=PATIENCE))
+
+    async def main() -> None:
+        with started_by_the_runtime(monkeypatch) as runtime:
+            async with fed.running():
+                await until(lambda: fed.feed.plugin is not None)
+                runtime.begin([pod()])
+                await until(lambda: fed.batches)
+                assert fed.ends == 0
+                runtime.close()
+                await until(lambda: fed.ends)
+                assert fed.ends == 1
+                assert fed.events[-1] == Disconnected()
+
+    asyncio.run(main())
+
+
+def test_a_plugin_that_gets_no_list_from_the_runtime_that_started_it_connects_for_one(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = Fed(tmp_path / "nri.sock", timeouts=Timeouts(nri_sync=0.05))
+    fed.listen()
+
+    async def main() -> None:
+        with started_by_the_runtime(monkeypatch) as first:
+            async with fed.running():
+                await until(lambda: fed.feed.plugin is not None)
+                begun = fed.feed.plugin
+                first.grant(first.request("RegisterPlugin"))
+                first.configure()
+                await until(lambda: fed.feed.plugin is not begun)
+                second = fed.accept()
+                registration = second.request("RegisterPlugin")
+                assert MESSAGES.decode("RegisterPluginRequest", registration.payload).plugin_name == "vmpin-sync"
+                second.grant(registration)
+                second.configure()
+                second.synchronize([pod()], [container()])
+                await until(lambda: fed.batches)
+                # Events of either connection are taken.
+                first.state_change(Verb.POST_START, pod(), container("c2"))
+                await until(lambda: len(fed.events) == 2)
+                assert isinstance(fed.events[0], Synced)
+
+    asyncio.run(main())

@@ -1,0 +1,224 @@
+"""When a session with a guest's agent is tried again, and what an attempt leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from agent_sessions import MAP, QUICK, run, session
+from guest_peer import Agent, serving, until
+
+from vmpin.config.timeouts import Timeouts
+from vmpin.guests.agent_reports import PATIENCE, WAITING
+from vmpin.guests.agent_session import AgentSession
+from vmpin.guests.attempts import attempts
+from vmpin.guests.cpu_numbers import GuestVcpus
+from vmpin.guests.kata_session import KataSession, KataWish
+from vmpin.guests.session_state import NoAgentFound, SessionEnded
+from vmpin.guests.tasks import Flag
+from vmpin.guests.transport import NotListening, Stream
+from vmpin.protocol.frames import encode
+from vmpin.protocol.messages import (
+    NeedMap,
+    Pong,
+    as_json,
+)
+
+
+def test_no_agent_is_normal_and_the_one_that_comes_late_is_found(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        agent, path = Agent(), tmp_path / "late.sock"
+        async with serving(agent.talk, tmp_path / "other.sock"):
+            pass
+        with caplog.at_level(logging.WARNING):
+            async with session(path) as ours:
+                ours.push(MAP)
+                await until(lambda: ours.text)
+                assert not ours.up
+                async with serving(agent.talk, path):
+                    await until(lambda: ours.settled)
+    run(test())
+
+
+def test_nobody_who_listens_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    class Nobody:
+        async def open(self, port: int) -> Stream:
+            raise NotListening(111, "no process listens", "here")
+
+    async def test() -> None:
+        made = AgentSession("pod-a", lambda: [Nobody()], 10789, timeouts=QUICK)
+        task = asyncio.create_task(made.run())
+        await until(lambda: made.text == "no process listens")
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    with caplog.at_level(logging.INFO):
+        run(test())
+    assert caplog.records == []
+
+
+def test_a_guest_that_does_not_answer_yet_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """As while it boots: its vsock is there, and nothing takes the connection."""
+    states: list[str] = []
+
+    class Boots:
+        times = 0
+
+        async def open(self, port: int) -> Stream:
+            self.times += 1
+            raise TimeoutError
+
+    guest = Boots()
+
+    async def test() -> None:
+        made = AgentSession("pod-a", lambda: [guest], 10789, lambda: states.append(made.text), QUICK)
+        task = asyncio.create_task(made.run())
+        await until(lambda: made.text == "no answer in time")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    with caplog.at_level(logging.INFO):
+        run(test())
+    assert guest.times >= PATIENCE
+    assert states == [WAITING, "no answer in time"]
+    assert [record.getMessage() for record in caplog.records] == ["sandbox=pod-a guest agent: no answer in time"]
+
+
+def test_the_next_way_is_tried_when_nobody_answers_on_one() -> None:
+    async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def test() -> None:
+        agent = Agent()
+        async with serving(deaf) as silent, serving(agent.talk) as path, session(
+                silent, path, timeouts=replace(QUICK, agent_answer=0.2)) as ours:
+            ours.push(MAP)
+            await until(lambda: ours.settled)
+    run(test())
+
+
+@pytest.mark.parametrize("says", [b"", encode(as_json(NeedMap()))])
+def test_a_guest_that_comes_and_goes_is_not_always_looked_for_at_once(says: bytes,
+                                                                      caplog: pytest.LogCaptureFixture) -> None:
+    """And whatever names it gives itself are not all in the log."""
+    count = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal count
+        count += 1
+        writer.write(encode(as_json(Pong(1, f"0.{count}\x1b[31m", "b", 1.0))) + says)
+        await reader.read(10)
+
+    async def test() -> None:
+        async with serving(talk) as path, session(path, timeouts=Timeouts(agent_first=0.0125)) as ours:
+            ours.push(MAP)
+            await until(lambda: count >= 3)
+            began, before = time.monotonic(), count
+            await asyncio.sleep(1.5)
+            await until(lambda: count - before >= 2)
+            assert count - before <= (time.monotonic() - began) / 0.15 + 1
+            ours.log_once.texts |= {str(number) for number in range(16)}
+            caplog.clear()
+            before = count
+            await until(lambda: count >= before + 3)
+            assert caplog.records == []
+    with caplog.at_level(logging.INFO):
+        run(test())
+    assert "\x1b" not in caplog.text
+
+
+def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        wake, real, slept = asyncio.Event(), asyncio.timeout, list[float]()
+
+        def timeout(seconds: float) -> asyncio.Timeout:
+            slept.append(seconds)
+            return real(0)
+        monkeypatch.setattr(asyncio, "timeout", timeout)
+        timeouts = Timeouts(agent_early=0.01)
+        async for attempt in attempts(wake, timeouts):
+            with attempt:
+                if len(slept) == 25:
+                    wake.set()
+                if len(slept) < 30:
+                    raise SessionEnded("it went") if len(slept) == 29 else NoAgentFound("nobody")
+        for at, seconds in enumerate(slept[:26]):
+            assert 0.74 <= seconds / (0.1 * 2 ** at if at < 7 else 300.0) <= 1.26
+        assert slept[26] < 0.13  # woken, and after the attempt that came of it
+        assert slept[28] > slept[27] > slept[26]
+        wake.clear()
+        slept.clear()
+        async for attempt in attempts(wake, timeouts):
+            with attempt:
+                if len(slept) < 12:
+                    raise SessionEnded("it went") if len(slept) == 11 else NoAgentFound("nobody")
+        assert slept[10] > 70
+        assert slept[11] < 2.1  # it was there a moment ago
+        slept.clear()
+        async for attempt in attempts(wake, timeouts):
+            with attempt:
+                if len(slept) < 24:
+                    raise TimeoutError
+        assert max(slept[:PATIENCE - 1]) < 2.1  # it boots, as it may be
+        assert slept[23] > 200  # it hangs
+    run(test())
+
+
+def test_a_failed_attempt_leaves_nothing_for_the_garbage_collector() -> None:
+    """Its frames would be kept until that one runs: with a thousand guests in which no agent is to be found, 2 MiB."""
+    class Gone(OSError):
+        """Unlike an OSError it can be referred to weakly."""
+
+    made: list[weakref.ref[Gone]] = []
+
+    class Nothing:
+        async def open(self, port: int) -> Stream:
+            err = Gone(2, "no such thing", "here")
+            made.append(weakref.ref(err))
+            try:
+                raise err
+            finally:
+                del err
+
+    async def test() -> None:
+        kata = KataSession("pod-a", lambda: [Nothing()])
+        kata.push(KataWish(GuestVcpus({}, 0, 0), MAP))
+        for ours in AgentSession("pod-a", lambda: [Nothing()], 10789), kata:
+            made.clear()
+            task = asyncio.create_task(ours.run())
+            await until(lambda: len(made) >= 3)
+            task.cancel()
+            await asyncio.wait([task])
+            assert [each() for each in made[:2]] == [None, None]
+    gc.disable()
+    try:
+        run(test())
+    finally:
+        gc.enable()
+
+
+def test_a_flag_wakes_the_one_that_waits() -> None:
+    async def test() -> None:
+        flag = Flag()
+        task = asyncio.create_task(flag.wait())
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="two tasks"):
+            await flag.wait()
+        flag.set()
+        flag.set()
+        flag.clear()
+        await asyncio.wait_for(task, 60)  # though it is clear again by now
+        task = asyncio.create_task(flag.wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        flag.set()
+        await asyncio.wait_for(flag.wait(), 60)
+        assert flag.is_set()
+    run(test())

@@ -1,0 +1,110 @@
+"""The client of the watcher's control socket, and the status document with or without a watcher.
+
+What stays out: answering (daemon.control), and the facts of doctor and gather (questions).
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from vmpin.config.settings import Config
+from vmpin.errors import UsageError, WatcherError
+
+#: A running watcher answers in milliseconds; a stopped one never does.
+DEADLINE = 10.0
+
+Document = dict[str, Any]
+
+
+def ask_raw(config: Config, request: Document, has_direct: bool = False, deadline: float = DEADLINE) -> bytes | None:
+    """The watcher's answer as bytes, None if no watcher runs.
+
+    :param has_direct: the verb has the flag --direct, which the error then suggests.
+    :param deadline: for each part of the answer, in seconds.
+    :raises WatcherError:
+    """
+    import socket
+    path = str(config.paths.control_socket)
+    hint = "--direct reads the node without it; " * has_direct + "read its log: journalctl -u vmpin"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(deadline)
+        try:
+            connection.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        except PermissionError:
+            raise WatcherError(f"{path}: permission denied",
+                               "use root, or join the group of watch.status_group") from None
+        try:
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            parts = []
+            while part := connection.recv(1 << 20):
+                parts.append(part)
+        except TimeoutError:
+            raise WatcherError(f"{path}: the watcher does not answer within {deadline:.0f} s", hint) from None
+        except OSError as err:
+            raise WatcherError(f"{path}: the watcher hung up: {err.strerror}", hint) from err
+    answer = b"".join(parts)
+    if not answer:
+        raise WatcherError(f"{path}: the watcher hung up without an answer", hint)
+    if answer.startswith(b'{"error":'):
+        refusal = json.loads(answer)
+        raise UsageError(str(refusal["error"]), str(refusal.get("hint", "")))
+    return answer
+
+
+def ask(config: Config, request: Document, has_direct: bool = False) -> Document | None:
+    """The watcher's answer, None if no watcher runs. :raises WatcherError:"""
+    raw = ask_raw(config, request, has_direct)
+    return None if raw is None else json.loads(raw)
+
+
+def status_document(config: Config, sandbox: str | None, wide: bool = False, direct: bool | None = None,
+                    pods: bool = False) -> Document:
+    """The status document, from the watcher, or read by this process if none runs.
+
+    :param wide: with the VMMs' cgroups.
+    :param direct: do not ask the watcher; None for a verb without the flag --direct.
+    :param pods: with the names of all pods of the node.
+    :raises UsageError: for an unknown sandbox.
+    """
+    request = {"op": "status", "wide": wide, "pods": pods}
+    found = (None if direct else ask(config, request, direct is not None)) or read_status(config, wide, pods)
+    if sandbox is not None:
+        chosen = by_prefix(sandbox, [entry["id"] for entry in found["sandboxes"]])
+        found["sandboxes"] = [entry for entry in found["sandboxes"] if entry["id"] == chosen]
+    return found
+
+
+def stale_checkpoint(found: Document) -> str | None:
+    """A sentence if the kubelet's checkpoint is gone and its last contents are used, else None."""
+    kubelet = found["sources"]["kubelet"]
+    if kubelet is None or not kubelet.get("stale"):
+        return None
+    return (f"the kubelet's checkpoint is gone: its last contents are used, written "
+            f"{kubelet['written'] or 'at an unknown time'}; {kubelet['second_witness']}")
+
+
+def read_status(config: Config, wide: bool = False, pods: bool = False) -> Document:
+    from vmpin.reconcile import one_pass
+    from vmpin.status import collector
+    quiet_log(config)
+    return collector.document(one_pass.inspect(config)[0], None, wide=wide, pods=pods)
+
+
+def by_prefix(text: str, ids: Sequence[str]) -> str:
+    """The only id that equals `text` or begins with it. :raises UsageError:"""
+    if text in ids:
+        return text
+    found = [each for each in ids if text and each.startswith(text)]
+    if not found:
+        raise UsageError(f"no VM sandbox {text!r} is on this node", "`vmpin status` lists them")
+    if len(found) > 1:
+        raise UsageError(f"{text!r} is a prefix of the ids of {len(found)} sandboxes", "give more digits")
+    return found[0]
+
+
+def quiet_log(config: Config) -> None:
+    """Log for short commands: warnings to standard error, and no routine messages unless log.level is set."""
+    from vmpin import log
+    log.setup("warning" if config.origin["log.level"] == "default" else config.log.level)

@@ -1,0 +1,90 @@
+"""The watcher's passes: each is counted, and the guests, the rechecks and QMP queries follow it.
+
+What stays out: what a pass does (reconcile), and when one is made but for rechecks (watcher, which calls this)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+
+from vmpin.config.timeouts import Timeouts
+from vmpin.daemon.hook_intake import HookIntake
+from vmpin.daemon.recheck import RecheckSchedule
+from vmpin.domain.model import SandboxId
+from vmpin.guests.manager import GuestManager
+from vmpin.pinning.apply import Outcome
+from vmpin.procevents.feed import ProcEventsFeed
+from vmpin.reconcile.reconciler import PassReport, Reconciler
+from vmpin.vmm.virtual_machine import Vm
+
+logger = logging.getLogger(__name__)
+
+
+class Passes:
+    """:param hooks: saves the state afterwards. :param proc_events: None if process events are not used."""
+
+    def __init__(self, reconciler: Reconciler, guests: GuestManager, hooks: HookIntake,
+                 proc_events: ProcEventsFeed | None, timeouts: Timeouts) -> None:
+        self._reconciler = reconciler
+        self._guests = guests
+        self._hooks = hooks
+        self._proc_events = proc_events
+        self._timeouts = timeouts
+        self.rechecks = RecheckSchedule(timeouts.rechecks)
+        self._queries: set[asyncio.Task[None]] = set()
+
+    def make(self, sandboxes: Iterable[SandboxId], why: str, since: float | None = None, scan: bool = True) -> None:
+        """Reconcile some sandboxes.
+        :param since: when the event came that the pass is made for, by time.perf_counter().
+        :param scan: as for `Reconciler.reconcile`."""
+        self.made(self._reconciler.reconcile(sandboxes, scan=scan), why, since)
+
+    def made(self, report: PassReport, why: str, since: float | None = None) -> None:
+        """Count a pass, and have the guests and the rechecks follow it."""
+        counters = self._reconciler.tally
+        counters.passes[why] += 1
+        counters.pass_seconds.observe(report.seconds)
+        if since is not None and report.count(Outcome.DONE):
+            counters.pin_latency.observe(time.perf_counter() - since)
+        if self._proc_events is not None:
+            self._proc_events.after_pass(report, everything=why in ("resync", "request"))
+        self._guests.update(self._reconciler.view)
+        self.rechecks.begin({result.operation.sandbox for result in report.results
+                             if result.outcome is Outcome.WAITING})
+        logger.debug("pass why=%s vms=%d set=%d refused=%d ms=%.1f", why, report.vms, report.count(Outcome.DONE),
+                     report.count(Outcome.REFUSED), report.seconds * 1000)
+
+    async def recheck(self) -> None:
+        """Reconcile again, ever more seldom, sandboxes that a source reported on. Until cancelled."""
+        while True:
+            due = await self.rechecks.due()
+            self.make(due, "settle")
+            self.ask_qmp()
+            self._hooks.save_soon(only_if_unsaved=True)
+            for sandbox in self.rechecks.checked(due):
+                vm = self._reconciler.view.vms.get(sandbox)
+                if vm is not None and not vm.vcpus_identified:
+                    logger.warning("sandbox=%s: after %.1f s its vCPU threads are not identified (vCPUs known: %d, "
+                                   "threads: %d)", sandbox, sum(self._timeouts.rechecks), len(vm.vcpus),
+                                   len(vm.vmm.stats))
+
+    def ask_qmp(self) -> None:
+        """Query QEMUs whose threads have no names; what they answer is placed in a pass of its own."""
+        for vm in self._reconciler.needing_qmp():
+            task = asyncio.create_task(self._query(vm))
+            self._queries.add(task)
+            task.add_done_callback(self._queries.discard)
+
+    async def _query(self, vm: Vm) -> None:
+        from vmpin.vmm import qmp  # what is imported at the top the first pass waits for
+
+        if await qmp.ask(vm) and self._reconciler.view.vms.get(vm.sandbox) is vm:
+            self.make([vm.sandbox], "qmp")
+            self._hooks.save_soon()
+
+    def stop(self) -> None:
+        """Cancel the queries under way."""
+        for query in self._queries:
+            query.cancel()
