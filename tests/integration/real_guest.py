@@ -43,8 +43,8 @@ from vmpin.protocol.parsing import PORT, SERIAL
 
 _LAB = Path(guest_image.__file__).parent
 #: Boots take 4 s with 4 vCPUs, 9 with 8; one that does not end is not one of a busy machine.
-_BOOT = 120.0
-_ANSWER = 120.0
+_BOOT = 300.0
+_ANSWER = 300.0
 _AGENT = "/vmpin-agent.pyz"
 #: A process of the guest calls it: CID 1 is the machine itself.
 _CALL = f"""

@@ -48,6 +48,12 @@ class Agent:
 
     def start(self) -> None:
         self.pid = self.guest.start_agent()
+        self.host.evidence = self._state
+
+    def _state(self) -> dict[str, object]:
+        """What the agent's process does in the guest, where it does not answer."""
+        found = {name: self.guest.ask("read", path=f"/proc/{self.pid}/{name}") for name in ("stack", "stat", "syscall")}
+        return {**found, "load": self.guest.cpu_time(), "console": self.guest.console()[-2000:]}
 
     def kill(self) -> None:
         self.guest.kill_process(self.pid)

@@ -102,7 +102,12 @@ def cpus() -> dict[str, Any]:
 
 
 def online(cpu: int, on: bool) -> None:
-    write(f"{CPUS}/cpu{cpu}/online", "1" if on else "0")
+    """A CPU that was plugged in just now is there once the kernel has carried out ACPI's notification."""
+    file = Path(f"{CPUS}/cpu{cpu}/online")
+    deadline = time.monotonic() + 100
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    write(str(file), "1" if on else "0")
 
 
 def read(path: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from vmpin_agent.guest_cgroups import GuestCgroups
 pytest_plugins = ["given_unit"]
 pytestmark = pytest.mark.usefixtures("two_cpus")
 
-ID = "0123456789abcdef" * 4
+ID = secrets.token_hex(32)  # of this process alone: an agent on /sys/fs/cgroup finds it wherever it is
 
 
 def v2(tmp_path: Path, each: Worker, effective: str, cpus: str = "") -> Path:

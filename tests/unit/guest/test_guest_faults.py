@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import secrets
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from need import lacking, need_root, need_tool
 from vmpin.protocol.messages import Applied, Unpin
 from vmpin_agent.agent import Agent
 
-ID, OTHER = "0123456789abcdef" * 4, "f" * 64
+ID, OTHER = secrets.token_hex(32), secrets.token_hex(32)  # of this process alone: an agent on /sys/fs/cgroup finds it
 
 
 @pytest.fixture(autouse=True)
