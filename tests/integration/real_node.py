@@ -212,16 +212,19 @@ class Node:
     def wait_for_log(self, text: str) -> None:
         wait(lambda: text in self.log(), lambda: f"no {text!r} in\n{self.log()}")
 
+    def _request(self, op: str) -> Any:
+        """The running watcher's answer, which it gives between two passes."""
+        assert self.watcher is not None
+        assert not self.ended(), self.last_log()
+        path = self.run / "vmpin.sock"
+        if not path.exists():  # the watcher has mounts of its own
+            path = Path(f"/proc/{self.watcher.pid}/root{path}")
+        return json.loads(talk(path, json.dumps({"op": op}).encode() + b"\n"))
+
     def resyncs(self, count: int = 3) -> None:
         """Wait until so many resyncs have begun and ended from now on."""
         def made() -> int:
-            assert self.watcher is not None
-            assert not self.ended(), self.last_log()
-            path = self.run / "vmpin.sock"
-            if not path.exists():  # the watcher has mounts of its own
-                path = Path(f"/proc/{self.watcher.pid}/root{path}")
-            # Answered between two passes.
-            return int(json.loads(talk(path, b'{"op":"about"}\n'))["passes"].get("resync", 0))
+            return int(self._request("about")["passes"].get("resync", 0))
 
         before = made()
         wait(lambda: made() >= before + count, lambda: f"fewer than {count} resyncs\n{self.log()}")
@@ -239,6 +242,10 @@ class Node:
         return json.loads(done.stdout)
 
     def status(self) -> Any:
+        """As the running watcher answers it, without the command's own start; else as the command finds it."""
+        if not self.ended():
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError, json.JSONDecodeError):
+                return self._request("status")
         return self.data("status")
 
     def sandbox(self, sandbox: str) -> Any:
@@ -416,7 +423,7 @@ def cri(sandbox: str, container: str, pod: str = "pod") -> dict[str, str]:
 
 
 def talk(path: Path, raw: bytes, finish: bool = True) -> bytes:
-    """Say something to a socket of the watcher's and hear it out; "" when it hangs up without a word."""
+    """Send bytes to a socket of the watcher, and read until it hangs up; b"" if it does so without an answer."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(PATIENCE)
         connection.connect(str(path))

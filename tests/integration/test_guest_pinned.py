@@ -52,7 +52,8 @@ class Agent:
 
     def _state(self) -> dict[str, object]:
         """What the agent's process does in the guest, where it does not answer."""
-        found = {name: self.guest.ask("read", path=f"/proc/{self.pid}/{name}") for name in ("stack", "stat", "syscall")}
+        names = "stack", "stat", "syscall"
+        found = {name: self.guest.ask("read", path=f"/proc/{self.pid}/{name}") for name in names}
         return {**found, "load": self.guest.cpu_time(), "console": self.guest.console()[-2000:]}
 
     def kill(self) -> None:
