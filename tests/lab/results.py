@@ -1,12 +1,20 @@
-"""What came back from the node: pytest's JUnit file, as cases."""
+"""What came back from the node: pytest's JUnit file, as cases.
+
+In the node, `python3 -m lab.results FILE` prints the tests that are to be made once more, if only such have failed.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 from lab.errors import LabError
+
+#: The failure of a test whose guest ended by itself (real_guest). A guest in the node is emulated twice, and the
+#: emulator loses one in dozens of boots, without a message; one that ends for a reason of ours ends again.
+ENDED_GUEST = "GuestError: the guest has ended"
 
 
 @dataclass(frozen=True)
@@ -37,3 +45,17 @@ def _case(element: ElementTree.Element) -> Case:
             outcome = means
             text = (found.text or found.get("message") or "").strip()
     return Case(f"{module}::{name}" if module else name, float(element.get("time", "0")), outcome, text)
+
+
+def once_more(path: Path) -> list[str]:
+    """The failed tests as pytest takes them, if each failed as a guest ended by itself; else none."""
+    failed = [case for case in cases(path) if case.outcome == "failed"]
+    if any(ENDED_GUEST not in case.text for case in failed):
+        return []
+    return [f"tests/lab/node_tests/{case.name.replace('::', '.py::', 1)}" for case in failed]
+
+
+if __name__ == "__main__":
+    found = once_more(Path(sys.argv[1]))
+    print("\n".join(found))
+    sys.exit(not found)

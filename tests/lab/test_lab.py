@@ -28,7 +28,7 @@ from lab.boots import BEFORE_A_RELEASE, IN_CI, Background, Boot, Nodes
 from lab.errors import LabError
 from lab.kernel import Built
 from lab.node import REPOSITORY, repository_files
-from lab.results import Case, cases
+from lab.results import ENDED_GUEST, Case, cases, once_more
 from lab.variant import Cgroup, Kernel, Topology, Variant
 
 
@@ -292,6 +292,21 @@ def test_junit_results_are_read_as_cases(tmp_path: Path) -> None:
         <testcase classname="x" name="test_c"><skipped message="not here" /></testcase></testsuite></testsuites>""")
     assert cases(file) == [Case("test_node::test_a", 1.5, "passed"), Case("test_node::test_b", 0.0, "failed", "why"),
                            Case("x::test_c", 0.0, "skipped", "not here")]
+
+
+@pytest.mark.parametrize(("texts", "again"), [
+    ([f"E  {ENDED_GUEST}; its console:"], ["test_a::test_0"]), ([f"E  {ENDED_GUEST}; its console:", "E  no"], []),
+    ([], [])], ids=["a lost guest", "another failure, too", "none failed"])
+def test_only_tests_whose_guest_was_lost_are_made_once_more(texts: list[str], again: list[str],
+                                                            tmp_path: Path) -> None:
+    file = tmp_path / "junit.xml"
+    failures = "".join(f'<testcase classname="tests.lab.node_tests.test_a" name="test_{number}">'
+                       f'<failure>{text}</failure></testcase>' for number, text in enumerate(texts))
+    file.write_text(f'<testsuite>{failures}<testcase classname="x" name="test_c" /></testsuite>')
+    assert once_more(file) == [f"tests/lab/node_tests/{name.replace('::', '.py::')}" for name in again]
+    done = subprocess.run([sys.executable, "-m", "lab.results", str(file)], env=os.environ | {
+        "PYTHONPATH": str(REPOSITORY / "tests")}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0 if again else 1, once_more(file))
 
 
 def test_the_files_under_test_are_those_of_git() -> None:
