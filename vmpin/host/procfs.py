@@ -15,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from vmpin.domain.model import named
+
 #: include/linux/sched.h
 PF_KTHREAD = 0x00200000
 PF_USER_WORKER = 0x00004000
@@ -59,8 +61,8 @@ def parse_stat(raw: bytes) -> Stat | None:
     if found is None:
         return None
     name, fields = found
-    return Stat(_name(name), _STATES.get(fields[0]) or fields[0].decode("ascii", "replace"),
-                int(fields[1]), int(fields[6]), int(fields[19]), int(fields[36]))
+    return named(Stat, (_name(name), _STATES.get(fields[0]) or fields[0].decode("ascii", "replace"),
+                        int(fields[1]), int(fields[6]), int(fields[19]), int(fields[36])))
 
 
 @lru_cache(maxsize=1024)
@@ -198,10 +200,7 @@ class Procfs:
                     stat = parse_stat(read(fd, 4096))
                     if stat is not None:
                         found[tid] = stat
-                        identity = tid, stat.starttime
-                        if len(kept) < room and identity not in kept:
-                            kept[identity] = fd
-                            keep = True
+                        keep = len(kept) < room and kept.setdefault((tid, stat.starttime), fd) == fd
                 except ProcessLookupError:
                     continue
                 finally:

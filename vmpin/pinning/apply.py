@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import named
 from vmpin.errors import AffinityError, ThreadGone
 from vmpin.host import affinity
 from vmpin.host.procfs import Procfs
@@ -64,5 +65,5 @@ def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
             results.append(Result(operation, Outcome.REFUSED, None if seen is None else CpuSet(seen), str(err)))
         else:
             asked = operation.cpus
-            results.append(Result(operation, did if got is asked or got == asked else trimmed, got, "", cpu))
+            results.append(named(Result, (operation, did if got is asked or got == asked else trimmed, got, "", cpu)))
     return results

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.domain.model import SandboxId, ThreadId
+from vmpin.domain.model import SandboxId, ThreadId, named
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.pinning.apply import Outcome, Result, carry_out
@@ -154,7 +154,7 @@ class Pinner:
                     # No request is recorded: the mask may be what the cpuset cgroup leaves of the wanted one.
                     cgroup = self.cgroups.cpuset_of(thread.pid, thread.id.tid)
                     limit = cgroup.effective if cgroup is not None else None
-            yield Observed(thread, actual, asked, shown, limit)
+            yield named(Observed, (thread, actual, asked, shown, limit))
 
     def carry_out_ahead(self, operation: SetAffinity) -> Result:
         """Set the mask of a new thread ahead of its VM's next pass, which compares it again and reports a refusal. No

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.model import SandboxId, VmThread
+from vmpin.domain.model import SandboxId, VmThread, named
 from vmpin.placement.rules import Placement
 
 
@@ -61,7 +61,7 @@ def diff(placement: Placement, observed: Iterable[Observed]) -> tuple[SetAffinit
         thread = seen.thread
         wanted = cpus_for(thread.role, thread.vcpu)
         if wanted is not None and needs_setting(seen, wanted):
-            operations.append(SetAffinity(sandbox, thread, wanted, seen.actual))
+            operations.append(named(SetAffinity, (sandbox, thread, wanted, seen.actual)))
     return tuple(operations)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from vmpin.domain.events import VmmClaim
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuThreads, VmmType, VmThread
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuThreads, VmmType, VmThread, named
 from vmpin.host.procfs import Procfs
 from vmpin.vmm import threads as vmm_threads
 from vmpin.vmm.process_table import ROUNDS, Found, ProcessTable
@@ -200,14 +200,16 @@ class VmInventory:
             process.pid, vm.type, process.argv, process.stats.items(), self.proc, learned=vm.vcpu_threads,
             gone=vm.ended_vcpus, iothreads=vm.iothreads, qmp=vm.qmp, debugfs=f"{self.sys_root}/kernel/debug")
         vm.qmp = None  # it was about the threads as they were; what was learned of it is kept
-        threads = {}
-        for tid, stat in process.stats.items():
-            role, vcpu = found.roles[tid]
-            threads[tid] = VmThread(ThreadId(tid, stat.starttime), role, stat.comm, process.pid, vcpu)
-        vm.vcpu_threads = {thread.id: thread.vcpu for thread in threads.values() if thread.vcpu is not None}
-        vm.ended_vcpus.difference_update(vm.vcpu_threads.values())
+        threads, vm.vcpu_threads, vm.iothreads, pid = {}, {}, set(), process.pid
         iothread = ThreadRole.IOTHREAD  # looked up by a function each time
-        vm.iothreads = {thread.id for thread in threads.values() if thread.role is iothread}
+        for tid, stat in process.stats.items():
+            identity, (role, vcpu) = named(ThreadId, (tid, stat.starttime)), found.roles[tid]
+            threads[tid] = named(VmThread, (identity, role, stat.comm, pid, vcpu))
+            if vcpu is not None:
+                vm.vcpu_threads[identity] = vcpu
+            elif role is iothread:
+                vm.iothreads.add(identity)
+        vm.ended_vcpus.difference_update(vm.vcpu_threads.values())
         vcpus = vm.guest_vcpus(sorted(vm.vcpu_threads.values()))
         changed = (threads, found.complete, vcpus) != (process.threads, vm.vcpus_identified, vm.vcpus)
         process.threads, vm.vcpus, vm.qmp_need = threads, vcpus, QmpNeed.UNDECIDED

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
@@ -24,8 +25,13 @@ ON = frozenset(("on", "yes", "true", "y"))
 
 def option_values(argv: Sequence[str], *names: str) -> list[str]:
     """The words after `-name` or `--name`, in order."""
-    wanted = {dashes + name for name in names for dashes in ("-", "--")}
-    return [argv[at + 1] for at, arg in enumerate(argv[:-1]) if arg in wanted]
+    wanted = _dashed(names)
+    return [value for arg, value in pairwise(argv) if arg in wanted]
+
+
+@lru_cache(maxsize=64)
+def _dashed(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(dashes + name for name in names for dashes in ("-", "--"))
 
 
 def keyvals(text: str, implied: str) -> list[tuple[str, str]]:

@@ -29,7 +29,8 @@ def read_threads(proc: Procfs, process: Process, reread: bool, forks_reported: b
         process.tasks = tasks
         return Refresh.ENDED
     tids = list(map(int, tasks))
-    again = set(tids) if reread else {process.pid, *process.young, *(set(tids) - process.stats.keys())}
+    again = (dict.fromkeys(tids) if reread or not process.stats else
+             {process.pid, *process.young, *(set(tids) - process.stats.keys())})
     fresh = proc.task_stats(process.pid, again)
     if _has_been_killed(process, fresh):
         return Refresh.ENDED
@@ -54,9 +55,11 @@ def _has_been_killed(process: Process, fresh: Mapping[int, Stat]) -> bool:
 
 
 def _merged(before: Mapping[int, Stat], tids: Sequence[int], again: Collection[int],
-            fresh: Mapping[int, Stat]) -> tuple[dict[int, Stat], set[int]]:
+            fresh: dict[int, Stat]) -> tuple[dict[int, Stat], set[int]]:
     """The stats of the threads `tids`, of which those in `again` were read as `fresh`; and those among them that are
     new, or have another name. An unchanged thread keeps its stat from before."""
+    if not before:
+        return fresh, set(fresh)
     stats: dict[int, Stat] = {}
     young = set()
     for tid in tids:

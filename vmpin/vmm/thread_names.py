@@ -50,18 +50,19 @@ def read_names(vmm: VmmType, pid: int, stats: Mapping[int, Stat], iothreads: Ite
     pattern = _PATTERN[vmm]
     process = stats[pid].comm if pid in stats else ""
     names = Names({}, {}, [], [])
+    roles, vcpus, unnamed, other = names
     for tid, stat in stats.items():
         comm = stat.comm
         role = EMULATOR
         group, vcpu = _group(pattern, comm)
         if vcpu is not None:
-            names.vcpus[tid] = vcpu
+            vcpus[tid] = vcpu
         elif group is None:
             if tid != pid:
-                (names.unnamed if comm == process else names.other).append(tid)
+                (unnamed if comm == process else other).append(tid)
         elif comm != f"IO {MONITOR}" or MONITOR in iothreads:
             role = _BY_GROUP[group]
-        names.roles[tid] = role
+        roles[tid] = role
     return names
 
 

@@ -142,11 +142,12 @@ class _Vm:
 
     def believe(self, answer: Mapping[int, VcpuId]) -> bool:
         """Take over what is new in an answer, unless two threads would be the same vCPU. Whether anything was."""
-        new = {tid: vcpu for tid, vcpu in answer.items() if tid not in self.vcpus and self.possible(tid)}
+        vcpus, possible = self.vcpus, self.possible
+        new = {tid: vcpu for tid, vcpu in answer.items() if tid not in vcpus and possible(tid)}
         ids = set(new.values())
-        if len(ids) < len(new) or not ids.isdisjoint(self.vcpus.values()):
+        if len(ids) < len(new) or not ids.isdisjoint(vcpus.values()):
             return False
-        self.vcpus.update(new)
+        vcpus.update(new)
         return bool(new)
 
     def suspects(self) -> list[int]:
