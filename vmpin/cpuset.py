@@ -165,14 +165,18 @@ class CpuSet:
     def __hash__(self) -> int:
         return hash(self._bits)
 
+    def _of(self, bits: int) -> CpuSet:
+        """Itself where it has those CPUs already: with its text, which hundreds of VMs may have in common."""
+        return self if bits == self._bits else CpuSet.from_bits(bits)
+
     def __and__(self, other: CpuSet) -> CpuSet:
-        return CpuSet.from_bits(self._bits & other._bits)
+        return self._of(self._bits & other._bits)
 
     def __or__(self, other: CpuSet) -> CpuSet:
-        return CpuSet.from_bits(self._bits | other._bits)
+        return self._of(self._bits | other._bits)
 
     def __sub__(self, other: CpuSet) -> CpuSet:
-        return CpuSet.from_bits(self._bits & ~other._bits)
+        return self._of(self._bits & ~other._bits)
 
     def __xor__(self, other: CpuSet) -> CpuSet:
         return CpuSet.from_bits(self._bits ^ other._bits)
@@ -182,7 +186,7 @@ class CpuSet:
         return self._bits & ~other._bits == 0
 
     def __lt__(self, other: CpuSet) -> bool:
-        return self <= other and self != other
+        return self._bits & ~other._bits == 0 and self._bits != other._bits
 
     def __ge__(self, other: CpuSet) -> bool:
         return other <= self

@@ -56,7 +56,7 @@ class ThreadRole(enum.StrEnum):
     @property
     def policy(self) -> str:
         """The policy key that rules this role (KVM's helpers go with the emulator threads)."""
-        return _POLICY.get(self.value, self.value)
+        return _POLICY.get(self, self)
 
 
 _POLICY = {"vcpu": "vcpus", "iothread": "iothreads", "kvm": "emulator"}

@@ -19,6 +19,8 @@ from vmpin.host.procfs import Procfs
 
 #: A stat line is about 300 bytes; the 52 fields of 20 digits each that it could be at worst fit as well.
 _STAT_SIZE = 2048
+#: Up to the state: a tid, and a name of at most 63 bytes (fs/proc/array.c, proc_task_name) in parentheses.
+_UP_TO_STATE = 128
 #: A zombie (Z, or X for a moment) keeps its number and start time until it is reaped, but never runs again.
 _ENDED = frozenset(b"ZX")
 
@@ -43,12 +45,11 @@ def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, int]
     :raises CpuNotAllowed: no CPU of `cpus` is online and in the thread's cpuset cgroup, or a kernel thread that is
         bound to its CPU.
     :raises NotPermitted: and for every other errno, AffinityError."""
-    identity, _, _, pid, _ = thread
-    tid, starttime = identity
-    fd = proc.take_stat_file(identity)
+    tid, starttime = thread.id
+    fd = proc.take_stat_file(thread.id)
     if fd is None:
         try:
-            fd = os.open(f"{proc.root}/{pid}/task/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(f"{proc.root}/{thread.pid}/task/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
             raise ThreadGone(tid, cpus) from None
         except OSError as err:
@@ -85,7 +86,7 @@ def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, int]
 def _lives(fd: int) -> bool:
     """Whether the task behind an open stat file has not ended: the file stays with the thread it was opened for."""
     try:
-        stat = os.pread(fd, _STAT_SIZE, 0)
+        stat = os.pread(fd, _UP_TO_STATE, 0)
     except ProcessLookupError:
         return False
     return stat[stat.rfind(b")") + 2] not in _ENDED

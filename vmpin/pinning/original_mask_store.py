@@ -4,7 +4,6 @@ Changed by the pinner (a process seen in a pass), the reconciler (a process that
 `restoration` (masks that were given back). Saved in the state file. What stays out: setting masks (restoration).
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Set
 
 from vmpin.cpuset import CpuSet
@@ -41,15 +40,14 @@ class OriginalMaskStore:
         if len(here) == len(before.processes) and all(main in before.processes for main in here):
             return
         known = before.only(here)
-        mains = {process.pid: process.id for process in vm.processes()}
-        met: defaultdict[ThreadId, list[tuple[VmThread, CpuSet]]] = defaultdict(list)
-        for thread, actual, *_ in observed:
-            main = mains.get(thread.pid, thread.id)  # a kernel thread is a process of its own
-            if main not in known.processes:
-                met[main].append((thread, actual))
-        for main, masks in met.items():
-            had = self._inherited(before, main)
-            known = known.remember(main, masks if had is None else [(thread, had) for thread, _ in masks])
+        met: dict[int, list[tuple[VmThread, CpuSet]]] = {main.tid: [] for main in here if main not in known.processes}
+        for seen in observed:
+            if (mine := met.get(seen.thread.pid)) is not None:  # a kernel thread is a process of its own
+                mine.append((seen.thread, seen.actual))
+        for main in here:
+            if masks := met.get(main.tid):
+                had = self._inherited(before, main)
+                known = known.remember(main, masks if had is None else [(thread, had) for thread, _ in masks])
         if known is not before:
             self.masks[vm.sandbox] = known
             self.unsaved = True

@@ -179,17 +179,18 @@ class Pinner:
         # An enum's member is looked up by a function: thousands of times a pass that is dear.
         done, refused = Outcome.DONE, Outcome.REFUSED
         for result in carry_out(self.proc, ordered(operations)):
-            sandbox, thread, cpus, _ = result.operation
-            masks, kept = self.of(sandbox), True
+            sandbox, got, kept = result.operation.sandbox, result.got, True
+            masks = self.of(sandbox)
             if result.outcome is not done:
                 result, kept = self._unmet(masks, result, placements[sandbox].waiting)
-                if result.outcome is refused and masks.refused.get(thread.id) != result.why:
-                    masks.refused[thread.id] = result.why
+                thread, cpus = result.operation.thread.id, result.operation.cpus
+                if result.outcome is refused and masks.refused.get(thread) != result.why:
+                    masks.refused[thread] = result.why
                     refusals.setdefault((sandbox, cpus), []).append(result)
             results.append(result)
-            if kept and result.got is not None:
-                self._keep(masks, result, result.got)
-                pinned[sandbox].append(result.got)
+            if kept and got is not None:
+                self._keep(masks, result, got)
+                pinned[sandbox].append(got)
         _log_refusals(refusals)
         self.drift_tracker.record_repairs(results)
         for sandbox, shown in pinned.items():
@@ -223,16 +224,17 @@ class Pinner:
 
     def _keep(self, masks: VmMasks, result: Result, got: CpuSet) -> None:
         """Keep what the kernel made of a mask: it is to show that from now on."""
-        sandbox, thread, cpus, _ = result.operation
+        thread, cpus = result.operation.thread, result.operation.cpus
         if masks.refused:
             masks.refused.pop(thread.id, None)
         if masks.doubted:
             masks.doubted.pop(thread.id, None)
-        if got is not cpus and not got <= cpus:
-            masks.open = True  # another writer has changed it meanwhile: the next pass is to see that
-        elif result.outcome is Outcome.TRIMMED and not masks.waits and masks.asked.get(thread.id) != (cpus, got):
-            logger.warning("sandbox=%s: cannot honour %s for %s thread %d: its cpuset cgroup leaves %s",
-                           sandbox, cpus, thread.role, thread.id.tid, got)
+        if got is not cpus:
+            if not got <= cpus:
+                masks.open = True  # another writer has changed it meanwhile: the next pass is to see that
+            elif result.outcome is Outcome.TRIMMED and not masks.waits and masks.asked.get(thread.id) != (cpus, got):
+                logger.warning("sandbox=%s: cannot honour %s for %s thread %d: its cpuset cgroup leaves %s",
+                               result.operation.sandbox, cpus, thread.role, thread.id.tid, got)
         masks.record(thread.id, cpus, got)
 
     def _too_early(self, masks: VmMasks, thread: ThreadId, cpus: CpuSet) -> bool:

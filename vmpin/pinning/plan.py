@@ -48,7 +48,7 @@ def needs_setting(seen: Observed, wanted: CpuSet) -> bool:
     if seen.actual == wanted:
         return False
     # A cpuset cgroup leaves some of what was asked for: a mask that shows more was set by another writer meanwhile.
-    if seen.asked == wanted and seen.shown is not None and seen.shown == seen.actual and seen.shown <= wanted:
+    if seen.shown is not None and seen.shown == seen.actual and seen.asked == wanted and seen.shown <= wanted:
         return False
     return seen.limit is None or seen.actual != (wanted & seen.limit)
 

@@ -97,7 +97,7 @@ class Placement(_Decision):
         had = before or Previous()
         vcpus = {place.id: (place.cpus, place.container) for place in self.vcpus}
         pairs = {vcpu: cpus.first for vcpu, (cpus, container) in vcpus.items()
-                 if cpus is not None and len(cpus) == 1 and container is not None}
+                 if container is not None and cpus is not None and len(cpus) == 1}
         taken = set(pairs.values())
         older = {vcpu: cpu for vcpu, cpu in had.pairs.items() if vcpu not in pairs and cpu not in taken}
         return Previous(self.mask, vcpus if identified else {**had.vcpus, **vcpus}, {**older, **pairs})

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.domain.model import ContainerId, Vcpu, VcpuId
+from vmpin.domain.model import ContainerId, Vcpu, VcpuId, named
 from vmpin.placement.matching import match
 from vmpin.placement.ownership import CpuClaims, Node, Ownership
 from vmpin.placement.policy import Policy, SpareVcpuRule, VcpuRule
@@ -81,7 +81,8 @@ def place_vcpus(given: Sequence[Vcpu], identified: bool, claims: CpuClaims, cand
     if policy.vcpus is VcpuRule.OFF:
         return tuple(VcpuPlacement(vcpu.id, None) for vcpu in vcpus), False
     if policy.vcpus is VcpuRule.UNION or not candidates.exclusive:
-        return tuple(VcpuPlacement(vcpu.id, candidates.allowed) for vcpu in vcpus), not identified
+        allowed = candidates.allowed
+        return tuple([named(VcpuPlacement, (vcpu.id, allowed, None, False)) for vcpu in vcpus]), not identified
     placer = _Placer(vcpus, claims, candidates, policy, previous, reasons)
     if not identified:
         return placer.keep_previous(), True

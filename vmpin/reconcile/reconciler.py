@@ -182,7 +182,7 @@ class Reconciler(NodeState):
         if self.originals.unsaved:
             self.save()  # before the first mask is changed: whatever happens then, it can be given back
         results = tuple(self.pinner.carry_out(operations, self.placements))
-        outcomes = Counter((operation.thread.role, outcome) for operation, outcome, *_ in results)
+        outcomes = Counter([(result.operation.thread.role, result.outcome) for result in results])
         self.tally.pins.update({(role, outcome.value): count for (role, outcome), count in outcomes.items()})
         return results
 
