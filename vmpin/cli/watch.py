@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
         reconciler, spool = Reconciler(config), Spool(config.paths.spool)
         spool.prepare()
         kept = take_spool(reconciler, spool, set())
-        reconciler.resync(full=True)
-        sd_notify.notify(f"STATUS=placed the threads of {len(reconciler.view.vms)} VM sandboxes")
+        placed = reconciler.resync(full=True)
+        sd_notify.notify(f"STATUS=placed the threads of {placed.vms} VM sandboxes")
         gc.freeze()
         gc.enable()
         # Only now, with every thread in its place: asyncio takes longer to load than that took.

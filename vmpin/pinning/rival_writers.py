@@ -25,7 +25,7 @@ _DAEMONS = {
 #: Of KubeVirt in a VM's own pod; the name is cut.
 _LAUNCHERS = ("virt-launcher", "virt-launcher-m")
 #: Options by which QEMU (7.2, for its memory's threads) and Cloud Hypervisor set masks of their own threads.
-_OPTIONS = re.compile(r"cpu-affinity=|node-affinity=|affinity=\[")
+_OPTIONS = r"cpu-affinity=|node-affinity=|affinity=\["
 
 
 def rivals(proc: Procfs, root: str | Path = "/") -> tuple[Rival, ...]:
@@ -49,7 +49,7 @@ def rivals(proc: Procfs, root: str | Path = "/") -> tuple[Rival, ...]:
 def of_vm(proc: Procfs, pid: int, argv: Sequence[str], daemons: Sequence[Rival]) -> tuple[Rival, ...]:
     """Those of the `daemons` that have to do with one VM, and the VMM itself; the most likely one first. libvirt and
     KubeVirt set masks of the VMs that they started, tuned and numad of any."""
-    own = next((argument for argument in argv if _OPTIONS.search(argument)), None)
+    own = next((argument for argument in argv if re.search(_OPTIONS, argument)), None)
     found = [] if own is None else [Rival(Cause.VMM, f"the VMM was started with {own[:80]!r}")]
     # libvirt names its guests `-name guest=NAME,…`.
     libvirts = any(before == "-name" and name.startswith("guest=") for before, name in pairwise(argv))

@@ -35,7 +35,6 @@ from vmpin.reconcile.failures import Failures
 from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.reconcile.requests import RuntimeRequests
 from vmpin.reconcile.state_format import SavedState
-from vmpin.reconcile.view import NodeView
 from vmpin.sources.disk import DiskSources
 from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
 from vmpin.vmm.inventory import VmInventory
@@ -43,6 +42,7 @@ from vmpin.vmm.virtual_machine import Vm
 
 if TYPE_CHECKING:
     from vmpin.domain.proof import ResidencyLedger
+    from vmpin.reconcile.view import NodeView
     from vmpin.runtime.oci import HookState
     from vmpin.sources.nri.cpuset_reports import NriCpusetReports
 
@@ -86,10 +86,15 @@ class NodeState:
         #: Sandboxes suspended only because this process leaves the node: the state file has them as they were.
         self.leaving: set[SandboxId] = set()
         self.changed = self.kubelet != saved.kubelet
-        #: For all that only reads.
-        self.view = NodeView(self)
 
-    # These two are made when they are used first: to load them takes 3 ms of a starting watcher's first pass.
+    # These three are made when they are used first: to load them takes 3 ms of a starting watcher's first pass.
+
+    @cached_property
+    def view(self) -> NodeView:
+        """For all that only reads."""
+        from vmpin.reconcile.view import NodeView
+
+        return NodeView(self)
 
     @cached_property
     def reports(self) -> NriCpusetReports:

@@ -11,12 +11,14 @@ from typing import NamedTuple
 from vmpin.domain.model import SandboxId, ThreadRole, VmmType, valid_id
 from vmpin.vmm.qemu_cmdline import keyvals, option_values
 
+# Patterns that most starts do not use are texts, which `re` compiles at their first use, and keeps: so many take a
+# millisecond before the first pass.
 _VMM = (
-    (re.compile(r"qemu-system-.+|qemu-kvm|kvm"), VmmType.QEMU),
-    (re.compile(r"cloud-hypervisor(?:[-_.].*)?"), VmmType.CLOUD_HYPERVISOR),
+    (r"qemu-system-.+|qemu-kvm|kvm", VmmType.QEMU),
+    (r"cloud-hypervisor(?:[-_.].*)?", VmmType.CLOUD_HYPERVISOR),
     # Not firecracker-containerd and firecracker-ctr, which are no VMMs.
-    (re.compile(r"firecracker(?!-c)(?:[-_.].*)?"), VmmType.FIRECRACKER),
-    (re.compile(r"stratovirt"), VmmType.STRATOVIRT),
+    (r"firecracker(?!-c)(?:[-_.].*)?", VmmType.FIRECRACKER),
+    (r"stratovirt", VmmType.STRATOVIRT),
 )
 _VIRTIOFSD = re.compile(r"virtiofsd(?:[-_.].*)?")
 _SHIM = re.compile(r"containerd-shim-kata-(?:.+-)?v2")
@@ -33,10 +35,10 @@ _LOADER_WORDS = frozenset(("--library-path", "--preload", "--audit", "--argv0", 
 
 # Anywhere in an argument: Kata writes paths bare, after `path=` and in comma lists, and a rootless Kata puts
 # $XDG_RUNTIME_DIR in front.
-_RUN_DIR = re.compile(r"/run/(?:vc/(?:vm|sbs)|kata)/([^/,=]+)/")
-_SHARED_DIR = re.compile(r"/sandboxes/([^/,=]+)(?:[/,]|$)")
+_RUN_DIR = r"/run/(?:vc/(?:vm|sbs)|kata)/([^/,=]+)/"
+_SHARED_DIR = r"/sandboxes/([^/,=]+)(?:[/,]|$)"
 
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
+_UUID = r"(?ai)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 #: How many characters of a sandbox's id Kata's Go shim gives Firecracker (virtcontainers/fc.go).
 _FIRECRACKER_ID = 32
 _KERNEL_THREAD = re.compile(r"(vhost-|kvm-pit/|kvm-nx-lpage-recovery-)([1-9][0-9]{0,8})")
@@ -87,7 +89,7 @@ def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
             return None
         return HelperProcess(ThreadRole.SHIM, _sandbox(_last(argv, "id")))
     for pattern, vmm in _VMM:
-        if pattern.fullmatch(program):
+        if re.fullmatch(pattern, program):
             return VmmProcess(vmm, _vmm_sandbox(vmm, argv))
     return None
 
@@ -98,7 +100,7 @@ def named_by_kata(vmm: VmmProcess, argv: Sequence[str], sandbox: SandboxId, uuid
     its own -uuid (govmm/qemu/qemu.go)."""
     if vmm.sandbox in (sandbox, sandbox[:_FIRECRACKER_ID] if vmm.type is VmmType.FIRECRACKER else sandbox):
         return True
-    return (vmm.type is VmmType.QEMU and _UUID.fullmatch(uuid) is not None
+    return (vmm.type is VmmType.QEMU and re.fullmatch(_UUID, uuid) is not None
             and [each.lower() for each in option_values(argv, "uuid")] == [uuid.lower()])
 
 
@@ -143,9 +145,9 @@ def _shim_action(argv: Sequence[str]) -> str:
     return argv[at] if at < len(argv) else ""
 
 
-def _by_pattern(argv: Iterable[str], pattern: re.Pattern[str]) -> SandboxId | None:
+def _by_pattern(argv: Iterable[str], pattern: str) -> SandboxId | None:
     for arg in argv:
-        for match in pattern.finditer(arg):
+        for match in re.finditer(pattern, arg):
             if sandbox := _sandbox(match[1]):
                 return sandbox
     return None

@@ -17,7 +17,7 @@ from vmpin.domain.model import Vcpu, VcpuId
 
 #: More vCPUs than any QEMU machine type takes; keeps absurd numbers out of the arithmetic.
 _MAX_CPUS = 8192
-_PROGRAM = re.compile(r"qemu-system-((?:x86_64|i386)(?![^-_.])|aarch64|)")
+_PROGRAM = r"qemu-system-((?:x86_64|i386)(?![^-_.])|aarch64|)"
 _X86 = frozenset(("x86_64", "i386"))
 #: What QEMU reads as a switch that is on.
 ON = frozenset(("on", "yes", "true", "y"))
@@ -134,7 +134,7 @@ def kvm_ids(argv: Sequence[str], indices: Iterable[VcpuId]) -> dict[VcpuId, int]
 def architecture(argv: Sequence[str]) -> str:
     """The guest's architecture by the name of QEMU's program, "" for one that is not known here; the host's where the
     program is another (qemu-kvm)."""
-    named = _PROGRAM.match(argv[0].rpartition("/")[2] if argv else "")
+    named = re.match(_PROGRAM, argv[0].rpartition("/")[2] if argv else "")
     if named is not None:
         return named[1]
     import platform  # takes a millisecond to load, and few programs need it
@@ -192,12 +192,12 @@ def chardev_sockets(argv: Sequence[str]) -> dict[str, dict[str, str]]:
             if each.get("backend") == "socket" and "id" in each and each.get("abstract") not in ON}
 
 
-_KATAS_OWN = re.compile(r"/run/(?:vc/vm|kata)/[^/]+/qmp\.sock(?:et)?$")
+_KATAS_OWN = r"/run/(?:vc/vm|kata)/[^/]+/qmp\.sock(?:et)?$"
 
 
 def _listening(socket: dict[str, str]) -> list[str]:
     path = socket.get("path", "")
-    if not path or "fd" in socket or socket.get("abstract") in ON or _KATAS_OWN.search(path):
+    if not path or "fd" in socket or socket.get("abstract") in ON or re.search(_KATAS_OWN, path):
         return []
     return [path] if socket.get("server") in ON else []
 
