@@ -214,7 +214,9 @@ print(json.dumps(sorted(sys.modules)))
 def test_what_the_first_pass_needs_loads_neither_asyncio_nor_what_leaving_takes() -> None:
     """A VM's threads wait for it while the watcher starts."""
     ran = subprocess.run([sys.executable, "-c", _FIRST_PASS], capture_output=True, timeout=120, check=True)
-    loaded = {name.partition(".")[0] for name in json.loads(ran.stdout)}
+    modules = set(json.loads(ran.stdout))
+    assert not modules & {"vmpin.domain.drift", "vmpin.pinning.rival_writers"}, "those are for a repair"
+    loaded = {name.partition(".")[0] for name in modules}
     assert "vmpin" in loaded
     assert not loaded & {"asyncio", "socket", "ssl", "subprocess", "shutil", "rich", "google", "qemu"}
     # Each dataclass takes as long to make as five named tuples, and the module loads inspect: 17 ms in all.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from vmpin.config import values
 from vmpin.config.values import Address
 from vmpin.cpuset import CpuSet
-from vmpin.domain.drift import ContentionRules, OnContention
+from vmpin.domain.contention import ContentionRules, OnContention
 from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule, parse_rule
 
 T = TypeVar("T")

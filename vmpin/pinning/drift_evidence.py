@@ -4,21 +4,25 @@ Gathered at the moment of a repair; what was found of each sandbox is kept for s
 (`explain_repairs`) and the reconciler. What stays out: judging the evidence (domain.drift), and the repair (pinner).
 """
 
+from __future__ import annotations
+
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.counters import Counters
-from vmpin.domain.drift import VCPUS_ONLY, Cause, DriftFacts, Explanation, MaskRepair, Rival, explain_drift
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.host.cgroup import Cgroups
-from vmpin.host.procfs import Procfs
+from vmpin.host.procfs import Procfs, linux
 from vmpin.host.sysfs import Sysfs
-from vmpin.pinning import rival_writers
 from vmpin.vmm.virtual_machine import Vm
+
+if TYPE_CHECKING:
+    from vmpin.domain.drift import Explanation, MaskRepair, Rival
 
 #: The node's daemons are listed again after so many seconds.
 _FRESH = 60.0
@@ -51,7 +55,7 @@ class DriftEvidence:
         self.tally, self._drifted = tally, drifted
         self._vms = {} if vms is None else vms
         self._pinned_by_kata = pinned_by_kata
-        self.remembers = rival_writers.remembers_masks(os.uname().release)
+        self.remembers = remembers_masks(os.uname().release)
         self.histories: dict[SandboxId, History] = {}
         self._written: set[SandboxId] = set()
         #: Of each VMM, on a kernel where that matters.
@@ -86,6 +90,8 @@ class DriftEvidence:
     def rivals(self) -> tuple[Rival, ...]:
         """The daemons of the node that may set masks."""
         if time.monotonic() - self._looked > _FRESH:
+            from vmpin.pinning import rival_writers
+
             self._daemons = rival_writers.rivals(self.proc, self.root)
             self._looked = time.monotonic()
             self._rivals.clear()
@@ -94,6 +100,8 @@ class DriftEvidence:
     def _rivals_of(self, vm: Vm) -> tuple[Rival, ...]:
         daemons = self.rivals()
         if vm.vmm.id not in self._rivals:
+            from vmpin.pinning import rival_writers
+
             self._rivals[vm.vmm.id] = rival_writers.of_vm(self.proc, vm.vmm.pid, vm.vmm.argv, daemons)
         return self._rivals[vm.vmm.id]
 
@@ -109,6 +117,8 @@ class DriftEvidence:
         """Why threads of a VM had another mask, the most frequent cause first; counted, and kept in its history.
         :param changes: with the number of threads.
         :param kata_pins: whether, by Kata's state, Kata sets the vCPUs' masks, too."""
+        from vmpin.domain.drift import VCPUS_ONLY, Cause, DriftFacts, Rival, explain_drift
+
         try:
             rivals, cgroup = self._rivals_of(vm), "" if self.remembers else self._moved(vm)
         except OSError:  # out of descriptors, for instance: no rival is found then, and the repair goes on
@@ -158,3 +168,10 @@ class DriftEvidence:
             for gone in table.keys() - here:
                 del table[gone]
         self._written &= here
+
+
+def remembers_masks(release: str) -> bool:
+    """Whether a kernel keeps the mask that was asked for over changes of the cpuset cgroup (Linux 6.2); what cannot be
+    read counts as one that does."""
+    version = linux(release)
+    return version is None or version >= (6, 2)

@@ -4,23 +4,30 @@ are put back, and leaves threads alone that another writer keeps moving.
 Called by the pinner. What stays out: setting masks (pinner), the cause (domain.drift), its evidence (drift_evidence).
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.drift import Contention, ContentionRules, Explanation, MaskRepair, OnContention
+from vmpin.domain.contention import Contention, ContentionRules, OnContention
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.pinning.plan import SetAffinity
 from vmpin.placement.rules import Placement
 
+if TYPE_CHECKING:
+    from vmpin.domain.drift import Explanation, MaskRepair
+
+    #: From repairs, with the number of threads, to their causes, the most frequent first; both by sandbox.
+    Explain = Callable[[Mapping[SandboxId, Counter[MaskRepair]]], Mapping[SandboxId, Sequence[Explanation]]]
+
 logger = logging.getLogger(__name__)
 
-#: From repairs, with the number of threads, to their causes, the most frequent first; both by sandbox.
-Explain = Callable[[Mapping[SandboxId, Counter[MaskRepair]]], Mapping[SandboxId, Sequence[Explanation]]]
 NEVER = float("inf")
 
 
@@ -145,7 +152,8 @@ class DriftTracker:
         """Count the operations that put threads back, with their causes, and log them once for each sandbox."""
         if not any(known.away for known in self._of.values()):
             return
-        now, counted = time.monotonic(), dict[SandboxId, Counter[MaskRepair]]()
+        now = time.monotonic()
+        counted: dict[SandboxId, Counter[MaskRepair]] = {}
         for sandbox, changes in self._repairs(results).items():
             for threads in changes.values():
                 self.contention.add_repairs(threads, now)
@@ -158,6 +166,8 @@ class DriftTracker:
 
     def _repairs(self, results: Iterable[Result]) -> dict[SandboxId, dict[MaskRepair, list[ThreadId]]]:
         """The threads that were put back, by sandbox and kind of change."""
+        from vmpin.domain.drift import MaskRepair
+
         gone, refused, waiting = Outcome.GONE, Outcome.REFUSED, Outcome.WAITING
         # Most are alike: a key of numbers costs a tenth of making a MaskRepair of each thread and comparing those.
         found: dict[SandboxId, dict[tuple[object, ...], tuple[MaskRepair, list[ThreadId]]]] = {}

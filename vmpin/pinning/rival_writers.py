@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from vmpin.domain.drift import NO_THREADS, Cause, Rival
-from vmpin.host.procfs import Procfs, linux, read_file
+from vmpin.host.procfs import Procfs, read_file
 
 #: Daemons by their name (the kernel's: at most 15 characters).
 _DAEMONS = {
@@ -85,10 +85,3 @@ def scheduler_profile(root: str | Path = "/") -> str | None:
     found = daemons.tuned(files.Files(root))
     movers = [key for key in found.scheduler if key == "isolated_cores" or key.startswith("group.")]
     return found.profile if movers else None
-
-
-def remembers_masks(release: str) -> bool:
-    """Whether a kernel keeps the mask that was asked for over changes of the cpuset cgroup (Linux 6.2); what cannot be
-    read counts as one that does."""
-    version = linux(release)
-    return version is None or version >= (6, 2)

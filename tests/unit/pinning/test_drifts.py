@@ -17,7 +17,8 @@ from strayed import Spinners, spinners
 from trees import make_tree
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.drift import Cause, ContentionRules, MaskRepair, OnContention
+from vmpin.domain.contention import ContentionRules, OnContention
+from vmpin.domain.drift import Cause, MaskRepair
 from vmpin.domain.model import ThreadRole, VmThread
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs

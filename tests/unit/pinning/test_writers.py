@@ -10,7 +10,8 @@ from trees import make_tree
 from vmpin.domain.drift import Cause
 from vmpin.domain.model import ThreadRole
 from vmpin.host.procfs import Procfs
-from vmpin.pinning.rival_writers import of_vm, remembers_masks, rivals, scheduler_profile
+from vmpin.pinning.drift_evidence import remembers_masks
+from vmpin.pinning.rival_writers import of_vm, rivals, scheduler_profile
 
 LIBVIRT = ["/usr/bin/qemu-kvm", "-name", "guest=shop_vm,debug-threads=on", "-smp", "2"]
 KATA = ["/opt/kata/bin/qemu-system-x86_64", "-name", "sandbox-a", "-smp", "2"]
