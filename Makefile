@@ -22,10 +22,10 @@ UNPACKED := build/unpacked
 UNPACKED_NEEDS := promtool=prometheus
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check test test-lab test-all lab-shell soak lint bench guest wheel clean
+.PHONY: help venv demo check test test-lab test-cluster test-all lab-shell soak lint bench guest wheel clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## make .venv with vmpin and what its development needs
 
@@ -42,17 +42,20 @@ demo: venv ## pin a real virtual machine, here and now, and show it
 	@needs=$$($(BIN)/vmpin demo --needs) && .ci/install $$needs
 	@$(BIN)/vmpin demo
 
-test: venv ## run the tests; with CI=true as root also those with guests and in a node, and install what they need
+test: venv ## run the tests; with CI=true as root also those with guests, a node and a cluster, and install what they need
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS) && \
 			.ci/install --unpack $(UNPACKED) $(UNPACKED_NEEDS); \
 		else .ci/install --dry-run $(TEST_NEEDS); fi
-	$(BIN)/python -m pytest tests -m '$(if $(filter true,$(CI)),not release,not lab and not guest and not release)' \
+	$(BIN)/python -m pytest tests -m '$(if $(filter true,$(CI)),not release,not lab and not guest and not cluster and not release)' \
 		-n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-lab: venv ## boot every node and test in it: 20 minutes (root); LAB="--kernel 6.1 -- -k reconcile" for just that
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS); \
 		else .ci/install --dry-run $(TEST_NEEDS) $(LAB_NEEDS); fi
 	$(if $(LAB),PYTHONPATH=tests $(BIN)/python -m lab run $(LAB),$(BIN)/python -m pytest tests/lab -m lab)
+
+test-cluster: venv ## ask an API server of Kubernetes' own libraries, and Helm's engine: a minute, once built
+	$(BIN)/python -m pytest tests -m 'cluster and not release'
 
 test-all: venv ## what CI runs and what it leaves out: every node, long stories (root, 45 minutes; before a release)
 	$(MAKE) test CI=true

@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,31 +40,43 @@ def _logging_as_before() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where several processes share the tests (`make test`), pytest-xdist deals out files in this order: the long ones
     begin, and the short ones of tests/unit fill up what is left. The nodes of the lab boot in the background
-    (lab/boots.py) and are waited for at the end."""
+    (lab/boots.py) and are waited for at the end, as are the programs of the cluster (cluster/build.py)."""
     top = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:
-        return {"integration": 0, "soak": 1, "bench": 2, "lab": 4}.get(item.path.relative_to(top).parts[0], 3)
+        order = {"integration": 0, "soak": 1, "bench": 2, "cluster": 4, "lab": 5}
+        return order.get(item.path.relative_to(top).parts[0], 3)
 
     items.sort(key=place)
 
 
 class _Boots:
-    """The nodes that this session boots, in the process that deals out the tests, or runs them all itself."""
+    """The nodes that this session boots and the programs that it builds, in the process that deals out the tests, or
+    runs them all itself."""
 
     def __init__(self) -> None:
         self._place = TemporaryDirectory(prefix="vmpin-boots-")
         self.directory = Path(self._place.name)
         self._background: Background | None = None
+        self._build: subprocess.Popen[bytes] | None = None
 
-    def start(self, ids: Iterable[str]) -> None:
-        """Boot the nodes whose tests are among these, unless that was done."""
+    def start(self, ids: Sequence[str]) -> None:
+        """Boot the nodes whose tests are among these, and build what the cluster's take, unless that was done."""
+        if self._build is None and any(name.startswith("tests/cluster/") for name in ids):
+            # Its cache is locked: a test waits for it, and builds itself what this one could not.
+            self._build = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, "-m", "cluster.build"],
+                env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         boots = [boot for boot in (*IN_CI, *BEFORE_A_RELEASE) if any(name.endswith(f"[{boot}]") for name in ids)]
         if boots and self._background is None and os.geteuid() == 0:  # else the tests themselves say so
             subprocess.run(["modprobe", "-q", "overlay"], check=False)
             self._background = Background(boots, self.directory)
 
     def end(self) -> None:
+        if self._build is not None:
+            self._build.terminate()
+            self._build.wait()
         if self._background is not None:
             self._background.end()
         self._place.cleanup()

@@ -134,7 +134,7 @@ def test_make_installs_every_tool_that_a_test_needs() -> None:
 
 
 @pytest.mark.parametrize(("target", "ci", "runs"), [
-    ("test", "", ["pytest tests -m 'not lab and not guest and not release'"]),
+    ("test", "", ["pytest tests -m 'not lab and not guest and not cluster and not release'"]),
     ("test", "true", ["pytest tests -m 'not release'"]),
     ("test-all", "", ["pytest tests -m 'not release'", "pytest tests -m release", "python -m soak"])])
 def test_what_ci_leaves_out_is_run_before_a_release(target: str, ci: str, runs: list[str]) -> None:
