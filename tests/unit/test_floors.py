@@ -55,7 +55,8 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output"}, "
            "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
            "prometheus_client": {"status.prometheus"}, "psutil": {"host.daemons", "doctor.collect.own_facts"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
-ASYNC = {"host.unix_sockets", "host.retry", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests", "daemon"}
+ASYNC = {"host.unix_sockets", "host.socket_streams", "host.retry", "vmm.qmp", "reconcile.one_pass", "procevents.feed",
+         "guests", "daemon"}
 PROCESSES = {"install.file_operations", "install.hook_script"}
 
 MODULES = {".".join(path.relative_to(ROOT / "vmpin").with_suffix("").parts).removesuffix(".__init__"): path

@@ -71,6 +71,11 @@ class PathSettings(NamedTuple):
         return self.run / "vmpin.sock"
 
     @property
+    def status_socket(self) -> Path:
+        """In a directory of its own, all that `vmpin reporter` gets of the host."""
+        return self.run / "status" / "vmpin.sock"
+
+    @property
     def state_file(self) -> Path:
         return self.run / "state.json"
 
@@ -126,7 +131,8 @@ class WatchSettings(NamedTuple):
     resync_seconds: float = _setting(10.0, values.seconds, "how often everything is read again and drift repaired")
     only: str = _setting("*", values.token, "which sandboxes are placed, by a pattern of their ids (as a shell "
                          "matches file names); others are not even inspected")
-    status_group: str = _setting("", values.token, "group that may read the status; unset: root alone")
+    status_group: str = _setting("", values.group, "group that may read the status, by name or number (a container's "
+                                 "groups have no name here); unset: root alone")
     nri: str = _setting("auto", values.nri, "whether to be an NRI plugin: on, off, or auto (when the socket is there)")
     kubelet: bool = _setting(True, values.flag, "whether the kubelet's checkpoint and PodResources are read")
     births: bool = _setting(

@@ -14,6 +14,10 @@ class Timeouts:
     """All in seconds."""
 
     unix_peer: float = 2.0  #: A client of the hook and control sockets that neither sends nor reads is dropped then.
+    #: Lines of `follow`: between a pass and the survey that follows it, as passes come in bursts; and the longest time
+    #: without a line, so that a client notices a watcher that hangs.
+    follow_calm: float = 0.1
+    follow_beat: float = 10.0
     #: For the head of an HTTP request to arrive, and for the whole request to be answered and read.
     http_head: float = 2.0
     http_request: float = 10.0

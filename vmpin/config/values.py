@@ -83,6 +83,11 @@ def token(value: object) -> str:
     return value
 
 
+def group(value: object) -> str:
+    """A group's name, or its number as text."""
+    return str(value) if type(value) is int and 0 <= value < 0xFFFFFFFF else token(value)
+
+
 def flag(value: object) -> bool:
     meaning = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
     if str(value).lower() not in meaning:

@@ -1,6 +1,7 @@
 """The control socket's requests and answers, one JSON object each: what the command line asks of a running watcher.
 
-What stays out: the socket (host.unix_sockets), the documents (status). Called by the watcher."""
+What stays out: the sockets (host.unix_sockets), the documents (status), the lines of `follow` (followers). Called by
+the watcher."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
+from vmpin.host.socket_streams import Stream
 from vmpin.status import collector
 
 if TYPE_CHECKING:
@@ -19,23 +21,33 @@ if TYPE_CHECKING:
 _OTHER_VERSION = "are vmpin and its watcher the same version?"
 
 
+#: What changes nothing, and is answered to members of watch.status_group.
+READING = ("status", "proof", "follow")
+
+
 class Control:
-    """Each operation is one of the command line's."""
+    """Each operation is one of the command line's, but `follow`.
+    :param reading: whether it answers what changes nothing and no more, whoever asks: on the status socket."""
 
-    def __init__(self, asked: Watcher) -> None:
+    def __init__(self, asked: Watcher, reading: bool = False) -> None:
         self._asked = asked
+        self._reading = reading
 
-    async def answer(self, raw: bytes, uid: int) -> bytes:
+    async def answer(self, raw: bytes, uid: int) -> bytes | Stream:
         """Answer one request: a JSON object with `op`, and with `sandbox` where it is about a single one."""
         try:
             request = json.loads(raw)
             operation = request["op"]
-            if uid not in (0, os.geteuid()) and operation not in ("status", "proof"):
+            if operation not in READING and self._reading:
+                raise WatcherError(f"{operation}: not answered on this socket", "ask root on the control socket")
+            if operation not in READING and uid not in (0, os.geteuid()):
                 raise WatcherError(f"{operation}: not permitted to uid {uid}", "ask root")
             name = request.get("sandbox")
             only = None if name is None else SandboxId(str(name))
             if only is not None and only not in self._asked.view.sandboxes:
                 raise WatcherError(f"no sandbox {only!r} is known", "`vmpin status` lists them")
+            if operation == "follow":
+                return self._asked.followers.stream()
             if operation == "status":
                 return self._status(request, only)
             answer = self._answer(str(operation), request, only)

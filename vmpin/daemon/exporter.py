@@ -12,14 +12,15 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.config.values import Address
 from vmpin.daemon import http
 from vmpin.daemon.http import HttpReply
+from vmpin.daemon.turns import in_turns
 from vmpin.domain.counters import Histogram
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from vmpin.status.prometheus import NodeCollector
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class ExportedWatcher(Protocol):
@@ -101,7 +100,7 @@ class Exporter:
             if time.monotonic() - self._made < self._timeouts.scrape_age:
                 return self._page
             count = Headcount()
-            await _in_turns(count.take(self._watched.view), self._timeouts.scrape_turn)
+            await in_turns(count.take(self._watched.view), self._timeouts.scrape_turn)
             self._page = await self._write(count)
             self._made = time.monotonic()
             return self._page
@@ -115,7 +114,7 @@ class Exporter:
                                      watched.restarts, time.time() - time.monotonic() + watched.resynced,
                                      len(asyncio.all_tasks()), watched.view.config.metrics.per_sandbox)
         families = list(collector.collect())  # at one moment; only the writing takes its time
-        return b"".join(await _in_turns(map(text_of, families), self._timeouts.scrape_turn))
+        return b"".join(await in_turns(map(text_of, families), self._timeouts.scrape_turn))
 
     def _guests(self) -> Counter[str]:
         """Containers by the state of the map that their guest was sent."""
@@ -134,18 +133,6 @@ async def measure_lag(found: Histogram, period: float) -> None:
         due = loop.time() + period
         await asyncio.sleep(period)
         found.observe(loop.time() - due)
-
-
-async def _in_turns(work: Iterator[T], turn: float) -> list[T]:
-    """Do the steps of `work`, and let the loop's other work go on every `turn` seconds."""
-    done = []
-    began = time.monotonic()
-    for found in work:
-        done.append(found)
-        if time.monotonic() - began > turn:
-            await asyncio.sleep(0)
-            began = time.monotonic()
-    return done
 
 
 def _probe_reply(checks: list[SourceHealth]) -> HttpReply:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from vmpin.config.timeouts import Timeouts
 from vmpin.daemon.hook_intake import HookIntake
@@ -23,14 +23,16 @@ logger = logging.getLogger(__name__)
 
 
 class Passes:
-    """:param hooks: saves the state afterwards. :param proc_events: None if process events are not used."""
+    """:param hooks: saves the state afterwards. :param proc_events: None if process events are not used.
+    :param touched: called after each pass."""
 
     def __init__(self, reconciler: Reconciler, guests: GuestManager, hooks: HookIntake,
-                 proc_events: ProcEventsFeed | None, timeouts: Timeouts) -> None:
+                 proc_events: ProcEventsFeed | None, touched: Callable[[], None], timeouts: Timeouts) -> None:
         self._reconciler = reconciler
         self._guests = guests
         self._hooks = hooks
         self._proc_events = proc_events
+        self._touched = touched
         self._timeouts = timeouts
         self.rechecks = RecheckSchedule(timeouts.rechecks)
         self._queries: set[asyncio.Task[None]] = set()
@@ -51,6 +53,7 @@ class Passes:
         if self._proc_events is not None:
             self._proc_events.after_pass(report, everything=why in ("resync", "request"))
         self._guests.update(self._reconciler.view)
+        self._touched()
         self.rechecks.begin({result.operation.sandbox for result in report.results
                              if result.outcome is Outcome.WAITING})
         logger.debug("pass why=%s vms=%d set=%d refused=%d ms=%.1f", why, report.vms, report.count(Outcome.DONE),

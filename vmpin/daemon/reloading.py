@@ -47,6 +47,7 @@ def _open_sockets(old: Config, new: Config) -> None:
     if group == old.watch.status_group:
         return
     open_to(old.paths.control_socket, group)
+    open_to(old.paths.status_socket, group)
     address = old.metrics.address
     if address is not None and address.path is not None:
         open_to(address.path, group)

@@ -41,6 +41,9 @@ class Listener:
         self._close()
         self._made = self._own = None
         try:
+            if not self.path.parent.exists():
+                self.path.parent.mkdir()
+                self.path.parent.chmod(0o755)  # whatever the umask: the socket has its own mode
             self._made = listen(self.path, group)
         except OSError as err:
             self._failed = err
@@ -72,15 +75,20 @@ class RunDirectory:
         self._lock = lock
         self._on_renewed = renewed
         self.hook, self.control = Listener(config.paths.hook_socket), Listener(config.paths.control_socket)
+        self.status = Listener(config.paths.status_socket)
         self._renewed = asyncio.Event()
         #: Another process holds the lock: the directory is that one's, and this watcher ends.
         self.ousted: LockHeldError | None = None
         self._unmade = ""  #: Why it could not be made again the last time, "" if it could.
 
     def open(self) -> None:
-        """Listen on both sockets. :raises OSError, ConfigError: when it cannot listen on one."""
-        self.hook.open("")
-        self.control.open(self._config.watch.status_group)
+        """Listen on all sockets. :raises OSError, ConfigError: when it cannot listen on one."""
+        for listener, group in self._wanted(self._config):
+            listener.open(group)
+
+    def _wanted(self, config: Config) -> tuple[tuple[Listener, str], ...]:
+        group = config.watch.status_group
+        return (self.hook, ""), (self.control, group), (self.status, group)
 
     def keep(self, config: Config) -> bool:
         """`renew`, with failures in the log, each once. :returns: False when another process holds the lock."""
@@ -104,8 +112,7 @@ class RunDirectory:
         :raises LockHeldError: when another process holds the lock by now, whose directory it is then.
         :raises WatcherError, OSError, ConfigError: why something was not made again."""
         held, run = self._lock.held(), config.paths.run
-        wanted = ((self.hook, ""), (self.control, config.watch.status_group))
-        lost = [each for each in wanted if not held or not each[0].in_place()]
+        lost = [each for each in self._wanted(config) if not held or not each[0].in_place()]
         if not lost:
             return False
         if not held:
@@ -148,6 +155,7 @@ class RunDirectory:
         return run
 
     def close(self) -> None:
-        """Remove the sockets, but none of another watcher's."""
-        self.hook.remove()
-        self.control.remove()
+        """Remove the sockets, but none of another watcher's. The status socket's directory stays: a container has it
+        mounted, and would not see another one of that name."""
+        for listener in (self.hook, self.control, self.status):
+            listener.remove()

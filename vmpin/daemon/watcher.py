@@ -21,6 +21,7 @@ from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.daemon import sd_notify
 from vmpin.daemon.control import Control
 from vmpin.daemon.feeds import FileFeed, NriFeed, poll_pod_resources, source_health, wants_nri
+from vmpin.daemon.followers import Followers
 from vmpin.daemon.hook_intake import HookIntake
 from vmpin.daemon.passes import Passes
 from vmpin.daemon.reloading import reloaded
@@ -31,6 +32,7 @@ from vmpin.daemon.supervision import Source, SupervisedTasks, notify_watchdog
 from vmpin.domain.model import SandboxId
 from vmpin.guests.manager import GuestManager
 from vmpin.host.lock import Lock
+from vmpin.host.socket_peers import Admission, Peer, is_member
 from vmpin.host.unix_sockets import Handler, serve
 from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.procevents.follow_up import FollowUp
@@ -81,7 +83,8 @@ class Watcher:
         self.sampling = Sampling(reconciler)
         self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off", timeouts=timeouts)
         self.guest = self.guests.report
-        self._passes = Passes(reconciler, self.guests, self.hooks, self._proc_events, timeouts)
+        self.followers = Followers(self, self.guests.data, timeouts)
+        self._passes = Passes(reconciler, self.guests, self.hooks, self._proc_events, self.followers.touch, timeouts)
         self.about: About | None = None  #: None until it is ready.
 
     async def run(self) -> None:
@@ -126,13 +129,20 @@ class Watcher:
 
     def _sources(self, directory: RunDirectory) -> dict[str, Source]:
         """The tasks, by the names that metrics and logs have."""
-        def listening(listener: Listener, limit: int, answer: Handler, line: bool) -> Source:
-            return directory.restarted(lambda: serve(listener.dup(), limit, answer, line, self._timeouts.unix_peer))
+        def listening(listener: Listener, limit: int, answer: Handler, line: bool,
+                      admitted: Admission = lambda peer: True) -> Source:
+            return directory.restarted(
+                lambda: serve(listener.dup(), limit, answer, line, self._timeouts.unix_peer, admitted))
+
+        def may_read(peer: Peer) -> bool:
+            return is_member(peer, self.view.config.watch.status_group)
 
         config = self.view.config
         sources: dict[str, Source] = {
             "hook": listening(directory.hook, MAX_STATE + MAX_HOOK_HEAD, self.hooks.receive, line=False),
             "control": listening(directory.control, MAX_REQUEST, Control(self).answer, line=True),
+            "status": listening(directory.status, MAX_REQUEST, Control(self, reading=True).answer, True, may_read),
+            "follow": self.followers.run,
             "resync": partial(self._resync_regularly, directory), "settle": self._passes.recheck,
             "state": self.hooks.saving, "files": self._files.run, "guests": self.guests.run,
             "proof": self.sampling.run}

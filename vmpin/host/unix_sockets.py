@@ -6,29 +6,28 @@ What stays out: what is asked (hook and control servers in the watcher).
 from __future__ import annotations
 
 import asyncio
-import grp
 import logging
 import os
 import socket
 import stat
-import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from vmpin.errors import ConfigError
+from vmpin.host.socket_peers import Admission, gid_of, peer_of
+from vmpin.host.socket_streams import Stream, Streams
 
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
 
 Identity = tuple[int, int]  #: Device and inode.
-Handler = Callable[[bytes, int], Awaitable[bytes]]  #: Answers one request: (bytes, uid of the peer) -> bytes.
+Handler = Callable[[bytes, int], Awaitable[bytes | Stream]]  #: Answers one request: (bytes, uid of the peer).
 
 
 def listen(path: Path, group: str = "") -> socket.socket:
     """A listening socket with mode 0600, or 0660 for `group`; one left by a killed watcher is replaced (the caller
     holds the lock, so no living watcher listens there). :raises ConfigError: for an unknown group."""
-    _gid(group)  # before anything is made
+    gid_of(group)  # before anything is made
     path.unlink(missing_ok=True)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     before = os.umask(0o177)  # no other user can connect in the moment before chmod
@@ -81,33 +80,21 @@ def remove_left(path: Path) -> bool:
 
 def open_to(path: Path, group: str) -> None:
     """Let the members of `group` connect to a socket, "" root alone. :raises ConfigError: as above."""
-    gid = _gid(group)
+    gid = gid_of(group)
     os.chmod(path, 0o600)
     if group:
         os.chown(path, -1, gid)
         os.chmod(path, 0o660)
 
 
-def _gid(group: str) -> int:
-    if not group:
-        return -1
-    try:
-        return grp.getgrnam(group).gr_gid
-    except KeyError:
-        raise ConfigError(f"watch.status_group: no group {group!r} on this machine") from None
-
-
-def peer_uid(connection: socket.socket) -> int:
-    """The uid of who connected (SO_PEERCRED: pid, uid, gid)."""
-    found: tuple[int, int, int] = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return found[1]
-
-
-async def serve(made: socket.socket, limit: int, handler: Handler, line: bool, deadline: float) -> None:
+async def serve(made: socket.socket, limit: int, handler: Handler, line: bool, deadline: float,
+                admitted: Admission = lambda peer: True) -> None:
     """Answer requests for ever, each a line (`line`) or all that comes until the peer shuts its side. A peer that
     sends too much, nothing, or goes away costs its own connection only.
-    :param deadline: a peer that neither sends nor reads holds a connection no longer than this (seconds)."""
+    :param deadline: a peer that neither sends nor reads holds a connection no longer than this (seconds).
+    :param admitted: a peer for which it is False is hung up on, whatever the mode of the socket."""
     busy = 0
+    streams = Streams(deadline)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal busy
@@ -115,13 +102,20 @@ async def serve(made: socket.socket, limit: int, handler: Handler, line: bool, d
         try:
             if busy > MAX_CONNECTIONS:
                 return
-            uid = peer_uid(writer.get_extra_info("socket"))
+            peer = peer_of(writer.get_extra_info("socket"))
+            if not admitted(peer):
+                logger.warning("a peer was refused: uid=%d", peer.uid)
+                return
             async with asyncio.timeout(deadline):
                 raw = await _read(reader, limit, line)
             if raw is None:
                 writer.write(b"refused: more than %d bytes\n" % limit)
             elif raw:
-                writer.write(await handler(raw, uid))
+                found = await handler(raw, peer.uid)
+                if isinstance(found, bytes):
+                    writer.write(found)
+                else:
+                    await streams.send(writer, found)
             async with asyncio.timeout(deadline):
                 await writer.drain()
         except (TimeoutError, OSError) as err:
@@ -136,8 +130,12 @@ async def serve(made: socket.socket, limit: int, handler: Handler, line: bool, d
             busy -= 1
 
     server = await asyncio.start_unix_server(answer, sock=made, limit=65536)
-    async with server:
-        await server.serve_forever()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        server.close()
+        await streams.end()
+        await server.wait_closed()
 
 
 async def _read(reader: asyncio.StreamReader, limit: int, line: bool) -> bytes | None:

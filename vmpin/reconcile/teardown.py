@@ -43,6 +43,8 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
         unix_sockets.remove_left(config.metrics.address.path)
     shutil.rmtree(config.paths.spool, ignore_errors=True)
     config.paths.lock_file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        os.rmdir(config.paths.status_socket.parent)
     with contextlib.suppress(OSError):  # systemd's, a mount, or with another program's file in it
         os.rmdir(config.paths.run)
     return True
@@ -59,4 +61,4 @@ def left(config: Config) -> list[Path]:
 def _files(config: Config) -> Iterable[Path]:
     paths = config.paths
     return (paths.state_file, paths.notes_file, paths.proof_file, paths.hook_socket, paths.control_socket,
-            *state_file.beside(paths.state_file), *state_file.beside(paths.proof_file))
+            paths.status_socket, *state_file.beside(paths.state_file), *state_file.beside(paths.proof_file))

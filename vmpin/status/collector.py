@@ -53,7 +53,8 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
         threads = [] if vm is None else threads_of(view, vm, masks)
         collisions += trespasses(view.ownership, sandbox.id, threads)
         if only in (None, sandbox.id):
-            sandboxes.append(entry(_sandbox(view, sandbox, vm, threads, wide or only is not None, guest(sandbox.id))))
+            sandboxes.append(entry(sandbox_entry(view, sandbox, vm, threads, wide or only is not None,
+                                                 guest(sandbox.id))))
     return {"version": VERSION, "time": when(time.time()), "watcher": watcher_pid,
             "policy": view.config.rules.as_text(),
             "node": node_data(view.node, view.ownership, sorted(collisions), _owners(view), _disagreements(view)),
@@ -155,8 +156,9 @@ def _limit(cgroups: Cgroups, thread: VmThread, limits: dict[Path, CpuSet]) -> Cp
     return None if path is None else limits.get(path)
 
 
-def _sandbox(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list[ThreadStatus],
+def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list[ThreadStatus],
              wide: bool, guest: GuestData | None) -> dict[str, object]:
+    """The document's entry of one sandbox. :param wide: also read the VMM's cgroup."""
     vmm = None if vm is None else {"type": vm.type.value, "pid": vm.vmm.pid}
     # One reason for all threads that their cgroup refuses.
     notes = view.refusals(sandbox.id, {seen.thread.id for seen in threads if seen.barred})

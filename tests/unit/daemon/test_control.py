@@ -36,6 +36,7 @@ class StandIn:
 
 def answer(machine: Machine, **request: object) -> Any:
     raw = asyncio.run(Control(StandIn(machine)).answer(json.dumps(request).encode(), os.geteuid()))  # type: ignore[arg-type]
+    assert isinstance(raw, bytes)
     assert raw.endswith(b"\n")
     assert raw.count(b"\n") == 1
     return json.loads(raw)

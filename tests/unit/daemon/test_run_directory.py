@@ -98,7 +98,7 @@ def test_a_fifo_in_the_locks_place_is_reported(settings: Config) -> None:
 
 # --- the sockets -----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("what", ["everything", "hook", "control", "lock"])
+@pytest.mark.parametrize("what", ["everything", "hook", "control", "status", "lock"])
 def test_what_was_removed_is_made_again(settings: Config, lock: Lock, what: str) -> None:
     directory = RunDirectory(settings, lock)
     directory.open()
@@ -107,14 +107,17 @@ def test_what_was_removed_is_made_again(settings: Config, lock: Lock, what: str)
         shutil.rmtree(settings.paths.run)
     else:
         {"hook": settings.paths.hook_socket, "control": settings.paths.control_socket,
+         "status": settings.paths.status_socket,
          "lock": settings.paths.lock_file}[what].unlink()
     assert directory.renew(settings)
     assert lock.held()
     assert answers(settings.paths.hook_socket)
     assert answers(settings.paths.control_socket)
+    assert answers(settings.paths.status_socket)
     assert not directory.renew(settings)
     directory.close()
-    assert os.listdir(settings.paths.run) == [settings.paths.lock_file.name]
+    assert sorted(os.listdir(settings.paths.run)) == [settings.paths.lock_file.name, "status"]
+    assert os.listdir(settings.paths.status_socket.parent) == []
 
 
 def test_a_socket_that_another_put_there_is_replaced_while_the_lock_is_held(settings: Config, lock: Lock) -> None:

@@ -123,11 +123,11 @@ def test_it_serves_both_sockets_until_it_is_ended(place: Place, notified: Callab
             assert (status["watcher"], status["sources"]["hooks"]["taken"]) == (os.getpid(), 1)
             about = await place.control(op="about")
             assert {each["name"] for each in about["sources"]} == {
-                "hook", "control", "resync", "settle", "state", "files", "guests", "proof"}
+                "hook", "control", "status", "follow", "resync", "settle", "state", "files", "guests", "proof"}
             assert all(each["up"] for each in about["sources"])
             assert watcher.view.counters.passes["hook"] == 1
         assert notified() == ["STOPPING=1"]
-        assert sorted(os.listdir(place.root / "run")) == ["lock", "proof", "spool", "state.json"]
+        assert sorted(os.listdir(place.root / "run")) == ["lock", "proof", "spool", "state.json", "status"]
         async with place.watching() as again:
             assert containers(again) == {"c1": "1"}
 

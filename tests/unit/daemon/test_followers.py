@@ -1,0 +1,210 @@
+"""`follow`: every client gets everything first and then what changed, and one that does not read is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from newcomers import Machine, sandbox
+
+from vmpin.config.timeouts import Timeouts
+from vmpin.daemon.control import Control
+from vmpin.daemon.followers import MAX_FOLLOWERS, MAX_WAITING, Followers
+from vmpin.errors import WatcherError
+from vmpin.host import socket_peers, unix_sockets
+from vmpin.host.socket_peers import Peer
+from vmpin.status.health import SourceHealth
+
+pytest_plugins = ["given_unit"]
+
+
+class Watched:
+    """As much of a watcher as followers take; its reconciler is real."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.view = machine.reconciler.view
+        self.resynced = float("inf")
+        self.sources: tuple[SourceHealth, ...] = ()
+        # No line without a change, and no pause after one.
+        self.followers = Followers(self, lambda sandbox: None, Timeouts(follow_calm=0.001, follow_beat=600.0))
+
+    def source_health(self) -> Iterable[SourceHealth]:
+        return self.sources
+
+    def resync(self) -> None:
+        self.machine.resync()
+        self.followers.touch()
+
+
+@contextlib.asynccontextmanager
+async def serving(path: Path, watched: Watched, admit: bool = True) -> AsyncIterator[None]:
+    """The status socket, and the followers' task."""
+    made = unix_sockets.listen(path)
+    control = Control(watched, reading=True)  # type: ignore[arg-type]
+    tasks = [asyncio.create_task(unix_sockets.serve(made, 65536, control.answer, True, 120.0, lambda peer: admit)),
+             asyncio.create_task(watched.followers.run())]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        async with asyncio.timeout(120):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Client:
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def connect(self, path: Path, **request: object) -> Client:
+        self.reader, self.writer = await asyncio.open_unix_connection(path, limit=1 << 24)
+        self.writer.write(json.dumps(request or {"op": "follow"}).encode() + b"\n")
+        return self
+
+    async def line(self) -> Any:
+        async with asyncio.timeout(120):
+            raw = await self.reader.readline()
+        return json.loads(raw) if raw else None
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+
+def ids(line: Any) -> list[str]:
+    return [entry["id"] for entry in line["sandboxes"]]
+
+
+def test_a_client_gets_everything_and_then_what_changed(machine: Machine, tmp_path: Path) -> None:
+    async def main() -> None:
+        machine.vmm("a")
+        machine.resync()
+        watched = Watched(machine)
+        async with serving(tmp_path / "s", watched), contextlib.AsyncExitStack() as opened:
+            first = await opened.enter_async_context(await Client().connect(tmp_path / "s"))
+            found = await first.line()
+            assert (found["version"], found["follow"], ids(found)) == (1, "all", [sandbox("a")])
+            assert found["node"]["online"] == str(watched.view.node.online)
+            assert (found["node"]["ready"], found["node"]["why"]) == (True, "")
+            (entry,) = found["sandboxes"]
+            assert (entry["verdict"], entry["misplaced"], entry["suspended"]) == ("waiting", 0, False)
+            assert "threads" not in entry
+            gone = machine.vmm("b")
+            watched.resync()
+            found = await first.line()
+            assert (found["follow"], ids(found), found["gone"]) == ("change", [sandbox("b")], [])
+            assert "node" not in found
+            second = await opened.enter_async_context(await Client().connect(tmp_path / "s"))
+            assert sorted(ids(await second.line())) == [sandbox("a"), sandbox("b")]
+            watched.sources = (SourceHealth("nri", False, True, "not connected"),)
+            watched.followers.touch()
+            for client in (first, second):
+                found = await client.line()
+                assert (ids(found), found["node"]["ready"]) == ([], False)
+                assert found["node"]["why"] == "nri: not connected"
+            gone.kill()
+            gone.wait()
+            watched.resync()
+            for client in (first, second):
+                found = await client.line()
+                assert found["gone"] == [sandbox("b")] or found["sandboxes"][0]["vmm"] is None
+    asyncio.run(main())
+
+
+def test_without_a_change_there_is_a_line_now_and_then(machine: Machine, tmp_path: Path) -> None:
+    async def main() -> None:
+        watched = Watched(machine)
+        watched.followers = Followers(watched, lambda sandbox: None, Timeouts(follow_calm=0.001, follow_beat=0.01))
+        async with serving(tmp_path / "s", watched), await Client().connect(tmp_path / "s") as client:
+            assert (await client.line())["follow"] == "all"
+            for _ in range(3):
+                found = await client.line()
+                assert (found["follow"], found["sandboxes"], found["gone"]) == ("change", [], [])
+    asyncio.run(main())
+
+
+def test_a_client_that_does_not_read_is_dropped_and_others_go_on(machine: Machine, tmp_path: Path) -> None:
+    async def main() -> None:
+        watched = Watched(machine)
+        stream = watched.followers.stream()
+        reading = asyncio.create_task(anext(stream))  # registers, and then reads nothing more
+        async with serving(tmp_path / "s", watched), await Client().connect(tmp_path / "s") as client:
+            assert json.loads(await reading)["follow"] == "all"
+            await client.line()
+            for number in range(MAX_WAITING + 2):
+                watched.sources = (SourceHealth("nri", False, True, str(number)),)
+                watched.followers.touch()
+                assert (await client.line())["node"]["why"] == f"nri: {number}"
+            assert len(watched.followers) == 1
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+    asyncio.run(main())
+
+
+def test_there_are_not_more_clients_than_allowed(machine: Machine, tmp_path: Path) -> None:
+    async def main() -> None:
+        watched = Watched(machine)
+        async with serving(tmp_path / "s", watched), contextlib.AsyncExitStack() as opened:
+            clients = [await opened.enter_async_context(await Client().connect(tmp_path / "s"))
+                       for _ in range(MAX_FOLLOWERS)]
+            for client in clients:
+                assert (await client.line())["follow"] == "all"
+            with pytest.raises(WatcherError):
+                watched.followers.stream()
+            more = await opened.enter_async_context(await Client().connect(tmp_path / "s"))
+            assert "clients follow already" in (await more.line())["error"]
+            assert await more.line() is None
+            await clients.pop().close()
+            for number in range(100_000):  # noticed at a line that cannot be written
+                if len(watched.followers) < MAX_FOLLOWERS:
+                    break
+                watched.sources = (SourceHealth("nri", False, True, str(number)),)
+                watched.followers.touch()
+                await clients[0].line()
+            more = await opened.enter_async_context(await Client().connect(tmp_path / "s"))
+            assert (await more.line())["follow"] == "all"
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("operation", ["about", "plan", "reconcile", "unpin", "unpinning", "", None, "nonsense"])
+def test_the_status_socket_answers_nothing_that_acts_not_even_to_root(machine: Machine, operation: object) -> None:
+    control = Control(Watched(machine), reading=True)  # type: ignore[arg-type]
+    for uid in (0, os.geteuid(), 65532):
+        answer = asyncio.run(control.answer(json.dumps({"op": operation}).encode(), uid))
+        assert isinstance(answer, bytes)
+        assert json.loads(answer)["error"] == f"{operation}: not answered on this socket"
+
+
+def test_a_peer_that_is_not_admitted_gets_nothing(machine: Machine, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (serving(tmp_path / "s", Watched(machine), admit=False),
+                    await Client().connect(tmp_path / "s") as client):
+            with contextlib.suppress(ConnectionResetError):  # what it sent is not even read
+                assert await client.line() is None
+    asyncio.run(main())
+
+
+def test_members_are_known_by_the_kernel(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        peer = socket_peers.peer_of(ours)
+    assert peer.uid == os.geteuid()
+    assert peer.gids == {os.getegid(), *os.getgroups()}
+    stranger = Peer(4_000_000_000, frozenset({65532, 4_000_000_001}))
+    assert socket_peers.is_member(stranger, "65532")
+    assert socket_peers.is_member(stranger, "4000000001")
+    for group in ("", "65533", "root", "no-such-group", "65532.0", "4294967295", "٣"):
+        assert not socket_peers.is_member(stranger, group)
+    assert socket_peers.is_member(Peer(0, frozenset()), "65533")

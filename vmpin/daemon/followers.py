@@ -1,0 +1,149 @@
+"""`follow`: clients of the control and status sockets that get the node's changes as they come, so that none polls.
+
+A line is a JSON object: {"follow": "all", …} with everything at first, then {"follow": "change", …} with the sandboxes
+that are different now and the ids of those that are `gone`, and the node's part where that is different; without
+either, the line only shows that the watcher makes its passes. A client that reads too slowly is dropped: it connects
+again, and gets everything. Without a client there is no work. What stays out: what is sent of a sandbox
+(status.survey), and the connection (host.unix_sockets)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Protocol
+
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
+from vmpin.daemon.turns import in_turns
+from vmpin.domain.guest_report import GuestData
+from vmpin.domain.model import SandboxId
+from vmpin.errors import WatcherError
+from vmpin.reconcile.view import NodeView
+from vmpin.status import about, health
+from vmpin.status.health import SourceHealth
+from vmpin.status.survey import Survey
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+MAX_FOLLOWERS = 8
+#: Lines that wait for one client, beyond what the kernel and the transport hold.
+MAX_WAITING = 32
+#: Part of the loop's time that surveys may take: passes come without a pause while many VMs start.
+_SHARE = 0.05
+
+
+class FollowedWatcher(Protocol):
+    """What is followed of a watcher. `resynced` is the time of its last resync (time.monotonic())."""
+
+    view: NodeView
+    resynced: float
+
+    def source_health(self) -> Iterable[SourceHealth]: ...
+
+
+class Followers:
+    """`run` is one of the watcher's tasks. :param guest: the reports from guests."""
+
+    def __init__(self, watched: FollowedWatcher, guest: Callable[[SandboxId], GuestData | None],
+                 timeouts: Timeouts = TIMEOUTS) -> None:
+        self._watched = watched
+        self._guest = guest
+        self._timeouts = timeouts
+        self._wake = asyncio.Event()
+        #: The lines that wait for each client; None in place of the last one ends it.
+        self._queues: set[asyncio.Queue[bytes | None]] = set()
+        self._new: set[asyncio.Queue[bytes | None]] = set()
+        self._last = 0.0  #: When all were sent a line, by time.monotonic().
+        self._sent: dict[SandboxId, dict[str, object]] = {}
+        self._node: dict[str, object] = {}
+        self._version = ""
+
+    def __len__(self) -> int:
+        return len(self._queues) + len(self._new)
+
+    def touch(self) -> None:
+        """A pass was made, or something else may have changed."""
+        self._wake.set()
+
+    def stream(self) -> AsyncGenerator[bytes, None]:
+        """The lines for a new client. :raises WatcherError: when there are too many clients already."""
+        if len(self) >= MAX_FOLLOWERS:
+            raise WatcherError(f"follow: {MAX_FOLLOWERS} clients follow already", "end one of them")
+        return self._lines()
+
+    async def _lines(self) -> AsyncGenerator[bytes, None]:
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_WAITING)
+        self._new.add(queue)
+        self._wake.set()
+        try:
+            while (line := await queue.get()) is not None:
+                yield line
+        finally:
+            self._queues.discard(queue)
+            self._new.discard(queue)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timeouts.follow_beat):
+                    await self._wake.wait()
+            self._wake.clear()
+            if not self:
+                self._sent, self._node = {}, {}
+                continue
+            began = time.monotonic()
+            survey = Survey()
+            await in_turns(survey.take(self._watched.view, self._guest), self._timeouts.scrape_turn)
+            self._send(survey)
+            await asyncio.sleep(max(self._timeouts.follow_calm, (time.monotonic() - began) / _SHARE))
+
+    def _send(self, survey: Survey) -> None:
+        node = {**survey.node, **self._readiness()}
+        changed = [entry for sandbox, entry in survey.sandboxes.items() if self._sent.get(sandbox) != entry]
+        gone = [sandbox for sandbox in self._sent if sandbox not in survey.sandboxes]
+        self._sent = survey.sandboxes
+        change = {} if node == self._node else {"node": node}
+        idle = not (change or changed or gone) and time.monotonic() - self._last < self._timeouts.follow_beat / 2
+        if self._queues and not idle:
+            self._last = time.monotonic()
+            line = _line("change", **change, sandboxes=changed, gone=gone)
+            for queue in [queue for queue in self._queues if not _put(queue, line)]:
+                logger.warning("a client of follow reads too slowly and is dropped")
+                self._queues.discard(queue)
+        self._node = node
+        if self._new:
+            line = _line("all", node=node, sandboxes=list(survey.sandboxes.values()), gone=[])
+            joined, self._new = self._new, set()
+            for queue in joined:
+                _put(queue, line)
+            self._queues |= joined
+
+    def _readiness(self) -> dict[str, object]:
+        watched, self._version = self._watched, self._version or about.version()
+        passes = health.alive(time.monotonic() - watched.resynced, watched.view.config.watch.resync_seconds)
+        checks = [passes._replace(why="" if passes.up else passes.why), *watched.source_health()]
+        down = [f"{check.name}: {check.why or 'down'}" for check in checks if check.needed and not check.up]
+        return {"ready": not down, "why": "; ".join(down), "version": self._version, "watcher": os.getpid()}
+
+
+def _put(queue: asyncio.Queue[bytes | None], line: bytes) -> bool:
+    """False where the queue is full: then it holds nothing more but its end."""
+    try:
+        queue.put_nowait(line)
+    except asyncio.QueueFull:
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(None)
+        return False
+    return True
+
+
+def _line(kind: str, **parts: object) -> bytes:
+    return json.dumps({"version": VERSION, "follow": kind, "time": round(time.time(), 3), **parts},
+                      separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,46 @@
+"""Answers on unix sockets that go on, part by part, until the peer or the server ends them.
+
+What stays out: what is sent (daemon.followers), and the server (unix_sockets, which calls this)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+Stream = AsyncGenerator[bytes, None]
+
+
+class Streams:
+    """Those of one server. :param deadline: a peer that does not read ends its stream after this (seconds)."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        #: Each with the task of its connection.
+        self._running: dict[asyncio.Task[None], asyncio.Task[object] | None] = {}
+
+    async def send(self, writer: asyncio.StreamWriter, parts: Stream) -> None:
+        """Until the parts end, or `end` is called. :raises OSError, TimeoutError: when the peer is gone, or slow."""
+        task = asyncio.create_task(self._send(writer, parts))
+        self._running[task] = asyncio.current_task()
+        try:
+            await asyncio.wait((task,))
+        finally:
+            del self._running[task]
+        if not task.cancelled():
+            task.result()
+
+    async def _send(self, writer: asyncio.StreamWriter, parts: Stream) -> None:
+        async with contextlib.aclosing(parts):
+            async for part in parts:
+                writer.write(part)
+                async with asyncio.timeout(self._deadline):
+                    await writer.drain()
+
+    async def end(self) -> None:
+        """End all: nothing else does, and since Python 3.12 a server that closes waits for every connection."""
+        connections = [task for task in self._running.values() if task is not None]
+        for task in self._running:
+            task.cancel()
+        if connections:
+            await asyncio.wait(connections, timeout=2 * self._deadline)

@@ -1,0 +1,73 @@
+"""The node in brief, for followers of its changes (daemon.followers): each VM sandbox without its threads.
+
+Made from the same entries as the status document, sandbox by sandbox, so that the caller can do other work in between.
+What stays out: which of it changed, and to whom it is sent (daemon.followers)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vmpin.cpuset import CpuSet
+from vmpin.domain.topology import Topology
+from vmpin.placement.ownership import find_collisions
+from vmpin.reconcile.view import NodeView
+from vmpin.status.collector import sandbox_entry, shown, threads_of
+from vmpin.status.document import trespasses
+
+if TYPE_CHECKING:
+    from vmpin.domain.guest_report import GuestData
+    from vmpin.domain.model import SandboxId
+
+
+class Survey:
+    """The node at about one moment; each sandbox at exactly one. Filled by `take`."""
+
+    def __init__(self) -> None:
+        self.sandboxes: dict[SandboxId, dict[str, object]] = {}
+        self.node: dict[str, object] = {}
+
+    def take(self, view: NodeView, guest: Callable[[SandboxId], GuestData | None]) -> Iterator[None]:
+        """Survey one sandbox a step. :param guest: the reports from guests."""
+        masks: dict[frozenset[int], CpuSet] = {}
+        collisions = []
+        for listed in shown(view):
+            yield
+            sandbox = view.sandboxes.get(listed.id)
+            if sandbox is None:
+                continue
+            vm = view.vms.get(sandbox.id)
+            threads = [] if vm is None else threads_of(view, vm, masks)
+            collisions += trespasses(view.ownership, sandbox.id, threads)
+            entry = sandbox_entry(view, sandbox, vm, threads, False, guest(sandbox.id))
+            self.sandboxes[sandbox.id] = brief(entry, sandbox.suspended)
+        collisions += find_collisions(view.ownership)
+        node, own = view.node, view.ownership
+        self.node = {"online": str(node.online), "shared_pool": str(own.pool), "exclusive": str(own.exclusive),
+                     "housekeeping": str(node.housekeeping), "topology": _topology(node.topology),
+                     "trouble": view.checkpoint.trouble,
+                     "collisions": [collision._asdict() for collision in sorted(collisions)]}
+
+
+def brief(entry: Mapping[str, Any], suspended: bool) -> dict[str, object]:
+    """A sandbox's entry of the status document without its threads.
+    :param suspended: whether it was unpinned by hand."""
+    threads = entry["threads"]
+    guest = entry["guest"]
+    return {**{key: entry[key] for key in ("id", "pod", "runtime", "handler", "vmm", "mask", "verdict", "reasons",
+                                           "drift")},
+            "suspended": suspended,
+            # Not how many there are: a VMM's worker threads come and go all the time, and each would be a change.
+            "misplaced": sum(not thread["ok"] for thread in threads),
+            "vcpus": {str(thread["vcpu"]): thread["actual"] for thread in threads if thread["vcpu"] is not None},
+            "guest": None if guest is None else {"by": guest["by"], "state": guest["state"]},
+            "containers": [{"name": each["name"], "cpus": each["cpuset"], "exclusive": each["exclusive"],
+                            "vcpus": each["vcpus"], "guest": (each["guest"] or {}).get("text")}
+                           for each in entry["containers"] if not each["pause"]]}
+
+
+def _topology(topology: Topology) -> dict[str, object]:
+    return {"cores": len(topology.cores), "threads_per_core": max((len(core) for core in topology.cores), default=0),
+            "caches": [str(cpus) for cpus in topology.caches],
+            "nodes": {str(node): str(cpus) for node, cpus in topology.nodes.items()},
+            "isolated": str(topology.isolated)}
