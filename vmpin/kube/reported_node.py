@@ -1,0 +1,149 @@
+"""A node as its watcher reports it, from the lines of `follow`: the sandboxes of pods, and what concerns all.
+
+Names and texts in a line come from pods and images: they are cut to a length and hold nothing that steers a terminal.
+What stays out: the socket (reporter.status_stream)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from vmpin.domain.terminal import printable
+from vmpin.errors import WireError
+
+VERSION = 1
+MAX_SANDBOXES = 4096
+_MOST = {"reasons": 16, "containers": 64, "collisions": 256, "vcpus": 1024}
+_LONG, _SHORT, _CPUS = 512, 256, 4096
+
+
+class ContainerPinning(NamedTuple):
+    """`cpus` are the host's, `vcpus` the guest's that back them ("" for none known); `guest` is its state in it."""
+
+    name: str
+    cpus: str
+    exclusive: bool
+    vcpus: str
+    guest: str
+
+
+class Repairs(NamedTuple):
+    """How many threads of a sandbox were put back since its watcher started, by cause; and the last evidence."""
+
+    counts: Mapping[str, int] = MappingProxyType({})
+    why: str = ""
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+class SandboxPinning(NamedTuple):
+    """One VM sandbox. `pod` is (namespace, name), `uid` as the runtime has it; both empty where no source named it.
+    `vcpus` are the masks in the kernel, `misplaced` the threads whose masks are not the wanted ones."""
+
+    id: str
+    pod: tuple[str, str]
+    uid: str
+    handler: str
+    verdict: str
+    reasons: tuple[str, ...]
+    mask: str
+    runs: bool
+    suspended: bool
+    misplaced: int
+    vcpus: Mapping[int, str]
+    containers: tuple[ContainerPinning, ...]
+    agent: str
+    guest: str
+    repairs: Repairs
+
+
+class CpuCollision(NamedTuple):
+    cpu: int
+    sandboxes: tuple[str, ...]
+    what: str
+
+
+class NodePart(NamedTuple):
+    """What concerns the whole node. `topology` is plain JSON, made by the watcher from the kernel's files."""
+
+    ready: bool = False
+    why: str = ""
+    version: str = ""
+    online: str = ""
+    shared_pool: str = ""
+    exclusive: str = ""
+    housekeeping: str = ""
+    trouble: str = ""
+    topology: Mapping[str, Any] = MappingProxyType({})
+    collisions: tuple[CpuCollision, ...] = ()
+
+
+class ReportedNode(NamedTuple):
+    """All of it, as of `time` (CLOCK_REALTIME of the node, seconds)."""
+
+    time: float
+    node: NodePart
+    sandboxes: Mapping[str, SandboxPinning]
+
+    def after(self, raw: bytes) -> ReportedNode:
+        """As another line of `follow` changes it. :raises WireError: for what is no such line."""
+        try:
+            found = json.loads(raw)
+            if "error" in found:
+                raise WireError("follow", _text(found["error"], _LONG))
+            if found["version"] != VERSION:
+                raise WireError("follow", f"version {found['version']!r}: is the watcher of another version?")
+            sandboxes = {} if found["follow"] == "all" else dict(self.sandboxes)
+            for gone in found["gone"]:
+                sandboxes.pop(gone, None)
+            sandboxes |= {entry["id"]: _sandbox(entry) for entry in found["sandboxes"]}
+            if len(sandboxes) > MAX_SANDBOXES:
+                raise WireError("follow", f"more than {MAX_SANDBOXES} sandboxes")
+            node = _node(found["node"]) if "node" in found else self.node
+            return ReportedNode(float(found["time"]), node, sandboxes)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as err:
+            raise WireError("follow", f"is no line of it: {type(err).__name__}") from err
+
+
+def _sandbox(entry: Mapping[str, Any]) -> SandboxPinning:
+    pod, guest, drift = entry["pod"] or {}, entry["guest"] or {}, entry["drift"] or {}
+    return SandboxPinning(
+        _text(entry["id"]), (_text(pod.get("namespace")), _text(pod.get("name"))), _text(pod.get("uid")),
+        _text(entry["handler"]), _text(entry["verdict"]), _texts(entry["reasons"], "reasons"),
+        _text(entry["mask"], _CPUS),
+        entry["vmm"] is not None, entry["suspended"] is True, int(entry["misplaced"]),
+        {int(vcpu): _text(cpus, _CPUS) for vcpu, cpus in list(entry["vcpus"].items())[:_MOST["vcpus"]]},
+        tuple(ContainerPinning(_text(each["name"]), _text(each["cpus"], _CPUS), each["exclusive"] is True,
+                               _text(each["vcpus"], _CPUS), _text(each["guest"]))
+              for each in entry["containers"][:_MOST["containers"]]),
+        _text(guest.get("by")), _text(guest.get("state")),
+        Repairs({_text(cause): int(count) for cause, count in drift.get("repairs", {}).items()},
+                _text(drift.get("why"), _LONG)))
+
+
+def _node(entry: Mapping[str, Any]) -> NodePart:
+    collisions = tuple(CpuCollision(int(each["cpu"]), _texts(each["sandboxes"], "containers"),
+                                    _text(each["what"], _LONG)) for each in entry["collisions"][:_MOST["collisions"]])
+    texts = {key: _text(entry[key], _CPUS) for key in (
+        "version", "online", "shared_pool", "exclusive", "housekeeping", "trouble")}
+    return NodePart(entry["ready"] is True, _text(entry["why"], _LONG), **texts, topology=dict(entry["topology"]),
+                    collisions=collisions)
+
+
+def _text(value: object, most: int = _SHORT) -> str:
+    """:returns: "" for None."""
+    if value is None:
+        return ""
+    text = printable(str(value)[:most + 1])
+    return text if len(text) <= most else f"{text[:most - 1]}…"
+
+
+def _texts(values: Sequence[object], key: str) -> tuple[str, ...]:
+    return tuple(_text(value, _LONG) for value in values[:_MOST[key]])
+
+
+NOTHING = ReportedNode(0.0, NodePart(), {})
