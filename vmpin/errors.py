@@ -7,6 +7,7 @@
     │   └── WireError         bytes that are not the protocol they should be; the connection is of no more use
     ├── WatcherError          the watcher is away, busy, or refused
     │   └── LockHeldError     another process holds the run directory's lock
+    ├── ClusterError          the API server is away, or refused
     ├── UnseenError           a command could not read what it is to judge (exit 3)
     ├── StateFileError        the state file cannot be written
     └── AffinityError         the kernel refused a mask
@@ -67,6 +68,14 @@ class WatcherError(VmpinError):
 
 class LockHeldError(WatcherError):
     """Another process holds the lock of the run directory."""
+
+
+class ClusterError(VmpinError):
+    """`status` is HTTP's, 0 without an answer; `after` the seconds that it asks to wait, 0 for none."""
+
+    def __init__(self, message: str, status: int = 0, after: float = 0.0) -> None:
+        super().__init__(message)
+        self.status, self.after = status, after
 
 
 class UnseenError(VmpinError):

@@ -19,7 +19,7 @@ from vmpin.errors import VmpinError
 VERBS = {
     "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit", "map": "map",
     "doctor": "doctor", "gather": "gather", "plan": "plan", "reconcile": "act", "unpin": "act", "config": "config",
-    "install-hook": "install_hook", "guest": "guest", "demo": "demo",
+    "install-hook": "install_hook", "guest": "guest", "reporter": "reporter", "demo": "demo",
 }
 
 #: The exit code if the reader of the output has ended: that of a program ended by SIGPIPE, in a shell.

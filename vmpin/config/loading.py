@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vmpin.config.settings import BY_KEY, SECTIONS, SETTINGS, Config, Setting, with_values
+from vmpin.config.settings import BY_KEY, SECTIONS, SETTINGS, Config, with_values
+from vmpin.config.table_entry import Setting
 from vmpin.cpuset import CpuSetError
 from vmpin.errors import ConfigError
 

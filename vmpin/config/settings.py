@@ -6,37 +6,18 @@ the `Setting` that holds the key's default, its parser and its explanation. `loa
 
 What stays out: where values come from (config.loading), how each is parsed (config.values), and what they do."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 from vmpin.config import values
+from vmpin.config.kubernetes_settings import KubernetesSettings
+from vmpin.config.table_entry import Setting, setting
 from vmpin.config.values import Address
 from vmpin.cpuset import CpuSet
 from vmpin.domain.contention import ContentionRules, OnContention
 from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule, parse_rule
-
-T = TypeVar("T")
-
-
-class Setting(NamedTuple):
-    """One key. `parse` raises ValueError with what is wrong about a value."""
-
-    default: object
-    parse: Callable[[object], object]
-    help: str
-    key: str = ""
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that sets it."""
-        return "VMPIN_" + self.key.replace(".", "_").upper()
-
-
-def _setting(default: object, parse: Callable[[object], T], help_text: str) -> T:
-    """A field's place in the table; typed as the value that `load` puts there."""
-    return cast(T, Setting(default, parse, help_text))
 
 
 def _rule(key: str, default: str, help_text: str) -> Any:
@@ -47,15 +28,15 @@ def _rule(key: str, default: str, help_text: str) -> Any:
 class PathSettings(NamedTuple):
     """`paths`: what is read of the host, and where the watcher's own files are."""
 
-    run: Path = _setting("/run/vmpin", values.path, "sockets, spool, lock and state file; owned by root")
-    proc: Path = _setting("/proc", values.path, "the host's /proc")
-    sys: Path = _setting("/sys", values.path, "the host's /sys")
-    cgroup: Path = _setting("/sys/fs/cgroup", values.path, "the host's cgroups")
-    kata_go: Path = _setting("/run/vc", values.path, "state of Kata's Go runtime")
-    kata_rs: Path = _setting("/run/kata", values.path, "state of Kata's runtime-rs")
-    kubelet: Path = _setting("/var/lib/kubelet", values.path, "the kubelet's directory: its CPU manager's checkpoint")
-    nri: Path = _setting("/var/run/nri/nri.sock", values.path, "socket of the container runtime for NRI plugins")
-    cri: Path | None = _setting("", values.path_or_unset, "socket of the container runtime for CRI calls, used by "
+    run: Path = setting("/run/vmpin", values.path, "sockets, spool, lock and state file; owned by root")
+    proc: Path = setting("/proc", values.path, "the host's /proc")
+    sys: Path = setting("/sys", values.path, "the host's /sys")
+    cgroup: Path = setting("/sys/fs/cgroup", values.path, "the host's cgroups")
+    kata_go: Path = setting("/run/vc", values.path, "state of Kata's Go runtime")
+    kata_rs: Path = setting("/run/kata", values.path, "state of Kata's runtime-rs")
+    kubelet: Path = setting("/var/lib/kubelet", values.path, "the kubelet's directory: its CPU manager's checkpoint")
+    nri: Path = setting("/var/run/nri/nri.sock", values.path, "socket of the container runtime for NRI plugins")
+    cri: Path | None = setting("", values.path_or_unset, "socket of the container runtime for CRI calls, used by "
                                 "policy.runc_repair alone; unset: containerd's and CRI-O's own, where they exist")
 
     @property
@@ -96,10 +77,10 @@ class PathSettings(NamedTuple):
 class NodeSettings(NamedTuple):
     """`node`: CPUs that no source reports."""
 
-    shared_pool: CpuSet | None = _setting(
+    shared_pool: CpuSet | None = setting(
         None, values.pool, "CPU list that all shared containers run on, where the kubelet's static CPU manager does "
         "not report it; unset: every CPU that no container owns")
-    housekeeping: CpuSet = _setting("", values.cpus, "CPU list for threads whose policy is housekeeping")
+    housekeeping: CpuSet = setting("", values.cpus, "CPU list for threads whose policy is housekeeping")
 
 
 _ROLE_RULES = "apart, sandbox, shared, housekeeping, off or a CPU list"
@@ -118,28 +99,28 @@ class PolicySettings(NamedTuple):
     emulator: ThreadPolicy | CpuSet = _rule("emulator", "apart", f"all other VMM threads: {_ROLE_RULES}")
     virtiofsd: ThreadPolicy | CpuSet = _rule("virtiofsd", "apart", f"virtiofsd: {_ROLE_RULES}")
     shim: ThreadPolicy | CpuSet = _rule("shim", "apart", f"the sandbox's Kata shim: {_ROLE_RULES}")
-    exclusive_annotation: str = _setting("", values.token,
+    exclusive_annotation: str = setting("", values.token,
                                          "annotation that declares whether a container's CPUs are exclusive (true or "
                                          "false); unset: none is read, as a pod's author could claim CPUs that way")
-    runc_repair: bool = _setting(False, values.flag, "whether the runtime is asked (CRI) to give a runc container "
+    runc_repair: bool = setting(False, values.flag, "whether the runtime is asked (CRI) to give a runc container "
                                  "back the CPUs that the kubelet gave it, when its cgroup has others")
 
 
 class WatchSettings(NamedTuple):
     """`watch`: what the watcher reads, how often, and what becomes of the masks when it ends."""
 
-    resync_seconds: float = _setting(10.0, values.seconds, "how often everything is read again and drift repaired")
-    only: str = _setting("*", values.token, "which sandboxes are placed, by a pattern of their ids (as a shell "
+    resync_seconds: float = setting(10.0, values.seconds, "how often everything is read again and drift repaired")
+    only: str = setting("*", values.token, "which sandboxes are placed, by a pattern of their ids (as a shell "
                          "matches file names); others are not even inspected")
-    status_group: str = _setting("", values.group, "group that may read the status, by name or number (a container's "
+    status_group: str = setting("", values.group, "group that may read the status, by name or number (a container's "
                                  "groups have no name here); unset: root alone")
-    nri: str = _setting("auto", values.nri, "whether to be an NRI plugin: on, off, or auto (when the socket is there)")
-    kubelet: bool = _setting(True, values.flag, "whether the kubelet's checkpoint and PodResources are read")
-    births: bool = _setting(
+    nri: str = setting("auto", values.nri, "whether to be an NRI plugin: on, off, or auto (when the socket is there)")
+    kubelet: bool = setting(True, values.flag, "whether the kubelet's checkpoint and PodResources are read")
+    births: bool = setting(
         True, values.flag, "whether the kernel reports new programs and threads as they start (proc connector)")
-    qmp: bool = _setting(
+    qmp: bool = setting(
         True, values.flag, "whether QEMU is asked over QMP when nothing else identifies its vCPU threads")
-    on_exit: str = _setting(
+    on_exit: str = setting(
         "keep", values.one_of("keep", "unpin"),
         "what becomes of the masks when the watcher ends: keep, or unpin (restore the original ones; nothing is left)")
 
@@ -152,12 +133,12 @@ class WatchSettings(NamedTuple):
 class DriftSettings(NamedTuple):
     """`drift`: what is done about a thread that another program moves again and again."""
 
-    on_fight: str = _setting("rest", values.one_of("rest", "leave", "persist"), "what is done about a thread that "
+    on_fight: str = setting("rest", values.one_of("rest", "leave", "persist"), "what is done about a thread that "
                              "another program moves again and again: rest (left alone for a while, then tried again), "
                              "leave (left alone until its placement changes, or vmpin reconcile) or persist")
-    fight_repairs: int = _setting(
+    fight_repairs: int = setting(
         3, values.count, "how often a minute a thread is put back before the next time counts as contention")
-    rest_seconds: float = _setting(
+    rest_seconds: float = setting(
         300.0, values.seconds,
         "how long such a thread is left alone the first time (each further time twice as long, an hour at most)")
 
@@ -165,27 +146,27 @@ class DriftSettings(NamedTuple):
 class ProofSettings(NamedTuple):
     """`proof`: the measurement of where threads ran."""
 
-    sample_seconds: float = _setting(
+    sample_seconds: float = setting(
         10.0, values.seconds_or_off, "how often the CPU of each thread is sampled; off: never")
 
 
 class GuestSettings(NamedTuple):
     """`guest`: what is done inside the VMs."""
 
-    via: str = _setting("auto", values.one_of("auto", "vmpin-agent", "kata-agent", "off"),
+    via: str = setting("auto", values.one_of("auto", "vmpin-agent", "kata-agent", "off"),
                         "which agent keeps each container's processes on its vCPUs in the guest: vmpin-agent, "
                         "kata-agent, off, or auto (vmpin's agent where there is one, else Kata's)")
-    port: int = _setting(10789, values.port, "vsock port on which vmpin's agent listens in the guests")
-    system: str = _setting(
+    port: int = setting(10789, values.port, "vsock port on which vmpin's agent listens in the guests")
+    system: str = setting(
         "spare", values.one_of("spare", "off"),
         "where the guest's own processes go: spare (the vCPUs that back no container's own CPUs) or off")
-    export: bool = _setting(
+    export: bool = setting(
         False, values.flag,
         "whether the guest's containers can read which container has which of the guest's CPUs (/run/vmpin/cpus.json)")
-    expose_host_cpus: bool = _setting(
+    expose_host_cpus: bool = setting(
         False, values.flag,
         "whether the guests are sent the host's CPUs behind each container's (shown with guest.export)")
-    disabled_handlers: str = _setting(
+    disabled_handlers: str = setting(
         "", values.token,
         "runtime handlers whose guests are sent nothing: patterns, separated by commas, as for confidential VMs")
 
@@ -200,17 +181,17 @@ class GuestSettings(NamedTuple):
 class MetricsSettings(NamedTuple):
     """`metrics`: where they are served."""
 
-    address: Address | None = _setting(
+    address: Address | None = setting(
         "", values.address,
         "where metrics and probes are served: an IP address and port (127.0.0.1:9750), or unix:/path; unset: nowhere")
-    per_sandbox: bool = _setting(
+    per_sandbox: bool = setting(
         False, values.flag, "whether there are metrics of each sandbox, labelled with its pod")
 
 
 class LogSettings(NamedTuple):
     """`log`."""
 
-    level: str = _setting("info", values.one_of("debug", "info", "warning", "error"), "debug, info, warning or error")
+    level: str = setting("info", values.one_of("debug", "info", "warning", "error"), "debug, info, warning or error")
 
 
 class Config(NamedTuple):
@@ -225,6 +206,7 @@ class Config(NamedTuple):
     proof: ProofSettings
     guest: GuestSettings
     metrics: MetricsSettings
+    kubernetes: KubernetesSettings
     log: LogSettings
     origin: Mapping[str, str]
     rules: Policy
@@ -247,7 +229,8 @@ class Config(NamedTuple):
 
 SECTIONS: dict[str, type[Any]] = {"paths": PathSettings, "node": NodeSettings, "policy": PolicySettings,
                                   "watch": WatchSettings, "drift": DriftSettings, "proof": ProofSettings,
-                                  "guest": GuestSettings, "metrics": MetricsSettings, "log": LogSettings}
+                                  "guest": GuestSettings, "metrics": MetricsSettings,
+                                  "kubernetes": KubernetesSettings, "log": LogSettings}
 _PLACES = [(section, name) for section, fields in SECTIONS.items() for name in fields._fields]
 #: Every key, in the order of `vmpin config`.
 SETTINGS: tuple[Setting, ...] = tuple(

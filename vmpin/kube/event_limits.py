@@ -1,15 +1,15 @@
 """How often Events are written: as client-go limits a source (tools/record/events_cache.go), and the whole process.
 
 An Event like one that exists raises its count. From the tenth text of a pod and reason on they become one, "combined
-from similar events", until ten minutes pass without one. A pod has 25 at once and then one in 300 s, the process 100 at
-once and then one in 2 s. Pure: the clock is a parameter. What stays out: the objects (pod_event)."""
+from similar events", until ten minutes pass without one. A pod has 25 at once and then one in 300 s, the process 100
+at once and then one in 2 s. Pure: the clock is a parameter. What stays out: the objects (pod_event)."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import NamedTuple, TypeVar
 
-from vmpin.kube.transitions import PodEvent
+from vmpin.kube.transitions import PodNotice
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -48,7 +48,7 @@ class TokenBucket:
 class Recorded(NamedTuple):
     """An Event to be written. `name` is the object's: one that is there already gets the new number."""
 
-    event: PodEvent
+    event: PodNotice
     name: str
     times: int
     first: float  #: CLOCK_REALTIME of the first of these, seconds.
@@ -71,7 +71,7 @@ class EventLimits:
         self._recorded: OrderedDict[tuple[str, str, str], Recorded] = OrderedDict()
         self.dropped = 0
 
-    def admit(self, uid: str, pod: str, event: PodEvent, now: float, clock: float) -> Recorded | None:
+    def admit(self, uid: str, pod: str, event: PodNotice, now: float, clock: float) -> Recorded | None:
         """What is to be written for an Event of a pod; None where it is over a limit.
         :param now: of a steady clock, :param clock: CLOCK_REALTIME; both in seconds."""
         text = self._merged(uid, event, now)
@@ -97,7 +97,7 @@ class EventLimits:
         for key in [key for key, known in self._recorded.items() if key[0] == uid and known.name == recorded.name]:
             del self._recorded[key]
 
-    def _merged(self, uid: str, event: PodEvent, now: float) -> str:
+    def _merged(self, uid: str, event: PodNotice, now: float) -> str:
         """The text by which Events are the same: that of an Event, or one for all similar ones."""
         key = uid, event.reason.value
         known = self._similar.get(key)

@@ -14,11 +14,12 @@ from vmpin.kube.pod_record import PodRecord
 MAX_MESSAGE = 1024
 
 
-def event_request(pod: PodRecord, recorded: Recorded, node: str, clock: float) -> ApiRequest:
-    """Create the object, or raise the count of the one that is there. :param clock: CLOCK_REALTIME, seconds."""
+def event_request(pod: PodRecord, recorded: Recorded, node: str, clock: float, create: bool) -> ApiRequest:
+    """Create the object, or raise the count of the one that is there.
+    :param clock: CLOCK_REALTIME, seconds."""
     path = f"/api/v1/namespaces/{checked(pod.namespace)}/events"
     message, last = _cut(recorded.event.message), timestamp(clock)
-    if recorded.times > 1:
+    if not create:
         return ApiRequest("PATCH", f"{path}/{checked(recorded.name)}",
                           {"count": recorded.times, "lastTimestamp": last, "message": message}, MERGE_PATCH)
     return ApiRequest("POST", path, {

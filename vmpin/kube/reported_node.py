@@ -97,7 +97,11 @@ class ReportedNode(NamedTuple):
                 raise WireError("follow", _text(found["error"], _LONG))
             if found["version"] != VERSION:
                 raise WireError("follow", f"version {found['version']!r}: is the watcher of another version?")
-            sandboxes = {} if found["follow"] == "all" else dict(self.sandboxes)
+            everything = found["follow"] == "all"
+            if not everything and not found["gone"] and not found["sandboxes"]:  # the same objects: nothing is new
+                node = _node(found["node"]) if "node" in found else self.node
+                return self._replace(time=float(found["time"]), node=node)
+            sandboxes = {} if everything else dict(self.sandboxes)
             for gone in found["gone"]:
                 sandboxes.pop(gone, None)
             sandboxes |= {entry["id"]: _sandbox(entry) for entry in found["sandboxes"]}

@@ -28,7 +28,7 @@ class EventReason(enum.StrEnum):
         return "Normal" if self in (self.PINNED, self.RESTORED, self.SUSPENDED) else "Warning"
 
 
-class PodEvent(NamedTuple):
+class PodNotice(NamedTuple):
     reason: EventReason
     message: str
 
@@ -38,7 +38,7 @@ _WORSE = {PinState.DEGRADED: EventReason.DEGRADED, PinState.COLLISION: EventReas
           PinState.OFF: EventReason.UNPINNED}
 
 
-def transition(before: PodPinning | None, now: PodPinning) -> PodEvent | None:
+def transition(before: PodPinning | None, now: PodPinning) -> PodNotice | None:
     """:param before: the last state that was settled; None for a pod that had none yet."""
     state = now.state
     if not state.settled:
@@ -46,15 +46,15 @@ def transition(before: PodPinning | None, now: PodPinning) -> PodEvent | None:
     if before is not None and before.state is state:
         # A collision's text has numbers of threads, which change all the time.
         changed = state is PinState.DEGRADED and before.message != now.message
-        return PodEvent(EventReason.DEGRADED, now.message) if changed else None
+        return PodNotice(EventReason.DEGRADED, now.message) if changed else None
     if state.good:
         if before is None or before.state.good:
-            return PodEvent(EventReason.PINNED, now.message)
-        return PodEvent(EventReason.RESTORED, f"{now.message} (before: {before.state.value})")
+            return PodNotice(EventReason.PINNED, now.message)
+        return PodNotice(EventReason.RESTORED, f"{now.message} (before: {before.state.value})")
     reason = _WORSE[state]
     if before is None and reason is EventReason.UNPINNED:
         return None  # it never was
-    return PodEvent(reason, now.message)
+    return PodNotice(reason, now.message)
 
 
 class DriftReports:
@@ -65,7 +65,7 @@ class DriftReports:
         #: By pod: the counts that were reported (or that were there when it was met), and when.
         self._reported: dict[str, tuple[Repairs, float]] = {}
 
-    def event(self, uid: str, repairs: Repairs, now: float) -> PodEvent | None:
+    def event(self, uid: str, repairs: Repairs, now: float) -> PodNotice | None:
         """The Event that is due for a pod, which then counts as reported."""
         known, last = self._reported.get(uid, (None, float("-inf")))
         if known is None or repairs.total < known.total:  # met now, or its watcher was started again
@@ -76,7 +76,7 @@ class DriftReports:
             return None
         self._reported[uid] = repairs, now
         causes = [cause for cause, count in repairs.counts.items() if count > known.counts.get(cause, 0)]
-        return PodEvent(EventReason.RESTORED, f"{new} times a thread was found on other CPUs and put back "
+        return PodNotice(EventReason.RESTORED, f"{new} times a thread was found on other CPUs and put back "
                         f"({', '.join(causes)}; the last time: {repairs.why})")
 
     def due(self, now: float) -> float | None:

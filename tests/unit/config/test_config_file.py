@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from vmpin.config import loading as settings
-from vmpin.config.settings import SETTINGS, Setting
+from vmpin.config.settings import SETTINGS
+from vmpin.config.table_entry import Setting
 from vmpin.install import data_files
 
 FILE = data_files.path("config/vmpin.yaml")

@@ -1,0 +1,57 @@
+"""`vmpin reporter`: writes to the API server what the watcher of its node reports.
+
+What stays out: what it writes (kube), and the process (reporter)."""
+
+import argparse
+
+from vmpin.cli.common import Verbs, load_config, output_flag, verb
+
+_ABOUT = """\
+Write to the API server of a cluster what the watcher of this node reports, until SIGTERM: an Event for each change
+that a pod's owner should see, the condition vmpin.io/CPUsPinned of each pod in a VM, the object NodePinning of the
+node (kubectl get nodepinnings), and two labels of the node. It follows the watcher over RUN/status/vmpin.sock (RUN:
+paths.run, /run/vmpin) and can change nothing there: without it, and without an API server, threads keep their places.
+
+Runs in a pod of its own, as a user in the group watch.status_group, without capabilities; of the host it needs the
+directory RUN/status alone. Needs the extra vmpin[kubernetes], and the name of the node (VMPIN_KUBERNETES_NODE, from
+the pod's spec.nodeName). The section kubernetes of config/vmpin.yaml has what can be switched off.
+
+A watcher that has not reported for a minute is shown as such (WatcherAway); one that is updated is back by then. When
+the DaemonSet kubernetes.daemonset is being deleted at SIGTERM, all that was written for the node is withdrawn; else it
+stays, and the next reporter goes on from there.
+"""
+
+_EPILOG = """\
+examples:
+  vmpin reporter                     in a pod, with the service account's token
+  vmpin reporter --withdraw          before the chart is removed: nothing is left on any node or pod
+  vmpin --set kubernetes.kubeconfig=/root/.kube/config --set kubernetes.node=$(hostname) reporter
+
+rights: pods get, list, watch; pods/status patch; nodes get, patch; events create, patch; nodepinnings.vmpin.io get,
+create, patch, delete; its own DaemonSet get. With --withdraw also: nodes list, nodepinnings list, its own DaemonSet
+delete.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = verb(verbs, "reporter", "write what the watcher reports to the API server of a cluster", run,
+                  about=_ABOUT, epilog=_EPILOG)
+    parser.add_argument("--withdraw", action="store_true", help="remove all NodePinnings, conditions and labels of "
+                        "the cluster, and end; the DaemonSet kubernetes.daemonset, where that is set, is deleted "
+                        "first and its pods waited for, as they would write again")
+    output_flag(parser, ("text", "json"))
+
+
+def run(args: argparse.Namespace) -> int:
+    from vmpin import log
+    config = load_config(args)
+    log.setup(config.log.level, as_json=args.output == "json")
+    if args.withdraw:
+        from vmpin.reporter.api_server import ApiServer
+        from vmpin.reporter.withdrawal import withdraw_everywhere
+        count = withdraw_everywhere(ApiServer(config.kubernetes.kubeconfig), config.kubernetes.daemonset)
+        print(f"{count} objects were changed or removed")
+        return 0
+    from vmpin.reporter.service import Reporter
+    Reporter(config).run()
+    return 0

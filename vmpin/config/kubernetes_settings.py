@@ -1,0 +1,23 @@
+"""`kubernetes`: the keys of `vmpin reporter`. The watcher reads none of them."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from vmpin.config import values
+from vmpin.config.table_entry import setting
+
+
+class KubernetesSettings(NamedTuple):
+    """`kubernetes`: which node is reported, and what is written of it."""
+
+    node: str = setting("", values.token, "name of the node that is reported, as the API server has it; in a pod its "
+                        "spec.nodeName (VMPIN_KUBERNETES_NODE)")
+    kubeconfig: Path | None = setting("", values.path_or_unset, "kubeconfig with the API server's address and rights; "
+                                      "unset: the service account of the pod")
+    daemonset: str = setting("", values.token, "NAMESPACE/NAME of the reporter's own DaemonSet: when it is being "
+                             "deleted at SIGTERM, all that was written is withdrawn; unset: never")
+    events: bool = setting(True, values.flag, "whether pods get Events (kubectl describe pod)")
+    conditions: bool = setting(True, values.flag, "whether pods get the condition vmpin.io/CPUsPinned")
+    labels: bool = setting(True, values.flag, "whether the node gets the labels vmpin.io/ready and vmpin.io/version")
+    startup_taint: str = setting("", values.token, "key of the taint that is removed from the node once the watcher "
+                                 "is ready; unset: none")

@@ -1,0 +1,180 @@
+"""The API server, over the kubernetes package: pods listed and watched, and any other request as a value.
+
+Only what is the same from the package's version 29 to the newest is used: its loaders of a configuration, its list
+calls with `_preload_content=False`, and the connection pool that it makes of a configuration (versions before 36
+cannot be made to send a server-side apply by a typed call). No typed models: raw JSON in and out. Every request has a
+time limit on this side, as a server that is frozen keeps none of its own. What stays out: what is asked, and when to
+ask again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from vmpin.errors import ClusterError, ConfigError
+from vmpin.kube.api_request import ApiRequest
+
+logger = logging.getLogger(__name__)
+
+#: Seconds to connect, to answer a request, and beyond a watch's own end.
+CONNECT, ANSWER, OVER = 5.0, 10.0, 3.0
+#: The longest line of a watch (bytes): an object has 1.5 MiB at most.
+MAX_LINE = 8 << 20
+#: The largest page of a list.
+PAGE = 500
+
+
+class ApiServer:
+    """Used by several threads. A client is made at the first request, and again after an error of TLS or a token that
+    is not accepted: its CA is read once, its token at most once a minute.
+    :param kubeconfig: None for the service account of a pod.
+    :raises ConfigError: at the first request, where the package is missing or there is no such configuration."""
+
+    def __init__(self, kubeconfig: Path | None = None) -> None:
+        self._kubeconfig = kubeconfig
+        self._client: Any = None
+        self._lock = threading.Lock()
+
+    def check(self) -> None:
+        """:raises ConfigError: as above; nothing is sent."""
+        self._connected()
+
+    def send(self, request: ApiRequest) -> Any:
+        """The answer as JSON, {} for none. :raises ClusterError: for any other than 2xx, and for none."""
+        client, urllib3 = self._connected()
+        body = None if request.body is None else json.dumps(request.body, separators=(",", ":")).encode()
+        headers = {"Accept": "application/json", "User-Agent": "vmpin-reporter",
+                   **({"Content-Type": request.content_type} if body is not None else {}), **_authorization(client)}
+        url = client.configuration.host + request.path + (f"?{urlencode(request.query)}" if request.query else "")
+        with self._translated(str(request)):
+            found = client.rest_client.pool_manager.request(
+                request.method, url, body=body, headers=headers, retries=False, redirect=False,
+                timeout=urllib3.Timeout(connect=CONNECT, read=ANSWER))
+            self._check(found, found.data)
+            return json.loads(found.data or b"{}")
+
+    def get(self, path: str) -> Any:
+        """As `send`."""
+        return self.send(ApiRequest("GET", path))
+
+    def pods(self, node: str, version: str = "") -> tuple[list[Mapping[str, Any]], str]:
+        """The pods of a node, and the version of the list. :param node: "" for all nodes.
+        :param version: "0" for what the server has at hand, "" for what is so now. :raises ClusterError:"""
+        items: list[Mapping[str, Any]] = []
+        token = ""
+        while True:
+            more = {"_continue": token} if token else {"resource_version": version} if version else {}
+            with self._translated("list pods"), self._list(node, ANSWER, limit=PAGE, **more) as response:
+                page = json.loads(response.read())
+                items += page["items"]
+                token = page["metadata"].get("continue") or ""
+                if not token:
+                    return items, str(page["metadata"]["resourceVersion"])
+
+    def watch_pods(self, node: str, version: str, seconds: int) -> Iterator[Mapping[str, Any]]:
+        """The events after a version, until the server ends the watch, `seconds` after its begin at the latest.
+        :raises ClusterError:"""
+        with self._translated("watch pods"), self._list(
+                node, seconds + OVER, watch=True, resource_version=version, allow_watch_bookmarks=True,
+                timeout_seconds=seconds) as response:
+            buffer = b""
+            for part in response.stream(65536, decode_content=True):
+                *lines, buffer = (buffer + part).split(b"\n")
+                if len(buffer) > MAX_LINE:
+                    raise ClusterError("watch pods: a line without an end")
+                yield from (json.loads(line) for line in lines if line)
+
+    def _list(self, node: str, read: float, **more: Any) -> Any:
+        """The response of a list call, for a `with`. :param read: seconds for which the server may be silent."""
+        client, _ = self._connected()
+        from kubernetes.client import CoreV1Api
+
+        selector = {"field_selector": f"spec.nodeName={node}"} if node else {}
+        response = CoreV1Api(client).list_pod_for_all_namespaces(
+            **selector, **more, _preload_content=False, _request_timeout=(CONNECT, read))
+        self._check(response, None)
+        return response
+
+    def _connected(self) -> tuple[Any, Any]:
+        """The client, and the module urllib3 that it uses."""
+        try:
+            import urllib3
+            from kubernetes import client, config
+        except ImportError as err:
+            raise ConfigError(f"the Python package kubernetes is missing ({err})",
+                              "install vmpin with its extra: pip install 'vmpin[kubernetes]'") from err
+        with self._lock:
+            if self._client is None:
+                found = client.Configuration()
+                try:
+                    if self._kubeconfig is None:
+                        config.load_incluster_config(client_configuration=found)
+                    else:
+                        config.load_kube_config(str(self._kubeconfig), client_configuration=found,
+                                                persist_config=False)
+                except (config.ConfigException, OSError) as err:
+                    raise ConfigError(f"no API server is configured: {err}",
+                                      "run it in a pod with a service account, or set kubernetes.kubeconfig") from err
+                found.retries = False  # each caller waits by itself
+                self._client = client.ApiClient(found)
+            return self._client, urllib3
+
+    def _renew(self) -> None:
+        with self._lock:
+            self._client = None
+
+    def _check(self, response: Any, body: bytes | None) -> None:
+        """:raises ClusterError: for a status of HTTP that is none of success."""
+        if not 200 <= response.status < 300:
+            raise self._error(response.status, response.headers, response.read() if body is None else body)
+
+    def _error(self, status: int, headers: Mapping[str, str] | None, body: Any) -> ClusterError:
+        if status == 401:
+            self._renew()
+        try:
+            message = str(json.loads(body)["message"])
+        except (ValueError, TypeError, KeyError):
+            message = ""
+        after = (headers or {}).get("Retry-After", "")
+        return ClusterError(message[:300] or f"HTTP status {status}", status, float(after) if after.isdigit() else 0.0)
+
+    def _translated(self, what: str) -> _Translated:
+        return _Translated(self, what)
+
+
+class _Translated:
+    """Turns what the packages raise into ClusterError."""
+
+    def __init__(self, server: ApiServer, what: str) -> None:
+        self._server, self._what = server, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, err: BaseException | None, _: object) -> None:
+        import urllib3
+        from kubernetes.client.exceptions import ApiException
+
+        server, what = self._server, self._what
+        if isinstance(err, ClusterError):
+            raise ClusterError(f"{what}: {err}" if what not in str(err) else str(err), err.status, err.after) from err
+        if isinstance(err, ApiException) and err.status:
+            found = server._error(err.status, err.headers, err.body)
+            raise ClusterError(f"{what}: {found}", found.status, found.after) from err
+        if isinstance(err, urllib3.exceptions.SSLError | ApiException):
+            server._renew()
+            raise ClusterError(f"{what}: TLS: {err}") from err
+        if isinstance(err, urllib3.exceptions.HTTPError | OSError):
+            raise ClusterError(f"{what}: {err}") from err
+        if isinstance(err, ValueError | KeyError):
+            raise ClusterError(f"{what}: the answer is not the JSON that it should be") from err
+
+
+def _authorization(client: Any) -> dict[str, str]:
+    return {each["key"]: each["value"] for each in client.configuration.auth_settings().values()
+            if each["in"] == "header" and each["value"]}
