@@ -42,7 +42,8 @@ AT_THE_ROOT = {"__init__", "cpuset", "errors", "log"}
 SHARED = ("cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
 PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "kube", "config.plain_yaml",
-              "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain", "status.health",
+              "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
+              "status.health",
               "reports.audit", "reports.cpu_owners", "reports.redact", "reports.map", "reports.residency.usage",
               "doctor.checks",
               "doctor.finding", "doctor.cluster_checks", "doctor.hook_checks", "doctor.kata_checks",

@@ -1,0 +1,296 @@
+"""What is written when: nothing without a change, each kind at its pace, and nothing for a watcher that is updated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kube_given import NODE, as_written, entry, line, node_part, pod, reported
+
+from vmpin.kube import agenda as timing
+from vmpin.kube.agenda import Agenda, Wanted, Write
+from vmpin.kube.cluster_node import ClusterNode
+from vmpin.kube.node_pinning import REFRESH
+from vmpin.kube.pod_record import PodRecord, Pods
+from vmpin.kube.reported_node import NOTHING, ReportedNode
+
+TAINTED = NODE._replace(taints=({"key": "vmpin.io/starting", "effect": "NoSchedule"},))
+
+
+class Cluster:
+    """An API server that does as it is asked, as far as the agenda can see; and the agenda, with both clocks."""
+
+    def __init__(self, wanted: Wanted | None = None, node: ClusterNode = NODE) -> None:
+        self.node, self.now = node, 0.0
+        self.wanted = wanted or Wanted()
+        self.agenda = Agenda(self.wanted, "x", 0.0)
+        self.pods: dict[str, PodRecord] = {}
+        self.reported, self.reports = NOTHING, False
+        self.status = 200
+
+    def report(self, *entries: dict[str, Any], **node: Any) -> None:
+        self.reported, self.reports = reported(*entries, time=1000.0 + self.now, **node), True
+
+    def put(self, *pods: PodRecord) -> None:
+        self.pods |= {each.uid: each for each in pods}
+
+    def step(self, seconds: float = 0.0) -> list[Write]:
+        """What is written now."""
+        self.now += seconds
+        self.agenda.observe(self.reported, self.reports, Pods(self.pods.values()), self.now, 1000.0 + self.now)
+        writes = []
+        for write in self.agenda.due(self.node, self.now, 1000.0 + self.now):
+            writes.append(write)
+            if self.status == 200:
+                self._take(write)
+            self.agenda.done(write, self.status, self.now)
+        return writes
+
+    def _take(self, write: Write) -> None:
+        body: Any = write.request.body
+        if write.kind == "condition" and write.pod is not None:
+            self.put(as_written(write.pod, write.request))
+        elif write.kind == "labels":
+            self.node = self.node._replace(labels={**self.node.labels, **body["metadata"]["labels"]})
+        elif write.kind == "taint":
+            self.node = self.node._replace(taints=())
+
+    def kinds(self, seconds: float = 0.0) -> Counter[str]:
+        return Counter(write.kind for write in self.step(seconds))
+
+
+def events(writes: list[Write]) -> list[str]:
+    return [write.what.event.reason.value for write in writes if write.kind == "event"]
+
+
+def test_the_first_report_writes_all_and_the_next_nothing() -> None:
+    cluster = Cluster(Wanted(startup_taint="vmpin.io/starting"), TAINTED)
+    cluster.put(pod("web"), pod("runc"))
+    assert cluster.step() == []
+    cluster.report(entry("web"))
+    writes = cluster.step()
+    assert [write.kind for write in writes] == ["taint", "labels", "condition", "event", "pinning"]
+    assert events(writes) == ["Pinned"]
+    for _ in range(50):
+        cluster.report(entry("web"))
+        assert cluster.step(5) == []
+    assert cluster.kinds(REFRESH) == {"pinning": 1}
+
+
+def test_the_taint_stays_until_the_watcher_is_ready() -> None:
+    cluster = Cluster(Wanted(startup_taint="vmpin.io/starting"), TAINTED)
+    cluster.report(ready=False, why="nri: not connected")
+    assert cluster.kinds() == {"labels": 1, "pinning": 1}
+    cluster.report()
+    assert "taint" in cluster.kinds(timing.NODE_PAUSE)
+    assert cluster.node.taints == ()
+
+
+def test_a_change_is_one_condition_one_event_and_one_object_in_ten_seconds() -> None:
+    cluster = Cluster()
+    cluster.put(pod())
+    cluster.report(entry())
+    cluster.step()
+    cluster.report(entry(verdict="degraded", reasons=["1 of 9 threads are misplaced"]))
+    writes = cluster.step(1)
+    assert [write.kind for write in writes] == ["condition", "event"]
+    assert events(writes) == ["PinningDegraded"]
+    assert cluster.kinds(timing.NODE_PAUSE) == {"pinning": 1}
+    cluster.report(entry())
+    writes = cluster.step(1)
+    assert events(writes) == ["PinRestored"]
+    assert (cluster.pods["uid-web"].condition or {})["status"] == "True"
+
+
+def test_a_reporter_that_is_started_again_repeats_nothing_but_the_object() -> None:
+    cluster = Cluster()
+    cluster.put(pod("a"), pod("b"))
+    cluster.report(entry("a"), entry("b", verdict="degraded", reasons=["why"]))
+    cluster.step()
+    cluster.agenda = Agenda(cluster.wanted, "y", cluster.now)
+    assert cluster.kinds(1) == {"pinning": 1}
+
+
+def test_a_watcher_that_is_updated_changes_nothing_and_one_that_stays_away_is_shown() -> None:
+    cluster = Cluster()
+    cluster.put(pod())
+    cluster.report(entry())
+    cluster.step()
+    cluster.reports = False
+    for _ in range(5):
+        assert cluster.kinds(timing.AWAY_AFTER / 6) == {}
+    assert 0 < cluster.agenda.next_due(cluster.now) <= timing.AWAY_AFTER / 6
+    cluster.report(entry())
+    assert cluster.kinds(1) == {}
+    cluster.reports = False
+    cluster.step()
+    assert cluster.kinds(timing.AWAY_AFTER) == {"labels": 1, "condition": 1, "pinning": 1}
+    assert (cluster.pods["uid-web"].condition or {})["reason"] == "WatcherAway"
+    assert cluster.node.labels["vmpin.io/ready"] == "false"
+    cluster.report(entry())
+    writes = cluster.step(timing.NODE_PAUSE)
+    assert sorted(write.kind for write in writes) == ["condition", "labels", "pinning"]
+    assert events(writes) == []
+
+
+def test_without_any_report_nothing_is_written_but_that_the_watcher_is_away() -> None:
+    cluster = Cluster()
+    cluster.put(pod("new"), pod("old", {"type": "vmpin.io/CPUsPinned", "status": "True", "reason": "Pinned"}))
+    assert cluster.kinds(1) == {}
+    assert cluster.kinds(timing.AWAY_AFTER) == {"condition": 1}
+    assert (cluster.pods["uid-old"].condition or {})["reason"] == "WatcherAway"
+    assert cluster.pods["uid-new"].condition is None
+
+
+def test_a_state_that_does_not_last_is_not_written_at_once() -> None:
+    cluster = Cluster()
+    cluster.put(pod())
+    cluster.report(entry(verdict="waiting", reasons=["waits"]))
+    assert cluster.kinds() == {"labels": 1, "pinning": 1}
+    assert cluster.agenda.next_due(cluster.now) <= timing.UNSETTLED_AFTER
+    cluster.report(entry())
+    assert cluster.kinds(timing.UNSETTLED_AFTER / 2) == {"condition": 1, "event": 1}
+    cluster.report(entry(verdict="waiting", reasons=["waits"]))
+    assert cluster.kinds(1) == {}
+    assert "condition" in cluster.kinds(timing.UNSETTLED_AFTER)
+    assert (cluster.pods["uid-web"].condition or {})["status"] == "Unknown"
+
+
+def test_a_pod_of_the_same_name_with_another_uid_is_another() -> None:
+    cluster = Cluster()
+    cluster.put(pod())
+    cluster.report(entry())
+    cluster.step()
+    cluster.pods.clear()
+    cluster.put(pod(uid="uid-2", runtime_uid="uid-2"))
+    assert cluster.kinds(1) == {}  # the watcher has the old one
+    cluster.report(entry(pod={"namespace": "default", "name": "web", "uid": "uid-2"}))
+    (condition,) = [write for write in cluster.step(1) if write.kind == "condition"]
+    body: Any = condition.request.body
+    assert body["metadata"]["uid"] == "uid-2"
+
+
+@pytest.mark.parametrize("status", [404, 409, 422])
+def test_a_refused_condition_is_not_tried_again_before_the_pod_changes(status: int) -> None:
+    cluster = Cluster(Wanted(events=False, labels=False))
+    cluster.put(pod())
+    cluster.report(entry())
+    cluster.status = status
+    assert cluster.kinds()["condition"] == 1
+    assert cluster.kinds(60)["condition"] == 0
+    cluster.put(pod()._replace(condition={"status": "Unknown"}))
+    cluster.status = 200
+    assert cluster.kinds(1)["condition"] == 1
+
+
+@pytest.mark.parametrize("kind", ["labels", "condition", "event", "pinning"])
+def test_what_is_forbidden_is_tried_again_later_and_said_once(kind: str) -> None:
+    cluster = Cluster()
+    cluster.put(pod("a"), pod("b"))
+    cluster.report(entry("a"), entry("b"))
+    said = []
+    for _ in range(3):
+        cluster.agenda.observe(cluster.reported, True, Pods(cluster.pods.values()), cluster.now, cluster.now)
+        for write in cluster.agenda.due(cluster.node, cluster.now, cluster.now):
+            status = 403 if write.kind == kind else 200
+            if status == 200:
+                cluster._take(write)
+            said.append(cluster.agenda.done(write, status, cluster.now))
+        cluster.now += 5
+    (text,) = [each for each in said if each]
+    assert "not permitted" in text
+    cluster.report(entry("a", verdict="floating"), entry("b"))
+    assert kind in cluster.kinds(timing.REFUSED_PAUSE)
+
+
+def test_without_the_crd_the_rest_goes_on() -> None:
+    cluster = Cluster()
+    cluster.report()
+    cluster.agenda.observe(cluster.reported, True, Pods(), 0.0, 0.0)
+    said = [cluster.agenda.done(write, 404 if write.kind == "pinning" else 200, 0.0)
+            for write in cluster.agenda.due(NODE, 0.0, 0.0)]
+    assert [each for each in said if each] == [
+        "PATCH /apis/vmpin.io/v1alpha1/nodepinnings/node-a: there is no such resource: is the CRD installed?; "
+        "tried again in 300 s"]
+
+
+def test_an_event_that_has_expired_is_made_again() -> None:
+    cluster = Cluster(Wanted(conditions=False, labels=False))
+    cluster.put(pod())
+    for verdict in ("pinned", "degraded", "pinned", "degraded"):
+        cluster.report(entry(verdict=verdict))
+        cluster.agenda.observe(cluster.reported, True, Pods(cluster.pods.values()), cluster.now, cluster.now)
+    methods = []
+    for write in cluster.agenda.due(NODE, cluster.now, cluster.now):
+        if write.kind == "event":
+            methods.append(write.request.method)
+            cluster.agenda.done(write, 404 if write.request.method == "PATCH" else 201, cluster.now)
+        else:
+            cluster.agenda.done(write, 200, cluster.now)
+    assert methods == ["POST", "POST", "POST", "PATCH", "POST"]
+
+
+def test_many_pods_are_written_at_a_pace() -> None:
+    cluster = Cluster(Wanted(events=False))
+    names = [f"pod-{number}" for number in range(110)]
+    cluster.put(*map(pod, names))
+    cluster.report(*map(entry, names))
+    assert cluster.kinds()["condition"] == timing.WRITE_BURST
+    assert 0 < cluster.agenda.next_due(cluster.now) <= 2 * timing.WRITE_SECONDS
+    written = timing.WRITE_BURST
+    while written < 110:
+        found = cluster.kinds(1.0)["condition"]
+        assert 0 < found <= timing.WRITE_BURST
+        written += found
+    assert cluster.kinds(1.0) == {}
+
+
+STATES = st.sampled_from([
+    {}, {"verdict": "floating"}, {"verdict": "degraded", "reasons": ["a"]}, {"verdict": "degraded", "reasons": ["b"]},
+    {"verdict": "waiting"}, {"verdict": "off", "suspended": True}, {"verdict": "unmanaged"}, None])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.floats(0, 40), st.booleans(), STATES, STATES), min_size=1, max_size=30))
+def test_whatever_happens_it_comes_to_rest_and_shows_what_is_so(
+        steps: list[tuple[float, bool, dict[str, Any] | None, dict[str, Any] | None]]) -> None:
+    cluster = Cluster()
+    cluster.put(pod("a"), pod("b"))
+    wrote = 0.0
+    for pause, reports, *states in steps:
+        if reports:
+            cluster.report(*(entry(name, **changes) for name, changes in zip("ab", states, strict=True)
+                             if changes is not None))
+        else:
+            cluster.reports = False
+        kinds = cluster.kinds(pause)
+        if kinds["pinning"]:
+            assert wrote == 0.0 or cluster.now - wrote >= timing.NODE_PAUSE
+            wrote = cluster.now
+    for _ in range(10):
+        cluster.step(30)
+    assert cluster.kinds(1) == {}
+    for name, changes in zip("ab", steps[-1][2:], strict=True):
+        condition = cluster.pods[f"uid-{name}"].condition
+        if not steps[-1][1]:
+            assert condition is None or condition["reason"] == "WatcherAway"
+        elif changes is not None:
+            verdict = changes.get("verdict", "pinned")
+            assert (condition or {})["status"] == {"pinned": "True", "floating": "True", "waiting": "Unknown"}.get(
+                str(verdict), "False")
+
+
+def test_a_change_of_time_alone_is_no_change() -> None:
+    found: ReportedNode = reported(entry())
+    cluster = Cluster()
+    cluster.put(pod())
+    cluster.reported, cluster.reports = found, True
+    cluster.step()
+    for second in range(20):
+        cluster.reported = cluster.reported.after(line("change", time=2000.0 + second))
+        assert cluster.kinds(10) == {}
+    cluster.reported = cluster.reported.after(line("change", node=node_part(shared_pool="0-3")))
+    assert cluster.kinds(10) == {"pinning": 1}
