@@ -75,6 +75,35 @@ def test_status_may_be_opened_to_a_group(node: Node) -> None:
     assert ask_as(NOBODY, group.gr_gid, node.run / "hook.sock", b"") == "PermissionError\n"
 
 
+def test_the_status_socket_answers_what_changes_nothing_to_a_group_without_a_name(node: Node) -> None:
+    """As a container's: its directory is all that `vmpin reporter` has of the host."""
+    node.configure(watch={"status_group": 65532})
+    node.start()
+    path = node.run / "status" / "vmpin.sock"
+    assert os.listdir(path.parent) == ["vmpin.sock"]
+    assert (stat.S_IMODE(path.parent.stat().st_mode), path.parent.stat().st_uid) == (0o755, 0)
+    assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_gid) == (0o660, 65532)
+    assert json.loads(ask_as(65532, 65532, path, b'{"op": "status"}\n'))["version"] == 1
+    for uid, gid in ((65532, 65532), (0, 0)):
+        for operation in ("about", "plan", "reconcile", "unpin", "unpinning", "nonsense"):
+            answer = json.loads(ask_as(uid, gid, path, b'{"op": "%s"}\n' % operation.encode()))
+            assert answer["error"] == f"{operation}: not answered on this socket"
+    assert ask_as(NOBODY, NOBODY, path, b'{"op": "status"}\n') == "PermissionError\n"
+    path.chmod(0o666)  # should the mode be loosened, the kernel's word on the peer remains
+    assert ask_as(NOBODY, NOBODY, path, b'{"op": "status"}\n') in (
+        "\n", "ConnectionResetError\n", "BrokenPipeError\n")
+    with socket.socket(socket.AF_UNIX) as follower:
+        follower.settimeout(120)
+        follower.connect(os.fspath(path))
+        follower.sendall(b'{"op": "follow"}\n')
+        lines = follower.makefile()
+        first = json.loads(lines.readline())
+        assert (first["follow"], first["node"]["ready"], first["sandboxes"]) == ("all", True, [])
+        node.stop()
+        assert lines.read() == ""  # a watcher that ends does not wait for who follows it
+    assert os.listdir(path.parent) == []
+
+
 def test_the_group_changes_at_sighup(node: Node) -> None:
     import grp
 

@@ -98,8 +98,9 @@ class ReportedNode(NamedTuple):
             if found["version"] != VERSION:
                 raise WireError("follow", f"version {found['version']!r}: is the watcher of another version?")
             everything = found["follow"] == "all"
-            if not everything and not found["gone"] and not found["sandboxes"]:  # the same objects: nothing is new
-                node = _node(found["node"]) if "node" in found else self.node
+            node = _node(found["node"]) if "node" in found else self.node
+            node = self.node if node == self.node else node  # the same objects where nothing is new
+            if not everything and not found["gone"] and not found["sandboxes"]:
                 return self._replace(time=float(found["time"]), node=node)
             sandboxes = {} if everything else dict(self.sandboxes)
             for gone in found["gone"]:
@@ -107,7 +108,6 @@ class ReportedNode(NamedTuple):
             sandboxes |= {entry["id"]: _sandbox(entry) for entry in found["sandboxes"]}
             if len(sandboxes) > MAX_SANDBOXES:
                 raise WireError("follow", f"more than {MAX_SANDBOXES} sandboxes")
-            node = _node(found["node"]) if "node" in found else self.node
             return ReportedNode(float(found["time"]), node, sandboxes)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as err:
             raise WireError("follow", f"is no line of it: {type(err).__name__}") from err

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from vmpin.errors import ClusterError, VmpinError
 from vmpin.host.retry import Backoff
 
+logger = logging.getLogger(__name__)
+
 #: The first and the longest pause after an error (seconds), varied at random: many nodes lose one server at once.
 FIRST, LONGEST = 0.5, 30.0
 #: A connection that lasted so long (seconds) makes the next pause the first one again.
-LASTED = 30.0
+LASTED = 5.0
+#: The longest pause that an answer can ask for (Retry-After, seconds).
+MOST_ASKED = 300.0
 
 
 class Pauses:
@@ -20,11 +25,11 @@ class Pauses:
         self._stopping = stopping
         self._backoff = Backoff(first, longest)
 
-    def after(self, err: VmpinError) -> float:
-        """Wait. :returns: how long, in seconds: longer where the API server asks for it."""
-        seconds = max(self._backoff.pause(), err.after if isinstance(err, ClusterError) else 0.0)
-        self._stopping.wait(min(seconds, 300.0))
-        return seconds
+    def after(self, err: VmpinError, level: int = logging.WARNING) -> None:
+        """Log the error, and wait: longer where the API server asks for it."""
+        seconds = max(self._backoff.pause(), min(err.after if isinstance(err, ClusterError) else 0.0, MOST_ASKED))
+        logger.log(level, "%s; tried again after %.1f s", err, seconds)
+        self._stopping.wait(seconds)
 
     def lasted(self, seconds: float) -> None:
         """A connection was well for so long."""

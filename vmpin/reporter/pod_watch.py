@@ -70,8 +70,7 @@ class PodWatch:
             except _Broken as err:
                 version = err.version
                 self._pauses.lasted(time.monotonic() - began)
-                seconds = self._pauses.after(err)
-                logger.warning("pods: %s; tried again after %.1f s", err, seconds)
+                self._pauses.after(err)
 
     def _listed(self) -> str:
         self.lists += 1

@@ -67,8 +67,7 @@ class Reporter:
                 self._round()
                 self._pauses.reset()
             except ClusterError as err:
-                seconds = self._pauses.after(err)
-                logger.warning("%s; tried again after %.1f s", err, seconds)
+                self._pauses.after(err)
             if self._stream.lost:
                 raise WatcherError(f"the directory of {self._socket} was removed",
                                    "the container has to be started again to see the new one")

@@ -56,7 +56,7 @@ class StatusStream:
                 self._changed()
                 return
             self._pauses.lasted(time.monotonic() - began)
-            self._pauses.after(WatcherError("ended"))
+            self._pauses.after(WatcherError(f"{self._path}"), logging.DEBUG)
 
     def _follow(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:

@@ -270,7 +270,7 @@ def test_whatever_happens_it_comes_to_rest_and_shows_what_is_so(
         if kinds["pinning"]:
             assert wrote == 0.0 or cluster.now - wrote >= timing.NODE_PAUSE
             wrote = cluster.now
-    for _ in range(10):
+    for _ in range(12):  # past the refresh, and not until the next one
         cluster.step(30)
     assert cluster.kinds(1) == {}
     for name, changes in zip("ab", steps[-1][2:], strict=True):

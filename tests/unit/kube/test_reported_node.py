@@ -28,6 +28,7 @@ def test_a_line_without_news_leaves_the_same_objects() -> None:
     found = reported(entry("a"))
     later = found.after(line("change", time=2000))
     assert (later.sandboxes is found.sandboxes, later.node is found.node, later.time) == (True, True, 2000.0)
+    assert later.after(line("change", node=node_part())).node is found.node
 
 
 def test_texts_of_pods_are_cut_and_steer_no_terminal() -> None:
