@@ -1,0 +1,259 @@
+"""A node of the tests' cluster with a reporter: its Node and pods in the API server, the status socket, the process.
+
+The watcher's side of the socket is scripted, line by line as daemon.followers writes them; everything else is real."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+import yaml
+from kube_given import entry, line, node_part
+from lab import cache
+from lab.errors import LabError
+from need import lacking
+
+from cluster.server import DEADLINE, ApiServer
+from vmpin.install import data_files
+
+#: The oldest and the newest of the package kubernetes; between them its generator changed.
+CLIENTS = ("29.0.0", "37.0.2")
+NODES, PINNINGS = "/api/v1/nodes", "/apis/vmpin.io/v1alpha1/nodepinnings"
+DAEMON_SETS = "/apis/apps/v1/namespaces/vmpin/daemonsets"
+_RBAC = "/apis/rbac.authorization.k8s.io/v1"
+TAINT = "vmpin.io/starting"
+#: What `vmpin reporter --help` lists; with `withdraw` what --withdraw takes besides.
+RULES: list[dict[str, object]] = [
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]},
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
+    {"apiGroups": ["vmpin.io"], "resources": ["nodepinnings"], "verbs": ["get", "create", "patch", "delete"]},
+    {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["get"]}]
+WITHDRAW: list[dict[str, object]] = [
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},
+    {"apiGroups": ["vmpin.io"], "resources": ["nodepinnings"], "verbs": ["list"]},
+    {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["delete"]}]
+
+
+def until(holds: Callable[[], object], what: str = "it did not come to that") -> Any:
+    """What it returns as soon as that is true."""
+    end = time.monotonic() + DEADLINE
+    while not (found := holds()):
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+    return found
+
+
+@contextlib.contextmanager
+def client(version: str) -> Iterator[Path]:
+    """The directory of the package kubernetes with what it needs, from PyPI."""
+    def make(path: Path, log: Path) -> None:
+        with log.open("ab") as output:
+            done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+                                   "--target", path, f"kubernetes=={version}"], stdout=output, stderr=output,
+                                  check=False)
+        if done.returncode:
+            raise LabError(f"needs a package index with kubernetes {version}: {log}")
+    try:
+        recipe = {"kubernetes": version, "python": sys.version_info[:2]}
+        with cache.entry(f"kubernetes-{version}", recipe, make) as path:  # a kind each: of a kind few are kept
+            yield path
+    except LabError as err:
+        lacking(str(err))
+
+
+def prepare(server: ApiServer) -> str:
+    """Install the CRD, make the namespace, and a service account with the reporter's rights. :returns: its token."""
+    crd = yaml.safe_load(data_files.path("config/helm/vmpin/crds/nodepinnings.yaml").read_text())
+    made = server.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+    assert made.code in (201, 409), made.body
+    until(lambda: server.get(PINNINGS).code == 200)
+    for namespace in ("vmpin", "default"):
+        server.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
+    for name, rules in (("reporter", RULES), ("withdraw", [*RULES, *WITHDRAW])):
+        server.create(f"{_RBAC}/clusterroles", {"metadata": {"name": name}, "rules": rules})
+        server.create(f"{_RBAC}/clusterrolebindings", {
+            "metadata": {"name": name}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
+                                                    "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "vmpin"}]})
+    return server.service_account("vmpin", "reporter")
+
+
+class StatusPeer:
+    """What a watcher answers to `follow`: everything at first, then each change."""
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / "status" / "vmpin.sock"
+        self.path.parent.mkdir(parents=True)
+        self._lock = threading.Lock()
+        self._clients: list[socket.socket] = []
+        self._entries: dict[str, dict[str, Any]] = {}
+        self._node = node_part()
+        self._made: socket.socket | None = None
+
+    def start(self) -> None:
+        self._made = made = socket.socket(socket.AF_UNIX)
+        made.bind(str(self.path))
+        made.listen()
+        threading.Thread(target=self._serve, args=(made,), daemon=True).start()
+
+    def stop(self) -> None:
+        """As a watcher that ends."""
+        with self._lock:
+            if self._made is not None:
+                self._made.shutdown(socket.SHUT_RDWR)
+                self._made.close()
+                self.path.unlink(missing_ok=True)
+                self._made = None
+            for each in self._clients:
+                each.close()
+            self._clients.clear()
+
+    def _serve(self, made: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = made.accept()
+                assert json.loads(connection.makefile().readline()) == {"op": "follow"}
+                with self._lock:
+                    connection.sendall(line("all", *self._entries.values(), time=time.time(), node=self._node) + b"\n")
+                    self._clients.append(connection)
+
+    def report(self, *entries: dict[str, Any], gone: tuple[str, ...] = (), **node: Any) -> None:
+        """A change, whether or not a client is there."""
+        with self._lock:
+            self._entries = {key: each for key, each in self._entries.items() if key not in gone}
+            self._entries |= {each["id"]: each for each in entries}
+            self._node |= node
+            raw = line("change", *entries, gone=gone, time=time.time(), node=self._node) + b"\n"
+            for each in self._clients:
+                with contextlib.suppress(OSError):
+                    each.sendall(raw)
+
+
+class ReporterNode:
+    """A node, and its reporter while `running`. :param client: the directory of the package kubernetes."""
+
+    def __init__(self, server: ApiServer, name: str, client: Path, token: str) -> None:
+        self.server, self.name, self._client = server, name, client
+        self._token = token
+        self._process: subprocess.Popen[bytes] | None = None
+        self._uids: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self.directory = Path(stack.enter_context(TemporaryDirectory(prefix="vmpin-reporter-")))
+            self.peer = StatusPeer(self.directory)
+            self.peer.start()
+            stack.callback(self.peer.stop)
+            stack.callback(self._kill)
+            made = self.server.create(NODES, {"metadata": {"name": self.name}, "spec": {"taints": [
+                {"key": "other", "effect": "NoExecute"}, {"key": TAINT, "effect": "NoSchedule"}]}})
+            assert made.code == 201, made.body
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    # What the API server has.
+
+    def pod(self, name: str) -> str:
+        """Make a pod of this node. :returns: its uid."""
+        made = self.server.create("/api/v1/namespaces/default/pods", {
+            "metadata": {"name": name}, "spec": {"nodeName": self.name, "containers": [{"name": "main",
+                                                                                       "image": "none"}]}})
+        assert made.code == 201, made.body
+        self._uids[name] = made.body["metadata"]["uid"]
+        return self._uids[name]
+
+    def entry(self, name: str, **changes: Any) -> dict[str, Any]:
+        """Of a pod, as its watcher reports it."""
+        return entry(name, **{"pod": {"namespace": "default", "name": name, "uid": self._uids[name]}, **changes})
+
+    def condition(self, name: str) -> dict[str, Any] | None:
+        status = self.server.get(f"/api/v1/namespaces/default/pods/{name}").body.get("status") or {}
+        return next((each for each in status.get("conditions") or () if each["type"] == "vmpin.io/CPUsPinned"), None)
+
+    def shows(self, name: str, reason: str) -> bool:
+        found = self.condition(name)
+        return found is not None and found["reason"] == reason
+
+    def events(self, name: str) -> list[str]:
+        """Reasons of the pod's Events, by time."""
+        items = self.server.get("/api/v1/namespaces/default/events").body["items"]
+        return [each["reason"] for each in sorted(items, key=lambda each: each["metadata"]["creationTimestamp"])
+                if each["involvedObject"].get("uid") == self._uids[name]]
+
+    def object(self) -> dict[str, Any]:
+        return dict(self.server.get(f"{NODES}/{self.name}").body)
+
+    def pinning(self) -> dict[str, Any] | None:
+        found = self.server.get(f"{PINNINGS}/{self.name}")
+        return dict(found.body) if found.code == 200 else None
+
+    # The process.
+
+    def kubeconfig(self) -> Path:
+        """With a file for the token, as a service account's, which is another one from time to time."""
+        path = self.directory / "kubeconfig"
+        config = json.loads(self.server.kubeconfig().read_text())
+        config["users"][0]["user"] = {"tokenFile": str(self.directory / "token")}
+        path.write_text(json.dumps(config))
+        self.set_token(self._token)
+        return path
+
+    def set_token(self, token: str) -> None:
+        (self.directory / "token").write_text(token)
+
+    def arguments(self, *arguments: str, **keys: str) -> tuple[list[str], dict[str, str]]:
+        keys = {"node": self.name, "kubeconfig": str(self.kubeconfig()), "startup_taint": TAINT, **keys}
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self._client), "HOME": str(self.directory),
+                       "VMPIN_PATHS_RUN": str(self.directory), "VMPIN_LOG_LEVEL": "debug",
+                       **{f"VMPIN_KUBERNETES_{key.upper()}": value for key, value in keys.items()}}
+        return [sys.executable, "-m", "vmpin.cli.main", "reporter", *arguments], environment
+
+    def run(self, *arguments: str, **keys: str) -> subprocess.CompletedProcess[str]:
+        argv, environment = self.arguments(*arguments, **keys)
+        return subprocess.run(argv, env=environment, cwd=self.directory, capture_output=True, text=True,
+                              timeout=DEADLINE, check=False)
+
+    def start(self, **keys: str) -> None:
+        argv, environment = self.arguments(**keys)
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(argv, env=environment, cwd=self.directory, stdin=subprocess.DEVNULL,
+                                             stdout=log, stderr=log)
+
+    def log(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def end(self) -> int:
+        """By SIGTERM. :returns: its exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(DEADLINE)
+
+    def wait(self) -> int:
+        assert self._process is not None
+        return self._process.wait(DEADLINE)
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
