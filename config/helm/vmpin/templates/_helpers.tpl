@@ -1,0 +1,114 @@
+{{- define "vmpin.name" -}}
+{{- if contains "vmpin" .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-vmpin{{ end }}
+{{- end }}
+
+{{- define "vmpin.selector" -}}
+app.kubernetes.io/name: vmpin
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "vmpin.labels" -}}
+{{ include "vmpin.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end }}
+
+{{- define "vmpin.tag" -}}
+{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "vmpin.image" -}}
+{{ .Values.image.repository }}:{{ include "vmpin.tag" . }}
+{{- end }}
+
+{{- define "vmpin.reporterImage" -}}
+{{ .Values.image.repository }}:{{ .Values.reporter.tag | default (printf "%s-kubernetes" (include "vmpin.tag" .)) }}
+{{- end }}
+
+{{- /* Of both pods: where they run, and with which Secrets their images are pulled. */ -}}
+{{- define "vmpin.scheduling" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* The watcher's run directory, and in it the directory of the status socket. */ -}}
+{{- define "vmpin.run" -}}
+{{ dig "paths" "run" "/run/vmpin" .Values.config }}
+{{- end }}
+
+{{- /* The address of metrics and probes. $(HOST_IP) is the pod's own variable. */ -}}
+{{- define "vmpin.address" -}}
+{{- $port := int .Values.metrics.port }}
+{{- if not .Values.watcher.hostNetwork }}{{ ternary "[::]" "0.0.0.0" .Values.metrics.ipv6 }}:{{ $port }}
+{{- else if .Values.podMonitor.enabled }}{{ ternary "[$(HOST_IP)]" "$(HOST_IP)" .Values.metrics.ipv6 }}:{{ $port }}
+{{- else }}127.0.0.1:{{ $port }}
+{{- end }}
+{{- end }}
+
+{{- /* Whether the probes go to 127.0.0.1; else to the pod's address, the kubelet's default. */ -}}
+{{- define "vmpin.loopback" -}}
+{{- if and .Values.watcher.hostNetwork (not .Values.podMonitor.enabled) }}true{{ end }}
+{{- end }}
+
+{{- define "vmpin.probe" -}}
+{ {{- if include "vmpin.loopback" .root }}host: 127.0.0.1, {{ end }}path: {{ .path }}, port: {{ int .root.Values.metrics.port -}} }
+{{- end }}
+
+{{- /* vmpin's configuration, with the keys that the chart sets. */ -}}
+{{- define "vmpin.config" -}}
+{{- $config := deepCopy .Values.config }}
+{{- $watch := dict "reload" "change" }}
+{{- if .Values.reporter.enabled }}
+{{- $_ := set $watch "status_group" (.Values.reporter.uid | int | toString) }}
+{{- $_ := set $config "kubernetes" (include "vmpin.kubernetes" . | fromYaml) }}
+{{- end }}
+{{- $_ := set $config "watch" (merge $watch (get $config "watch" | default dict)) }}
+{{- toYaml $config }}
+{{- end }}
+
+{{- define "vmpin.kubernetes" -}}
+nrt: {{ .Values.reporter.nrt | quote }}
+annotate: {{ .Values.reporter.annotate }}
+startup_taint: {{ .Values.reporter.startupTaint | quote }}
+watch_pods: {{ .Values.reporter.watchPods }}
+{{- end }}
+
+{{- /* What the watcher reads at its start alone: a change of it takes a rollout. */ -}}
+{{- define "vmpin.fixed" -}}
+{{- $watch := get .Values.config "watch" | default dict }}
+{{- dict "paths" (get .Values.config "paths") "watch" (pick $watch "nri" "kubelet" "births") | toJson }}
+{{- end }}
+
+{{- define "vmpin.configVolume" -}}
+- name: config
+  configMap:
+    name: {{ include "vmpin.name" . }}
+{{- end }}
+
+{{- define "vmpin.reporterEnvironment" -}}
+- name: NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+- name: POD_NAMESPACE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.namespace
+- name: DAEMONSET_NAME
+  value: {{ include "vmpin.name" . }}-reporter
+{{- end }}
