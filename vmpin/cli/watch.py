@@ -2,17 +2,19 @@
 
 import argparse
 import os
+from pathlib import Path
 
 from vmpin.cli.common import Verbs, load_config, output_flag, verb
 
 _ABOUT = """\
 Keep every thread of every VM sandbox in place, until SIGTERM. Connects to the container runtime as its NRI plugin (if
 paths.nri exists, or with --nri), listens for OCI hooks on RUN/hook.sock and for other commands on RUN/vmpin.sock (RUN:
-paths.run, /run/vmpin), follows the kubelet's checkpoint, and reads the whole node every watch.resync_seconds. SIGHUP
-reloads the configuration and logs each change; a file that set keys and now sets none is refused. Needs root, or
-CAP_SYS_NICE, CAP_SYS_PTRACE and the run directory; CAP_NET_ADMIN for the kernel's events of new VMs and threads
-(watch.births). At its end the masks stay, and `vmpin unpin --every` restores the original ones; with watch.on_exit:
-unpin the watcher does that itself, and removes its files. (-o json: one JSON object a log line.)
+paths.run, /run/vmpin), follows the kubelet's checkpoint, and reads the whole node every watch.resync_seconds. SIGHUP,
+and with watch.reload: change any change of its file, reloads the configuration and logs each difference; a file that
+set keys and now sets none is refused. Needs root, or CAP_SYS_NICE, CAP_SYS_PTRACE and the run directory; CAP_NET_ADMIN
+for the kernel's events of new VMs and threads (watch.births). At its end the masks stay, and `vmpin unpin --every`
+restores the original ones; with watch.on_exit: unpin the watcher does that itself, and removes its files. (-o json:
+one JSON object a log line.)
 """
 
 
@@ -32,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     import signal
 
     from vmpin import log
+    from vmpin.config.loading import DEFAULT_FILE, WatchedFile
     from vmpin.daemon import sd_notify
     from vmpin.host.lock import Lock
     from vmpin.reconcile.intake import take_spool
@@ -41,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         args.set_here.append(f"log.level={args.log_level}")
     if args.nri is not None:
         args.set_here.append(f"watch.nri={'on' if args.nri else 'off'}")
+    file = WatchedFile(DEFAULT_FILE if args.config is None else Path(args.config))
     config = load_config(args)
     log.setup(config.log.level, as_json=args.output == "json")
     # A signal during the first pass ends the watcher in order after it (watch.on_exit).
@@ -61,5 +65,5 @@ def run(args: argparse.Namespace) -> int:
         import asyncio
 
         from vmpin.daemon.watcher import Watcher
-        asyncio.run(Watcher(lambda: load_config(args), reconciler, spool, kept, lock).run())
+        asyncio.run(Watcher(lambda: load_config(args), reconciler, spool, kept, lock, changed=file.changed).run())
     return 0

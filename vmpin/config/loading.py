@@ -22,6 +22,28 @@ _NO_KEYS = ("VMPIN_DEBUG", "VMPIN_LAB_", "VMPIN_FUZZ_", "VMPIN_SOAK_")
 _SERVICE = "_SERVICE_HOST"
 
 
+class WatchedFile:
+    """Whether the configuration's file was written, replaced or removed since it was looked at: at first when this is
+    made, so before the file is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = self._identity()
+
+    def changed(self) -> bool:
+        """True once for each change."""
+        before, self._seen = self._seen, self._identity()
+        return self._seen != before
+
+    def _identity(self) -> tuple[int, ...] | None:
+        # A ConfigMap's file is a link to another file by then: its inode differs, and its time need not.
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str]) -> Config:
     """Put the configuration together: defaults, the file, VMPIN_ variables, then flags; the later, the stronger.
     :param file: the file asked for, which must exist; None takes the default file if there is one.

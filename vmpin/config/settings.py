@@ -118,6 +118,9 @@ class WatchSettings(NamedTuple):
     kubelet: bool = setting(True, values.flag, "whether the kubelet's checkpoint and PodResources are read")
     births: bool = setting(
         True, values.flag, "whether the kernel reports new programs and threads as they start (proc connector)")
+    reload: str = setting(
+        "signal", values.one_of("signal", "change"),
+        "when the configuration is loaded again: at SIGHUP (signal), or also when its file changes (change)")
     qmp: bool = setting(
         True, values.flag, "whether QEMU is asked over QMP when nothing else identifies its vCPU threads")
     on_exit: str = setting(

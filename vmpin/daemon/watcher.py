@@ -56,11 +56,13 @@ MAX_HOOK_HEAD = 4096  #: Bytes that a hook sends before the container's state.
 class Watcher:
     """Made and run once per process, with the lock held, upon a reconciler that made its first pass.
     :param load: loads the configuration again, at SIGHUP.
-    :param kept: spooled messages that the reconciler has processed and the state file does not hold yet."""
+    :param kept: spooled messages that the reconciler has processed and the state file does not hold yet.
+    :param changed: whether the configuration's file has changed, asked at each resync with `watch.reload` change."""
 
     def __init__(self, load: Callable[[], Config], reconciler: Reconciler, spool: Spool, kept: list[str], lock: Lock,
-                 timeouts: Timeouts = TIMEOUTS) -> None:
+                 timeouts: Timeouts = TIMEOUTS, changed: Callable[[], bool] = lambda: False) -> None:
         self._load = load
+        self._changed = changed
         self.reconciler = reconciler
         self.view = reconciler.view
         config = self.view.config
@@ -262,6 +264,8 @@ class Watcher:
             if not directory.keep(self.view.config):
                 self._stop.set()
                 return
+            if self.view.config.watch.reload == "change" and self._changed():
+                self._reload()
             self.hooks.take_spool()
             self.reconciler.births_reported(self._proc_events is not None and self._proc_events.connected)
             self._passes.made(self.reconciler.resync(full=self._full), "resync")

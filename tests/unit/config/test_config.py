@@ -254,7 +254,8 @@ def test_what_is_no_yaml_is_refused_with_the_file(tmp_path: Path, text: str, why
 def test_every_variable_is_used() -> None:
     defaults = settings.load(None, {}, {})
     for setting in SETTINGS:
-        for text in ("/x", "1-3", "7", "off", "on", "debug", "union", "shared", "leave", "unpin", "unix:/x", "word"):
+        for text in ("/x", "1-3", "7", "off", "on", "debug", "union", "shared", "leave", "unpin",
+                     "change", "unix:/x", "word"):
             try:
                 found = settings.load(None, {setting.variable: text}, {})
             except ConfigError:

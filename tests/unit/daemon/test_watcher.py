@@ -39,10 +39,12 @@ class Place:
             "run", "kata_go", "kata_rs", "kubelet", "nri", "proc")}, "watch.nri": "off", "watch.births": "false",
             "guest.via": "off", "watch.resync_seconds": "600"}
         self.load: Callable[[], Config] = self.config
+        self.file: Path | None = None
+        self.changed: Callable[[], bool] = lambda: False
 
     def config(self, **changes: str) -> Config:
         self.settings.update({key.replace("__", "."): value for key, value in changes.items()})
-        return loading.load(None, {}, self.settings)
+        return loading.load(self.file, {}, self.settings)
 
     @contextlib.asynccontextmanager
     async def watching(self, timeouts: Timeouts | None = None) -> AsyncIterator[Watcher]:
@@ -52,7 +54,7 @@ class Place:
             spool = Spool(config.paths.spool)
             spool.prepare()
             made = Watcher(lambda: self.load(), Reconciler(config), spool, [], lock,
-                           timeouts or Timeouts(save=0.001, file_calm=0.001))
+                           timeouts or Timeouts(save=0.001, file_calm=0.001), lambda: self.changed())
             task = asyncio.create_task(made.run())
             await until(lambda: made.about is not None or task.done())
             try:
@@ -171,6 +173,43 @@ def test_sighup_loads_the_configuration_again_and_an_invalid_one_is_refused(
             assert watcher.view.config is before
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("mode", ["change", "signal"])
+def test_a_changed_file_is_loaded_again_where_that_is_asked_for(place: Place, mode: str) -> None:
+    """As a ConfigMap shows it: a link to another directory from one moment to the next."""
+    for name, only in (("..1", "a*"), ("..2", "b*")):
+        (place.root / name).mkdir()
+        (place.root / name / "vmpin.yaml").write_text(f"watch: {{only: {only}, reload: {mode}}}\n")
+    data, file = place.root / "..data", place.root / "vmpin.yaml"
+    data.symlink_to("..1")
+    file.symlink_to("..data/vmpin.yaml")
+    place.settings["watch.resync_seconds"] = "0.1"
+    place.file, place.changed = file, loading.WatchedFile(file).changed
+
+    async def main() -> None:
+        async with place.watching() as watcher:
+            assert watcher.view.config.watch.only == "a*"
+            (place.root / "..new").symlink_to("..2")
+            (place.root / "..new").rename(data)
+            if mode == "signal":
+                before = watcher.view.counters.passes["resync"]
+                await until(lambda: watcher.view.counters.passes["resync"] > before + 2)
+                assert watcher.view.config.watch.only == "a*"
+                os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: watcher.view.config.watch.only == "b*")
+
+    asyncio.run(main())
+
+
+def test_a_file_that_has_not_changed_is_not_loaded_again(tmp_path: Path) -> None:
+    file = tmp_path / "vmpin.yaml"
+    watched = loading.WatchedFile(file)
+    assert not watched.changed()
+    changes: list[Callable[[], object]] = [lambda: file.write_text("a"), lambda: file.write_text("bc"), file.unlink]
+    for change in changes:
+        change()
+        assert (watched.changed(), watched.changed()) == (True, False)
 
 
 def test_the_kubelets_checkpoint_is_read_when_it_is_written(place: Place) -> None:
