@@ -22,7 +22,7 @@ UNPACKED := build/unpacked
 UNPACKED_NEEDS := promtool=prometheus
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check test test-lab test-cluster test-all lab-shell soak lint bench guest wheel clean
+.PHONY: help venv demo check test test-lab test-cluster test-all lab-shell soak lint bench guest wheel image clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +87,10 @@ guest: venv ## build the guest's agent, build/vmpin-agent.pyz
 
 wheel: venv ## build the wheel into dist/
 	$(BIN)/python -m build --no-isolation --wheel
+
+image: wheel ## build the container images into build/, as OCI archives (root)
+	@.ci/install --must debootstrap=debootstrap
+	$(BIN)/python config/image.py --wheel dist/vmpin-$$($(BIN)/vmpin --version | cut -d' ' -f2)-py3-none-any.whl -o build
 
 clean: ## remove what was built and cached, but not .venv
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -14,7 +14,7 @@ NEEDED = {
     "CAP_SYS_PTRACE": "vCPU threads without a name cannot be identified (/proc/PID/task/TID/syscall and /proc/PID/fd)",
     "CAP_DAC_READ_SEARCH": "VMMs that do not run as root, and their bundles, cannot be read"}
 _GRANT = ("run it as root, or give the service the capability (CapabilityBoundingSet= in config/vmpin.service, "
-          "securityContext in config/kubernetes/daemonset.yaml)")
+          "watcher.privileged in the chart's values)")
 
 
 def privileges(facts: NodeFacts) -> CheckResult:
@@ -48,7 +48,7 @@ def namespaces(facts: NodeFacts) -> CheckResult:
                 for name, initial in found.items() if initial is not None]
     if rights.pid_ns is False:
         return bad(f"{rights.who} is in a pid namespace of its own: the VMMs of the node are invisible",
-                   "in a pod: hostPID: true (config/kubernetes/daemonset.yaml)", *evidence)
+                   "in a pod: hostPID: true (config/kubernetes/vmpin.yaml)", *evidence)
     if rights.user_ns is False:
         return bad(f"{rights.who} is in a user namespace: its capabilities do not reach the node's threads",
                    "run it outside that namespace; in a pod without hostUsers: false", *evidence)
@@ -129,7 +129,7 @@ def isolation(facts: NodeFacts) -> CheckResult:
 def cgroups(facts: NodeFacts) -> CheckResult:
     if facts.cgroups == "none":
         return bad("no cpuset cgroups were found", "mount them at paths.cgroup (in a pod: /sys/fs/cgroup of the node, "
-                   "as in config/kubernetes/daemonset.yaml)")
+                   "as in config/kubernetes/vmpin.yaml)")
     evidence = [f"layout {facts.cgroups}"]
     capped = []
     for sandbox in facts.sandboxes:

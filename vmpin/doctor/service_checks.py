@@ -10,7 +10,7 @@ from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.facts import NodeFacts
 from vmpin.status.health import alive
 
-_START = "systemctl enable --now vmpin (config/vmpin.service), or the DaemonSet (config/kubernetes/daemonset.yaml)"
+_START = "systemctl enable --now vmpin (config/vmpin.service), or the chart (docs/kubernetes.md)"
 _LOG = "read its log: journalctl -u vmpin"
 #: Bytes and inodes that the run directory should have left: the state of some thousand containers, and the spool.
 _FREE, _INODES = 4 << 20, 1000

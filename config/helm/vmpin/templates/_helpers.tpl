@@ -74,18 +74,10 @@ affinity:
 {{- $config := deepCopy .Values.config }}
 {{- $watch := dict "reload" "change" }}
 {{- if .Values.reporter.enabled }}
-{{- $_ := set $watch "status_group" (.Values.reporter.uid | int | toString) }}
-{{- $_ := set $config "kubernetes" (include "vmpin.kubernetes" . | fromYaml) }}
+{{- $_ := set $watch "status_group" (.Values.reporter.uid | int64 | toString) }}
 {{- end }}
 {{- $_ := set $config "watch" (merge $watch (get $config "watch" | default dict)) }}
 {{- toYaml $config }}
-{{- end }}
-
-{{- define "vmpin.kubernetes" -}}
-nrt: {{ .Values.reporter.nrt | quote }}
-annotate: {{ .Values.reporter.annotate }}
-startup_taint: {{ .Values.reporter.startupTaint | quote }}
-watch_pods: {{ .Values.reporter.watchPods }}
 {{- end }}
 
 {{- /* What the watcher reads at its start alone: a change of it takes a rollout. */ -}}
@@ -100,15 +92,28 @@ watch_pods: {{ .Values.reporter.watchPods }}
     name: {{ include "vmpin.name" . }}
 {{- end }}
 
+{{- /* Keys of the reporter alone, which differ by node or take rights: variables override the file. */ -}}
 {{- define "vmpin.reporterEnvironment" -}}
-- name: NODE_NAME
+- name: VMPIN_KUBERNETES_NODE
   valueFrom:
     fieldRef:
       fieldPath: spec.nodeName
-- name: POD_NAMESPACE
-  valueFrom:
-    fieldRef:
-      fieldPath: metadata.namespace
-- name: DAEMONSET_NAME
-  value: {{ include "vmpin.name" . }}-reporter
+- name: VMPIN_KUBERNETES_DAEMONSET
+  value: {{ .Release.Namespace }}/{{ include "vmpin.name" . }}-reporter
+{{- with .Values.reporter.startupTaint }}
+- name: VMPIN_KUBERNETES_STARTUP_TAINT
+  value: {{ . }}
+{{- end }}
+{{- if ne .Values.reporter.nrt "off" }}
+- name: VMPIN_KUBERNETES_NRT
+  value: {{ .Values.reporter.nrt }}
+{{- end }}
+{{- if .Values.reporter.annotate }}
+- name: VMPIN_KUBERNETES_ANNOTATE
+  value: "true"
+{{- end }}
+{{- if not .Values.reporter.watchPods }}
+- name: VMPIN_KUBERNETES_WATCH_PODS
+  value: "false"
+{{- end }}
 {{- end }}

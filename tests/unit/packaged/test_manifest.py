@@ -1,0 +1,223 @@
+"""config/kubernetes/vmpin.yaml and the chart it is rendered from, held against vmpin itself, without Helm.
+
+tests/cluster/test_chart.py holds the chart's renderings against the chart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from vmpin.cli.main import VERBS
+from vmpin.config import loading
+from vmpin.config.settings import BY_KEY, SETTINGS, Config
+from vmpin.daemon.exporter import ExportedWatcher, Exporter
+from vmpin.daemon.reloading import FIXED
+from vmpin.install import data_files
+from vmpin.status.health import SourceHealth
+
+ROOT = Path(__file__).parents[3]
+CHART = data_files.path("config/helm/vmpin")
+MANIFEST = list(yaml.safe_load_all(data_files.path("config/kubernetes/vmpin.yaml").read_text()))
+GOLDEN = {path.stem: list(yaml.safe_load_all(path.read_text())) for path in sorted(
+    (ROOT / "tests/cluster/golden").glob("*.yaml")) if not path.name.endswith(".values.yaml")}
+RENDERED = {"default": MANIFEST, **GOLDEN}
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+#: Keys that the chart sets by itself: its values must not.
+SET = {"metrics.address", "watch.reload", "watch.status_group", "kubernetes.node", "kubernetes.kubeconfig",
+       "kubernetes.daemonset", "kubernetes.startup_taint"}
+
+
+def version() -> str:
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def named(documents: list[Any], kind: str, name: str) -> dict[str, Any]:
+    (found,) = [each for each in documents if each["kind"] == kind and each["metadata"]["name"] == name]
+    assert isinstance(found, dict)
+    return found
+
+
+def pod(documents: list[Any] = MANIFEST, component: str = "watcher") -> dict[str, Any]:
+    found = named(documents, "DaemonSet", f"vmpin-{component}")["spec"]["template"]["spec"]
+    assert isinstance(found, dict)
+    return found
+
+
+def container(documents: list[Any] = MANIFEST, component: str = "watcher") -> dict[str, Any]:
+    (found,) = pod(documents, component)["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def load(documents: list[Any], tmp_path: Path, component: str = "watcher") -> Config:
+    """The configuration as the container has it: its file, variables and flags."""
+    file = tmp_path / "vmpin.yaml"
+    file.write_text(named(documents, "ConfigMap", "vmpin")["data"]["vmpin.yaml"])
+    made = container(documents, component)
+    variables = {each["name"]: each.get("value", "192.0.2.7") for each in made.get("env", ())}
+    if "[$(" in " ".join(made["args"]):
+        variables["HOST_IP"] = "2001:db8::7"
+    flags = {}
+    for flag, text in zip(made["args"], made["args"][1:], strict=False):
+        if flag == "--set":
+            key, _, value = re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], text).partition("=")
+            flags[key] = value
+    return loading.load(file, {name: text for name, text in variables.items() if name.startswith("VMPIN_")}, flags)
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_the_configuration_is_one_of_vmpins(name: str, tmp_path: Path) -> None:
+    config = load(RENDERED[name], tmp_path)
+    assert config.watch.reload == "change"
+    assert config.metrics.address is not None
+    if name != "watcher":
+        user = pod(RENDERED[name], "reporter")["securityContext"]
+        assert config.watch.status_group == str(user["runAsGroup"])
+
+
+@pytest.mark.parametrize("component", ["watcher", "reporter"])
+def test_a_container_starts_a_verb_of_vmpins(component: str) -> None:
+    assert container(component=component)["args"][0] in VERBS
+
+
+@pytest.mark.parametrize("name", RENDERED)
+@pytest.mark.parametrize("probe", PROBES)
+def test_a_probe_asks_where_the_watcher_answers_and_starts_no_program(name: str, probe: str, tmp_path: Path) -> None:
+    address = load(RENDERED[name], tmp_path).metrics.address
+    asks = container(RENDERED[name])[probe]
+    assert not asks.keys() & {"exec", "tcpSocket", "grpc"}
+    assert address is not None
+    assert asks["httpGet"]["port"] == address.port == container(RENDERED[name])["ports"][0]["containerPort"]
+    if "host" in asks["httpGet"]:
+        assert asks["httpGet"]["host"] == address.host == "127.0.0.1"
+        assert pod(RENDERED[name])["hostNetwork"] is True
+    else:  # the kubelet asks at the pod's address
+        own = pod(RENDERED[name])["hostNetwork"]
+        assert address.host in (("192.0.2.7", "2001:db8::7") if own else ("0.0.0.0", "::"))
+
+
+@pytest.mark.parametrize(("probe", "names"), [
+    ("startupProbe", {"passes"}), ("livenessProbe", {"passes"}), ("readinessProbe", {"passes", "nri"})])
+def test_each_probes_path_is_answered(probe: str, names: set[str], tmp_path: Path) -> None:
+    watched = SimpleNamespace(view=SimpleNamespace(config=load(MANIFEST, tmp_path)), resynced=float("-inf"),
+                              source_health=lambda: [SourceHealth("nri", True, True)])
+    path = container()[probe]["httpGet"]["path"]
+    reply = asyncio.run(Exporter(cast(ExportedWatcher, watched)).answer(path))
+    assert reply.status == 503, "no pass was made for too long"
+    assert {line[3:].split()[0] for line in reply.body.decode().splitlines() if line.startswith("[")} == names
+
+
+def test_versions_and_images_are_those_of_the_product() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version(), version())
+    assert container()["image"] == f"vmpin:{version()}"
+    assert container(component="reporter")["image"] == f"vmpin:{version()}-kubernetes"
+    assert f"{chart['kubeVersion']}".startswith(">=1.30")
+
+
+def test_the_capabilities_are_those_of_the_service_and_of_the_docs() -> None:
+    context = container(GOLDEN["restricted"])["securityContext"]
+    names = {f"CAP_{name}" for name in context["capabilities"]["add"]}
+    unit = data_files.path("config/vmpin.service").read_text()
+    (bounding,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
+    assert names == set(bounding.split())
+    docs = (ROOT / "docs/kubernetes.md").read_text()
+    assert {f"CAP_{name}" for name in re.findall(r"^\| `([A-Z_]+)` \|", docs, re.MULTILINE)} == names
+    assert context["capabilities"]["drop"] == ["ALL"]
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_the_watcher_has_no_token_and_the_reporter_nothing_else(name: str) -> None:
+    documents = RENDERED[name]
+    assert pod(documents)["automountServiceAccountToken"] is False
+    assert named(documents, "ServiceAccount", "vmpin-watcher")["automountServiceAccountToken"] is False
+    bound = {subject["name"] for each in documents if each["kind"].endswith("RoleBinding")
+             for subject in each["subjects"]}
+    assert bound <= {"vmpin-reporter", "vmpin-withdraw"}
+    if name == "watcher":
+        assert bound == set()
+        return
+    found, context = pod(documents, "reporter"), container(documents, "reporter")["securityContext"]
+    assert not found.keys() & {"hostPID", "hostNetwork", "hostIPC"}
+    assert (found["securityContext"]["runAsNonRoot"], context["readOnlyRootFilesystem"]) == (True, True)
+    assert (context["allowPrivilegeEscalation"], context["capabilities"]) == (False, {"drop": ["ALL"]})
+    (host,) = [each["hostPath"]["path"] for each in found["volumes"] if "hostPath" in each]
+    assert all(mount["readOnly"] for mount in container(documents, "reporter")["volumeMounts"])
+    assert host == "/run/vmpin/status"
+
+
+def rules(documents: list[Any], name: str = "vmpin-reporter") -> set[str]:
+    return {f"{verb} {resource}" for kind in ("ClusterRole", "Role") for rule in named(documents, kind, name)["rules"]
+            for resource in rule["resources"] for verb in rule["verbs"]}
+
+
+def test_the_reporters_rights_are_these_and_those_of_an_option_only_with_it() -> None:
+    plain = {"get pods", "list pods", "watch pods", "patch pods/status", "get nodes", "patch nodes", "create events",
+             "patch events", "get nodepinnings", "create nodepinnings", "patch nodepinnings", "delete nodepinnings",
+             "get daemonsets"}
+    topologies = {"get noderesourcetopologies", "patch noderesourcetopologies"}
+    assert rules(MANIFEST) == rules(GOLDEN["restricted"]) == plain
+    assert rules(GOLDEN["unlimited"]) == plain | topologies
+    assert rules(GOLDEN["everything"]) == plain | topologies | {"create noderesourcetopologies", "patch pods"}
+    docs = (ROOT / "docs/kubernetes.md").read_text()
+    for rule in rules(GOLDEN["everything"]):
+        verb, resource = rule.split()
+        assert re.search(rf"^\| `{resource}` \|[^|]*\b{verb}\b", docs, re.MULTILINE), rule
+
+
+@pytest.mark.parametrize("name", [name for name in RENDERED if name != "watcher"])
+def test_a_policy_limits_each_write_unless_it_is_switched_off(name: str) -> None:
+    documents = RENDERED[name]
+    policies = [each for each in documents if each["kind"] == "ValidatingAdmissionPolicy"]
+    bound = {each["spec"]["policyName"] for each in documents if each["kind"] == "ValidatingAdmissionPolicyBinding"
+             and each["spec"]["validationActions"] == ["Deny"]}
+    assert bound == {each["metadata"]["name"] for each in policies}
+    limited = {rule["resources"][0] for each in policies for rule in each["spec"]["matchConstraints"]["resourceRules"]}
+    written = {rule.split()[1] for rule in rules(documents) if rule.split()[0] in ("create", "patch", "delete")}
+    assert limited == (set() if name == "unlimited" else written)
+    assert all(each["spec"]["failurePolicy"] == "Fail" for each in policies)
+
+
+def test_keys_of_the_chart_are_vmpins_and_it_leaves_out_none() -> None:
+    """The schema of `config`."""
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["config"]
+    keys = {f"{section}.{key}" for section, part in schema["properties"].items() for key in part["properties"]}
+    assert keys == {setting.key for setting in SETTINGS} - SET
+    assert all(part["additionalProperties"] is False for part in schema["properties"].values())
+
+
+def test_a_rollout_follows_from_the_keys_that_take_a_restart() -> None:
+    helpers = (CHART / "templates/_helpers.tpl").read_text()
+    (picked,) = re.findall(r"pick \$watch ((?:\"\w+\" ?)+)", helpers)
+    assert {f"watch.{key}" for key in re.findall(r"\w+", picked)} | {"metrics.address"} == set(FIXED)
+    assert set(FIXED) <= BY_KEY.keys()
+
+
+def test_alerts_and_dashboard_of_the_chart_are_links() -> None:
+    """Helm packs what they lead to; a wheel has the files."""
+    for name in "alerts.yaml", "grafana.json":
+        assert (CHART / "files" / name).read_bytes() == data_files.path(f"config/{name}").read_bytes()
+    assert 'Files.Get "files/alerts.yaml"' in (CHART / "templates/prometheus.yaml").read_text()
+
+
+def test_a_service_of_vmpins_gives_the_pods_no_variables() -> None:
+    assert {pod(component=each)["enableServiceLinks"] for each in ("watcher", "reporter")} == {False}
+
+
+def test_the_image_and_the_chart_agree_on_the_reporters_user() -> None:
+    (number,) = re.findall(r"^REPORTER = (\d+)$", data_files.path("config/image.py").read_text(), re.MULTILINE)
+    assert pod(component="reporter")["securityContext"]["runAsUser"] == int(number)
+
+
+def test_nothing_of_helms_own_is_in_the_manifest() -> None:
+    text = data_files.path("config/kubernetes/vmpin.yaml").read_text()
+    assert "helm.sh" not in text
+    assert MANIFEST[0]["kind"] == "Namespace"
