@@ -65,8 +65,8 @@ def _take(server: ApiServer, text: str) -> None:
     server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "vmpin"}})
     documents = [each for each in yaml.safe_load_all(text)
                  if each is not None and not each["apiVersion"].startswith(FOREIGN)]
-    done = server.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-",
-                          stdin="---\n".join(map(json.dumps, documents)))
+    done = server.kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-",
+                          stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == len(documents)
 

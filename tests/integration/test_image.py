@@ -34,8 +34,10 @@ def build(target: Path) -> Path:
     need_root()
     need_tool("debootstrap")
     wheel = target / "dist"
-    for argv in (["-m", "build", "--wheel", "--no-isolation", "--outdir", wheel, ROOT],
-                 [ROOT / "config/image.py", "-o", target, "--wheel", wheel / "vmpin-0.1.0-py3-none-any.whl"]):
+    steps: list[list[str | Path]] = [
+        ["-m", "build", "--wheel", "--no-isolation", "--outdir", wheel, ROOT],
+        [ROOT / "config/image.py", "-o", target, "--wheel", wheel / "vmpin-0.1.0-py3-none-any.whl"]]
+    for argv in steps:
         done = subprocess.run([sys.executable, *argv], cwd=target, capture_output=True, text=True, timeout=3600)
         assert done.returncode == 0, done.stdout + done.stderr
     return target
