@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 #: A package of more lines is two packages.
 LARGEST = 2500
 #: What all of them had before they were sorted into packages. A feature that needs more raises it in its own commit,
-#: by what it needs; a change that adds nothing for users does not.
-TOTAL = 29_328
+#: by what it needs; a change that adds nothing for users does not. 29,328 before; 29,297 when the suite was split.
+TOTAL = 29_328 + 120  # the status socket, `follow`, groups by number, loading a changed configuration file
 #: What a node in a cluster needs besides: what the reporter is sent, and the reporter, which no node without an API
 #: server runs. Counted apart, so that the number above goes on to hold what pins.
 CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/cli/reporter.py", "vmpin/daemon/followers.py",
