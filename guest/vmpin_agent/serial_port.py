@@ -60,26 +60,32 @@ class SerialPort:
                 return f"/dev/{name.split('/')[-2]}"
         return None
 
-    def up(self) -> bool:
-        """Check whether the host's end is open, and greet a new host. :returns: whether it is."""
+    def check(self, now: float) -> None:
+        """Check whether the host's end is open, greet a new host, and answer what waits.
+
+        This poll takes a buffer from the device's queue; if its interrupt comes after that, the kernel finds nothing
+        new and wakes no epoll (drivers/virtio/virtio_ring.c: vring_interrupt). So it is read here."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
-        there = not any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
-        if there and self.link is None:
+        events = dict(poll.poll(0)).get(self.fd, 0)
+        if events & (select.POLLHUP | select.POLLERR):
+            self.link = self.quiet_at = None
+            return
+        if self.link is None:
             self.link = Link(self.fd, self._answer)
             self._send(self._greeting())
-        elif not there:
-            self.link = self.quiet_at = None
-        return self.link is not None
+        if events & select.POLLIN:
+            self.read(now)
 
     def read(self, now: float) -> None:
-        """Read and answer. :raises LinkClosed: when the host has gone."""
-        assert self.link is not None
+        """Read and answer, if there is a host."""
+        if self.link is None:
+            return
         try:
             data = self.link.receive()
         except LinkClosed:
             self.link = self.quiet_at = None
-            raise
+            return
         self._last = now
         try:
             if self.quiet_at is None:

@@ -165,7 +165,7 @@ class Server:
         if serial.fd < 0 and (self._ticks - 1) % _AGAIN == 0:
             serial.open()
         if serial.fd >= 0:
-            serial.up()
+            serial.check(now)
             serial.clear(now)
             self._watch_serial()
 
@@ -174,10 +174,10 @@ class Server:
         try:
             if self._serial.link is not None and events & selectors.EVENT_WRITE:
                 self._serial.link.flush()
-            if self._serial.link is not None and events & selectors.EVENT_READ:
-                self._serial.read(time.monotonic())
         except LinkClosed:
             self._serial.link = None
+        if events & selectors.EVENT_READ:
+            self._serial.read(time.monotonic())
         self._watch_serial()
 
     def _watch_serial(self) -> None:

@@ -1,0 +1,43 @@
+"""The agent's serial port without its loop: what a check alone does."""
+
+from __future__ import annotations
+
+import os
+import tty
+from collections.abc import Iterator
+
+import pytest
+
+from vmpin.protocol.frames import FrameDecoder, encode
+from vmpin.protocol.messages import AgentMessage, HostMessage, NeedMap, Ping, Pong, as_json
+from vmpin.protocol.parsing import parse_answer
+from vmpin_agent.serial_port import SerialPort
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[int, str]]:
+    """A terminal is as a virtio-serial port: the host's end, and the guest's path."""
+    host, guest = os.openpty()
+    tty.setraw(guest)
+    yield host, os.ttyname(guest)
+    os.close(host)
+    os.close(guest)
+
+
+def test_what_waits_is_answered_by_a_check_though_nothing_wakes_the_loop(ends: tuple[int, str]) -> None:
+    """As in Linux, where the check's own poll has taken the buffer before the interrupt came."""
+    host, path = ends
+
+    def answer(request: HostMessage) -> AgentMessage:
+        return Pong(request.id, "1", "boot", 1.0)
+
+    port = SerialPort(path, answer, lambda: [NeedMap()])
+    assert port.open()
+    try:
+        port.check(0.0)
+        os.write(host, encode(as_json(Ping(7))))
+        port.check(1.0)
+        found = [parse_answer(each) for each in FrameDecoder().feed(os.read(host, 65536))]
+        assert found == [NeedMap(), Pong(7, "1", "boot", 1.0)]
+    finally:
+        os.close(port.fd)
