@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from lab.boots import BEFORE_A_RELEASE, IN_CI, Background, Nodes
+from lab.boots import BEFORE_A_RELEASE, IN_CI, LOCK, Background, Nodes
 
 settings.register_profile("desk", deadline=None, max_examples=40)
 settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True, print_blob=True)
@@ -71,7 +71,7 @@ class _Boots:
         boots = [boot for boot in (*IN_CI, *BEFORE_A_RELEASE) if any(name.endswith(f"[{boot}]") for name in ids)]
         if boots and self._background is None and os.geteuid() == 0:  # else the tests themselves say so
             subprocess.run(["modprobe", "-q", "overlay"], check=False)
-            self._background = Background(boots, self.directory)
+            self._background = Background(boots, self.directory, LOCK)
 
     def end(self) -> None:
         if self._build is not None:

@@ -63,5 +63,5 @@ class CriServer:
 
     def stop(self) -> None:
         self._ended.set()
-        self._server.stop(0).wait(30)
+        self._server.stop(0).wait(120)
         self._pool.shutdown()

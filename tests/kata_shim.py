@@ -33,7 +33,7 @@ class Shim:
                                          preexec_fn=lambda: os.sched_setaffinity(0, cpus))
         self.pid, self.at_start = self._answer(), self._answer()
         if action:
-            self._process.wait(60)
+            self._process.wait(300)
 
     def ask(self, *words: str) -> int:
         """Have it do something, and read the number that it answers."""
@@ -58,7 +58,7 @@ class Shim:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(60)
+        self._process.wait(300)
         self._process.stdout.read()  # until the shim itself has ended, too
         self._process.stdout.close()
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import fcntl
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
 @contextmanager
 def alone_with(what: str) -> Iterator[None]:
     """Wait until no other test, in any process on this machine, is alone with `what`."""
-    with Path(tempfile.gettempdir(), f"vmpin-tests-{what}.lock").open("w") as file:
+    path = Path(f"/tmp/vmpin-tests-{what}.lock")  # whatever TMPDIR is
+    with suppress(PermissionError):  # it is another user's
+        path.touch()
+    with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -27,7 +27,7 @@ from vmpin.install import agent_zipapp
 #: A container's: 50 have 1,000.
 THREADS = 20
 #: Seconds after which whatever is waited for counts as not coming.
-PATIENCE = 60.0
+PATIENCE = 300.0
 #: Where cpusets are: version 1's, or all of version 2.
 _V1, _V2 = Path("/sys/fs/cgroup/cpuset"), Path("/sys/fs/cgroup")
 

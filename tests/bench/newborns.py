@@ -27,7 +27,7 @@ _BLOCK = 50
 _REST = 0.005
 #: Processes a second.
 _RATE = 5000
-_PATIENCE = 10.0
+_PATIENCE = 120.0
 #: The sandbox of `newborn`, beyond those of the stand-ins.
 _NUMBER = 10_000
 
@@ -72,7 +72,7 @@ class Newborn:
         self._process.stdin.flush()
         waited = int(self._said())
         if waited < 0:
-            raise CannotMeasure(f"a thread {name or 'without name'} was not placed on CPU {cpu} within 30 s")
+            raise CannotMeasure(f"a thread {name or 'without name'} was not placed on CPU {cpu} within 120 s")
         return waited / 1000
 
     def born_outside(self) -> float:

@@ -36,7 +36,7 @@ from nri_peer import NriRuntime
 PODS = 250
 CONTAINERS = 2 * PODS
 #: Seconds after which whatever is waited for counts as not coming.
-_PATIENCE = 20.0
+_PATIENCE = 120.0
 #: Between two looks at masks (s): what is measured is this much too long at most, and a CPU is left to the watcher.
 _LOOK = 0.0001
 #: Updates of one block, an even number: so many with the plugin, so many without.

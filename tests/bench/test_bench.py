@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import subprocess
 import sys
@@ -31,7 +32,9 @@ def run(*args: str | Path) -> tuple[subprocess.Popen[str], str, str]:
 def left_over(pid: int) -> list[Path]:
     """The VMs, files and cgroups of a benchmark: all bear its process's number."""
     mark = f"b{pid:07}"
-    found = [*Path("/dev/shm").glob(f"vmpin-bench-{mark}-*"), *Path("/sys/fs/cgroup").glob(f"**/vmpin-bench-{mark}")]
+    # Not Path.glob: other cgroups come and go meanwhile.
+    found = [Path(each) for pattern in (f"/dev/shm/vmpin-bench-{mark}-*", f"/sys/fs/cgroup/**/vmpin-bench-{mark}")
+             for each in glob.glob(pattern, recursive=True)]
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark in (process / "cmdline").read_text(errors="replace"):

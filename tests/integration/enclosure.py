@@ -111,18 +111,19 @@ class Enclosure:
 
     def outer(self, pid: int) -> int:
         """The pid here of a process in there."""
-        wanted = _starttime(self.proc / str(pid))
+        wanted = _identity(self.proc / str(pid))
         for path in Path("/proc").glob("[1-9]*"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 status = (path / "status").read_text()
                 ids = status.partition("\nNSpid:")[2].partition("\n")[0].split()
-                if str(pid) in ids[1:] and _starttime(path) == wanted:
+                if str(pid) in ids[1:] and _identity(path) == wanted:
                     return int(path.name)
         raise ProcessLookupError(f"{pid} of the namespace")
 
 
-def _starttime(path: Path) -> str:
-    return (path / "stat").read_text().rpartition(")")[2].split()[19]
+def _identity(path: Path) -> tuple[str, str]:
+    """The start time of a process, and its namespace: another enclosure may have started the same in the same tick."""
+    return (path / "stat").read_text().rpartition(")")[2].split()[19], os.readlink(path / "ns/pid")
 
 
 def _child(pid: int) -> int:

@@ -42,7 +42,7 @@ from need import lacking, need_root, need_tool
 #: The runtime handler of pods that are VMs.
 VM = "kata-test"
 VCPUS = "io.katacontainers.config.hypervisor.default_vcpus"
-_START = 60.0  # seconds; about 0.2 are needed, in the lab's emulated node many more
+_START = 300.0  # seconds; about 0.2 are needed, in the lab's emulated node many more
 _RUNTIME = Path(__file__).with_name("vmruntime.py")
 
 #: In the syntax of 1.7, which 2.x takes as well. What stays out makes directories elsewhere, or asks the network.
@@ -68,10 +68,11 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.tracing.proc
   plugin_path = "{top}/nri-plugins"
   plugin_config_path = "{top}/nri-conf"
 {patience}"""
-#: A plugin that the runtime started has five seconds to register, two for an answer, and no second chance.
+#: A plugin has five seconds to register and two for an answer by default; one that the runtime started has no second
+#: chance.
 _PATIENCE = """\
-  plugin_registration_timeout = "60s"
-  plugin_request_timeout = "30s"
+  plugin_registration_timeout = "300s"
+  plugin_request_timeout = "120s"
 """
 _HANDLER = """\
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]
@@ -188,12 +189,12 @@ class Containerd:
     :param suite: trixie (1.7) or sid (2.x).
     :param nri: whether NRI is on.
     :param refuse_plugins: NRI is on, but plugins cannot connect.
-    :param patient: with NRI plugins, for those that it starts itself on a busy machine.
+    :param patient: with NRI plugins, as on a busy machine they need it.
     :param accel: of the VMs: "tcg", without a guest, or "kvm", with `bios` as theirs.
     """
 
     def __init__(self, suite: str = "trixie", *, nri: bool = True, refuse_plugins: bool = False,
-                 patient: bool = False, accel: str = "tcg", bios: bytes = b"") -> None:
+                 patient: bool = True, accel: str = "tcg", bios: bytes = b"") -> None:
         self.suite = suite
         self._nri = nri
         self._refuse = refuse_plugins

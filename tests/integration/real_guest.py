@@ -50,7 +50,7 @@ _AGENT = "/vmpin-agent.pyz"
 _CALL = f"""
 import socket
 s = socket.socket(socket.AF_VSOCK)
-s.settimeout(100)
+s.settimeout(300)
 s.connect((1, {PORT}))
 print("served" if s.recv(1) else "refused", flush=True)
 """
@@ -89,7 +89,7 @@ class GuestError(Exception):
 
 @dataclass(frozen=True)
 class Load:
-    """How busy each was, as a part of one CPU's time; what comes to less than a twentieth is left out."""
+    """How busy each was, as a part of the work there was; what comes to less than a twentieth is left out."""
 
     #: By the guest's number of a CPU, as its kernel tells.
     guest: Mapping[int, float]
@@ -98,7 +98,7 @@ class Load:
 
     def busy(self) -> tuple[set[int], set[int]]:
         """The CPUs of the guest and the vCPUs of the host which had nearly all of the work there was."""
-        return tuple({cpu for cpu, part in side.items() if part > max(0.1, sum(side.values()) / 8)}
+        return tuple({cpu for cpu, part in side.items() if part > 1 / 8}
                      for side in (self.guest, self.host))  # type: ignore[return-value]
 
 
@@ -299,13 +299,14 @@ class RealGuest(Qemu):
                 for tid, index in self.vcpus().items()}
 
     def load(self, seconds: float) -> Load:
-        """Who is busy, within the guest and outside, over some seconds."""
-        guest, host, started = self.cpu_time(), self.vcpu_time(), time.monotonic()
-        time.sleep(seconds)
-        guest_then, host_then, took = self.cpu_time(), self.vcpu_time(), time.monotonic() - started
+        """Who is busy, within the guest and outside, while its vCPUs run for so many seconds together: how long that
+        takes is the machine's."""
+        guest, host, deadline = self.cpu_time(), self.vcpu_time(), time.monotonic() + _ANSWER
+        while _work(host, host_then := self.vcpu_time()) < seconds and time.monotonic() < deadline:
+            time.sleep(0.05)
         return Load(*({number: part for number in then
-                       if (part := (then[number] - before.get(number, 0.0)) / took) > 0.05}
-                      for then, before in ((guest_then, guest), (host_then, host))))
+                       if (part := (then[number] - before.get(number, 0.0)) / _work(before, then)) > 0.05}
+                      for before, then in ((guest, self.cpu_time()), (host, host_then))))
 
     def system(self) -> dict[int, CpuSet]:
         """The masks of what is in no container and is no kernel thread, by tid."""
@@ -328,6 +329,10 @@ class RealGuest(Qemu):
 
     def kill_process(self, pid: int, number: int = 9) -> None:
         self.ask("kill", pid=pid, number=number)
+
+
+def _work(before: Mapping[int, float], then: Mapping[int, float]) -> float:
+    return sum(seconds - before.get(number, 0.0) for number, seconds in then.items()) or 1.0
 
 
 def _by_number(told: Mapping[str, Any]) -> dict[int, Any]:

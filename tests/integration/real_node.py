@@ -14,6 +14,7 @@ What the kernel has is read from /proc here, not with vmpin's own eyes.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
@@ -37,11 +38,14 @@ from need import lacking, need_root, need_tool
 from vmpin.cpuset import CpuSet
 from vmpin.host.sysfs import Sysfs
 from vmpin.install import base_spec, hook_script, hooks_directory
-from vmpin.install.hook_options import DEFAULT_DEADLINE_MS, DEFAULT_STAGES, HookOptions
+from vmpin.install.hook_options import DEFAULT_STAGES, HookOptions
 
 #: Seconds for anything to come true. It is there after milliseconds, or a resync; a loaded machine takes longer, and
 #: the lab's emulated node much longer.
 PATIENCE = 120.0
+#: Of its hooks, for the watcher to answer: after the default of 200 ms a busy machine may leave a hook no time for the
+#: spool, and its message is lost. A watcher that is not there refuses, or resets, and they spool at once.
+_DEADLINE_MS, _TIMEOUT_S = 60_000, 120
 COMMAND = [sys.executable, "-m", "vmpin.cli.main"]
 #: crun 1.8 refuses hybrid cgroups; in a mount namespace of its own it does not see the v2 part.
 _WITHOUT_HYBRID = 'if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi; exec "$@"'
@@ -133,8 +137,6 @@ class Node:
         self.bundles: list[Bundle] = []
         self.cgroups: list[Path] = []
         self.command = COMMAND
-        #: Of its hooks, for the watcher to answer.
-        self.hook_deadline_ms = DEFAULT_DEADLINE_MS
         #: Put before the watcher's command line.
         self.wrap: list[str] = []
         self.configure()
@@ -268,7 +270,7 @@ class Node:
 
     def options(self, **changes: Any) -> HookOptions:
         return HookOptions(socket=self.run / "hook.sock", spool=self.run / "spool",
-                           **{"deadline_ms": self.hook_deadline_ms, **changes})
+                           **{"deadline_ms": _DEADLINE_MS, "timeout_s": _TIMEOUT_S, **changes})
 
     @property
     def script(self) -> Path:
@@ -369,7 +371,7 @@ class Bundle:
             lacking("needs a static busybox (busybox-static)")
         spec = {
             "ociVersion": "1.0.2",
-            "process": {"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["/bin/busybox", "sleep", "300"],
+            "process": {"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["/bin/busybox", "sleep", "3600"],
                         "env": ["PATH=/bin"], "noNewPrivileges": True},
             "root": {"path": "rootfs", "readonly": False},
             "hostname": "test",
@@ -401,7 +403,7 @@ class Bundle:
     def clean(self) -> None:
         with contextlib.suppress(AssertionError):
             self.delete()
-        for cgroup in Path("/sys/fs/cgroup").glob(f"**/{self.cgroup}"):
+        for cgroup in cgroups(self.cgroup):
             remove_cgroup(cgroup)
 
     def _call(self, *args: str) -> str:
@@ -438,9 +440,14 @@ def talk(path: Path, raw: bytes, finish: bool = True) -> bytes:
     return b"".join(parts)
 
 
+def cgroups(name: str) -> list[Path]:
+    """Those of a name, anywhere. Others come and go meanwhile, which Path.glob fails at in Python before 3.13."""
+    return [Path(found) for found in glob.glob(f"/sys/fs/cgroup/**/{name}", recursive=True)]
+
+
 def remove_cgroup(cgroup: Path) -> None:
     """With whatever is left in it moved to its parent."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while cgroup.exists() and time.monotonic() < deadline:
         for pid in _text(cgroup / "cgroup.procs").split():
             with contextlib.suppress(OSError):

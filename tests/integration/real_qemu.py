@@ -36,7 +36,7 @@ from qemu.qmp.qmp_client import NegotiationError
 
 from vmpin.host.procfs import Procfs, Stat
 
-_START = 60.0  # seconds; about 0.1 are needed, in the lab's emulated node many more
+_START = 300.0  # seconds; about 0.1 are needed, in the lab's emulated node many more
 _KVM_CREATE_VM = 0xAE01
 
 

@@ -6,6 +6,7 @@ The clock has no part in it: the watcher of these tests looks by itself every te
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -53,6 +54,11 @@ def start(node: Node) -> None:
     wait(lambda: "proc connector " in node.last_log(), "it logs nothing of the proc connector")
     if "proc connector open" not in node.last_log():
         lacking(f"needs the kernel's proc connector: {node.last_log()}")
+
+
+def overruns(node: Node) -> int:
+    """How often the watcher did not hear everything, as in a storm of another test."""
+    return int(node.status()["sources"]["births"]["overruns"])
 
 
 def birth(node: Node, sandbox: str) -> Any:
@@ -116,13 +122,6 @@ class Midwife:
         return [] if self._lost else self._masks.get(pid, [])
 
 
-def until(node: Node, sandbox: str, **expected: object) -> Any:
-    """The account of births, once it is so."""
-    return wait(lambda: (found := birth(node, sandbox)) is not None
-                and all(found[key] == value for key, value in expected.items()) and found,
-                lambda: f"wanted {expected}, have {birth(node, sandbox)}")
-
-
 # A VM begins
 
 
@@ -130,10 +129,13 @@ def test_every_thread_of_a_vm_is_born_in_its_place(node: Node, cpus: tuple[str, 
     start(node)
 
     def all_inside(name: str) -> bool:
+        before = overruns(node)
         with Midwife() as midwife, Qemu(node.id(name), vcpus=4, iothreads=["io1"]) as vm:
             node.wait_for_all(vm.pid, cpus[0])
-            born = wait(lambda: (found := birth(node, vm.sandbox)) and found["told"] >= len(vm.tids()) and found,
-                        lambda: birth(node, vm.sandbox))
+            born = wait(lambda: ((found := birth(node, vm.sandbox)) and found["told"] >= len(vm.tids()) and found)
+                        or overruns(node) > before, lambda: birth(node, vm.sandbox))
+            if overruns(node) > before:
+                return False
             assert born["inside"] + born["outside"] + born["ended"] == born["told"]
             assert 0 < born["outside_ms"]["max"] <= born["outside_ms"]["sum"]  # the main thread, from its exec
             assert f"started sandbox={vm.sandbox} role=emulator pid={vm.pid}" in node.log()
@@ -155,7 +157,9 @@ def qemu(sandbox: str) -> list[str]:
 def in_time(true: Callable[[str], bool]) -> bool:
     """A machine that is busy may let the watcher wait until QEMU has made its first thread: once is enough, as
     without it there is none that is."""
-    return any(true(f"a{number}") for number in range(20))
+    deadline = time.monotonic() + 300
+    tries = itertools.takewhile(lambda number: number < 20 or time.monotonic() < deadline, itertools.count())
+    return any(true(f"a{number}") for number in tries)
 
 
 def test_a_vm_whose_containers_are_known_is_born_on_their_cpus(node: Node, cpus: tuple[str, str]) -> None:
@@ -187,7 +191,7 @@ def test_a_vm_that_leaves_its_starter_is_born_in_its_place_and_gets_back_what_th
     free = frozenset(os.sched_getaffinity(0))
 
     def all_inside(name: str) -> bool:
-        sandbox, file = node.id(name), tmp_path / name
+        before, sandbox, file = overruns(node), node.id(name), tmp_path / name
         argv = [*qemu(sandbox), "-daemonize", "-pidfile", str(file)]
         with Midwife() as midwife:
             subprocess.run(argv, check=True, timeout=120)
@@ -197,6 +201,8 @@ def test_a_vm_that_leaves_its_starter_is_born_in_its_place_and_gets_back_what_th
                      lambda: node.sandbox(sandbox))
                 node.wait_for_all(pid, cpus[0])
                 assert node.cli("unpin", sandbox).returncode == 0
+                if overruns(node) > before:
+                    return False
                 assert set(by_tid(pid).values()) == {free}
             finally:
                 os.kill(pid, signal.SIGKILL)
@@ -308,20 +314,28 @@ def test_a_vcpu_without_a_name_is_found_soon_after(node: Node, cpus: tuple[str, 
 def test_a_thread_that_is_born_outside_is_put_back_and_counted(node: Node, cpus: tuple[str, str]) -> None:
     """Another hand has moved its creator; the clock that would put that back is far."""
     start(node)
-    with Qemu(node.id("a"), vcpus=2, maxcpus=8) as vm:
-        wait_until_nobody_looks(node)
-        before = birth(node, vm.sandbox)
-        os.sched_setaffinity(vm.pid, {int(cpus[1])})
-        assert vm.add_vcpu() == 7
-        node.wait_for_vcpus(vm.pid, {0: cpus[0], 1: cpus[0], 7: cpus[0]})
-        after = until(node, vm.sandbox, told=before["told"] + 1)
-        assert (after["inside"], after["outside"]) == (before["inside"], before["outside"] + 1)
-        assert after["outside_ms"]["sum"] > before["outside_ms"]["sum"]
-        wide = node.cli("status", "-o", "wide").stdout
-        # Two, where the watcher had placed QEMU before that made its first thread.
-        assert (f"births: {after['told']} threads, {after['inside']} within their CPUs; "
-                f"{after['outside']} were allowed outside") in wide
-        assert "births reported by the kernel" in wide
+
+    def counted(name: str) -> bool:
+        with Qemu(node.id(name), vcpus=2, maxcpus=8) as vm:
+            wait_until_nobody_looks(node)
+            lost, before = overruns(node), birth(node, vm.sandbox)
+            os.sched_setaffinity(vm.pid, {int(cpus[1])})
+            assert vm.add_vcpu() == 7
+            node.wait_for_vcpus(vm.pid, {0: cpus[0], 1: cpus[0], 7: cpus[0]})
+            after = wait(lambda: ((found := birth(node, vm.sandbox))["told"] == before["told"] + 1 and found)
+                         or overruns(node) > lost, lambda: (before, birth(node, vm.sandbox)))
+            if overruns(node) > lost:
+                return False
+            assert (after["inside"], after["outside"]) == (before["inside"], before["outside"] + 1)
+            assert after["outside_ms"]["sum"] > before["outside_ms"]["sum"]
+            wide = node.cli("status", "-o", "wide").stdout
+            # Two, where the watcher had placed QEMU before that made its first thread.
+            assert (f"births: {after['told']} threads, {after['inside']} within their CPUs; "
+                    f"{after['outside']} were allowed outside") in wide
+            assert "births reported by the kernel" in wide
+            return True
+
+    assert in_time(counted)
 
 
 def test_storms_of_others_disturb_neither(node: Node, cpus: tuple[str, str]) -> None:

@@ -212,7 +212,7 @@ def on_a_terminal(node: Node, *args: str, size: tuple[int, int] = (50, 160)) -> 
         os.close(slave)
         parts = []
         try:
-            while select.select([master], [], [], 30)[0] and (part := os.read(master, 65536)):
+            while select.select([master], [], [], 300)[0] and (part := os.read(master, 65536)):
                 parts.append(part)
         except OSError:
             pass  # EIO: the other side has closed

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from agent_client import AgentClient
+from agent_client import PATIENCE, AgentClient
 from real_guest import GuestContainer, RealGuest, built_agent, image
 from real_node import wait
 from vsock_device import vsock_device
@@ -102,7 +102,7 @@ def container(guest: RealGuest) -> Iterator[Callable[..., GuestContainer]]:
 def wait_for_busy(guest: RealGuest, cpus: set[int], vcpus: set[int] | None = None) -> None:
     """Until those are busy and no other, in the guest and outside (where not said otherwise by the same numbers)."""
     wanted = cpus, cpus if vcpus is None else vcpus
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while (load := guest.load(0.5)).busy() != wanted:
         assert time.monotonic() < deadline, f"{wanted} should be busy, and are: {load}"
 
@@ -112,7 +112,7 @@ def wait_for_masks(made: GuestContainer, cpus: str) -> None:
     online, _ = made.guest.cpus()
     wanted = CpuSet.parse(cpus)
     wait(lambda: {mask & online for mask in made.masks().values()} == {wanted},
-         lambda: f"{made.cgroup} should be on {cpus}: {made.threads()}", 60)
+         lambda: f"{made.cgroup} should be on {cpus}: {made.threads()}")
 
 
 def test_it_tells_the_guest_as_it_is(guest: RealGuest, agent: Agent,
@@ -265,15 +265,15 @@ def test_garbage_on_the_port_is_survived(guest: RealGuest, agent: Agent,
     for garbage in (b"\xff" * 5000, b"\0\0\0\x02[]", b"\0\0\0\x09" + b"{" * 9, b"\0\x0f\0\0" + b"half a frame"):
         agent.host.send(garbage)
         agent.host.quiet(0.5)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while True:  # what was left half is dropped after a while without a word
         assert time.monotonic() < deadline
         with contextlib.suppress(TimeoutError):
             agent.host.send(b"")
-            agent.host._patience = 5.0
+            agent.host._patience = 20.0
             agent.host.subscribe()
             break
-    agent.host._patience = 60.0
+    agent.host._patience = PATIENCE
     wait_for_masks(main, "1")
     agent.host.put({"main": "2"})
     wait_for_masks(main, "2")

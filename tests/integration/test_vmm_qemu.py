@@ -169,7 +169,7 @@ def debugfs() -> Iterator[str]:
     if Path("/sys/kernel/debug/kvm").exists():
         yield "/sys/kernel/debug"
         return
-    script = "mount -t debugfs none /sys/kernel/debug && echo mounted && exec sleep 120"
+    script = "mount -t debugfs none /sys/kernel/debug && echo mounted && exec sleep 600"
     with subprocess.Popen([need_tool("unshare"), "--mount", "sh", "-c", script], stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL) as process:
         try:

@@ -339,7 +339,7 @@ def test_a_pid_in_a_hook_is_never_pinned(node: Node, cpus: tuple[str, str]) -> N
     node.configure(node={"shared_pool": cpus[0]})
     before = {pid: by_tid(pid) for pid in (1, os.getpid())}
     with Qemu(node.id("a"), vcpus=2) as vm, Qemu(node.id("b")) as other, \
-            subprocess.Popen(["sleep", "60"]) as sleeper:
+            subprocess.Popen(["sleep", "600"]) as sleeper:
         try:
             node.start()
             for number, pid in enumerate((1, os.getpid(), os.getppid(), sleeper.pid, other.pid, 2, 0, -1, 1 << 40)):
@@ -398,9 +398,10 @@ def test_a_cgroup_that_has_less_is_reported_and_not_fought(node: Node, cpus: tup
         assert any(reason.endswith("threads have fewer CPUs than decided: their cpuset cgroup has no others")
                    for reason in status["reasons"])
         assert node.cli("verify").returncode == 1
-        settled = node.log()
+        settled = node.log().splitlines()
         node.resyncs(4)
-        assert node.log() == settled, "it is set again and again"
+        more = [line for line in node.log().splitlines()[len(settled):] if "proc connector lost" not in line]
+        assert more == [], "it is set again and again"
         assert node.data("plan")["operations"] == []
         # The cgroup is given more: the kernel shows what was asked, and all is well.
         (cgroup / "cpuset.cpus").write_text(union(cpus))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import secrets
 import signal
 import socket
 import time
@@ -19,6 +20,9 @@ from real_node import PATIENCE, Node, by_tid, two_cpus, union, wait
 from real_qemu import Qemu
 
 pytestmark = pytest.mark.root
+
+#: Of this process alone: a port that was free a moment ago is no other's.
+HOST = f"127.{'.'.join(str(1 + secrets.randbelow(254)) for _ in range(3))}"
 
 
 class Unix(http.client.HTTPConnection):
@@ -43,12 +47,12 @@ class Metered(Node):
 
     def on(self, where: Path | int, **more: object) -> None:
         self.where = where
-        address = f"127.0.0.1:{where}" if isinstance(where, int) else f"unix:{where}"
+        address = f"{HOST}:{where}" if isinstance(where, int) else f"unix:{where}"
         self.configure(metrics={"address": address, **more})
 
     def ask(self, path: str) -> tuple[int, str]:
         with closing(Unix(self.where) if isinstance(self.where, Path) else
-                     http.client.HTTPConnection("127.0.0.1", self.where, timeout=PATIENCE)) as client:
+                     http.client.HTTPConnection(HOST, self.where, timeout=PATIENCE)) as client:
             client.request("GET", path)
             answer = client.getresponse()
             return answer.status, answer.read().decode()
@@ -81,7 +85,7 @@ class Metered(Node):
 
 def free_port() -> int:
     with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
+        made.bind((HOST, 0))
         return int(made.getsockname()[1])
 
 
@@ -167,12 +171,12 @@ def test_who_talks_nonsense_harms_nobody(node: Metered) -> None:
     for raw in (b"\0" * 100000, b"GET " * 100000, b"\r\n\r\n", b"", b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 10000,
                 b"GET /../../etc/passwd HTTP/1.1\r\n\r\n", b"GET /%00%ff HTTP/1.0\n\n"):
         for _ in range(5):
-            with suppress(OSError), socket.create_connection(("127.0.0.1", node.where), timeout=PATIENCE) as client:
+            with suppress(OSError), socket.create_connection((HOST, node.where), timeout=PATIENCE) as client:
                 client.sendall(raw)
                 client.shutdown(socket.SHUT_WR)
                 while client.recv(65536):
                     pass
-    mute = [socket.create_connection(("127.0.0.1", node.where), timeout=PATIENCE) for _ in range(50)]
+    mute = [socket.create_connection((HOST, node.where), timeout=PATIENCE) for _ in range(50)]
     node.sandbox("nobody")  # the command line is answered all the same
     for each in mute:
         each.close()
@@ -185,7 +189,7 @@ def test_who_talks_nonsense_harms_nobody(node: Metered) -> None:
 
 def test_a_port_that_is_taken_is_no_reason_not_to_pin(node: Metered) -> None:
     with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
+        other.bind((HOST, 0))
         other.listen()
         node.on(int(other.getsockname()[1]))
         with Qemu(node.id("a"), vcpus=1) as vm:

@@ -80,7 +80,7 @@ def test_the_runtime_may_start_the_watcher_itself(suite: str, cpus: tuple[str, s
     """Pre-installed as an executable: it gets a connected socket and almost no environment, and ends with it. NRI 0.6
     (trixie) does not tell such a plugin what there is (containerd/nri #43): the watcher asks by itself."""
     first, second = cpus
-    with Containerd(suite, patient=True) as containerd, CriNode(containerd) as node:
+    with Containerd(suite) as containerd, CriNode(containerd) as node:
         node.configure(node={"shared_pool": first})
         vm = containerd.pod("vm", VM)
         main = vm.container("main", cpus=second)

@@ -57,7 +57,7 @@ class Busy:
     def run_for(self, seconds: float) -> None:
         """Whatever else the machine does."""
         end = self.ran + seconds
-        wait(lambda: self.ran >= end, "it does not run", seconds=60)
+        wait(lambda: self.ran >= end, "it does not run")
 
 
 def drift(node: Node, sandbox: str) -> dict[str, Any]:

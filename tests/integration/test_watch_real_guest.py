@@ -72,7 +72,7 @@ class Inside:
         return CpuSet(vcpu for vcpu, cpus in seen(self.guest.pid).vcpus.items() if cpus == self.cpus[1])
 
     def wait_for(self, **wanted: str) -> None:
-        wait_for_states(self.node, self.guest.sandbox, wanted, 60)
+        wait_for_states(self.node, self.guest.sandbox, wanted)
 
     def clean(self) -> None:
         """What the next test finds is as it was."""
@@ -106,7 +106,7 @@ def inside(real: RealGuest, cpus: tuple[str, str]) -> Iterator[Inside]:
 
 def wait_for_mask(made: GuestContainer, cpus: CpuSet) -> None:
     wait(lambda: {mask & ALL for mask in made.masks().values()} == {cpus},
-         lambda: f"{made.cgroup} should be on {cpus}: {made.threads()}", 60)
+         lambda: f"{made.cgroup} should be on {cpus}: {made.threads()}")
 
 
 @pytest.mark.guest
@@ -121,7 +121,7 @@ def test_processes_run_on_the_vcpus_that_back_their_containers_cpus(inside: Insi
     assert len(own) == 1
     assert (web.mask(), logs.mask()) == ({str(own)}, {str(ALL - own)})
     assert all(mask <= ALL - own for mask in vm.system().values())
-    wait(lambda: vm.load(0.5).busy() == ({*own}, {*own}), lambda: f"{own} should be busy: {vm.load(0.5)}", 60)
+    wait(lambda: vm.load(0.5).busy() == ({*own}, {*own}), lambda: f"{own} should be busy: {vm.load(0.5)}")
     (thread,) = (tid for tid, vcpu in vm.vcpus().items() if vcpu in own)
     stat = Procfs().thread_stat(vm.pid, thread)
     assert stat is not None
@@ -133,7 +133,7 @@ def test_processes_run_on_the_vcpus_that_back_their_containers_cpus(inside: Insi
         return found if all(each["guest"] and each["guest"]["text"] == "applied" for each in found["containers"]) \
             else None
 
-    found = wait(applied, lambda: f"{states(node, vm.sandbox)}\n{node.log()}", 60)
+    found = wait(applied, lambda: f"{states(node, vm.sandbox)}\n{node.log()}")
     by_name = {each["name"]: each for each in found["containers"]}
     assert by_name["web"]["vcpus"] == str(own)
     assert by_name["web"]["guest"] == {
@@ -149,7 +149,7 @@ def test_processes_run_on_the_vcpus_that_back_their_containers_cpus(inside: Insi
                          if line.startswith(("CONTAINER", web.cgroup, logs.cgroup))]
         return [row[head.index("GUEST"):].split()[0] for row in rows]
 
-    wait(lambda: shown() == ["applied", "applied"], shown, 60)
+    wait(lambda: shown() == ["applied", "applied"], shown)
 
 
 @pytest.mark.guest
@@ -296,15 +296,15 @@ def test_what_is_outside_is_told_and_a_plugged_vcpu_is_used_when_it_is_online(ag
 
         # It is looked for every second, and may be inside just then: vCPUs 0 to 2 share a CPU, so that it may not run
         # between the agent's setting its mask and looking at it.
-        wait(lambda: told() == {"state": "pending", "outside": [pid]}, lambda: f"{pid} is outside: {told()}", 60)
-        wait(lambda: f"(outside: {pid})" in node.cli("status", "-o", "wide").stdout, lambda: f"{pid} is not shown", 60)
+        wait(lambda: told() == {"state": "pending", "outside": [pid]}, lambda: f"{pid} is outside: {told()}")
+        wait(lambda: f"(outside: {pid})" in node.cli("status", "-o", "wide").stdout, lambda: f"{pid} is not shown")
         assert states(node, vm.sandbox)["web"] == "applied"
         vm.kill_process(pid)
         inside.wait_for(web="applied", logs="applied")
 
         assert vm.add_vcpu() == 8
         wait(lambda: len(seen(vm.pid).vcpus) == 5 and "pending" in " ".join(states(node, vm.sandbox).values()),
-             lambda: states(node, vm.sandbox), 60)
+             lambda: states(node, vm.sandbox))
         vm.online(4)
         inside.wait_for(web="applied", logs="applied")
         by_name = {each["name"]: each for each in node.sandbox(vm.sandbox)["containers"]}

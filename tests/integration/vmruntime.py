@@ -203,7 +203,7 @@ def _enter(cgroup: Path, pid: int) -> None:
 
 
 def _remove(cgroup: Path) -> None:
-    for _ in range(100):
+    for _ in range(6000):
         with contextlib.suppress(OSError):
             cgroup.rmdir()
         if not cgroup.exists():

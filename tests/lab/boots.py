@@ -19,6 +19,9 @@ from pathlib import Path
 from lab.node import REPOSITORY
 from lab.variant import Cgroup, Kernel, Topology, Variant
 
+#: Where the nodes' results lie, and what a session locks until it has read its own: another may run in this checkout.
+RESULTS = REPOSITORY / "build/lab"
+LOCK = RESULTS / ".lock"
 #: Seconds for a boot and its tests, until it is ended: the longest takes some seven minutes on two idle cores.
 TIMEOUT = 2400
 
@@ -42,7 +45,7 @@ class Boot:
 
     @property
     def results(self) -> Path:
-        return REPOSITORY / "build/lab" / str(self)
+        return RESULTS / str(self)
 
     def argv(self) -> list[str]:
         """Of `lab run`, which ends with the process that starts it."""
@@ -113,20 +116,27 @@ class Background(Nodes):
     """Boots nodes one after the other while the session does something else.
 
     :param directory: an empty one, for what they print.
+    :param lock: the file that is locked until `end`: no other's nodes are booted meanwhile.
     """
 
-    def __init__(self, boots: Sequence[Boot], directory: Path) -> None:
+    def __init__(self, boots: Sequence[Boot], directory: Path, lock: Path | None = None) -> None:
         super().__init__(directory)
+        lock = lock or directory / "lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = lock.open("w")
         # Ahead of the tests beside it: a node takes the longest, and none of them waits for less than a minute.
         lines = [f"nice -n -5 {shlex.join(boot.argv())} >{shlex.quote(str(self.log(boot)))} 2>&1; "
                  f"echo $? >{shlex.quote(str(self.code(boot)))}.new; "
                  f"mv {shlex.quote(str(self.code(boot)))}.new {shlex.quote(str(self.code(boot)))}" for boot in boots]
+        fd = self._lock.fileno()
         self._process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "TERM", "--", "sh", "-c", "\n".join(lines)], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(REPOSITORY / "tests")}, cwd=REPOSITORY)
+            ["setpriv", "--pdeathsig", "TERM", "--", "sh", "-c", "\n".join([f"flock {fd}", *lines])], pass_fds=[fd],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY / "tests")}, cwd=REPOSITORY)
         (directory / "pid").write_text(str(self._process.pid))
 
     def end(self) -> None:
         """End what still runs: `lab run` ends its node with itself, and itself with its parent."""
         self._process.terminate()
         self._process.wait()
+        self._lock.close()

@@ -66,18 +66,18 @@ def entry(kind: str, recipe: object, make: Callable[[Path, Path], None], fresh: 
             # From shared to exclusive and back is two steps: in between another may build it, or remove it.
             fcntl.flock(lock, fcntl.LOCK_EX)
             if fresh or not path.is_dir():
-                _build(path, kind, make)
+                _build(path, make)
                 fresh = False
         os.utime(path)
         _prune(base, kind)
         yield path
 
 
-def _build(path: Path, kind: str, make: Callable[[Path, Path], None]) -> None:
+def _build(path: Path, make: Callable[[Path, Path], None]) -> None:
     started = time.monotonic()
     say(f"building {path.name} in {path.parent}")
     partial = path.with_name(f"{path.name}.partial")
-    log = path.with_name(f"{kind}.log")
+    log = path.with_name(f"{path.name}.log")
     log.unlink(missing_ok=True)
     remove(partial)
     partial.mkdir()
@@ -93,8 +93,12 @@ def _build(path: Path, kind: str, make: Callable[[Path, Path], None]) -> None:
 
 def _prune(base: Path, kind: str) -> None:
     """Remove what was not used for longest, if nobody uses it now."""
-    found = [path for path in base.glob(f"{kind}-????????????") if path.is_dir()]
-    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:
+    used = {}
+    for path in base.glob(f"{kind}-????????????"):
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            if path.is_dir():
+                used[path] = path.stat().st_mtime
+    for path in sorted(used, key=lambda path: used[path], reverse=True)[KEPT:]:
         _remove_unused(path)
 
 
@@ -106,6 +110,7 @@ def _remove_unused(path: Path) -> bool:
         except BlockingIOError:
             return False
         remove(path)
+        path.with_name(f"{path.name}.log").unlink(missing_ok=True)
     return True
 
 

@@ -38,7 +38,7 @@ DEADLINE = 600.0
 #: Until its init says that it is up, which takes some 15 seconds, and how often it is tried: an emulated CPU has lost
 #: its clock while the node booted on a busy machine (one of some twenty boots), or the node's clock runs too fast.
 #: Then it never comes up, or its init finds that and powers it off.
-BOOT_DEADLINE, BOOTS = 120.0, 3
+BOOT_DEADLINE, BOOTS = 240.0, 3
 _UP = b"init: up after"
 #: On the console of a kernel that panicked. The emulated one does so once in dozens of boots; one that a test brings
 #: down does so at every boot, and fails.
@@ -280,11 +280,12 @@ def follow(process: subprocess.Popen[bytes], console: BinaryIO, deadline: float,
     assert process.stdout is not None
     started, booting = time.monotonic(), b""
     until = started + min(deadline, boot_deadline)
+    left = until - started
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while (left := until - time.monotonic()) > 0:
+        while left > 0:
             if not selector.select(left):
-                continue
+                break
             part = os.read(process.stdout.fileno(), 1 << 16)
             if not part:
                 process.wait()
@@ -295,4 +296,5 @@ def follow(process: subprocess.Popen[bytes], console: BinaryIO, deadline: float,
                 until = started + deadline
             sys.stdout.write(part.decode(errors="replace").replace("\r\n", "\n"))
             sys.stdout.flush()
+            left = until - time.monotonic()
     return False

@@ -139,6 +139,23 @@ def test_nodes_in_the_background_come_one_after_the_other_and_say_how_they_ended
         background.end()
 
 
+def test_nodes_of_another_session_in_this_checkout_wait_for_its_end(tmp_path: Path) -> None:
+    """It has yet to read their results, and theirs have the same place."""
+    boot, lock = ScriptedBoot(Variant(), "", ["echo here"]), tmp_path / "lock"
+    for name in "first", "second":
+        (tmp_path / name).mkdir()
+    with contextlib.ExitStack() as stack:
+        first = Background([boot], tmp_path / "first", lock)
+        stack.callback(first.end)
+        assert first.wait(boot, str) == 0
+        second = Background([boot], tmp_path / "second", lock)
+        stack.callback(second.end)
+        time.sleep(0.5)
+        assert not second.log(boot).exists()
+        first.end()
+        assert second.wait(boot, str) == 0
+
+
 def test_nodes_in_the_background_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_MARK", str(tmp_path))
     boot = ScriptedBoot(Variant(), "", ["echo here; while :; do sleep 1; done"])
@@ -154,14 +171,14 @@ def test_nodes_in_the_background_end_with_it(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("script", "in_time"), [
-    ("echo here; exec sleep 60", False), ("printf 'here\\ninit: up after 9 s\\n'; sleep 2.5", True)],
+    ("echo here; exec sleep 600", False), ("printf 'here\\ninit: up after 9 s\\n'; sleep 2.5", True)],
     ids=["not up", "up"])
 def test_a_node_is_followed_until_it_is_off_or_until_it_should_be_up(script: str, in_time: bool) -> None:
     assert _followed(script, 60, 1.5) == (in_time, True)
 
 
 def test_a_node_is_followed_until_its_deadline() -> None:
-    assert _followed("echo here; exec sleep 60", 1.5, 60) == (False, True)
+    assert _followed("echo here; exec sleep 600", 1.5, 60) == (False, True)
 
 
 @pytest.mark.parametrize(("consoles", "boots"), [

@@ -95,13 +95,13 @@ class Agents:
         async def start() -> None:
             guest.task = asyncio.create_task(guest.serve())
 
-        asyncio.run_coroutine_threadsafe(start(), self.loop).result(20)
+        asyncio.run_coroutine_threadsafe(start(), self.loop).result(120)
 
     def toggle(self, guest: Guest) -> None:
         async def toggle() -> None:
             guest.toggle()
 
-        asyncio.run_coroutine_threadsafe(toggle(), self.loop).result(20)
+        asyncio.run_coroutine_threadsafe(toggle(), self.loop).result(120)
 
     def end(self, guest: Guest) -> None:
         async def stop() -> None:
@@ -109,7 +109,7 @@ class Agents:
                 guest.task.cancel()
                 await asyncio.gather(guest.task, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(stop(), self.loop).result(20)
+        asyncio.run_coroutine_threadsafe(stop(), self.loop).result(120)
         guest.listener.close()
         guest.path.unlink(missing_ok=True)
 

@@ -27,7 +27,7 @@ from vmpin.reconcile import state_file
 #: emulated node much longer.
 PATIENCE = 180.0
 #: Seconds after which a sandbox with neither VM nor containers is forgotten (sources/disk.py), and some for a resync.
-FORGOTTEN = 65.0
+FORGOTTEN = 90.0
 #: What a watcher logs of what is done to it in a story.
 _EXPECTED = re.compile(r"state cannot be saved|cannot be noted|fight |refused|nri|spool|the sources disagree|NRI")
 _BROKEN = re.compile(r"Traceback|sessions with guest failed|never awaited|was never retrieved")

@@ -24,10 +24,8 @@ from soak.oracle import Container, Cpus
 from soak.trouble import TroubledWorld
 from soak.world import Guest, Kind, listed
 from vmpin.cli.main import main as vmpin_command
-from vmpin.install.hook_options import DEFAULT_STAGES, HookOptions
+from vmpin.install.hook_options import DEFAULT_STAGES
 
-#: The hook waits so long for the watcher: 200 ms are little for a busy one on an emulated node.
-_DEADLINE_MS = 10_000
 #: Which stages call the hook: each of these is enough.
 _STAGES = (DEFAULT_STAGES, ("createRuntime", "poststop"), ("poststart", "poststop"))
 MOST_RUNC_PODS = 3
@@ -50,9 +48,6 @@ class ContainerWorld(TroubledWorld):
         super().__init__(*args)
         self._kata = KataFiles(self.top / "vc")
         self._bundles: dict[str, Bundle] = {}
-
-    def options(self, **changes: Any) -> HookOptions:
-        return super().options(**{"deadline_ms": _DEADLINE_MS, **changes})
 
     def cli(self, *args: str, **more: Any) -> subprocess.CompletedProcess[str]:
         """In this process: an emulated node takes seconds to start an interpreter."""

@@ -28,6 +28,7 @@ from soak.machines import Machine, RealQemu, StandIn
 from soak.oracle import Container, Cpus, Sandbox
 from soak.runtime import Runtime
 from vmpin.host.sysfs import Sysfs
+from vmpin.install.hook_options import DEFAULT_DEADLINE_MS, HookOptions
 from vmpin.wire.nri_enums import Verb
 
 #: What the run directory may hold: full in a moment, and more than a story needs.
@@ -278,6 +279,10 @@ class World(Node):
     def _shared(self) -> Cpus:
         return frozenset(self.rng.sample(sorted(self.pool), self.rng.randint(1, len(self.pool))))
 
+    def options(self, **changes: Any) -> HookOptions:
+        """A frozen watcher costs the hook its whole deadline."""
+        return super().options(**({"deadline_ms": DEFAULT_DEADLINE_MS} if self.frozen else {}), **changes)
+
     def _hook(self, stage: str, state: dict[str, object]) -> None:
         """What the hook sends; when no watcher answers, the real hook is called, which leaves it in the spool."""
         answer = b""
@@ -286,7 +291,7 @@ class World(Node):
                 answer = talk(self.run / "hook.sock", self.message(stage, state))
         if answer != b"ok\n":
             self.made["spooled"] += 1
-            for _ in range(5):  # after its deadline it has 20 ms for the spool, which a busy machine may take from it
+            for _ in range(50):  # after its deadline it has 20 ms for the spool, which a busy machine may take from it
                 before = os.listdir(self.run / "spool")
                 assert self.call_hook(stage, state).wait(120) == 0, "the hook failed a container"
                 if not self.frozen or os.listdir(self.run / "spool") != before:

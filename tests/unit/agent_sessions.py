@@ -19,7 +19,7 @@ from vmpin.protocol.messages import (
 )
 
 #: No test waits minutes for the next attempt.
-QUICK = Timeouts(agent_first=0.02, agent_last=0.05, agent_early=0.02)
+QUICK = Timeouts(agent_first=0.02, agent_last=0.05, agent_early=0.02, agent_answer=120.0)
 
 
 MAP = VcpuMap(None, 0, "pod-a", {"c1": ContainerVcpus((2, 3), True), "c2": ContainerVcpus((0, 1))}, (0, 1))

@@ -35,7 +35,7 @@ POD = SandboxId("pod-a")
 
 
 #: Attempts follow soon; nothing is given up or repeated because the machine is slow.
-QUICK = Timeouts(agent_last=0.2, agent_answer=120.0, kata_answer=120.0, kata_again=3600.0)
+QUICK = Timeouts(agent_last=0.2, agent_answer=120.0, kata_answer=120.0, kata_again=3600.0, guest_unpin=120.0)
 
 
 WEB, LOGS = ContainerId("web"), ContainerId("logs")

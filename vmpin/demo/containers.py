@@ -94,9 +94,9 @@ class Containers:
                 code = children.run(
                     ["unshare", "--mount", "--propagation", "private", "sh", "-c", _WITHOUT_HYBRID, "sh",
                      self._crun, "--root", str(self.directory / "crun"), "--cgroup-manager=cgroupfs", *args],
-                    60, stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0)
+                    120, stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0)
             except subprocess.TimeoutExpired:
-                raise VmpinError(f"crun {args[0]} did not end within 60 s") from None
+                raise VmpinError(f"crun {args[0]} did not end within 120 s") from None
         if code:
             output = log.read_text("utf-8", "replace").split()
             raise VmpinError(f"crun {args[0]} failed: {' '.join(output)[-400:] or f'exit code {code}'}",

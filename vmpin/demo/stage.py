@@ -27,8 +27,8 @@ from vmpin.domain.terminal import printable
 from vmpin.errors import VmpinError
 from vmpin.install.hook_options import HookOptions
 
-#: Seconds to wait for a condition. It takes a resync, which is one second here, and a loaded machine more.
-PATIENCE = 60.0
+#: Seconds to wait for a condition or a command. It takes a resync, one second here, and a loaded machine more.
+PATIENCE = 120.0
 
 
 class Stage:
@@ -51,7 +51,8 @@ class Stage:
             self.vm = DemoVm(tools.qemu, self.sandbox, self.directory)
             self._configure(None)
             self.containers = Containers(tools.crun, tools.busybox, self.sandbox, self.directory, HookOptions(
-                socket=self.directory / "run" / "hook.sock", spool=self.directory / "run" / "spool"))
+                socket=self.directory / "run" / "hook.sock", spool=self.directory / "run" / "spool",
+                deadline_ms=10_000))  # the default is short for the watcher of a loaded machine
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
@@ -119,8 +120,8 @@ class Stage:
 
     def explain(self, cpu: CpuSet) -> None:
         with (self.directory / "explain.txt").open("w+", encoding="utf-8", errors="replace") as file:
-            code = children.run(self._command("explain", self.sandbox), 30, env=self._environment, stdout=file,
-                                stderr=file)
+            code = children.run(self._command("explain", self.sandbox), PATIENCE, env=self._environment,
+                                stdout=file, stderr=file)
             file.seek(0)
             output = file.read()
         lines = [line for line in output.splitlines() if f"belongs on {cpu}:" in line]
@@ -133,7 +134,7 @@ class Stage:
         """Run a real command as typed. :raises VmpinError: if it fails."""
         print(f"    $ vmpin {' '.join(args)}")
         sys.stdout.flush()
-        code = children.run(self._command(*args), 30, env=self._environment,
+        code = children.run(self._command(*args), PATIENCE, env=self._environment,
                             stdout=sys.stdout if shown_output else subprocess.DEVNULL)
         if code:
             raise VmpinError(f"`vmpin {' '.join(args)}` ended with exit code {code}")
@@ -153,8 +154,8 @@ class Stage:
         assert self._watcher is not None
         if not children.ended(self._watcher):
             os.kill(self._watcher.pid, signal.SIGTERM)
-        if not children.ended(self._watcher, 10):
-            raise VmpinError("the watcher does not end within 10 s of SIGTERM")
+        if not children.ended(self._watcher, PATIENCE):
+            raise VmpinError(f"the watcher does not end within {PATIENCE:.0f} s of SIGTERM")
         code = self._watcher.wait()
         if code:
             raise VmpinError(f"the watcher ended with exit code {code}")

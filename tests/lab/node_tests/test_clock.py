@@ -77,7 +77,7 @@ def test_what_hooks_spooled_before_a_step_is_taken_and_ends(node: CriNode, step:
 
     def hook(stage: str) -> None:
         ran = node.call_hook(stage, state)
-        ran.communicate(timeout=60)
+        ran.communicate(timeout=300)
         assert ran.returncode == 0
 
     def owners() -> dict[str, str]:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -126,16 +127,20 @@ def test_where_other_processes_are_hidden_nothing_is_called_good(tmp_path: Path)
 
 @pytest.mark.root
 @pytest.mark.parametrize("closed", ["state.json", "kata_go", ""])
-def test_what_the_user_may_not_read_is_not_taken_for_nothing(tmp_path: Path, closed: str) -> None:
+def test_what_the_user_may_not_read_is_not_taken_for_nothing(closed: str) -> None:
     need_root()
+    with TemporaryDirectory(dir="/tmp") as name:  # pytest closes what is above its own to others, at every start
+        _read_as_another_user(Path(name), closed)
+
+
+def _read_as_another_user(place: Path, closed: str) -> None:
     if closed == "kata_go":
-        (tmp_path / closed).mkdir(mode=0o700)
+        (place / closed).mkdir(mode=0o700)
     elif closed:
-        (tmp_path / closed).touch(mode=0o600)
-    for path in (tmp_path, *tmp_path.parents[:-2]):
-        path.chmod(0o755)
-    given = config.load(None, {}, {"paths.run": str(tmp_path), "paths.kata_go": str(tmp_path / "kata_go"),
-                                   "paths.kata_rs": str(tmp_path / "kata_rs")})
+        (place / closed).touch(mode=0o600)
+    place.chmod(0o755)
+    given = config.load(None, {}, {"paths.run": str(place), "paths.kata_go": str(place / "kata_go"),
+                                   "paths.kata_rs": str(place / "kata_rs")})
     importlib.import_module("vmpin.host.procfs")  # the child may not read Python's own files
     reading, writing = os.pipe()
     child = os.fork()
@@ -154,7 +159,7 @@ def test_what_the_user_may_not_read_is_not_taken_for_nothing(tmp_path: Path, clo
     with open(reading) as pipe:
         said = pipe.read()
     os.waitpid(child, 0)
-    assert said == (f"no watcher answers, and {tmp_path / closed} cannot be read: permission denied" if closed
+    assert said == (f"no watcher answers, and {place / closed} cannot be read: permission denied" if closed
                     else "seen")
 
 

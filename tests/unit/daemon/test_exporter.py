@@ -131,7 +131,7 @@ def test_what_was_counted_is_reported(node: Node) -> None:
     assert node.values("vmpin_source_up") == {("hook",): 1}
     assert node.values("vmpin_guest_containers")["applied",] == 1
     assert node.values("vmpin_state_saved") == {(): 1}
-    assert abs(node.values("vmpin_last_resync_timestamp_seconds")[()] - time.time()) < 60
+    assert abs(node.values("vmpin_last_resync_timestamp_seconds")[()] - time.time()) < 600
 
 
 def test_a_state_that_no_guest_may_have_counts_as_unknown(node: Node) -> None:

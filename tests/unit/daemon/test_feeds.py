@@ -85,7 +85,7 @@ def test_a_feed_that_is_started_again_while_a_report_is_due_reports_again(tmp_pa
     file.touch()
 
     async def main() -> None:
-        feed = FileFeed(reports.append, Timeouts(file_calm=0.2))
+        feed = FileFeed(reports.append, Timeouts(file_calm=1.0))
         feed.watch([file])
         async with running(feed.run()):
             await asyncio.sleep(0)
@@ -108,9 +108,10 @@ def test_the_kubelets_pod_resources_are_asked_for_and_a_failure_is_logged_once(
     answers: list[Mapping[tuple[str, str, str], CpuSet] | None] = []
     config = loading.load(None, {}, {"paths.kubelet": str(tmp_path), "watch.resync_seconds": "0.1"})
     (tmp_path / "pod-resources").mkdir()
+    timeouts = Timeouts(pod_resources_pause=0.01, pod_resources=120.0)
 
     async def main() -> None:
-        async with running(poll_pod_resources(config, answers.append, Timeouts(pod_resources_pause=0.01))):
+        async with running(poll_pod_resources(config, answers.append, timeouts)):
             await until(lambda: answers)
             assert answers == [None]  # no socket yet
             kubelet = Kubelet(tmp_path / "pod-resources/kubelet.sock")

@@ -57,7 +57,7 @@ class Drifted:
         #: What the runtime has.
         self.listed: dict[ContainerId, NriContainer] = {}
         take_nri(self.reconciler, [Synced((), (), 0, runtime=7)])
-        self.repair = self.repairing(Timeouts(cri_call=4.0))
+        self.repair = self.repairing(Timeouts(cri_call=120.0))
 
     def repairing(self, timeouts: Timeouts) -> RuncRepair:
         return RuncRepair(self.reconciler.view, self.reconciler.tally, self.reconciler.read_cgroups,
@@ -153,13 +153,14 @@ def test_nothing_waits_for_a_mute_runtime(node: Drifted, runtime: CriServer,
                                           caplog: pytest.LogCaptureFixture) -> None:
     """The loop turns while the call waits, a second look begins no second call, and the deadline ends it."""
     runtime.mute = True
+    node.repair = node.repairing(Timeouts(cri_call=8.0))
     node.drift("a", "b")
     turns = 0
 
     async def watched() -> None:
         nonlocal turns
         node.repair.begin()
-        await asyncio.to_thread(runtime.called.wait)
+        assert await asyncio.to_thread(runtime.called.wait, 120)
         node.repair.begin()
         (under_way,) = asyncio.all_tasks() - {asyncio.current_task()}
         while not under_way.done():

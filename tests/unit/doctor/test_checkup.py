@@ -198,7 +198,7 @@ def test_the_run_directory_is_described(own: Config) -> None:
     state_file.save(own.paths.state_file, Procfs().boot_id(), state_format.SavedState())
     found = run_directory(own, Procfs())
     assert (found.exists, found.uid, found.mode, found.spooled) == (True, os.geteuid(), 0o755, 2)
-    assert 99 < found.oldest < 200
+    assert 99 < found.oldest < 400
     assert found.state_size == own.paths.state_file.stat().st_size
     assert (found.state_trouble, found.set_aside, found.writable, found.read_only) == ("", False, True, False)
     assert found.free > 0

@@ -29,7 +29,7 @@ from vmpin_agent.guest_cpus import CpuReader
 ROOT = Path(__file__).parents[3]
 WEB, LOGS, NONE = ContainerId("web"), ContainerId("logs"), ContainerId("none")
 
-QUICK = Timeouts(agent_first=0.02, agent_last=0.05, agent_early=0.02)
+QUICK = Timeouts(agent_first=0.02, agent_last=0.05, agent_early=0.02, agent_answer=120.0)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ PLUGGED = GuestVcpus({VcpuId(number): number for number in (0, 1, 7, 6)}, 2, 8)
 WISH = KataWish(BOOT, MAP)
 ONE = MAP._replace(containers={"c1": ContainerVcpus((1,), True)})
 OLD = (6, 1)
-QUICK = Timeouts(agent_first=0.02, agent_last=0.05, agent_early=0.02, kata_answer=20.0, kata_again=0.1,
+QUICK = Timeouts(agent_first=0.02, agent_last=0.05, agent_early=0.02, kata_answer=120.0, kata_again=0.1,
                  kata_resend=0.3, kata_pending=0.05)
 #: For tests in which an answer does not come.
 IMPATIENT = replace(QUICK, kata_answer=0.1)

@@ -213,12 +213,12 @@ def test_a_flag_wakes_the_one_that_waits() -> None:
         flag.set()
         flag.set()
         flag.clear()
-        await asyncio.wait_for(task, 60)  # though it is clear again by now
+        await asyncio.wait_for(task, 120)  # though it is clear again by now
         task = asyncio.create_task(flag.wait())
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
         flag.set()
-        await asyncio.wait_for(flag.wait(), 60)
+        await asyncio.wait_for(flag.wait(), 120)
         assert flag.is_set()
     run(test())

@@ -230,7 +230,7 @@ def test_this_processs_mask_is_within_its_cpuset() -> None:
 
 @pytest.fixture
 def sleeper() -> Iterator[VmThread]:
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with subprocess.Popen(["sleep", "600"]) as process:
         stat = Procfs().stat(process.pid)
         assert stat is not None
         yield VmThread(ThreadId(process.pid, stat.starttime), ThreadRole.EMULATOR, stat.comm, process.pid)
@@ -252,7 +252,7 @@ def group() -> Iterator[Path]:
     made = top / f"vmpin-test-{os.getpid()}"
     made.mkdir()
     yield made
-    for _ in range(1000):
+    for _ in range(6000):
         try:
             made.rmdir()
             return

@@ -48,7 +48,7 @@ def test_what_a_container_calls_a_kubelet_is_none(tmp_path: Path) -> None:
 
 
 def test_a_real_process_is_found_by_its_name() -> None:
-    with subprocess.Popen(["irqbalance", "60"], executable="/bin/sleep") as process:
+    with subprocess.Popen(["irqbalance", "600"], executable="/bin/sleep") as process:
         try:
             deadline = time.monotonic() + 120
             while process.pid not in [program.pid for program in daemons.programs(Procfs(), ["irqbalance"])]:

@@ -63,7 +63,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(20)  # a FIFO that is waited for would hang here
+    thread.join(120)  # a FIFO that is waited for would hang here
     assert [text.partition(" ")[0] for text in found] == ["/fifo:", "/dir:", "/large:", "/bytes:"]
     assert "no regular file" in found[0]
 

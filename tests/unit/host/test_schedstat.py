@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,15 @@ def host() -> Schedstat:
     return made
 
 
+def _until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while True:
+        time.sleep(0.3)
+        if true():
+            return
+        assert time.monotonic() < deadline
+
+
 def test_the_files_are_read_as_kernels_print_them() -> None:
     tick = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     assert parse_stat(STAT) == LastRun(2511797, 3, 300 * tick)
@@ -58,20 +67,24 @@ def test_a_thread_that_runs_is_seen_running_where_it_is(host: Schedstat, spinner
     pid = spinner.pid
     cpu = max(os.sched_getaffinity(0))
     os.sched_setaffinity(pid, {cpu})
-    time.sleep(0.05)
     began, before = time.monotonic(), host.ran(pid, pid)
-    time.sleep(0.3)
-    after, where = host.ran(pid, pid), host.where(pid, pid)
-    most = time.monotonic() - began + 0.1
-    assert before is not None
-    assert after is not None
-    assert where is not None
     stat = Procfs().thread_stat(pid, pid)
+    assert before is not None
     assert stat is not None
+
+    def ran_or_waited() -> bool:
+        """With a CPU to itself it runs all of the time; on a busy machine it runs or waits for it, and what it waited
+        is counted when it runs again."""
+        after, seconds = host.ran(pid, pid), time.monotonic() - began
+        assert after is not None
+        lived = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.starttime / os.sysconf("SC_CLK_TCK")
+        assert after.ran + after.waited < (lived + 0.1) * 1e9
+        return after.ran > before.ran and after.ran - before.ran + after.waited - before.waited > seconds * 1e9 * 2 / 3
+
+    _until(ran_or_waited)
+    where = host.where(pid, pid)
+    assert where is not None
     assert (where.cpu, where.starttime) == (cpu, stat.starttime)
-    # With a CPU to itself it ran all of the time; on a busy machine it ran or waited for it.
-    assert 0.2e9 < after.ran - before.ran + after.waited - before.waited < most * 1e9
-    assert after.ran > before.ran
 
 
 def test_a_thread_that_waits_for_its_cpu_is_seen_waiting(host: Schedstat, spinner: subprocess.Popen[bytes]) -> None:
@@ -80,12 +93,17 @@ def test_a_thread_that_waits_for_its_cpu_is_seen_waiting(host: Schedstat, spinne
         for pid in (spinner.pid, other.pid):
             os.sched_setaffinity(pid, {cpu})
         before = host.ran(spinner.pid, spinner.pid)
-        time.sleep(0.5)
-        after = host.ran(spinner.pid, spinner.pid)
-        other.kill()
-    assert before is not None
-    assert after is not None
-    assert after.waited - before.waited > 0.05e9
+        assert before is not None
+
+        def waited() -> bool:
+            after = host.ran(spinner.pid, spinner.pid)
+            assert after is not None
+            return after.waited - before.waited > 0.05e9
+
+        try:
+            _until(waited)
+        finally:
+            other.kill()
 
 
 def test_each_move_to_another_cpu_is_counted(host: Schedstat, spinner: subprocess.Popen[bytes]) -> None:
@@ -130,7 +148,7 @@ for line in sys.stdin:
         assert main_after is not None
         lost = (after - before) - (main_after.ran - main.ran)
         assert 0.09e9 < lost < 0.3e9  # the thread is gone, and with it its files
-        for _ in range(50):  # on a busy machine it has yet to go to sleep
+        for _ in range(600):  # on a busy machine it has yet to go to sleep
             still = process_ran(child.pid)
             time.sleep(0.2)
             if process_ran(child.pid) == still:

@@ -324,7 +324,7 @@ def test_the_guest_hook_starts_it_once_and_never_fails(built: Path, tmp_path: Pa
         mount -t tmpfs none /run
         "$1/prestart/vmpin-agent" && "$1/prestart/vmpin-agent" || exit 1
         count() { cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -cx '[-]-detach'; }
-        for at in 1 2 3 4 5 6 7 8 9 10; do
+        for at in $(seq 240); do
             sleep 0.5
             [ -e /run/vmpin/agent.lock ] && [ "$(count)" = 1 ] && break
         done
@@ -339,7 +339,7 @@ def test_the_guest_hook_starts_it_once_and_never_fails(built: Path, tmp_path: Pa
         (tmp_path / name).chmod(0o755)
     ran = subprocess.run(["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child",
                           "--mount-proc", "sh", "-c", script, "sh", str(tmp_path)], capture_output=True, text=True,
-                         timeout=120)
+                         timeout=300)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1\n", "")
 
 
@@ -379,7 +379,7 @@ def test_over_vsock_the_host_alone_is_let_in() -> None:
 
 def test_over_vsock_a_process_of_the_guest_is_hung_up_on(built: Path, tmp_path: Path) -> None:
     """VMADDR_CID_LOCAL, where the kernel has it."""
-    number = 40_000 + os.getpid() % 20_000
+    number = (1 << 24) + os.getpid()
     with subprocess.Popen([sys.executable, "-IS", built, "--run", tmp_path, "--vsock-port", str(number), "--serial",
                            "", "--cgroup", tmp_path], stderr=subprocess.PIPE, text=True) as agent:
         try:
@@ -412,7 +412,7 @@ def test_at_rest_it_wakes_once_a_second_and_is_small(start: Start, tmp_path: Pat
             return woken <= seconds + 1.5
 
         # On a busy machine it may not be done yet with what it was just told.
-        assert any(once_a_second() for _ in range(3))
+        assert any(once_a_second() for _ in range(10))
         assert agent.status("VmRSS") <= 20 << 10
         assert agent.status("Threads") == 1
 

@@ -67,7 +67,7 @@ def test_of_a_containers_command_line_nothing_is_read_at_its_exec_and_its_beginn
 
 def test_a_long_command_line_is_read_as_seldom_as_a_short_one_unless_it_is_a_vmms(
         machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    short, long = machine.process("sleep", "60"), machine.process("sleep", *LONG)
+    short, long = machine.process("sleep", "600"), machine.process("sleep", *LONG)
     vmm = machine.vmm("a")
     reads = Reads(monkeypatch)
     machine.executed(short, long, vmm)

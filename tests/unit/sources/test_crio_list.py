@@ -94,7 +94,7 @@ class Node:
 def node(tmp_path: Path) -> Iterator[Node]:
     made = Node(tmp_path)
     yield made
-    made.plugin.stop()
+    made.plugin.stop(PATIENCE)
     made.runtimes.close()
 
 

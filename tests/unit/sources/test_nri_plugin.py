@@ -63,7 +63,7 @@ def watched(runtimes: NriRuntimes) -> Iterator[Watched]:
     made = Watched(runtimes)
     made.plugin.start()
     yield made
-    made.plugin.stop()
+    made.plugin.stop(PATIENCE)
 
 
 def begun(runtimes: NriRuntimes, watched: Watched) -> NriRuntime:
@@ -356,7 +356,7 @@ def test_no_socket_says_what_to_do(tmp_path: Path) -> None:
                         on_state=lambda up, text: states.put((up, text)))
     plugin.start()
     up, text = states.get(timeout=PATIENCE)
-    plugin.stop()
+    plugin.stop(PATIENCE)
     assert not up
     assert text.startswith(f"{tmp_path}/nri.sock: No such file or directory: no container runtime")
     with pytest.raises(OSError, match="too long"):
@@ -373,7 +373,7 @@ def test_a_library_that_cannot_be_loaded_is_loaded_at_the_next_attempt(
         assert not up
         assert "session" in why
     begun(runtimes, made)
-    made.plugin.stop()
+    made.plugin.stop(PATIENCE)
 
 
 def test_a_thousand_updates_at_once_are_all_told(runtimes: NriRuntimes, watched: Watched) -> None:
@@ -399,7 +399,7 @@ def test_a_busy_loop_delays_no_answer(runtimes: NriRuntimes) -> None:
     assert not made.state()[0]  # reported after everything has been put
     assert [type(event) for event in waiting.take().events] == [Synced, *[ContainerEvent] * 200, Disconnected]
     assert waiting.take() == ([], [])
-    made.plugin.stop()
+    made.plugin.stop(PATIENCE)
 
 
 _PEER = """\
@@ -437,7 +437,7 @@ def answers_beside_a_busy_thread(interval: float) -> list[float]:
             return [float(each) for each in json.loads(peer.stdout.read())]
     finally:
         sys.setswitchinterval(before)
-        made.stop()
+        made.stop(PATIENCE)
 
 
 def test_a_busy_main_thread_delays_answers_by_little() -> None:
@@ -446,7 +446,7 @@ def test_a_busy_main_thread_delays_answers_by_little() -> None:
     def quickest(interval: float) -> float:
         return statistics.quantiles(answers_beside_a_busy_thread(interval), n=10)[0]
 
-    assert any(quickest(nri.SWITCH_INTERVAL) < 0.8 * quickest(0.005) for _ in range(10))
+    assert any(quickest(nri.SWITCH_INTERVAL) < 0.8 * quickest(0.005) for _ in range(30))
 
 
 def test_more_than_can_wait_is_dropped_and_listed_anew(runtimes: NriRuntimes) -> None:
@@ -464,7 +464,7 @@ def test_more_than_can_wait_is_dropped_and_listed_anew(runtimes: NriRuntimes) ->
     again.close()
     assert [made.state()[0] for _ in range(4)] == [True, False, True, False]
     assert [type(event) for event in waiting.take().events] == [Disconnected, Synced, Disconnected]
-    made.plugin.stop()
+    made.plugin.stop(PATIENCE)
     assert made.plugin.counters.overflows == 1
 
 
@@ -580,7 +580,7 @@ def test_a_runtime_that_does_not_read_costs_no_memory(runtimes: NriRuntimes) -> 
     up, text = watched.state()
     assert not up
     assert text.startswith("NRI: the runtime does not read")
-    watched.plugin.stop()
+    watched.plugin.stop(PATIENCE)
 
 
 def test_a_plugin_that_the_runtime_started_ends_with_its_connection() -> None:
@@ -606,7 +606,7 @@ def test_a_plugin_that_the_runtime_started_ends_with_its_connection() -> None:
     assert plugin.ended.wait(PATIENCE)
     assert isinstance(told.get(timeout=PATIENCE), Synced)
     assert told.get(timeout=PATIENCE) == Disconnected()
-    plugin.stop()
+    plugin.stop(PATIENCE)
 
 
 def test_a_process_that_nobody_started_so_is_no_such_plugin(tmp_path: Path) -> None:
@@ -635,7 +635,7 @@ def test_nothing_stays_open(runtimes: NriRuntimes) -> None:
         made = Watched(runtimes)
         made.plugin.start()
         runtime = begun(runtimes, made)
-        made.plugin.stop()
+        made.plugin.stop(PATIENCE)
         assert runtime.closed()
         runtime.close()
     assert (opened(), threading.active_count()) == (before, threads)

@@ -124,7 +124,7 @@ def test_a_kubelet_that_was_restarted_answers_the_next_call(tmp_path: Path) -> N
     for _ in range(3):
         running = Kubelet(path)
         running.lists(pod("web-0", app=[2]))
-        assert list_cpus(path, 30)
+        assert list_cpus(path, 120)
         running.stop()
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as dead:

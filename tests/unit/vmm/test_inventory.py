@@ -147,7 +147,7 @@ def test_who_has_very_many_groups_is_in_a_container_all_the_same(tmp_path: Path)
     """They stand before the namespaces in /proc/PID/status, and every container's root may give itself some."""
     need_root()
     unshare = need_tool("unshare")
-    argv = [unshare, "--pid", "--fork", "sleep", "60"]
+    argv = [unshare, "--pid", "--fork", "sleep", "600"]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL,
                           preexec_fn=lambda: os.setgroups(range(100_000, 103_000))) as outer:
         try:
