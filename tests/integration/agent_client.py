@@ -45,8 +45,6 @@ class AgentClient:
         self._ids = itertools.count(1)
         self._patience = patience
         self._generation = 0
-        #: What else to show of the other side where an answer does not come.
-        self.evidence: Callable[[], object] = lambda: ""
         #: Everything that came, the newest last.
         self.said: list[AgentMessage] = []
 
@@ -131,7 +129,7 @@ class AgentClient:
     def _receive(self, deadline: float, what: str) -> list[AgentMessage]:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([self._line], [], [], left)[0]:
-            raise TimeoutError(f"there is not {what}; the last that came: {self.said[-3:]}; {self.evidence()}")
+            raise TimeoutError(f"there is not {what}; the last that came: {self.said[-3:]}")
         data = self._line.recv(1 << 16)
         if not data:
             raise EOFError(f"the connection ended before {what}; the last that came: {self.said[-3:]}")

@@ -55,7 +55,7 @@ s.connect((1, {PORT}))
 print("served" if s.recv(1) else "refused", flush=True)
 """
 #: The command that runs it: Debian's Python of the guest, without site-packages it does not have.
-_RUN_AGENT = ["/usr/bin/python3.11", "-S", "-E", "-X", "faulthandler", _AGENT]
+_RUN_AGENT = ["/usr/bin/python3.11", "-S", "-E", _AGENT]
 
 
 @contextlib.contextmanager

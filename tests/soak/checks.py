@@ -37,7 +37,8 @@ _MORE, _MORE_BYTES = 6, 16 << 20
 #: to the agent in it, with one task that reads and one that writes.
 _OF_EACH = {"descriptors": (0, 1), "threads": (0, 0), "tasks": (1, 2)}
 #: What is in a run directory.
-_FILES = {"hook.sock", "vmpin.sock", "metrics.sock", "lock", "state.json", "spool", "proof", "notes", "before"}
+_FILES = {"hook.sock", "vmpin.sock", "metrics.sock", "lock", "state.json", "spool", "status", "proof", "notes",
+          "before"}
 
 
 @dataclass
@@ -325,7 +326,7 @@ class Checks:
     def left(self) -> None:
         """After the watcher's end."""
         self.done["left"] += 1
-        sockets = [path.name for path in self.world.run.iterdir() if path.is_socket()]
+        sockets = [path.name for path in self.world.run.rglob("*") if path.is_socket()]
         self.found += [f"left: {name} in the run directory" for name in sockets]
 
     def gone(self) -> None:
