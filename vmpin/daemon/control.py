@@ -27,7 +27,7 @@ READING = ("status", "proof", "follow")
 
 class Control:
     """Each operation is one of the command line's, but `follow`.
-    :param reading: whether it answers what changes nothing and no more, whoever asks: on the status socket."""
+    :param reading: whether it answers what changes nothing and no more, for root too: on the status socket."""
 
     def __init__(self, asked: Watcher, reading: bool = False) -> None:
         self._asked = asked
