@@ -153,7 +153,7 @@ class ReporterNode:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            self.directory = Path(stack.enter_context(TemporaryDirectory(prefix="vmpin-reporter-")))
+            self.directory = Path(stack.enter_context(TemporaryDirectory(prefix="vmpin-reporter-", dir="/tmp")))
             self.peer = StatusPeer(self.directory)
             self.peer.start()
             stack.callback(self.peer.stop)

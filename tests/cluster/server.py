@@ -91,8 +91,8 @@ class ApiServer:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            # Not pytest's, whose path is too long for a socket's name.
-            self.directory = Path(stack.enter_context(TemporaryDirectory(prefix="vmpin-api-")))
+            # Not pytest's or TMPDIR's, whose path may be too long for a socket's name.
+            self.directory = Path(stack.enter_context(TemporaryDirectory(prefix="vmpin-api-", dir="/tmp")))
             # Bound but not listening: nothing else gets the port while the server is away, and clients are refused.
             reserved = stack.enter_context(socket.socket())
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -81,7 +81,11 @@ class Cluster:
             pinning = self.ask("PATCH", f"{PINNINGS}/node-b", pinning_of("node-b"), APPLY)
             event = self.ask("POST", EVENTS, event_of("node-b"), "application/json")
             status = self.ask("PATCH", f"{OTHERS}/status", condition_of("others"), APPLY)
-            return {refused.code, pinning.code, event.code, status.code} == {422}
+            # These the chart's rules may forbid.
+            annotation = self.ask("PATCH", OTHERS, {"metadata": {"annotations": {"vmpin.io/x": "y"}}}, MERGE)
+            topology = self.ask("PATCH", f"{TOPOLOGIES}/node-b", topology_of("node-b"), APPLY)
+            return ({refused.code, pinning.code, event.code, status.code} == {422}
+                    and {annotation.code, topology.code} <= {403, 422})
 
         end = time.monotonic() + DEADLINE
         while not ready():

@@ -5,6 +5,7 @@ seccomp profile, a read-only root. What podman does not have of a kubelet: probe
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -146,8 +147,9 @@ def podman() -> Iterator[Podman]:
             yield made
         finally:
             made("rm", "--all", "--force", "--time=0")
-            for cgroup in sorted(Path("/sys/fs/cgroup").glob(f"**/{parent}/**/"), reverse=True):
-                remove_cgroup(cgroup)
+            # Not Path.glob: other cgroups come and go meanwhile.
+            for cgroup in sorted(glob.glob(f"/sys/fs/cgroup/**/{parent}/**/", recursive=True), reverse=True):
+                remove_cgroup(Path(cgroup))
 
 
 def rights() -> list[str]:
