@@ -11,12 +11,14 @@ from typing import Any
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # it would complain about every process that is started
 
 import grpc
+import tenacity
 
 from vmpin.wire.protos import Messages
 
 _SERVICE = "/runtime.v1.RuntimeService/"
-#: Seconds for a call, the runtime's being away for a moment included.
-_PATIENCE = 120.0
+#: Seconds for a call, the runtime's being away for a moment included. containerd gives each pod's pause process 2 CPU
+#: shares: beside busy programs it takes a minute to start.
+_PATIENCE = 600.0
 _NODE = 2  # NamespaceMode
 #: Field numbers of cri-api, pkg/apis/runtime/v1/api.proto.
 _MESSAGES = Messages("runtime.v1", """
@@ -76,6 +78,12 @@ class Cri:
                                          _MESSAGES[f"{method}Response"].FromString)
         return call(request, timeout=_PATIENCE, wait_for_ready=True)
 
+    def _end(self, method: str, **fields: Any) -> None:
+        """A call that ends something, made again while it fails, as the kubelet does: one that meets the shim of a VM
+        whose VMM was just killed fails with "ttrpc: closed"."""
+        tenacity.Retrying(retry=tenacity.retry_if_exception_type(CriError), stop=tenacity.stop_after_delay(_PATIENCE),
+                          wait=tenacity.wait_fixed(0.5), reraise=True)(self._call, method, **fields)
+
     def version(self) -> str:
         """Of the runtime, such as 1.7.24."""
         return str(self._call("Version").runtime_version).removeprefix("v").partition("~")[0].partition("+")[0]
@@ -101,10 +109,10 @@ class Cri:
         return _pid(self._call("PodSandboxStatus", pod_sandbox_id=pod, verbose=True))
 
     def stop_pod(self, pod: str) -> None:
-        self._call("StopPodSandbox", pod_sandbox_id=pod)
+        self._end("StopPodSandbox", pod_sandbox_id=pod)
 
     def remove_pod(self, pod: str) -> None:
-        self._call("RemovePodSandbox", pod_sandbox_id=pod)
+        self._end("RemovePodSandbox", pod_sandbox_id=pod)
 
     def pods(self) -> list[str]:
         return [each.id for each in self._call("ListPodSandbox").items]
@@ -138,10 +146,10 @@ class Cri:
 
     def stop(self, container: str) -> None:
         """At once."""
-        self._call("StopContainer", container_id=container, timeout=0)
+        self._end("StopContainer", container_id=container, timeout=0)
 
     def remove(self, container: str) -> None:
-        self._call("RemoveContainer", container_id=container)
+        self._end("RemoveContainer", container_id=container)
 
 
 def _pid(status: Any) -> int:
