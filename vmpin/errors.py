@@ -8,6 +8,7 @@
     ├── WatcherError          the watcher is away, busy, or refused
     │   └── LockHeldError     another process holds the run directory's lock
     ├── ClusterError          the API server is away, or refused
+    │   └── AnswerTooLong     its answer has more bytes than are taken
     ├── UnseenError           a command could not read what it is to judge (exit 3)
     ├── StateFileError        the state file cannot be written
     └── AffinityError         the kernel refused a mask
@@ -73,9 +74,13 @@ class LockHeldError(WatcherError):
 class ClusterError(VmpinError):
     """`status` is HTTP's, 0 without an answer; `after` the seconds that it asks to wait, 0 for none."""
 
-    def __init__(self, message: str, status: int = 0, after: float = 0.0) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, status: int = 0, after: float = 0.0, hint: str = "") -> None:
+        super().__init__(message, hint)
         self.status, self.after = status, after
+
+
+class AnswerTooLong(ClusterError):
+    """The rest of it was not read."""
 
 
 class UnseenError(VmpinError):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from vmpin.cli.cluster.plugin import named
 from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
 from vmpin.errors import ConfigError, UsageError, VmpinError
@@ -49,7 +50,7 @@ def verb(verbs: Verbs, name: str, summary: str, run: Callable[[argparse.Namespac
     :param run: carries the verb out, and returns its exit code.
     """
     made: argparse.ArgumentParser = verbs.add_parser(
-        name, help=summary, description=about or f"{summary[0].upper()}{summary[1:]}.", epilog=epilog,
+        name, help=summary, description=about or f"{summary[0].upper()}{summary[1:]}.", epilog=named(epilog),
         formatter_class=HelpFormatter)
     made.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     made.add_argument("--set", metavar="KEY=VALUE", action="append", dest="set_here", default=[],

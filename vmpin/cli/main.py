@@ -5,7 +5,6 @@ Exit codes: docs/exit-codes.md, and each verb's --help. A verb's module is impor
 
 import argparse
 import contextlib
-import gc
 import importlib
 import io
 import os
@@ -73,15 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _carry_out(arguments: Sequence[str]) -> int:
     """:raises BrokenPipeError: if the reader of the output has ended."""
     try:
-        gc.disable()  # loaded modules contain no garbage, and scanning them costs a tenth of their time
-        try:
-            parsed = _parser(arguments).parse_args(arguments)
-        finally:
-            gc.enable()
+        parsed = _parser(arguments).parse_args(arguments)
         code: int = parsed.run(parsed)
         sys.stdout.flush()
     except VmpinError as err:
-        _complain(f"vmpin: {err}", *([f"  {err.hint}"] if err.hint else []))
+        from vmpin.cli.cluster.plugin import named
+        _complain(f"vmpin: {err}", *([f"  {named(err.hint)}"] if err.hint else []))
         return err.exit_code
     except KeyboardInterrupt:
         return 130
@@ -126,20 +122,24 @@ def _open_closed() -> None:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    from vmpin.cli.cluster.plugin import KUBECTL, named, program
     from vmpin.cli.common import HelpFormatter
+    examples, name = _EXAMPLES, program()
+    if name == KUBECTL:
+        from vmpin.cli.cluster.flags import PLUGIN_EXAMPLES as examples
     # For each of its own texts argparse searches the disk for a catalog of translations; vmpin has none.
     vars(argparse)["_"] = lambda text: text
-    parser = argparse.ArgumentParser("vmpin", description=_ABOUT, epilog=_EXAMPLES, formatter_class=HelpFormatter)
+    parser = argparse.ArgumentParser(name, description=_ABOUT, epilog=named(examples), formatter_class=HelpFormatter)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parser.add_argument("--config", metavar="FILE", help="configuration file (default: /etc/vmpin/vmpin.yaml if it "
                         "exists)")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
                         help="set a configuration key, e.g. --set node.shared_pool=0-1 (repeatable)")
-    verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands", prog="vmpin")
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands", prog=name)
     # Only the verb's own module is loaded if the verb is evident: a short command starts in half the time.
-    named = next((each for each in arguments if each in VERBS), None)
-    plain = named is not None and not any(each.startswith("-") for each in arguments[: arguments.index(named)])
-    for module in [VERBS[named]] if plain and named else dict.fromkeys(VERBS.values()):
+    verb = next((each for each in arguments if each in VERBS), None)
+    plain = verb is not None and not any(each.startswith("-") for each in arguments[: arguments.index(verb)])
+    for module in [VERBS[verb]] if plain and verb else dict.fromkeys(VERBS.values()):
         importlib.import_module(f"vmpin.cli.{module}").add_parser(verbs)
     return parser
 

@@ -3,13 +3,19 @@
 import argparse
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.common import Verbs, direct_flag, load_config, new_file, output_flag, verb
 from vmpin.cli.control_client import status_document
-from vmpin.cli.output import plain_lines, print_styled
+from vmpin.cli.output import Line, plain_lines, print_styled
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError
+
+if TYPE_CHECKING:
+    from vmpin.reports.map import Picture
 
 _ABOUT = """\
 The node's CPUs by NUMA node, cache and core: which are exclusive to a container, which are shared, and the vCPUs and
@@ -27,33 +33,54 @@ examples:
 
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "map", "draw the node's CPUs, their owners and the threads on them", run, about=_ABOUT,
-                  epilog=_EXAMPLES)
+                  epilog=cluster.examples("map", _EXAMPLES))
     direct_flag(parser)
-    output_flag(parser, ("text", "svg", "html"))
+    output_flag(parser, ("text", "svg", "html", "json"))
     parser.add_argument("--file", type=new_file, metavar="FILE", help="write it there instead of printing it")
+    cluster.add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if cluster.asked(args):
+        from vmpin.cli.cluster import all_nodes
+        return all_nodes.draw(args)
+    if args.output == "json":
+        raise UsageError("-o json is for --all-nodes", "`vmpin status -o json` has the data of this node")
     from vmpin.host.sysfs import Sysfs
     from vmpin.reports.map import picture
     config = load_config(args)
-    found = picture(status_document(config, None, direct=args.direct), Sysfs(config.paths.sys).topology())
+    show(picture(status_document(config, None, direct=args.direct), Sysfs(config.paths.sys).topology()), args)
+    return 0
+
+
+def show(found: "Picture", args: argparse.Namespace) -> None:
+    """Print it, or write it to --file. :raises UsageError: where it cannot be written."""
     if args.output == "text":
         from vmpin.reports.map.text import lines
-        made = [[(printable(text), style) for text, style in line]
-                for line in lines(found, 110 if args.file else shutil.get_terminal_size((110, 24)).columns)]
-        if args.file is None:
-            print_styled(made)
-            return 0
-        text = "".join(f"{line}\n" for line in plain_lines(made))
+        show_lines(lines(found, width(args)), args)
     else:
         from vmpin.reports.map import svg
-        text = svg.svg(found) if args.output == "svg" else svg.html(found)
+        _write(svg.svg(found) if args.output == "svg" else svg.html(found), args)
+
+
+def show_lines(lines: Iterable[Line], args: argparse.Namespace) -> None:
+    """As `show`."""
+    made = [[(printable(text), style) for text, style in line] for line in lines]
+    if args.file is None:
+        print_styled(made)
+    else:
+        _write("".join(f"{line}\n" for line in plain_lines(made)), args)
+
+
+def width(args: argparse.Namespace) -> int:
+    return 110 if args.file else shutil.get_terminal_size((110, 24)).columns
+
+
+def _write(text: str, args: argparse.Namespace) -> None:
     if args.file is None:
         sys.stdout.write(text)
-    else:
-        try:
-            Path(args.file).write_text(text, encoding="utf-8")
-        except OSError as err:
-            raise UsageError(f"cannot write {args.file}: {err.strerror}", "give another place: --file FILE") from err
-    return 0
+        return
+    try:
+        Path(args.file).write_text(text, encoding="utf-8")
+    except OSError as err:
+        raise UsageError(f"cannot write {args.file}: {err.strerror}", "give another place: --file FILE") from err

@@ -9,8 +9,10 @@ from vmpin.cli.common import Verbs, load_config, output_flag, verb
 _ABOUT = """\
 Write to the API server of a cluster what the watcher of this node reports, until SIGTERM: an Event for each change
 that a pod's owner should see, the condition vmpin.io/CPUsPinned of each pod in a VM, the object NodePinning of the
-node (kubectl get nodepinnings), and two labels of the node. It follows the watcher over RUN/status/vmpin.sock (RUN:
+node (kubectl get nodepinnings), and two labels of the node; with kubernetes.annotate also annotations of these pods,
+with kubernetes.nrt the node's NodeResourceTopology. It follows the watcher over RUN/status/vmpin.sock (RUN:
 paths.run, /run/vmpin) and can change nothing there: without it, and without an API server, threads keep their places.
+The watcher is handed what the API server has of its pods, for `vmpin explain` (kubernetes.watch_pods).
 
 Runs in a pod of its own, as a user in the group watch.status_group, without capabilities; of the host it needs the
 directory RUN/status alone. Needs the extra vmpin[kubernetes], and the name of the node (VMPIN_KUBERNETES_NODE, from
@@ -27,9 +29,10 @@ examples:
   vmpin reporter --withdraw          before the chart is removed: nothing is left on any node or pod
   vmpin --set kubernetes.kubeconfig=/root/.kube/config --set kubernetes.node=$(hostname) reporter
 
-rights: pods get, list, watch; pods/status patch; nodes get, patch; events create, patch; nodepinnings.vmpin.io get,
-create, patch, delete; its own DaemonSet get. With --withdraw also: nodes list, nodepinnings list, its own DaemonSet
-delete.
+rights: pods list, watch; pods/status patch; nodes get, patch; events create, patch; nodepinnings.vmpin.io create,
+patch, delete; its own DaemonSet get. With kubernetes.annotate also: pods patch; with kubernetes.nrt:
+noderesourcetopologies.topology.node.k8s.io get, patch, and for own create, delete. With --withdraw also: nodes list,
+nodepinnings list, its own DaemonSet delete, and with kubernetes.nrt noderesourcetopologies list.
 """
 
 
@@ -37,8 +40,9 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "reporter", "write what the watcher reports to the API server of a cluster", run,
                   about=_ABOUT, epilog=_EPILOG)
     parser.add_argument("--withdraw", action="store_true", help="remove all NodePinnings, conditions and labels of "
-                        "the cluster, and end; the DaemonSet kubernetes.daemonset, where that is set, is deleted "
-                        "first and its pods waited for, as they would write again")
+                        "the cluster (with kubernetes.annotate and kubernetes.nrt annotations and zones, too), and "
+                        "end; the DaemonSet kubernetes.daemonset, where that is set, is deleted first and its pods "
+                        "waited for, as they would write again")
     output_flag(parser, ("text", "json"))
 
 
@@ -49,9 +53,12 @@ def run(args: argparse.Namespace) -> int:
     if args.withdraw:
         from vmpin.reporter.api_server import ApiServer
         from vmpin.reporter.withdrawal import withdraw_everywhere
-        count = withdraw_everywhere(ApiServer(config.kubernetes.kubeconfig), config.kubernetes.daemonset)
+        count = withdraw_everywhere(ApiServer(config.kubernetes.kubeconfig), config.kubernetes)
         print(f"{count} objects were changed or removed")
         return 0
+    import gc
+
     from vmpin.reporter.service import Reporter
+    gc.enable()
     Reporter(config).run()
     return 0

@@ -4,9 +4,11 @@ What stays out: making the status document (vmpin/status).
 """
 
 import argparse
+import gc
 import sys
 import time
 
+from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb
 from vmpin.cli.control_client import Document, ask_raw, read_status, stale_checkpoint, status_document
 from vmpin.cli.output import VERDICTS, print_data, table
@@ -29,16 +31,23 @@ the reason), unmanaged (neither its containers nor a shared pool are known: left
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "status", "show the sandboxes and where their threads may run", run, epilog=_EXAMPLES)
+    parser = verb(verbs, "status", "show the sandboxes and where their threads may run", run,
+                  epilog=cluster.examples("status", _EXAMPLES))
     parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one")
     output_flag(parser, ("table", "wide", "json", "yaml"))
     direct_flag(parser)
     parser.add_argument("--watch", action="store_true", help="show it again every --interval seconds")
     parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="for --watch (default: 2)")
+    cluster.add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if cluster.asked(args):
+        from vmpin.cli.cluster import all_nodes
+        return all_nodes.status(args)
     config = load_config(args)
+    if args.watch:
+        gc.enable()
     while True:
         _once(config, args)
         if not args.watch:
@@ -147,6 +156,10 @@ def _print_sandbox(sandbox: Document) -> None:
         print(f"  threads put back: {printable(counts(drift['repairs']))}; the last time: {printable(drift['why'])}")
     if sandbox["proof"] and sandbox["proof"]["roles"]:
         table(COLUMNS, [[role, *row(account)] for role, account in sandbox["proof"]["roles"].items()])
+    if sandbox.get("untrusted"):  # a watcher of an older version has none
+        from vmpin.kube.untrusted_pod import untrusted_sentences
+        for sentence in untrusted_sentences(sandbox["untrusted"]):
+            print(f"  {printable(sentence)}")
     if sandbox["threads"]:
         table(["THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "OK"], [
             [thread["tid"], thread["role"] if thread["vcpu"] is None else f"{thread['role']} {thread['vcpu']}",

@@ -7,6 +7,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
+from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.common import Verbs, answering, direct_flag, load_config, output_flag, verb
 from vmpin.cli.control_client import Document, status_document
 from vmpin.cli.output import VERDICTS, print_data, table
@@ -30,23 +31,29 @@ exit codes:
   0  every thread is on its CPUs, and no CPU collides; also if no VM sandbox runs, which the output reports
   1  drift, a collision, or more than --tolerate ran elsewhere
   2  the command line or a file cannot be used
-  3  the check was impossible: the watcher does not answer, or without one the required privileges are missing
+  3  the check was impossible: the watcher does not answer, or without one the required privileges are missing;
+     with --all-nodes, a node is stale, missing or not ready, or the API server does not answer
+
 """
 
 
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "verify", "check that every thread is on its CPUs (exit 1 on drift or collisions)", run,
-                  about=_ABOUT, epilog=_EXITS)
+                  about=_ABOUT, epilog=_EXITS + cluster.examples("verify", ""))
     parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one")
     parser.add_argument("--since", metavar="DURATION", help="also where they ran since then: 90s, 30m, 24h, 7d")
     parser.add_argument("--tolerate", metavar="PERCENT", default="0", help="share of the run time that may have "
                         "been elsewhere (default: 0)")
     direct_flag(parser)
     output_flag(parser, ("text", "json"))
+    cluster.add_flags(parser)
 
 
 @answering(UnseenError)
 def run(args: argparse.Namespace) -> int:
+    if cluster.asked(args):
+        from vmpin.cli.cluster import all_nodes
+        return all_nodes.verify(args)
     config, tolerated = load_config(args), percent(args.tolerate)
     since = None if args.since is None else duration(args.since)
     if args.direct and since is not None:

@@ -29,8 +29,6 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import gc
-    # Loaded modules and the objects of the first pass stay: scanning them for garbage is useless.
-    gc.disable()
     import signal
 
     from vmpin import log
@@ -59,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         kept = take_spool(reconciler, spool, set())
         placed = reconciler.resync(full=True)
         sd_notify.notify(f"STATUS=placed the threads of {placed.vms} VM sandboxes")
+        # Loaded modules and the objects of the first pass stay: scanning them for garbage is useless.
         gc.freeze()
         gc.enable()
         # Only now, with every thread in its place: asyncio takes longer to load than that took.

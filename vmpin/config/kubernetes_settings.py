@@ -19,5 +19,12 @@ class KubernetesSettings(NamedTuple):
     events: bool = setting(True, values.flag, "whether pods get Events (kubectl describe pod)")
     conditions: bool = setting(True, values.flag, "whether pods get the condition vmpin.io/CPUsPinned")
     labels: bool = setting(True, values.flag, "whether the node gets the labels vmpin.io/ready and vmpin.io/version")
+    watch_pods: bool = setting(True, values.flag, "whether the watcher is handed QoS class, runtime class, resize "
+                               "conditions and annotations of the pods in VMs, which vmpin status and explain show as "
+                               "untrusted text")
     startup_taint: str = setting("", values.token, "key of the taint that is removed from the node once the watcher "
                                  "is ready; unset: none")
+    nrt: str = setting("off", values.one_of("off", "annotate", "own"), "the node's NodeResourceTopology: off; "
+                       "annotate (an annotation on an object that another program wrote); own (zones of its own, "
+                       "unless another program writes any)")
+    annotate: bool = setting(False, values.flag, "whether pods get the annotations vmpin.io/cpus and vmpin.io/vcpus")

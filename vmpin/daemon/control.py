@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
 from vmpin.host.socket_streams import Stream
+from vmpin.kube import untrusted_pod
 from vmpin.status import collector
 
 if TYPE_CHECKING:
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
 _OTHER_VERSION = "are vmpin and its watcher the same version?"
 
 
+#: Bytes of a request, but of untrusted_pod.OPERATION's.
+MAX_REQUEST = 65536
 #: What changes nothing, and is answered to members of watch.status_group.
 READING = ("status", "proof", "follow")
 
 
 class Control:
     """Each operation is one of the command line's, but `follow`.
-    :param reading: whether it answers what changes nothing and no more, for root too: on the status socket."""
+    :param reading: whether it answers what changes nothing and no more, for root too, but takes untrusted text about
+        pods: on the status socket."""
 
     def __init__(self, asked: Watcher, reading: bool = False) -> None:
         self._asked = asked
@@ -36,8 +40,12 @@ class Control:
     async def answer(self, raw: bytes, uid: int) -> bytes | Stream:
         """Answer one request: a JSON object with `op`, and with `sandbox` where it is about a single one."""
         try:
+            if large := len(raw) > MAX_REQUEST:
+                self._asked.handed_pods.admit()  # before it is parsed
             request = json.loads(raw)
             operation = request["op"]
+            if operation == untrusted_pod.OPERATION and self._reading:
+                return self._take_pods(request, large)
             if operation not in READING and self._reading:
                 raise WatcherError(f"{operation}: not answered on this socket", "ask root on the control socket")
             if operation not in READING and uid not in (0, os.geteuid()):
@@ -47,7 +55,7 @@ class Control:
             if only is not None and only not in self._asked.view.sandboxes:
                 raise WatcherError(f"no sandbox {only!r} is known", "`vmpin status` lists them")
             if operation == "follow":
-                return self._asked.followers.stream()
+                return self._asked.followers.stream(request.get("kubelet") is True)
             if operation == "status":
                 return self._status(request, only)
             answer = self._answer(str(operation), request, only)
@@ -60,13 +68,19 @@ class Control:
             answer = {"error": str(err), "hint": err.hint}
         return _encoded(answer) + b"\n"
 
+    def _take_pods(self, request: dict[str, object], admitted: bool) -> bytes:
+        if not admitted:
+            self._asked.handed_pods.admit()
+        return _encoded({"pods": self._asked.handed_pods.take(request)}) + b"\n"
+
     def _status(self, request: dict[str, object], only: SandboxId | None) -> bytes:
         """The document as JSON. Each sandbox's entry is encoded as soon as it is made: those of a thousand sandboxes
         take 20 MB as objects, and 3 MB as text."""
         self._asked.reconciler.refresh()
         nri, proc_events = self._asked.feeds()
         found = collector.document(self._asked.view, os.getpid(), only, nri, request.get("wide") is True,
-                                  self._asked.guests.data, proc_events, request.get("pods") is True, _encoded)
+                                  self._asked.guests.data, proc_events, request.get("pods") is True, _encoded,
+                                  self._asked.handed_pods.data)
         entries: list[bytes] = found.pop("sandboxes")  # type: ignore[assignment]
         return b"".join((_encoded(found)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
 

@@ -3,8 +3,9 @@
 A line is a JSON object: {"follow": "all", …} with everything at first, then {"follow": "change", …} with the sandboxes
 that are different now and the ids of those that are `gone`, and the node's part where that is different; without
 either, the line only shows that the watcher makes its passes. A client that reads too slowly is dropped: it connects
-again, and gets everything. Without a client there is no work. What stays out: what is sent of a sandbox
-(status.survey), and the connection (host.unix_sockets)."""
+again, and gets everything. Without a client there is no work, and only for one that asks for it the kubelet's
+configuration is read. What stays out: what is sent of a sandbox (status.survey), and the connection
+(host.unix_sockets)."""
 
 from __future__ import annotations
 
@@ -33,6 +34,8 @@ VERSION = 1
 MAX_FOLLOWERS = 8
 #: Lines that wait for one client, beyond what the kernel and the transport hold.
 MAX_WAITING = 32
+#: How often the kubelet's configuration is read (seconds): it takes that over at its start alone.
+KUBELET_PAUSE = 600.0
 #: Part of the loop's time that surveys may take: passes come without a pause while many VMs start.
 _SHARE = 0.05
 
@@ -62,6 +65,8 @@ class Followers:
         self._sent: dict[SandboxId, dict[str, object]] = {}
         self._node: dict[str, object] = {}
         self._version = ""
+        self._kubelet: dict[str, str] | None = None  #: None until a client asks for it.
+        self._kubelet_due = 0.0  #: By time.monotonic().
 
     def __len__(self) -> int:
         return len(self._queues) + len(self._new)
@@ -70,10 +75,13 @@ class Followers:
         """A pass was made, or something else may have changed."""
         self._wake.set()
 
-    def stream(self) -> AsyncGenerator[bytes, None]:
-        """The lines for a new client. :raises WatcherError: when there are too many clients already."""
+    def stream(self, kubelet: bool = False) -> AsyncGenerator[bytes, None]:
+        """The lines for a new client. :param kubelet: whether the node's part is to have the kubelet's configuration.
+        :raises WatcherError: when there are too many clients already."""
         if len(self) >= MAX_FOLLOWERS:
             raise WatcherError(f"follow: {MAX_FOLLOWERS} clients follow already", "end one of them")
+        if kubelet and self._kubelet is None:
+            self._kubelet, self._kubelet_due = {}, 0.0
         return self._lines()
 
     async def _lines(self) -> AsyncGenerator[bytes, None]:
@@ -97,14 +105,22 @@ class Followers:
             if not self:
                 self._sent, self._node = {}, {}
                 continue
+            await self._read_kubelet()
             began = time.monotonic()
             survey = Survey()
             await in_turns(survey.take(self._watched.view, self._guest), self._timeouts.scrape_turn)
             self._send(survey)
             await asyncio.sleep(max(self._timeouts.follow_calm, (time.monotonic() - began) / _SHARE))
 
+    async def _read_kubelet(self) -> None:
+        if self._kubelet is not None and time.monotonic() >= self._kubelet_due:
+            from vmpin.sources.kubelet_config import running_kubelet  # here, as few nodes need it
+
+            self._kubelet = await asyncio.to_thread(running_kubelet, self._watched.view.proc)
+            self._kubelet_due = time.monotonic() + KUBELET_PAUSE
+
     def _send(self, survey: Survey) -> None:
-        node = {**survey.node, **self._readiness()}
+        node = {**survey.node, **self._readiness(), "kubelet": self._kubelet or {}}
         changed = [entry for sandbox, entry in survey.sandboxes.items() if self._sent.get(sandbox) != entry]
         gone = [sandbox for sandbox in self._sent if sandbox not in survey.sandboxes]
         self._sent = survey.sandboxes

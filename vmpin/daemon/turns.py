@@ -7,7 +7,13 @@ import time
 from collections.abc import Iterator
 from typing import TypeVar
 
+from vmpin.host.socket_streams import Stream
+from vmpin.host.unix_sockets import Handler
+
 T = TypeVar("T")
+#: Of the loop's time, what the answers of a socket may take; and requests that wait for their turn.
+PART, WAITING = 0.2, 8
+_BUSY = b'{"error":"too many requests at once","hint":"ask again later"}\n'
 
 
 async def in_turns(work: Iterator[T], turn: float) -> list[T]:
@@ -20,3 +26,30 @@ async def in_turns(work: Iterator[T], turn: float) -> list[T]:
             await asyncio.sleep(0)
             began = time.monotonic()
     return done
+
+
+class Rationed:
+    """A handler whose answers come one by one and take at most a part of the loop's time: peers that ask without end
+    wait, or are refused, and hooks and passes are not kept waiting by them. Of the answers, nothing is awaited."""
+
+    def __init__(self, handler: Handler, part: float = PART, waiting: int = WAITING) -> None:
+        self._handler, self._part, self._most = handler, part, waiting
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._due = 0.0  #: By time.monotonic().
+
+    async def __call__(self, raw: bytes, uid: int) -> bytes | Stream:
+        if self._waiting >= self._most:
+            return _BUSY
+        self._waiting += 1
+        try:
+            async with self._turn:
+                await asyncio.sleep(max(0.0, self._due - time.monotonic()))
+                began = time.monotonic()
+                try:
+                    return await self._handler(raw, uid)
+                finally:
+                    now = time.monotonic()
+                    self._due = now + (now - began) / self._part
+        finally:
+            self._waiting -= 1

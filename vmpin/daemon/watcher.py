@@ -19,9 +19,10 @@ from vmpin import log
 from vmpin.config.settings import Config
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.daemon import sd_notify
-from vmpin.daemon.control import Control
+from vmpin.daemon.control import MAX_REQUEST, Control
 from vmpin.daemon.feeds import FileFeed, NriFeed, poll_pod_resources, source_health, wants_nri
 from vmpin.daemon.followers import Followers
+from vmpin.daemon.handed_pods import HandedPods
 from vmpin.daemon.hook_intake import HookIntake
 from vmpin.daemon.passes import Passes
 from vmpin.daemon.reloading import reloaded
@@ -29,11 +30,13 @@ from vmpin.daemon.run_directory import Listener, RunDirectory
 from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.daemon.sampling import Sampling
 from vmpin.daemon.supervision import Source, SupervisedTasks, notify_watchdog
+from vmpin.daemon.turns import Rationed
 from vmpin.domain.model import SandboxId
 from vmpin.guests.manager import GuestManager
 from vmpin.host.lock import Lock
 from vmpin.host.socket_peers import Admission, Peer, is_member
 from vmpin.host.unix_sockets import Handler, serve
+from vmpin.kube import untrusted_pod
 from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.procevents.follow_up import FollowUp
 from vmpin.reconcile import teardown
@@ -49,7 +52,6 @@ from vmpin.wire.nri_enums import Verb
 
 logger = logging.getLogger(__name__)
 
-MAX_REQUEST = 65536
 MAX_HOOK_HEAD = 4096  #: Bytes that a hook sends before the container's state.
 
 
@@ -86,6 +88,7 @@ class Watcher:
         self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off", timeouts=timeouts)
         self.guest = self.guests.report
         self.followers = Followers(self, self.guests.data, timeouts)
+        self.handed_pods = HandedPods(timeouts)
         self._passes = Passes(reconciler, self.guests, self.hooks, self._proc_events, self.followers.touch, timeouts)
         self.about: About | None = None  #: None until it is ready.
 
@@ -143,7 +146,8 @@ class Watcher:
         sources: dict[str, Source] = {
             "hook": listening(directory.hook, MAX_STATE + MAX_HOOK_HEAD, self.hooks.receive, line=False),
             "control": listening(directory.control, MAX_REQUEST, Control(self).answer, line=True),
-            "status": listening(directory.status, MAX_REQUEST, Control(self, reading=True).answer, True, may_read),
+            "status": listening(directory.status, untrusted_pod.MAX_REQUEST,
+                                Rationed(Control(self, reading=True).answer), True, may_read),
             "follow": self.followers.run,
             "resync": partial(self._resync_regularly, directory), "settle": self._passes.recheck,
             "state": self.hooks.saving, "files": self._files.run, "guests": self.guests.run,

@@ -98,6 +98,11 @@ def reduce(state: DesiredState, event: events.Event) -> DesiredState:
     return state if new is old else DesiredState({**state.sandboxes, event.sandbox: new})
 
 
+def outranks(runtime: str, old: SandboxState | None) -> bool:
+    """Whether a bare report by this runtime changes a sandbox's state. To ask costs a tenth of making it."""
+    return old is None or _RANK.get(runtime, 0) > _RANK.get(old.runtime, 0)
+
+
 def _reduce(old: SandboxState, event: events.SandboxEvent) -> SandboxState:
     match event:
         case events.SandboxSeen():
@@ -123,7 +128,7 @@ def _reduce(old: SandboxState, event: events.SandboxEvent) -> SandboxState:
 
 
 def _sandbox_seen(old: SandboxState, event: events.SandboxSeen) -> SandboxState:
-    runtime = event.runtime if _RANK.get(event.runtime, 0) > _RANK.get(old.runtime, 0) else old.runtime
+    runtime = event.runtime if outranks(event.runtime, old) else old.runtime
     vmm, handler = event.vmm or old.vmm, event.handler or old.handler
     by_nri = event.runtime == "nri" and event.pod is not None
     pod = old.pod if old.pod_by_nri and not by_nri else event.pod or old.pod

@@ -7,7 +7,17 @@ from typing import Any
 
 def printable(text: object) -> str:
     """The text with each character that could control a terminal, or that XML cannot hold, as \\xNN."""
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in str(text))
+    if (found := str(text)).isprintable():
+        return found
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in found)
+
+
+def excerpt(value: object, most: int) -> str:
+    """A text of another program, printable and of at most `most` characters (… for the rest); "" for None."""
+    if value is None:
+        return ""
+    text = printable(str(value)[:most + 1])
+    return text if len(text) <= most else f"{text[:most - 1]}…"
 
 
 def short_id(name: str) -> str:

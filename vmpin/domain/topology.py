@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
@@ -27,6 +28,8 @@ class _Groups(NamedTuple):
     isolated: CpuSet = EMPTY
     nohz_full: CpuSet = EMPTY
     present: CpuSet = EMPTY  #: Plugged in, online or not; empty where the kernel does not show it.
+    #: From each NUMA node to each, in the firmware's unit (10: to itself); empty where the kernel does not show it.
+    distances: Mapping[int, Mapping[int, int]] = MappingProxyType({})
 
 
 class Topology(_Groups):
@@ -37,7 +40,7 @@ class Topology(_Groups):
     @classmethod
     def build(cls, online: CpuSet, cores: Iterable[CpuSet] = (), caches: Iterable[CpuSet] = (),
               nodes: Mapping[int, CpuSet] | None = None, isolated: CpuSet = EMPTY, nohz_full: CpuSet = EMPTY,
-              present: CpuSet = EMPTY) -> Topology:
+              present: CpuSet = EMPTY, distances: Mapping[int, Mapping[int, int]] | None = None) -> Topology:
         """Sort the groups, drop empty and repeated ones, and make every CPU without a core a core of its own.
         :raises ValueError: naming the CPU that is in two cores, two caches or two nodes."""
         cores = list(cores)
@@ -46,7 +49,7 @@ class Topology(_Groups):
         caches = _normal("cache", caches)
         named = union((online, present, isolated, nohz_full, *cores, *caches, *by_node.values()))
         cores = _normal("core", [*cores, *(CpuSet((cpu,)) for cpu in named - union(cores))])
-        return cls(online, cores, caches, by_node, isolated, nohz_full, present)
+        return cls(online, cores, caches, by_node, isolated, nohz_full, present, distances or {})
 
     def __hash__(self) -> int:
         return hash((self.online, self.cores, self.caches, self.isolated, self.nohz_full, self.present))

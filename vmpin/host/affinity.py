@@ -2,8 +2,9 @@
 
 A mask is set on a number, and the number may be another thread's by the time the system call runs. So the thread's own
 stat file is held open around it: an open file of /proc stays bound to the very task it was opened on, and once that
-task is dead reads fail with ESRCH, whichever thread has the number then. What stays out: which mask, and what a mask
-that came out smaller means (the cpuset cgroup trims it without an error).
+task is dead reads fail with ESRCH, whichever thread has the number then. It is read before the mask is set, and again
+after it unless both took less than SOON. What stays out: which mask, and what a mask that came out smaller means (the
+cpuset cgroup trims it without an error).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import VmThread
@@ -21,6 +23,10 @@ from vmpin.host.procfs import Procfs
 _STAT_SIZE = 2048
 #: Up to the state: a tid, and a name of at most 63 bytes (fs/proc/array.c, proc_task_name) in parentheses.
 _UP_TO_STATE = 128
+#: Seconds in which no number becomes another thread's. The kernel gives numbers out in turn (kernel/pid.c,
+#: idr_alloc_cyclic): before one is used again all others have been, 32,768 at least by default, each by a fork of
+#: 10 us and more. After a longer time, as when this process was stopped, the file is read again: a third of the cost.
+SOON = 0.001
 #: A zombie (Z, or X for a moment) keeps its number and start time until it is reaped, but never runs again.
 _ENDED = frozenset(b"ZX")
 
@@ -36,10 +42,10 @@ def get(tid: int) -> frozenset[int] | None:
         return None
 
 
-def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, int]:
-    """Set the thread's mask. :returns: what the kernel shows then, which may be less than was asked, and the CPU that
-    the thread was on: with the new mask it is lost. A stat file that a pass has kept open is read again, as the pass
-    may have classified its thread long before: a number is not set by what was so then.
+def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, bytes]:
+    """Set the thread's mask. :returns: what the kernel shows then, which may be less than was asked, and the thread's
+    stat line from before: with the new mask the CPU in it is lost. A stat file that a pass has kept open is read
+    again, as the pass may have classified its thread long before: a number is not set by what was so then.
     :raises ThreadGone: the thread has ended, before or meanwhile. A thread that got its number meanwhile has its mask
         back.
     :raises CpuNotAllowed: no CPU of `cpus` is online and in the thread's cpuset cgroup, or a kernel thread that is
@@ -47,6 +53,7 @@ def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, int]
     :raises NotPermitted: and for every other errno, AffinityError."""
     tid, starttime = thread.id
     fd = proc.take_stat_file(thread.id)
+    kept = fd is not None  # the file of that very thread: its start time was read from it
     if fd is None:
         try:
             fd = os.open(f"{proc.root}/{thread.pid}/task/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -55,15 +62,15 @@ def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, int]
         except OSError as err:
             raise AffinityError(tid, cpus, f"cannot read its start time: {err.strerror}") from err
     try:
+        begin = time.monotonic()
         try:
             stat = os.pread(fd, _STAT_SIZE, 0)
         except ProcessLookupError:
             raise ThreadGone(tid, cpus) from None
-        # The name before the last `)` may hold anything. Behind it the first field is the state, the 20th the start
-        # time and the 37th the CPU. Not procfs.parse_stat: every pin comes here.
+        # The name before the last `)` may hold anything. Behind it the first field is the state, and the 20th the
+        # start time. Not procfs.parse_stat: every pin comes here.
         at = stat.rfind(b")") + 2
-        fields = stat[at:].split(b" ", 37)
-        if stat[at] in _ENDED or int(fields[19]) != starttime:
+        if stat[at] in _ENDED or not (kept or int(stat[at:].split(b" ", 20)[19]) == starttime):
             raise ThreadGone(tid, cpus)
         wanted = cpus.frozen()
         try:
@@ -75,12 +82,12 @@ def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, int]
             if not _lives(fd):
                 raise ThreadGone(tid, cpus) from None
             raise _translated(err, tid, cpus) from err
-        if not _lives(fd):
+        if time.monotonic() - begin > SOON and not _lives(fd):
             _put_back(tid, before)
             raise ThreadGone(tid, cpus)
     finally:
         os.close(fd)
-    return (cpus if now == wanted else CpuSet(now)), int(fields[36])
+    return (cpus if now == wanted else CpuSet(now)), stat
 
 
 def _lives(fd: int) -> bool:

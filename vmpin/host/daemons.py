@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import configparser
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -73,6 +73,16 @@ def _names(argv: list[str]) -> Iterable[str]:
     yield first
     if _INTERPRETER.fullmatch(first):
         yield next((arg.rpartition("/")[2] for arg in argv[1:] if not arg.startswith("-")), "")
+
+
+def flag(argv: Sequence[str], *names: str) -> str:
+    """The last value of a command line's flag, in any of Go's ways to write it; "" when it is not there."""
+    found = ""
+    for at, arg in enumerate(argv):
+        name, equals, value = arg.lstrip("-").partition("=")
+        if arg.startswith("-") and name in names:
+            found = value if equals else argv[at + 1] if at + 1 < len(argv) else found
+    return found
 
 
 def daemons(found: Iterable[Program]) -> tuple[Daemon, ...]:

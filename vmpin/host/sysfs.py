@@ -67,7 +67,8 @@ class Sysfs:
                                for name in ("isolated", "nohz_full"))
         cores, caches = _merged(map(self._core, cpus)), _merged(map(self._cache, cpus))
         # A kernel without NUMA has no node directories, and one node.
-        return Topology.build(online, cores, caches, self._nodes() or {0: plugged}, isolated, nohz_full, present)
+        return Topology.build(online, cores, caches, self._nodes() or {0: plugged}, isolated, nohz_full, present,
+                              self._distances())
 
     def _core(self, cpu: int) -> CpuSet:
         """A CPU's siblings, itself among them; EMPTY where they are not shown (an offline CPU has no topology)."""
@@ -103,6 +104,13 @@ class Sysfs:
                 nodes[node] = cpus
                 seen |= cpus
         return nodes
+
+    def _distances(self) -> dict[int, dict[int, int]]:
+        """From every memory node to every one: its file has a number for each, ascending (drivers/base/node.c)."""
+        nodes = _numbered(self._node, _NODE)
+        rows = {node: _text(f"{self._node}/node{node}/distance").split() for node in nodes}
+        return {node: dict(zip(nodes, map(int, row), strict=True)) for node, row in rows.items()
+                if len(row) == len(nodes) and all(each.isascii() and each.isdigit() for each in row)}
 
     def _list(self, path: str) -> CpuSet | None:
         """A CPU list, or None: the file is missing or not a list."""

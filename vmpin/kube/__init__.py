@@ -1,4 +1,5 @@
-"""What the API server is sent of a node: Events, conditions of pods, NodePinning, labels; as values and plain JSON.
+"""What the API server is sent of a node: Events, conditions and annotations of pods, NodePinning, labels,
+NodeResourceTopology; as values and plain JSON.
 
-Pure: no clock, no connection; made from the lines of `follow` and from pods as the API server lists them. What stays
-out: the connections, and when what is written (reporter, which alone imports this)."""
+Pure: no clock, no connection; made from the lines of `follow` and from pods as the API server lists them. The way back
+is untrusted_pod: text about pods, for people. What stays out: the connections, and when what is written (reporter)."""

@@ -14,10 +14,14 @@ from vmpin.kube.api_request import ApiRequest
 from vmpin.kube.cluster_node import ClusterNode, label_update, taint_removal
 from vmpin.kube.event_limits import EventLimits, Recorded, TokenBucket
 from vmpin.kube.node_pinning import REFRESH, dated, node_pinning
+from vmpin.kube.node_topology import TopologyMode
+from vmpin.kube.pod_annotations import annotation_change, annotations_of
 from vmpin.kube.pod_condition import AWAY, PinState, PodPinning, condition_update, pinning_of
 from vmpin.kube.pod_event import event_request
 from vmpin.kube.pod_record import PodRecord, Pods
-from vmpin.kube.reported_node import NOTHING, ReportedNode
+from vmpin.kube.refusals import FIRST, LONGEST, Refusals
+from vmpin.kube.reported_node import NOTHING, ReportedNode, SandboxPinning
+from vmpin.kube.topology_agenda import TopologyAgenda
 from vmpin.kube.transitions import DriftReports, PodNotice, transition
 
 #: Seconds without a watcher's report until that is shown: a watcher that is updated is back by then.
@@ -28,9 +32,7 @@ UNSETTLED_AFTER = 10.0
 NODE_PAUSE = 10.0
 #: Seconds until what was written may be written again because the API server does not show it.
 SETTLING = 30.0
-#: Seconds until a kind of write that is forbidden, or has no resource there, is tried again.
-REFUSED_PAUSE = 300.0
-#: Conditions and Events: so many at once, and then one in so many seconds.
+#: Conditions, annotations and Events: so many at once, and then one in so many seconds.
 WRITE_BURST, WRITE_SECONDS = 20, 0.1
 MAX_EVENTS = 500
 
@@ -44,10 +46,13 @@ class Wanted(NamedTuple):
     conditions: bool = True
     labels: bool = True
     startup_taint: str = ""
+    annotations: bool = False
+    topology: TopologyMode = TopologyMode.OFF
 
 
 class Write(NamedTuple):
-    """One write. `kind` is taint, labels, condition, event or pinning; `what` is what it is about and holds."""
+    """One write. `kind` is taint, labels, condition, annotation, event, topology (it is read, too) or pinning; `what`
+    is what it is about and holds."""
 
     kind: str
     request: ApiRequest
@@ -68,12 +73,20 @@ class Agenda:
         self._pods = Pods()
         self._states: dict[str, tuple[PodPinning, float]] = {}  #: By uid, since when the state is this one.
         self._settled: dict[str, PodPinning] = {}  #: By uid, the last that was worth an Event.
-        self._shown: dict[str, tuple[PodPinning, float]] = {}  #: By uid, the condition that was written, and when.
-        self._refused: dict[str, PodRecord] = {}  #: By uid, the pod as it was when its condition was refused.
+        self._sandboxes: dict[str, SandboxPinning] = {}  #: By uid, of the pods that have one.
+        self._topology = TopologyAgenda(wanted.topology)
+        #: By kind of write and uid: what was written (condition, annotation) and when; the pod as it was when that was
+        #: refused, and until when it is not tried again unless the pod changes.
+        self._shown: dict[tuple[str, str], tuple[Any, float]] = {}
+        self._refused: dict[tuple[str, str], tuple[PodRecord, float]] = {}
         self._events: deque[tuple[PodRecord, Recorded, bool]] = deque(maxlen=MAX_EVENTS)
+        self._event = 0  #: The place of the one that is being written.
         self._pinning: Mapping[str, Any] | None = None  #: The object that was written last.
         self._made: tuple[tuple[object, ...], dict[str, Any]] = (), {}
-        self._paused: dict[str, float] = {}  #: By kind of write, until when there is none.
+        #: By kind of write and namespace, "" for the node's: a quota, a namespace that ends or an admission plugin
+        #: forbids in one namespace what is permitted in others. `_paused` is until when there is no such write.
+        self._refusals: dict[tuple[str, str], Refusals] = {}
+        self._paused: dict[tuple[str, str], float] = {}
 
     @property
     def away(self) -> bool:
@@ -85,13 +98,16 @@ class Agenda:
         self._heard = now if reports else self._heard
         self._late = now - self._heard >= AWAY_AFTER
         self._reported, self._reports, self._pods = reported, reports, pods
-        by_uid = {each.uid: each for each in reported.sandboxes.values() if each.uid}
-        present = set()
+        # The one that runs, where a pod's sandbox was made again.
+        by_uid = {each.uid: each for each in sorted(reported.sandboxes.values(), key=lambda one: one.runs) if each.uid}
+        present, self._sandboxes = set(), {}
         for pod in pods:
-            sandbox = by_uid.get(pod.runtime_uid)
-            if pod.ending or (sandbox is None and pod.condition is None):
+            sandbox = own_sandbox(by_uid.get(pod.runtime_uid), pod)
+            if pod.ending or (sandbox is None and pod.condition is None and not pod.annotations):
                 continue
             present.add(pod.uid)
+            if sandbox is not None:
+                self._sandboxes[pod.uid] = sandbox
             state = (AWAY if self.away else NO_SANDBOX if sandbox is None else
                      pinning_of(sandbox, reported.node.collisions))
             known = self._states.get(pod.uid)
@@ -101,9 +117,14 @@ class Agenda:
                 self._note(pod, self._drift.event(pod.uid, sandbox.repairs, now), now, clock)
             if reports and state.state.settled:
                 self._settled[pod.uid] = state
-        for table in (self._states, self._settled, self._shown, self._refused):
+        for table in (self._states, self._settled):
             for gone in table.keys() - present:
                 del table[gone]
+        self._shown = {key: found for key, found in self._shown.items() if key[1] in present}
+        self._refused = {key: found for key, found in self._refused.items() if key[1] in present}
+        namespaces = {"", *(pod.namespace for pod in pods)}
+        self._refusals = {key: found for key, found in self._refusals.items() if key[1] in namespaces}
+        self._paused = {key: until for key, until in self._paused.items() if until > now}
         self._drift.keep_only(present)
 
     def _before(self, pod: PodRecord) -> PodPinning | None:
@@ -132,10 +153,16 @@ class Agenda:
                 and (request := label_update(node, self._reported.node, self._reports)) is not None):
             yield Write("labels", request)
         if wanted.conditions:
-            yield from self._conditions(now, clock)
-        while self._events and self._free("event", now) and self._pace.take(now):
-            pod, recorded, create = self._events[0]
+            yield from self._of_pods("condition", now, clock)
+        if wanted.annotations:
+            yield from self._of_pods("annotation", now, clock)
+        while (place := self._next_event(now)) is not None and self._pace.take(now):
+            self._event = place
+            pod, recorded, create = self._events[place]
             yield Write("event", event_request(pod, recorded, node.name, clock, create), pod, recorded)
+        while self._reports and self._reported.time and (
+                request := self._topology.due(node, self._reported.node, now)) is not None:
+            yield Write("topology", request)
         if self._reported.time and (self._reports or self.away) and self._free("pinning", now):
             made = self._object(node)
             if made != self._pinning or self._free("refresh", now):
@@ -143,81 +170,134 @@ class Agenda:
 
     def _object(self, node: ClusterNode) -> dict[str, Any]:
         """The NodePinning, made again where something that it is made of is another."""
-        parts = node, self._reported.node, self._reported.sandboxes, self._reports
+        parts = node, self._reported.node, self._reported.sandboxes, self._reports, self._topology.note
         if not self._made[0] or any(one is not other for one, other in zip(parts, self._made[0], strict=True)):
-            self._made = parts, node_pinning(node, self._reported, self._reports)
+            self._made = parts, node_pinning(node, self._reported, self._reports, topology=self._topology.note)
         return self._made[1]
 
-    def _conditions(self, now: float, clock: float) -> Iterator[Write]:
+    def _next_event(self, now: float) -> int | None:
+        """Its place: the first of a namespace where there is no pause."""
+        return next((place for place, (pod, _, _) in enumerate(self._events)
+                     if self._free("event", now, pod.namespace)), None)
+
+    def _of_pods(self, kind: str, now: float, clock: float) -> Iterator[Write]:
+        """Conditions, or annotations."""
         for pod in self._pods:
-            if not self._free("condition", now):
-                return
-            state, since = self._states.get(pod.uid, (None, 0.0))
-            if state is None or pod.ending or self._refused.get(pod.uid) == pod:
+            key = kind, pod.uid
+            refused, until = self._refused.get(key, (None, 0.0))
+            held = pod.ending or (refused == pod and now < until) or not self._free(kind, now, pod.namespace)
+            what = None if held else self._of_pod(kind, pod, now)
+            written, when = self._shown.get(key, (None, 0.0))
+            if what is None or (written == what and now - when < SETTLING):
                 continue
-            if not state.state.settled and state is not AWAY and now - since < UNSETTLED_AFTER:
-                continue
-            written, when = self._shown.get(pod.uid, (None, 0.0))
-            if written == state and now - when < SETTLING:
-                continue
-            request = condition_update(pod, state, clock)
+            request = (condition_update(pod, what, clock) if isinstance(what, PodPinning) else
+                       annotation_change(pod, what))
             if request is None:
                 continue
             if not self._pace.take(now):
                 return
-            yield Write("condition", request, pod, state)
+            yield Write(kind, request, pod, what)
 
-    def done(self, write: Write, status: int, now: float) -> str:
-        """How a write ended. :param status: of HTTP. :returns: a sentence for the log where it is refused; "" where it
-        is done, or not worth one."""
+    def _of_pod(self, kind: str, pod: PodRecord, now: float) -> PodPinning | dict[str, str] | None:
+        """What a pod's condition or annotations are to show; None for what they show already, whatever it is."""
+        state, since = self._states.get(pod.uid, (None, 0.0))
+        if state is None or (not state.state.settled and state is not AWAY and now - since < UNSETTLED_AFTER):
+            return None
+        if kind == "condition":
+            return None if state is NO_SANDBOX and pod.condition is None else state
+        return None if state is AWAY else annotations_of(self._sandboxes.get(pod.uid))
+
+    def done(self, write: Write, status: int, now: float, answer: Mapping[str, Any] | None = None) -> str:
+        """How a write ended. :param status: of HTTP. :param answer: to what was read.
+        :returns: a sentence for the log where it is refused; "" where it is done, or not worth one."""
         good = 200 <= status < 300
+        if good:
+            self._refusals.pop(_place(write), None)
         if write.kind == "event":
             return self._event_done(write, status, now)
+        if write.kind == "topology":
+            return self._topology.done(write.request, status, answer or {}, now)
         if status in (401, 403) or (status == 404 and write.kind == "pinning"):
             return self._pause(write, status, now)
-        if write.kind == "condition" and write.pod is not None:
+        if write.pod is not None:
             if not good:  # 404, 409: it is gone, or another of its name is there, as the watch will show
-                self._refused[write.pod.uid] = write.pod
+                self._refused[write.kind, write.pod.uid] = write.pod, now + LONGEST
                 return "" if status in (404, 409) else f"{write.request}: refused ({status})"
-            self._shown[write.pod.uid] = write.what, now
-        elif write.kind == "pinning":
+            self._shown[write.kind, write.pod.uid] = write.what, now
+            return ""
+        if write.kind == "pinning":
             self._pinning = write.what if good else None
-            self._paused["refresh"] = now + REFRESH
-        if write.kind != "condition":
-            self._paused[write.kind] = now + NODE_PAUSE
-        expected = good or (write.kind == "taint" and status in (404, 409, 422))  # it changed meanwhile: read again
-        return "" if expected else f"{write.request}: refused ({status})"
+            self._paused["refresh", ""] = now + REFRESH
+        if good:
+            self._paused[_place(write)] = now + NODE_PAUSE
+            return ""
+        refusals = self._refusals.setdefault(_place(write), Refusals())
+        self._paused[_place(write)] = now + max(NODE_PAUSE, refusals.pause())
+        # The taints may have changed since the node was read: that is done again.
+        first = 2 if write.kind == "taint" else 1
+        return f"{write.request}: refused ({status})" if refusals.count == first else ""
 
     def _event_done(self, write: Write, status: int, now: float) -> str:
-        pod, recorded, create = self._events.popleft()
+        pod, recorded, create = self._events[self._event]
         if status == 404 and not create:  # it has expired
-            self._events.appendleft((pod, recorded, True))
+            self._events[self._event] = pod, recorded, True
             return ""
         if status in (401, 403):
-            self._events.clear()
-            return self._pause(write, status, now)
+            text = self._pause(write, status, now)
+            if self._refusals[_place(write)].lasting:
+                self._events = deque((each for each in self._events if each[0].namespace != pod.namespace), MAX_EVENTS)
+            return text
+        del self._events[self._event]
         if not 200 <= status < 300:
             self._limits.refused(pod.uid, recorded)
             return "" if status in (404, 409) else f"{write.request}: refused ({status})"
         return ""
 
+    def put_off(self, write: Write, now: float) -> None:
+        """The API server failed at this write (500), as it does where an admission webhook of that object fails: the
+        others come before it is tried again."""
+        if write.kind == "topology":
+            self._topology.done(write.request, 500, {}, now)
+        elif write.pod is None or write.kind == "event":
+            self._paused[_place(write)] = now + SETTLING
+        else:
+            self._refused[write.kind, write.pod.uid] = write.pod, now + SETTLING
+
     def _pause(self, write: Write, status: int, now: float) -> str:
-        self._paused[write.kind] = now + REFUSED_PAUSE
+        refusals = self._refusals.setdefault(_place(write), Refusals())
+        self._paused[_place(write)] = now + refusals.pause()
+        if refusals.count > 1:
+            return ""
         why = {401: "the token is not accepted", 403: "it is not permitted (RBAC, or the policy for the node)",
                404: "there is no such resource: is the CRD installed?"}[status]
-        return f"{write.request}: {why}; tried again in {REFUSED_PAUSE:.0f} s"
+        return f"{write.request}: {why}; tried again after {FIRST:.0f} s, later after up to {LONGEST:.0f} s"
 
-    def _free(self, kind: str, now: float) -> bool:
-        return now >= self._paused.get(kind, float("-inf"))
+    def _free(self, kind: str, now: float, namespace: str = "") -> bool:
+        return now >= self._paused.get((kind, namespace), float("-inf"))
 
     def next_due(self, now: float) -> float:
         """Seconds until something may be due without anything new: REFRESH at the most."""
         ends = [until - now for until in self._paused.values() if until > now]
+        ends += [until - now for _, until in self._refused.values() if until > now]
+        ends.append(self._topology.next_due(now))
         ends += [since + UNSETTLED_AFTER - now for state, since in self._states.values()
                  if not state.state.settled and since + UNSETTLED_AFTER > now]
         if not self._reports and not self._late:
             ends.append(self._heard + AWAY_AFTER - now)
         if (drift := self._drift.due(now)) is not None:
             ends.append(drift - now)
-        ends.append(max(self._pace.wait(now), WRITE_SECONDS) if self._events or self._pace.wait(now) else REFRESH)
+        waits = self._next_event(now) is not None or self._pace.wait(now)
+        ends.append(max(self._pace.wait(now), WRITE_SECONDS) if waits else REFRESH)
         return max(0.0, min([*ends, float(REFRESH)]))
+
+
+def _place(write: Write) -> tuple[str, str]:
+    return write.kind, "" if write.pod is None else write.pod.namespace
+
+
+def own_sandbox(found: SandboxPinning | None, pod: PodRecord) -> SandboxPinning | None:
+    """The sandbox if it is the pod's. A mirror pod's uid is an annotation, which any pod can have with another's uid:
+    its name has to be the runtime's, too."""
+    if found is None or pod.runtime_uid == pod.uid or found.pod == (pod.namespace, pod.name):
+        return found
+    return None

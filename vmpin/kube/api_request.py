@@ -4,6 +4,7 @@ What stays out: sending it (reporter.api_server), and when."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from vmpin.kube.identifiers import MANAGER, valid_name
@@ -27,9 +28,16 @@ class ApiRequest(NamedTuple):
         return f"{self.method} {self.path}"
 
 
-def apply(path: str, body: dict[str, object]) -> ApiRequest:
-    """A server-side apply. Forced: no field that is applied here is any other manager's to set."""
-    return ApiRequest("PATCH", path, body, APPLY, (("fieldManager", MANAGER), ("force", "true")))
+def apply(path: str, body: dict[str, object], force: bool = True) -> ApiRequest:
+    """A server-side apply. :param force: False where another manager may have set such a field: then it is refused."""
+    return ApiRequest("PATCH", path, body, APPLY, (("fieldManager", MANAGER), ("force", "true" if force else "false")))
+
+
+def annotated(path: str, annotations: Mapping[str, str | None], uid: str = "") -> ApiRequest:
+    """A patch of annotations alone, None removes one. It never creates an object.
+    :param uid: the object's: another one of its name is not written to (409). "" for any."""
+    meta = {**({"uid": uid} if uid else {}), "annotations": dict(annotations)}
+    return ApiRequest("PATCH", path, {"metadata": meta}, MERGE_PATCH, (("fieldManager", MANAGER),))
 
 
 def node_path(node: str) -> str:

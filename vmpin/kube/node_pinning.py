@@ -30,9 +30,11 @@ def pinning_path(node: str = "") -> str:
     return f"{path}/{checked(node)}" if node else path
 
 
-def node_pinning(node: ClusterNode, reported: ReportedNode, reports: bool, most: int = MAX_SIZE) -> dict[str, Any]:
+def node_pinning(node: ClusterNode, reported: ReportedNode, reports: bool, most: int = MAX_SIZE,
+                 topology: str = "") -> dict[str, Any]:
     """The object, without `observedAt` (see `dated`): equal for equal contents.
     :param reports: whether the watcher reports; False: this is what it reported last.
+    :param topology: what is written of the node's NodeResourceTopology, or why nothing is; "" where it is off.
     :param most: bytes as JSON, at least 64 kB, which the node's own part never needs."""
     found = reported.node
     entries = {each.id: pinning_of(each, found.collisions) for each in reported.sandboxes.values()}
@@ -49,6 +51,7 @@ def node_pinning(node: ClusterNode, reported: ReportedNode, reports: bool, most:
             ("online", found.online), ("shared", found.shared_pool), ("exclusive", found.exclusive),
             ("housekeeping", found.housekeeping))},
         "topology": _topology(found.topology), "trouble": _short(found.trouble),
+        **({"nodeResourceTopology": _short(topology)} if topology else {}),
         "pinned": good, "total": len(entries), "summary": f"{good}/{len(entries)}",
         "degraded": verdicts[PinState.DEGRADED],
         "collisionCount": len(found.collisions),

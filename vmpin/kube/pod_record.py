@@ -5,14 +5,17 @@ Raw JSON in, values out: a whole pod takes some 10 kB. What stays out: the reque
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmpin.kube.identifiers import CONDITION, MIRROR, valid_name
+from vmpin.kube.identifiers import ANNOTATION_CPUS, ANNOTATION_VCPUS, CONDITION, MIRROR, valid_name
+from vmpin.kube.untrusted_pod import UntrustedPod, untrusted_pod
 
 
 class PodRecord(NamedTuple):
-    """`condition` is vmpin's own, None without it; `runtime_uid` the uid by which the kubelet and the runtime have the
-    pod, which is another than the API server's for a static one."""
+    """`condition` and `annotations` are vmpin's own, None and {} without them; `runtime_uid` the uid by which the
+    kubelet and the runtime have the pod, which is another than the API server's for a static one; `untrusted` is for
+    people alone."""
 
     namespace: str
     name: str
@@ -20,10 +23,12 @@ class PodRecord(NamedTuple):
     runtime_uid: str
     condition: Mapping[str, Any] | None = None
     ending: bool = False
+    annotations: Mapping[str, str] = MappingProxyType({})
+    untrusted: UntrustedPod | None = None
 
 
-def record_of(item: Mapping[str, Any]) -> PodRecord | None:
-    """None for what is no pod, or one without the members that all have."""
+def record_of(item: Mapping[str, Any], untrusted: bool = False) -> PodRecord | None:
+    """None for what is no pod, or one without the members that all have. :param untrusted: keep its texts, too."""
     try:
         meta = item["metadata"]
         namespace, name, uid = meta["namespace"], meta["name"], meta["uid"]
@@ -31,10 +36,13 @@ def record_of(item: Mapping[str, Any]) -> PodRecord | None:
             return None
         conditions = (item.get("status") or {}).get("conditions") or ()
         own = next((dict(each) for each in conditions if each.get("type") == CONDITION), None)
-        mirror = (meta.get("annotations") or {}).get(MIRROR)
+        annotations = meta.get("annotations") or {}
+        mirror = annotations.get(MIRROR)
         phase = (item.get("status") or {}).get("phase")
         return PodRecord(namespace, name, uid, mirror or uid, own,
-                         bool(meta.get("deletionTimestamp")) or phase in ("Succeeded", "Failed"))
+                         bool(meta.get("deletionTimestamp")) or phase in ("Succeeded", "Failed"),
+                         {key: annotations[key] for key in (ANNOTATION_CPUS, ANNOTATION_VCPUS) if key in annotations},
+                         untrusted_pod(item) if untrusted else None)
     except (KeyError, TypeError, AttributeError):
         return None
 

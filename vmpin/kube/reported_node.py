@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmpin.domain.terminal import printable
+from vmpin.domain.terminal import excerpt
 from vmpin.errors import WireError
 
 VERSION = 1
@@ -68,7 +68,8 @@ class CpuCollision(NamedTuple):
 
 
 class NodePart(NamedTuple):
-    """What concerns the whole node. `topology` is plain JSON, made by the watcher from the kernel's files."""
+    """What concerns the whole node. `topology` is plain JSON, made by the watcher from the kernel's files; `kubelet`
+    what the running kubelet's configuration sets, by key, where the watcher could read that."""
 
     ready: bool = False
     why: str = ""
@@ -80,6 +81,7 @@ class NodePart(NamedTuple):
     trouble: str = ""
     topology: Mapping[str, Any] = MappingProxyType({})
     collisions: tuple[CpuCollision, ...] = ()
+    kubelet: Mapping[str, str] = MappingProxyType({})
 
 
 class ReportedNode(NamedTuple):
@@ -135,15 +137,12 @@ def _node(entry: Mapping[str, Any]) -> NodePart:
     texts = {key: _text(entry[key], _CPUS) for key in (
         "version", "online", "shared_pool", "exclusive", "housekeeping", "trouble")}
     return NodePart(entry["ready"] is True, _text(entry["why"], _LONG), **texts, topology=dict(entry["topology"]),
-                    collisions=collisions)
+                    collisions=collisions, kubelet={_text(key): _text(value, _CPUS) for key, value in list(
+                        (entry.get("kubelet") or {}).items())[:16]})
 
 
 def _text(value: object, most: int = _SHORT) -> str:
-    """:returns: "" for None."""
-    if value is None:
-        return ""
-    text = printable(str(value)[:most + 1])
-    return text if len(text) <= most else f"{text[:most - 1]}…"
+    return excerpt(value, most)
 
 
 def _texts(values: Sequence[object], key: str) -> tuple[str, ...]:

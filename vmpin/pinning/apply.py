@@ -12,7 +12,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import named
 from vmpin.errors import AffinityError, ThreadGone
 from vmpin.host import affinity
-from vmpin.host.procfs import Procfs
+from vmpin.host.procfs import Procfs, parse_stat
 from vmpin.pinning.plan import SetAffinity
 
 logger = logging.getLogger(__name__)
@@ -30,14 +30,20 @@ class Outcome(enum.StrEnum):
 
 
 class Result(NamedTuple):
-    """What became of an operation. `got` is the mask that the kernel shows now, None where it could not be read; `cpu`
-    the CPU that the thread was on before."""
+    """What became of an operation. `got` is the mask that the kernel shows now, None where it could not be read;
+    `stat` the thread's stat line from before, b"" where no mask was set."""
 
     operation: SetAffinity
     outcome: Outcome
     got: CpuSet | None
     why: str = ""
-    cpu: int | None = None
+    stat: bytes = b""
+
+    @property
+    def cpu(self) -> int | None:
+        """The CPU that the thread was on before."""
+        found = parse_stat(self.stat)
+        return None if found is None else found.processor
 
     @property
     def placed(self) -> CpuSet | None:
@@ -57,7 +63,7 @@ def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
         if debug:
             logger.debug("%s", operation.describe())
         try:
-            got, cpu = affinity.pin_seen(proc, operation.thread, operation.cpus)
+            got, stat = affinity.pin_seen(proc, operation.thread, operation.cpus)
         except ThreadGone:
             results.append(Result(operation, Outcome.GONE, None))
         except AffinityError as err:
@@ -65,5 +71,5 @@ def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
             results.append(Result(operation, Outcome.REFUSED, None if seen is None else CpuSet(seen), str(err)))
         else:
             asked = operation.cpus
-            results.append(named(Result, (operation, did if got is asked or got == asked else trimmed, got, "", cpu)))
+            results.append(named(Result, (operation, did if got is asked or got == asked else trimmed, got, "", stat)))
     return results

@@ -171,7 +171,8 @@ class DriftTracker:
         gone, refused, waiting = Outcome.GONE, Outcome.REFUSED, Outcome.WAITING
         # Most are alike: a key of numbers costs a tenth of making a MaskRepair of each thread and comparing those.
         found: dict[SandboxId, dict[tuple[object, ...], tuple[MaskRepair, list[ThreadId]]]] = {}
-        for (sandbox, thread, cpus, was), outcome, got, _, cpu in results:
+        for result in results:
+            (sandbox, thread, cpus, was), outcome, got, *_ = result
             known = self._of.get(sandbox)
             shown = None if known is None else known.away.get(thread.id)
             if shown is None or outcome is gone or outcome is waiting:
@@ -183,7 +184,7 @@ class DriftTracker:
                 alike[key][1].append(thread.id)
             else:
                 alike[key] = MaskRepair(thread.role, cpus, shown, was, left), [thread.id]
-            if self.strayed is not None and cpu is not None and cpu not in cpus:
+            if self.strayed is not None and (cpu := result.cpu) is not None and cpu not in cpus:
                 self.strayed(sandbox, thread, cpu, cpus)
         return {sandbox: dict(alike.values()) for sandbox, alike in found.items()}
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from vmpin import log
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
-from vmpin.domain.desired_state import DesiredState, forget_stopped
+from vmpin.domain.desired_state import DesiredState, forget_stopped, outranks
 from vmpin.domain.events import SandboxSeen, SuspensionChanged
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.host import boottime
@@ -140,7 +140,8 @@ class Reconciler(NodeState):
         for sandbox in changed & self.inventory.vms.keys():
             # A kernel thread that came late (kvm-pit) changes neither the VMM's own threads nor the placement.
             self.pinner.recheck(sandbox)
-        self.reduce([SandboxSeen(sandbox, "vmm") for sandbox in self.inventory.vms])
+        self.reduce([SandboxSeen(sandbox, "vmm") for sandbox in self.inventory.vms
+                     if outranks("vmm", self.state.sandboxes.get(sandbox))])
 
     def _forget_ended(self) -> None:
         """Have each owner drop VMs that have ended, sandboxes that are gone, and containers stopped long ago."""

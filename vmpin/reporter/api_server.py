@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from vmpin.errors import ClusterError, ConfigError
+from vmpin.errors import AnswerTooLong, ClusterError, ConfigError
 from vmpin.kube.api_request import ApiRequest
 
 logger = logging.getLogger(__name__)
@@ -27,16 +29,24 @@ CONNECT, ANSWER, OVER = 5.0, 10.0, 3.0
 MAX_LINE = 8 << 20
 #: The largest page of a list.
 PAGE = 500
+#: The longest answer that is read (bytes): a page of pods with 10 kB each has 5 MB.
+MAX_ANSWER = 256 << 20
+#: A connection whose other end is gone without a word (a load balancer, a node without its network) is closed after a
+#: minute: a watch may be silent for as long as it lasts.
+KEEPALIVE = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30), (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+             (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)]
 
 
 class ApiServer:
     """Used by several threads. A client is made at the first request, and again after an error of TLS or a token that
     is not accepted: its CA is read once, its token at most once a minute.
-    :param kubeconfig: None for the service account of a pod.
+    :param kubeconfig: None for the service account of a pod; with `as_kubectl` for the files of KUBECONFIG, else
+        ~/.kube/config, else that service account. `context` is one of it, "" for its current one.
     :raises ConfigError: at the first request, where the package is missing or there is no such configuration."""
 
-    def __init__(self, kubeconfig: Path | None = None) -> None:
-        self._kubeconfig = kubeconfig
+    def __init__(self, kubeconfig: Path | None = None, context: str = "", as_kubectl: bool = False) -> None:
+        self._kubeconfig, self._context, self._as_kubectl = kubeconfig, context, as_kubectl
         self._client: Any = None
         self._lock = threading.Lock()
 
@@ -44,19 +54,23 @@ class ApiServer:
         """:raises ConfigError: as above; nothing is sent."""
         self._connected()
 
-    def send(self, request: ApiRequest) -> Any:
-        """The answer as JSON, {} for none. :raises ClusterError: for any other than 2xx, and for none."""
+    def send(self, request: ApiRequest, most: int = MAX_ANSWER) -> Any:
+        """The answer as JSON, {} for none. :param most: bytes of it. :raises AnswerTooLong: for more.
+        :raises ClusterError: for any other than 2xx, and for none."""
         client, urllib3 = self._connected()
         body = None if request.body is None else json.dumps(request.body, separators=(",", ":")).encode()
-        headers = {"Accept": "application/json", "User-Agent": "vmpin-reporter",
+        headers = {"Accept": "application/json", "User-Agent": client.user_agent,
                    **({"Content-Type": request.content_type} if body is not None else {}), **_authorization(client)}
         url = client.configuration.host + request.path + (f"?{urlencode(request.query)}" if request.query else "")
         with self._translated(str(request)):
             found = client.rest_client.pool_manager.request(
                 request.method, url, body=body, headers=headers, retries=False, redirect=False,
-                timeout=urllib3.Timeout(connect=CONNECT, read=ANSWER))
-            self._check(found, found.data)
-            return json.loads(found.data or b"{}")
+                timeout=urllib3.Timeout(connect=CONNECT, read=ANSWER), preload_content=False)
+            data = _limited(found, most)
+            if data is not None:
+                self._check(found, data)
+                return json.loads(data or b"{}")
+        raise AnswerTooLong(f"{request}: the answer has more than {most >> 20} MiB")
 
     def get(self, path: str) -> Any:
         """As `send`."""
@@ -112,17 +126,32 @@ class ApiServer:
             if self._client is None:
                 found = client.Configuration()
                 try:
-                    if self._kubeconfig is None:
-                        config.load_incluster_config(client_configuration=found)
-                    else:
-                        config.load_kube_config(str(self._kubeconfig), client_configuration=found,
-                                                persist_config=False)
-                except (config.ConfigException, OSError) as err:
-                    raise ConfigError(f"no API server is configured: {err}",
-                                      "run it in a pod with a service account, or set kubernetes.kubeconfig") from err
+                    self._load(config, found)
+                # Its parsers raise what YAML, base64 and the commands of a user raise.
+                except Exception as err:
+                    hint = ("give --kubeconfig FILE and --context NAME, or set KUBECONFIG, as for kubectl"
+                            if self._as_kubectl else
+                            "run it in a pod with a service account, or set kubernetes.kubeconfig")
+                    raise ConfigError(f"no API server is configured: {err}", hint) from err
                 found.retries = False  # each caller waits by itself
                 self._client = client.ApiClient(found)
+                self._client.user_agent = "vmpin" if self._as_kubectl else "vmpin-reporter"
+                self._client.rest_client.pool_manager.connection_pool_kw["socket_options"] = KEEPALIVE
             return self._client, urllib3
+
+    def _load(self, config: Any, found: Any) -> None:
+        """Fill a client's configuration. :raises Exception: of many kinds."""
+        files = str(self._kubeconfig or "")
+        if self._as_kubectl and not files:
+            files = os.environ.get("KUBECONFIG") or "~/.kube/config"
+            there = any(os.path.exists(os.path.expanduser(each)) for each in files.split(os.pathsep))
+            if not there and not self._context and "KUBERNETES_SERVICE_HOST" in os.environ:
+                files = ""
+        if files:
+            config.load_kube_config(files, context=self._context or None, client_configuration=found,
+                                    persist_config=False)
+        else:
+            config.load_incluster_config(client_configuration=found)
 
     def _renew(self) -> None:
         with self._lock:
@@ -140,6 +169,8 @@ class ApiServer:
             message = str(json.loads(body)["message"])
         except (ValueError, TypeError, KeyError):
             message = ""
+        if status == 422 and "metadata.uid: " in message:
+            status = 409  # what a patch with a uid gets where another object has the name
         after = (headers or {}).get("Retry-After", "")
         return ClusterError(message[:300] or f"HTTP status {status}", status, float(after) if after.isdigit() else 0.0)
 
@@ -173,6 +204,17 @@ class _Translated:
             raise ClusterError(f"{what}: {err}") from err
         if isinstance(err, ValueError | KeyError):
             raise ClusterError(f"{what}: the answer is not the JSON that it should be") from err
+
+
+def _limited(response: Any, most: int) -> bytes | None:
+    """Its body; None for a longer one, of which the rest is not read."""
+    data = bytearray()
+    for part in response.stream(1 << 18, decode_content=True):
+        data += part
+        if len(data) > most:
+            response.close()
+            return None
+    return bytes(data)
 
 
 def _authorization(client: Any) -> dict[str, str]:

@@ -29,16 +29,19 @@ EXPIRED = (410, 504)
 
 
 class PodWatch:
-    """`run` is a thread's. :param changed: called in it after each change. :param watch_seconds: as above."""
+    """`run` is a thread's. :param changed: called in it after each change. :param watch_seconds: as above.
+    :param untrusted: keep pods' untrusted text, too."""
 
     def __init__(self, server: ApiServer, node: str, changed: Callable[[], None], stopping: threading.Event,
-                 watch_seconds: int = WATCH_SECONDS) -> None:
+                 watch_seconds: int = WATCH_SECONDS, untrusted: bool = False) -> None:
         self._server, self._node, self._changed, self._stopping = server, node, changed, stopping
         self._seconds = watch_seconds
+        self._untrusted = untrusted
         self._pauses = Pauses(stopping)
         self._lock = threading.Lock()
         self._pods: dict[str, PodRecord] = {}
         self._first = True
+        self._fed = False  #: Whether the last watch had an event.
         self.listed = False
         self.lists = self.watches = 0  #: How many were begun.
 
@@ -55,7 +58,7 @@ class PodWatch:
         """Until `stopping` is set; it may last as long as a watch then, so it is a daemon's thread."""
         version = ""
         while not self._stopping.is_set():
-            began = time.monotonic()
+            began, self._fed = time.monotonic(), False
             try:
                 version = self._watched(version or self._listed())
                 seconds = time.monotonic() - began
@@ -69,7 +72,8 @@ class PodWatch:
                     self._pauses.after(ClusterError(str(err)))
             except _Broken as err:
                 version = err.version
-                self._pauses.lasted(time.monotonic() - began)
+                if self._fed:  # else it may have waited for an answer all the time
+                    self._pauses.lasted(time.monotonic() - began)
                 self._pauses.after(err)
 
     def _listed(self) -> str:
@@ -81,7 +85,7 @@ class PodWatch:
             raise _Broken(err, "") from err
         self._first = False
         with self._lock:
-            self._pods = {pod.uid: pod for item in items if (pod := record_of(item)) is not None}
+            self._pods = {pod.uid: pod for item in items if (pod := record_of(item, self._untrusted)) is not None}
             self.listed = True
         self._changed()
         return version
@@ -92,7 +96,7 @@ class PodWatch:
         seconds = random.randint(max(1, self._seconds // 2), self._seconds)
         try:
             for event in self._server.watch_pods(self._node, version, seconds):
-                kind, item = str(event.get("type")), event.get("object") or {}
+                kind, item, self._fed = str(event.get("type")), event.get("object") or {}, True
                 if kind == "ERROR":
                     code = int(item.get("code") or 0)
                     if code in EXPIRED:
@@ -110,7 +114,7 @@ class PodWatch:
         return version
 
     def _take(self, kind: str, item: Mapping[str, Any]) -> None:
-        pod = record_of(item)
+        pod = record_of(item, self._untrusted)
         if pod is None:
             return
         with self._lock:

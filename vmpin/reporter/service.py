@@ -1,7 +1,7 @@
 """The reporter's process: wakes at what changes, and writes what is due, one request at a time.
 
-What stays out: what is due (kube.agenda), the two loops that it is woken by (status_stream, pod_watch), and taking all
-back (withdrawal). Called by `vmpin reporter`."""
+What stays out: what is due (kube.agenda), the two loops that it is woken by (status_stream, pod_watch), what the
+watcher is sent (pod_handover), and taking all back (withdrawal). Called by `vmpin reporter`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from vmpin.kube.api_request import node_path
 from vmpin.kube.cluster_node import ClusterNode, node_of
 from vmpin.kube.identifiers import valid_name
 from vmpin.kube.node_pinning import REFRESH
+from vmpin.kube.node_topology import TopologyMode
 from vmpin.reporter.api_server import ApiServer
 from vmpin.reporter.loop_pauses import Pauses
+from vmpin.reporter.pod_handover import PodHandover
 from vmpin.reporter.pod_watch import PodWatch
 from vmpin.reporter.status_stream import StatusStream
 from vmpin.reporter.withdrawal import OwnDaemonSet, withdraw_node
@@ -39,15 +41,19 @@ class Reporter:
             raise ConfigError("kubernetes.node: no name of a node" if not keys.node else
                               f"kubernetes.node: {keys.node!r} is no name of a node",
                               "set VMPIN_KUBERNETES_NODE from the pod's spec.nodeName")
-        self._node_name = keys.node
+        self._keys, self._node_name = keys, keys.node
         self._server = ApiServer(keys.kubeconfig)
         self._stopping = threading.Event()
         self._woken = threading.Event()
         self._socket = config.paths.status_socket
-        self._stream = StatusStream(self._socket, self._woken.set, self._stopping)
-        self._watch = PodWatch(self._server, keys.node, self._woken.set, self._stopping)
-        self._agenda = Agenda(Wanted(keys.events, keys.conditions, keys.labels, keys.startup_taint),
-                              secrets.token_hex(5), time.monotonic())
+        wanted = Wanted(keys.events, keys.conditions, keys.labels, keys.startup_taint, keys.annotate,
+                        TopologyMode(keys.nrt))
+        self._stream = StatusStream(self._socket, self._wake, self._stopping, wanted.topology is TopologyMode.OWN)
+        self._watch = PodWatch(self._server, keys.node, self._wake, self._stopping, untrusted=keys.watch_pods)
+        self._handover = PodHandover(self._socket, self._stream, self._watch, self._stopping)
+        self._threads = {"vmpin-follow": self._stream.run, "vmpin-pods": self._watch.run,
+                         **({"vmpin-handover": self._handover.run} if keys.watch_pods else {})}
+        self._agenda = Agenda(wanted, secrets.token_hex(5), time.monotonic())
         self._daemon_set = OwnDaemonSet(self._server, keys.daemonset)
         self._pauses = Pauses(self._stopping)
         self._node: ClusterNode | None = None
@@ -60,7 +66,7 @@ class Reporter:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop())
         logger.info("reporting node=%s", self._node_name)
-        for name, run in (("vmpin-follow", self._stream.run), ("vmpin-pods", self._watch.run)):
+        for name, run in self._threads.items():
             threading.Thread(target=self._guarded(run), name=name, daemon=True).start()
         while not self._stopping.is_set():
             try:
@@ -76,7 +82,11 @@ class Reporter:
 
     def _stop(self) -> None:
         self._stopping.set()
+        self._wake()
+
+    def _wake(self) -> None:
         self._woken.set()
+        self._handover.wake()
 
     def _guarded(self, run: Callable[[], None]) -> Callable[[], None]:
         """A thread that fails ends the process: the kubelet starts it again, with everything new."""
@@ -107,29 +117,32 @@ class Reporter:
 
     def _do(self, write: Write) -> None:
         """:raises ClusterError: for a write that is to be tried again as it is."""
-        status = 200
+        status, found, why = 200, None, ""
         try:
             found = self._server.send(write.request)
-            if write.kind == "condition":
+            if write.kind in ("condition", "annotation"):
                 self._watch.put(found)
             elif write.kind in ("taint", "labels"):
                 self._node = node_of(found)
-            logger.info("wrote kind=%s %s", write.kind, write.request.path)
+            if write.request.method != "GET":
+                logger.info("wrote kind=%s %s", write.kind, write.request.path)
         except ClusterError as err:
+            if err.status == 500:
+                self._agenda.put_off(write, time.monotonic())
             if err.status in (0, 401, 429) or err.status >= 500:
                 raise
-            status = err.status
+            status, why = err.status, str(err).removeprefix(f"{write.request}: ")
             if write.kind in ("taint", "labels"):
                 self._node = None  # it changed meanwhile: read again
             logger.debug("%s", err)
         except ValueError as err:
             raise ClusterError(f"{write.request}: {err}") from err
-        if text := self._agenda.done(write, status, time.monotonic()):
-            logger.error("%s", text)
+        if text := self._agenda.done(write, status, time.monotonic(), found):
+            logger.error("%s%s", text, f" ({why})" if why else "")
 
     def _withdraw(self) -> None:
         logger.info("the DaemonSet is being deleted: what was written is withdrawn")
         try:
-            withdraw_node(self._server, self._node_name)
+            withdraw_node(self._server, self._keys)
         except ClusterError as err:
             logger.error("not all was withdrawn: %s (vmpin reporter --withdraw does it, too)", err)

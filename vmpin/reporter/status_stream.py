@@ -25,14 +25,18 @@ MAX_LINE = 64 << 20
 
 
 class StatusStream:
-    """`run` is a thread's. :param changed: called in it after each line and each loss of the connection."""
+    """`run` is a thread's. :param changed: called in it after each line and each loss of the connection.
+    :param kubelet: whether the kubelet's configuration is asked for, too."""
 
-    def __init__(self, path: Path, changed: Callable[[], None], stopping: threading.Event) -> None:
+    def __init__(self, path: Path, changed: Callable[[], None], stopping: threading.Event,
+                 kubelet: bool = False) -> None:
         self._path, self._changed, self._stopping = path, changed, stopping
+        self._request = b'{"op":"follow","kubelet":true}\n' if kubelet else b'{"op":"follow"}\n'
         self._pauses = Pauses(stopping, longest=5.0)
         #: What was reported last, and whether the connection is up; one assignment each, so no lock.
         self.reported: ReportedNode = NOTHING
         self.up = False
+        self.connections = 0  #: How many were up.
         #: The directory was removed: a container that has it mounted sees no other one of its name.
         self.lost = False
 
@@ -62,7 +66,7 @@ class StatusStream:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
             connection.settimeout(SILENCE)
             connection.connect(os.fspath(self._path))
-            connection.sendall(b'{"op":"follow"}\n')
+            connection.sendall(self._request)
             buffer = bytearray()
             while not self._stopping.is_set():
                 part = connection.recv(1 << 18)
@@ -79,6 +83,7 @@ class StatusStream:
                     if not self.up:
                         logger.info("the watcher reports sandboxes=%d version=%s", len(self.reported.sandboxes),
                                     self.reported.node.version)
+                        self.connections += 1
                     self.up = True
                     self._changed()
 

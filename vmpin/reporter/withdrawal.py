@@ -1,5 +1,5 @@
-"""Takes back what reporters wrote: NodePinning, the conditions of pods, the nodes' labels. Events expire by
-themselves.
+"""Takes back what reporters wrote: NodePinning, the conditions of pods, the nodes' labels; with kubernetes.annotate
+the annotations of pods, with kubernetes.nrt NodeResourceTopology. Events expire by themselves.
 
 At SIGTERM for one node, when the reporter's own DaemonSet is being deleted; a rollout, a drain or a node's reboot
 withdraw nothing. And for all nodes, by `vmpin reporter --withdraw` in a Job before the chart is removed. What stays
@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
+from vmpin.config.kubernetes_settings import KubernetesSettings
 from vmpin.errors import ClusterError, UsageError
 from vmpin.kube.api_request import ApiRequest, checked, node_path
 from vmpin.kube.cluster_node import label_withdrawal, node_of
 from vmpin.kube.node_pinning import pinning_path, pinning_withdrawal
+from vmpin.kube.node_topology import TopologyMode, topology_of, topology_path, topology_withdrawal
+from vmpin.kube.pod_annotations import annotation_change
 from vmpin.kube.pod_condition import condition_withdrawal
 from vmpin.kube.pod_record import record_of
 from vmpin.reporter.api_server import ApiServer
@@ -23,7 +27,9 @@ from vmpin.reporter.api_server import ApiServer
 logger = logging.getLogger(__name__)
 
 #: Seconds for which a deleted DaemonSet's pods are waited for, and between two looks.
-GONE_WITHIN, LOOK = 120.0, 2.0
+GONE_WITHIN, LOOK = 90.0, 2.0
+#: Objects of a page: pods may have 0.3 MB each, and the Job has the memory of a reporter.
+PAGE = 100
 
 
 class OwnDaemonSet:
@@ -58,34 +64,36 @@ class OwnDaemonSet:
             return False
 
 
-def withdraw_node(server: ApiServer, node: str) -> int:
-    """Of one node. Each part is tried, whether or not another one fails.
+def withdraw_node(server: ApiServer, keys: KubernetesSettings) -> int:
+    """Of the node `keys.node`. Each part is tried, whether or not another one fails.
     :returns: how many objects were changed. :raises ClusterError: the first failure."""
+    node = keys.node
     return _all([partial(_sent, server, pinning_withdrawal(node)), partial(_labels, server, node),
-                 partial(_pods, server, node)])
+                 partial(_pods, server, node, keys), partial(_topologies, server, node, keys)])
 
 
-def withdraw_everywhere(server: ApiServer, daemon_set: str = "") -> int:
-    """Of all nodes. :param daemon_set: NAMESPACE/NAME of the reporters, which is deleted first and waited for, as they
-    would write it all again; "" where none runs. :returns: as above. :raises ClusterError: the first failure."""
-    if daemon_set:
-        _stop_reporters(server, _path(daemon_set))
+def withdraw_everywhere(server: ApiServer, keys: KubernetesSettings, within: float = GONE_WITHIN) -> int:
+    """Of all nodes. The reporters' DaemonSet `keys.daemonset` is deleted first and waited for, as they would write it
+    all again; "" where none runs. :param within: seconds. A pod of a node that is down does not end: it writes nothing
+    either. :returns: as above. :raises ClusterError: the first failure."""
+    if keys.daemonset:
+        _stop_reporters(server, _path(keys.daemonset), within)
 
     def pinnings() -> int:
-        return _all([partial(_sent, server, pinning_withdrawal(name)) for name in _listed(server, pinning_path())])
+        return _all([partial(_sent, server, pinning_withdrawal(name)) for name in _names(server, pinning_path())])
 
     def labels() -> int:
-        return _all([partial(_labels, server, name) for name in _listed(server, "/api/v1/nodes")])
+        return _all([partial(_labels, server, name) for name in _names(server, "/api/v1/nodes")])
 
-    return _all([pinnings, labels, partial(_pods, server, "")])
+    return _all([pinnings, labels, partial(_pods, server, "", keys), partial(_topologies, server, "", keys)])
 
 
-def _stop_reporters(server: ApiServer, path: str) -> None:
-    """:raises ClusterError: where they do not end."""
+def _stop_reporters(server: ApiServer, path: str, within: float) -> None:
+    """:raises ClusterError:"""
     if not _sent(server, ApiRequest("DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1",
                                                      "propagationPolicy": "Foreground"})):
         return
-    deadline = time.monotonic() + GONE_WITHIN
+    deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         try:
             server.get(path)
@@ -94,7 +102,8 @@ def _stop_reporters(server: ApiServer, path: str) -> None:
                 return
             raise
         time.sleep(LOOK)
-    raise ClusterError(f"{path}: its pods have not ended within {GONE_WITHIN:.0f} s")
+    logger.warning("%s: its pods have not all ended within %.0f s, as where a node is down; what they wrote is "
+                   "withdrawn all the same", path, within)
 
 
 def _labels(server: ApiServer, node: str) -> int:
@@ -105,36 +114,60 @@ def _labels(server: ApiServer, node: str) -> int:
     return 0 if request is None else _sent(server, request)
 
 
-def _pods(server: ApiServer, node: str) -> int:
-    items, _ = server.pods(node)
-    requests = [request for item in items if (pod := record_of(item)) is not None
-                and (request := condition_withdrawal(pod)) is not None]
+def _pods(server: ApiServer, node: str, keys: KubernetesSettings) -> int:
+    selector = (("fieldSelector", f"spec.nodeName={node}"),) if node else ()
+    requests = [request for item in _listed(server, "/api/v1/pods", selector) if (pod := record_of(item)) is not None
+                for request in (condition_withdrawal(pod), annotation_change(pod, {}) if keys.annotate else None)
+                if request is not None]
     return _all([partial(_sent, server, request) for request in requests])
 
 
-def _listed(server: ApiServer, path: str) -> list[str]:
-    """The names of all objects of a kind, none where the kind is not there."""
-    names, token = list[str](), ""
+def _topologies(server: ApiServer, node: str, keys: KubernetesSettings) -> int:
+    """:param node: "" for all nodes."""
+    mode = TopologyMode(keys.nrt)
+    if mode is TopologyMode.OFF:
+        return 0
+    try:
+        records = [topology_of(item) for item in (
+            [server.get(topology_path(node))] if node else _listed(server, topology_path()))]
+    except ValueError as err:
+        raise ClusterError(f"{topology_path(node)}: {err}") from err
+    except ClusterError as err:
+        if err.status == 404:
+            return 0
+        raise
+    return _all([partial(_sent, server, request) for record in records
+                 for request in topology_withdrawal(record, mode)])
+
+
+def _names(server: ApiServer, path: str) -> list[str]:
+    return [str(item["metadata"]["name"]) for item in _listed(server, path)]
+
+
+def _listed(server: ApiServer, path: str, query: tuple[tuple[str, str], ...] = ()) -> Iterator[Mapping[str, Any]]:
+    """All objects of a kind, a page at a time; none where the kind is not there."""
+    token = ""
     while True:
         try:
             more = (("continue", token),) if token else ()
-            page = server.send(ApiRequest("GET", path, query=(("limit", "500"), *more)))
+            page = server.send(ApiRequest("GET", path, query=(("limit", str(PAGE)), *query, *more)))
         except ClusterError as err:
             if err.status == 404:
-                return names
+                return
             raise
-        names += [str(item["metadata"]["name"]) for item in page["items"]]
+        yield from page["items"]
         token = page["metadata"].get("continue") or ""
         if not token:
-            return names
+            return
 
 
 def _sent(server: ApiServer, request: ApiRequest) -> int:
-    """1, or 0 where the object is gone (404), or another one of its name is there (409)."""
+    """1, or 0 where the object is gone (404), or another one of its name is there (409). A deletion's 409 is a
+    failure: the object is no longer as it was read."""
     try:
         server.send(request)
     except ClusterError as err:
-        if err.status in (404, 409):
+        if err.status == 404 or (err.status == 409 and request.method != "DELETE"):
             return 0
         raise
     logger.info("withdrawn: %s", request)

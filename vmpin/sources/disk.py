@@ -22,7 +22,7 @@ from vmpin.domain.events import (
     Source,
     VmmClaim,
 )
-from vmpin.domain.model import ContainerState, SandboxId, ThreadId
+from vmpin.domain.model import ContainerState, SandboxId, ThreadId, named
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, read_file
@@ -89,7 +89,7 @@ class DiskSources:
                  for sandbox in state.sandboxes.values() if sandbox.vmm is not None}
         for kata in self.sandboxes.values():
             if kata.vmm_pid:
-                found[kata.id] = VmmClaim(kata.vmm_pid, kata.uuid)
+                found[kata.id] = named(VmmClaim, (kata.vmm_pid, kata.uuid, None))
         return found
 
     def _check(self, sandbox: SandboxState, with_vm: set[SandboxId], now: int) -> Iterator[Event]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.kubelet_cpus import compare_with_pod_resources
-from vmpin.domain.model import ContainerId, SandboxId, VmThread
+from vmpin.domain.model import ContainerId, Pod, SandboxId, VmThread
 from vmpin.domain.proof import Proof
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
@@ -35,14 +35,16 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
              nri: dict[str, object] | None = None, wide: bool = False,
              guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None,
              births: dict[str, object] | None = None, pods: bool = False,
-             entry: Callable[[dict[str, object]], object] = lambda data: data) -> dict[str, object]:
+             entry: Callable[[dict[str, object]], object] = lambda data: data,
+             untrusted: Callable[[Pod | None], dict[str, object] | None] = lambda pod: None) -> dict[str, object]:
     """The status document. `only` leaves other sandboxes out, but not the collisions with them.
     :param nri: the state of the connection to the runtime, from the watcher.
     :param guest: the reports from guests, from the watcher.
     :param births: the proc-events feed's part of the document; None if it is off.
     :param wide: also read the VMMs' cgroups, which costs a tenth of a millisecond each.
     :param entry: converts each sandbox's entry at once. (All entries of a large node together are large.)
-    :param pods: also name the pods and containers of the node, including runc's."""
+    :param pods: also name the pods and containers of the node, including runc's.
+    :param untrusted: what the API server has of a pod, from the watcher; text of the pod's author, for people."""
     masks: dict[frozenset[int], CpuSet] = {}
     sandboxes = []
     hook = view.counters.last_hook_at
@@ -53,8 +55,8 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
         threads = [] if vm is None else threads_of(view, vm, masks)
         collisions += trespasses(view.ownership, sandbox.id, threads)
         if only in (None, sandbox.id):
-            sandboxes.append(entry(sandbox_entry(view, sandbox, vm, threads, wide or only is not None,
-                                                 guest(sandbox.id))))
+            made = sandbox_entry(view, sandbox, vm, threads, wide or only is not None, guest(sandbox.id))
+            sandboxes.append(entry({**made, "untrusted": untrusted(sandbox.pod)}))
     return {"version": VERSION, "time": when(time.time()), "watcher": watcher_pid,
             "policy": view.config.rules.as_text(),
             "node": node_data(view.node, view.ownership, sorted(collisions), _owners(view), _disagreements(view)),

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vmpin.cpuset import CpuSet
+from vmpin.kube.untrusted_pod import untrusted_sentences
 
 
 def sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> list[str]:
-    """The sentences of one sandbox: VM, containers, mask, threads, problems."""
+    """The sentences of one sandbox: VM, containers, mask, threads, problems, and untrusted text about its pod."""
     watched = document["watcher"] is not None
     return [*_sandbox(sandbox, watched), *_mask(document, sandbox), *_threads(document, sandbox),
-            *_trouble(document, sandbox)]
+            *_trouble(document, sandbox), *untrusted_sentences(sandbox.get("untrusted"))]
 
 
 def _sandbox(sandbox: Mapping[str, Any], watched: bool) -> Iterable[str]:

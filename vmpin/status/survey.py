@@ -70,4 +70,6 @@ def _topology(topology: Topology) -> dict[str, object]:
     return {"cores": len(topology.cores), "threads_per_core": max((len(core) for core in topology.cores), default=0),
             "caches": [str(cpus) for cpus in topology.caches],
             "nodes": {str(node): str(cpus) for node, cpus in topology.nodes.items()},
+            "distances": {str(node): {str(other): far for other, far in row.items()}
+                          for node, row in topology.distances.items()},
             "isolated": str(topology.isolated)}

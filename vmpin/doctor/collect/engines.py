@@ -9,7 +9,7 @@ from typing import Any
 
 from vmpin.domain.facts import Engine, Handler
 from vmpin.errors import SourceError
-from vmpin.host.daemons import Program
+from vmpin.host.daemons import Program, flag
 from vmpin.host.files import Files
 from vmpin.runtime.json_files import dig
 from vmpin.runtime.toml_files import Table, load, merge, string, strings, switch
@@ -36,16 +36,6 @@ def engines(files: Files, programs: Sequence[Program]) -> tuple[Engine, ...]:
     if files.exists("/usr/bin/podman") or files.exists("/etc/containers/containers.conf"):
         found.append(_podman(files))
     return tuple(found)
-
-
-def flag(argv: Sequence[str], *names: str) -> str:
-    """The last value of a command line's flag, in any of Go's ways to write it; "" when it is not there."""
-    found = ""
-    for at, arg in enumerate(argv):
-        name, equals, value = arg.lstrip("-").partition("=")
-        if arg.startswith("-") and name in names:
-            found = value if equals else argv[at + 1] if at + 1 < len(argv) else found
-    return found
 
 
 def _containerds(files: Files, programs: Iterable[Program]) -> list[tuple[str, int | None]]:

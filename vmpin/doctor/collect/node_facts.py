@@ -17,7 +17,6 @@ from vmpin.doctor.collect.engines import engines
 from vmpin.doctor.collect.hooks_found import hooks
 from vmpin.doctor.collect.kata_config import configurations
 from vmpin.doctor.collect.kernel import available, kernel, rights, status_fields
-from vmpin.doctor.collect.kubelet_config import kubelet_config
 from vmpin.doctor.collect.own_facts import run_directory
 from vmpin.domain.facts import Checkpoint, ConnectorFacts, CpuFacts, KataSandboxFacts, NodeFacts, Rights, WatcherFacts
 from vmpin.errors import SourceError
@@ -28,6 +27,7 @@ from vmpin.host.procfs import Procfs, age
 from vmpin.host.sysfs import Sysfs
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.kubelet import parse_checkpoint
+from vmpin.sources.kubelet_config import kubelet_config
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: s
     :param doctor: the findings as JSON; `text` the same for people.
     :param most: bytes of all pieces together.
     """
+    facts = without_untrusted(facts)
     pieces = Pieces(most)
     proc = Procfs(config.paths.proc)
     pieces.add("README.txt", README)
@@ -73,6 +75,13 @@ def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: s
     except (LookupError, TypeError) as err:
         pieces.missing["vms"] = repr(err)
     return pieces
+
+
+def without_untrusted(facts: NodeFacts) -> NodeFacts:
+    """The facts without what the API server has of pods: annotations may hold secrets."""
+    sandboxes = facts.status.get("sandboxes") or ()
+    return replace(facts, status={**facts.status, "sandboxes": [{**each, "untrusted": None} for each in sandboxes]}
+                   if sandboxes else facts.status)
 
 
 def _own_files(pieces: Pieces, config: Config) -> None:

@@ -1,7 +1,7 @@
 """The kubelet's own configuration: its file, the drop-ins beside it, and the flags of its command line.
 
-Only keys that concern CPUs are kept: other parts of these files hold secrets. Called by node_facts. What stays out:
-the checkpoint (runtime.kubelet)."""
+Only keys that concern CPUs are kept: other parts of these files hold secrets. Called by doctor.collect and
+daemon.followers. What stays out: the checkpoint (runtime.kubelet)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vmpin.config import yaml_file
-from vmpin.doctor.collect.engines import flag
 from vmpin.domain.facts import FoundSetting, KubeletConfig
 from vmpin.errors import ConfigError, SourceError
-from vmpin.host.daemons import Program
+from vmpin.host.daemons import Program, flag, programs
 from vmpin.host.files import Files
+from vmpin.host.procfs import Procfs
 
 #: KubeletConfiguration (kubernetes/kubelet, config/v1beta1) by flag.
 KEYS = {"cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": "cpuManagerPolicyOptions",
@@ -27,11 +27,21 @@ _DIRECTORIES = ("/etc/kubernetes/kubelet.conf.d", "/var/lib/rancher/k3s/agent/et
                 "/var/lib/rancher/rke2/agent/etc/kubelet.conf.d")
 _RANCHER = ("/etc/rancher/k3s/config.yaml", "/etc/rancher/rke2/config.yaml")
 _KIND = "KubeletConfiguration"
+_PROGRAMS = ("kubelet", "k3s", "rke2")
+ZONE_KEYS = ("topologyManagerPolicy", "topologyManagerScope", "reservedSystemCPUs")
+
+
+def running_kubelet(proc: Procfs) -> dict[str, str]:
+    """What the running kubelet's configuration sets of the keys that concern NUMA zones; {} where no kubelet is found,
+    or not all of its files can be read. Reads the command line of every process: for a thread of its own."""
+    found = kubelet_config(Files(f"{proc.root}/1/root"), programs(proc, _PROGRAMS))
+    known = found.pid is not None and not found.trouble
+    return {key: text for key in ZONE_KEYS if known and (text := found.text(key))}
 
 
 def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
     """The configuration of the running kubelet, else of the files at the usual places."""
-    program = next((each for each in programs if each.name in ("kubelet", "k3s", "rke2")), None)
+    program = next((each for each in programs if each.name in _PROGRAMS), None)
     argv = [] if program is None else _arguments(program)
     named, directory = flag(argv, "config"), flag(argv, "config-dir")
     paths = [named] if named else [path for path in _FILES if files.exists(path)]

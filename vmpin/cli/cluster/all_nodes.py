@@ -1,0 +1,118 @@
+"""`vmpin status|verify|map --all-nodes`: every node of a cluster by its NodePinning.
+
+What stays out: the options (flags), reading and judging (fleet), drawing (reports.map), the connection
+(reporter.api_server)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable
+
+from vmpin.cli.common import answering
+from vmpin.cli.map import show, show_lines, width
+from vmpin.cli.output import print_data, table
+from vmpin.errors import ClusterError, UnseenError, UsageError
+from vmpin.fleet.fleet_document import document_parts, verify_document
+from vmpin.fleet.fleet_reading import NodeChoice, read_fleet
+from vmpin.fleet.fleet_tables import (
+    STYLES,
+    TextTable,
+    findings,
+    misplaced_table,
+    node_table,
+    overview,
+    pod_table,
+    remarks,
+    why,
+)
+from vmpin.fleet.node_fleet import Fleet
+from vmpin.fleet.node_record import NodeRecord
+from vmpin.reporter.api_server import ApiServer
+
+
+def status(args: argparse.Namespace) -> int:
+    _refuse(args, "sandbox", "direct", "watch")
+    fleet = _read(args, everything=args.output != "table")
+    if args.output in ("json", "yaml"):
+        return _print_document(fleet, args.output)
+    wide = args.output == "wide"
+    print(overview(fleet))
+    _print_table(node_table(fleet, wide))
+    _print_table(pod_table(fleet, wide))
+    _print_lines(remarks(fleet))
+    return 0
+
+
+@answering(UnseenError)
+def verify(args: argparse.Namespace) -> int:
+    _refuse(args, "sandbox", "direct", "since")
+    fleet = _read(args)
+    if args.output == "json":
+        print_data(verify_document(fleet), "json")
+    else:
+        _print_table(misplaced_table(fleet))
+        _print_lines(remarks(fleet))
+        _print_lines(findings(fleet))
+    return fleet.verdict
+
+
+def draw(args: argparse.Namespace) -> int:
+    """The map of one node, or a sign for each CPU of many."""
+    from vmpin.reports.map.node_pictures import picture_of, strips
+    _refuse(args, "direct")
+    if args.output in ("svg", "html") and not args.node:
+        raise UsageError(f"-o {args.output} draws one node", "choose it: --node NAME")
+    fleet = _read(args, everything=True)
+    if args.output == "json":
+        return _print_document(fleet, "json")
+    if not args.node:
+        show_lines(strips(fleet, width(args)), args)
+    elif fleet.nodes[0].record.observed:
+        show(picture_of(fleet.nodes[0].record), args)
+    else:
+        raise ClusterError(f"node {args.node}: {why(fleet.nodes[0], fleet.time)}",
+                           hint="`vmpin status --all-nodes` lists those that have one")
+    if args.output == "text" and not args.file:
+        _print_lines(remarks(fleet))
+    return 0
+
+
+def _read(args: argparse.Namespace, everything: bool = False) -> Fleet:
+    """:param everything: also the pods that are in place. :raises ConfigError: :raises ClusterError:
+    :raises UsageError:"""
+    server = ApiServer(args.kubeconfig, args.context, as_kubectl=True)
+    server.check()
+    return read_fleet(server.send, time.time, NodeChoice(args.node, args.selector, args.namespace),
+                      (lambda record: record) if everything else NodeRecord.attention)
+
+
+def _refuse(args: argparse.Namespace, *flags: str) -> None:
+    """:raises UsageError: for a flag or argument that is about this node."""
+    for flag in flags:
+        if getattr(args, flag):
+            name = "SANDBOX" if flag == "sandbox" else f"--{flag}"
+            raise UsageError(f"{name} is about this node: it does not go with --all-nodes",
+                             "-n NAMESPACE and --node NAME choose; `kubectl get nodepinnings --watch` follows")
+
+
+def _print_document(fleet: Fleet, output: str) -> int:
+    if output == "yaml":
+        import json
+        print_data(json.loads("".join(document_parts(fleet))), "yaml")
+    else:
+        sys.stdout.writelines(document_parts(fleet))
+    return 0
+
+
+def _print_table(found: TextTable) -> None:
+    if found.rows:
+        table(found.columns, found.rows, {str(text): style for text, style in STYLES.items()})
+    if found.left:
+        print(f"… and {found.left} more: -n NAMESPACE and --node NAME choose, -o json has all")
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)

@@ -1,0 +1,46 @@
+"""The untrusted text about pods that a reporter handed over last, until it is silent for too long.
+
+Kept for the status alone: control puts it here and has it shown, and nothing else of the watcher reads it
+(tests/unit/test_floors.py). A sender costs a bounded request now and then, and the memory of one. What stays out: its
+form (kube.untrusted_pod), and the peers that are admitted (the status socket)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
+from vmpin.domain.model import Pod
+from vmpin.errors import WatcherError
+from vmpin.kube.untrusted_pod import OPERATION, UntrustedPod, decode
+
+
+class HandedPods:
+    """Replaced as a whole by each request."""
+
+    def __init__(self, timeouts: Timeouts = TIMEOUTS) -> None:
+        self._timeouts = timeouts
+        self._pods: Mapping[str, UntrustedPod] = {}
+        self._admitted = self._taken = float("-inf")  #: By time.monotonic().
+
+    def admit(self) -> None:
+        """Count a request, before its work. :raises WatcherError: when another one came just now."""
+        now = time.monotonic()
+        if now - self._admitted < self._timeouts.handed_pause:
+            raise WatcherError(f"{OPERATION}: came less than {self._timeouts.handed_pause:g} s after another",
+                               "send it again later")
+        self._admitted = now
+
+    def take(self, request: Mapping[str, Any]) -> int:
+        """:returns: how many pods it has. :raises WireError: then those before stay."""
+        self._pods = decode(request)
+        self._taken = time.monotonic()
+        return len(self._pods)
+
+    def data(self, pod: Pod | None) -> dict[str, object] | None:
+        """What the status shows of a pod; None where nothing is known, or not any more."""
+        if time.monotonic() - self._taken >= self._timeouts.handed_kept:
+            self._pods = {}
+        found = None if pod is None else self._pods.get(pod.uid)
+        return None if found is None else found.data()

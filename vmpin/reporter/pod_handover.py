@@ -1,0 +1,82 @@
+"""Hands the watcher what the API server has of the pods in its VMs, over its status socket, in a thread of its own.
+
+Sent after a change, to a watcher that has just come, and again from time to time, as the watcher drops what is not
+repeated. What stays out: what is handed over (kube.untrusted_pod), and what becomes of it (daemon.handed_pods)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+from vmpin.errors import WatcherError
+from vmpin.kube.agenda import own_sandbox
+from vmpin.kube.untrusted_pod import UntrustedPod, encode
+from vmpin.reporter.loop_pauses import Pauses
+from vmpin.reporter.pod_watch import PodWatch
+from vmpin.reporter.status_stream import StatusStream
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two requests at the least, and at the most (a watcher keeps one for `Timeouts.handed_kept`).
+PAUSE, AGAIN = 2.0, 60.0
+#: For the watcher to answer (seconds).
+DEADLINE = 10.0
+
+
+class PodHandover:
+    """`run` is a thread's."""
+
+    def __init__(self, path: Path, stream: StatusStream, watch: PodWatch, stopping: threading.Event,
+                 pause: float = PAUSE, again: float = AGAIN) -> None:
+        self._path, self._stream, self._watch, self._stopping = path, stream, watch, stopping
+        self._pause, self._again = pause, again
+        self._woken = threading.Event()
+        self._pauses = Pauses(stopping)
+
+    def wake(self) -> None:
+        """The watcher's report or a pod changed."""
+        self._woken.set()
+
+    def run(self) -> None:
+        """Until `stopping` is set; it may last as long as `again` then, so it is a daemon's thread."""
+        sent: tuple[int, dict[str, UntrustedPod]] = 0, {}
+        when, why = float("-inf"), ""
+        while not self._stopping.is_set():
+            self._woken.clear()
+            if self._stream.up and self._watch.listed:
+                now = self._stream.connections, self._pods()
+                if now != sent or time.monotonic() - when >= self._again:
+                    try:
+                        self._send(encode(now[1]))
+                    except (OSError, ValueError, WatcherError) as err:
+                        if str(err) != why:
+                            logger.info("the watcher does not take pods' data: %s", err)
+                        why = str(err)
+                        self._pauses.after(WatcherError(str(self._path)), logging.DEBUG)
+                        continue
+                    sent, when, why = now, time.monotonic(), ""
+                    self._pauses.reset()
+                    self._stopping.wait(self._pause)
+            self._woken.wait(self._again)
+
+    def _pods(self) -> dict[str, UntrustedPod]:
+        """Those in VMs: of others the watcher shows nothing. The same objects where nothing is new."""
+        by_uid = {each.uid: each for each in self._stream.reported.sandboxes.values()}
+        return {pod.runtime_uid: pod.untrusted for pod in self._watch.pods()
+                if pod.untrusted is not None and own_sandbox(by_uid.get(pod.runtime_uid), pod) is not None}
+
+    def _send(self, request: bytes) -> None:
+        """:raises OSError, ValueError, WatcherError: where it is not taken."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+            connection.settimeout(DEADLINE)
+            connection.connect(os.fspath(self._path))
+            connection.sendall(request)
+            with connection.makefile("rb") as answer:
+                found = json.loads(answer.readline(65536) or "{}")
+        if not isinstance(found, dict) or "pods" not in found:
+            raise WatcherError(str(found.get("error", "it hung up")) if isinstance(found, dict) else "no answer to it")
