@@ -29,7 +29,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- with .Values.nodeSelector }}
@@ -48,7 +48,7 @@ affinity:
 
 {{- /* The watcher's run directory, and in it the directory of the status socket. */ -}}
 {{- define "vmpin.run" -}}
-{{ dig "paths" "run" "/run/vmpin" .Values.config }}
+{{ get (get .Values.config "paths" | default dict) "run" | default "/run/vmpin" }}
 {{- end }}
 
 {{- /* The address of metrics and probes. $(HOST_IP) is the pod's own variable. */ -}}
@@ -102,8 +102,17 @@ affinity:
   value: {{ .Release.Namespace }}/{{ include "vmpin.name" . }}-reporter
 {{- with .Values.reporter.startupTaint }}
 - name: VMPIN_KUBERNETES_STARTUP_TAINT
-  value: {{ . }}
+  value: {{ . | quote }}
 {{- end }}
+{{- include "vmpin.options" . }}
+{{- if not .Values.reporter.watchPods }}
+- name: VMPIN_KUBERNETES_WATCH_PODS
+  value: "false"
+{{- end }}
+{{- end }}
+
+{{- /* What is written only where it is asked for, and then withdrawn, too. */ -}}
+{{- define "vmpin.options" -}}
 {{- if ne .Values.reporter.nrt "off" }}
 - name: VMPIN_KUBERNETES_NRT
   value: {{ .Values.reporter.nrt }}
@@ -111,9 +120,5 @@ affinity:
 {{- if .Values.reporter.annotate }}
 - name: VMPIN_KUBERNETES_ANNOTATE
   value: "true"
-{{- end }}
-{{- if not .Values.reporter.watchPods }}
-- name: VMPIN_KUBERNETES_WATCH_PODS
-  value: "false"
 {{- end }}
 {{- end }}
