@@ -40,11 +40,14 @@ def _logging_as_before() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where several processes share the tests (`make test`), pytest-xdist deals out files in this order: the long ones
     begin, and the short ones of tests/unit fill up what is left. The nodes of the lab boot in the background
-    (lab/boots.py) and are waited for at the end, as are the programs of the cluster (cluster/build.py)."""
+    (lab/boots.py) and are waited for at the end, as are the programs of the cluster (cluster/build.py), wherever a
+    test takes them."""
     top = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:
         order = {"integration": 0, "soak": 1, "bench": 2, "cluster": 4, "lab": 5}
+        if item.get_closest_marker("cluster"):
+            return order["cluster"]
         return order.get(item.path.relative_to(top).parts[0], 3)
 
     items.sort(key=place)

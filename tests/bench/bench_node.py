@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from vms import PREFIX, Machine
 
 from vmpin.config import loading as config
 from vmpin.config.settings import Config
+
+_UID = "6f4c1b7a-9f0e-4a7c-9d7c-3a7f7d1e2b10"
 
 
 def cpus() -> tuple[int, int]:
@@ -84,13 +86,15 @@ def node(command: Path) -> Iterator[Node]:
         shutil.rmtree(path)
 
 
-def write_kata(made: Node, machines: Sequence[Machine]) -> None:
-    """What Kata's Go runtime has on disk: per sandbox the pause container, and one that shares its CPUs."""
+def write_kata(made: Node, machines: Sequence[Machine], uids: Mapping[str, str] | None = None) -> None:
+    """What Kata's Go runtime has on disk: per sandbox the pause container, and one that shares its CPUs.
+    :param uids: the pods' by sandbox; without it all have the same."""
     for machine in machines:
         sandbox = machine.sandbox
         directory = made.path / "vc" / "sbs" / sandbox
         container = container_of(sandbox)
-        configs = [{"ID": name, "Annotations": _annotations(sandbox, kind), "Resources": {"cpu": {"cpus": text}}}
+        uid = (uids or {}).get(sandbox, _UID)
+        configs = [{"ID": name, "Annotations": _annotations(sandbox, kind, uid), "Resources": {"cpu": {"cpus": text}}}
                    for name, kind, text in ((sandbox, "sandbox", ""), (container, "container", str(cpus()[0])))]
         for name in (sandbox, container):
             (directory / name).mkdir(parents=True)
@@ -104,31 +108,31 @@ def container_of(sandbox: str) -> str:
     return sandbox[::-1]
 
 
-def _annotations(sandbox: str, kind: str) -> dict[str, str]:
+def _annotations(sandbox: str, kind: str, uid: str) -> dict[str, str]:
     return {"io.kubernetes.cri.container-name": "server", "io.kubernetes.cri.container-type": kind,
             "io.kubernetes.cri.image-name": "registry.example.org/shop/server:1.18.2",
             "io.kubernetes.cri.sandbox-id": sandbox, "io.kubernetes.cri.sandbox-name": f"server-{sandbox[:5]}",
             "io.kubernetes.cri.sandbox-namespace": "shop",
-            "io.kubernetes.cri.sandbox-uid": "6f4c1b7a-9f0e-4a7c-9d7c-3a7f7d1e2b10",
+            "io.kubernetes.cri.sandbox-uid": uid,
             "io.kubernetes.cri.sandbox-cpu-period": "100000", "io.kubernetes.cri.sandbox-cpu-quota": "400000",
             "io.kubernetes.cri.sandbox-cpu-shares": "4096", "io.kubernetes.cri.sandbox-memory": "8589934592",
             "io.kubernetes.cri.sandbox-log-directory":
-                f"/var/log/pods/shop_server-{sandbox[:5]}_6f4c1b7a-9f0e-4a7c-9d7c-3a7f7d1e2b10",
+                f"/var/log/pods/shop_server-{sandbox[:5]}_{uid}",
             "io.katacontainers.pkg.oci.bundle_path": f"/run/containerd/io.containerd.runtime.v2.task/k8s.io/{sandbox}"}
 
 
 class Bundle:
     """A container's OCI bundle of one sandbox, and what a runtime says of it to the hook."""
 
-    def __init__(self, made: Node, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, made: Node, machine: Machine, uid: str = "") -> None:
+        self.machine, self._uid = machine, uid or _UID
         self.container = container_of(machine.sandbox)
         self.path = made.path / "k8s.io" / self.container
         self.path.mkdir(parents=True, exist_ok=True)
 
     def write(self, cpu_list: str) -> None:
         """config.json, as long as containerd's: some 12 kB."""
-        annotations = _annotations(self.machine.sandbox, "container")
+        annotations = _annotations(self.machine.sandbox, "container", self._uid)
         mounts = [{"destination": f"/var/run/volume-{number}", "type": "bind", "options": ["rbind", "rprivate", "rw"],
                    "source": f"/var/lib/kubelet/pods/6f4c1b7a/volumes/kubernetes.io~projected/volume-{number}"}
                   for number in range(24)]
@@ -143,7 +147,7 @@ class Bundle:
     def state(self) -> bytes:
         return json.dumps({"ociVersion": "1.1.0", "id": self.container, "status": "creating", "pid": self.machine.pid,
                            "bundle": str(self.path),
-                           "annotations": _annotations(self.machine.sandbox, "container")}).encode()
+                           "annotations": _annotations(self.machine.sandbox, "container", self._uid)}).encode()
 
     def message(self) -> bytes:
         """What the hook sends to the watcher."""
@@ -208,8 +212,9 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-def resident_mib(pid: int) -> float:
+def resident_mib(pid: int, key: str = "VmRSS") -> float:
+    """:param key: VmHWM for the most that it ever was."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(f"{key}:"):
             return int(line.split()[1]) / 1024
     raise CannotMeasure(f"process {pid} has ended")

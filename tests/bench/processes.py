@@ -28,13 +28,17 @@ def hook(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     bundle.write(str(cpus()[0]))
     state = bundle.state()
     env = environment()
-    argv = [str(data_files.path("hooks/vmpin-hook")), "--fail-closed", "--socket", str(made.run / "hook.sock"),
-            "--spool", str(made.run / "spool"), "createRuntime"]
+    argv = hook_command(made)
     floor = [SYSTEM_PYTHON, "-I", "-S", "-c", "pass"]
     with Watcher(made):
         values, floors = in_turn(rounds, lambda: process_ms(argv, env, state), lambda: process_ms(floor, env, state))
     return Figure("hook", median(values), "ms", median(floors), 1.5, "ratio",
                   {"rounds": rounds, "state_bytes": len(state)})
+
+
+def hook_command(made: Node) -> list[str]:
+    return [str(data_files.path("hooks/vmpin-hook")), "--fail-closed", "--socket", str(made.run / "hook.sock"),
+            "--spool", str(made.run / "spool"), "createRuntime"]
 
 
 def status(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:

@@ -21,9 +21,11 @@ import growth
 import guest_agent
 import hostile
 import newborns
+import nodes
 import nri
 import passes
 import processes
+import reporting
 import scrapes
 from bench_node import Node, node, write_kata
 from measure import CannotMeasure, Figure, progress
@@ -89,6 +91,17 @@ def _guest_rest(bench: Bench) -> list[Figure]:
     return guest_agent.at_rest(bench.made, count, seconds, bench.build)
 
 
+def _reporting(bench: Bench) -> list[Figure]:
+    bench.close()
+    pods, seconds, rounds = (5, 1.0, 2) if bench.quick else (110, 30.0, 20)
+    return reporting.reporting(bench.made, bench.build, pods, seconds, rounds)
+
+
+def _all_nodes(bench: Bench) -> list[Figure]:
+    bench.close()
+    return nodes.all_nodes(bench.made, 5 if bench.quick else 200, 1 if bench.quick else 5)
+
+
 #: By the names of the figures they give. From the real QEMUs on, the stand-ins are gone.
 BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("hook",): lambda bench: [processes.hook(bench.made, bench.many(), bench.rounds(200))],
@@ -114,6 +127,8 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("nri_update_cost",): _update_cost,
     ("guest_apply",): _guest_apply,
     ("guest_idle_rss", "guest_idle_wakes"): _guest_rest,
+    ("report_rss", "report_idle_cpu", "change_to_condition"): _reporting,
+    ("all_nodes_200", "all_nodes_rss"): _all_nodes,
     ("pyz_size",): lambda bench: [guest_agent.size()],
 }
 NAMES = [name for names in BENCHMARKS for name in names]

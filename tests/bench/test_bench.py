@@ -75,7 +75,7 @@ def test_drift_and_sampling_are_measured_beside_their_peers(tmp_path: Path) -> N
     assert left_over(ran.pid) == []
 
 
-def test_what_the_runtime_tells_is_measured(tmp_path: Path) -> None:
+def test_events_of_the_runtime_are_measured(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")
     out = tmp_path / "bench.json"

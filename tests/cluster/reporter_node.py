@@ -1,12 +1,14 @@
 """A node of the tests' cluster with a reporter: its Node and pods in the API server, the status socket, the process.
 
-The watcher's side of the socket is scripted, line by line as daemon.followers writes them; everything else is real."""
+The watcher's side of the socket is scripted, line by line as daemon.followers writes them, unless a test brings a real
+watcher; everything else is real."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -35,11 +37,11 @@ _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 TAINT = "vmpin.io/starting"
 #: What `vmpin reporter --help` lists; with `withdraw` what --withdraw takes besides.
 RULES: list[dict[str, object]] = [
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
     {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]},
     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
     {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
-    {"apiGroups": ["vmpin.io"], "resources": ["nodepinnings"], "verbs": ["get", "create", "patch", "delete"]},
+    {"apiGroups": ["vmpin.io"], "resources": ["nodepinnings"], "verbs": ["create", "patch", "delete"]},
     {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["get"]}]
 WITHDRAW: list[dict[str, object]] = [
     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},
@@ -57,8 +59,8 @@ def until(holds: Callable[[], object], what: str = "it did not come to that") ->
 
 
 @contextlib.contextmanager
-def client(version: str) -> Iterator[Path]:
-    """The directory of the package kubernetes with what it needs, from PyPI."""
+def package(version: str) -> Iterator[Path]:
+    """The directory of the package kubernetes with what it needs, from PyPI. :raises LabError: without an index."""
     def make(path: Path, log: Path) -> None:
         with log.open("ab") as output:
             done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
@@ -66,16 +68,24 @@ def client(version: str) -> Iterator[Path]:
                                   check=False)
         if done.returncode:
             raise LabError(f"needs a package index with kubernetes {version}: {log}")
-    try:
-        recipe = {"kubernetes": version, "python": sys.version_info[:2]}
-        with cache.entry(f"kubernetes-{version}", recipe, make) as path:  # a kind each: of a kind few are kept
-            yield path
-    except LabError as err:
-        lacking(str(err))
+    recipe = {"kubernetes": version, "python": sys.version_info[:2]}
+    with cache.entry(f"kubernetes-{version}", recipe, make) as path:  # a kind each: of a kind few are kept
+        yield path
 
 
-def prepare(server: ApiServer) -> str:
-    """Install the CRD, make the namespace, and a service account with the reporter's rights. :returns: its token."""
+@contextlib.contextmanager
+def client(version: str) -> Iterator[Path]:
+    """The same for a test."""
+    with contextlib.ExitStack() as stack:
+        try:
+            found = stack.enter_context(package(version))
+        except LabError as err:
+            lacking(str(err))
+        yield found
+
+
+def prepare(server: ApiServer) -> None:
+    """Install the CRD, make the namespace, and give the service accounts their rights."""
     crd = yaml.safe_load(data_files.path("config/helm/vmpin/crds/nodepinnings.yaml").read_text())
     made = server.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
     assert made.code in (201, 409), made.body
@@ -88,11 +98,20 @@ def prepare(server: ApiServer) -> str:
             "metadata": {"name": name}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
                                                     "name": name},
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "vmpin"}]})
-    return server.service_account("vmpin", "reporter")
+
+
+def daemon_set(server: ApiServer, name: str) -> str:
+    """Make one, whose deletion takes until its finalizer is removed. :returns: as kubernetes.daemonset has it."""
+    labels = {"app": name}
+    made = server.create(DAEMON_SETS, {"metadata": {"name": name, "finalizers": ["vmpin.io/test"]}, "spec": {
+        "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": {
+            "containers": [{"name": "main", "image": "none"}]}}}})
+    assert made.code == 201, made.body
+    return f"vmpin/{name}"
 
 
 class StatusPeer:
-    """What a watcher answers to `follow`: everything at first, then each change."""
+    """What a watcher answers to `follow`: everything at first, then each change. It takes pods' data, too."""
 
     def __init__(self, run: Path) -> None:
         self.path = run / "status" / "vmpin.sock"
@@ -101,6 +120,7 @@ class StatusPeer:
         self._clients: list[socket.socket] = []
         self._entries: dict[str, dict[str, Any]] = {}
         self._node = node_part()
+        self.clock: Callable[[], float] = time.time
         self._made: socket.socket | None = None
 
     def start(self) -> None:
@@ -125,9 +145,15 @@ class StatusPeer:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = made.accept()
-                assert json.loads(connection.makefile().readline()) == {"op": "follow"}
+                request = json.loads(connection.makefile().readline())
+                if request["op"] == "pods":
+                    with connection:
+                        connection.sendall(b'{"pods":%d}\n' % len(request["pods"]))
+                    continue
+                assert request["op"] == "follow"
                 with self._lock:
-                    connection.sendall(line("all", *self._entries.values(), time=time.time(), node=self._node) + b"\n")
+                    raw = line("all", *self._entries.values(), time=self.clock(), node=self._node)
+                    connection.sendall(raw + b"\n")
                     self._clients.append(connection)
 
     def report(self, *entries: dict[str, Any], gone: tuple[str, ...] = (), **node: Any) -> None:
@@ -136,28 +162,34 @@ class StatusPeer:
             self._entries = {key: each for key, each in self._entries.items() if key not in gone}
             self._entries |= {each["id"]: each for each in entries}
             self._node |= node
-            raw = line("change", *entries, gone=gone, time=time.time(), node=self._node) + b"\n"
+            raw = line("change", *entries, gone=gone, time=self.clock(), node=self._node) + b"\n"
             for each in self._clients:
                 with contextlib.suppress(OSError):
                     each.sendall(raw)
 
 
 class ReporterNode:
-    """A node, and its reporter while `running`. :param client: the directory of the package kubernetes."""
+    """A node, and its reporter while it runs. :param client: the directory of the package kubernetes.
+    :param first: a directory of modules that come before all others.
+    :param run: of a real watcher; None for one whose side of the status socket is scripted, `peer`."""
 
-    def __init__(self, server: ApiServer, name: str, client: Path, token: str) -> None:
-        self.server, self.name, self._client = server, name, client
-        self._token = token
+    def __init__(self, server: ApiServer, name: str, client: Path, token: str, first: Path | None = None,
+                 run: Path | None = None) -> None:
+        self.server, self.name = server, name
+        self._modules = os.pathsep.join(str(each) for each in (first, client) if each is not None)
+        self.token = token
+        self._run = run
         self._process: subprocess.Popen[bytes] | None = None
         self._uids: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self.directory = Path(stack.enter_context(TemporaryDirectory(prefix="vmpin-reporter-", dir="/tmp")))
-            self.peer = StatusPeer(self.directory)
-            self.peer.start()
-            stack.callback(self.peer.stop)
-            stack.callback(self._kill)
+            if self._run is None:
+                self.peer = StatusPeer(self.directory)
+                self.peer.start()
+                stack.callback(self.peer.stop)
+            stack.callback(self.kill)
             made = self.server.create(NODES, {"metadata": {"name": self.name}, "spec": {"taints": [
                 {"key": "other", "effect": "NoExecute"}, {"key": TAINT, "effect": "NoSchedule"}]}})
             assert made.code == 201, made.body
@@ -169,14 +201,21 @@ class ReporterNode:
 
     # What the API server has.
 
-    def pod(self, name: str) -> str:
+    def pod(self, name: str, runtime_class: str | None = None, **metadata: object) -> str:
         """Make a pod of this node. :returns: its uid."""
         made = self.server.create("/api/v1/namespaces/default/pods", {
-            "metadata": {"name": name}, "spec": {"nodeName": self.name, "containers": [{"name": "main",
-                                                                                       "image": "none"}]}})
+            "metadata": {"name": name, **metadata}, "spec": {
+                "nodeName": self.name, "runtimeClassName": runtime_class,
+                "containers": [{"name": "main", "image": "none"}]}})
         assert made.code == 201, made.body
         self._uids[name] = made.body["metadata"]["uid"]
         return self._uids[name]
+
+    def delete_pod(self, name: str) -> None:
+        """As the kubelet does it once the containers have ended."""
+        reply = self.server.request("DELETE", f"/api/v1/namespaces/default/pods/{name}", {
+            "kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0})
+        assert reply.code == 200, reply.body
 
     def entry(self, name: str, **changes: Any) -> dict[str, Any]:
         """Of a pod, as its watcher reports it."""
@@ -189,6 +228,15 @@ class ReporterNode:
     def shows(self, name: str, reason: str) -> bool:
         found = self.condition(name)
         return found is not None and found["reason"] == reason
+
+    def comes_to(self, name: str, reasons: set[str]) -> bool:
+        """Whether a pod's condition has one of these reasons in time."""
+        end = time.monotonic() + DEADLINE
+        while (self.condition(name) or {}).get("reason") not in reasons:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.1)
+        return True
 
     def events(self, name: str) -> list[str]:
         """Reasons of the pod's Events, by time."""
@@ -203,6 +251,13 @@ class ReporterNode:
         found = self.server.get(f"{PINNINGS}/{self.name}")
         return dict(found.body) if found.code == 200 else None
 
+    def written(self, name: str) -> dict[str, Any]:
+        """What is there of a reporter's of this pod and of the node, by kind; None for nothing."""
+        labels = self.object()["metadata"].get("labels") or {}
+        return {"condition": (self.condition(name) or {}).get("reason"),
+                "pinning": (self.pinning() or {"metadata": {"uid": None}})["metadata"]["uid"],
+                "labels": {key: value for key, value in labels.items() if key.startswith("vmpin.io/")} or None}
+
     # The process.
 
     def kubeconfig(self) -> Path:
@@ -211,7 +266,7 @@ class ReporterNode:
         config = json.loads(self.server.kubeconfig().read_text())
         config["users"][0]["user"] = {"tokenFile": str(self.directory / "token")}
         path.write_text(json.dumps(config))
-        self.set_token(self._token)
+        self.set_token(self.token)
         return path
 
     def set_token(self, token: str) -> None:
@@ -219,12 +274,15 @@ class ReporterNode:
 
     def arguments(self, *arguments: str, **keys: str) -> tuple[list[str], dict[str, str]]:
         keys = {"node": self.name, "kubeconfig": str(self.kubeconfig()), "startup_taint": TAINT, **keys}
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self._client), "HOME": str(self.directory),
-                       "VMPIN_PATHS_RUN": str(self.directory), "VMPIN_LOG_LEVEL": "debug",
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": self._modules, "HOME": str(self.directory),
+                       "VMPIN_PATHS_RUN": str(self._run or self.directory), "VMPIN_LOG_LEVEL": "debug",
                        **{f"VMPIN_KUBERNETES_{key.upper()}": value for key, value in keys.items()}}
         return [sys.executable, "-m", "vmpin.cli.main", "reporter", *arguments], environment
 
-    def run(self, *arguments: str, **keys: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, token: str = "", **keys: str) -> subprocess.CompletedProcess[str]:
+        """Another process. :param token: "" for the reporter's."""
+        if token:
+            keys["kubeconfig"] = str(self.server.kubeconfig(token))
         argv, environment = self.arguments(*arguments, **keys)
         return subprocess.run(argv, env=environment, cwd=self.directory, capture_output=True, text=True,
                               timeout=DEADLINE, check=False)
@@ -237,6 +295,11 @@ class ReporterNode:
 
     def log(self) -> str:
         return (self.directory / "log").read_text(errors="replace")
+
+    def pauses(self, what: str) -> list[float]:
+        """Seconds that it waited after each failure. :param what: a regular expression for the failure's log line."""
+        return [float(each) for each in re.findall(rf"{what}.*tried again after ([0-9.]+) s$", self.log(),
+                                                   re.MULTILINE)]
 
     @property
     def pid(self) -> int:
@@ -253,7 +316,12 @@ class ReporterNode:
         assert self._process is not None
         return self._process.wait(DEADLINE)
 
-    def _kill(self) -> None:
+    def ended(self) -> int | None:
+        """Its exit code if it has ended."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def kill(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
+from cluster import audit_log
 from cluster.build import Programs
 
 #: Seconds that anything may take on a busy machine.
@@ -100,6 +101,7 @@ class ApiServer:
             self.port: int = reserved.getsockname()[1]
             self._tokens: dict[str, dict[str, Any]] = {}
             self.admin = self.user("admin", groups=["system:masters"])
+            self._write("audit.json", audit_log.POLICY)
             stack.callback(self.kill)
             self.start()
             self._stack = stack.pop_all()
@@ -146,6 +148,10 @@ class ApiServer:
 
     def log(self) -> str:
         return (self.directory / "log").read_text(errors="replace")
+
+    def served(self) -> list[audit_log.Served]:
+        """Every request so far, from its first start on, by the time of its answer; a watch by that of its begin."""
+        return audit_log.read(self.directory / "audit.log")
 
     def kill(self) -> None:
         if self._process is not None:

@@ -15,7 +15,8 @@ import yaml
 
 from cluster.build import Programs
 from cluster.rendered import CHART, GOLDEN, MANIFEST, ROOT, files, objects, render
-from cluster.server import ApiServer
+from cluster.reporter_node import PINNINGS, until
+from cluster.server import MERGE, ApiServer
 
 pytestmark = pytest.mark.cluster
 
@@ -38,6 +39,9 @@ def test_what_is_kept_is_what_the_chart_renders(built: Programs) -> None:
     ("config: {kubernetes: {daemonset: a/b}}", ["/config/kubernetes", "'daemonset' not allowed"]),
     ("config: {node: {shared_pool: [0, 1]}}", ["/config/node/shared_pool", "array"]),
     ("config: {paths: {run: /var/lib/vmpin}}", ["/config/paths/run", "does not match"]),
+    ("config: {paths: {run: '/run/a #b'}}", ["/config/paths/run", "does not match"]),
+    ("config: null", ["'config'", "missing"]),
+    ("watcher: {maxUnavailable: 0%}", ["/watcher/maxUnavailable"]),
     ("reporter: {nrt: on}", ["/reporter/nrt"]),
     ("reporter: {uid: 0}", ["/reporter/uid", "minimum"]),
     ("reporter: {startupTaint: 'a, b'}", ["/reporter/startupTaint", "does not match"]),
@@ -55,6 +59,39 @@ def test_a_wrong_value_is_refused_by_its_name(built: Programs, values: str, reas
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.name.split(".")[0])
 def test_a_cluster_takes_every_object(built: Programs, server: ApiServer, values: Path) -> None:
     _take(server, objects(built, values.read_text()))
+
+
+def test_a_text_stays_one_whatever_it_looks_like(built: Programs, server: ApiServer) -> None:
+    """A number, a boolean or a comment of YAML."""
+    text = objects(built, """
+        {image: {pullSecrets: ["1"]}, config: {paths: null, watch: null}, hook: {action: install, directory: "/a #b"},
+         watcher: {priorityClassName: "1"}, reporter: {startupTaint: "true", priorityClassName: "1"}}""")
+    _take(server, text)
+    assert "--hooks-dir=/a #b" in str(list(yaml.safe_load_all(text)))
+
+
+def test_the_definition_is_upgraded_as_the_documentation_has_it(built: Programs) -> None:
+    """Helm made an older one, whose objects stay."""
+    (path,) = (CHART / "crds").iterdir()
+    (command,) = [line.split() for line in (ROOT / "docs/kubernetes.md").read_text().splitlines()
+                  if line.startswith("    kubectl apply") and line.endswith("config/helm/vmpin/crds/")]
+    older = yaml.safe_load(path.read_text())
+    (version,) = older["spec"]["versions"]
+    version["additionalPrinterColumns"].pop()
+    status = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    del status["version"]
+    status["message"]["maxLength"] = 10
+    found = {"ready": True, "observedAt": "2026-01-01T00:00:00Z", "refreshSeconds": 300, "sandboxes": []}
+    pinning = {"apiVersion": "vmpin.io/v1alpha1", "kind": "NodePinning", "metadata": {"name": "a"}, "status": found}
+    with ApiServer(built) as server:
+        definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        assert server.request("POST", definitions, older, query={"fieldManager": "helm"}).code == 201
+        until(lambda: server.create(PINNINGS, pinning).code == 201)
+        done = server.kubectl(*command[1:-1], path.parent)
+        assert done.returncode == 0, done.stderr
+        newer = {"status": {"version": "2", "message": "longer than ten characters"}}
+        until(lambda: server.request("PATCH", f"{PINNINGS}/a", newer, kind=MERGE).code == 200)
+        assert server.get(f"{PINNINGS}/a").body["status"] == {**found, **newer["status"]}
 
 
 def test_a_cluster_takes_the_manifest(server: ApiServer) -> None:

@@ -24,7 +24,22 @@ PINNINGS = "/apis/vmpin.io/v1alpha1/nodepinnings"
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 TAINT = {"key": "vmpin.io/not-ready", "effect": "NoSchedule"}
 ANOTHER = {"key": "example.com/other", "effect": "NoSchedule"}
-#: As much of NodeResourceTopology's as is written here.
+_NAMED = {"type": "object", "required": ["name", "value"], "properties": {
+    "name": {"type": "string"}, "value": {"type": "string"}}}
+_QUANTITY = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+#: As noderesourcetopology-api's manifests/crd.yaml has it: no list has a type, so all are atomic.
+_TOPOLOGY = {"type": "object", "required": ["zones"], "properties": {
+    "topologyPolicies": {"type": "array", "items": {"type": "string"}},
+    "attributes": {"type": "array", "items": _NAMED},
+    "zones": {"type": "array", "items": {"type": "object", "required": ["name", "type"], "properties": {
+        "name": {"type": "string"}, "type": {"type": "string"}, "parent": {"type": "string"},
+        "attributes": {"type": "array", "items": _NAMED},
+        "costs": {"type": "array", "items": {"type": "object", "required": ["name", "value"], "properties": {
+            "name": {"type": "string"}, "value": {"type": "integer", "format": "int64"}}}},
+        "resources": {"type": "array", "items": {
+            "type": "object", "required": ["name", "capacity", "allocatable", "available"], "properties": {
+                "name": {"type": "string"}, "capacity": _QUANTITY, "allocatable": _QUANTITY,
+                "available": _QUANTITY}}}}}}}}
 TOPOLOGY_CRD = {
     "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
     "metadata": {"name": "noderesourcetopologies.topology.node.k8s.io",
@@ -32,8 +47,8 @@ TOPOLOGY_CRD = {
     "spec": {"group": "topology.node.k8s.io", "scope": "Cluster",
              "names": {"kind": "NodeResourceTopology", "plural": "noderesourcetopologies",
                        "singular": "noderesourcetopology", "listKind": "NodeResourceTopologyList"},
-             "versions": [{"name": "v1alpha2", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
-                 "type": "object", "x-kubernetes-preserve-unknown-fields": True}}}]}}
+             "versions": [{"name": "v1alpha2", "served": True, "storage": True, "schema": {
+                 "openAPIV3Schema": _TOPOLOGY}}]}}
 
 
 class Cluster:
@@ -83,7 +98,7 @@ class Cluster:
             status = self.ask("PATCH", f"{OTHERS}/status", condition_of("others"), APPLY)
             # These the chart's rules may forbid.
             annotation = self.ask("PATCH", OTHERS, {"metadata": {"annotations": {"vmpin.io/x": "y"}}}, MERGE)
-            topology = self.ask("PATCH", f"{TOPOLOGIES}/node-b", topology_of("node-b"), APPLY)
+            topology = self.ask("PATCH", f"{TOPOLOGIES}/node-b", topology_of("node-b", zones=[]), APPLY)
             return ({refused.code, pinning.code, event.code, status.code} == {422}
                     and {annotation.code, topology.code} <= {403, 422})
 
@@ -112,7 +127,7 @@ def event_of(host: str | None) -> dict[str, object]:
 
 def topology_of(node: str, **more: object) -> dict[str, object]:
     return {"apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
-            "metadata": {"name": node, "annotations": {"vmpin.io/pinning": "x"}}, **more}
+            "metadata": {"name": node, "annotations": {"vmpin.io/zones": "x"}}, **more}
 
 
 class Case(NamedTuple):
@@ -219,6 +234,13 @@ def test_a_node_pinning_is_deleted_by_its_own_reporter(cluster: Cluster) -> None
     assert cluster.ask("DELETE", f"{PINNINGS}/node-a", None, MERGE).code == 200
 
 
+def test_a_topology_is_deleted_by_its_own_reporter(cluster: Cluster) -> None:
+    for name in "node-a", "node-b":
+        cluster.admin("POST", TOPOLOGIES, topology_of(name, zones=[]))
+    assert cluster.ask("DELETE", f"{TOPOLOGIES}/node-b", None, MERGE).code == 422
+    assert cluster.ask("DELETE", f"{TOPOLOGIES}/node-a", None, MERGE).code == 200
+
+
 def test_labels_do_not_come_in_by_the_status(cluster: Cluster) -> None:
     """The API server of a cluster takes them there; this one may not."""
     for path, part in ((f"{MINE}/status", "labels"), (f"{MINE}/status", "annotations")):
@@ -232,7 +254,7 @@ def test_a_token_without_its_node_is_refused_with_the_reason(cluster: Cluster) -
     assert "policy.enabled=false" in reply.body["message"]
 
 
-def test_the_policies_are_about_nobody_else(cluster: Cluster) -> None:
+def test_the_policies_concern_no_other_user(cluster: Cluster) -> None:
     labels = {"metadata": {"labels": {"any": "label"}}}
     assert cluster.ask("PATCH", "/api/v1/nodes/node-b", labels, MERGE, token=cluster.server.admin).code == 200
 

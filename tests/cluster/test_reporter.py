@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +13,17 @@ from typing import Any
 import pytest
 
 from cluster.build import Programs
-from cluster.reporter_node import CLIENTS, DAEMON_SETS, NODES, PINNINGS, ReporterNode, client, prepare, until
+from cluster.reporter_node import (
+    CLIENTS,
+    DAEMON_SETS,
+    NODES,
+    PINNINGS,
+    ReporterNode,
+    client,
+    daemon_set,
+    prepare,
+    until,
+)
 from cluster.server import ApiServer
 
 pytestmark = pytest.mark.cluster
@@ -39,7 +51,10 @@ def given_node() -> Iterator[Given]:
     """Makes a node with a name of its own."""
     with ExitStack() as stack:
         def make(server: ApiServer, package: Path) -> ReporterNode:
-            return stack.enter_context(ReporterNode(server, f"node-{next(_numbers)}", package, prepare(server)))
+            prepare(server)
+            name = f"node-{next(_numbers)}"
+            token = server.service_account("vmpin", "reporter", node=name)
+            return stack.enter_context(ReporterNode(server, name, package, token))
         yield make
 
 
@@ -158,51 +173,6 @@ def own_server(built: Programs) -> Iterator[ApiServer]:
         yield started
 
 
-def test_it_survives_a_restart_another_ca_an_expired_token_and_a_frozen_server(
-        own_server: ApiServer, package: Path, given_node: Given, name: str) -> None:
-    server = own_server
-    node = given_node(server, package)
-    node.start()
-    pod_seen(node, name)
-    server.kill()
-    until(lambda: "tried again after" in node.log(), node.log())
-    server.start()
-    pod_seen(node, name + "-restarted")
-    server.restart(new_ca=True)
-    pod_seen(node, name + "-ca")
-    check_alive(node, name)
-    token = server.service_account("vmpin", "reporter")
-    server.expire(node._token)
-    node.peer.report(node.entry(name, verdict="degraded"))
-    until(lambda: "Unauthorized" in node.log(), node.log())
-    before = node.log().count("Unauthorized")
-    assert before < 20, "it asks without a pause"
-    node.set_token(token)
-    until(lambda: node.shows(name, "PinningDegraded"), node.log()[-3000:])
-    pod_seen(node, name + "-token")
-    server.freeze()
-    node.peer.report(node.entry(name))
-    until(lambda: "imed out" in node.log(), node.log()[-3000:])
-    server.thaw()
-    until(lambda: node.shows(name, "Pinned"), node.log()[-3000:])
-    pod_seen(node, name + "-thawed")
-
-
-def test_after_a_compaction_it_lists_again(built: Programs, newest: Path, given_node: Given, name: str) -> None:
-    with ApiServer(built, watch_cache=False) as server:
-        node = given_node(server, newest)
-        node.start()
-        pod_seen(node, name)
-        server.kill()
-        until(lambda: "tried again after" in node.log(), node.log())
-        server.start()
-        # Until its watch begins again, the version that it has is forgotten.
-        for number in range(3):
-            server.create("/api/v1/namespaces", {"metadata": {"name": f"ns{number}"}})
-            server.compact()
-        pod_seen(node, name + "-after")
-
-
 def test_what_is_forbidden_or_delayed_does_not_stop_the_rest(own_server: ApiServer, newest: Path, given_node: Given,
                                                            name: str) -> None:
     server = own_server
@@ -215,12 +185,14 @@ def test_what_is_forbidden_or_delayed_does_not_stop_the_rest(own_server: ApiServ
     node.start()
     delayed = f"pods/{name}/status: as faults.json says; tried again after"
     until(lambda: node.log().count(delayed) >= 2, node.log())
+    assert min(node.pauses("as faults.json says")) >= 1.0
     server.faults({"code": 403, "reason": "Forbidden", "verbs": ["create", "patch"], "resources": ["events"]})
     until(lambda: node.shows(name, "Pinned"), node.log())
     until(node.pinning, node.log())
     until(lambda: "is not permitted (RBAC" in node.log(), node.log())
     check_alive(node, name)
-    assert node.log().count("is not permitted (RBAC") == 1
+    (said,) = [each for each in node.log().splitlines() if "is not permitted (RBAC" in each]
+    assert said.endswith("up to 300 s (as faults.json says)")
 
 
 def test_a_watcher_that_comes_back_is_followed_again(server: ApiServer, newest: Path, given_node: Given,
@@ -234,22 +206,77 @@ def test_a_watcher_that_comes_back_is_followed_again(server: ApiServer, newest: 
     check_alive(node, name)
 
 
+def test_hostile_names_and_texts_reach_nothing_but_their_own_pod(server: ApiServer, newest: Path,
+                                                                given_node: Given, name: str) -> None:
+    """Of pods' owners, by the API server, and of images and runtimes, by the watcher."""
+    node = given_node(server, newest)
+    victim = node.pod(name)
+    long = ".".join(["a" * 63] * 3 + [name])
+    node.pod(long, annotations={"kubernetes.io/config.mirror": victim, "example.com/x": "\x1b[2J" + "x" * 200_000})
+    text = "\x1b]0;title\x07\r\n\u202e" + "y" * 100_000
+    container = {"name": text, "cpus": text, "exclusive": True, "vcpus": text, "guest": text}
+    others: list[dict[str, Any]] = [
+        {"pod": {"namespace": "..", "name": "../../../api/v1/nodes", "uid": "no-uid"}},
+        {"pod": {"namespace": text, "name": text, "uid": text}, "reasons": [text] * 100, "verdict": text},
+        {"pod": None, "handler": text, "mask": text, "guest": {"by": text, "state": text}}]
+    hostile = [node.entry(name, id=f"other-{number}", **changes) for number, changes in enumerate(others)]
+    node.peer.report(*hostile, node.entry(name, verdict="degraded", reasons=[text], containers=[container],
+                                          handler=text), why=text, trouble=text, version=text)
+    node.start()
+    until(lambda: node.shows(name, "PinningDegraded"), node.log())
+    until(lambda: node.events(name) == ["PinningDegraded"], node.log())
+    pinning = until(node.pinning, node.log())
+    assert pinning["status"]["total"] == 4
+    assert len(pinning["status"]["sandboxes"]) == 4
+    shown = server.kubectl("describe", "pod", name).stdout + server.kubectl("describe", "nodepinning",
+                                                                            node.name).stdout
+    assert not {"\x1b", "\x07", "\r", "\u202e"} & set(shown)
+    # The other pod names this one as its original, which only a kubelet may.
+    assert node.condition(long) is None
+    asked = {(each.verb, each.resource, each.name) for each in server.served() if each.node == node.name}
+    assert {each for each in asked if each[0] == "patch"} == {
+        ("patch", "nodes", node.name), ("patch", "pods/status", name), ("patch", "nodepinnings", node.name)}
+
+
+def test_a_clock_that_is_wrong_and_jumps_changes_only_times(server: ApiServer, newest: Path, tmp_path: Path,
+                                                           name: str) -> None:
+    """Of the whole node; the API server's is right."""
+    skew = tmp_path / "skew"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import pathlib, time\n"
+        f"_time = time.time\n"
+        f"time.time = lambda: _time() + float(pathlib.Path({str(skew)!r}).read_text())\n")
+
+    def jump(seconds: float) -> None:
+        skew.with_suffix(".new").write_text(str(seconds))
+        skew.with_suffix(".new").rename(skew)
+        node.peer.clock = lambda: time.time() + seconds
+
+    prepare(server)
+    node_name = f"node-{next(_numbers)}"
+    token = server.service_account("vmpin", "reporter", node=node_name)
+    with ReporterNode(server, node_name, newest, token, tmp_path) as node:
+        node.pod(name)
+        jump(-400 * 86_400)
+        node.peer.report(node.entry(name))
+        node.start()
+        until(lambda: node.events(name) == ["Pinned"], node.log())
+        pinning = until(node.pinning, node.log())
+        before = (node.condition(name) or {})["lastTransitionTime"]
+        now = server.get(f"/api/v1/namespaces/default/pods/{name}").body["metadata"]["creationTimestamp"]
+        assert before < now
+        assert pinning["status"]["observedAt"] < now
+        for seconds in 400 * 86_400, -86_400, 0:
+            jump(seconds)
+            node.peer.report()
+        node.peer.report(node.entry(name, verdict="degraded"))
+        until(lambda: "PinningDegraded" in node.events(name), node.log())
+        assert (node.condition(name) or {})["lastTransitionTime"] >= now
+        asked = Counter(each.short for each in server.served() if each.node == node_name)
+        assert (asked["patch pods/status"], asked["create events"]) == (2, 2)
+
+
 # What it withdraws.
-
-def withdrawn(node: ReporterNode, name: str) -> bool:
-    labels = node.object()["metadata"].get("labels") or {}
-    return node.pinning() is None and node.condition(name) is None and not any(
-        key.startswith("vmpin.io/") for key in labels)
-
-
-def daemon_set(server: ApiServer, name: str) -> str:
-    labels = {"app": name}
-    made = server.create(DAEMON_SETS, {"metadata": {"name": name, "finalizers": ["vmpin.io/test"]}, "spec": {
-        "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": {
-            "containers": [{"name": "main", "image": "none"}]}}}})
-    assert made.code == 201, made.body
-    return f"vmpin/{name}"
-
 
 @pytest.mark.parametrize("how", ["deleting", "gone", "kept"])
 def test_at_its_end_it_withdraws_only_if_its_daemon_set_goes(server: ApiServer, newest: Path, given_node: Given,
@@ -259,7 +286,8 @@ def test_at_its_end_it_withdraws_only_if_its_daemon_set_goes(server: ApiServer, 
     node.pod(name)
     node.peer.report(node.entry(name))
     node.start(daemonset=full)
-    until(lambda: node.shows(name, "Pinned") and node.pinning() is not None, node.log())
+    until(lambda: all(node.written(name).values()) and node.shows(name, "Pinned"), node.log())
+    before = node.written(name)
     path = f"{DAEMON_SETS}/{name}"
     if how != "kept":
         server.request("DELETE", path)
@@ -267,7 +295,7 @@ def test_at_its_end_it_withdraws_only_if_its_daemon_set_goes(server: ApiServer, 
         server.request("PATCH", path, {"metadata": {"finalizers": None}}, kind="application/merge-patch+json")
         until(lambda: server.get(path).code == 404)
     assert node.end() == 0
-    assert withdrawn(node, name) == (how != "kept"), node.log()
+    assert node.written(name) == (before if how == "kept" else dict.fromkeys(before)), node.log()
 
 
 def test_all_nodes_are_withdrawn_by_one_command(own_server: ApiServer, package: Path, given_node: Given,
@@ -280,11 +308,11 @@ def test_all_nodes_are_withdrawn_by_one_command(own_server: ApiServer, package: 
         until(node.pinning, node.log())
         assert node.end() == 0
     node = nodes[0]
-    node._token = server.service_account("vmpin", "withdraw")
-    done = node.run("--withdraw")
+    token = server.service_account("vmpin", "withdraw")
+    done = node.run("--withdraw", token=token)
     assert done.returncode == 0, done.stderr
-    assert all(withdrawn(each, f"{name}-{number}") for number, each in enumerate(nodes))
+    assert not any(any(each.written(f"{name}-{number}").values()) for number, each in enumerate(nodes))
     assert done.stdout == "6 objects were changed or removed\n"
-    assert node.run("--withdraw").stdout == "0 objects were changed or removed\n"
+    assert node.run("--withdraw", token=token).stdout == "0 objects were changed or removed\n"
     assert server.get(PINNINGS).body["items"] == []
     assert server.get(NODES).code == 200

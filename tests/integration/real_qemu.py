@@ -100,6 +100,7 @@ class Qemu:
         if self._vhost:
             environment |= {"LD_PRELOAD": str(vhostshim()), "VHOST_SHIM": str(self._vhost)}
         with socket.socket(socket.AF_UNIX) as listener, (self.dir / "log").open("wb") as log:
+            Path(self._control).unlink(missing_ok=True)  # of a boot before
             listener.bind(self._control)
             listener.listen(1)
             self.argv += ["-qmp", f"unix:fd={listener.fileno()},server=on,wait=off"]
@@ -121,12 +122,16 @@ class Qemu:
                     raise TimeoutError(f"QEMU does not answer after {_START:.0f} s") from err
             time.sleep(0.01)
 
-    def stop(self) -> None:
-        """End it now; again is no harm."""
+    def end(self) -> None:
+        """End it now, and leave its files."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def stop(self) -> None:
+        """End it now, and remove its files; again is no harm."""
+        self.end()
         shutil.rmtree(self.dir, ignore_errors=True)
 
     @property

@@ -81,7 +81,7 @@ def finding(found: Any, pid: int) -> Any:
     return next((each for each in found["findings"] if each["pid"] == pid), None)
 
 
-def test_who_ran_there_is_found_with_its_seconds(lab: Lab) -> None:
+def test_a_thread_that_ran_there_is_found_with_its_seconds(lab: Lab) -> None:
     with process(lab.second, busy=True) as there, process(lab.first, busy=True) as elsewhere:
         def seen_there() -> Any:
             """On a busy machine it may not run in so short a time."""
@@ -109,7 +109,7 @@ def test_who_ran_there_is_found_with_its_seconds(lab: Lab) -> None:
     assert cpu["unseen"] >= 0
 
 
-def test_what_comes_and_goes_between_two_samples_is_told_as_unseen(lab: Lab) -> None:
+def test_threads_that_live_between_two_samples_are_reported_as_unseen(lab: Lab) -> None:
     command = ["taskset", "-c", lab.second, "sh", "-c", "while :; do /bin/true; done"]
     with subprocess.Popen(command) as spawner:
         try:
@@ -119,7 +119,7 @@ def test_what_comes_and_goes_between_two_samples_is_told_as_unseen(lab: Lab) -> 
             spawner.kill()
 
 
-def test_who_may_run_there_but_did_not_is_found_by_its_mask(lab: Lab) -> None:
+def test_a_thread_that_may_run_there_but_did_not_is_found_by_its_mask(lab: Lab) -> None:
     with process(f"{lab.first},{lab.second}") as both:
         for seconds in ("0", "0.2"):
             one = finding(lab.audit("--seconds", seconds), both)

@@ -174,7 +174,7 @@ def test_a_vm_whose_containers_are_known_is_born_on_their_cpus(node: Node, cpus:
     assert in_time(all_there)
 
 
-def test_vcpus_are_told_without_a_clock(node: Node, cpus: tuple[str, str]) -> None:
+def test_vcpus_are_identified_without_a_clock(node: Node, cpus: tuple[str, str]) -> None:
     first, second = cpus
     start(node)
     node.container(node.id("a"), "web", second)
@@ -378,7 +378,7 @@ def test_what_was_lost_is_looked_for(node: Node, cpus: tuple[str, str]) -> None:
         assert outside["outside_ms"]["max"] > 100
 
 
-def test_without_the_kernels_word_it_says_so_once_and_polls(node: Node, cpus: tuple[str, str]) -> None:
+def test_without_proc_events_it_logs_that_once_and_polls(node: Node, cpus: tuple[str, str]) -> None:
     node.configure(watch={"resync_seconds": 0.3})
     node.wrap = [need_tool("unshare"), "--net", need_tool("setpriv"), "--bounding-set=-sys_admin",
                  "--inh-caps=-sys_admin"]

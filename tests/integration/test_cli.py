@@ -88,7 +88,7 @@ def test_the_configuration_says_where_each_value_came_from(tmp_path: Path) -> No
     refused(run("config", env={"VMPIN_POLICY_VPCUS": "auto"}), "VMPIN_POLICY_VPCUS", "'VMPIN_POLICY_VCPUS'")
 
 
-def test_an_output_that_nobody_reads_is_no_error() -> None:
+def test_an_output_without_a_reader_is_no_error() -> None:
     for args in ("config", "plan --help", "status --help"):
         done = subprocess.run(["sh", "-c", f'"$@" {args} | head -0', "sh", *COMMAND], capture_output=True, text=True,
                               timeout=120)

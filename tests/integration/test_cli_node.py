@@ -68,7 +68,7 @@ def test_the_status_as_json(lab: Lab) -> None:
     assert set(found["sources"]) == {"nri", "kubelet", "births", "hooks", "repairs"}
     (sandbox,) = found["sandboxes"]
     assert set(sandbox) == {"id", "runtime", "handler", "vmm", "cgroup", "pod", "mask", "verdict", "reasons",
-                            "found_by", "containers", "threads", "guest", "birth", "drift", "proof"}
+                            "found_by", "containers", "threads", "guest", "birth", "drift", "proof", "untrusted"}
     assert sandbox["id"] == lab.vm.sandbox
     assert sandbox["vmm"] == {"type": "qemu", "pid": lab.vm.pid}
     assert set(sandbox["pod"]) == {"namespace", "name", "uid"}

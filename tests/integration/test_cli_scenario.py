@@ -55,7 +55,7 @@ def test_a_scenario_is_placed(tmp_path: Path) -> None:
     assert moved["moves"] == 1
 
 
-def test_a_scenario_in_words(tmp_path: Path) -> None:
+def test_a_scenario_as_text(tmp_path: Path) -> None:
     file = tmp_path / "node.yaml"
     file.write_text(SCENARIO)
     done = run("plan", "--scenario", str(file))

@@ -68,7 +68,7 @@ def environment(corner: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(corner)}
 
 
-def test_it_tells_its_story_and_leaves_nothing(corner: Path) -> None:
+def test_it_shows_each_step_and_leaves_nothing(corner: Path) -> None:
     # Among the machine's mounts, those of others come and go.
     wrap = [need_tool("unshare"), "-m", "--propagation", "private", "sh", "-c",
             'before=$(cat /proc/mounts); "$@" || exit; [ "$before" = "$(cat /proc/mounts)" ] || exit 99', "sh"]
@@ -108,7 +108,7 @@ def test_it_cleans_up_when_it_is_ended(corner: Path, number: signal.Signals, cod
         assert demo.wait(300) == code
 
 
-def test_it_cleans_up_when_nobody_reads_on(corner: Path) -> None:
+def test_it_cleans_up_when_its_reader_ends(corner: Path) -> None:
     done = subprocess.run(["sh", "-c", '"$@" | head -3; :', "sh", *DEMO], env=environment(corner),
                           capture_output=True, text=True, timeout=300)
     assert "1/7" in done.stdout

@@ -72,7 +72,7 @@ one_pass.leave(settings.load(Path(sys.argv[1]), {}, {}), end)
 
 @pytest.mark.parametrize("by", ["", "a watcher"])
 @pytest.mark.parametrize("when", ["masks", "guests"])
-def test_who_is_killed_while_it_gives_masks_back_does_the_rest_when_it_is_called_again(node: Node, when: str,
+def test_a_killed_restoration_does_the_rest_when_it_is_called_again(node: Node, when: str,
                                                                                        by: str) -> None:
     first, second = two_cpus()
     node.configure(node={"shared_pool": first}, metrics={"address": f"unix:{node.run}/metrics.sock"})
@@ -101,7 +101,7 @@ def test_who_is_killed_while_it_gives_masks_back_does_the_rest_when_it_is_called
         assert not node.run.exists()
 
 
-def test_who_is_told_to_end_while_it_begins_leaves_as_it_was_told_to(node: Node) -> None:
+def test_a_signal_during_the_start_ends_it_as_configured(node: Node) -> None:
     first, second = two_cpus()
     node.configure(node={"shared_pool": first})
     with Qemu(node.id("a"), vcpus=2) as vm:
@@ -140,7 +140,7 @@ def test_what_was_unpinned_by_hand_stays_so_over_a_leaving_that_did_not_end(node
         assert node.data("unpin", "--all")["gone"]
 
 
-def test_it_leaves_where_it_was_though_it_was_told_of_another_directory(node: Node) -> None:
+def test_it_leaves_the_directory_it_ran_in_though_another_is_configured(node: Node) -> None:
     first, _ = two_cpus()
     node.configure(node={"shared_pool": first}, watch={"on_exit": "unpin"})
     other = node.top / "other"

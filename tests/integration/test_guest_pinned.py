@@ -104,7 +104,7 @@ def wait_for_masks(made: GuestContainer, cpus: str) -> None:
          lambda: f"{made.cgroup} should be on {cpus}: {made.threads()}")
 
 
-def test_it_tells_the_guest_as_it_is(guest: RealGuest, agent: Agent,
+def test_the_guest_is_reported_as_it_is(guest: RealGuest, agent: Agent,
                                      container: Callable[..., GuestContainer]) -> None:
     cid = secrets.token_hex(32)  # what nobody has named is taken for a container if it is called like one
     container(cid, idle=2)
@@ -276,7 +276,7 @@ def test_the_workload_can_read_which_are_its_own(guest: RealGuest, agent: Agent,
     assert CpuSet.parse(told["containers"]["main"]["own"]) == CpuSet.parse("2-3")
 
 
-def test_what_unpin_leaves_is_nobodys_wish(guest: RealGuest, agent: Agent,
+def test_what_unpin_leaves_has_no_map(guest: RealGuest, agent: Agent,
                                            container: Callable[..., GuestContainer]) -> None:
     """CPU 4 was offline while the guest's own processes were let go, and is a container's after that."""
     if guest.ask("cpus")["present"] == "0-3":

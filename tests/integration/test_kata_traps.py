@@ -52,7 +52,7 @@ def test_trap_1_a_qmp_socket_that_is_free_is_asked(node: Node, cpus: tuple[str, 
              lambda: node.sandbox(vm.sandbox))
 
 
-def test_unnamed_vcpus_of_kvm_are_told_by_the_call_they_wait_in(node: Node, cpus: tuple[str, str]) -> None:
+def test_unnamed_vcpus_of_kvm_are_identified_by_their_system_call(node: Node, cpus: tuple[str, str]) -> None:
     """As under Kata: no thread names, and QMP is not for us."""
     need_kvm()
     with Qemu(node.id("a"), vcpus=2, debug_threads=False, accel="kvm", paused=False) as vm:
@@ -67,7 +67,7 @@ def test_unnamed_vcpus_of_kvm_are_told_by_the_call_they_wait_in(node: Node, cpus
         assert node.cli("verify").returncode == 0
 
 
-def test_trap_2_runtime_rs_tells_of_a_container_only_at_create_container(node: Node, cpus: tuple[str, str]) -> None:
+def test_trap_2_runtime_rs_reports_a_container_only_at_create_container(node: Node, cpus: tuple[str, str]) -> None:
     with Qemu(node.id("a"), vcpus=1, debug_threads=True) as vm:
         rust(node, vm.sandbox)
         node.start()
@@ -130,7 +130,7 @@ def test_trap_5_hotplugged_vcpus_have_ids_with_holes(node: Node, cpus: tuple[str
         assert [entry["vcpus"] for entry in node.sandbox(vm.sandbox)["containers"]] == ["6-7"]
 
 
-def test_trap_6_runtime_rs_keeps_no_pid_so_the_command_line_tells(node: Node, cpus: tuple[str, str]) -> None:
+def test_trap_6_runtime_rs_keeps_no_pid_so_the_command_line_counts(node: Node, cpus: tuple[str, str]) -> None:
     with Qemu(node.id("a"), vcpus=1) as vm, Qemu(node.id("b"), vcpus=1) as other:
         rust(node, vm.sandbox)
         rust(node, node.id("gone"))
@@ -164,7 +164,7 @@ def test_trap_7_a_cgroup_around_the_whole_vmm_caps_housekeeping(node: Node, cpus
         node.wait_for_log("none of them is online and in the thread's cpuset cgroup")
 
 
-def test_trap_8_an_update_that_no_hook_tells_is_followed(node: Node, cpus: tuple[str, str]) -> None:
+def test_trap_8_an_update_without_a_hook_is_followed(node: Node, cpus: tuple[str, str]) -> None:
     first, second = cpus
     with Qemu(node.id("a"), vcpus=2) as vm:
         state = Go(node, vm.sandbox, vm.pid)

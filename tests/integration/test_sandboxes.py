@@ -22,7 +22,7 @@ node = given_sandboxes.node
 pytestmark = pytest.mark.root
 
 
-def test_a_kata_that_pins_as_well_is_told_in_status(node: Node) -> None:
+def test_a_kata_that_pins_as_well_is_shown_in_status(node: Node) -> None:
     with Qemu(node.id("a"), vcpus=1) as vm:
         state = Go(node, vm.sandbox, vm.pid)
         state.pins = True
@@ -32,7 +32,7 @@ def test_a_kata_that_pins_as_well_is_told_in_status(node: Node) -> None:
         assert any("enable_vcpus_pinning" in reason for reason in node.status()["sandboxes"][0]["reasons"])
 
 
-def test_the_go_runtimes_state_tells_the_vm_and_the_live_cpusets(node: Node, cpus: tuple[str, str]) -> None:
+def test_the_go_runtimes_state_has_the_vm_and_the_live_cpusets(node: Node, cpus: tuple[str, str]) -> None:
     first, second = cpus
     with Qemu(node.id("a"), vcpus=2) as vm:
         state = Go(node, vm.sandbox, vm.pid)

@@ -58,7 +58,7 @@ def test_a_container_is_followed_from_its_creation_to_its_end(node: Node, cpus: 
     wait(lambda: node.sandbox(vm.sandbox) is None, "the VM has ended and is still shown")
 
 
-def test_a_container_that_dies_unheard_is_noticed(node: Node, cpus: tuple[str, str]) -> None:
+def test_a_container_whose_end_is_not_reported_is_noticed(node: Node, cpus: tuple[str, str]) -> None:
     first, second = cpus
     node.configure(node={"shared_pool": first})
     with Qemu(node.id("a"), vcpus=2) as vm:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.root
 # Death
 
 
-def test_no_kill_at_any_moment_loses_what_a_hook_told(node: Node, cpus: tuple[str, str]) -> None:
+def test_no_kill_at_any_moment_loses_a_hook_message(node: Node, cpus: tuple[str, str]) -> None:
     first, second = cpus
     node.configure(node={"shared_pool": first})
     dice = random.Random(20)  # the machine adds the chance
@@ -60,7 +60,7 @@ def test_no_kill_at_any_moment_loses_what_a_hook_told(node: Node, cpus: tuple[st
         assert by_tid(vm.pid) == before
 
 
-def test_a_container_that_ended_unheard_before_a_kill_has_ended(node: Node, cpus: tuple[str, str]) -> None:
+def test_a_container_whose_end_was_not_reported_before_a_kill_has_ended(node: Node, cpus: tuple[str, str]) -> None:
     """Its message is all there is: the state file is written a moment later, and the bundle is gone by then."""
     node.configure(node={"shared_pool": cpus[0]})
     with Qemu(node.id("a")) as vm:
@@ -82,7 +82,7 @@ def test_a_container_that_ended_unheard_before_a_kill_has_ended(node: Node, cpus
         node.wait_for_all(vm.pid, cpus[0])
 
 
-def test_a_vmm_that_is_killed_between_two_steps_hurts_nobody(node: Node, cpus: tuple[str, str]) -> None:
+def test_a_vmm_that_is_killed_between_two_steps_affects_no_other(node: Node, cpus: tuple[str, str]) -> None:
     first, second = cpus
     node.configure(node={"shared_pool": first})
     with Qemu(node.id("b"), vcpus=1) as other:

@@ -151,7 +151,7 @@ def test_without_ours_katas_agent_is_asked(node: Node, cpus: tuple[str, str]) ->
         assert guest(node, vm.sandbox)["by"] == "vmpin-agent"
 
 
-def test_katas_agent_is_told_to_give_everything_back(node: Node, cpus: tuple[str, str]) -> None:
+def test_katas_agent_is_asked_to_give_everything_back(node: Node, cpus: tuple[str, str]) -> None:
     web, logs = node.id("web"), node.id("logs")
     node.configure(guest={"via": "kata-agent"})
     with GuestVmm(node, "a", {1024: "kata", 10789: "agent"}, containers=(web, logs)) as vm:
@@ -220,7 +220,7 @@ def test_it_is_switched_off_and_on(node: Node, cpus: tuple[str, str]) -> None:
         assert {each["port"] for each in vm.heard("connect")} == {10789}
 
 
-def test_the_guests_of_a_handler_may_be_told_nothing(node: Node, cpus: tuple[str, str]) -> None:
+def test_the_guests_of_a_handler_may_be_left_alone(node: Node, cpus: tuple[str, str]) -> None:
     """Not even before the container runtime has said which handler it is."""
     node.configure(guest={"disabled_handlers": "kata-tdx,kata-s*"})
     with socket.socket(socket.AF_UNIX) as listener, GuestVmm(node, "a", {10789: "agent", 1024: "kata"}) as tdx, \

@@ -125,7 +125,7 @@ def test_the_watcher_reports_by_sd_notify(node: Node, tmp_path: Path) -> None:
             watcher.wait()
 
 
-def test_containers_of_a_pod_are_told_by_crios_annotations_too(node: Node, cpus: tuple[str, str]) -> None:
+def test_containers_of_a_pod_are_known_by_crios_annotations_too(node: Node, cpus: tuple[str, str]) -> None:
     node.configure(node={"shared_pool": cpus[0]})
     with Qemu(node.id("a")) as vm:
         node.start()

@@ -89,7 +89,7 @@ def test_a_checkpoint_that_is_none_changes_nothing_and_is_counted(node: Node, ba
         wait(lambda: node.status()["sources"]["kubelet"]["trouble"] == "", node.log)
 
 
-def test_cpus_of_pods_that_nobody_else_told_of_are_owned(node: Node) -> None:
+def test_cpus_of_pods_that_only_the_kubelet_reports_are_owned(node: Node) -> None:
     """As of runc pods on a node without NRI: there need not be a single VM for it."""
     first, second = two_cpus()
     node.start()

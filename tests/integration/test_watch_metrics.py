@@ -161,7 +161,7 @@ def test_each_sandbox_shows_when_asked_for_and_until_it_is_gone(node: Metered) -
     wait(lambda: f'role="vcpu",sandbox="{vm.sandbox}"' not in node.ask("/metrics")[1], "its threads still show")
 
 
-def test_who_talks_nonsense_harms_nobody(node: Metered) -> None:
+def test_a_peer_that_sends_nonsense_affects_no_other(node: Metered) -> None:
     node.on(free_port())
     node.start()
     node.wait_until_served()

@@ -143,7 +143,7 @@ def test_containerd_is_followed_over_its_restarts(node: CriNode, cpus: tuple[str
     node.wait_for_all(vm.pid, second)
 
 
-def test_a_runtime_that_hangs_keeps_nobody_waiting(node: CriNode, cpus: tuple[str, str]) -> None:
+def test_a_runtime_that_hangs_delays_no_other(node: CriNode, cpus: tuple[str, str]) -> None:
     first, second = cpus
     node.connect()
     vm = node.containerd.pod("vm", VM)

@@ -47,7 +47,7 @@ def test_nri_that_is_switched_off_is_not_used(node: CriNode, cpus: tuple[str, st
     assert node.status()["sources"]["nri"] is None
 
 
-def test_plugins_that_are_refused_are_told_why_once(cpus: tuple[str, str]) -> None:
+def test_a_refusal_of_the_plugin_is_logged_once(cpus: tuple[str, str]) -> None:
     """disable_connections: the socket is not even there in some versions, in others nobody answers."""
     with Containerd(refuse_plugins=True) as containerd, CriNode(containerd) as node:
         node.configure(node={"shared_pool": cpus[0]}, watch={"nri": "on"})

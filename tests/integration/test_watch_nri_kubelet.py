@@ -16,7 +16,7 @@ containerd, node = given_containerd.containerd, given_containerd.node
 pytestmark = pytest.mark.root
 
 
-def test_the_checkpoint_tells_the_pool_and_whose_cpus_are_exclusive(node: CriNode, cpus: tuple[str, str]) -> None:
+def test_the_checkpoint_has_the_pool_and_the_exclusive_cpus(node: CriNode, cpus: tuple[str, str]) -> None:
     first, second = cpus
     both = union(cpus)
     node.configure(node={"shared_pool": None})
@@ -95,7 +95,7 @@ def test_the_checkpoint_alone_moves_a_vm(node: CriNode, cpus: tuple[str, str]) -
     node.wait_for_all(vm.pid, both)
 
 
-def test_the_checkpoint_is_heeded_without_a_runtime_that_tells_anything(node: CriNode, cpus: tuple[str, str]) -> None:
+def test_the_checkpoint_counts_without_a_runtime_that_reports(node: CriNode, cpus: tuple[str, str]) -> None:
     first, second = cpus
     both = union(cpus)
     node.configure(node={"shared_pool": None}, watch={"nri": "off"})
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_is_none_leaves_the_last_one_and_is_reported(node: Cri
     wait(lambda: node.status()["node"]["shared_pool"] == second, "the next one is not read")
 
 
-def test_a_kubelet_without_the_static_policy_gives_nobody_a_cpu(node: CriNode, cpus: tuple[str, str]) -> None:
+def test_a_kubelet_without_the_static_policy_makes_no_cpu_exclusive(node: CriNode, cpus: tuple[str, str]) -> None:
     both = union(cpus)
     node.configure(node={"shared_pool": None})
     node.checkpoint("", policy="none")

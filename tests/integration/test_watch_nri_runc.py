@@ -181,7 +181,7 @@ def test_a_runc_container_that_drifted_is_given_back_its_cpus_when_asked_for(nod
     assert ("by=CRI" if by_cri else "by=NRI") in node.log()
 
 
-def test_a_runc_container_that_drifted_is_left_alone_and_told_of(node: CriNode, cpus: tuple[str, str]) -> None:
+def test_a_runc_container_that_drifted_is_left_alone_and_reported(node: CriNode, cpus: tuple[str, str]) -> None:
     now = drifted(node, cpus)
     node.wait_for_log("disagree")
     assert now() == cpus[0]

@@ -137,7 +137,7 @@ def test_a_cgroup_that_has_less_than_before_is_the_cause(node: Node, cpus: tuple
 # Fights
 
 
-def test_two_writers_who_fight_are_noticed_and_one_gives_in(node: Node, cpus: tuple[str, str]) -> None:
+def test_contention_of_two_writers_is_noticed_and_one_gives_in(node: Node, cpus: tuple[str, str]) -> None:
     node.configure(node={"shared_pool": cpus[0]}, drift={"fight_repairs": 2})
     with Qemu(node.id("a"), vcpus=1) as vm, Qemu(node.id("b"), vcpus=1) as other:
         node.start()
@@ -250,7 +250,7 @@ def test_a_repair_between_two_samples_hides_nothing(sampled: Node, cpus: tuple[s
         assert account["elsewhere"] > 0.25
 
 
-def test_the_proof_outlives_the_watcher_and_says_when_nobody_watched(sampled: Node, cpus: tuple[str, str]) -> None:
+def test_the_proof_outlives_the_watcher_and_shows_the_gap(sampled: Node, cpus: tuple[str, str]) -> None:
     with Busy(sampled.id("a")) as vm:
         sampled.start()
         sampled.wait_for_all(vm.pid, cpus[0])
@@ -313,7 +313,7 @@ def test_a_time_that_is_none_is_refused(node: Node, args: list[str], said: str) 
     assert said in done.stderr
 
 
-def test_without_a_watcher_nobody_knows_the_past(node: Node) -> None:
+def test_without_a_watcher_the_past_is_unknown(node: Node) -> None:
     done = node.cli("verify", "--since", "1h")
     assert done.returncode == 3
     assert "no watcher runs, and only a watcher records where threads ran" in done.stderr

@@ -14,7 +14,7 @@ from lab.errors import LabError
 
 #: The failure of a test whose guest ended by itself (real_guest). A guest in the node is emulated twice, and the
 #: emulator loses one in dozens of boots, without a message; one that ends for a reason of ours ends again.
-ENDED_GUEST = "GuestError: the guest has ended"
+ENDED_GUEST = "GuestEnded: the guest has ended"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from soak.trouble import TroubledWorld
 
 #: Set in a process that has its mounts to itself.
 _ALONE = "VMPIN_SOAK_ALONE"
-_WORLDS = {"nri": TroubledWorld, "containers": ContainerWorld}
+_WORLDS = ("nri", "containers", "cluster")
 
 
 def main() -> int:
@@ -34,8 +34,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="so many steps instead of --seconds, each kind once first")
     parser.add_argument("--between", type=int, nargs=2, default=[8, 30], metavar=("LEAST", "MOST"),
                         help="steps between two rests (8 30)")
-    parser.add_argument("--world", choices=list(_WORLDS), default="nri",
-                        help="what reports containers: hook and NRI, or real containers' hooks and Kata's files")
+    parser.add_argument("--world", choices=_WORLDS, default="nri",
+                        help="what reports containers: hook and NRI, or real containers' hooks and "
+                        "Kata's files; cluster: as nri, with an API server and a reporter that come and go")
     parser.add_argument("--seed", type=int, default=None, help="of the story (a new one each time)")
     parser.add_argument("--log", type=Path, help="a line for each step, with the watcher's own log at the end")
     parser.add_argument("-o", dest="out", type=Path, help="where the counts are written, as JSON")
@@ -53,7 +54,7 @@ def main() -> int:
     began = time.monotonic()
     rng = random.Random(seed)
     failed = ""
-    with _WORLDS[args.world](rng) as world:
+    with _world(args.world)(rng) as world:
         story = Story(world, rng, lambda line: lines.append(f"{time.monotonic() - began:8.3f} {line}"),
                       tuple(args.between))
         try:
@@ -80,6 +81,14 @@ def main() -> int:
     return 0
 
 
+def _world(name: str) -> type[TroubledWorld]:
+    if name == "cluster":  # which needs more of the machine than the others do
+        sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+        from soak.cluster_world import ClusterWorld
+        return ClusterWorld
+    return ContainerWorld if name == "containers" else TroubledWorld
+
+
 def report(story: Story, seed: int, seconds: float, failed: str) -> dict[str, object]:
     checks: Checks = story.checks
     return {
@@ -87,7 +96,9 @@ def report(story: Story, seed: int, seconds: float, failed: str) -> dict[str, ob
         "steps": sum(story.steps.values()), "faults": sum(story.faults.values()),
         "steps_by_kind": dict(story.steps), "faults_by_kind": dict(story.faults),
         "sandboxes": story.world.made["sandboxes"], "containers": story.world.made["containers"],
-        "spooled": story.world.made["spooled"], "watchers": story.world.starts,
+        "spooled": story.world.made["spooled"],
+        "alone": [story.world.made[f"rests without {part}"] for part in ("an API server", "a reporter")],
+        "watchers": story.world.starts,
         "pins": checks.total("vmpin_pins_total"), "repairs": checks.total("vmpin_drift_total"),
         "births": checks.total("vmpin_birth_latency_seconds_count"), "syncs": story.world.runtime.syncs,
         "checks": sum(checks.done.values()), "checks_by_kind": dict(checks.done),

@@ -7,13 +7,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from soak.checks import Checks
 from soak.containers import ContainerWorld
 from soak.machines import RealQemu
 from soak.trouble import TroubledWorld
 from soak.world import Guest
+
+if TYPE_CHECKING:  # it needs more of the machine than other worlds do
+    from soak.cluster_world import ClusterWorld
 
 #: VMs at a time, and how many of them are real QEMUs.
 MOST, MOST_REAL = 10, 2
@@ -65,7 +68,8 @@ class Story:
 
     def __post_init__(self) -> None:
         self.checks = Checks(self.world)
-        self._possible = [*STEPS, *(CONTAINER_STEPS if isinstance(self.world, ContainerWorld) else NRI_STEPS)]
+        self._possible = [*STEPS, *(CONTAINER_STEPS if isinstance(self.world, ContainerWorld) else NRI_STEPS),
+                          *(CLUSTER_STEPS if self.world.cluster else ())]
 
     def lacking(self) -> list[str]:
         """What happened less often than LEAST."""
@@ -141,6 +145,9 @@ class Story:
         if not any(guest.expected.held for guest in self.world.guests.values()):
             self.log("verify")
             assert self.world.cli("verify").returncode == 0
+        if self.world.cluster:
+            self.log("API server and reporter")
+            self.checks.found += [f"unreported: {wrong}" for wrong in cast("ClusterWorld", self.world).unreported()]
         self.log("unpin")
         assert self.world.cli("unpin", "--every").returncode == 0
         for guest in self.world.guests.values():
@@ -284,6 +291,12 @@ def _end_process(world: ContainerWorld, story: Story) -> bool | None:
     return False if pod is None else world.end_process(pod)
 
 
+def _of_a_cluster(do: Callable[[ClusterWorld], None]) -> Callable[[Story], bool | None]:
+    def step(story: Story) -> None:
+        do(cast("ClusterWorld", story.world))
+    return step
+
+
 def _killed_amid(world: ContainerWorld, story: Story) -> bool | None:
     return False if story.full else world.amid(story.change)
 
@@ -325,4 +338,9 @@ CONTAINER_STEPS = (
     Step("runc pod", 3, False, _of_containers(lambda world, _: world.begin_runc()), plain=True),
     Step("container's process ends", 2, False, _of_containers(_end_process), plain=True),
     Step("watcher killed amid a change", 1, True, _of_containers(_killed_amid)),
+)
+#: Where there is an API server. They often change, so that each is there at about half of the rests.
+CLUSTER_STEPS = (
+    Step("API server killed or started", 6, True, _of_a_cluster(lambda world: world.turn_server())),
+    Step("reporter killed or started", 6, True, _of_a_cluster(lambda world: world.turn_reporter())),
 )

@@ -75,6 +75,8 @@ class World(Node):
     """
 
     nri = True
+    #: Whether there is an API server (cluster_world).
+    cluster = False
     resync = 0.5
 
     def __init__(self, rng: random.Random) -> None:
@@ -153,7 +155,11 @@ class World(Node):
 
     def _pod(self, guest: Guest) -> Any:
         pid = 0 if guest.machine is None else guest.machine.pids[0]
-        return nri_peer.pod(guest.id, name=guest.id[-6:], namespace="soak", uid="", pid=pid, runtime_handler="kata")
+        return nri_peer.pod(guest.id, name=guest.id[-6:], namespace="soak", uid=self._pod_uid(guest), pid=pid,
+                            runtime_handler="kata")
+
+    def _pod_uid(self, guest: Guest) -> str:
+        return ""
 
     def _container(self, guest: Guest, container: Container) -> Any:
         return nri_peer.container(self.id(container.name), guest.id, listed(container.cpus), name=container.name)

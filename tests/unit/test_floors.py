@@ -27,7 +27,7 @@ FLOORS = {
     "cpuset": 0, "log": 0,
     "errors": 1, "domain": 1, "protocol": 1,
     "wire": 2, "placement": 2, "kube": 2,
-    "host": 3,
+    "host": 3, "fleet": 3,
     "vmm": 4, "runtime": 4, "config": 4, "install": 4,
     "sources": 5, "pinning": 5, "demo": 5,
     "reconcile": 6,
@@ -41,7 +41,8 @@ AT_THE_ROOT = {"__init__", "cpuset", "errors", "log"}
 #: What is shared with the guest: the standard library alone, Python 3.9.
 SHARED = ("cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
-PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "kube", "config.plain_yaml",
+PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "kube", "fleet",
+              "config.plain_yaml",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health",
               "reports.audit", "reports.cpu_owners", "reports.redact", "reports.map", "reports.residency.usage",
@@ -168,6 +169,25 @@ def test_one_module_alone_sets_masks() -> None:
     setters = {module for module, path in MODULES.items() for node in ast.walk(ast.parse(path.read_bytes()))
                if isinstance(node, ast.Attribute) and node.attr == "sched_setaffinity"}
     assert setters == {"host.affinity"}
+
+
+#: What places, pins and keeps the state, or reads what that follows from.
+_DECIDING = ("cpuset", "domain", "protocol", "wire", "placement", "host", "vmm", "runtime", "config", "sources",
+             "pinning", "reconcile", "guests", "procevents")
+
+
+def test_nothing_that_decides_reads_what_the_api_server_has_of_pods() -> None:
+    """It is text of a pod's author, by way of a process without rights on the node."""
+    reach = {module: own(path) for module, path in MODULES.items()}
+    reading = {"kube.untrusted_pod"}
+    while more := {module for module, names in reach.items() if names & reading} - reading:
+        reading |= more
+    assert {module for module in reading if within(module, _DECIDING)} == set()
+    # In the watcher's process one module alone reads what was handed over.
+    readers = {module for module, path in MODULES.items() for node in ast.walk(ast.parse(path.read_bytes()))
+               if isinstance(node, ast.Attribute) and node.attr == "handed_pods" and isinstance(node.ctx, ast.Load)}
+    assert readers == {"daemon.control"}
+    assert {module for module, names in reach.items() if "daemon.handed_pods" in names} == {"daemon.watcher"}
 
 
 _STATUS = """\

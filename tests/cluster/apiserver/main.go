@@ -28,7 +28,8 @@ func (s settings) path(name string) string { return filepath.Join(s.state, name)
 
 func main() {
 	var s settings
-	flag.StringVar(&s.state, "state", "", "directory of etcd's data, the certificate, tokens.json and faults.json")
+	flag.StringVar(&s.state, "state", "",
+		"directory of etcd's data, the certificate, tokens.json, faults.json, audit.json (the audit policy) and audit.log")
 	flag.IntVar(&s.port, "port", 0, "of 127.0.0.1; may be bound by another socket with SO_REUSEPORT that does not listen")
 	flag.BoolVar(&s.watchCache, "watch-cache", true, "serve lists and watches from memory, as clusters do")
 	klog.InitFlags(nil)

@@ -101,7 +101,12 @@ func configure(s settings, scheme *runtime.Scheme, etcd *store) (
 	config.SharedInformerFactory = informers.NewSharedInformerFactory(client, 10*time.Minute)
 	config.Authentication.Authenticator = authenticated.NewAuthenticatedGroupAdder(
 		bearertoken.New(tokens(s.path("tokens.json"))))
-	config.Authorization.Authorizer = authorizer.AuthorizerFunc(newRBAC(config.SharedInformerFactory).authorize)
+	config.Authorization.Authorizer = authorizer.AuthorizerFunc(newRBAC(config.SharedInformerFactory).noted)
+	auditing := options.NewAuditOptions() // each line is written before the next request of its connection
+	auditing.PolicyFile, auditing.LogOptions.Path, auditing.LogOptions.MaxSize = s.path("audit.json"), s.path("audit.log"), 0
+	if err := auditing.ApplyTo(&config.Config); err != nil {
+		return nil, nil, err
+	}
 	admission := options.NewAdmissionOptions()
 	admission.DisablePlugins = []string{
 		"MutatingAdmissionPolicy", "MutatingAdmissionWebhook", "ValidatingAdmissionWebhook"}

@@ -75,7 +75,7 @@ def test_a_vcpu_without_a_name_is_identified_by_kvm_soon_after_its_creation(nest
         until(lambda: mask(tid) == CpuSet([pool]), lambda: f"vCPU {added} on {pool}: {vm.masks()}")
 
 
-def test_what_is_missing_of_rights_is_said_and_the_clock_does_it(nested_vm: StartsVms, vmpin: Vmpin,
+def test_a_missing_right_is_reported_and_the_resync_does_it(nested_vm: StartsVms, vmpin: Vmpin,
                                                                  watcher: Watcher, variant: Variant,
                                                                  online: list[int]) -> None:
     """Before Linux 6.6 the kernel reports nothing to a program without CAP_NET_ADMIN."""

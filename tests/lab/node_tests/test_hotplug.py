@@ -91,7 +91,7 @@ def test_plugged_vcpus_are_placed_and_unplugged_ones_leave_their_cpu(nested_vm: 
 
 
 @pytest.mark.usefixtures("pool")
-def test_a_vcpu_that_nobody_can_tell_yet_moves_no_other(nested_vm: StartsVms, kata: Kata, vmpin: Vmpin,
+def test_a_vcpu_that_is_not_identified_yet_moves_no_other(nested_vm: StartsVms, kata: Kata, vmpin: Vmpin,
                                                         watcher: Watcher) -> None:
     """A vCPU plugged into a paused VM has never been in KVM_RUN, as any has not in its first moments."""
     vm = nested_vm(vcpus=2, maxcpus=8, debug_threads=False, guest=Guest.SERVES)

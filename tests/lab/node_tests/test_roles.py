@@ -83,7 +83,7 @@ def own_roles(vm: NestedVm) -> dict[int, ThreadRole]:
     return {tid: everything[tid] for tid in vm.tids()}
 
 
-def test_names_alone_tell_every_role(named: NestedVm) -> None:
+def test_names_alone_identify_every_role(named: NestedVm) -> None:
     found = read_names(VmmType.QEMU, named.pid, dict(named.threads()), iothread_ids(named.argv))
     assert found.vcpus == named.vcpus()
     identified = told(named, Hidden(calls=True, fds=True))
@@ -92,7 +92,7 @@ def test_names_alone_tell_every_role(named: NestedVm) -> None:
     assert roles(identified) == own_roles(named)
 
 
-def test_kvm_run_alone_tells_every_vcpu_that_waits(unnamed: NestedVm) -> None:
+def test_kvm_run_alone_identifies_every_vcpu_that_waits(unnamed: NestedVm) -> None:
     fds = kvm.vcpu_fds(Procfs(), unnamed.pid)
     assert sorted(fds.values()) == [0, 1, 2, 4, 5, 6]
     found, running = kvm.in_kvm_run(Procfs(), unnamed.pid, unnamed.vcpus(), fds)
@@ -102,7 +102,7 @@ def test_kvm_run_alone_tells_every_vcpu_that_waits(unnamed: NestedVm) -> None:
     assert identified.vcpus == unnamed.vcpus()
 
 
-def test_debugfs_alone_tells_every_vcpu(unnamed: NestedVm) -> None:
+def test_debugfs_alone_identifies_every_vcpu(unnamed: NestedVm) -> None:
     found = kvm.from_debugfs("/sys/kernel/debug", unnamed.pid)
     assert as_qemu_counts(unnamed, found) == unnamed.vcpus()
     identified = told(unnamed, Hidden(calls=True), debugfs="/sys/kernel/debug")
@@ -110,7 +110,7 @@ def test_debugfs_alone_tells_every_vcpu(unnamed: NestedVm) -> None:
     assert identified.vcpus == unnamed.vcpus()
 
 
-def test_qmp_alone_tells_every_vcpu_and_iothread(unnamed: NestedVm) -> None:
+def test_qmp_alone_identifies_every_vcpu_and_iothread(unnamed: NestedVm) -> None:
     answer = asked(unnamed)
     assert dict(answer.vcpus) == unnamed.vcpus()
     assert answer.iothreads == unnamed.iothreads()
@@ -119,17 +119,17 @@ def test_qmp_alone_tells_every_vcpu_and_iothread(unnamed: NestedVm) -> None:
     assert roles(identified) == own_roles(unnamed)
 
 
-def test_unnamed_iothreads_are_told_by_their_order_as_by_qmp(unnamed: NestedVm) -> None:
+def test_unnamed_iothreads_are_identified_by_their_order_as_by_qmp(unnamed: NestedVm) -> None:
     assert roles(told(unnamed)) == own_roles(unnamed)
     assert len(unnamed.iothreads()) == 2
 
 
-def test_nobody_is_guessed_when_nothing_tells(unnamed: NestedVm) -> None:
+def test_without_evidence_no_role_is_guessed(unnamed: NestedVm) -> None:
     identified = told(unnamed, Hidden(calls=True, fds=True))
     assert (identified.found_by, identified.complete, identified.vcpus) == ("none", False, {})
 
 
-def test_busy_vcpus_are_told_by_debugfs_where_kvm_run_cannot(nested_vm: StartsVms) -> None:
+def test_busy_vcpus_are_identified_by_debugfs_where_kvm_run_cannot(nested_vm: StartsVms) -> None:
     vm = nested_vm(vcpus=3, debug_threads=False, guest=Guest.BUSY)
     busy = {tid for tid, index in vm.vcpus().items() if index}  # vCPU 0 starts them, and asks QEMU now and then
     procfs = Procfs()

@@ -23,7 +23,7 @@ pytest_plugins = ["given_unit"]
     ("taken back", 0), ("nothing to take back", 0), ("nothing is taken back: no process listens", 0),
     ("no answer within 3 s", 1), ("not all is taken back: read-only file system", 1)])
 @pytest.mark.parametrize("output", ["text", "json"])
-def test_a_guest_that_keeps_what_it_was_told_is_exit_code_1(word: str, code: int, output: str,
+def test_a_guest_that_keeps_its_map_is_exit_code_1(word: str, code: int, output: str,
                                                             capsys: pytest.CaptureFixture[str]) -> None:
     found = {"operations": [], "guests": {"pod-a": "taken back", "pod-b": word}}
     assert finish(argparse.Namespace(output=output), found, "nothing to restore") == code

@@ -28,7 +28,7 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_without_a_word_from_anyone_the_defaults_hold() -> None:
+def test_without_any_setting_the_defaults_hold() -> None:
     found = settings.load(None, {}, {})
     assert set(found.origin.values()) == {"default"}
     assert set(found.values) == {setting.key for setting in SETTINGS}
@@ -255,7 +255,7 @@ def test_every_variable_is_used() -> None:
     defaults = settings.load(None, {}, {})
     for setting in SETTINGS:
         for text in ("/x", "1-3", "7", "off", "on", "debug", "union", "shared", "leave", "unpin",
-                     "change", "unix:/x", "word"):
+                     "change", "unix:/x", "word", "own"):
             try:
                 found = settings.load(None, {setting.variable: text}, {})
             except ConfigError:
@@ -273,5 +273,5 @@ def test_every_variable_is_used() -> None:
     ("kata-tdx,kata-s*", "kata-snp", "off"), ("kata-tdx", "kata-tdx", "off"),
     # It may be any.
     ("kata-tdx", "", "off")])
-def test_guests_of_some_handlers_are_told_nothing(patterns: str, handler: str, via: str) -> None:
+def test_guests_of_some_handlers_are_left_alone(patterns: str, handler: str, via: str) -> None:
     assert settings.load(None, {}, {"guest.disabled_handlers": patterns}).guest.via_for(handler) == via

@@ -170,7 +170,7 @@ def test_little_need_be_said(tmp_path: Path) -> None:
     assert given.node.topology == Topology.build(CpuSet.parse("5"))
 
 
-def test_an_empty_pool_is_one_that_nobody_told(tmp_path: Path) -> None:
+def test_an_empty_pool_is_an_unknown_one(tmp_path: Path) -> None:
     text = """
         topology: {online: "0-3"}
         shared_pool: ""

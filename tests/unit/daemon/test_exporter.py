@@ -158,7 +158,7 @@ def test_each_sandbox_has_its_own_figures_when_asked_for(node: Node) -> None:
     assert len(threads) == 5
 
 
-def test_who_asks_again_at_once_is_told_the_same(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_request_at_once_has_the_same_answer(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = 0
 
     class Counting(Headcount):
@@ -254,7 +254,7 @@ def test_a_socket_is_roots_own_and_goes_with_the_watcher(node: Node, monkeypatch
     asyncio.run(main())
 
 
-def test_nothing_that_is_somebody_elses_is_replaced(node: Node) -> None:
+def test_no_file_of_another_owner_is_replaced(node: Node) -> None:
     file, busy = node.root / "passwd", node.root / "containerd.sock"
     file.write_text("root\n")
     with socket.socket(socket.AF_UNIX) as other:

@@ -123,6 +123,34 @@ def test_a_client_gets_everything_and_then_what_changed(machine: Machine, tmp_pa
     asyncio.run(main())
 
 
+def test_the_kubelets_configuration_is_read_for_a_client_that_asks_for_it(
+        machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, however often it comes again: that takes a search among all processes."""
+    read = []
+
+    def running(proc: object) -> dict[str, str]:
+        read.append(proc)
+        return {"topologyManagerPolicy": "none"}
+
+    monkeypatch.setattr("vmpin.sources.kubelet_config.running_kubelet", running)
+
+    async def main() -> None:
+        watched = Watched(machine)
+        async with serving(tmp_path / "s", watched), await Client().connect(tmp_path / "s") as first:
+            assert (await first.line())["node"]["kubelet"] == {}
+            await first.close()
+        watched.followers._timeouts = Timeouts(follow_calm=0.001, follow_beat=0.01)  # a client that is gone is noticed
+        async with serving(tmp_path / "s", watched):
+            for _ in range(3):
+                async with await Client().connect(tmp_path / "s", op="follow", kubelet=True) as second:
+                    assert (await second.line())["node"]["kubelet"] == {"topologyManagerPolicy": "none"}
+                async with asyncio.timeout(120):
+                    while len(watched.followers) or watched.followers._sent or watched.followers._node:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+            assert len(read) == 1
+    asyncio.run(main())
+
+
 def test_without_a_change_there_is_a_line_now_and_then(machine: Machine, tmp_path: Path) -> None:
     async def main() -> None:
         watched = Watched(machine)

@@ -52,7 +52,7 @@ def test_what_was_not_looked_at_stays_due() -> None:
     asyncio.run(scenario())
 
 
-def test_whoever_waits_hears_of_one_that_is_due_sooner() -> None:
+def test_a_waiter_is_woken_by_one_that_is_due_sooner() -> None:
     async def scenario() -> None:
         made = RecheckSchedule((0.02, 60.0))
         made.restart([A])

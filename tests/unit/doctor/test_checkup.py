@@ -166,7 +166,7 @@ def test_process_events_take_rights(found: Rights, why: str) -> None:
     assert why in told.why
 
 
-def test_a_running_watchers_word_on_process_events_counts(tmp_path: Path) -> None:
+def test_a_running_watchers_report_on_process_events_counts(tmp_path: Path) -> None:
     config = made_up(tmp_path, "proc/\nsys/\n")
     sources = [{"name": "births", "up": False, "needed": False, "why": "told so"}]
     facts = looked(config, tmp_path, state="running", pid=1, about={"sources": sources})
@@ -211,7 +211,7 @@ def test_the_run_directory_is_described(own: Config) -> None:
     assert own.paths.state_file.read_text() == "{", "nothing is set aside by looking"
 
 
-def test_who_holds_the_lock_is_told_without_trying_it(own: Config) -> None:
+def test_the_holder_of_the_lock_is_found_without_trying_it(own: Config) -> None:
     with Lock(own.paths.lock_file):
         assert lock_holder(own, Procfs()) == os.getpid()
     assert own.paths.lock_file.exists()

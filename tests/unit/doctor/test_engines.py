@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
-from vmpin.doctor.collect.engines import engines, flag
+from vmpin.doctor.collect.engines import engines
 from vmpin.domain.facts import Engine, Handler
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
@@ -93,7 +93,7 @@ def test_crio_is_read_with_its_drop_ins(tmp_path: Path) -> None:
     assert (made.pid, made.nri, made.nri_socket, made.hooks_dirs) == (4, True, "/n.sock", ("/etc/h",))
 
 
-def test_crio_reads_hooks_from_one_directory_unless_told_otherwise(tmp_path: Path) -> None:
+def test_crio_reads_hooks_from_one_directory_unless_configured(tmp_path: Path) -> None:
     """1.37: pkg/config/config.go; a flag of its command line changes nothing."""
     made = found(tmp_path, "etc/crio/\n", Program(4, "crio", ["crio", "--hooks-dir", "/etc/containers/oci/hooks.d"]))
     assert made["crio"].hooks_dirs == ("/usr/share/containers/oci/hooks.d",)
@@ -108,10 +108,3 @@ def test_podman_names_where_it_looks_for_hooks(tmp_path: Path) -> None:
 
 def test_a_node_without_any_has_none(tmp_path: Path) -> None:
     assert found(tmp_path, "etc/x = 1\n") == {}
-
-
-@pytest.mark.parametrize(("line", "value"), [
-    ("k --config=/a", "/a"), ("k --config /a", "/a"), ("k -config /a", "/a"), ("k --config /a --config=/b", "/b"),
-    ("k --configs=/a", ""), ("k --config", ""), ("k", "")])
-def test_a_flag_of_gos_is_read(line: str, value: str) -> None:
-    assert flag(line.split(), "config", "c") == value

@@ -16,7 +16,7 @@ from vmpin.install.hook_options import HookOptions
 STAGES = ("createRuntime", "createContainer", "poststart", "poststop")
 
 
-def test_what_install_hook_registers_is_found_with_who_reads_it(tmp_path: Path) -> None:
+def test_what_install_hook_registers_is_found_with_its_reader(tmp_path: Path) -> None:
     directory = tmp_path / "hooks.d"
     hooks_directory.install(directory, HookOptions(socket=Path("/run/x/hook.sock"), fail_closed=True))
     (directory / "other.json").write_text('{"hook": {"path": "/bin/true"}, "stages": ["poststop"]}')

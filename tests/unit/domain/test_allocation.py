@@ -98,7 +98,7 @@ def test_of_a_container_that_has_more_than_it_was_given_that_is_its_own() -> Non
     assert (found.exclusive, str(found.cpuset)) == (True, "2-3")
 
 
-def test_a_container_of_which_only_the_kubelet_tells_has_its_cpus() -> None:
+def test_a_container_that_only_the_kubelet_reports_has_its_cpus() -> None:
     (found,) = effective_containers(pod(container()), kubelet({(UID, "app"): "4"}))
     assert (found.exclusive, found.cpuset) == (True, CpuSet.parse("4"))
 
@@ -179,7 +179,7 @@ def test_cpus_of_a_pod_that_no_container_is_listed_with_are_the_pods() -> None:
     (container(kata="2", nri="3"), None, "kata 2, nri 3"),
     (container(state=ContainerState.STOPPED, nri="2-3", cgroup="4"), None, None),
 ])
-def test_who_says_another_cpuset_is_named(known: ContainerRecord, state: CpuManagerState | None,
+def test_the_source_of_another_cpuset_is_named(known: ContainerRecord, state: CpuManagerState | None,
                                           text: str | None) -> None:
     assert disagreements(pod(known), state, None, ONLINE).get(APP) == text
 
@@ -194,7 +194,7 @@ def state_of(sandbox: SandboxState) -> DesiredState:
     return DesiredState({sandbox.id: sandbox})
 
 
-def test_only_a_disagreement_that_lasts_is_told_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_a_disagreement_that_lasts_is_reported_and_once(caplog: pytest.LogCaptureFixture) -> None:
     agreement, odd = SourceDisagreements(), state_of(pod(container(nri="2-3", cgroup="4")))
     caplog.set_level(logging.WARNING)
     for now in (100.0, 109.9):

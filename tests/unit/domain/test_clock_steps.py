@@ -143,7 +143,7 @@ def test_the_later_report_counts_and_an_end_is_an_end(node: Node, clock: Clock, 
 
 @STEPS
 @pytest.mark.parametrize("old", [False, True], ids=["hook", "older hook"])
-def test_hooks_are_heard_on_either_side_of_a_step(node: Node, clock: Clock, step: int, old: bool) -> None:
+def test_hooks_are_taken_on_either_side_of_a_step(node: Node, clock: Clock, step: int, old: bool) -> None:
     node.hook("createRuntime", "2", old)
     clock.step(step)
     node.hook("poststart", "3", old)

@@ -19,6 +19,7 @@ from vmpin.domain.desired_state import (
     DesiredState,
     SandboxState,
     forget_stopped,
+    outranks,
     reduce,
 )
 from vmpin.domain.events import (
@@ -102,11 +103,18 @@ def test_what_says_nothing_new_gives_the_very_same_state(event: Event) -> None:
 @pytest.mark.parametrize(("runtimes", "expect"), [
     (["oci", "vmm", "kata-rs"], "kata-rs"), (["kata-go", "vmm", "oci"], "kata-go"), (["vmm", "oci"], "vmm"),
     (["kata-go", "kata-rs"], "kata-go"), (["oci", "nonsense"], "oci")])
-def test_the_runtimes_own_word_wins_in_whatever_order(runtimes: list[str], expect: str) -> None:
+def test_the_runtimes_own_report_wins_in_whatever_order(runtimes: list[str], expect: str) -> None:
     assert after(SandboxSeen(POD, runtime) for runtime in runtimes).sandboxes[POD].runtime == expect
 
 
-def test_pod_and_vmm_once_told_stay_until_told_otherwise() -> None:
+@pytest.mark.parametrize("before", ["", "oci", "nri", "vmm", "kata-rs", "kata-go", "new"])
+@pytest.mark.parametrize("runtime", ["oci", "nri", "vmm", "kata-rs", "kata-go", "new"])
+def test_a_runtime_outranks_where_its_report_changes_the_state(before: str, runtime: str) -> None:
+    state = after([SandboxSeen(POD, before)] if before else [])
+    assert outranks(runtime, state.sandboxes.get(POD)) == (reduce(state, SandboxSeen(POD, runtime)) is not state)
+
+
+def test_a_reported_pod_and_vmm_stay_until_another_report() -> None:
     pod, vmm = Pod("ns", "name"), ThreadId(5, 6)
     state = after([SandboxSeen(POD, "oci", pod, vmm), SandboxSeen(POD, "kata-go")])
     assert state.sandboxes[POD] == SandboxState(POD, "kata-go", pod, vmm=vmm)
@@ -150,7 +158,7 @@ def test_pod_and_vmm_once_told_stay_until_told_otherwise() -> None:
     ("and by an update", [seen(None, Source.KATA), cpuset_seen("4", Source.BUNDLE)], "4"),
     ("nobody told any", [seen(None, Source.KATA), seen("", time=11)], None),
 ])
-def test_a_cpuset_is_the_last_word_of_who_knows_best(what: str, events: list[Event], expect: str | None) -> None:
+def test_a_cpuset_is_the_last_report_of_the_best_source(what: str, events: list[Event], expect: str | None) -> None:
     assert cpus_after(*events) == expect, what
 
 
@@ -190,21 +198,21 @@ def test_a_list_of_old_cpus_changes_nothing_at_all() -> None:
     assert reduce(state, listed("2-3", 50)) is state
 
 
-def test_who_told_the_cpuset_is_kept_with_it() -> None:
+def test_the_source_of_a_cpuset_is_kept_with_it() -> None:
     assert main(after([seen("2", Source.KATA), seen("4", time=11)])).source is Source.KATA
     assert main(after([seen(None, Source.KATA), seen("4", time=11)])).source is Source.BUNDLE
     state = after([seen("2"), cpuset_seen("2", Source.CGROUP)])
     assert main(state).source is Source.CGROUP
 
 
-def test_what_a_source_said_late_is_its_word_all_the_same() -> None:
+def test_a_late_report_of_a_source_counts_all_the_same() -> None:
     """Kata writes its file before the runtime tells of the update, and the file is read after that."""
     state = after([seen("2", Source.KATA), seen("4", Source.NRI, time=40), seen("4", Source.KATA, time=39)])
     assert {source: str(word.cpuset) for source, word in main(state).reports.items()} == {
         Source.KATA: "4", Source.NRI: "4"}
 
 
-def test_what_was_told_of_a_container_adds_up() -> None:
+def test_reports_about_a_container_add_up() -> None:
     state = after([
         seen("2", name="app", exclusive=True, bundle="/b", init=ThreadId(3, 4), state=ContainerState.CREATED),
         seen(None, Source.KATA, time=11)])
@@ -215,7 +223,7 @@ def test_what_was_told_of_a_container_adds_up() -> None:
     assert main(paused).container.pause
 
 
-def test_declared_exclusive_can_be_taken_back_by_a_later_word() -> None:
+def test_declared_exclusive_can_be_taken_back_by_a_later_report() -> None:
     assert main(after([seen(exclusive=True), seen(exclusive=False, time=11)])).container.exclusive is False
 
 
@@ -248,7 +256,7 @@ def test_whatever_the_order_and_however_often_the_end_is_the_end(events: list[Ev
     assert not lives(*events, *(events[at] for at in again))
 
 
-def test_a_late_beginning_does_not_change_who_lives_now() -> None:
+def test_a_late_beginning_does_not_change_what_lives_now() -> None:
     events: list[Event] = [seen("2", time=1), ContainerStopped(POD, MAIN, 6), seen("5", time=8)]
     for order in itertools.permutations(events):
         assert lives(*order)

@@ -44,7 +44,7 @@ def test_cpus_without_a_core_are_cores_of_their_own() -> None:
     assert built == Topology.build(cpus("0-2,9"), cores=[cpus("9"), cpus("2"), cpus("0-1")])
 
 
-def test_a_cpu_nobody_knows_is_alone_and_in_no_node() -> None:
+def test_an_unknown_cpu_is_alone_and_in_no_node() -> None:
     assert TWO_SOCKETS.core_of(99) == cpus("99")
     assert TWO_SOCKETS.cache_of(99) == cpus("99")
     assert TWO_SOCKETS.node_of(99) is None

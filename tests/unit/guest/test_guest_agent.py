@@ -103,7 +103,7 @@ def test_on_arm64_with_acpi_it_is_the_order_of_madt(tmp_path: Path) -> None:
     assert [each.hw for each in table.cpus] == [0, 0x101]
 
 
-def test_where_nothing_tells_it_is_said_to_be_guessed(tmp_path: Path) -> None:
+def test_without_evidence_it_is_reported_as_guessed(tmp_path: Path) -> None:
     write(tmp_path, cpu_files("0-1"))
     table = CpuReader(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
     assert [each.hw for each in table.cpus] == [0, 1]

@@ -81,7 +81,7 @@ def test_a_threads_own_mask_is_never_widened(tmp_path: Path, both: tuple[Worker,
     assert (mask(one.pid), mask(own)) == ("0-1", "0")
 
 
-def test_who_was_born_since_the_last_look_is_let_go_too(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+def test_a_process_born_since_the_last_reading_is_released_too(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
     """It begins with the mask of who made it, and what it had before is not known."""
     one, two = both
     root = plain(tmp_path, a=one)
@@ -210,7 +210,7 @@ def test_the_guests_own_processes_go_on_the_spare_vcpus(tmp_path: Path, both: tu
     assert mask(own) == "1"
 
 
-def test_without_cgroups_nobodys_processes_are_taken_for_the_guests_own(tmp_path: Path,
+def test_without_cgroups_no_processes_are_taken_for_the_guests_own(tmp_path: Path,
                                                                         both: tuple[Worker, Worker]) -> None:
     write(tmp_path, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 1})})
     for tid in both[0].tids():

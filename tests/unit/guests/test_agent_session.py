@@ -169,7 +169,7 @@ def test_one_that_stops_answering_is_dropped() -> None:
     run(test())
 
 
-def test_what_it_says_of_containers_nobody_asked_about_is_left_out() -> None:
+def test_reports_about_containers_not_asked_for_are_left_out() -> None:
     class Chatty(Agent):
         def applied(self, request: VcpuMap) -> Applied:
             found = super().applied(request)
@@ -217,7 +217,7 @@ def test_an_error_about_the_map_is_every_containers() -> None:
 # --- hostile ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_unpin_that_fails_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unpin_that_fails_is_reported_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Agent):
         fails = True
 

@@ -147,7 +147,7 @@ def test_what_the_guest_has_sent_again_allows_it_nothing() -> None:
     run(test())
 
 
-def test_one_that_answers_with_an_error_is_nobody_and_says_why() -> None:
+def test_one_that_answers_with_an_error_is_no_agent_with_a_reason() -> None:
     """So that Kata's agent is asked instead (vm_guest)."""
     class Odd(Agent):
         def answer(self, request: HostMessage) -> None:
@@ -194,7 +194,7 @@ def never_ends() -> Talk:
     return talk
 
 
-def test_a_guest_that_never_ends_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_guest_that_never_ends_delays_no_other(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with serving(never_ends()) as path, session(path) as ours:
             ours.push(MAP)
@@ -316,7 +316,7 @@ def test_fifty_thousand_spoilt_messages_change_nothing() -> None:
     assert refused > 1000
 
 
-def test_it_ends_when_it_is_told_to_whatever_the_guest_does_just_then(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_ends_when_cancelled_whatever_the_guest_does_just_then(caplog: pytest.LogCaptureFixture) -> None:
     hasty = Timeouts(agent_first=0.001, agent_last=0.002)
     caplog.set_level(logging.ERROR)
 

@@ -236,7 +236,7 @@ def test_an_agent_that_refused_is_sent_the_newest_wish_too() -> None:
     run(test())
 
 
-def test_who_was_given_cpus_before_a_refusal_is_not_left_alone() -> None:
+def test_a_container_given_cpus_before_a_refusal_is_not_left_alone() -> None:
     class Second(Server):
         def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
             found = super().answer(request)

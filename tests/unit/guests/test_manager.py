@@ -67,7 +67,7 @@ def test_without_it_katas_own_agent_is_asked_until_it_comes(tmp_path: Path) -> N
     run(test())
 
 
-def test_nobody_there_is_no_agent_and_no_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_guest_without_an_agent_makes_no_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with running(Machine(tmp_path, ports=set())) as node:
             await until(lambda: node.asked.count(1024) >= 2)
@@ -89,7 +89,7 @@ def test_only_the_one_that_is_configured_is_asked(via: str, ports: set[int], tmp
 
 
 @pytest.mark.parametrize("values", [{"guest_via": "off"}, {"guest_disabled_handlers": "kata-tdx,kata-f*"}])
-def test_a_guest_that_is_to_be_told_nothing_is_not_even_connected_to(values: dict[str, str], tmp_path: Path) -> None:
+def test_a_guest_without_a_map_is_not_even_connected_to(values: dict[str, str], tmp_path: Path) -> None:
     async def test() -> None:
         async with running(Machine(tmp_path, values)) as node:
             await asyncio.sleep(0.2)
@@ -169,7 +169,7 @@ def counted(node: Machine) -> dict[str, Any]:
     return found[0]
 
 
-def test_an_agent_that_comes_late_is_found_when_somebody_asks(tmp_path: Path) -> None:
+def test_an_agent_that_comes_late_is_found_on_request(tmp_path: Path) -> None:
     rare = GuestManager(timeouts=Timeouts(agent_first=60.0, agent_last=60.0, agent_early=0.05))
 
     async def test() -> None:
@@ -225,7 +225,7 @@ def test_what_goes_wrong_with_the_guests_is_reported_once_and_stops_nothing(
     assert machine.guests.data(POD) is not None
 
 
-def test_a_cid_that_two_claim_is_nobodys(tmp_path: Path) -> None:
+def test_a_cid_that_two_claim_belongs_to_neither(tmp_path: Path) -> None:
     """A command line is its process's to write; the kernel gives a CID to one VM."""
     async def test() -> None:
         node = Machine(tmp_path, {"guest_via": "off"})

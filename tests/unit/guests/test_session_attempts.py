@@ -47,7 +47,7 @@ def test_no_agent_is_normal_and_the_one_that_comes_late_is_found(
     run(test())
 
 
-def test_nobody_who_listens_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_socket_without_a_listener_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Nobody:
         async def open(self, port: int) -> Stream:
             raise NotListening(111, "no process listens", "here")
@@ -90,7 +90,7 @@ def test_a_guest_that_does_not_answer_yet_is_waited_for(caplog: pytest.LogCaptur
     assert [record.getMessage() for record in caplog.records] == ["sandbox=pod-a guest agent: no answer in time"]
 
 
-def test_the_next_way_is_tried_when_nobody_answers_on_one() -> None:
+def test_the_next_way_is_tried_when_one_has_no_answer() -> None:
     async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 

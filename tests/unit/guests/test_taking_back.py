@@ -125,7 +125,7 @@ def test_what_a_guest_cannot_take_back_is_reported(tmp_path: Path) -> None:
     run(test())
 
 
-def test_what_katas_agent_was_told_is_taken_back_too(tmp_path: Path) -> None:
+def test_katas_agents_map_is_taken_back_too(tmp_path: Path) -> None:
     async def test() -> None:
         async with running(Machine(tmp_path, {"guest_via": "kata-agent"})) as node:
             await until(lambda: node.states().get("web") == "sent")
@@ -134,7 +134,7 @@ def test_what_katas_agent_was_told_is_taken_back_too(tmp_path: Path) -> None:
     run(test())
 
 
-def test_what_katas_agent_was_told_before_vmpins_came_is_taken_back_with_the_rest(tmp_path: Path) -> None:
+def test_katas_agents_map_from_before_vmpins_came_is_taken_back_with_the_rest(tmp_path: Path) -> None:
     """What vmpin's agent found is for it what was there before."""
     async def test() -> None:
         async with running(Machine(tmp_path, ports={1024})) as node:
@@ -191,7 +191,7 @@ def test_without_a_watcher_katas_agent_is_sent_every_container(tmp_path: Path) -
     ({"guest_via": "vmpin-agent"}, {1024}, "nothing is taken back: no process listens"),
     ({"guest_via": "off"}, {10789}, None), ({"guest_disabled_handlers": "kata-*"}, {10789}, None),
 ])
-def test_without_a_watcher_it_is_said_who_takes_nothing_back(
+def test_without_a_watcher_guests_that_keep_their_map_are_named(
         values: dict[str, str], ports: set[int], word: str | None, tmp_path: Path) -> None:
     node = Machine(tmp_path, values, ports=ports)
     assert take_back(node) == ({} if word is None else {POD: word})

@@ -93,7 +93,7 @@ def test_a_vmm_that_never_answers_is_given_up() -> None:
     run(test())
 
 
-def test_a_socket_nobody_listens_on_and_one_that_is_not_there(tmp_path: Path) -> None:
+def test_a_socket_without_a_listener_and_one_that_is_not_there(tmp_path: Path) -> None:
     async def test() -> None:
         with socket.socket(socket.AF_UNIX) as made:
             made.bind(str(tmp_path / "old.sock"))
@@ -184,7 +184,7 @@ def ways(vmm_type: VmmType, argv: list[str], tmp_path: Path, url: str = "") -> l
     return find_channels(GuestAddress(POD, vmm_type, ME, argv, url), Procfs(), tmp_path / "vc", tmp_path / "kata")
 
 
-def test_qemus_command_line_comes_before_katas_word(tmp_path: Path) -> None:
+def test_qemus_command_line_comes_before_katas_state(tmp_path: Path) -> None:
     argv = ["qemu-system-x86_64", "-device", "vhost-vsock-pci,guest-cid=77", "-chardev",
             "socket,id=c0,path=/run/x.sock,server=on", "-device", "virtserialport,chardev=c0,name=org.vmpin.agent.0"]
     found = ways(VmmType.QEMU, argv, tmp_path, "vsock://78:1024")
@@ -195,7 +195,7 @@ def test_qemus_command_line_comes_before_katas_word(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["vsock://2:1024", "vsock://4294967295:1024", "vsock://x:1024", "vsock://٣:1024",
                                  "hvsock://relative:1024", "hvsock:///a\0b:1024", "tcp://1.2.3.4:1", "vsock://77", ""])
-def test_a_word_of_katas_that_makes_no_sense_is_left_out(url: str, tmp_path: Path) -> None:
+def test_an_address_of_katas_that_makes_no_sense_is_left_out(url: str, tmp_path: Path) -> None:
     assert ways(VmmType.QEMU, ["qemu-system-x86_64"], tmp_path, url) == []
 
 

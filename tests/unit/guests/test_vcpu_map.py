@@ -41,7 +41,7 @@ def test_an_exclusive_container_has_the_vcpus_that_back_it_and_the_others_the_fl
     assert sent_vcpus(placement) == {"own": "2-3!", "shared": "0-1", "pause": "0-1", "system": "0-1"}
 
 
-def test_without_exclusive_cpus_everybody_has_every_vcpu() -> None:
+def test_without_exclusive_cpus_each_container_has_every_vcpu() -> None:
     assert sent_vcpus(decide(2, box("a", "0"), box("b"))) == {"a": "0-1", "b": "0-1", "system": "0-1"}
 
 
@@ -67,7 +67,7 @@ def test_the_numbers_are_the_hardwares() -> None:
     assert (found.system, found.generation, found.export, found.sandbox) == ((0,), 0, True, "pod-a")
 
 
-def test_nothing_is_told_where_a_vcpus_number_is_not_known() -> None:
+def test_nothing_is_sent_where_a_vcpus_number_is_not_known() -> None:
     assert guest_map(decide(2, box("own", "2")), {VcpuId(0): 0}) is None
     assert guest_map(decide(0, box("own", "2")), IDS) is None
 
@@ -76,7 +76,7 @@ def test_an_id_that_the_protocol_does_not_take_is_left_out() -> None:
     assert sent_vcpus(decide(2, box("../x", "2"), box("b"))) == {"b": "0", "system": "0"}
 
 
-def test_what_is_told_can_be_sent_and_holds_no_cpu_of_the_hosts() -> None:
+def test_a_map_can_be_sent_and_holds_no_cpu_of_the_hosts() -> None:
     found = guest_map(decide(4, box("own", "6-7"), box("shared", "0-1")), IDS)
     assert found is not None
     (message,) = FrameDecoder().feed(encode(as_json(found)))
@@ -86,7 +86,7 @@ def test_what_is_told_can_be_sent_and_holds_no_cpu_of_the_hosts() -> None:
     assert "6" not in str(message["containers"])
 
 
-def test_the_hosts_cpus_are_told_where_it_is_asked_for() -> None:
+def test_the_hosts_cpus_are_sent_where_asked_for() -> None:
     placement = decide(4, box("own", "6-7"), box("shared", "0-1"))
     found = guest_map(placement, IDS, host_cpus=True)
     assert found is not None

@@ -26,7 +26,7 @@ def proc(tmp_path: Path, **processes: str) -> Procfs:
     return Procfs(tmp_path)
 
 
-def test_programs_are_known_by_their_first_word_or_their_script(tmp_path: Path) -> None:
+def test_programs_are_known_by_their_first_argument_or_their_script(tmp_path: Path) -> None:
     found = daemons.programs(proc(
         tmp_path, p20="/usr/bin/kubelet|--config=/c", p3="irqbalance", p4="/usr/bin/python3|-Es|/usr/sbin/tuned|-l",
         p5="/usr/bin/python3.11|-m|kubelet", p6="/usr/local/bin/k3s server", p7="bash|/usr/bin/kubelet", p8="",
@@ -101,3 +101,10 @@ def test_a_profile_that_cannot_be_read_says_nothing(tmp_path: Path, tree: str) -
 def test_an_included_profile_that_is_gone_is_missed_unless_it_may_be(tmp_path: Path) -> None:
     tree = "etc/tuned/active_profile = a\netc/tuned/a/tuned.conf = [main]\\ninclude=gone,-local\n"
     assert daemons.tuned(Files(make_tree(tmp_path, tree))).lost == ("gone",)
+
+
+@pytest.mark.parametrize(("line", "value"), [
+    ("k --config=/a", "/a"), ("k --config /a", "/a"), ("k -config /a", "/a"), ("k --config /a --config=/b", "/b"),
+    ("k --configs=/a", ""), ("k --config", ""), ("k", "")])
+def test_a_flag_of_gos_is_read(line: str, value: str) -> None:
+    assert daemons.flag(line.split(), "config", "c") == value

@@ -80,7 +80,7 @@ def test_a_watch_ends_with_what_it_is_on(inotify: Inotify, tmp_path: Path) -> No
     assert inotify.read() == []
 
 
-def test_an_unwatched_path_is_not_told_of(inotify: Inotify, tmp_path: Path) -> None:
+def test_an_unwatched_path_is_not_reported(inotify: Inotify, tmp_path: Path) -> None:
     wd = inotify.watch(tmp_path, IN_CREATE)
     assert wd is not None
     assert inotify.watch(tmp_path, IN_CREATE) == wd
@@ -157,7 +157,7 @@ def cpuset() -> Iterator[Path]:
         made.rmdir()
 
 
-def test_a_written_cpuset_is_told_at_once_to_who_watches_it(inotify: Inotify, cpuset: Path) -> None:
+def test_a_written_cpuset_is_reported_at_once_to_its_watcher(inotify: Inotify, cpuset: Path) -> None:
     """fsnotify sits in the system call, so it is so in cgroup v1 and v2 alike."""
     cpu = min(os.sched_getaffinity(0))
     wd = inotify.watch(cpuset / "cpuset.cpus", IN_MODIFY | IN_CLOSE_WRITE)

@@ -48,7 +48,7 @@ def until(connector: ProcConnector, true: Callable[[list[Event]], bool], seconds
     return found
 
 
-def test_a_thread_is_told_with_its_process_and_its_name(connector: ProcConnector) -> None:
+def test_a_thread_is_reported_with_its_process_and_its_name(connector: ProcConnector) -> None:
     born: list[int] = []
 
     def named() -> None:
@@ -69,7 +69,7 @@ def test_a_thread_is_told_with_its_process_and_its_name(connector: ProcConnector
     assert before <= fork.time <= comm.time <= after
 
 
-def test_a_program_is_told_and_the_fork_for_it_is_kept_away(connector: ProcConnector) -> None:
+def test_a_program_is_reported_and_its_fork_is_filtered_out(connector: ProcConnector) -> None:
     ran = subprocess.Popen([sys.executable, "-S", "-c", "pass"])
     ran.wait()
     found = until(connector, lambda events: any(isinstance(event, Exec) and event.process == ran.pid
@@ -87,13 +87,13 @@ def test_an_old_kernel_is_asked_as_it_understands(release: str, events: int | No
     made = ProcConnector(release=release)
     try:
         assert (made.kinds, made.filtered) == (events, events is not None)
-        test_a_thread_is_told_with_its_process_and_its_name(made)
+        test_a_thread_is_reported_with_its_process_and_its_name(made)
     finally:
         made.close()
 
 
 @pytest.mark.usefixtures("connector")
-def test_who_stood_still_while_it_was_told_hears_it_all_the_same() -> None:
+def test_a_reader_that_was_stopped_reads_the_events_all_the_same() -> None:
     """Before Linux 6.6 there is no second form to ask in. The event is there when the thread has begun."""
     ProcConnector(release="5.15.0", patience=-1.0).close()
 
@@ -112,10 +112,10 @@ def test_what_is_lost_is_reported(connector: ProcConnector) -> None:
         lost = connector.read()[1]
     own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     own.close()
-    test_a_thread_is_told_with_its_process_and_its_name(connector)  # and it goes on
+    test_a_thread_is_reported_with_its_process_and_its_name(connector)  # and it goes on
 
 
-def test_who_is_not_the_kernel_is_not_heard(connector: ProcConnector) -> None:
+def test_a_message_of_another_sender_than_the_kernel_is_dropped(connector: ProcConnector) -> None:
     forged = bytes.fromhex("4c00000003000000a7b60200000000000100000001000000a7b6020000000000280000000200000001000000"
                            "313b6387f21900000100000001000000000000000000000000000000000000000000000000000000")[:76]
     with (socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 11) as other,
@@ -127,7 +127,7 @@ def test_who_is_not_the_kernel_is_not_heard(connector: ProcConnector) -> None:
     assert Exec(28529444207409, 1) not in found
 
 
-def test_the_one_who_leaves_says_so_once(connector: ProcConnector) -> None:
+def test_leaving_is_sent_once(connector: ProcConnector) -> None:
     """The kernel counts who listens, and makes events for whoever did not say that he leaves."""
     # No public way in: the kernel shows nowhere whom it counts, so what is sent to it is taken by another socket.
     real = connector._socket
@@ -171,7 +171,7 @@ def tried(*wrap: str, network: str | Path = "/nonexistent") -> str:
 
 
 @pytest.mark.usefixtures("connector")
-def test_in_namespaces_of_its_own_it_says_which_is_the_trouble() -> None:
+def test_in_namespaces_of_its_own_the_error_names_the_one_at_fault() -> None:
     """Although somebody listens whose events it would get, too."""
     assert tried("unshare", "--pid", "--fork") == "it takes the machine's own pid namespace"
     assert tried("unshare", "--pid", "--fork", "--mount-proc") == "it takes the machine's own pid namespace"

@@ -178,7 +178,7 @@ def test_a_thread_of_this_process_is_read_like_any_other(host: Schedstat) -> Non
     assert 0 < found.ran < 1e9
 
 
-def test_a_kernel_without_schedstat_or_with_nothing_in_it_tells_ticks_alone(tmp_path: Path) -> None:
+def test_a_kernel_without_schedstat_or_with_nothing_in_it_gives_ticks_alone(tmp_path: Path) -> None:
 
 
     tick = 1_000_000_000 // os.sysconf("SC_CLK_TCK")

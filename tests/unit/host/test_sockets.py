@@ -10,7 +10,7 @@ from pathlib import Path
 from vmpin.host import unix_sockets
 
 
-def test_an_answer_that_nobody_reads_is_given_up(tmp_path: Path) -> None:
+def test_an_answer_without_a_reader_is_given_up(tmp_path: Path) -> None:
     path = tmp_path / "sock"
     asked = asyncio.Event()
 

@@ -189,3 +189,26 @@ def test_a_machine_of_the_largest_size_is_read(tmp_path: Path) -> None:
     topology = Sysfs(make_tree(tmp_path, "\n".join(lines))).topology()
     assert len(topology.cores) == 512
     assert topology.isolated == EMPTY
+
+
+def test_distances_are_by_the_numbers_of_the_nodes(tmp_path: Path) -> None:
+    topology = Sysfs(make_tree(tmp_path, """
+        devices/system/cpu/online = 0-3
+        devices/system/node/node0/cpulist = 0-1
+        devices/system/node/node0/distance = 10 21 17
+        devices/system/node/node2/cpulist = 2-3
+        devices/system/node/node2/distance = 21 10 28
+        devices/system/node/node5/cpulist =
+        devices/system/node/node5/distance = 17 x 10
+    """)).topology()
+    assert topology.distances == {0: {0: 10, 2: 21, 5: 17}, 2: {0: 21, 2: 10, 5: 28}}
+
+
+def test_a_distance_too_few_is_as_good_as_none(tmp_path: Path) -> None:
+    topology = Sysfs(make_tree(tmp_path, """
+        devices/system/cpu/online = 0-1
+        devices/system/node/node0/cpulist = 0
+        devices/system/node/node0/distance = 10
+        devices/system/node/node1/cpulist = 1
+    """)).topology()
+    assert topology.distances == {}

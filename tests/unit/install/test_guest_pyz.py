@@ -268,7 +268,7 @@ def test_a_host_that_never_reads_is_dropped(start: Start) -> None:
         assert agent.status("VmRSS") < 40_000
 
 
-def test_who_subscribed_is_told_within_some_seconds(start: Start, tmp_path: Path) -> None:
+def test_a_subscriber_gets_the_event(start: Start, tmp_path: Path) -> None:
     agent = start()
     with worker() as one, agent.host() as host:
         host.hear()
@@ -291,7 +291,7 @@ def test_two_agents_do_not_run_in_one_guest(start: Start, built: Path, tmp_path:
     assert subprocess.run([*argv, "--detach"], capture_output=True, timeout=120).returncode == 0
 
 
-def test_detached_it_goes_on_without_who_started_it(built: Path, tmp_path: Path) -> None:
+def test_detached_it_goes_on_without_its_parent(built: Path, tmp_path: Path) -> None:
     """And begins when the cgroups are mounted, which an init may do only then."""
     sock = tmp_path / "agent.sock"
     ran = subprocess.run([sys.executable, "-IS", built, "--run", tmp_path / "run", "--vsock-port", "0", "--serial", "",

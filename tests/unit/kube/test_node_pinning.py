@@ -42,7 +42,7 @@ def check(value: Any, schema: dict[str, Any], where: str = "status") -> None:
 
 
 def sent(found: ReportedNode, reports: bool = True) -> Any:
-    body: Any = dated(node_pinning(NODE, found, reports), found.time).body
+    body: Any = dated(node_pinning(NODE, found, reports, topology="own zones"), found.time).body
     return body
 
 

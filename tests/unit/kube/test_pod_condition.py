@@ -37,7 +37,7 @@ from vmpin.kube.pod_record import Pods, record_of
     ({"verdict": "off", "vmm": None, "reasons": ["its VMM does not run"]}, PinState.NOT_RUNNING, "Unknown",
      "its VMM does not run"),
     ({"verdict": "no such verdict"}, PinState.OFF, "False", "no such verdict")])
-def test_each_state_has_its_words(changes: dict[str, Any], state: PinState, status: str, text: str) -> None:
+def test_each_state_has_its_reason(changes: dict[str, Any], state: PinState, status: str, text: str) -> None:
     found = pinning_of(sandbox(**changes))
     assert (found.state, found.state.status) == (state, status)
     assert text in found.message

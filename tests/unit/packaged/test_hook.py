@@ -200,7 +200,7 @@ def test_a_full_spool_takes_no_more(place: Place) -> None:
     assert len(place.kept()) == 4096
 
 
-def test_a_socket_nobody_listens_on_is_a_watcher_away(place: Place) -> None:
+def test_a_socket_without_a_listener_is_a_watcher_away(place: Place) -> None:
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(place.socket))
     assert place.run("poststart").code == 0
@@ -340,7 +340,7 @@ def test_closed_standard_streams_harm_nothing(place: Place, closed: str, answer:
         one(watcher.messages)  # and no line for stderr in it
 
 
-def test_a_standard_error_nobody_reads_any_more_harms_nothing(place: Place) -> None:
+def test_a_standard_error_without_a_reader_harms_nothing(place: Place) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:

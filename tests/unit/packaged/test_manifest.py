@@ -34,8 +34,6 @@ PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 SET = {"metrics.address", "watch.reload", "watch.status_group", "kubernetes.node", "kubernetes.kubeconfig",
        "kubernetes.daemonset", "kubernetes.startup_taint", "kubernetes.nrt", "kubernetes.annotate",
        "kubernetes.watch_pods"}
-#: Of values that the reporter does not take yet, and refuses to start with. One that it takes is removed here.
-LATER = {"VMPIN_KUBERNETES_NRT", "VMPIN_KUBERNETES_ANNOTATE", "VMPIN_KUBERNETES_WATCH_PODS"}
 
 
 def version() -> str:
@@ -90,7 +88,7 @@ def test_the_configuration_is_one_of_vmpins(name: str, tmp_path: Path) -> None:
 def test_variables_of_the_reporter_are_vmpins_keys(name: str) -> None:
     found = {each["name"] for document in RENDERED[name] if document["kind"] in ("DaemonSet", "Job")
              for made in document["spec"]["template"]["spec"]["containers"] for each in made.get("env", ())}
-    assert found - {setting.variable for setting in SETTINGS} - {"HOST_IP"} <= LATER
+    assert found - {setting.variable for setting in SETTINGS} - {"HOST_IP"} == set()
 
 
 @pytest.mark.parametrize("component", ["watcher", "reporter"])
@@ -170,17 +168,29 @@ def rules(documents: list[Any], name: str = "vmpin-reporter") -> set[str]:
 
 
 def test_the_reporters_rights_are_these_and_those_of_an_option_only_with_it() -> None:
-    plain = {"get pods", "list pods", "watch pods", "patch pods/status", "get nodes", "patch nodes", "create events",
-             "patch events", "get nodepinnings", "create nodepinnings", "patch nodepinnings", "delete nodepinnings",
-             "get daemonsets"}
+    plain = {"list pods", "watch pods", "patch pods/status", "get nodes", "patch nodes", "create events",
+             "patch events", "create nodepinnings", "patch nodepinnings", "delete nodepinnings", "get daemonsets"}
     topologies = {"get noderesourcetopologies", "patch noderesourcetopologies"}
     assert rules(MANIFEST) == rules(GOLDEN["restricted"]) == plain
     assert rules(GOLDEN["unlimited"]) == plain | topologies
-    assert rules(GOLDEN["everything"]) == plain | topologies | {"create noderesourcetopologies", "patch pods"}
+    assert rules(GOLDEN["everything"]) == plain | topologies | {
+        "create noderesourcetopologies", "delete noderesourcetopologies", "patch pods"}
     docs = (ROOT / "docs/kubernetes.md").read_text()
     for rule in rules(GOLDEN["everything"]):
         verb, resource = rule.split()
         assert re.search(rf"^\| `{resource}` \|[^|]*\b{verb}\b", docs, re.MULTILINE), rule
+
+
+def test_viewers_may_read_what_every_node_reports_and_nothing_else() -> None:
+    def granted(name: str) -> set[str]:
+        return {f"{verb} {resource}" for rule in named(MANIFEST, "ClusterRole", name)["rules"]
+                for resource in rule["resources"] for verb in rule["verbs"]}
+
+    labels = named(MANIFEST, "ClusterRole", "vmpin-view")["metadata"]["labels"]
+    assert {f"rbac.authorization.k8s.io/aggregate-to-{role}" for role in ("view", "edit", "admin")} <= labels.keys()
+    assert granted("vmpin-view") == {"get nodepinnings", "list nodepinnings", "watch nodepinnings"}
+    assert granted("vmpin-verify") == {"list nodepinnings", "list daemonsets", "list nodes"}
+    assert not any("aggregate" in key for key in named(MANIFEST, "ClusterRole", "vmpin-verify")["metadata"]["labels"])
 
 
 @pytest.mark.parametrize("name", [name for name in RENDERED if name != "watcher"])

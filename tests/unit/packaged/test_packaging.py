@@ -79,6 +79,12 @@ def test_version(installed: Path, tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "vmpin 0.1.0\n", "")
 
 
+def test_it_is_installed_as_a_plugin_of_kubectl_too(installed: Path, tmp_path: Path) -> None:
+    ran = _run(installed.with_name("kubectl-vmpin"), "status", "--help", cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("usage: kubectl vmpin status ")
+
+
 def test_config(installed: Path, tmp_path: Path) -> None:
     ran = _run(installed, "config", "-o", "json", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr

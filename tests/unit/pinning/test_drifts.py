@@ -239,7 +239,7 @@ def test_by_hand_it_is_taken_up_again(node: Spinners) -> None:
     assert node.reconciler.pinner.refusals(vm.sandbox) == []
 
 
-def test_who_persists_is_heard_once_and_puts_back_for_ever(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_persistent_writer_is_logged_once_and_repaired(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     vm = node.vm()
     node.reconciler.pinner.drift_tracker.contention.rules = ContentionRules(OnContention.PERSIST)
     assert node.repair(vm) == 0
@@ -287,7 +287,7 @@ def test_a_daemon_that_sets_masks_is_named(node: Spinners, tmp_path: Path) -> No
     assert node.reconciler.drift_evidence.histories[vm.sandbox].why == f"numad (pid {rival.pid}) runs"
 
 
-def test_where_nobody_can_be_looked_up_it_is_put_back_all_the_same(node: Spinners,
+def test_where_no_rival_can_be_found_the_mask_is_put_back_all_the_same(node: Spinners,
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_descriptors(proc: Procfs) -> list[str]:
         raise OSError(24, "Too many open files")

@@ -110,14 +110,14 @@ def test_what_they_had_is_kept_where_new_ones_come_without_end(pool: Pool) -> No
     assert A not in pool.originals.masks
 
 
-def test_who_is_not_known_to_be_the_sandboxs_any_more_gets_its_mask_all_the_same(pool: Pool) -> None:
+def test_a_thread_that_left_the_sandbox_gets_its_mask_all_the_same(pool: Pool) -> None:
     pool.known = False
     pool.restore()
     assert pool.masks() == {pool.had}
     assert A not in pool.originals.masks
 
 
-def test_who_has_the_number_of_a_process_that_has_ended_keeps_its_mask(pool: Pool) -> None:
+def test_the_next_holder_of_an_ended_process_number_keeps_its_mask(pool: Pool) -> None:
     pool.known = False
     ended = pool.main._replace(id=ThreadId(pool.pid, pool.main.id.starttime - 1))
     pool.originals.masks[A] = OriginalMasks().remember(ended.id, [(ended, pool.had)])

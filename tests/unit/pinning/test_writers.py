@@ -112,7 +112,7 @@ def test_kubevirt_is_known_by_the_launcher_above_the_vmm(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("argument", ["thread-context,id=t,cpu-affinity=0-1", "thread-context,id=t,node-affinity=0",
                                       "boot=2,affinity=[0@[1-2]]"])
-def test_a_vmm_that_was_told_to_set_masks_is_its_own_rival(tmp_path: Path, argument: str) -> None:
+def test_a_vmm_configured_to_set_masks_is_its_own_rival(tmp_path: Path, argument: str) -> None:
     (tmp_path / "proc").mkdir()
     assert causes(tmp_path / "proc", tmp_path, [*KATA, "-object", argument]) == [Cause.VMM]
 

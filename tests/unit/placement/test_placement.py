@@ -47,7 +47,7 @@ def test_created_and_running_containers_count_stopped_and_pause_do_not(
     assert str(decide(containers, vcpus(0, 1, 2), node()).mask) == mask
 
 
-def test_the_cpus_of_a_stopped_container_are_nobodys() -> None:
+def test_the_cpus_of_a_stopped_container_have_no_owner() -> None:
     stopped = own_cpus("main", "2-3")._replace(state=ContainerState.STOPPED)
     found = decide([box("side", None)], vcpus(0), node("0-3"), others=[[stopped]])
     assert shown(found) == {0: "0-3"}
@@ -71,7 +71,7 @@ def test_the_cpus_of_a_stopped_container_are_nobodys() -> None:
     # Nothing of the told pool is online: P is made as if it were unknown.
     ([], "90-91", [[own_cpus("x", "4-15")]], "0-3"),
 ])
-def test_the_mask_is_the_or_of_the_cpusets_and_p_for_who_has_none(
+def test_the_mask_is_the_or_of_the_cpusets_and_p_for_containers_without_one(
         containers: list[Container], pool: str | None, others: list[list[Container]], mask: str) -> None:
     found = decide(containers, vcpus(0, 1, 2), node(pool=pool), others=others)
     assert str(found.mask) == mask
@@ -219,7 +219,7 @@ COUNTS = [
 
 
 @pytest.mark.parametrize("case", COUNTS, ids=lambda case: case.what)
-def test_the_counts_decide_who_is_pinned_and_who_floats(case: Counts) -> None:
+def test_the_counts_decide_which_vcpus_are_pinned_and_which_float(case: Counts) -> None:
     on = case.on or node(pool="0-1", housekeeping="0")
     found = decide(case.containers, vcpus(*case.ids), on, case.policy)
     assert shown(found) == case.expect
@@ -300,7 +300,7 @@ def test_previous_pairs_stay_and_few_vcpus_move(
     assert shown(found) == expect, what
 
 
-def test_who_had_the_cpu_to_itself_keeps_it_though_others_float_on_that_one_cpu() -> None:
+def test_a_vcpu_alone_on_its_cpu_keeps_it_though_others_float_on_that_one_cpu() -> None:
     on, containers = node(), [own_cpus("main", "5")]
     first = decide(containers, vcpus(0), on)
     second = decide(containers, vcpus(0, 1, 2), on, previous=first.as_previous())
@@ -319,7 +319,7 @@ def test_who_had_the_cpu_to_itself_keeps_it_though_others_float_on_that_one_cpu(
      {0: ("9-11", "a"), 1: ("9-11", "a"), 2: ("7-8", "b"), 3: ("0-1", None)}, (0, 1, 2, 3),
      {0: "4-6", 1: "4-6", 2: "7-8", 3: "0-1"}),
 ])
-def test_shares_stay_with_who_has_them(
+def test_shares_stay_with_their_vcpus(
         what: str, before: dict[int, tuple[str, str | None]], ids: tuple[int, ...], expect: dict[int, str]) -> None:
     previous = Previous(CpuSet.parse("0-15"), {
         VcpuId(number): (CpuSet.parse(cpus), None if name is None else ContainerId(name))
@@ -401,7 +401,7 @@ def test_shared_threads_of_a_sandbox_without_shared_cpus_go_to_the_pool() -> Non
     assert str(found.cpus_for(ThreadRole.VHOST, None)) == "0-1"
 
 
-def test_a_vcpu_that_nobody_placed_is_left_alone() -> None:
+def test_a_vcpu_without_a_placement_is_left_alone() -> None:
     found = decide([MAIN], vcpus(0, 1), node())
     assert found.cpus_for(ThreadRole.VCPU, VcpuId(9)) is None
     assert found.cpus_for(ThreadRole.VCPU, None) is None
@@ -435,7 +435,7 @@ def test_vcpus_that_cannot_be_identified_yet_are_waited_for(containers: list[Con
     assert lost.verdict is Verdict.DEGRADED
 
 
-def test_while_a_vcpu_cannot_be_told_those_with_a_place_keep_it() -> None:
+def test_while_a_vcpu_is_unidentified_those_with_a_place_keep_it() -> None:
     """0, 1 and 7 are placed when 6 is plugged in, which nobody can tell before it has run."""
     first = decide([MAIN, SIDE], vcpus(0, 1, 7), node())
     assert shown(first) == {0: "0-1", 1: "4", 7: "5"}
@@ -450,7 +450,7 @@ def test_while_a_vcpu_cannot_be_told_those_with_a_place_keep_it() -> None:
     assert shown(then) == {0: "0-1", 1: "4", 6: "0-1", 7: "5"}
 
 
-def test_while_a_vcpu_cannot_be_told_no_place_is_kept_that_is_not_right_any_more() -> None:
+def test_while_a_vcpu_is_unidentified_no_outdated_place_is_kept() -> None:
     before = Previous(CpuSet.parse("0-5"), {
         VcpuId(0): (CpuSet.parse("2"), ContainerId("main")),    # was main's, and is another's by now
         VcpuId(1): (CpuSet.parse("5"), ContainerId("main")),
@@ -464,7 +464,7 @@ def test_while_a_vcpu_cannot_be_told_no_place_is_kept_that_is_not_right_any_more
     assert shown(decide([MAIN, SIDE], vcpus(4), node(), previous=before, identified=False)) == {4: "0-1,4-5"}
 
 
-def test_while_a_vcpu_cannot_be_told_a_container_without_one_is_not_shut_out() -> None:
+def test_while_a_vcpu_is_unidentified_a_container_without_one_is_not_shut_out() -> None:
     """The new one's CPUs are left to the vCPUs that have no place."""
     first = decide([MAIN, SIDE], vcpus(0, 1, 2), node())
     assert shown(first) == {0: "0-1", 1: "4", 2: "5"}
@@ -489,7 +489,7 @@ def test_a_vcpu_gets_the_cpu_back_that_it_had_to_itself() -> None:
         assert shown(again) == {0: "4", 1: "5", 6: "0-1", 7: "0-1"}
 
 
-def test_a_cpu_that_another_vcpu_had_since_is_nobodys_to_come_back_to() -> None:
+def test_a_cpu_that_another_vcpu_had_since_is_not_returned_to() -> None:
     before = Previous(CpuSet.parse("4-5"), {}, {VcpuId(0): 4, VcpuId(1): 5})
     placed = decide([MAIN], vcpus(6, 7), node(), previous=before)
     assert shown(placed) == {6: "4", 7: "5"}

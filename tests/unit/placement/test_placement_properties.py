@@ -357,7 +357,7 @@ def test_one_container_or_vcpu_more_or_less_leaves_every_valid_pair(data: st.Dat
 
 
 @given(st.data(), kubelet_worlds(), st.sampled_from(SpareVcpuRule))
-def test_a_vcpu_that_cannot_be_told_for_a_while_moves_no_other(
+def test_a_vcpu_that_is_unidentified_for_a_while_moves_no_other(
         data: st.DataObject, world: World, spare: SpareVcpuRule) -> None:
     """One that was just plugged in, or all of a watcher's that has just begun: who is told stays where it was, and
     what the others had is theirs when they are told again."""
@@ -406,7 +406,7 @@ def test_what_passes_leaves_every_one_to_one_pair(data: st.DataObject, world: Wo
 
 
 @given(st.data(), worlds, policies)
-def test_no_two_vcpus_have_one_cpu_while_some_cannot_be_told(
+def test_no_two_vcpus_have_one_cpu_while_some_are_unidentified(
         data: st.DataObject, world: World, policy: Policy) -> None:
     """Whatever a state file says."""
     meanwhile = World(world.node, tuple(each._replace(vcpus_identified=False) for each in world.requests))

@@ -68,7 +68,7 @@ def test_one_that_has_just_come_is_waited_for(node: Spinners) -> None:
     assert node.reconciler.newborn_counts[vm.sandbox].placed_max > 0
 
 
-def test_a_birth_that_is_told_after_a_pass_has_booked_it_is_not_booked_again(node: Spinners) -> None:
+def test_a_fork_event_after_a_pass_has_counted_the_thread_counts_no_more(node: Spinners) -> None:
     book = LatencyBook(node.reconciler)
     time.sleep(0.03)  # the kernel gives births in ticks of 10 ms
     vm = node.vm()

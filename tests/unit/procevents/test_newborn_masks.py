@@ -122,7 +122,7 @@ def test_a_vm_that_was_found_late_could_run_outside_until_then(machine: Machine,
     assert machine.account("a").outside == len(tids(vmm))
 
 
-def test_who_is_found_late_within_its_cpus_was_never_outside(machine: Machine, crowd: Path) -> None:
+def test_a_thread_found_late_within_its_cpus_was_never_outside(machine: Machine, crowd: Path) -> None:
     machine.configure(emulator=str(machine.other))
     machine.resync()
     time.sleep(0.03)
@@ -137,7 +137,7 @@ def test_who_is_found_late_within_its_cpus_was_never_outside(machine: Machine, c
     assert machine.reconciler.newborn_counts == {}
 
 
-def test_who_was_told_of_and_is_moved_by_another_hand_is_not_called_newborn(machine: Machine, crowd: Path) -> None:
+def test_a_reported_thread_moved_by_another_writer_is_not_called_newborn(machine: Machine, crowd: Path) -> None:
     machine.resync()
     time.sleep(0.03)
     vmm = machine.crowd(crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp", "2")
@@ -150,7 +150,7 @@ def test_who_was_told_of_and_is_moved_by_another_hand_is_not_called_newborn(mach
     assert machine.account("a").outside == before
 
 
-def test_who_was_there_before_is_not_called_newborn(machine: Machine, crowd: Path) -> None:
+def test_a_thread_that_was_there_before_is_not_called_newborn(machine: Machine, crowd: Path) -> None:
     machine.crowd(crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp", "2")
     time.sleep(0.03)
     placer = NewbornPlacer(machine.reconciler)

@@ -37,7 +37,7 @@ pytest_plugins = ["given_unit"]
 # Programs
 
 
-def test_a_vmm_of_which_nobody_told_goes_to_the_shared_pool_at_its_exec(machine: Machine) -> None:
+def test_a_vmm_without_any_report_goes_to_the_shared_pool_at_its_exec(machine: Machine) -> None:
     vmm = machine.vmm("a")
     follow_up = machine.executed(vmm)
     assert mask(vmm) == machine.pool

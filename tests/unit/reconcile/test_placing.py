@@ -43,7 +43,7 @@ STATE = DesiredState({sandbox: SandboxState(sandbox, containers={SIDE.container.
 VMS = {ONE: vm(ONE, 10), TWO: vm(TWO, 20)}
 
 
-def test_nobody_is_placed_again_for_whom_nothing_changed(cache: PlacementCache) -> None:
+def test_a_sandbox_without_a_change_is_not_placed_again(cache: PlacementCache) -> None:
     moved: list[SandboxId] = []
     assert cache.place(STATE, VMS, moved.append, fail) == {ONE, TWO}
     assert (set(moved), cache.unsaved) == ({ONE, TWO}, True)

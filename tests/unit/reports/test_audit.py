@@ -53,7 +53,7 @@ def only(found: Judgement) -> Any:
     (f"{PODS}/web", "web"), ("/sys/fs/cgroup/kubepods/burstable/pod1/web", "web"),
     (f"/x/{A[:63]}", None), (f"/x/{A}0", None), ("/sys/fs/cgroup/notkubepods/web", None),
 ])
-def test_a_container_is_told_by_its_cgroup(cgroup: str, container: str | None) -> None:
+def test_a_container_is_recognized_by_its_cgroup(cgroup: str, container: str | None) -> None:
     assert container_of(cgroup) == container
 
 
@@ -103,14 +103,14 @@ def test_a_runc_owner_is_at_home_with_all_in_its_cgroup(owner: CpuOwner) -> None
     assert only(judge([owner], {}, [*processes, stranger])).process == stranger
 
 
-def test_without_anything_said_of_it_a_runc_owner_is_told_by_its_containers_id() -> None:
+def test_without_any_report_a_runc_owner_is_named_by_its_containers_id() -> None:
     owner = CpuOwner("pod-b", B, cpus("4"), vm=False)
     inside, beside = (process(task(number, "4"), cgroup=f"{PODS}/cri-containerd-{name}.scope")
                       for number, name in ((500, B), (501, A)))
     assert only(judge([owner], {}, [inside, beside])).container == A
 
 
-def test_an_init_in_the_topmost_cgroup_makes_nobody_else_an_owner() -> None:
+def test_an_init_in_the_topmost_cgroup_makes_no_other_owner() -> None:
     found = judge([DB], {}, [process(task(500, "4")), process(task(501, "4"))])
     assert only(found).process.pid == 501
 

@@ -99,7 +99,7 @@ TREE = """
 """
 
 
-def test_a_report_has_everything_but_what_is_nobodys_business(tmp_path: Path) -> None:
+def test_a_report_has_everything_but_private_data(tmp_path: Path) -> None:
     make_tree(tmp_path, TREE)
     keys = {f"paths.{name}": str(tmp_path / name) for name in ("proc", "sys", "cgroup", "kubelet", "run")}
     config = configuration.load(None, {}, keys)

@@ -57,7 +57,7 @@ def test_every_cpu_is_there_once_below_its_node_cache_and_core(drawn: Picture) -
                      ("in no NUMA node", [[[7]]])]
 
 
-def test_whose_it_is_and_who_is_there(drawn: Picture) -> None:
+def test_a_cpus_owner_and_its_threads(drawn: Picture) -> None:
     by_number = {cpu.number: cpu for cpu in drawn.cpus()}
     assert {number: cpu.kind for number, cpu in by_number.items()} == {
         0: SHARED, 1: SHARED, 2: "exclusive", 3: "free", 4: SHARED, 5: "exclusive", 6: "exclusive", 7: OFFLINE}
@@ -79,7 +79,7 @@ def test_one_that_is_not_placed_is_not_said_to_be_on_no_cpu() -> None:
     assert picture(held, NODE).guests[0].legend == "shop/web: off; vCPU 0, vhost on 0-1"
 
 
-def test_vcpus_on_one_cpu_are_told_in_ranges() -> None:
+def test_vcpus_on_one_cpu_are_shown_in_ranges() -> None:
     crowd = document()
     crowd["sandboxes"][0]["threads"] = [*(thread(8 + number, "2", number) for number in (2, 0, 1, 5)),
                                         thread(20, "2", role="vhost")]

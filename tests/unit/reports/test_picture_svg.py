@@ -204,7 +204,7 @@ def test_every_text_can_be_read_on_every_colour(dark: bool) -> None:
     assert len(grounds) > 150
 
 
-def test_the_legend_has_every_word_of_it() -> None:
+def test_the_legend_has_every_class() -> None:
     drawn = crowded(24)
     said = "".join(text.said for text in painted(svg.svg(drawn)))
     for whole in (*drawn.alarms(), *(owner.legend for owner in drawn.owners),

@@ -176,7 +176,7 @@ def test_what_is_born_while_it_is_looked_at_counts_from_its_birth(node: Spinners
     assert found.certain == 0  # where it began, nobody knows
 
 
-def test_threads_that_ended_between_two_samples_are_told_as_unseen(node: Spinners) -> None:
+def test_threads_that_ended_between_two_samples_are_reported_as_unseen(node: Spinners) -> None:
     # A shell that another one runs in a subshell's place: what its process ran before is none of its thread's files.
     vm = node.vm(code="exec python3 -c '" + """
 import threading, time, sys

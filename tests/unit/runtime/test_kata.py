@@ -87,7 +87,7 @@ def shown(sandbox: KataSandbox) -> dict[str, str]:
 
 # --- as it should be -------------------------------------------------------------------------------------------------
 
-def test_the_go_runtimes_state_tells_vmm_containers_and_pod(disk: Disk) -> None:
+def test_the_go_runtimes_state_has_vmm_containers_and_pod(disk: Disk) -> None:
     disk.write(GO)
     assert disk.state.sandboxes() == {SID: KataSandbox(
         SID, "kata-go", 4242, (
@@ -99,12 +99,12 @@ def test_the_go_runtimes_state_tells_vmm_containers_and_pod(disk: Disk) -> None:
     assert disk.complaints == []
 
 
-def test_runtime_rs_tells_neither_vmm_nor_containers(disk: Disk) -> None:
+def test_runtime_rs_has_neither_vmm_nor_containers(disk: Disk) -> None:
     disk.write(RS, rs=True)
     assert disk.state.sandboxes() == {SID: KataSandbox(SID, "kata-rs", 0, None, None, "", AGO, False)}
 
 
-def test_runtime_rs_tells_the_vmm_where_it_knows_it() -> None:
+def test_runtime_rs_has_the_vmm_where_it_knows_it() -> None:
     state = {**RS, "hypervisor": {**RS["hypervisor"], "pid": 4242, "virtiofs_daemon_pid": 4240}}
     found = parse_rs(SID, json.dumps(state).encode(), AGO)
     assert found.vmm_pid == 4242
@@ -131,7 +131,7 @@ def test_katas_own_pinning_is_reported(disk: Disk) -> None:
     # And without others (ctr, podman), it is the one that works.
     ({}, True, False),
 ])
-def test_the_sandboxes_own_container_is_told_by_annotation_or_id(
+def test_the_sandboxes_own_container_is_recognized_by_annotation_or_id(
         annotations: dict[str, str] | None, alone: bool, pause: bool) -> None:
     configs: list[dict[str, Any]] = [{"ID": SID, "Annotations": annotations}]
     if not alone:
@@ -160,7 +160,7 @@ def test_where_kata_is_not_there_is_nothing(disk: Disk) -> None:
     assert disk.complaints == []
 
 
-def test_a_container_that_stopped_is_told_by_its_own_file(disk: Disk) -> None:
+def test_a_stopped_container_is_recognized_by_its_own_file(disk: Disk) -> None:
     disk.write(GO)
     disk.write({"State": "running"}, "c1")
     disk.write({"State": "stopped"}, "c2")

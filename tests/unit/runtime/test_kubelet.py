@@ -53,13 +53,13 @@ def refusal(raw: bytes) -> str:
 
 # --- as it should be -------------------------------------------------------------------------------------------------
 
-def test_the_static_policys_checkpoint_tells_owners_and_the_shared_pool() -> None:
+def test_the_static_policys_checkpoint_has_owners_and_the_shared_pool() -> None:
     assert parsed(V2) == CpuManagerState("static", cpus("0,2-12,14-23"), {(UID, "cgroup1-0"): cpus("1,13")},
                                          version=2, checksum_ok=True)
     assert parsed(V2).static
 
 
-def test_without_a_cpu_manager_nobody_owns_anything() -> None:
+def test_without_a_cpu_manager_no_cpu_has_an_owner() -> None:
     assert parsed(NONE) == CpuManagerState("none", CpuSet(), version=2, checksum_ok=True)
     assert not parsed(NONE).static
     assert not parsed(NONE).exclusive
@@ -98,7 +98,7 @@ def test_a_container_is_found_by_pod_and_name_or_by_id() -> None:
 
 @pytest.mark.parametrize("fold", [str.lower, str.upper, str.swapcase])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_case_of_keys_does_not_matter_and_unknown_ones_are_nobodys(shape: dict[str, Any], fold: Any) -> None:
+def test_the_case_of_keys_does_not_matter_and_unknown_ones_are_ignored(shape: dict[str, Any], fold: Any) -> None:
     other = {fold(key): value for key, value in shape.items()} | {"exclusiveCPUBaselines": {"x": [1, None]}}
     assert parsed(other) == parsed(shape)
 
@@ -152,7 +152,7 @@ def test_no_checksum_is_no_trouble(checksum: object) -> None:
 
 
 @pytest.mark.parametrize("checksum", [1, "1552716370", [], True, -1, 1e300])
-def test_a_wrong_checksum_is_told_and_the_rest_believed(checksum: object) -> None:
+def test_a_wrong_checksum_is_reported_and_the_rest_believed(checksum: object) -> None:
     state = parsed({**V2, "checksum": checksum})
     assert state.checksum_ok is False
     assert state.entries == parsed(V2).entries

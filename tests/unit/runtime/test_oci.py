@@ -161,7 +161,7 @@ def test_a_pid_that_is_none_counts_as_not_given(pid: object) -> None:
     assert parse_state(message({"id": "c", "pid": pid})).pid == 0
 
 
-def test_annotations_that_are_no_words_are_passed_over() -> None:
+def test_annotations_that_are_no_text_are_passed_over() -> None:
     state = {"id": "c", "annotations": {"a": "b", "n": 1, "l": ["x"], "io.kubernetes.cri.sandbox-id": {"x": 1}}}
     found = parse_state(message(state))
     assert (found.annotations, found.sandbox) == ({"a": "b"}, "c")
@@ -270,7 +270,7 @@ def with_cpus(cpus: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("cpus", "expect"), [("2-3,8", "2-3,8"), ("0", "0"), ("2-3\n", "2-3"), (5, "5")])
-def test_a_bundle_tells_the_cpuset_and_the_annotations(tmp_path: Path, cpus: object, expect: str) -> None:
+def test_a_bundle_has_the_cpuset_and_the_annotations(tmp_path: Path, cpus: object, expect: str) -> None:
     found = read_bundle(bundle(tmp_path, with_cpus(cpus)))
     assert (str(found.cpuset), found.annotations, found.trouble) == (expect, {"a": "b"}, "")
 
@@ -278,7 +278,7 @@ def test_a_bundle_tells_the_cpuset_and_the_annotations(tmp_path: Path, cpus: obj
 @pytest.mark.parametrize("config", [
     with_cpus(""), with_cpus(None), with_cpus(" "), {}, [], None, 7, {"linux": None}, {"linux": []},
     {"linux": {"resources": "x"}}, {"linux": {"resources": {"cpu": []}}}, {"linux": {"resources": {"memory": {}}}}])
-def test_a_bundle_without_a_cpuset_tells_none(tmp_path: Path, config: object) -> None:
+def test_a_bundle_without_a_cpuset_gives_none(tmp_path: Path, config: object) -> None:
     found = read_bundle(bundle(tmp_path, config))
     assert (found.cpuset, found.trouble) == (None, "")
 

@@ -108,7 +108,7 @@ def test_a_cgroup_says_what_a_container_has(configured: str, effective: str, onl
     assert (str(event.cpuset), event.source) == (cpus, Source.CGROUP)
 
 
-def test_a_cgroup_that_is_named_after_another_says_nothing_of_a_container_that_the_runtime_told_of(
+def test_a_cgroup_named_after_another_says_nothing_of_a_container_that_the_runtime_reported(
         tmp_path: Path) -> None:
     make_tree(tmp_path, """
         cgroup/cgroup.controllers = cpuset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -264,7 +265,7 @@ def test_half_a_frame_and_the_end_is_a_restart(runtimes: NriRuntimes, watched: W
     assert watched.plugin.counters.refused == 0
 
 
-def test_half_a_frame_and_silence_harms_nobody(runtimes: NriRuntimes, watched: Watched) -> None:
+def test_half_a_frame_and_silence_harm_no_other(runtimes: NriRuntimes, watched: Watched) -> None:
     runtime = begun(runtimes, watched)
     runtime.socket.sendall(bytes.fromhex("00000001 0000"))
     watched.plugin.stop(timeout=PATIENCE)
@@ -321,7 +322,7 @@ def test_a_runtime_that_closes_at_once_is_one_line_and_not_one_a_second(
     assert len(lines) == 2
 
 
-def test_a_refusal_is_told_in_the_runtimes_words(runtimes: NriRuntimes, watched: Watched) -> None:
+def test_a_refusal_is_reported_with_the_runtimes_text(runtimes: NriRuntimes, watched: Watched) -> None:
     runtime = runtimes.next()
     runtime.grant(runtime.request("RegisterPlugin"), code=3, message="invalid plugin index \x1b[1m")
     assert watched.state() == (False, "the runtime refused the plugin: code 3: invalid plugin index [1m")
@@ -376,7 +377,7 @@ def test_a_library_that_cannot_be_loaded_is_loaded_at_the_next_attempt(
     made.plugin.stop(PATIENCE)
 
 
-def test_a_thousand_updates_at_once_are_all_told(runtimes: NriRuntimes, watched: Watched) -> None:
+def test_a_thousand_updates_at_once_are_all_reported(runtimes: NriRuntimes, watched: Watched) -> None:
     runtime = begun(runtimes, watched)
     streams = [runtime.send("StateChange", MESSAGES["StateChangeEvent"](
         event=Verb.POST_UPDATE, pod=pod(), container=container(cpus=str(number)))) for number in range(1000)]
@@ -455,9 +456,10 @@ def test_more_than_can_wait_is_dropped_and_listed_anew(runtimes: NriRuntimes) ->
     made.plugin.start()
     runtime = runtimes.next()
     runtime.begin()
-    for number in range(11):
-        runtime.send("StateChange", MESSAGES["StateChangeEvent"](
-            event=Verb.POST_UPDATE, pod=pod(), container=container(cpus=str(number))))
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may hang up before the last of them
+        for number in range(11):
+            runtime.send("StateChange", MESSAGES["StateChangeEvent"](
+                event=Verb.POST_UPDATE, pod=pod(), container=container(cpus=str(number))))
     assert runtime.closed()
     again = runtimes.next()
     again.begin([pod()], [container(cpus="10")])
@@ -609,7 +611,7 @@ def test_a_plugin_that_the_runtime_started_ends_with_its_connection() -> None:
     plugin.stop(PATIENCE)
 
 
-def test_a_process_that_nobody_started_so_is_no_such_plugin(tmp_path: Path) -> None:
+def test_a_process_that_no_runtime_started_is_no_such_plugin(tmp_path: Path) -> None:
     def made(environ: dict[str, str]) -> nri.NriPlugin | None:
         return nri.from_environment(NriQueue(), lambda up, text: None, environ)
 

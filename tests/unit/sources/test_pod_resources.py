@@ -85,7 +85,7 @@ def test_any_path_will_do(tmp_path: Path, name: str) -> None:
     (grpc.StatusCode.UNIMPLEMENTED, "List: this kubelet does not have the call (rejected by rate limit)"),
     (grpc.StatusCode.INTERNAL, "List: internal (rejected by rate limit)"),
 ])
-def test_what_the_kubelet_refuses_is_told_with_its_reason(kubelet: Kubelet, code: grpc.StatusCode, why: str) -> None:
+def test_a_refusal_of_the_kubelet_has_its_reason(kubelet: Kubelet, code: grpc.StatusCode, why: str) -> None:
     kubelet.fails(code, "rejected by rate\x1b limit")
     assert refusal(kubelet.path) == why
 
@@ -110,7 +110,7 @@ def test_a_slow_kubelet_is_not_waited_for(kubelet: Kubelet) -> None:
         done.set()
 
 
-def test_no_kubelet_is_told_at_once(tmp_path: Path) -> None:
+def test_no_kubelet_is_reported_at_once(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none") == "No such file or directory"
     (tmp_path / "file").touch()
     assert refusal(tmp_path / "file") == "is no socket"
@@ -134,7 +134,7 @@ def test_a_kubelet_that_was_restarted_answers_the_next_call(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00" * 100, bytes(range(256))])
-def test_who_speaks_something_else_is_refused(tmp_path: Path, said: bytes) -> None:
+def test_a_peer_of_another_protocol_is_refused(tmp_path: Path, said: bytes) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(os.fspath(path))

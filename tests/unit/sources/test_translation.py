@@ -92,7 +92,7 @@ def test_an_update_is_the_new_cpuset() -> None:
                                                                                       8)
 
 
-def test_an_update_that_comes_after_the_end_wakes_nobody() -> None:
+def test_an_update_after_the_end_makes_no_pass() -> None:
     begun = [ContainerEvent(Verb.POST_START, pod(), container(cpus="2-3"), 7),
              ContainerEvent(Verb.STOP, pod(), container(), 8)]
     state = after(begun)
@@ -106,7 +106,7 @@ def test_a_stop_is_an_end(verb: Verb) -> None:
     assert translated(ContainerEvent(verb, None, container(), 9)) == [ContainerStopped(POD, C1, 9)]
 
 
-def test_a_pod_that_stops_takes_what_the_runtime_told_of_with_it() -> None:
+def test_a_pod_that_stops_takes_its_containers_with_it() -> None:
     state = after([ContainerEvent(Verb.POST_START, pod(), container(cpus="2"), 7)])
     state = reduce(state, ContainerSeen(POD, Container(C2, cpuset=CpuSet([3])), Source.BUNDLE, 7))
     assert translated(PodEvent(Verb.STOP_POD, pod(), 9), state) == [ContainerStopped(POD, C1, 9)]
@@ -118,7 +118,7 @@ def test_what_is_not_facts_is_no_event() -> None:
     assert translated(Disconnected()) == []
 
 
-def test_a_list_tells_all_that_is_there() -> None:
+def test_a_list_reports_all_that_is_there() -> None:
     events = translated(Synced((pod(handler="kata"),), (
         container(C1, "2-3"), container(C2, state=4), container("c3", state=1), container("c4", "5", pod_="pod2")), 7))
     assert events == [
@@ -132,7 +132,7 @@ def test_a_list_tells_all_that_is_there() -> None:
                       listed=True)]
 
 
-def test_what_a_list_leaves_out_has_ended_while_nobody_listened() -> None:
+def test_what_a_list_leaves_out_has_ended_while_disconnected() -> None:
     state = after([Synced((pod(), pod(id_="pod2"), pod(id_="pod3")), (
         container(C1, "2"), container(C2, "3", pod_="pod2"), container("c3", "4", pod_="pod2")), 7)])
     # A container that only a hook told of is not the runtime's to end.
@@ -146,7 +146,7 @@ def test_what_a_list_leaves_out_has_ended_while_nobody_listened() -> None:
         "pod2": ["c3"], "pod3": ["c4"]}
 
 
-def test_a_sandbox_that_kata_told_of_is_not_for_the_runtimes_list_to_end() -> None:
+def test_a_sandbox_that_kata_reported_is_not_ended_by_the_runtimes_list() -> None:
     state = after([PodEvent(Verb.RUN_POD, pod(), 7)])
     state = DesiredState({POD: state.sandboxes[POD]._replace(runtime="kata-go")})
     assert translated(Synced((), (), 9), state) == []

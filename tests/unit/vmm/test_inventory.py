@@ -107,7 +107,7 @@ VIRTIOFSD = ("virtiofsd", "--shared-dir=/run/kata-containers/shared/sandboxes/a/
 
 @pytest.mark.parametrize("argv", [SHIM, VIRTIOFSD])
 @pytest.mark.parametrize("inside", ["", "\t1"])
-def test_a_helper_in_a_container_is_nobodys(tmp_path: Path, argv: tuple[str, ...], inside: str) -> None:
+def test_a_helper_in_a_container_belongs_to_no_sandbox(tmp_path: Path, argv: tuple[str, ...], inside: str) -> None:
     process(tmp_path, 3999, "containerd-shim", "containerd-shim-runc-v2", "-id", "b")
     process(tmp_path, 4000, "x", *argv, parent=3999)
     nested(tmp_path, 4000, inside)
@@ -143,7 +143,7 @@ def test_virtiofsd_serves_from_a_pid_namespace_of_its_own(tmp_path: Path) -> Non
     assert {process.pid for process in inventory.helpers(SandboxId("a"))} == {4000, 4001}
 
 
-def test_who_has_very_many_groups_is_in_a_container_all_the_same(tmp_path: Path) -> None:
+def test_a_process_with_very_many_groups_is_in_a_container_all_the_same(tmp_path: Path) -> None:
     """They stand before the namespaces in /proc/PID/status, and every container's root may give itself some."""
     need_root()
     unshare = need_tool("unshare")

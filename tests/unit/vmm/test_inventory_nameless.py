@@ -59,7 +59,7 @@ def identified_vcpus(vm: Vm) -> dict[int, int]:
     return {thread.tid: vcpu for thread, vcpu in vm.vcpu_threads.items()}
 
 
-def test_a_vcpu_that_is_plugged_again_is_told_though_it_was_seen_before_it_was_in_kvm_run(tmp_path: Path) -> None:
+def test_a_vcpu_that_is_plugged_again_is_identified_though_it_was_read_before_kvm_run(tmp_path: Path) -> None:
     """Of its number there is one that was unplugged, so that nobody seems to be missing."""
     qemu = Nameless(tmp_path, 2, "1,maxcpus=2", debugfs=True)
     qemu.vcpu(0)
@@ -142,7 +142,7 @@ def test_an_unplugged_vcpu_is_not_missed_though_qemu_keeps_its_descriptor(tmp_pa
     assert (vm.vcpus_identified, identified_vcpus(vm)) == (True, {4001: 0})
 
 
-def test_a_vcpu_that_is_plugged_again_and_busy_is_told_by_debugfs(tmp_path: Path) -> None:
+def test_a_busy_vcpu_that_is_plugged_again_is_identified_by_debugfs(tmp_path: Path) -> None:
     """That its thread before has ended is not the last word."""
     qemu = Nameless(tmp_path, 2, "1,maxcpus=2", debugfs=True)
     qemu.vcpu(0)
@@ -211,7 +211,7 @@ def test_a_look_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path, mo
     assert identified_vcpus(vm) == {4001: 0, 4002: 1}
 
 
-def test_a_birth_that_was_told_is_looked_for_until_it_was_seen(tmp_path: Path,
+def test_a_reported_thread_is_searched_until_it_is_found(tmp_path: Path,
                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     """Where births are told, nobody lists the threads of a process that has as many as before."""
     qemu = Nameless(tmp_path, 2, "1,maxcpus=2")

@@ -250,7 +250,7 @@ def test_apic_ids_are_turned_back_into_cpu_indices(unnamed: Fake) -> None:
     assert by_thread(unnamed.identify()) == {CPU0: 0, CPU1: 1, 110: 3}
 
 
-def test_debugfs_tells_busy_vcpus_without_waiting(unnamed: Fake) -> None:
+def test_debugfs_identifies_busy_vcpus_without_waiting(unnamed: Fake) -> None:
     for tid in (CPU0, CPU1):
         unnamed.thread(tid, call="running")
     unnamed.debugfs(0, CPU0)
@@ -268,7 +268,7 @@ def test_debugfs_zero_is_a_vcpu_that_never_ran(unnamed: Fake) -> None:
     assert (by_thread(found), found.complete) == ({CPU0: 0}, False)
 
 
-def test_debugfs_tells_that_a_vcpu_was_unplugged(unnamed: Fake) -> None:
+def test_debugfs_shows_that_a_vcpu_was_unplugged(unnamed: Fake) -> None:
     """QEMU keeps its descriptor, so without debugfs it would be missed for ever."""
     unnamed.fd(20, "anon_inode:kvm-vcpu:7")
     assert not unnamed.identify().complete
@@ -298,7 +298,7 @@ def test_no_threads_are_no_roles(tmp_path: Path) -> None:
     assert Fake(tmp_path).identify() == Identified({}, "none", False)
 
 
-def test_qmp_answer_tells_vcpus_and_iothreads(tmp_path: Path) -> None:
+def test_qmp_answer_identifies_vcpus_and_iothreads(tmp_path: Path) -> None:
     fake = Fake(tmp_path)
     for tid in (PID, RCU, IO, CPU0, CPU1):
         fake.thread(tid)
@@ -323,7 +323,7 @@ def test_qmp_answer_about_threads_that_are_not_there_is_not_believed(tmp_path: P
     assert by_thread(found) == {}
 
 
-def test_names_go_before_qmp_and_qmp_still_tells_the_iothreads(tmp_path: Path) -> None:
+def test_names_go_before_qmp_and_qmp_still_identifies_the_iothreads(tmp_path: Path) -> None:
     fake = Fake(tmp_path)
     for tid, comm in ((PID, UNNAMED), (IO, UNNAMED), (CPU0, "CPU 0/KVM"), (CPU1, "CPU 1/KVM")):
         fake.thread(tid, comm)
@@ -357,7 +357,7 @@ def test_qmp_replies_of_the_wrong_shape_are_left_out() -> None:
     ([PPOLL, FUTEX], 1, False, set()),
     ([FUTEX, PPOLL, PPOLL], 0, False, set()),
 ])
-def test_unnamed_iothreads_are_told_by_their_order(
+def test_unnamed_iothreads_are_identified_by_their_order(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[str], declared: int, qmp: bool,
         expected: set[int]) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
@@ -374,7 +374,7 @@ def test_unnamed_iothreads_are_told_by_their_order(
     assert {tid for tid, (role, _) in found.roles.items() if role is ThreadRole.IOTHREAD} == expected
 
 
-def test_iothreads_whose_name_is_too_long_are_told_beside_named_ones(
+def test_iothreads_whose_name_is_too_long_are_identified_beside_named_ones(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     fake = Fake(tmp_path, argv=[QEMU, "-object", "iothread,id=indep_iothread_0", "-object", "iothread,id=io1"])

@@ -58,7 +58,7 @@ def test_a_configure_is_read_as_containerd_sends_it() -> None:
         Call(1, "nri.pkg.api.v1alpha1.Plugin", "Configure", payload, 1_000_000_000)]
 
 
-def test_an_error_has_a_code_and_words() -> None:
+def test_an_error_has_a_code_and_a_text() -> None:
     raw = encode(Reply(7, 12, "no method X"))
     assert raw == framed(7, 2, b"\x0a\x0f\x08\x0c\x12\x0bno method X")
     assert TtrpcDecoder().feed(raw) == [Reply(7, 12, "no method X")]
@@ -129,11 +129,11 @@ def test_a_body_that_is_no_protobuf_is_an_error(body: bytes) -> None:
         TtrpcDecoder().feed(framed(1, 1, body))
 
 
-def test_words_of_an_error_may_be_anything() -> None:
+def test_the_text_of_an_error_may_be_anything() -> None:
     found = TtrpcDecoder().feed(framed(1, 2, b"\x0a\x05\x08\x02\x12\x01\xff"))
     assert found == [Reply(1, 2, "\N{REPLACEMENT CHARACTER}")]
 
 
-def test_what_nobody_would_take_is_not_sent() -> None:
+def test_a_message_beyond_the_limit_is_not_sent() -> None:
     with pytest.raises(WireError, match="too long to send"):
         encode(Call(1, "s", "m", bytes(MAX_MESSAGE)))

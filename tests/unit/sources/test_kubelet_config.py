@@ -1,4 +1,4 @@
-"""The kubelet's own configuration: file, drop-ins, flags (runtime/kubelet_config)."""
+"""The kubelet's own configuration: file, drop-ins, flags (sources/kubelet_config)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
-from vmpin.doctor.collect.kubelet_config import kubelet_config
 from vmpin.domain.facts import KubeletConfig
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
+from vmpin.host.procfs import Procfs
+from vmpin.sources.kubelet_config import kubelet_config, running_kubelet
 
 CONFIG = "kind: KubeletConfiguration\\n"
 
@@ -80,3 +81,17 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_node_without_a_kubelet_has_nothing(tmp_path: Path) -> None:
     assert found(tmp_path, "etc/\n") == KubeletConfig()
+
+
+def test_of_the_running_kubelet_what_concerns_zones_is_shown(tmp_path: Path) -> None:
+    proc = Procfs(make_tree(tmp_path, f"""
+        7/stat = 7 (kubelet) S 1 {"0 " * 50}
+        1/root/var/lib/kubelet/config.yaml = {CONFIG}topologyManagerPolicy: restricted\\nreservedSystemCPUs: 0-1
+    """))
+    (tmp_path / "7/cmdline").write_bytes(b"kubelet\0--topology-manager-scope=pod\0")
+    assert running_kubelet(proc) == {"topologyManagerPolicy": "restricted", "topologyManagerScope": "pod",
+                                     "reservedSystemCPUs": "0-1"}
+    (tmp_path / "1/root/var/lib/kubelet/config.yaml").write_text("a: [")
+    assert running_kubelet(proc) == {}, "what cannot be read may set them"
+    (tmp_path / "7/cmdline").write_bytes(b"other\0")
+    assert running_kubelet(proc) == {}

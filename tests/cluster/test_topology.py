@@ -1,0 +1,182 @@
+"""What the reporter writes only where it is asked for, under the chart's rules and policies: NodeResourceTopology,
+beside another writer and alone, and annotations of pods. The other writer applies as NFD does: forced."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube_given import pod as record
+from kube_given import sandbox
+
+from cluster.build import Programs
+from cluster.rendered import objects
+from cluster.reporter_node import CLIENTS, DAEMON_SETS, ReporterNode, client, until
+from cluster.server import MERGE, ApiServer
+from cluster.test_policies import TOPOLOGIES, Cluster
+from vmpin.kube.node_topology import TopologyMode, topology_of, topology_withdrawal
+from vmpin.kube.pod_annotations import annotation_change, annotations_of
+
+pytestmark = pytest.mark.cluster
+
+NFD = "node-feature-discovery-topology-updater"
+TWO = {"cores": 8, "threads_per_core": 1, "caches": [], "isolated": "", "nodes": {"0": "0-3", "1": "4-7"},
+       "distances": {"0": {"0": 10, "1": 21}, "1": {"0": 21, "1": 10}}}
+_numbers = itertools.count()
+Given = Callable[[str], ReporterNode]
+
+
+@pytest.fixture(scope="module")
+def newest() -> Iterator[Path]:
+    with client(CLIENTS[-1]) as found:
+        yield found
+
+
+@pytest.fixture
+def given_node(built: Programs, newest: Path) -> Iterator[Given]:
+    """Makes a node in a cluster of its own with the chart's rules and policies, and a pod on it."""
+    with ExitStack() as stack:
+        def make(values: str) -> ReporterNode:
+            server = stack.enter_context(ApiServer(built))
+            Cluster(server, objects(built, values, "-crds")).wait()
+            name = f"numa-{next(_numbers)}"
+            token = server.service_account("vmpin", "vmpin-reporter", node=name)
+            node = stack.enter_context(ReporterNode(server, name, newest, token))
+            node.pod("web")
+            node.peer.report(node.entry("web"), topology=TWO, exclusive="4-5", shared_pool="0-3,6-7",
+                             kubelet={"topologyManagerPolicy": "single-numa-node", "reservedSystemCPUs": "0"})
+            return node
+        yield make
+
+
+def topology(node: ReporterNode) -> dict[str, Any] | None:
+    found = node.server.get(f"{TOPOLOGIES}/{node.name}")
+    return dict(found.body) if found.code == 200 else None
+
+
+def free(node: ReporterNode) -> list[str]:
+    """CPUs that each zone has available."""
+    zones = (topology(node) or {"zones": []})["zones"]
+    return [cpu["available"] for zone in zones for cpu in zone["resources"] if cpu["name"] == "cpu"]
+
+
+def other_applies(node: ReporterNode, **parts: object) -> dict[str, Any]:
+    reply = node.server.apply(f"{TOPOLOGIES}/{node.name}", {
+        "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+        "metadata": {"name": node.name}, **parts}, manager=NFD, force=True)
+    assert reply.code in (200, 201), reply
+    return dict(reply.body)
+
+
+def shows(node: ReporterNode, text: str) -> bool:
+    """In the NodePinning."""
+    found = node.pinning()
+    return found is not None and text in found["status"].get("nodeResourceTopology", "")
+
+
+def pod_annotations(node: ReporterNode) -> dict[str, str]:
+    found = node.server.get("/api/v1/namespaces/default/pods/web").body["metadata"].get("annotations") or {}
+    return dict(found)
+
+
+def test_own_zones_are_written_left_to_another_writer_and_withdrawn(given_node: Given) -> None:
+    node = given_node("reporter: {nrt: own}")
+    server = node.server
+    spec = {"selector": {"matchLabels": {"app": "x"}}, "template": {
+        "metadata": {"labels": {"app": "x"}}, "spec": {"containers": [{"name": "main", "image": "none"}]}}}
+    made = server.create(DAEMON_SETS, {"metadata": {"name": "vmpin-reporter"}, "spec": spec})
+    assert made.code == 201, made.body
+    node.start(nrt="own", daemonset="vmpin/vmpin-reporter", startup_taint="")
+    found = until(lambda: topology(node), node.log())
+    as_it_was = topology_of(found)
+    assert [(zone["name"], zone["type"], zone["costs"], zone["resources"]) for zone in found["zones"]] == [
+        ("node-0", "Node", [{"name": "node-0", "value": 10}, {"name": "node-1", "value": 21}],
+         [{"name": "cpu", "capacity": "4", "allocatable": "3", "available": "3"}]),
+        ("node-1", "Node", [{"name": "node-0", "value": 21}, {"name": "node-1", "value": 10}],
+         [{"name": "cpu", "capacity": "4", "allocatable": "4", "available": "2"}])]
+    assert found["attributes"] == [{"name": "topologyManagerPolicy", "value": "single-numa-node"}]
+    assert found["metadata"]["ownerReferences"][0]["uid"] == node.object()["metadata"]["uid"]
+    until(lambda: shows(node, "own zones"), node.log())
+    node.peer.report(exclusive="1,4-5")
+    until(lambda: free(node) == ["2", "2"], node.log())
+    (deletion,) = topology_withdrawal(as_it_was, TopologyMode.OWN)
+    assert server.request(deletion.method, deletion.path, deletion.body).code == 409, "it has changed since"
+
+    # Another program takes a part that is no zone: a conflict, and nothing of either changes.
+    other_applies(node, attributes=[{"name": "other", "value": "x"}])
+    node.peer.report(exclusive="4-7")
+    until(lambda: "not written: another program has changed it" in node.log(), node.log())
+    assert free(node) == ["2", "2"]
+    # It takes the zones.
+    zones = [{"name": "node-0", "type": "Node", "resources": []}]
+    other_applies(node, attributes=[{"name": "other", "value": "x"}], zones=zones)
+    node.peer.report(exclusive="4-6")
+    until(lambda: shows(node, f"not written: zones are written by {NFD}"), node.log())
+    assert (topology(node) or {})["zones"] == zones
+    assert node.log().count(f"zones are written by {NFD}") == 1
+    # It is gone.
+    assert server.request("DELETE", f"{TOPOLOGIES}/{node.name}").code == 200
+    node.peer.report(exclusive="4-5")
+    until(lambda: free(node) == ["3", "2"], node.log())
+
+    assert server.request("DELETE", f"{DAEMON_SETS}/vmpin-reporter").code == 200
+    assert node.end() == 0
+    assert topology(node) is None, node.log()
+
+
+def test_an_annotation_stays_beside_what_another_program_applies(given_node: Given) -> None:
+    node = given_node("reporter: {nrt: annotate, annotate: true}")
+    server = node.server
+    node.start(nrt="annotate", annotate="true", startup_taint="")
+    until(lambda: shows(node, "not annotated"), node.log())
+    assert topology(node) is None, "none is created"
+    parts: dict[str, Any] = {"attributes": [{"name": "other", "value": "x"}],
+                             "zones": [{"name": "node-0", "type": "Node", "resources": []}]}
+    before = other_applies(node, **parts)
+    node.peer.report(exclusive="4-6")
+
+    def zones() -> Any:
+        return json.loads(((topology(node) or before)["metadata"].get("annotations") or {}).get("vmpin.io/zones", "0"))
+
+    expected = {"node-0": {"exclusive": "", "shared": "0-3"}, "node-1": {"exclusive": "4-6", "shared": "6-7"}}
+    until(lambda: zones() == expected, node.log())
+    other_applies(node, **parts)
+    assert zones() == expected
+    found = topology(node) or {}
+    assert {key: found[key] for key in found if key != "metadata"} == {
+        key: before[key] for key in before if key != "metadata"}
+
+    # Pods.
+    until(lambda: pod_annotations(node) == annotations_of(sandbox()), node.log())
+    again = annotation_change(record(uid="another"), {"vmpin.io/cpus": "7"})
+    assert again is not None
+    refused = server.request(again.method, again.path, again.body, kind=MERGE)
+    assert refused.code == 422
+    assert "uid" in refused.body["message"]
+    assert pod_annotations(node) == annotations_of(sandbox())
+    gone = server.request("PATCH", "/api/v1/namespaces/default/pods/none", again.body, kind=MERGE)
+    assert gone.code == 404, gone
+
+    # Withdrawn by the Job's account.
+    assert node.end() == 0
+    assert pod_annotations(node) != {}, "a rollout withdraws nothing"
+    token = server.service_account("vmpin", "vmpin-withdraw")
+    done = node.run("--withdraw", token=token, nrt="annotate", annotate="true")
+    assert done.returncode == 0, done.stderr
+    assert pod_annotations(node) == {}
+    found = topology(node) or {}
+    assert (found["zones"], found["metadata"].get("annotations")) == (parts["zones"], None)
+
+
+def test_without_the_rights_the_rest_is_written(given_node: Given) -> None:
+    node = given_node("{}")
+    node.start(nrt="own", annotate="true", startup_taint="")
+    until(lambda: node.shows("web", "Pinned"), node.log())
+    until(lambda: shows(node, "not permitted"), node.log())
+    until(lambda: "pods/web: it is not permitted" in node.log(), node.log())
+    assert (topology(node), pod_annotations(node)) == (None, {})

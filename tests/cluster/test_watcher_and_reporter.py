@@ -1,0 +1,156 @@
+"""A real watcher and a real reporter on one node, at a real API server: what each brings the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_node import Node, by_tid, cri, kept
+from real_qemu import Qemu
+
+from cluster.build import Programs
+from cluster.rendered import objects
+from cluster.reporter_node import CLIENTS, DAEMON_SETS, ReporterNode, client, daemon_set, prepare, until
+from cluster.server import MERGE, ApiServer
+from cluster.test_policies import TOPOLOGIES, Cluster
+from vmpin.cpuset import CpuSet
+from vmpin.host.sysfs import Sysfs
+
+pytest_plugins = ["given"]
+pytestmark = [pytest.mark.cluster, pytest.mark.root]
+
+POD = "/api/v1/namespaces/default/pods/web"
+#: What a pod's author may write there.
+HOSTILE = {"evil.example/screen": "\x1b[2J\u202e\r\n", "evil.example/long": "x" * 100_000,
+           "vmpin/exclusive": "false", "io.kubernetes.cri.sandbox-id": "another",
+           "kubectl.kubernetes.io/last-applied-configuration": "SECRET"}
+RESIZE = {"type": "PodResizePending", "status": "True", "reason": "Infeasible", "message": "\x1b]0;no room\x07",
+          "lastTransitionTime": "2026-01-02T03:04:05Z"}
+
+
+@pytest.fixture(scope="module")
+def newest() -> Iterator[Path]:
+    with client(CLIENTS[-1]) as found:
+        yield found
+
+
+def test_a_rollout_of_the_reporter_withdraws_nothing_its_removal_all_and_no_mask_changes(
+        server: ApiServer, newest: Path, node: Node, cpus: tuple[str, str]) -> None:
+    prepare(server)
+    full = daemon_set(server, node.id("ds"))
+    token = server.service_account("vmpin", "reporter", node=node.id("node"))
+    name = node.id("web")
+    node.configure(node={"shared_pool": cpus[0]})
+    with (Qemu(node.id("a")) as vm,
+          ReporterNode(server, node.id("node"), newest, token, run=node.run) as reporter):
+        node.start()
+        contain(node, vm, cpus[1], name, reporter.pod(name))
+        node.wait_for_all(vm.pid, cpus[1])
+        before = by_tid(vm.pid)
+        reporter.start(daemonset=full)
+        until(lambda: all(reporter.written(name).values()) and reporter.shows(name, "Pinned"), reporter.log())
+        written = reporter.written(name)
+        assert reporter.end() == 0
+        assert reporter.written(name) == written
+        writes = reporter.log().count("wrote kind=pinning")
+        reporter.start(daemonset=full)
+        until(lambda: reporter.log().count("wrote kind=pinning") > writes, reporter.log())
+        server.request("DELETE", f"{DAEMON_SETS}/{node.id('ds')}")
+        assert reporter.end() == 0
+        assert reporter.written(name) == dict.fromkeys(written)
+        node.resyncs()
+        assert kept(vm.pid, before)
+
+
+def contain(node: Node, vm: Qemu, cpu_list: str, name: str, uid: str) -> None:
+    """A container in the VM, which is that of a pod of the API server's, as the hook reports it."""
+    of_pod = {f"io.kubernetes.cri.sandbox-{key}": value for key, value in (
+        ("uid", uid), ("namespace", "default"), ("name", name))}
+    state = node.state(vm.sandbox, "main", node.bundle("main", cpu_list),
+                       annotations={**cri(vm.sandbox, "main"), **of_pod})
+    assert node.hook("createRuntime", state) == b"ok\n"
+
+
+def test_zones_and_annotations_are_what_a_real_watcher_has_set(built: Programs, newest: Path, node: Node,
+                                                              cpus: tuple[str, str]) -> None:
+    with ApiServer(built) as server:
+        Cluster(server, objects(built, "reporter: {nrt: own, annotate: true}", "-crds")).wait()
+        name = node.id("node")
+        token = server.service_account("vmpin", "vmpin-reporter", node=name)
+        node.configure(node={"shared_pool": cpus[0]})
+        with Qemu(node.id("a")) as vm, ReporterNode(server, name, newest, token, run=node.run) as reporter:
+            node.start()
+            contain(node, vm, cpus[1], "web", reporter.pod("web"))
+            node.wait_for_all(vm.pid, cpus[1])
+            reporter.start(nrt="own", annotate="true")
+            owned = len(CpuSet.parse(cpus[1]))
+
+            def free() -> tuple[int, int]:
+                """CPUs that are allocatable, and available."""
+                zones = server.get(f"{TOPOLOGIES}/{name}").body.get("zones") or []
+                found = [resource for zone in zones for resource in zone["resources"]]
+                return sum(int(each["allocatable"]) for each in found), sum(int(each["available"]) for each in found)
+
+            until(lambda: owned == free()[0] - free()[1], reporter.log())
+            zones = {each["name"]: each for each in server.get(f"{TOPOLOGIES}/{name}").body["zones"]}
+            assert zones.keys() == {f"node-{number}" for number in Sysfs().topology().nodes}
+
+            def shown() -> dict[str, str]:
+                return dict(server.get(POD).body["metadata"].get("annotations") or {})
+
+            until(lambda: shown().get("vmpin.io/cpus") == cpus[1], reporter.log())
+            vcpus = {str(each["vcpu"]): each["actual"] for each in node.sandbox(vm.sandbox)["threads"]
+                     if each["vcpu"] is not None}
+            until(lambda: json.loads(shown()["vmpin.io/vcpus"]) == vcpus, reporter.log())
+            assert reporter.end() == 0
+
+
+def test_what_the_api_server_has_of_a_pod_is_shown_on_its_node_and_changes_no_mask(
+        server: ApiServer, newest: Path, node: Node, cpus: tuple[str, str]) -> None:
+    prepare(server)
+    token = server.service_account("vmpin", "reporter", node=node.id("node"))
+    node.configure(node={"shared_pool": cpus[0]})
+    with (Qemu(node.id("a")) as vm,
+          ReporterNode(server, node.id("node"), newest, token, run=node.run) as reporter):
+        uid = reporter.pod("web", "kata", annotations=HOSTILE)
+        server.request("PATCH", f"{POD}/status", {"status": {"qosClass": "Guaranteed", "conditions": [RESIZE]}},
+                       kind=MERGE)
+        node.start()
+        contain(node, vm, cpus[1], "web", uid)
+        node.wait_for_all(vm.pid, cpus[1])
+        before = by_tid(vm.pid)
+        reporter.start()
+
+        def shown() -> Any:
+            return node.sandbox(vm.sandbox)["untrusted"]
+
+        until(lambda: reporter.shows("web", "Pinned"), reporter.log())
+        until(shown, reporter.log())
+        (entry,) = node.data("status")["sandboxes"]
+        found = entry["untrusted"]
+        assert (found["qos"], found["runtime_class"], found["more_annotations"]) == ("Guaranteed", "kata", 1)
+        assert found["annotations"] == {
+            "evil.example/screen": "\\x1b[2J\\x202e\\x0d\\x0a", "evil.example/long": "x" * 255 + "…",
+            "vmpin/exclusive": "false", "io.kubernetes.cri.sandbox-id": "another"}
+        assert found["resizes"] == [{"type": "PodResizePending", "reason": "Infeasible",
+                                     "message": "\\x1b]0;no room\\x07", "since": "2026-01-02T03:04:05Z"}]
+        assert "SECRET" not in json.dumps(node.status())
+        for verb in ("explain", "status"):
+            text = node.cli(verb, vm.sandbox).stdout
+            assert "Untrusted" in text
+            assert "PodResizePending" in text
+            assert text.replace("\n", "").isprintable()
+        # A watcher that is another one is handed it, too, and each change.
+        assert node.stop() == 0
+        node.start()
+        until(shown, reporter.log())
+        server.request("PATCH", POD, {"metadata": {"annotations": {"evil.example/long": "short"}}}, kind=MERGE)
+        until(lambda: shown()["annotations"]["evil.example/long"] == "short", reporter.log())
+        server.request("DELETE", POD, {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0})
+        until(lambda: shown() is None, reporter.log())
+        node.resyncs()
+        assert kept(vm.pid, before)
+        assert reporter.end() == 0

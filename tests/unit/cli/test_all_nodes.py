@@ -1,0 +1,90 @@
+"""`--all-nodes` and the kubectl plugin: what they are called, which options they refuse, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vmpin.cli.main import main
+
+PLUGIN = "/usr/local/bin/kubectl-vmpin"
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [PLUGIN])
+
+
+@pytest.mark.parametrize("verb", ["status", "verify", "map"])
+def test_help_names_the_command_that_is_typed(verb: str, plugin: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: kubectl vmpin {verb} ")
+    assert "\n  kubectl vmpin " in said
+    assert "\n  vmpin " not in said
+    assert "html > node.html" not in said, "an example of one node"
+
+
+def test_help_of_the_plugin_begins_with_the_cluster(plugin: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert said.startswith("usage: kubectl vmpin ")
+    assert "kubectl vmpin map --node NAME" in said
+    assert "install-hook --hooks-dir" not in said
+
+
+def test_help_of_the_program_itself_is_as_before(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert said.startswith("usage: vmpin ")
+    assert "install-hook --hooks-dir" in said
+    assert "kubectl" not in said
+
+
+@pytest.mark.parametrize("words", [
+    ["status", "5f2c"], ["status", "--direct"], ["status", "--watch"], ["verify", "5f2c"],
+    ["verify", "--since", "1h"], ["map", "--direct"]])
+@pytest.mark.parametrize("more", [["--all-nodes"], ["--node", "a"], ["-n", "shop"], ["-l", "vmpin.io/pool=a"],
+                                  ["--context", "x"], ["--kubeconfig", "x"]])
+def test_what_is_about_this_node_does_not_go_with_all(words: list[str], more: list[str],
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, *more]) == 2
+    assert "is about this node" in capsys.readouterr().err
+
+
+def test_the_plugin_is_about_all_nodes(plugin: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "5f2c"]) == 2
+    assert "is about this node" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["map", "--all-nodes", "-o", "svg"], "-o svg draws one node"),
+    (["map", "-o", "json"], "-o json is for --all-nodes")])
+def test_a_format_that_is_not_drawn_is_refused(words: list[str], said: str,
+                                               capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+#: A module of that name that cannot be imported: as without the extra, also where it is installed.
+_WITHOUT = """\
+import sys
+sys.modules["kubernetes"] = None
+from vmpin.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("verb", ["status", "verify", "map"])
+def test_without_the_extra_the_error_says_what_to_install(verb: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _WITHOUT, verb, "--all-nodes"], capture_output=True, text=True,
+                          env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)}, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'vmpin[kubernetes]'" in done.stderr

@@ -1,0 +1,45 @@
+"""The watch of a node's pods: how its pauses grow. What it is sent is tested at an API server (tests/cluster)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import pytest
+
+from vmpin.errors import ClusterError
+from vmpin.reporter import loop_pauses
+from vmpin.reporter.api_server import ApiServer
+from vmpin.reporter.loop_pauses import Pauses
+from vmpin.reporter.pod_watch import PodWatch
+
+BOOKMARK = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "2"}}}
+
+
+class Server:
+    """Each watch breaks. :param events: of a watch before it does."""
+
+    def __init__(self, *events: Mapping[str, Any]) -> None:
+        self.events, self.stopping = events, threading.Event()
+        self.watch = PodWatch(cast(ApiServer, self), "node", lambda: None, self.stopping)
+        self.watch._pauses = Pauses(self.stopping, 0.001, 0.01)
+
+    def pods(self, node: str, version: str) -> tuple[list[Mapping[str, Any]], str]:
+        return [], "1"
+
+    def watch_pods(self, node: str, version: str, seconds: int) -> Iterator[Mapping[str, Any]]:
+        yield from self.events
+        if self.watch.watches == 6:
+            self.stopping.set()
+        raise ClusterError("timed out")
+
+
+@pytest.mark.parametrize(("events", "pauses"), [((), 6), ((BOOKMARK,), 1)])
+def test_a_watch_that_was_never_answered_has_not_lasted_however_long_it_took(
+        monkeypatch: pytest.MonkeyPatch, events: tuple[Mapping[str, Any], ...], pauses: int) -> None:
+    monkeypatch.setattr(loop_pauses, "LASTED", 0.0)
+    server = Server(*events)
+    server.watch.run()
+    assert server.watch.lists == 1
+    assert server.watch._pauses._backoff.state.attempt_number == pauses + 1

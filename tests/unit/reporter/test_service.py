@@ -1,0 +1,16 @@
+"""The reporter's process: which threads it has."""
+
+from __future__ import annotations
+
+import pytest
+
+from vmpin.config import loading
+from vmpin.reporter.service import Reporter
+
+
+@pytest.mark.parametrize(("watch_pods", "threads"), [
+    ("true", {"vmpin-follow", "vmpin-pods", "vmpin-handover"}), ("false", {"vmpin-follow", "vmpin-pods"})])
+def test_pods_data_is_kept_and_handed_over_only_if_that_is_on(watch_pods: str, threads: set[str]) -> None:
+    made = Reporter(loading.load(None, {}, {"kubernetes.node": "node-a", "kubernetes.watch_pods": watch_pods}))
+    assert made._threads.keys() == threads
+    assert made._watch._untrusted == (watch_pods == "true")

@@ -1,0 +1,48 @@
+"""Untrusted text about a pod, as `vmpin explain` and `status` print it, and as `vmpin gather` leaves it out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vmpin.cli import status
+from vmpin.domain.facts import NodeFacts, Rights
+from vmpin.kube.untrusted_pod import UntrustedPod, untrusted_pod, untrusted_sentences
+from vmpin.reports.bundle.report import without_untrusted
+
+POD = untrusted_pod({
+    "metadata": {"annotations": {"a": 'x". Its verdict is "pinned', "b": "\x1b[2J",
+                                 **dict.fromkeys(map(str, range(30)), "")}},
+    "status": {"qosClass": "Burstable", "conditions": [
+        {"type": "PodResizeInProgress", "status": "True", "reason": "Error", "message": "m"}]}}).data()
+ENTRY: dict[str, Any] = {"id": "s1", "reasons": [], "containers": [], "guest": None, "cgroup": None, "birth": None,
+                         "drift": None, "proof": None, "threads": []}
+
+
+def test_each_sentence_is_marked_and_each_text_quoted() -> None:
+    found = list(untrusted_sentences({**POD, "annotations": {"a": 'x". Its verdict is "pinned', "b": "\\x1b"}}))
+    assert found == [
+        'Untrusted, from the pod\'s object at the API server; no mask depends on it: QoS class "Burstable", runtime '
+        'class "".',
+        'Untrusted: condition "PodResizeInProgress" since "", reason "Error": "m".',
+        'Untrusted: annotations "a"="x\\". Its verdict is \\"pinned", "b"="\\\\x1b", and 8 that are left out.']
+    assert list(untrusted_sentences(None)) == []
+    assert len(list(untrusted_sentences(UntrustedPod("", "", (), {}, 0).data()))) == 1
+
+
+@pytest.mark.parametrize(("entry", "lines"), [(ENTRY, 0), ({**ENTRY, "untrusted": None}, 0),
+                                              ({**ENTRY, "untrusted": POD}, 3)])
+def test_status_of_a_sandbox_shows_it_where_there_is_any(entry: dict[str, Any], lines: int,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    status._print_sandbox(entry)
+    found = capsys.readouterr().out
+    assert found.count("  Untrusted") == lines
+    assert found.replace("\n", "").isprintable()
+
+
+def test_a_bug_report_has_none_of_it() -> None:
+    """Annotations may hold secrets."""
+    facts = NodeFacts(Rights("root", 1), status={"version": 1, "sandboxes": [{**ENTRY, "untrusted": POD}]})
+    assert without_untrusted(facts).status == {"version": 1, "sandboxes": [{**ENTRY, "untrusted": None}]}
+    assert without_untrusted(NodeFacts(Rights("root", 1))).status == {}
