@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 FLOORS = {
     "cpuset": 0, "log": 0,
     "errors": 1, "domain": 1, "protocol": 1,
-    "wire": 2, "placement": 2, "kube": 2,
+    "wire": 2, "placement": 2, "allocation": 2, "kube": 2,
     "host": 3, "fleet": 3,
     "vmm": 4, "runtime": 4, "config": 4, "install": 4,
     "sources": 5, "pinning": 5, "demo": 5,
@@ -41,7 +41,7 @@ AT_THE_ROOT = {"__init__", "cpuset", "errors", "log"}
 #: What is shared with the guest: the standard library alone, Python 3.9.
 SHARED = ("cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
-PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "kube", "fleet",
+PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "allocation", "kube", "fleet",
               "config.plain_yaml",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health",

@@ -1,0 +1,96 @@
+"""What a container asks for, and what the search is asked: plain values.
+
+What stays out: reading annotations (annotations), and the search (search).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from vmpin.cpuset import EMPTY, CpuSet
+
+
+class CpuPolicy(enum.StrEnum):
+    """`cpu-policy.vmpin.io`."""
+
+    NONE = "none"  #: The pool.
+    EXCLUSIVE = "exclusive"  #: CPUs of its own, which leave the pool.
+    FIXED = "fixed"  #: CPUs of its own choice, which stay in the pool, but become exclusive to no container.
+    NUMA = "numa"  #: The pool's CPUs of one NUMA node.
+    INFRA = "infra"  #: The reserved CPUs.
+    GROUP = "group"  #: One set for all containers of a group.
+
+
+class Alignment(enum.StrEnum):
+    """`cpu-align.vmpin.io`: what the CPUs should be within, or, for cores, be made of."""
+
+    NODE = "node"
+    CACHE = "cache"
+    CORE = "core"
+    SOCKET = "socket"
+
+
+class SmtUse(enum.StrEnum):
+    """`cpu-smt.vmpin.io`: whole cores where possible, whole cores or a refusal, or one thread of each core first."""
+
+    PREFER = "prefer"
+    REQUIRE = "require"
+    SPREAD = "spread"
+
+
+class CpuKind(enum.StrEnum):
+    """`cpu-kind.vmpin.io`."""
+
+    ANY = "any"
+    PERFORMANCE = "performance"
+    EFFICIENT = "efficient"
+    ISOLATED = "isolated"
+
+
+class CpuWish(NamedTuple):
+    """What a container's annotations ask for. None: the configuration decides. `near` is "", "devices", a PCI address
+    or a network device. `spare` is "match", "own" or a number of CPUs."""
+
+    policy: CpuPolicy | None = None
+    group: str = ""
+    align: Alignment | None = None
+    align_required: bool = False
+    smt: SmtUse | None = None
+    kind: CpuKind = CpuKind.ANY
+    near: str = ""
+    spare: str = "match"
+
+
+class CpuQuery(NamedTuple):
+    """What the search is asked: `size` CPUs out of the free ones, `keep` among them (it is not free). `near`: NUMA
+    nodes of devices. `spread_nodes`: where more than one node is needed, the same number of CPUs from each."""
+
+    size: int
+    align: Alignment = Alignment.NODE
+    align_required: bool = False
+    smt: SmtUse = SmtUse.PREFER
+    spread_nodes: bool = False
+    near: frozenset[int] = frozenset()
+    keep: CpuSet = EMPTY
+
+
+class CpuCost(NamedTuple):
+    """The cost of a set of CPUs, each part smaller is better, compared in the order that `search` gives by alignment.
+    Equal costs: the lowest numbers win."""
+
+    nodes: int  #: NUMA nodes touched.
+    distance: int  #: Between the nodes, the sum over pairs, in the firmware's unit.
+    away: int  #: CPUs on other nodes than the devices'.
+    caches: int  #: Last-level caches touched.
+    partial_cores: int  #: Cores of which it holds some threads and not all.
+    broken_nodes: int  #: Nodes that were wholly free, and now are in part.
+    broken_caches: int  #: Likewise, of last-level caches.
+    leftover: int  #: CPUs left free in the touched caches.
+
+
+class FoundCpus(NamedTuple):
+    """The best set, with its cost."""
+
+    cpus: CpuSet
+    cost: CpuCost
