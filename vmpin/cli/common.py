@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vmpin.cli.cluster.plugin import named
+from vmpin.cli.cluster.plugin import about_this_node, named
 from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
 from vmpin.errors import ConfigError, UsageError, VmpinError
@@ -100,8 +100,8 @@ def new_file(text: str) -> str:
 
 def direct_flag(parser: argparse.ArgumentParser) -> None:
     """The flag --direct, for verbs that work without the watcher."""
-    parser.add_argument("--direct", action="store_true", help="read the node in this process instead of asking the "
-                        "watcher, as if no watcher ran")
+    parser.add_argument("--direct", action="store_true", help=about_this_node(
+        "read the node in this process instead of asking the watcher, as if no watcher ran"))
 
 
 def output_flag(parser: argparse.ArgumentParser, choices: Sequence[str]) -> None:

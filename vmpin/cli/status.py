@@ -9,6 +9,7 @@ import sys
 import time
 
 from vmpin.cli.cluster import flags as cluster
+from vmpin.cli.cluster.plugin import about_this_node
 from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb
 from vmpin.cli.control_client import Document, ask_raw, read_status, stale_checkpoint, status_document
 from vmpin.cli.output import VERDICTS, print_data, table
@@ -33,11 +34,13 @@ the reason), unmanaged (neither its containers nor a shared pool are known: left
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "status", "show the sandboxes and where their threads may run", run,
                   epilog=cluster.examples("status", _EXAMPLES))
-    parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one")
+    parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help=about_this_node("only this one"))
     output_flag(parser, ("table", "wide", "json", "yaml"))
     direct_flag(parser)
-    parser.add_argument("--watch", action="store_true", help="show it again every --interval seconds")
-    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="for --watch (default: 2)")
+    parser.add_argument("--watch", action="store_true", help=about_this_node(
+        "show it again every --interval seconds"))
+    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS",
+                        help=about_this_node("for --watch (default: 2)"))
     cluster.add_flags(parser)
 
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 
 from vmpin.cli.cluster import flags as cluster
+from vmpin.cli.cluster.plugin import about_this_node
 from vmpin.cli.common import Verbs, answering, direct_flag, load_config, output_flag, verb
 from vmpin.cli.control_client import Document, status_document
 from vmpin.cli.output import VERDICTS, print_data, table
@@ -40,10 +41,11 @@ exit codes:
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "verify", "check that every thread is on its CPUs (exit 1 on drift or collisions)", run,
                   about=_ABOUT, epilog=_EXITS + cluster.examples("verify", ""))
-    parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one")
-    parser.add_argument("--since", metavar="DURATION", help="also where they ran since then: 90s, 30m, 24h, 7d")
-    parser.add_argument("--tolerate", metavar="PERCENT", default="0", help="share of the run time that may have "
-                        "been elsewhere (default: 0)")
+    parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help=about_this_node("only this one"))
+    parser.add_argument("--since", metavar="DURATION", help=about_this_node(
+        "also where they ran since then: 90s, 30m, 24h, 7d"))
+    parser.add_argument("--tolerate", metavar="PERCENT", default="0", help=about_this_node(
+        "share of the run time that may have been elsewhere (default: 0)"))
     direct_flag(parser)
     output_flag(parser, ("text", "json"))
     cluster.add_flags(parser)

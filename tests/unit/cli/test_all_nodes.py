@@ -28,6 +28,9 @@ def test_help_names_the_command_that_is_typed(verb: str, plugin: None, capsys: p
     assert "\n  kubectl vmpin " in said
     assert "\n  vmpin " not in said
     assert "html > node.html" not in said, "an example of one node"
+    for name in ("SANDBOX", "--direct", "--watch", "--interval", "--since", "--tolerate"):
+        assert f"\n  {name}" not in said
+        assert f"[{name}" not in said
 
 
 def test_help_of_the_plugin_begins_with_the_cluster(plugin: None, capsys: pytest.CaptureFixture[str]) -> None:

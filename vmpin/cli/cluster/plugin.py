@@ -1,5 +1,6 @@
 """The name of this program: its own, or that of the kubectl plugin, which is the same program by another name."""
 
+import argparse
 import os
 import re
 import sys
@@ -11,6 +12,11 @@ KUBECTL = "kubectl vmpin"
 def program() -> str:
     """The name it was started by: kubectl runs `kubectl-vmpin` for `kubectl vmpin`."""
     return KUBECTL if os.path.basename(sys.argv[0]).startswith("kubectl-vmpin") else "vmpin"
+
+
+def about_this_node(text: str) -> str:
+    """The help of an argument that is about this node: the plugin, which is about the cluster, lists none of them."""
+    return argparse.SUPPRESS if program() == KUBECTL else text
 
 
 def named(text: str) -> str:
