@@ -1,7 +1,8 @@
-"""The topology of a node's CPUs: SMT siblings, shared caches, NUMA nodes; which are online, which isolated.
+"""The topology of a node's CPUs: SMT siblings, shared caches, dies, sockets, NUMA nodes; which are online, which
+isolated, which of which kind; nodes of memory alone, and the nodes of devices.
 
 Plain data with cheap look-ups, the same for a real node (host.sysfs) and for one described in a scenario. What stays
-out: reading it from anywhere, and which CPU a vCPU gets (placement.matching).
+out: reading it from anywhere, which CPU a vCPU gets (placement.matching), and which a container (allocation).
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ class _Groups(NamedTuple):
     present: CpuSet = EMPTY  #: Plugged in, online or not; empty where the kernel does not show it.
     #: From each NUMA node to each, in the firmware's unit (10: to itself); empty where the kernel does not show it.
     distances: Mapping[int, Mapping[int, int]] = MappingProxyType({})
+    # What follows is read for the allocator alone, and empty elsewhere (host.allocator_topology).
+    #: CPUs of one package, ascending; empty where the kernel does not show it.
+    sockets: tuple[CpuSet, ...] = ()
+    dies: tuple[CpuSet, ...] = ()  #: Likewise, of one die.
+    #: "performance" and "efficient" on a machine with both; empty elsewhere.
+    kinds: Mapping[str, CpuSet] = MappingProxyType({})
+    memory_nodes: CpuSet = EMPTY  #: The numbers of the NUMA nodes with memory, those without CPUs among them.
+    devices: Mapping[str, int] = MappingProxyType({})  #: NUMA nodes by PCI address and by name of a network device.
 
 
 class Topology(_Groups):
@@ -40,16 +49,24 @@ class Topology(_Groups):
     @classmethod
     def build(cls, online: CpuSet, cores: Iterable[CpuSet] = (), caches: Iterable[CpuSet] = (),
               nodes: Mapping[int, CpuSet] | None = None, isolated: CpuSet = EMPTY, nohz_full: CpuSet = EMPTY,
-              present: CpuSet = EMPTY, distances: Mapping[int, Mapping[int, int]] | None = None) -> Topology:
+              present: CpuSet = EMPTY, distances: Mapping[int, Mapping[int, int]] | None = None,
+              sockets: Iterable[CpuSet] = (), dies: Iterable[CpuSet] = (),
+              kinds: Mapping[str, CpuSet] | None = None, memory_nodes: CpuSet = EMPTY,
+              devices: Mapping[str, int] | None = None) -> Topology:
         """Sort the groups, drop empty and repeated ones, and make every CPU without a core a core of its own.
-        :raises ValueError: naming the CPU that is in two cores, two caches or two nodes."""
+        :raises ValueError: naming the CPU that is in two groups of one sort: cores, caches, nodes, dies, sockets,
+            kinds."""
         cores = list(cores)
         by_node = {node: cpus for node, cpus in sorted((nodes or {}).items()) if cpus}
         _refuse_overlap("node", [(f"node {node} ({cpus})", cpus) for node, cpus in by_node.items()])
-        caches = _normal("cache", caches)
-        named = union((online, present, isolated, nohz_full, *cores, *caches, *by_node.values()))
+        caches, dies, sockets = _normal("cache", caches), _normal("die", dies), _normal("socket", sockets)
+        by_kind = {kind: cpus for kind, cpus in sorted((kinds or {}).items()) if cpus}
+        _refuse_overlap("kind", [(f"{kind} ({cpus})", cpus) for kind, cpus in by_kind.items()])
+        named = union((online, present, isolated, nohz_full, *cores, *caches, *dies, *sockets, *by_node.values(),
+                       *by_kind.values()))
         cores = _normal("core", [*cores, *(CpuSet((cpu,)) for cpu in named - union(cores))])
-        return cls(online, cores, caches, by_node, isolated, nohz_full, present, distances or {})
+        return cls(online, cores, caches, by_node, isolated, nohz_full, present, distances or {}, sockets, dies,
+                   by_kind, memory_nodes, dict(sorted((devices or {}).items())))
 
     def __hash__(self) -> int:
         return hash((self.online, self.cores, self.caches, self.isolated, self.nohz_full, self.present))
@@ -58,7 +75,7 @@ class Topology(_Groups):
     def all_cpus(self) -> CpuSet:
         """Every CPU that is online, plugged in, or named anywhere."""
         return union((self.online, self.present, self.isolated, self.nohz_full,
-                      *self.cores, *self.caches, *self.nodes.values()))
+                      *self.cores, *self.caches, *self.nodes.values(), *self.sockets))
 
     def core_of(self, cpu: int) -> CpuSet:
         """The CPU and its SMT siblings; a CPU that is in no core is alone."""
@@ -67,6 +84,10 @@ class Topology(_Groups):
     def cache_of(self, cpu: int) -> CpuSet:
         """The CPUs that share its last-level cache; in no such group, its core (siblings share every cache)."""
         return self._cache_of.get(cpu) or self.core_of(cpu)
+
+    def socket_of(self, cpu: int) -> CpuSet:
+        """The CPUs of its socket. All that the kernel shows in no socket count as one."""
+        return next((socket for socket in self.sockets if cpu in socket), self.all_cpus - union(self.sockets))
 
     def node_of(self, cpu: int) -> int | None:
         """Its NUMA node, None where it is in none: the kernel forgets the node of a CPU that is offline."""

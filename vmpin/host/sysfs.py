@@ -1,7 +1,8 @@
 """/sys/devices/system: the node's CPUs, cores, caches and memory nodes.
 
 Only the list of online CPUs must be there; all else degrades to what is known without it, because kernels,
-architectures and hypervisors leave out different parts. What stays out: what the topology is used for.
+architectures and hypervisors leave out different parts. What stays out: sockets, kinds of cores and devices
+(allocator_topology), and what the topology is used for.
 """
 
 import logging
@@ -27,12 +28,12 @@ class Sysfs:
 
     def __init__(self, root: str | Path = "/sys") -> None:
         self.root = os.fspath(root)
-        self._cpu = f"{self.root}/devices/system/cpu"
-        self._node = f"{self.root}/devices/system/node"
+        self.cpu = f"{self.root}/devices/system/cpu"
+        self.node = f"{self.root}/devices/system/node"
 
     def online(self) -> CpuSet:
         """The online CPUs: one file, read at every pass. :raises SourceError: nothing can be decided without it."""
-        path = f"{self._cpu}/online"
+        path = f"{self.cpu}/online"
         try:
             raw = read_file(path)
             online = CpuSet.parse("" if raw is None else raw.decode("ascii", "replace"))
@@ -50,7 +51,7 @@ class Sysfs:
         found = {}
         for cpu in cpus:
             try:
-                found[cpu] = os.stat(f"{self._cpu}/cpu{cpu}/topology").st_ino
+                found[cpu] = os.stat(f"{self.cpu}/cpu{cpu}/topology").st_ino
             except OSError:
                 continue
         return found
@@ -59,37 +60,37 @@ class Sysfs:
         """Everything; some files per CPU, so for the start and for changes of the online CPUs. :raises: as
         `online`."""
         online = self.online()
-        present = self._list(f"{self._cpu}/present") or EMPTY
+        present = cpu_list(f"{self.cpu}/present") or EMPTY
         plugged = online | present
-        cpus = _numbered(self._cpu, _CPU)
+        cpus = numbered(self.cpu, _CPU)
         # Both come from the kernel's command line, which may name CPUs that the machine does not have.
-        isolated, nohz_full = ((self._list(f"{self._cpu}/{name}") or EMPTY) & plugged
+        isolated, nohz_full = ((cpu_list(f"{self.cpu}/{name}") or EMPTY) & plugged
                                for name in ("isolated", "nohz_full"))
-        cores, caches = _merged(map(self._core, cpus)), _merged(map(self._cache, cpus))
+        cores, caches = merged(map(self._core, cpus)), merged(map(self._cache, cpus))
         # A kernel without NUMA has no node directories, and one node.
         return Topology.build(online, cores, caches, self._nodes() or {0: plugged}, isolated, nohz_full, present,
                               self._distances())
 
     def _core(self, cpu: int) -> CpuSet:
         """A CPU's siblings, itself among them; EMPTY where they are not shown (an offline CPU has no topology)."""
-        directory = f"{self._cpu}/cpu{cpu}/topology"
+        directory = f"{self.cpu}/cpu{cpu}/topology"
         for name in ("core_cpus_list", "thread_siblings_list"):  # the second is its name before 5.3
-            core = self._list(f"{directory}/{name}")
+            core = cpu_list(f"{directory}/{name}")
             if core is not None and cpu in core:
                 return core
         return EMPTY
 
     def _cache(self, cpu: int) -> CpuSet:
         """The CPUs that share a CPU's last-level data cache; EMPTY where the kernel shows no caches."""
-        directory = f"{self._cpu}/cpu{cpu}/cache"
+        directory = f"{self.cpu}/cpu{cpu}/cache"
         best, shared = 0, EMPTY
         for index in names_in(directory):
-            if _INDEX.fullmatch(index) is None or _text(f"{directory}/{index}/type") == "Instruction":
+            if _INDEX.fullmatch(index) is None or text_of(f"{directory}/{index}/type") == "Instruction":
                 continue
-            level = _text(f"{directory}/{index}/level")
+            level = text_of(f"{directory}/{index}/level")
             if not (level.isascii() and level.isdigit() and len(level) < 3) or int(level) <= best:
                 continue
-            cpus = self._list(f"{directory}/{index}/shared_cpu_list")
+            cpus = cpu_list(f"{directory}/{index}/shared_cpu_list")
             if cpus is not None and cpu in cpus:
                 best, shared = int(level), cpus
         return shared
@@ -98,8 +99,8 @@ class Sysfs:
         """The CPUs of every memory node; a CPU that two nodes claim (read amid a change) stays with the first."""
         nodes: dict[int, CpuSet] = {}
         seen = EMPTY
-        for node in _numbered(self._node, _NODE):
-            cpus = (self._list(f"{self._node}/node{node}/cpulist") or EMPTY) - seen
+        for node in numbered(self.node, _NODE):
+            cpus = (cpu_list(f"{self.node}/node{node}/cpulist") or EMPTY) - seen
             if cpus:
                 nodes[node] = cpus
                 seen |= cpus
@@ -107,23 +108,24 @@ class Sysfs:
 
     def _distances(self) -> dict[int, dict[int, int]]:
         """From every memory node to every one: its file has a number for each, ascending (drivers/base/node.c)."""
-        nodes = _numbered(self._node, _NODE)
-        rows = {node: _text(f"{self._node}/node{node}/distance").split() for node in nodes}
+        nodes = numbered(self.node, _NODE)
+        rows = {node: text_of(f"{self.node}/node{node}/distance").split() for node in nodes}
         return {node: dict(zip(nodes, map(int, row), strict=True)) for node, row in rows.items()
                 if len(row) == len(nodes) and all(each.isascii() and each.isdigit() for each in row)}
 
-    def _list(self, path: str) -> CpuSet | None:
-        """A CPU list, or None: the file is missing or not a list."""
-        text = _text(path)
-        try:
-            return CpuSet.parse(text)
-        except CpuSetError as err:
-            if text != "(null)":  # nohz_full, on a kernel that can have such CPUs but was given none
-                logger.debug("ignored file=%s: %s", path, err)
-        return None
+
+def cpu_list(path: str) -> CpuSet | None:
+    """A CPU list, or None: the file is missing or not a list."""
+    text = text_of(path)
+    try:
+        return CpuSet.parse(text)
+    except CpuSetError as err:
+        if text != "(null)":  # nohz_full, on a kernel that can have such CPUs but was given none
+            logger.debug("ignored file=%s: %s", path, err)
+    return None
 
 
-def _text(path: str) -> str:
+def text_of(path: str) -> str:
     """A file's text without white space around it, "" when it cannot be read."""
     try:
         raw = read_file(path)
@@ -133,12 +135,12 @@ def _text(path: str) -> str:
     return "" if raw is None else raw.decode("ascii", "replace").strip()
 
 
-def _numbered(directory: str, pattern: re.Pattern[str]) -> list[int]:
+def numbered(directory: str, pattern: re.Pattern[str]) -> list[int]:
     """The numbers n of a directory's entries `cpu<n>`, ascending; beside them stand `cpufreq` and `cpuidle`."""
     return sorted(int(match[1]) for match in map(pattern.fullmatch, names_in(directory)) if match)
 
 
-def _merged(groups: Iterable[CpuSet]) -> list[CpuSet]:
+def merged(groups: Iterable[CpuSet]) -> list[CpuSet]:
     """The groups without repeats, those that overlap made one. Each CPU shows its group by itself, one after the
     other, and a CPU may come or go in between: of two siblings the first then shows `2` and the second `2-3`."""
     merged: list[CpuSet] = []

@@ -58,6 +58,23 @@ def test_without_nodes_there_is_none() -> None:
     assert Topology.build(cpus("0-3")).node_of(0) is None
 
 
+def test_a_cpu_finds_its_socket_and_those_in_none_are_in_one() -> None:
+    built = Topology.build(cpus("0-7"), sockets=[cpus("4-5"), cpus("0-3"), cpus("4-5")])
+    assert built.sockets == (cpus("0-3"), cpus("4-5"))
+    assert [built.socket_of(cpu) for cpu in (0, 5, 6)] == [cpus("0-3"), cpus("4-5"), cpus("6-7")]
+    assert TWO_SOCKETS.socket_of(0) == cpus("0-7")
+
+
+def test_kinds_and_devices_are_the_same_in_any_order() -> None:
+    one = Topology.build(cpus("0-3"), kinds={"performance": cpus("0"), "efficient": cpus("1-4"), "odd": EMPTY},
+                         devices={"eth0": 1, "3b:00.0": 0})
+    other = Topology.build(cpus("0-3"), kinds={"efficient": cpus("1-4"), "performance": cpus("0")},
+                           devices={"3b:00.0": 0, "eth0": 1})
+    assert one == other
+    assert list(one.kinds) == list(other.kinds)
+    assert one.all_cpus == cpus("0-4")
+
+
 def test_groups_may_name_cpus_that_are_offline() -> None:
     built = Topology.build(cpus("0,2"), cores=[cpus("0-1")], caches=[cpus("0-3")], nodes={0: cpus("0-3")})
     assert built.core_of(1) == cpus("0-1")
@@ -77,6 +94,10 @@ def test_known_counts_every_cpu_that_is_named_anywhere() -> None:
     ({"caches": [cpus("0-3"), cpus("3-7")]}, "CPU 3 is in two caches: cache 0-3 and cache 3-7"),
     ({"nodes": {0: cpus("0-3"), 1: cpus("2")}}, r"CPU 2 is in two nodes: node 0 \(0-3\) and node 1 \(2\)"),
     ({"nodes": {0: cpus("5"), 1: cpus("5")}}, "CPU 5 is in two nodes"),
+    ({"sockets": [cpus("0-4"), cpus("4-7")]}, "CPU 4 is in two sockets: socket 0-4 and socket 4-7"),
+    ({"dies": [cpus("0-1"), cpus("0")]}, "CPU 0 is in two dies"),
+    ({"kinds": {"performance": cpus("0-1"), "efficient": cpus("1")}},
+     r"CPU 1 is in two kinds: efficient \(1\) and performance \(0-1\)"),
 ])
 def test_overlapping_groups_are_refused_and_the_cpu_is_named(groups: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from trees import make_tree
+
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.topology import Topology
+from vmpin.errors import SourceError
+from vmpin.host.allocator_topology import allocator_topology, device_nodes
+from vmpin.host.sysfs import Sysfs
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+def groups(*texts: str) -> tuple[CpuSet, ...]:
+    return tuple(map(cpus, texts))
+
+
+def read(tmp_path: Path, text: str, *devices: str) -> Topology:
+    return allocator_topology(Sysfs(make_tree(tmp_path, text)), devices)
+
+
+def test_this_machine_has_every_online_cpu_in_one_socket() -> None:
+    topology = allocator_topology(Sysfs())
+    base = Sysfs().topology()
+    assert topology.online == base.online
+    assert topology.cores == base.cores
+    assert all(cpu in topology.socket_of(cpu) for cpu in topology.online)
+    assert topology.memory_nodes
+
+
+def test_the_list_of_online_cpus_alone_is_enough(tmp_path: Path) -> None:
+    topology = read(tmp_path, "devices/system/cpu/online = 0-1,4\n")
+    assert topology == Topology.build(cpus("0-1,4"), nodes={0: cpus("0-1,4")}, memory_nodes=cpus("0"))
+    assert topology.socket_of(1) == cpus("0-1,4")
+
+
+def test_without_the_list_of_online_cpus_it_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="online: does not exist"):
+        allocator_topology(Sysfs(tmp_path))
+
+
+def test_sockets_have_an_older_name_and_dies_are_apart(tmp_path: Path) -> None:
+    topology = read(tmp_path, """
+        devices/system/cpu/online = 0-3
+        devices/system/cpu/cpu0/topology/core_siblings_list = 0-1
+        devices/system/cpu/cpu0/topology/die_cpus_list = 0
+        devices/system/cpu/cpu1/topology/die_cpus_list = 1
+        devices/system/cpu/cpu2/topology/package_cpus_list = 2-3
+        devices/system/cpu/cpu2/topology/core_siblings_list = 0-3
+    """)
+    assert topology.sockets == groups("0-1", "2-3")
+    assert topology.dies == groups("0", "1")
+
+
+def test_a_cpu_that_comes_meanwhile_is_in_the_socket_of_the_others(tmp_path: Path) -> None:
+    """CPU 0 was read before CPU 1 came, which then shows both."""
+    topology = read(tmp_path, """
+        devices/system/cpu/online = 0-2
+        devices/system/cpu/cpu0/topology/package_cpus_list = 0
+        devices/system/cpu/cpu1/topology/package_cpus_list = 0-1
+        devices/system/cpu/cpu2/topology/package_cpus_list = what
+    """)
+    assert topology.sockets == groups("0-1")
+    assert topology.socket_of(2) == cpus("2")
+
+
+def test_nodes_of_memory_alone_count_for_memory_and_not_for_cpus(tmp_path: Path) -> None:
+    topology = read(tmp_path, """
+        devices/system/cpu/online = 0-3
+        devices/system/node/has_memory = 0,2
+        devices/system/node/node0/cpulist = 0-1
+        devices/system/node/node1/cpulist = 2-3
+        devices/system/node/node2/cpulist =
+    """)
+    assert topology.memory_nodes == cpus("0,2")
+    assert sorted(topology.nodes) == [0, 1]
+
+
+def test_both_kinds_of_cores_are_there_or_none(tmp_path: Path) -> None:
+    text = """
+        devices/system/cpu/online = 0-7
+        devices/cpu_core/cpus = 0-3
+    """
+    assert read(tmp_path, text).kinds == {}
+    found = read(tmp_path, """
+        devices/cpu_atom/cpus = 3-5
+        devices/cpu_lowpower/cpus = 6,99
+    """)
+    assert found.kinds == {"performance": cpus("0-3"), "efficient": cpus("4-6")}
+    assert found.all_cpus == cpus("0-7")
+
+
+DEVICES = """
+    devices/system/cpu/online = 0-7
+    devices/system/node/node0/cpulist = 0-3
+    devices/system/node/node1/cpulist = 4-7
+    bus/pci/devices/0000:3b:00.0/numa_node = 1
+    bus/pci/devices/10000:01:00.1/numa_node = 0
+    bus/pci/devices/0000:00:1f.0/numa_node = -1
+    bus/pci/devices/0000:00:1f.1/numa_node = one
+    class/net/eth0/device/numa_node = 1
+    class/net/lo/mtu = 65536
+"""
+
+
+def test_devices_have_a_node_by_address_and_by_name(tmp_path: Path) -> None:
+    names = ("0000:3b:00.0", "3b:00.0", "10000:01:00.1", "0000:00:1f.0", "0000:00:1f.1", "eth0", "lo", "eth9")
+    topology = read(tmp_path, DEVICES, *names)
+    assert topology.devices == {"0000:3b:00.0": 1, "10000:01:00.1": 0, "3b:00.0": 1, "eth0": 1}
+
+
+@pytest.mark.parametrize("name", [
+    "", "..", ".", "../../../bus/pci/devices/0000:3b:00.0", "eth0/../eth0", "/etc", "0000:3b:00.9", "0000:3B:00.0",
+    "devices", "e" * 16, "eth0\0", "eth0\n", "ü"])
+def test_what_can_be_no_device_is_no_path(tmp_path: Path, name: str) -> None:
+    make_tree(tmp_path, DEVICES)
+    (tmp_path / "class/net/numa_node").write_text("1\n")
+    assert device_nodes(Sysfs(tmp_path), [name]) == {}
+
+
+def test_nothing_of_it_is_read_for_a_node_that_gives_out_no_cpus(tmp_path: Path) -> None:
+    base = Sysfs(make_tree(tmp_path, DEVICES + """
+        devices/system/cpu/cpu0/topology/package_cpus_list = 0-7
+        devices/cpu_core/cpus = 0-3
+        devices/cpu_atom/cpus = 4-7
+        devices/system/node/has_memory = 0
+    """)).topology()
+    assert (base.sockets, base.dies, base.kinds, base.memory_nodes, base.devices) == ((), (), {}, EMPTY, {})
