@@ -19,7 +19,8 @@ LARGEST = 2500
 #: status, verify and map of every node: their options, and forms of a map.
 #: 34: peers of the status socket that ask without end do not hold up the watcher. 30: sockets, kinds of cores, nodes
 #: of memory and of devices in the topology.
-TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30
+#: 14: the section `allocate`, and messages of NRI with which a plugin gives CPUs.
+TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14
 #: What a node in a cluster needs besides: what the reporter is sent, and the reporter, which no node without an API
 #: server runs. Counted apart, so that the number above goes on to hold what pins.
 CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/node_pictures.py",
@@ -34,7 +35,7 @@ CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/nod
 #: a withdrawal waits for no node that is down.
 CLUSTER_TOTAL = 2_400 + 280 + 310 + 1_105 + 48 + 40
 #: What gives CPUs out (`allocate.mode`), counted apart as well: a node whose kubelet does that loads none of it.
-ALLOCATOR = ("vmpin/allocation", "vmpin/host/allocator_topology.py")
+ALLOCATOR = ("vmpin/allocation", "vmpin/host/allocator_topology.py", "vmpin/config/allocate_settings.py")
 ALLOCATOR_TOTAL = 5_000
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmpin.config import values
+from vmpin.config.allocate_settings import AllocateSettings
 from vmpin.config.kubernetes_settings import KubernetesSettings
 from vmpin.config.table_entry import Setting, setting
 from vmpin.config.values import Address
@@ -37,7 +38,7 @@ class PathSettings(NamedTuple):
     kubelet: Path = setting("/var/lib/kubelet", values.path, "the kubelet's directory: its CPU manager's checkpoint")
     nri: Path = setting("/var/run/nri/nri.sock", values.path, "socket of the container runtime for NRI plugins")
     cri: Path | None = setting("", values.path_or_unset, "socket of the container runtime for CRI calls, used by "
-                                "policy.runc_repair alone; unset: containerd's and CRI-O's own, where they exist")
+                                "policy.runc_repair and allocate; unset: containerd's and CRI-O's own, if they exist")
 
     @property
     def hook_socket(self) -> Path:
@@ -210,6 +211,7 @@ class Config(NamedTuple):
     guest: GuestSettings
     metrics: MetricsSettings
     kubernetes: KubernetesSettings
+    allocate: AllocateSettings
     log: LogSettings
     origin: Mapping[str, str]
     rules: Policy
@@ -233,7 +235,8 @@ class Config(NamedTuple):
 SECTIONS: dict[str, type[Any]] = {"paths": PathSettings, "node": NodeSettings, "policy": PolicySettings,
                                   "watch": WatchSettings, "drift": DriftSettings, "proof": ProofSettings,
                                   "guest": GuestSettings, "metrics": MetricsSettings,
-                                  "kubernetes": KubernetesSettings, "log": LogSettings}
+                                  "kubernetes": KubernetesSettings, "allocate": AllocateSettings,
+                                  "log": LogSettings}
 _PLACES = [(section, name) for section, fields in SECTIONS.items() for name in fields._fields]
 #: Every key, in the order of `vmpin config`.
 SETTINGS: tuple[Setting, ...] = tuple(

@@ -30,7 +30,8 @@ def reloaded(old: Config, load: Callable[[], Config]) -> Config | None:
         logger.error("the configuration stays as it was: %s", err)
         return None
     if later := changes(config, loaded):
-        logger.warning("changed paths, %s are used after a restart only: %s", " and ".join(FIXED), "; ".join(later))
+        logger.warning("changed paths, allocate, %s are used after a restart only: %s", " and ".join(FIXED),
+                       "; ".join(later))
     changed = "; ".join(changes(old, config)) or "nothing changed"
     # At whichever of the two levels shows it.
     if quiet := not logger.isEnabledFor(logging.INFO):
@@ -82,5 +83,6 @@ def _shown(value: object) -> str:
 
 def keep_fixed(old: Config, new: Config) -> Config:
     """`new`, but with `old`'s values of the keys that take a restart: what is bound, open or written to stays."""
-    fixed = {key: value for key, value in old.values.items() if key.startswith("paths.") or key in FIXED}
+    fixed = {key: value for key, value in old.values.items() if key.startswith(("paths.", "allocate."))
+             or key in FIXED}
     return with_values({**new.values, **fixed}, new.origin)

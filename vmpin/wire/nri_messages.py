@@ -21,7 +21,11 @@ MESSAGES: Final = Messages("nri.pkg.api.v1alpha1", """
     SynchronizeResponse         update=1:ContainerUpdate* more=2:bool
     StateChangeEvent            event=1:int32 pod=2:PodSandbox container=3:Container
     EventRequest                pod=1:PodSandbox container=2:Container
+    CreateContainerRequest      pod=1:PodSandbox container=2:Container
+    CreateContainerResponse     adjust=1:ContainerAdjustment update=2:ContainerUpdate*
     UpdateContainerRequest      pod=1:PodSandbox container=2:Container linux_resources=3:LinuxResources
+    UpdateContainerResponse     update=1:ContainerUpdate*
+    StopContainerResponse       update=1:ContainerUpdate*
     PodSandbox                  id=1 name=2 uid=3 namespace=4 labels=5:map annotations=6:map runtime_handler=7 \
                                 linux=8:LinuxPodSandbox pid=9:uint32
     LinuxPodSandbox             cgroup_parent=3
@@ -29,7 +33,12 @@ MESSAGES: Final = Messages("nri.pkg.api.v1alpha1", """
                                 linux=11:LinuxContainer pid=12:uint32
     LinuxContainer              resources=3:LinuxResources cgroups_path=5
     LinuxResources              cpu=2:LinuxCPU
-    LinuxCPU                    cpus=6 mems=7
+    LinuxCPU                    shares=1:OptionalUInt64 quota=2:OptionalInt64 period=3:OptionalUInt64 cpus=6 mems=7
+    OptionalInt64               value=1:int64
+    OptionalUInt64              value=1:uint64
+    ContainerAdjustment         annotations=2:map env=4:KeyValue* linux=6:LinuxContainerAdjustment
+    LinuxContainerAdjustment    resources=2:LinuxResources
+    KeyValue                    key=1 value=2
     ContainerUpdate             container_id=1 linux=2:LinuxContainerUpdate ignore_failure=3:bool
     LinuxContainerUpdate        resources=1:LinuxResources
 """)

@@ -255,7 +255,7 @@ def test_every_variable_is_used() -> None:
     defaults = settings.load(None, {}, {})
     for setting in SETTINGS:
         for text in ("/x", "1-3", "7", "off", "on", "debug", "union", "shared", "leave", "unpin",
-                     "change", "unix:/x", "word", "own"):
+                     "change", "unix:/x", "word", "own", "exclusive", "core", "spread", "nodes", "cmk"):
             try:
                 found = settings.load(None, {setting.variable: text}, {})
             except ConfigError:

@@ -57,6 +57,29 @@ def test_a_message_is_read_as_containerd_sends_it() -> None:
     assert b"\x3a\x05sleep" in told.SerializeToString()  # what is not known is kept
 
 
+def test_an_adjustment_is_sent_as_containerd_reads_it() -> None:
+    """ContainerAdjustment: annotations 2, env 4 (key 1, value 2), linux 6 with resources 2; LinuxCPU in 2 of those."""
+    cpu = b"\x12\x08" b"\x32\x03" b"2-3" b"\x3a\x01" b"0"
+    linux = b"\x32\x0c" b"\x12\x0a" + cpu
+    adjust = b"\x12\x06\x0a\x01k\x12\x01v" b"\x22\x06\x0a\x01E\x12\x01x" + linux
+    other = b"\x0a\x01d" b"\x12\x09" b"\x0a\x07" b"\x12\x05\x32\x03" b"0-1" b"\x18\x01"
+    made = MESSAGES["CreateContainerResponse"](adjust={"annotations": {"k": "v"}, "env": [{"key": "E", "value": "x"}]})
+    made.adjust.linux.resources.cpu.cpus, made.adjust.linux.resources.cpu.mems = "2-3", "0"
+    update = made.update.add(container_id="d", ignore_failure=True)
+    update.linux.resources.cpu.cpus = "0-1"
+    others = bytes([len(other)]) + other
+    assert made.SerializeToString() == b"\x0a" + bytes([len(adjust)]) + adjust + b"\x12" + others
+    same = b"\x0a" + others
+    for answer in ("UpdateContainerResponse", "StopContainerResponse"):
+        assert MESSAGES[answer](update=made.update).SerializeToString() == same
+
+
+def test_a_cpu_value_that_is_not_set_differs_from_nought() -> None:
+    cpu = MESSAGES.decode("LinuxCPU", b"\x0a\x03\x08\x80\x08" b"\x12\x0b\x08" + b"\xff" * 9 + b"\x01")
+    assert (cpu.shares.value, cpu.quota.value, cpu.HasField("period")) == (1024, -1, False)
+    assert MESSAGES.decode("LinuxCPU", b"\x12\x00").HasField("quota")
+
+
 def test_the_mask_is_made_of_bits() -> None:
     assert MESSAGES["ConfigureResponse"](events=0x1FF).SerializeToString() == bytes.fromhex("10ff03")
     assert [nri_enums.mask(event) for event in (

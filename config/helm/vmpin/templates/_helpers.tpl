@@ -83,7 +83,11 @@ affinity:
 {{- /* What the watcher reads at its start alone: a change of it takes a rollout. */ -}}
 {{- define "vmpin.fixed" -}}
 {{- $watch := get .Values.config "watch" | default dict }}
-{{- dict "paths" (get .Values.config "paths") "watch" (pick $watch "nri" "kubelet" "births") | toJson }}
+{{- $fixed := dict "paths" (get .Values.config "paths") "watch" (pick $watch "nri" "kubelet" "births") }}
+{{- with get .Values.config "allocate" }}
+{{- $_ := set $fixed "allocate" . }}
+{{- end }}
+{{- $fixed | toJson }}
 {{- end }}
 
 {{- define "vmpin.configVolume" -}}

@@ -1,0 +1,70 @@
+"""`allocate`: the keys of the allocator, which gives out CPUs where the kubelet's static policy does not."""
+
+from typing import NamedTuple
+
+from vmpin.config import values
+from vmpin.config.table_entry import setting
+from vmpin.cpuset import CpuSet
+
+_MODES = values.one_of("off", "observe", "on")
+
+
+def _mode(value: object) -> str:
+    """YAML reads a bare on as true, and off as false."""
+    return _MODES("on" if value is True else value)
+
+
+def _alignment(value: object) -> str:
+    """`!` after it makes it required."""
+    text = str(value)
+    values.one_of("node", "cache", "core", "socket")(text.removesuffix("!"))
+    return text
+
+
+def _headroom(value: object) -> int:
+    return 0 if value == 0 or value == "0" else values.count(value)
+
+
+def _honour(value: object) -> str:
+    text = values.token(value)
+    for name in text.split(",") if text else ():
+        values.one_of("crane", "nri-plugins", "cmk")(name)
+    return text
+
+
+def _pause(value: object) -> float:
+    return 0.0 if value == 0 or value == "0" else values.seconds(value)
+
+
+class AllocateSettings(NamedTuple):
+    """`allocate`: whether CPUs are given out, and by which rules. A change takes a restart."""
+
+    mode: str = setting("off", _mode, "whether vmpin gives containers their CPUs: off, observe (works out and "
+                        "reports, changes nothing) or on; never beside the kubelet's static policy")
+    reserved: CpuSet = setting("", values.cpus, "CPUs that no container gets exclusively: the system's, and of "
+                               "containers with the policy infra")
+    default: str = setting("none", values.one_of("none", "guaranteed", "exclusive"), "what a container without an "
+                           "annotation gets: none (the pool), guaranteed (exclusive CPUs where its pod is of that "
+                           "class and its CPUs are whole) or exclusive (where request and limit are the same whole "
+                           "CPUs)")
+    align: str = setting("node", _alignment, "what exclusive CPUs should lie within, or be made of: node, cache, core "
+                         "or socket; with ! after it it is required")
+    smt: str = setting("prefer", values.one_of("prefer", "require", "spread"), "whole cores where possible (prefer), "
+                       "whole cores or a refusal (require), or one thread of each core first (spread)")
+    spread: str = setting("off", values.one_of("off", "nodes"), "nodes: where more than one NUMA node is needed, the "
+                          "same number of CPUs from each")
+    strict_reserved: bool = setting(False, values.flag, "whether the pool is without the reserved CPUs")
+    pool_headroom: int = setting(0, _headroom, "CPUs that stay out of the pool while they are free, so that the next "
+                                 "exclusive container updates no shared one")
+    privileged_namespaces: str = setting("kube-system", values.token, "namespaces whose containers may ask for the "
+                                         "policy infra and for isolated CPUs, separated by commas")
+    groups: str = setting("", values.token, "groups of containers that every namespace may join, separated by commas; "
+                          "others are a namespace's own")
+    honour: str = setting("crane", _honour, "other programs' annotations that are honoured: crane, nri-plugins, cmk, "
+                          "separated by commas; unset: none")
+    export: str = setting("off", values.one_of("off", "cmk"), "variables in the containers' environment: cmk "
+                          "(CMK_CPUS_ASSIGNED and the others), or off")
+    grow_delay_seconds: float = setting(5.0, _pause, "how long CPUs that came back wait for an answer of vmpin's to "
+                                        "ride in, before the pool's containers are given them by CRI calls")
+    live_annotations: bool = setting(False, values.flag, "whether a changed annotation of a pod, as the API server "
+                                     "has it, changes a container that runs")
