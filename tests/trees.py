@@ -1,12 +1,16 @@
 """Recorded /sys, /proc and cgroup trees: a text of lines `path = content` becomes files.
 
 A file ends with a newline, as the kernel's do, and `\\n` in the text stands for one within. Lines that start with
-`#` say how the tree was recorded. No content is an empty line; a path that ends with `/` is a directory.
+`#` say how the tree was recorded, or where it comes from and under which licence. No content is an empty line; a path
+that ends with `/` is a directory; `cpu[0-3,8]/…` stands for the same file of each of these CPUs.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+from vmpin.cpuset import CpuSet
 
 DATA = Path(__file__).parent / "data" / "sysfs"
 
@@ -26,10 +30,18 @@ def make_tree(tmp_path: Path, text_or_name: str) -> Path:
         if not line or line.startswith("#"):
             continue
         name, _, content = line.partition("=")
-        path = tmp_path / name.strip()
-        if name.strip().endswith("/"):
-            path.mkdir(parents=True, exist_ok=True)
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content.removeprefix(" ").replace("\\n", "\n") + "\n")
+        for each in _each(name.strip()):
+            path = tmp_path / each
+            if each.endswith("/"):
+                path.mkdir(parents=True, exist_ok=True)
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content.removeprefix(" ").replace("\\n", "\n") + "\n")
     return tmp_path
+
+
+def _each(path: str) -> list[str]:
+    """The paths that a path with a list of CPUs in it stands for."""
+    if (match := re.fullmatch(r"(.*/cpu)\[([0-9,-]+)\](/.*)", path)) is None:
+        return [path]
+    return [f"{match[1]}{cpu}{match[3]}" for cpu in CpuSet.parse(match[2])]
