@@ -172,10 +172,12 @@ def test_what_katas_agent_refuses_by_its_policy_is_reported_once(node: Node, cpu
         wait(lambda: all(each.startswith("left alone: refused: ") and "blocked by policy" in each and
                          each.isprintable() for each in states(node, vm.sandbox).values()),
              lambda: states(node, vm.sandbox))
+        # One, or more: on a busy machine the agent's answer to the first may come after the call's time limit.
+        calls = [each["method"] for each in vm.heard("call")]
         node.container(vm.sandbox, "web", cpus[0])
         node.wait_for_all(vm.pid, cpus[0])
         time.sleep(2)
-        assert [each["method"] for each in vm.heard("call")].count("UpdateContainer") == 1
+        assert [each["method"] for each in vm.heard("call")] == calls
         assert sum("refused by policy" in line for line in node.log().splitlines()) == 1, node.log()
 
 
