@@ -1,5 +1,5 @@
-"""Real machines' /sys from public test data (tests/data/sysfs), against what is known of these machines: the numbers of
-cores and caches that their vendors name.
+"""Real machines' /sys from public test data (tests/data/sysfs), against what is known of these machines: the numbers
+of cores and caches that their vendors name.
 """
 
 from __future__ import annotations
