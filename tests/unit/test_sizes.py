@@ -35,7 +35,8 @@ CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/nod
 #: a withdrawal waits for no node that is down.
 CLUSTER_TOTAL = 2_400 + 280 + 310 + 1_105 + 48 + 40
 #: What gives CPUs out (`allocate.mode`), counted apart as well: a node whose kubelet does that loads none of it.
-ALLOCATOR = ("vmpin/allocation", "vmpin/host/allocator_topology.py", "vmpin/config/allocate_settings.py")
+ALLOCATOR = ("vmpin/allocation", "vmpin/host/allocator_topology.py", "vmpin/config/allocate_settings.py",
+             "vmpin/config/scenario_topology.py")
 ALLOCATOR_TOTAL = 5_000
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmpin.config import yaml_file
-from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
-from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId, valid_id
+from vmpin.config.scenario_topology import read_topology
+from vmpin.config.scenario_values import ScenarioValues
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError
 from vmpin.placement.ownership import Collision, Node, Ownership, claims_of, find_collisions, ownership
@@ -21,8 +23,6 @@ from vmpin.placement.policy import Policy, parse_rule
 from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.placement.vcpus import Previous
 
-#: KVM's own limit is 4096 vCPUs (KVM_MAX_VCPUS); no VM has more iothreads or queues than that either.
-MAX_COUNT = 4096
 MAX_PLAN = 64 << 20  #: Bytes: a plan of a full node has some 2 MB.
 
 
@@ -80,12 +80,6 @@ def _collisions(own: Ownership, placements: Sequence[Placement]) -> list[Collisi
     return sorted(found.values())
 
 
-def _line(text: str) -> str:
-    """`text` on one line of a decent length: keys and values of any kind come into it."""
-    shown = text if text.isprintable() else ascii(text)
-    return shown if len(shown) <= 400 else f"{shown[:300]}...{shown[-97:]}"
-
-
 def _text(cpus: CpuSet | None) -> str | None:
     return None if cpus is None else str(cpus)
 
@@ -131,58 +125,13 @@ def load_previous(path: Path) -> dict[SandboxId, Previous]:
     return found
 
 
-class _Reader:
-    """Turns YAML values into the model, with the place of each value for the error."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def wrong(self, at: str, why: str) -> ConfigError:
-        return ConfigError(f"{self.path}: {_line(at)}: {_line(why)}")
-
-    def mapping(self, value: object, at: str, keys: Sequence[str] | None) -> dict[str, object]:
-        """A mapping with no keys but `keys` (None: any)."""
-        if not isinstance(value, dict):
-            raise self.wrong(at, f"{value!r} is no mapping of keys to values")
-        for key in value:
-            if keys is not None and key not in keys:
-                raise self.wrong(at, f"unknown key {key!r} (known: {', '.join(keys)})")
-        return value
-
-    def items(self, value: object, at: str) -> list[tuple[str, object]]:
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise self.wrong(at, f"{value!r} is no list")
-        return [(f"{at}[{index}]", item) for index, item in enumerate(value)]
-
-    def cpuset(self, value: object, at: str, valid: CpuSet | None = None) -> CpuSet:
-        """A CPU list, or a single CPU as a number; within `valid` when given."""
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            raise self.wrong(at, f"{value!r} is no CPU list")
-        try:
-            cpus = CpuSet.parse(str(value))
-        except CpuSetError as err:
-            raise self.wrong(at, str(err)) from err
-        if valid is not None and not cpus <= valid:
-            raise self.wrong(at, f"CPUs {cpus - valid} of {str(value)!r} are not in the topology ({valid})")
-        return cpus
-
-    def count(self, value: object, at: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
-            raise self.wrong(at, f"{value!r} is no number between 0 and {MAX_COUNT}")
-        return value
-
-    def id(self, value: object, at: str) -> str:
-        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-        if not isinstance(text, str) or not valid_id(text):
-            raise self.wrong(at, f"{value!r} is no id (letters, digits and _.+:@-)")
-        return text
+class _Reader(ScenarioValues):
+    """Turns YAML values into the model."""
 
     def scenario(self, document: object, machine: Topology | None) -> Scenario:
         top = self.mapping({} if document is None else document, "the document",
                            ("topology", "housekeeping", "shared_pool", "policy", "sandboxes"))
-        topology = machine if top.get("topology") is None else self.topology(top["topology"])
+        topology = machine if top.get("topology") is None else read_topology(self, top["topology"])
         if topology is None:
             raise self.wrong("topology", "is missing")
         valid = topology.all_cpus
@@ -197,28 +146,6 @@ class _Reader:
             sandboxes[sandbox.request.id] = sandbox
         return Scenario(Node(topology, pool, housekeeping), self.policy(top.get("policy"), valid),
                         tuple(sandboxes.values()))
-
-    def topology(self, value: object) -> Topology:
-        keys = self.mapping(value, "topology", ("online", "cores", "nodes"))
-        if keys.get("online") is None:
-            raise self.wrong("topology.online", "is missing")
-        online = self.cpuset(keys["online"], "topology.online")
-        if not online:
-            raise self.wrong("topology.online", "names no CPU")
-        cores = [self.cpuset(item, at) for at, item in self.items(keys.get("cores"), "topology.cores")]
-        nodes: dict[int, CpuSet] = {}
-        given = keys.get("nodes")
-        for key, cpus in self.mapping({} if given is None else given, "topology.nodes", None).items():
-            at = f"topology.nodes.{key}"
-            number = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
-            number = self.count(number, at)
-            if number in nodes:
-                raise self.wrong(at, "is there twice")
-            nodes[number] = self.cpuset(cpus, at)
-        try:
-            return Topology.build(online, cores=cores, nodes=nodes)
-        except ValueError as err:
-            raise self.wrong("topology", str(err)) from err
 
     def policy(self, value: object, valid: CpuSet) -> Policy:
         rules = self.mapping({} if value is None else value, "policy", Policy._fields)

@@ -47,6 +47,10 @@ OUTCOME = """
 """
 
 
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
 def load(tmp_path: Path, text: str, machine: Topology | None = None) -> scenario.Scenario:
     path = tmp_path / "node.yaml"
     path.write_text(text)
@@ -217,6 +221,26 @@ def test_vcpus_are_a_count_or_a_list_with_cores_and_nodes(tmp_path: Path) -> Non
     assert {vcpu["id"]: vcpu["cpus"] for vcpu in sandbox["vcpus"]} == {6: "2", 7: "6", 0: "3", 1: "7"}
 
 
+def test_a_topology_can_be_described_in_full(tmp_path: Path) -> None:
+    found = load(tmp_path, """
+        topology:
+          online: "0-7"
+          cores: ["0-1", "2-3"]
+          caches: ["0-3", "4-7"]
+          sockets: ["0-7"]
+          nodes: {0: "0-3", 3: "4-7", 5: ""}
+          distances: [[10, 21, 17], [21, 10, 28], [17, 28, 10]]
+          kinds: {performance: "0-3", efficient: "4-7"}
+          isolated: "3"
+          devices: {eth0: 3, "0000:3b:00.0": 0}
+    """).node.topology
+    assert found == Topology.build(
+        cpus("0-7"), [cpus("0-1"), cpus("2-3")], [cpus("0-3"), cpus("4-7")], {0: cpus("0-3"), 3: cpus("4-7")},
+        isolated=cpus("3"), distances={0: {0: 10, 3: 21, 5: 17}, 3: {0: 21, 3: 10, 5: 28}, 5: {0: 17, 3: 28, 5: 10}},
+        sockets=[cpus("0-7")], kinds={"performance": cpus("0-3"), "efficient": cpus("4-7")},
+        memory_nodes=cpus("0,3,5"), devices={"0000:3b:00.0": 0, "eth0": 3})
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 def changed(*path: str | int, to: object, drop: bool = False) -> str:
@@ -238,7 +262,7 @@ BOX = ("sandboxes", 0, "containers", 0)
 @pytest.mark.parametrize(("path", "value", "place", "why"), [
     # an unknown key, at every level
     (("sandbox",), [], "the document", "unknown key 'sandbox'"),
-    (("topology", "sockets"), 1, "topology", "unknown key 'sockets'"),
+    (("topology", "socket"), 1, "topology", "unknown key 'socket'"),
     (("policy", "vcpu"), "auto", "policy", "unknown key 'vcpu'"),
     (("sandboxes", 0, "vpcus"), 3, "sandboxes[0]", "unknown key 'vpcus'"),
     (("sandboxes", 0, "vcpus"), [{"id": 0, "socket": 1}], "sandboxes[0].vcpus[0]", "unknown key 'socket'"),
@@ -274,6 +298,23 @@ BOX = ("sandboxes", 0, "containers", 0)
     (("topology", "nodes"), {0: "0-3", "0": "4-7"}, "topology.nodes.0", "is there twice"),
     (("topology", "nodes"), {"9" * 5000: "0"}, "topology.nodes.999", "is no number"),
     (("topology", "nodes"), {"a\nb": "0"}, r"'topology.nodes.a\nb'", r"'a\nb' is no number"),
+    (("topology", "caches"), "0-7", "topology.caches", "'0-7' is no list"),
+    (("topology", "caches"), ["0-7", "7-9"], "topology", "CPU 7 is in two caches"),
+    (("topology", "sockets"), [None], "topology.sockets[0]", "None is no CPU list"),
+    (("topology", "sockets"), ["0-7", "0-8"], "topology", "CPU 0 is in two sockets"),
+    (("topology", "isolated"), ["1"], "topology.isolated", "['1'] is no CPU list"),
+    (("topology", "kinds"), {"fast": "0"}, "topology.kinds", "unknown key 'fast' (known: performance, efficient)"),
+    (("topology", "kinds"), {"efficient": "x"}, "topology.kinds.efficient", "'x'"),
+    (("topology", "kinds"), {"efficient": "0-3", "performance": "3"}, "topology", "CPU 3 is in two kinds"),
+    (("topology", "distances"), {0: 10}, "topology.distances", "{0: 10} is no list"),
+    (("topology", "distances"), [], "topology.distances", "has 0 entries for 2 nodes"),
+    (("topology", "distances"), [10, 20], "topology.distances[0]", "10 is no list"),
+    (("topology", "distances"), [[10, 20], [20]], "topology.distances[1]", "has 1 entries for 2 nodes"),
+    (("topology", "distances"), [[10, 20], [20, "x"]], "topology.distances[1][1]", "'x' is no number"),
+    (("topology", "devices"), ["eth0"], "topology.devices", "['eth0'] is no mapping"),
+    (("topology", "devices"), {"eth0": 2}, "topology.devices.eth0", "node 2 is not among the nodes"),
+    (("topology", "devices"), {"eth0": "0"}, "topology.devices.eth0", "'0' is no number"),
+    (("topology", "devices"), {0: 0}, "topology.devices.0", "is no name of a device"),
     # ids
     (("sandboxes", 0, "id"), None, "sandboxes[0].id", "None is no id"),
     (("sandboxes", 0, "id"), "", "sandboxes[0].id", "'' is no id"),

@@ -1,0 +1,71 @@
+"""Values of a scenario: the checks that all of its parts have in common, with the place of a value in the file.
+
+What stays out: what a scenario consists of (scenario, scenario_topology, scenario_events).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.domain.model import valid_id
+from vmpin.errors import ConfigError
+
+#: KVM's own limit is 4096 vCPUs (KVM_MAX_VCPUS); no VM has more iothreads or queues than that either.
+MAX_COUNT = 4096
+
+
+def _line(text: str) -> str:
+    """`text` on one line of a decent length: keys and values of any kind come into it."""
+    shown = text if text.isprintable() else ascii(text)
+    return shown if len(shown) <= 400 else f"{shown[:300]}...{shown[-97:]}"
+
+
+class ScenarioValues:
+    """Checks single values, with the place of each for the error."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def wrong(self, at: str, why: str) -> ConfigError:
+        return ConfigError(f"{self.path}: {_line(at)}: {_line(why)}")
+
+    def mapping(self, value: object, at: str, keys: Sequence[str] | None) -> dict[str, object]:
+        """A mapping with no keys but `keys` (None: any)."""
+        if not isinstance(value, dict):
+            raise self.wrong(at, f"{value!r} is no mapping of keys to values")
+        for key in value:
+            if keys is not None and key not in keys:
+                raise self.wrong(at, f"unknown key {key!r} (known: {', '.join(keys)})")
+        return value
+
+    def items(self, value: object, at: str) -> list[tuple[str, object]]:
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self.wrong(at, f"{value!r} is no list")
+        return [(f"{at}[{index}]", item) for index, item in enumerate(value)]
+
+    def cpuset(self, value: object, at: str, valid: CpuSet | None = None) -> CpuSet:
+        """A CPU list, or a single CPU as a number; within `valid` when given."""
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise self.wrong(at, f"{value!r} is no CPU list")
+        try:
+            cpus = CpuSet.parse(str(value))
+        except CpuSetError as err:
+            raise self.wrong(at, str(err)) from err
+        if valid is not None and not cpus <= valid:
+            raise self.wrong(at, f"CPUs {cpus - valid} of {str(value)!r} are not in the topology ({valid})")
+        return cpus
+
+    def count(self, value: object, at: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
+            raise self.wrong(at, f"{value!r} is no number between 0 and {MAX_COUNT}")
+        return value
+
+    def id(self, value: object, at: str) -> str:
+        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        if not isinstance(text, str) or not valid_id(text):
+            raise self.wrong(at, f"{value!r} is no id (letters, digits and _.+:@-)")
+        return text
