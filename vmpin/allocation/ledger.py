@@ -1,0 +1,123 @@
+"""The ledger: which container has which CPUs, as what, since when, and what was refused.
+
+A pod holds the CPUs of its stopped containers until it ends, and its next containers use them first: init containers
+and restarts. So a CPU may be in a lapsed grant and in a live one of the same pod, and in no two pods' grants. What
+stays out: which CPUs are best (search), what a container may have (rules), and the ledger's text (ledger_text).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from vmpin.allocation.cpu_request import CpuPolicy, CpuWish
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.model import ContainerId, SandboxId
+
+#: Refused requests that are kept.
+MAX_REFUSED = 64
+
+
+class GrantState(enum.StrEnum):
+    RESERVED = "reserved"  #: Kept before Create was answered.
+    RUNNING = "running"
+    LAPSED = "lapsed"  #: The container has stopped; its pod has not ended.
+
+
+class CpuAmount(NamedTuple):
+    """What a container requests, in thousandths of a CPU; limit 0: none. `size`: whole CPUs, where request = limit in
+    whole CPUs, else 0."""
+
+    request: int = 0
+    limit: int = 0
+    size: int = 0
+
+
+class Grant(NamedTuple):
+    """What one container has."""
+
+    container: ContainerId
+    sandbox: SandboxId
+    name: str
+    namespace: str
+    pod: str
+    pod_uid: str
+    wish: CpuWish  #: As asked by annotations.
+    policy: CpuPolicy  #: As decided.
+    group: str = ""  #: NAMESPACE/NAME, or NAME of a configured group.
+    state: GrantState = GrantState.RESERVED
+    amount: CpuAmount = CpuAmount()
+    cpus: CpuSet = EMPTY  #: Its own: exclusive, fixed, or what it brought into its group.
+    spare: CpuSet = EMPTY  #: Of a VM: CPUs for its spare vCPUs and other threads.
+    own_spare: bool = False  #: `spare` is out of the pool (cpu-spare: own).
+    node: int | None = None  #: The NUMA node of policy numa.
+    written: CpuSet = EMPTY  #: The cpuset that the runtime has for it, or has been answered; empty: none.
+    left_alone: bool = False  #: Its cpuset is empty or another plugin's, and vmpin sets none.
+    vm: bool = False
+    vm_vcpus: int = 0
+    vm_overhead: int = 0
+    since_ns: int = 0
+
+    @property
+    def live(self) -> bool:
+        return self.state is not GrantState.LAPSED
+
+    @property
+    def out_of_pool(self) -> CpuSet:
+        """The CPUs that the pool is without because of it."""
+        own = self.cpus if self.policy in (CpuPolicy.EXCLUSIVE, CpuPolicy.GROUP) else EMPTY
+        return own | self.spare if self.own_spare else own
+
+    @property
+    def held(self) -> CpuSet:
+        """The CPUs that become exclusive to no other pod's container."""
+        return self.cpus | self.spare if self.own_spare else self.cpus
+
+
+class RefusedRequest(NamedTuple):
+    container: str
+    namespace: str
+    pod: str
+    reason: str
+    time_ns: int
+
+
+class Ledger(NamedTuple):
+    """All grants by container. `shared`: the CPUs that shared containers are on, or are being updated to."""
+
+    grants: Mapping[ContainerId, Grant] = MappingProxyType({})
+    shared: CpuSet = EMPTY
+    refused: tuple[RefusedRequest, ...] = ()
+
+    def with_grants(self, *grants: Grant) -> Ledger:
+        return self._replace(grants={**self.grants, **{grant.container: grant for grant in grants}})
+
+    def without(self, containers: Iterable[ContainerId]) -> Ledger:
+        gone = set(containers)
+        return self._replace(grants={key: grant for key, grant in self.grants.items() if key not in gone})
+
+    def with_refusal(self, refused: RefusedRequest) -> Ledger:
+        """A repeated refusal replaces the one before: the kubelet retries every few seconds."""
+        others = [one for one in self.refused if one[:4] != refused[:4]]
+        return self._replace(refused=(*others, refused)[-MAX_REFUSED:])
+
+    def of_sandbox(self, sandbox: SandboxId) -> list[Grant]:
+        """Its grants, the oldest first."""
+        return sorted((grant for grant in self.grants.values() if grant.sandbox == sandbox), key=age)
+
+    def of_group(self, group: str) -> list[Grant]:
+        return sorted((grant for grant in self.grants.values() if grant.group == group), key=age)
+
+    def held(self) -> CpuSet:
+        """All CPUs that are some pod's: given to no other."""
+        return union(grant.held for grant in self.grants.values())
+
+    def out_of_pool(self) -> CpuSet:
+        return union(grant.out_of_pool for grant in self.grants.values())
+
+
+def age(grant: Grant) -> tuple[int, ContainerId]:
+    """For sorting: the same order whatever the order of the map."""
+    return (grant.since_ns, grant.container)

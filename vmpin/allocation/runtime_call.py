@@ -1,0 +1,74 @@
+"""What a call of the runtime shows of a container, and what a decision answers: plain values.
+
+What stays out: NRI's messages (sources.nri), and the decisions (decisions, synchronizing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from vmpin.allocation.ledger import Ledger
+from vmpin.cpuset import CpuSet
+from vmpin.domain.model import ContainerId, ContainerState, SandboxId
+
+
+class RequestedContainer(NamedTuple):
+    """A container, with the resources that the call has for it: at UpdateContainer those of the request, at
+    Synchronize those listed. None: not set. In a call that only has its id, the other fields are not used."""
+
+    id: ContainerId
+    sandbox: SandboxId
+    name: str = ""
+    namespace: str = ""
+    pod: str = ""
+    pod_uid: str = ""
+    annotations: Mapping[str, str] = MappingProxyType({})  #: The container's own.
+    pod_annotations: Mapping[str, str] = MappingProxyType({})
+    shares: int | None = None
+    quota: int | None = None
+    period: int | None = None
+    cpuset: CpuSet | None = None
+    mems: CpuSet | None = None
+    vm: bool = False  #: The runtime handler of its pod makes a VM.
+    vm_vcpus: int | None = None  #: VMs only: default_vcpus of Kata's configuration or annotation.
+    vm_overhead: int = 0  #: VMs only: the whole CPUs in the overhead of the pod's RuntimeClass.
+    guaranteed: bool = False  #: The pod's QoS class is Guaranteed (its cgroup is neither burstable nor besteffort).
+    state: ContainerState = ContainerState.CREATED
+    time_ns: int = 0  #: When the call came, CLOCK_REALTIME ns: "since when" of a new grant.
+
+
+class Listed(NamedTuple):
+    """What Synchronize lists. The sandboxes include those without containers."""
+
+    sandboxes: frozenset[SandboxId]
+    containers: tuple[RequestedContainer, ...]
+
+
+class Adjustment(NamedTuple):
+    """Of the container that is being created. None: as the runtime has it."""
+
+    cpus: CpuSet | None
+    mems: CpuSet | None
+    annotations: Mapping[str, str]
+    env: Mapping[str, str]
+
+
+class SideUpdate(NamedTuple):
+    """The cpuset that a container is to have; never empty."""
+
+    container: ContainerId
+    cpus: CpuSet
+
+
+class Answer(NamedTuple):
+    """A decision. `ledger` is to be kept before the answer is sent. `updates` in their order: those that take CPUs
+    away come first. `refusal` is the error for the call, "" for none; the grants are then as before. `notes` are
+    lines for the log."""
+
+    ledger: Ledger
+    adjustment: Adjustment | None = None
+    updates: tuple[SideUpdate, ...] = ()
+    refusal: str = ""
+    notes: tuple[str, ...] = ()
