@@ -50,7 +50,7 @@ def facts(**changes: Any) -> NodeFacts:
         cpus=CpuFacts(CpuSet.parse("0-7"), CpuSet.parse("0-7"), cores=tuple(CpuSet((cpu,)) for cpu in range(8))),
         cgroups="v2", checkpoint=STATIC,
         kubelet=KubeletConfig(7, {"cpuManagerPolicy": FoundSetting("static", "/c.yaml")}, ("/c.yaml",)),
-        nri_socket=True, connector=ConnectorFacts(True),
+        nri_socket=True, cri_sockets=("/run/containerd/containerd.sock",), connector=ConnectorFacts(True),
         watcher=WatcherFacts("running", 100, "", ABOUT, "1.2", ABOUT["config"]),
         run=RunDirectoryFacts("/run/vmpin", True, 0, 0o755, "tmpfs", free=1 << 30, inodes=1 << 20, writable=True,
                          state_size=10),

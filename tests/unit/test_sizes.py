@@ -20,7 +20,8 @@ LARGEST = 2500
 #: 34: peers of the status socket that ask without end do not hold up the watcher. 30: sockets, kinds of cores, nodes
 #: of memory and of devices in the topology.
 #: 14: the section `allocate`, and messages of NRI with which a plugin gives CPUs.
-TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14
+#: 14: the doctor reads the kubelet's reservations and finds the CRI sockets.
+TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14
 #: What a node in a cluster needs besides: what the reporter is sent, and the reporter, which no node without an API
 #: server runs. Counted apart, so that the number above goes on to hold what pins.
 CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/node_pictures.py",
@@ -35,7 +36,8 @@ CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/nod
 #: a withdrawal waits for no node that is down. 6: the help of the kubectl plugin has no arguments about one node.
 CLUSTER_TOTAL = 2_400 + 280 + 310 + 1_105 + 48 + 40 + 6
 #: What gives CPUs out (`allocate.mode`), counted apart as well: a node whose kubelet does that loads none of it.
-ALLOCATOR = ("vmpin/allocation", "vmpin/host/allocator_topology.py", "vmpin/config/allocate_settings.py",
+ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
+             "vmpin/host/allocator_topology.py", "vmpin/config/allocate_settings.py",
              "vmpin/config/scenario_topology.py")
 ALLOCATOR_TOTAL = 5_000
 

@@ -248,6 +248,7 @@ class NodeFacts:
     checkpoint: Checkpoint | None = None
     engines: tuple[Engine, ...] = ()
     nri_socket: bool | None = False
+    cri_sockets: tuple[str, ...] = ()
     hooks: tuple[Hook, ...] = ()
     kata: tuple[KataConfig, ...] = ()
     kata_sandboxes: tuple[KataSandboxFacts, ...] = ()

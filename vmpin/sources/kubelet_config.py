@@ -18,6 +18,7 @@ from vmpin.host.procfs import Procfs
 #: KubeletConfiguration (kubernetes/kubelet, config/v1beta1) by flag.
 KEYS = {"cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": "cpuManagerPolicyOptions",
         "cpu-manager-reconcile-period": "cpuManagerReconcilePeriod", "reserved-cpus": "reservedSystemCPUs",
+        "system-reserved": "systemReserved", "kube-reserved": "kubeReserved",
         "topology-manager-policy": "topologyManagerPolicy", "topology-manager-scope": "topologyManagerScope",
         "memory-manager-policy": "memoryManagerPolicy"}
 #: Without a command line to read: kubeadm, Amazon's EKS, OpenShift.
@@ -63,7 +64,7 @@ def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
         flags.insert(0, (path, [f"--{item}" for item in given if isinstance(item, str)]
                          if isinstance(given, list) else []))
     for where, argv in flags:
-        settings |= {key: FoundSetting(_options(value) if name.endswith("options") else value, where)
+        settings |= {key: FoundSetting(_options(value) if name.endswith(("options", "-reserved")) else value, where)
                      for name, key in KEYS.items() if (value := flag(argv, name))}
     return KubeletConfig(None if program is None else program.pid, settings, tuple(read), tuple(trouble))
 
@@ -95,5 +96,5 @@ def _plain(value: object) -> object:
 
 
 def _options(text: str) -> dict[str, str]:
-    """`full-pcpus-only=true,…` as the file has it."""
+    """`full-pcpus-only=true,…` and `cpu=500m,…` as the file has it."""
     return {key: value for key, _, value in (item.partition("=") for item in text.split(",") if item)}

@@ -42,6 +42,14 @@ from vmpin.domain.facts import (
     WatcherFacts,
 )
 
+GIVING = {"allocate.mode": "on", "allocate.reserved": "0"}
+
+
+def counted(cpu: str, **more: str) -> KubeletConfig:
+    """A kubelet of the policy none that reserves an amount of CPU."""
+    settings = {"systemReserved": {"cpu": cpu, "memory": "1Gi"}, "cpuManagerPolicy": "none", **more}
+    return KubeletConfig(7, {key: FoundSetting(value, "/c.yaml") for key, value in settings.items()}, ("/c.yaml",))
+
 
 @pytest.mark.parametrize(("check", "found", "level", "says"), [
     # the machine
@@ -88,6 +96,21 @@ from vmpin.domain.facts import (
                       settings={"node.shared_pool": "0-1"}), "ok", "policy none"),
     ("kubelet", facts(settings={"watch.kubelet": "False"}), "warn", "not read"),
     ("kubelet", facts(checkpoint=replace(STATIC, trouble="CPUs 2 are both")), "warn", "CPUs 2 are both"),
+    ("allocation", facts(), "ok", "gives out no CPUs"),
+    ("allocation", facts(settings=GIVING), "bad", "is static"),
+    ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings=GIVING), "ok", "7 are not reserved"),
+    ("allocation", facts(checkpoint=None, kubelet=counted("500m"), settings=GIVING), "ok", "gives out 7"),
+    ("allocation", facts(checkpoint=None, kubelet=counted(""), settings=GIVING), "warn",
+     "gives out 8 CPUs, and only 7"),
+    ("allocation", facts(checkpoint=None, kubelet=counted("1", reservedSystemCPUs="0"), settings=GIVING), "ok",
+     "gives out 7"),
+    ("allocation", facts(checkpoint=None, kubelet=KubeletConfig(), settings=GIVING), "unknown", "no kubelet"),
+    ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings=GIVING, cri_sockets=()), "warn",
+     "CRI socket"),
+    ("allocation", facts(checkpoint=None, settings={**GIVING, "allocate.reserved": "0-7"}), "bad", "every online CPU"),
+    ("allocation", facts(checkpoint=None, settings=GIVING, nri_socket=False), "bad", "NRI is off"),
+    ("allocation", facts(checkpoint=None, settings=GIVING, daemons=(Daemon(
+        "balloons", "nri-resource-policy-balloons", 5),)), "bad", "as well"),
     ("nri", facts(settings={"watch.nri": "off"}), "warn", "no runtime reads a registration"),
     ("nri", facts(settings={"watch.nri": "off"}, hooks=(hook(read_by=()),)), "warn", "no runtime reads"),
     ("nri", facts(settings={"watch.nri": "off"}, hooks=(hook(),)), "ok", "not used"),

@@ -27,6 +27,7 @@ from vmpin.host.procfs import Procfs, age
 from vmpin.host.sysfs import Sysfs
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.kubelet import parse_checkpoint
+from vmpin.sources import cri
 from vmpin.sources.kubelet_config import kubelet_config
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,8 @@ def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Map
         kernel=kernel(proc, str(config.paths.sys)), cpus=_cpus(Sysfs(config.paths.sys)),
         cgroups=str(Cgroups(config.paths.cgroup, proc).layout),
         kubelet=kubelet_config(files, programs), checkpoint=_checkpoint(config.paths.kubelet),
-        engines=found, nri_socket=_socket(config.paths.nri), hooks=hooks(files, found),
+        engines=found, nri_socket=_socket(config.paths.nri),
+        cri_sockets=tuple(map(str, cri.sockets(config.paths.cri))), hooks=hooks(files, found),
         kata=configurations(files, found), kata_sandboxes=_sandboxes(config), daemons=daemons.daemons(programs),
         tuned=daemons.tuned(files), irqbalance=daemons.irqbalance(files), connector=_connector(watcher, own),
         watcher=watcher, run=run_directory(config, proc), status=status, status_trouble=status_trouble,

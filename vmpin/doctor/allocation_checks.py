@@ -1,0 +1,95 @@
+"""Checks of the allocator: whether anything else gives out CPUs, and whether the scheduler counts as it does.
+
+Pure; called by checks.examine. What stays out: what was given (status)."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
+from vmpin.domain.facts import KubeletConfig, NodeFacts
+
+#: Kinds of daemons (rival_checks.PINNERS) that give out CPUs by themselves.
+RIVALS = ("balloons", "topology-aware", "koordinator", "crane", "cri-resmgr")
+_RESERVATIONS = ("systemReserved", "kubeReserved")
+_QUANTITY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(m?)")
+
+
+def allocation(facts: NodeFacts) -> CheckResult:
+    mode = facts.settings.get("allocate.mode", "off")
+    if mode == "off":
+        return ok("vmpin gives out no CPUs (allocate.mode: off): it follows those of others")
+    reserved = facts.settings.get("allocate.reserved", "")
+    evidence = [f"allocate.mode {mode}, reserved CPUs {reserved or 'none'}", *_kubelet_evidence(facts)]
+    point = facts.checkpoint
+    if point is not None and point.policy.lower() == "static":
+        return bad("the kubelet's CPU manager is static, so vmpin gives out no CPUs and follows the kubelet's",
+                   "set allocate.mode: off, or give the kubelet the policy none: drain the node, remove "
+                   f"{point.path}, restart the kubelet", *evidence)
+    rivals = list(dict.fromkeys(daemon.name for daemon in facts.daemons if daemon.kind in RIVALS))
+    if rivals:
+        return bad(f"{several(rivals)} give out CPUs as well", "let only one of them decide: remove it from this node "
+                   "(docs/migrate.md has the order), or set allocate.mode: off", *evidence)
+    if facts.settings.get("watch.nri") == "off" or facts.nri_socket is False:
+        return bad("CPUs are given in the answers to NRI's calls, and NRI is off", "enable NRI in the container "
+                   "runtime's configuration, and set watch.nri: on", *evidence)
+    return _counts(facts, reserved, evidence)
+
+
+def _counts(facts: NodeFacts, reserved: str, evidence: list[str]) -> CheckResult:
+    """Whether what the scheduler gives out fits what there is."""
+    try:
+        kept = CpuSet.parse(reserved)
+    except CpuSetError:
+        return unknown("allocate.reserved cannot be read", *evidence)
+    if not facts.cpus.online:
+        return unknown("the online CPUs are unknown", facts.cpus.trouble)
+    if facts.cpus.online <= kept:
+        return bad(f"every online CPU is reserved ({kept}): no container can get CPUs of its own",
+                   "reserve fewer CPUs (allocate.reserved)", *evidence)
+    there = len(facts.cpus.online - kept)
+    allocatable = len(facts.cpus.online) - _reserved_by_kubelet(facts.kubelet)
+    if facts.kubelet.pid is None and not facts.kubelet.files:
+        return unknown("no kubelet was found: how many CPUs the scheduler gives out is unknown", *evidence)
+    evidence.append(f"the kubelet lets the scheduler give out {allocatable:g} CPUs of this node; {there} are not "
+                    "reserved")
+    if math.floor(allocatable) > there:
+        return warn(f"the scheduler gives out {math.floor(allocatable)} CPUs, and only {there} are not reserved: "
+                    "containers with CPUs of their own may be refused, or leave the others too few",
+                    f"reserve {math.floor(allocatable) - there} CPUs more in the kubelet's configuration "
+                    "(systemReserved.cpu or reservedSystemCPUs), or fewer in allocate.reserved", *evidence)
+    if not facts.cri_sockets:
+        return warn("no CRI socket was found: CPUs that come back reach the shared containers only with the next "
+                    "answer to the runtime", "name the container runtime's socket: paths.cri", *evidence)
+    return ok(f"CPUs can be given out: {there} are not reserved, and the scheduler gives out "
+              f"{math.floor(allocatable)}", *evidence)
+
+
+def _kubelet_evidence(facts: NodeFacts) -> list[str]:
+    found = facts.kubelet.settings
+    return [f"{found[key].file}: {key} {_plain(found[key].value)}"
+            for key in ("cpuManagerPolicy", "reservedSystemCPUs", *_RESERVATIONS) if key in found]
+
+
+def _plain(value: object) -> object:
+    return f"cpu {value.get('cpu', 'none')}" if isinstance(value, dict) else value
+
+
+def _reserved_by_kubelet(kubelet: KubeletConfig) -> float:
+    """CPUs that the kubelet takes off what it reports as allocatable. reservedSystemCPUs replaces both amounts
+    (kubernetes pkg/kubelet/cm/container_manager_linux.go; cmd/kubelet/app/server.go)."""
+    try:
+        listed = CpuSet.parse(kubelet.text("reservedSystemCPUs"))
+    except CpuSetError:
+        listed = CpuSet()
+    if listed:
+        return len(listed)
+    return sum(_amount(kubelet.settings[key].value) for key in _RESERVATIONS if key in kubelet.settings)
+
+
+def _amount(value: object) -> float:
+    """`500m` and `1.5` as CPUs; 0 for what is neither."""
+    match = _QUANTITY.fullmatch(str(value.get("cpu", ""))) if isinstance(value, dict) else None
+    return 0.0 if match is None else float(match[1]) / (1000 if match[2] else 1)
