@@ -16,6 +16,7 @@ from typing import NamedTuple
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
+from vmpin.domain.granted_cpus import GrantedCpus
 from vmpin.domain.model import Container, ContainerId, Pod
 
 _COMPARED = 8  #: How many of its fields are compared.
@@ -78,15 +79,16 @@ def assigned_cpus(kubelet: CpuManagerState | None, pod: Pod | None, container: C
     return kubelet.exclusive_of("" if pod is None else pod.uid, container.name, container.id)
 
 
-def effective_containers(sandbox: SandboxState, kubelet: CpuManagerState | None) -> tuple[Container, ...]:
+def effective_containers(sandbox: SandboxState, kubelet: CpuManagerState | None,
+                         granted: GrantedCpus | None = None) -> tuple[Container, ...]:
     """The live containers of a sandbox, with the CPUs and the ownership that the kubelet's static checkpoint gives
-    them; without such a checkpoint as their sources reported them. A container that the checkpoint lists owns the
-    listed CPUs. Where its cpuset was reported later than that entry was written, and has only some of them, it owns
-    those. A container that the checkpoint does not list owns nothing, whatever its cpuset or an annotation: it shares
-    the pool's part of its cpuset, or the whole pool."""
+    them, else the allocator's ledger; without either as their sources reported them. A container that the checkpoint
+    lists owns the listed CPUs. Where its cpuset was reported later than that entry was written, and has only some of
+    them, it owns those. A container that the checkpoint does not list owns nothing, whatever its cpuset or an
+    annotation: it shares the pool's part of its cpuset, or the whole pool."""
     live = sandbox.live()
     if kubelet is None or not kubelet.static:
-        return live
+        return live if granted is None else granted.apply(live)
     return tuple(_listed(sandbox, container, kubelet, cpus)
                  if (cpus := assigned_cpus(kubelet, sandbox.pod, container)) else _unlisted(container, kubelet)
                  for container in live)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple, NewType
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import EMPTY, CpuSet
 
 SandboxId = NewType("SandboxId", str)
 ContainerId = NewType("ContainerId", str)
@@ -115,7 +115,7 @@ class Container(NamedTuple):
     container, which counts for nothing. `stale_cpuset` is the cpuset that its sources still report while the kubelet's
     checkpoint has replaced it by `cpuset` (None there: the shared pool). `creating`: the runtime is creating it, and
     Kata may be plugging in vCPUs for it. `requested_cpuset` is the cpuset that an update under way will give it, None
-    without one."""
+    without one. `spare`: CPUs of its cpuset that it does not own although it is exclusive (the allocator's)."""
 
     id: ContainerId
     name: str = ""
@@ -126,6 +126,7 @@ class Container(NamedTuple):
     stale_cpuset: CpuSet | None = None
     creating: bool = False
     requested_cpuset: CpuSet | None = None
+    spare: CpuSet = EMPTY
 
 
 class Pod(NamedTuple):

@@ -94,7 +94,9 @@ def claims_of(containers: Iterable[Container], node: Node) -> CpuClaims:
         if container.stale_cpuset:
             stale.append((container.id, container.stale_cpuset & node.online))
         if container.cpuset and is_exclusive(container, node.shared_pool):
-            exclusive.append((container.id, container.cpuset & node.online))
+            exclusive.append((container.id, (container.cpuset - container.spare) & node.online))
+            if container.spare:
+                shared.append((container.id, container.spare & node.online))
             coming |= {container.id} if container.creating else set()
         else:
             # While an update is under way a shared container may be on its old CPUs and on the new ones. Ownership

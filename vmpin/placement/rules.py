@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import SandboxState
+from vmpin.domain.granted_cpus import GrantedCpus
 from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, is_counted
@@ -146,13 +147,14 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
 
 
 def place_before_vm(sandbox: SandboxId, state: SandboxState | None, node: Node, own: Ownership, policy: Policy,
-                    kubelet: CpuManagerState | None = None, previous: Previous | None = None) -> Placement | None:
+                    kubelet: CpuManagerState | None = None, previous: Previous | None = None,
+                    granted: GrantedCpus | None = None) -> Placement | None:
     """The placement of a sandbox without a VM: the CPUs of its containers that were reported, else the shared pool.
     None if its processes are left alone: it was unpinned, or there are neither CPUs nor a pool.
     :param state: what the sources reported of the sandbox, None for nothing."""
     if state is not None and state.suspended:
         return None
-    containers = () if state is None else effective_containers(state, kubelet)
+    containers = () if state is None else effective_containers(state, kubelet, granted)
     placement = place(PlacementRequest(sandbox, (), containers, vcpus_identified=False), node, own, policy, previous)
     return None if placement.verdict is Verdict.UNMANAGED else placement
 

@@ -19,6 +19,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import Counters, NewbornCounts
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, reduce
 from vmpin.domain.events import Event
+from vmpin.domain.granted_cpus import GrantedCpus
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.domain.topology import Topology
@@ -194,6 +195,10 @@ class NodeState:
     def nri_connected(self, listed: bool) -> None:
         """Take in whether the runtime has listed its containers over NRI, and the connection is up."""
         self.sources.nri = listed
+
+    def grant(self, granted: GrantedCpus | None) -> None:
+        """Take in what the allocator has given out, None for nothing."""
+        self.placement_cache.grant(granted, self.state)
 
     def births_reported(self, reported: bool) -> None:
         """Take in whether every fork event arrives: a process with as many threads as before is not listed then."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from vmpin.config.settings import Config
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import DesiredState, SandboxState
+from vmpin.domain.granted_cpus import GrantedCpus
 from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers, unreported_assignments
 from vmpin.domain.model import ContainerState, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
@@ -28,6 +29,8 @@ class PlacementCache:
                  previous: Mapping[SandboxId, Previous]) -> None:
         self.config = config
         self.kubelet = kubelet
+        #: What the allocator has given out; None where it gives nothing.
+        self.granted: GrantedCpus | None = None
         self.node = self._node(topology)
         self.own: Ownership = ownership({}, self.node)
         self.placements: dict[SandboxId, Placement] = {}
@@ -53,6 +56,22 @@ class PlacementCache:
         self._node_changed = True
         self.dirty.update(sandboxes)
 
+    def grant(self, granted: GrantedCpus | None, state: DesiredState) -> None:
+        """Take in what the allocator has given out; the sandboxes that it concerns are placed again."""
+        if granted == self.granted:
+            return
+        before, self.granted = self.granted, granted
+        if before is None or granted is None:
+            self.dirty.update(state.sandboxes)
+        else:
+            changed = [*(before.exclusive.items() ^ granted.exclusive.items()),
+                       *(before.spare.items() ^ granted.spare.items())]
+            containers = {container for container, _ in changed} | (before.shared.keys() ^ granted.shared.keys())
+            self.dirty.update(sandbox.id for sandbox in state.sandboxes.values()
+                              if not containers.isdisjoint(sandbox.containers))
+        self.node = self._node(self.node.topology)
+        self._node_changed = True
+
     def keep_only(self, vms: Set[SandboxId], sandboxes: Set[SandboxId]) -> bool:
         """Drop the placements of VMs that have ended.
         :param sandboxes: those whose last placement is kept for the next one.
@@ -66,9 +85,12 @@ class PlacementCache:
         return bool(forgotten)
 
     def _node(self, topology: Topology) -> Node:
-        """The node with its shared pool: under the static policy the kubelet's default set, even if that is empty."""
+        """The node with its shared pool: under the static policy the kubelet's default set, even if that is empty,
+        else the allocator's pool."""
         static = self.kubelet is not None and self.kubelet.static
         default = self.kubelet.default if self.kubelet is not None and static else EMPTY
+        if self.granted is not None and not static:
+            return Node(topology, self.granted.pool, self.config.node.housekeeping)
         return Node(topology, default or self.config.node.shared_pool or (EMPTY if static else None),
                     self.config.node.housekeeping)
 
@@ -107,7 +129,7 @@ class PlacementCache:
 
     def _claim(self, sandbox: SandboxId, sandbox_state: SandboxState | None) -> bool:
         """Work out again what a sandbox claims. :returns: whether its exclusive CPUs are others than before."""
-        new = sandbox_state and claims_of(effective_containers(sandbox_state, self.kubelet), self.node)
+        new = sandbox_state and claims_of(effective_containers(sandbox_state, self.kubelet, self.granted), self.node)
         old = self._claims.get(sandbox)
         if new is None:
             self._claims.pop(sandbox, None)
@@ -146,7 +168,7 @@ class PlacementCache:
         """Where the new processes of a sandbox go; None when they are left alone."""
         return self.placements.get(sandbox) or place_before_vm(
             sandbox, state.sandboxes.get(sandbox), self.node, self.own, self.config.rules, self.kubelet,
-            self.previous.get(sandbox))
+            self.previous.get(sandbox), self.granted)
 
     def with_vcpu(self, vm: Vm, vcpu: VcpuId, state: DesiredState) -> Placement | None:
         """The placement of a VM with a vCPU that has just been named, ahead of the pass that will see it."""
@@ -157,7 +179,7 @@ class PlacementCache:
 
     def _of(self, vm: Vm, sandbox_state: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
         ended = any(each.container.state is ContainerState.STOPPED for each in sandbox_state.containers.values())
-        request = PlacementRequest(vm.sandbox, vcpus, effective_containers(sandbox_state, self.kubelet),
+        request = PlacementRequest(vm.sandbox, vcpus, effective_containers(sandbox_state, self.kubelet, self.granted),
                                    vm.vcpus_identified, vm.identification_pending, ended)
         return place(request, self.node, self.own, self.config.rules, self.previous.get(vm.sandbox))
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vmpin.cpuset import CpuSet
     from vmpin.domain.counters import Counters, NewbornCounts
     from vmpin.domain.desired_state import DesiredState, SandboxState
+    from vmpin.domain.granted_cpus import GrantedCpus
     from vmpin.domain.kubelet_cpus import CpuManagerState
     from vmpin.domain.model import ContainerId, SandboxId, ThreadId, VcpuId
     from vmpin.domain.proof import ResidencyLedger
@@ -102,6 +103,11 @@ class NodeView:
     def kubelet(self) -> CpuManagerState | None:
         """The kubelet's checkpoint; None where it is not read, or cannot be."""
         return self._state.kubelet
+
+    @property
+    def granted(self) -> GrantedCpus | None:
+        """What the allocator has given out; None where it gives nothing."""
+        return self._state.placement_cache.granted
 
     @property
     def checkpoint(self) -> CheckpointFile:

@@ -173,7 +173,7 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
     return sandbox_data(sandbox, view.node, view.placements.get(sandbox.id), vmm,
                         "none" if vm is None else vm.found_by, threads, notes, view.kubelet,
                         {container: text for (of, container), text in view.disagreements.items() if of == sandbox.id},
-                        guest, sandbox.id in view.unmanaged, boottime.wall_offset(),
+                        guest, sandbox.id in view.unmanaged, boottime.wall_offset(), view.granted,
                         cgroup=_cgroup(view, vm) if wide and vm is not None else None,
                         birth=None if newborns is None else newborns.data(),
                         drift=None if history is None else history.data(),

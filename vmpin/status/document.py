@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import SandboxState
+from vmpin.domain.granted_cpus import GrantedCpus
 from vmpin.domain.kubelet_cpus import CpuManagerState, assigned_cpus, effective_containers
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread
 from vmpin.placement.ownership import Collision, Node, Ownership, is_counted, is_exclusive
@@ -66,24 +67,24 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
                  found_by: str, threads: Sequence[ThreadStatus], notes: Iterable[str] = (),
                  kubelet: CpuManagerState | None = None, disagreements: Mapping[ContainerId, str] | None = None,
                  guest: tuple[Mapping[str, object], Mapping[ContainerId, Mapping[str, object]]] | None = None,
-                 unmanaged: bool = False, wall_offset: int = 0, **more: object) -> dict[str, object]:
+                 unmanaged: bool = False, wall_offset: int = 0, granted: GrantedCpus | None = None, **more: object) -> dict[str, object]:
     """The entry of one sandbox.
     :param vmm: {type, pid}, None if it does not run.
     :param notes: reasons beside the placement's own.
     :param disagreements: by container, the difference between its sources.
     :param guest: the reports from its guest, for the sandbox and by container; None if nothing is sent to it.
     :param unmanaged: it is left as it is. :param wall_offset: nanoseconds from CLOCK_BOOTTIME to the wall clock.
-    :param more: further members."""
+    :param granted: what the allocator has given out, None without one. :param more: further members."""
     odd = disagreements or {}
     disagreeing = [f"the sources disagree on the CPUs of container {container}: {text}"
                    for container, text in odd.items()]
     verdict, reasons = judge(state, placement, vmm, threads, [*notes, *disagreeing], unmanaged)
     containers = []
-    live = effective_containers(state, kubelet)
+    live = effective_containers(state, kubelet, granted)
     for container in live:
         vcpus = placement.containers.get(container.id) if placement is not None else None
         containers.append({
-            **_container(state, container, node, kubelet, wall_offset),
+            **_container(state, container, node, kubelet, wall_offset, granted),
             "shared_with": _shared_with(container, live, node), "vcpus": None if vcpus is None else str(CpuSet(vcpus)),
             "guest": None if guest is None else guest[1].get(container.id), "disagreement": odd.get(container.id)})
     return {"id": state.id, "guest": None if guest is None else guest[0], "runtime": state.runtime,
@@ -93,8 +94,9 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
 
 
 def _container(state: SandboxState, container: Container, node: Node, kubelet: CpuManagerState | None,
-               wall_offset: int) -> dict[str, object]:
+               wall_offset: int, granted: GrantedCpus | None) -> dict[str, object]:
     record = state.containers[container.id]
+    by_ledger = granted is not None and container.id in granted.exclusive
     cpus = assigned_cpus(kubelet, state.pod, container)
     exclusive = not container.pause and is_exclusive(container, node.shared_pool)
     report = record.reports.get(record.source)
@@ -104,7 +106,7 @@ def _container(state: SandboxState, container: Container, node: Node, kubelet: C
         "id": container.id, "name": container.name, "cpuset": _text(container.cpuset),
         "stale_cpuset": _text(container.stale_cpuset), "exclusive": exclusive,
         "exclusive_by": None if not exclusive else "kubelet" if cpus is not None else
-        "declared" if container.exclusive else "pool",
+        "ledger" if by_ledger else "declared" if container.exclusive else "pool",
         "state": str(container.state), "pause": container.pause,
         "source": "kubelet" if report is None and container.cpuset else record.source.label,
         "since": None if report is None else _when(report.time, wall_offset), "words": reports,

@@ -88,7 +88,7 @@ def _mask(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[s
 
 
 _WHY_EXCLUSIVE = {"kubelet": "the kubelet's checkpoint assigns them", "declared": "declared so",
-                  "pool": "none of them is in the shared pool"}
+                  "ledger": "vmpin has given them to it", "pool": "none of them is in the shared pool"}
 _REPORTED_BY = {"bundle": "from its creation", "cgroup": "from its cgroup", "kata": "from Kata's state",
                 "nri": "from the runtime over NRI", "kubelet": "from the kubelet's checkpoint"}
 
