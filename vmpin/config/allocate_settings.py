@@ -1,10 +1,15 @@
 """`allocate`: the keys of the allocator, which gives out CPUs where the kubelet's static policy does not."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
 
 from vmpin.config import values
 from vmpin.config.table_entry import setting
 from vmpin.cpuset import CpuSet
+
+if TYPE_CHECKING:
+    from vmpin.allocation.allocation_options import AllocationOptions, GroupRule
 
 _MODES = values.one_of("off", "observe", "on")
 
@@ -12,13 +17,6 @@ _MODES = values.one_of("off", "observe", "on")
 def _mode(value: object) -> str:
     """YAML reads a bare on as true, and off as false."""
     return _MODES("on" if value is True else value)
-
-
-def _alignment(value: object) -> str:
-    """`!` after it makes it required."""
-    text = str(value)
-    values.one_of("node", "cache", "core", "socket")(text.removesuffix("!"))
-    return text
 
 
 def _headroom(value: object) -> int:
@@ -30,6 +28,27 @@ def _honour(value: object) -> str:
     for name in text.split(",") if text else ():
         values.one_of("crane", "nri-plugins", "cmk")(name)
     return text
+
+
+def _groups(value: object) -> str:
+    """`NAME=CPUS@NAMESPACE+NAMESPACE;…`: the CPUs and the namespaces may be left out."""
+    text = values.token(value)
+    group_rules(text)
+    return text
+
+
+def group_rules(text: str) -> dict[str, GroupRule]:
+    """:raises ValueError: naming the group. :raises CpuSetError: for a CPU list that is none."""
+    from vmpin.allocation.allocation_options import GroupRule
+
+    found = {}
+    for group in filter(None, text.split(";")):
+        rest, _, namespaces = group.partition("@")
+        name, _, cpus = rest.partition("=")
+        if not name or name in found or "/" in name:
+            raise ValueError(f"{group!r}: {name!r} is no name of a group, or has a rule already")
+        found[name] = GroupRule(CpuSet.parse(cpus), frozenset(filter(None, namespaces.split("+"))))
+    return found
 
 
 def _pause(value: object) -> float:
@@ -47,8 +66,8 @@ class AllocateSettings(NamedTuple):
                            "annotation gets: none (the pool), guaranteed (exclusive CPUs where its pod is of that "
                            "class and its CPUs are whole) or exclusive (where request and limit are the same whole "
                            "CPUs)")
-    align: str = setting("node", _alignment, "what exclusive CPUs should lie within, or be made of: node, cache, core "
-                         "or socket; with ! after it it is required")
+    align: str = setting("node", values.one_of("node", "cache", "core", "socket"), "what exclusive CPUs should lie "
+                         "within, or be made of: node, cache, core or socket")
     smt: str = setting("prefer", values.one_of("prefer", "require", "spread"), "whole cores where possible (prefer), "
                        "whole cores or a refusal (require), or one thread of each core first (spread)")
     spread: str = setting("off", values.one_of("off", "nodes"), "nodes: where more than one NUMA node is needed, the "
@@ -58,13 +77,27 @@ class AllocateSettings(NamedTuple):
                                  "exclusive container updates no shared one")
     privileged_namespaces: str = setting("kube-system", values.token, "namespaces whose containers may ask for the "
                                          "policy infra and for isolated CPUs, separated by commas")
-    groups: str = setting("", values.token, "groups of containers that every namespace may join, separated by commas; "
-                          "others are a namespace's own")
+    groups: str = setting("", _groups, "groups that containers of several namespaces may join, separated by ;, each "
+                          "NAME=CPUS@NAMESPACE+NAMESPACE: without CPUs its members bring their own, without "
+                          "namespaces all may join; others are a namespace's own")
     honour: str = setting("crane", _honour, "other programs' annotations that are honoured: crane, nri-plugins, cmk, "
                           "separated by commas; unset: none")
     export: str = setting("off", values.one_of("off", "cmk"), "variables in the containers' environment: cmk "
                           "(CMK_CPUS_ASSIGNED and the others), or off")
-    grow_delay_seconds: float = setting(5.0, _pause, "how long CPUs that came back wait for an answer of vmpin's to "
+    grow_delay_seconds: float = setting(2.0, _pause, "how long CPUs that came back wait for an answer of vmpin's to "
                                         "ride in, before the pool's containers are given them by CRI calls")
     live_annotations: bool = setting(False, values.flag, "whether a changed annotation of a pod, as the API server "
                                      "has it, changes a container that runs")
+
+    @property
+    def options(self) -> AllocationOptions:
+        """As the allocator takes them."""
+        from vmpin.allocation import allocation_options as allowed  # not in what every command loads
+        from vmpin.allocation.cpu_request import Alignment, SmtUse
+
+        return allowed.AllocationOptions(
+            allowed.AllocationMode(self.mode), self.reserved, allowed.DefaultPolicy(self.default),
+            Alignment(self.align), SmtUse(self.smt), self.spread.replace("off", ""),
+            self.strict_reserved, self.pool_headroom, frozenset(filter(None, self.privileged_namespaces.split(","))),
+            group_rules(self.groups), frozenset(map(allowed.HonouredKeys, filter(None, self.honour.split(",")))),
+            self.export.replace("off", ""), self.grow_delay_seconds, self.live_annotations)

@@ -71,6 +71,11 @@ class PathSettings(NamedTuple):
         return self.run / "proof"
 
     @property
+    def ledger_file(self) -> Path:
+        """The CPUs that the allocator has given out."""
+        return self.run / "ledger.json"
+
+    @property
     def lock_file(self) -> Path:
         return self.run / "lock"
 

@@ -11,6 +11,7 @@ import os
 import zlib
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
@@ -28,9 +29,8 @@ def save(path: Path, boot_id: str, kept: SavedState, written: Written | None = N
     :param written: handed in again the next time, so that only sandboxes that have changed are encoded: hundreds of
         them take eight milliseconds, in which no new thread is placed."""
     body = text_of(boot_id, kept, {} if written is None else written)
-    sealed = f'{{"crc32":{_digest(body)},"body":{body}}}\n'.encode()
     try:
-        replace(path, sealed)
+        replace(path, sealed(body))
     except OSError as err:
         raise StateFileError(f"{path}: the state cannot be saved: {err.strerror}", "free space or inodes there; until "
                              "then a restart forgets what only hooks reported, and the original masks") from err
@@ -109,24 +109,40 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, 
     except OSError as err:
         return SavedState(), f"{path}: cannot be read: {err.strerror}"
     try:
-        sealed = json.loads(raw)
-        body = sealed["body"]
-        if sealed["crc32"] != _digest(dumps(body)):
-            raise ValueError("the checksum is wrong")
-        if body["version"] != VERSION:
-            raise ValueError(f"version {body['version']!r} is unknown")
+        body = unsealed(raw, VERSION)
         if body["boot_id"] != boot_id:
             return SavedState(), ""
         # A time that is yet to come is now, else no report would ever be later.
         now, ahead = boottime.now(), 0 if body.get("clock") == CLOCK else boottime.wall_offset()
         return unpack(body, lambda kept: max(0, min(now, kept - ahead))), ""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-        _, aside = beside(path)
-        if set_aside:
-            with suppress(OSError):
-                os.replace(path, aside)
-                return SavedState(), f"{path}: {err}: set aside as {aside.name}, the state is rebuilt from what runs"
-        return SavedState(), f"{path}: {err}: its content is not used"
+        return SavedState(), set_file_aside(path, err, set_aside)
+
+
+def set_file_aside(path: Path, err: Exception, aside: bool) -> str:
+    """Rename a file that cannot be used to `NAME.bad`, if `aside`. :returns: what is wrong and what was done."""
+    if aside:
+        _, named = beside(path)
+        with suppress(OSError):
+            os.replace(path, named)
+            return f"{path}: {err}: set aside as {named.name}, the state is rebuilt from what runs"
+    return f"{path}: {err}: its content is not used"
+
+
+def sealed(body: str) -> bytes:
+    """The envelope of a file: JSON, and its checksum."""
+    return f'{{"crc32":{_digest(body)},"body":{body}}}\n'.encode()
+
+
+def unsealed(raw: bytes, version: int) -> dict[str, Any]:
+    """What an envelope holds. :raises ValueError, KeyError, TypeError: it is damaged, or of another version."""
+    envelope = json.loads(raw)
+    body: dict[str, Any] = envelope["body"]
+    if envelope["crc32"] != _digest(dumps(body)):
+        raise ValueError("the checksum is wrong")
+    if body["version"] != version:
+        raise ValueError(f"version {body['version']!r} is unknown")
+    return body
 
 
 def _digest(body: str) -> int:

@@ -67,7 +67,8 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
                  found_by: str, threads: Sequence[ThreadStatus], notes: Iterable[str] = (),
                  kubelet: CpuManagerState | None = None, disagreements: Mapping[ContainerId, str] | None = None,
                  guest: tuple[Mapping[str, object], Mapping[ContainerId, Mapping[str, object]]] | None = None,
-                 unmanaged: bool = False, wall_offset: int = 0, granted: GrantedCpus | None = None, **more: object) -> dict[str, object]:
+                 unmanaged: bool = False, wall_offset: int = 0, granted: GrantedCpus | None = None,
+                 **more: object) -> dict[str, object]:
     """The entry of one sandbox.
     :param vmm: {type, pid}, None if it does not run.
     :param notes: reasons beside the placement's own.

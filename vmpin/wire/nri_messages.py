@@ -28,7 +28,7 @@ MESSAGES: Final = Messages("nri.pkg.api.v1alpha1", """
     StopContainerResponse       update=1:ContainerUpdate*
     PodSandbox                  id=1 name=2 uid=3 namespace=4 labels=5:map annotations=6:map runtime_handler=7 \
                                 linux=8:LinuxPodSandbox pid=9:uint32
-    LinuxPodSandbox             cgroup_parent=3
+    LinuxPodSandbox             pod_overhead=1:LinuxResources cgroup_parent=3
     Container                   id=1 pod_sandbox_id=2 name=3 state=4:int32 labels=5:map annotations=6:map \
                                 linux=11:LinuxContainer pid=12:uint32
     LinuxContainer              resources=3:LinuxResources cgroups_path=5

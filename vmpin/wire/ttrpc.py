@@ -21,6 +21,7 @@ MAX_MESSAGE = 4 << 20
 
 #: gRPC's status codes.
 OK = 0
+UNKNOWN = 2
 UNIMPLEMENTED = 12
 
 _HEADER = struct.Struct(">IIBB")

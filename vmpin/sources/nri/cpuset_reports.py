@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
-from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent, Synced
+from vmpin.sources.nri.nri_events import ContainerEvent, CpusGiven, NriEvent, Synced
 from vmpin.wire.nri_enums import Verb
 
 
@@ -37,6 +37,9 @@ class NriCpusetReports:
                     self._certain.add(container.id)
                 if container.cpus and container.id in self._certain:
                     self.cpus[container.id] = container.cpus
+            case CpusGiven():
+                self.cpus |= event.cpus
+                self._certain |= event.cpus.keys()
             case Synced():
                 found = self._synced(event)
                 current = frozenset(each.id for each in event.containers) if event.stored else found.current

@@ -17,7 +17,7 @@ from vmpin.wire.nri_enums import Verb
 
 class NriPod(NamedTuple):
     """A pod sandbox. `pid` is its pause process, or its VMM where the runtime is Kata; 0 when not known. `handler` is
-    "" for the default runtime handler."""
+    "" for the default runtime handler, `overhead` the whole CPUs in the overhead of its RuntimeClass."""
 
     id: SandboxId
     name: str
@@ -27,6 +27,7 @@ class NriPod(NamedTuple):
     pid: int
     annotations: Mapping[str, str]
     cgroup_parent: str
+    overhead: int = 0
 
 
 class NriContainer(NamedTuple):
@@ -78,11 +79,19 @@ class ContainerEvent(NamedTuple):
     requested: CpuSet | None = None
 
 
+class CpusGiven(NamedTuple):
+    """An answer of ours has given running containers these CPUs, beside the call that it answered. The runtime reports
+    none of this, nor whether it could be done: the cgroups show that."""
+
+    cpus: Mapping[ContainerId, CpuSet]
+    time_ns: int
+
+
 class Disconnected(NamedTuple):
     """The connection has ended: nothing is reported until the next `Synced`."""
 
 
-NriEvent = Synced | PodEvent | ContainerEvent | Disconnected
+NriEvent = Synced | PodEvent | ContainerEvent | CpusGiven | Disconnected
 
 
 class NriUpdate(NamedTuple):

@@ -27,6 +27,7 @@ from vmpin.sources.nri.stream import MAX_UNSENT, NriStream
 
 if TYPE_CHECKING:
     from vmpin.host.retry import Backoff
+    from vmpin.sources.nri.call_answers import CpuDecisions
     from vmpin.sources.nri.session import NriSession
 
 logger = logging.getLogger(__name__)
@@ -52,11 +53,13 @@ class NriPlugin:
     :param once: end with the first connection, as a plugin that the runtime started does.
     :param rest: called with the seconds between two attempts, in place of waiting until then or until `stop`.
     :param max_unsent: bytes of answers that the runtime may leave unread.
+    :param decisions: as for NriSession.
     :raises ConfigError: for a name or index that no runtime takes."""
 
     def __init__(self, connect: Callable[[], socket.socket], queue: NriQueue, name: str = "vmpin", index: str = "90",
                  on_state: Callable[[bool, str], None] = lambda up, text: None, once: bool = False,
-                 rest: Callable[[float], None] | None = None, max_unsent: int = MAX_UNSENT) -> None:
+                 rest: Callable[[float], None] | None = None, max_unsent: int = MAX_UNSENT,
+                 decisions: CpuDecisions | None = None) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", name) or not re.fullmatch(r"[0-9]{2}", index):
             raise ConfigError(f"NRI plugin {name!r} with index {index!r}: a name is made of A-Za-z0-9_.+-, an index "
                               "is two digits")
@@ -72,6 +75,7 @@ class NriPlugin:
         self.can_reconnect = not once
         self._rest = rest or self._wait
         self._max_unsent = max_unsent
+        self._decisions = decisions
         self._backoff: Backoff | None = None
         self._lock = threading.Lock()
         #: The CPUs that wait for the runtime's next list.
@@ -129,7 +133,8 @@ class NriPlugin:
                     updates, self.updates = self.updates, {}
                     self._reconnecting.clear()
                 stream = NriStream(connection, self._wake, self._max_unsent)
-                session = NriSession(self.name, self.index, self.counters, self._odd, updates, stream.peer_pid)
+                session = NriSession(self.name, self.index, self.counters, self._odd, updates, stream.peer_pid,
+                                     self._decisions)
                 try:
                     return self._serve(stream, session)
                 finally:
@@ -236,11 +241,12 @@ class NriPlugin:
 
 
 def from_environment(queue: NriQueue, on_state: Callable[[bool, str], None],
-                     environ: MutableMapping[str, str] = os.environ) -> NriPlugin | None:
+                     environ: MutableMapping[str, str] = os.environ,
+                     decisions: CpuDecisions | None = None) -> NriPlugin | None:
     """The plugin that the runtime itself has started, with its connection; it ends with that. None when this process
     is none. :raises ConfigError: see `connect.inherited`."""
     found = inherited(environ)
     if found is None:
         return None
     connection, name, index = found
-    return NriPlugin(lambda: connection, queue, name, index, on_state, once=True)
+    return NriPlugin(lambda: connection, queue, name, index, on_state, once=True, decisions=decisions)

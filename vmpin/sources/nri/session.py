@@ -10,16 +10,20 @@ Sources: containerd/nri pkg/api/api.proto, pkg/stub, pkg/adaptation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from vmpin.allocation.runtime_call import SideUpdate
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, SandboxId, valid_id
 from vmpin.errors import WireError
 from vmpin.host import boottime
 from vmpin.runtime.dialect import plain
+from vmpin.sources.nri.call_answers import DECIDED, CallAnswers, CpuDecisions
+from vmpin.sources.nri.container_requests import cpu_list, given, updates_of, whole_cpus
 from vmpin.sources.nri.nri_events import (
     ContainerEvent,
+    CpusGiven,
     NriContainer,
     NriCounters,
     NriEvent,
@@ -37,7 +41,7 @@ logger = logging.getLogger(__name__)
 #: Valid for every version of NRI: one bit too many, and the runtime closes the connection without an error (0.9 and
 #: older define no bit above 0x400). What a container is to have is asked for before the runtime acts (CREATE, UPDATE):
 #: Kata plugs in vCPUs and writes the sandbox's cgroup long before the event that reports it. The answers to those, and
-#: to STOP, could change something; an empty one changes nothing.
+#: to STOP, may change something (`CpuDecisions`); an empty one changes nothing.
 EVENTS = mask(Verb.RUN_POD, Verb.STOP_POD, Verb.REMOVE_POD, Verb.CREATE, Verb.POST_CREATE, Verb.START, Verb.POST_START,
               Verb.UPDATE, Verb.POST_UPDATE, Verb.STOP, Verb.REMOVE)
 
@@ -55,10 +59,11 @@ class NriSession:
     """The state of one connection. Configure may come before the reply to RegisterPlugin.
     :param logged: kinds of odd data that were logged already; added to, so that a reconnect does not log them again.
     :param updates: CPUs for the answer to Synchronize.
-    :param peer: the pid of the runtime's process, 0 when not known."""
+    :param peer: the pid of the runtime's process, 0 when not known.
+    :param decisions: gives out CPUs, from the list on; None: every answer is empty, but for `updates`."""
 
     def __init__(self, name: str, index: str, counters: NriCounters, logged: set[str],
-                 updates: Mapping[ContainerId, NriUpdate], peer: int) -> None:
+                 updates: Mapping[ContainerId, NriUpdate], peer: int, decisions: CpuDecisions | None = None) -> None:
         self.name = name
         self.index = index
         self.counters = counters
@@ -70,6 +75,7 @@ class NriSession:
         #: Nothing more comes: the plugin was refused, or the runtime shuts down.
         self.closing = False
         self._logged, self._updates, self._peer = logged, updates, peer
+        self._answers = None if decisions is None else CallAnswers(decisions)
         self._demux = mux.Demux()
         self._decoders = {mux.PLUGIN: ttrpc.TtrpcDecoder(), mux.RUNTIME: ttrpc.TtrpcDecoder()}
         self._parts: list[Any] = []
@@ -93,7 +99,10 @@ class NriSession:
                 continue
             for message in decoder.feed(payload):
                 if connection == mux.PLUGIN and isinstance(message, ttrpc.Call):
-                    yield from self._called(message)
+                    for item in self._called(message):
+                        if self._answers is not None and self.synced and isinstance(item, PodEvent | ContainerEvent):
+                            self._answers.take(item)
+                        yield item
                 elif connection == mux.RUNTIME and isinstance(message, ttrpc.Reply):
                     self._registered(message)
                 else:
@@ -115,6 +124,9 @@ class NriSession:
 
     def _called(self, request: ttrpc.Call) -> Iterator[bytes | NriEvent]:
         """Answer a call of the runtime's, then yield what it reports. An empty answer agrees to everything."""
+        if self._answers is not None and self.synced and METHODS.get(request.method) in DECIDED:
+            yield from self._decide(request, self._answers)
+            return
         now = boottime.now()
         if request.service != nri_messages.PLUGIN_SERVICE:
             yield self._unimplemented(request, f"service {plain(request.service, 80)}")
@@ -145,6 +157,29 @@ class NriSession:
                 # 0.12 falls back to StateChange upon this very code, for what it has a call for and we do not.
                 yield self._unimplemented(request, f"method {plain(method, 80)}")
 
+    def _decide(self, request: ttrpc.Call, answers: CallAnswers) -> Iterator[bytes | NriEvent]:
+        """Answer a call that CPUs may be given with, then yield what it reports, and what the answer gave."""
+        now, verb = boottime.now(), METHODS[request.method]
+        try:
+            message = MESSAGES.decode("UpdateContainerRequest", request.payload)  # the others' fields are the same
+        except WireError:
+            yield _answer(request)
+            raise
+        pod = next(self._pods([message.pod]), None) if message.HasField("pod") else None
+        container = next(self._containers([message.container], pod), None) if message.HasField("container") else None
+        answer, made = answers.answer(verb, message, pod, container)
+        if answer.refusal:
+            yield _answer(request, code=ttrpc.UNKNOWN, text=answer.refusal)
+            return
+        yield _answer(request, made)
+        updates = given(answer.updates)
+        if answer.adjustment is not None and answer.adjustment.cpus:
+            message.container.linux.resources.cpu.cpus = str(answer.adjustment.cpus)
+        asked = updates.pop(container.id, None) if container is not None else None
+        yield from self._event(verb, message, now, str(asked or message.linux_resources.cpu.cpus))
+        if updates:
+            yield CpusGiven(updates, now)
+
     def _registered(self, response: ttrpc.Reply) -> None:
         if response.stream == _REGISTRATION and response.code:
             self.refusal, self.closing = f"code {response.code}: {plain(response.message, 300)}", True
@@ -159,27 +194,38 @@ class NriSession:
         self._parts.append(part)
         # Updates count in the answer to the last part only (containerd/nri pkg/adaptation/plugin.go, synchronize).
         containers = [] if part.more else [item for part in self._parts for item in part.containers]
-        updates = dict(self._updates_for(containers))
+        repaired = dict(self._updates_for(containers))
+        pods, listed, allocated = self._allocated(containers, part.more)
         # `more` is echoed: a plugin that does not is taken for one that cannot do parts, and dropped.
+        updates = repaired | {made.container_id: made for made in updates_of(allocated)}
         yield _answer(request, MESSAGES["SynchronizeResponse"](more=part.more, update=updates.values()))
         if not part.more:
-            pods = [pod for part in self._parts for pod in part.pods]
             self._parts, self._listed, self._listed_bytes = [], 0, 0
             self.synced = True
             self.counters.syncs += 1
             self.counters.events += 1
-            yield Synced(tuple(self._pods(pods)), tuple(self._containers(containers)), now, tuple(updates), self._peer,
-                         stored=self.runtime.startswith(STORES))
+            yield Synced(pods, listed, now, tuple(repaired), self._peer, stored=self.runtime.startswith(STORES))
+            if allocated:
+                yield CpusGiven(given(allocated), now)
+
+    def _allocated(self, messages: Sequence[Any], more: bool) -> tuple[
+            tuple[NriPod, ...], tuple[NriContainer, ...], Sequence[SideUpdate]]:
+        """The pods and containers of a list that is complete, and what the allocator gives them."""
+        if more:
+            return (), (), ()
+        pods = tuple(self._pods(pod for part in self._parts for pod in part.pods))
+        pairs = [(container, message) for message in messages for container in self._containers([message])]
+        listed = tuple(container for container, _ in pairs)
+        return pods, listed, () if self._answers is None else self._answers.listed(pods, pairs)
 
     def _updates_for(self, listed: Iterable[Any]) -> Iterator[tuple[ContainerId, Any]]:
         for container in listed:
             update = self._updates.get(container.id)
-            if update is None or (update.listed is not None and update.listed != _cpus(container)):
+            if update is None or (
+                    update.listed is not None and update.listed != cpu_list(container.linux.resources.cpu.cpus)):
                 continue
-            # CRI-O fails the whole Synchronize for one update that fails, unless that may be ignored.
-            made = MESSAGES["ContainerUpdate"](container_id=container.id, ignore_failure=True)
-            made.linux.resources.cpu.cpus = str(update.cpus)
-            yield ContainerId(container.id), made
+            for made in updates_of([SideUpdate(ContainerId(container.id), update.cpus)]):
+                yield ContainerId(container.id), made
 
     def _event(self, number: int, message: Any, now: int, requested: str = "") -> Iterator[NriEvent]:
         """The event of a call, by the number of a `Verb` (or another one). The message has a pod and a container.
@@ -209,7 +255,7 @@ class NriSession:
                 continue
             yield NriPod(SandboxId(pod.id), plain(pod.name, 253), plain(pod.namespace, 253), plain(pod.uid, 64),
                          plain(pod.runtime_handler, 253), _pid(pod.pid), dict(pod.annotations),
-                         plain(pod.linux.cgroup_parent, 4096))
+                         plain(pod.linux.cgroup_parent, 4096), whole_cpus(pod.linux.pod_overhead))
 
     def _containers(self, listed: Iterable[Any], pod: NriPod | None = None) -> Iterator[NriContainer]:
         for container in listed:
@@ -248,13 +294,6 @@ class NriSession:
 def _answer(request: ttrpc.Call, message: Any = None, code: int = ttrpc.OK, text: str = "") -> bytes:
     payload = b"" if message is None else message.SerializeToString()
     return mux.frames(mux.PLUGIN, ttrpc.encode(ttrpc.Reply(request.stream, code, text, payload)))
-
-
-def _cpus(container: Any) -> CpuSet | None:
-    try:
-        return CpuSet.parse(container.linux.resources.cpu.cpus)
-    except CpuSetError:
-        return None
 
 
 def _pid(given: int) -> int:

@@ -14,7 +14,7 @@ from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.dialect import declared_exclusive
-from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriEvent, NriPod, PodEvent, Synced
+from vmpin.sources.nri.nri_events import ContainerEvent, CpusGiven, NriContainer, NriEvent, NriPod, PodEvent, Synced
 from vmpin.sources.pids import PidOwner, owner_of
 from vmpin.wire.nri_enums import CREATED, STOPPED, Verb
 
@@ -23,6 +23,10 @@ def events_of(event: NriEvent, state: DesiredState, proc: Procfs, exclusive_anno
     """The events that follow from one of NRI's.
     :param exclusive_annotation: the key by which a container declares its CPUs exclusive, "" for none.
     :raises OSError: when a pid cannot be looked up at the moment (`errors.passing`)."""
+    if isinstance(event, CpusGiven):
+        return [events.CpusetSeen(sandbox.id, container, cpus, Source.NRI, event.time_ns)
+                for container, cpus in event.cpus.items() for sandbox in state.sandboxes.values()
+                if container in sandbox.containers]
     return list(_EventTranslation(state, proc, exclusive_annotation).translate(event))
 
 
