@@ -50,8 +50,8 @@ PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "al
               "doctor.finding", "doctor.cluster_checks", "doctor.hook_checks", "doctor.kata_checks",
               "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")
 #: What the pure parts may import.
-PURE = {"__future__", "bisect", "collections", "dataclasses", "datetime", "enum", "errno", "fnmatch", "functools",
-        "html", "itertools", "json", "math", "re", "struct", "types", "typing"}
+PURE = {"__future__", "abc", "bisect", "collections", "dataclasses", "datetime", "enum", "errno", "fnmatch",
+        "functools", "html", "itertools", "json", "math", "operator", "re", "struct", "types", "typing"}
 #: All that may come from outside the standard library, and where.
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output"}, "qemu": {"vmm.qmp"},
            "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},

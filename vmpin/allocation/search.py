@@ -1,28 +1,31 @@
 """The best CPUs for a request: the true optimum, not the outcome of a greedy walk.
 
-The parts of a cost are compared in the order of `CpuCost` (docs/allocation.md defines each); with alignment `cache`
-the caches come first, with `core` the cores held in part. Among equal costs the lowest numbers win: the set that has
-the lowest CPU in which two sets differ. All parts but the distance add up over cores, caches and units (search_space);
-for the distance, sets of units are tried by rising distance. What stays out: which CPUs are free (ledger). Called by
-decisions, `vmpin plan` and `vmpin explain`.
+docs/allocation.md defines the cost of a set, part by part, and which sets are legal. All parts but the distance add
+up over cores, caches and units (search_space); for the distance, numbers of touched units of each sort are tried by
+rising distance. What stays out: which CPUs are free (ledger), and why there is no set (shortage). Called by decisions,
+`vmpin plan` and `vmpin explain`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import combinations, groupby
-from typing import NamedTuple
+from math import comb
+from typing import Generic, NamedTuple
 
-from vmpin.allocation.cpu_request import Alignment, CpuQuery, FoundCpus, SmtUse
-from vmpin.allocation.search_space import SearchSpace, units
-from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.allocation.cost_code import CostCode, cost_order
+from vmpin.allocation.cpu_groups import CpuGroups, cpu_groups
+from vmpin.allocation.cpu_request import Alignment, CpuCost, CpuQuery, FoundCpus
+from vmpin.allocation.min_plus import CostTables, Entry, LeastCosts, TwoLeastCosts
+from vmpin.allocation.search_space import SORT_BITS, EvenSplit, SearchSpace, usable, whole_cores
+from vmpin.allocation.shortage import nothing_aligned, too_few
+from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
 
 
 def best_cpus(topology: Topology, free: CpuSet, query: CpuQuery) -> FoundCpus | str:
-    """The best set of `query.size` CPUs: `query.keep`, and the rest of `free`. :returns: it, or why there is none.
-    With `query.spread_nodes`, where more than one unit is needed: the best of those sets whose units have the same
-    number of CPUs, or one more; where there is none, as without it."""
+    """The best set of `query.size` CPUs: `query.keep`, and the rest of `free`. :returns: it, or why there is none."""
     return _best(topology, free, free, query)
 
 
@@ -32,138 +35,204 @@ def best_part(topology: Topology, free: CpuSet, held: CpuSet, query: CpuQuery) -
 
 
 def runner_up(topology: Topology, free: CpuSet, query: CpuQuery, best: FoundCpus) -> FoundCpus | None:
-    """The best set but one. None where there is no other."""
-    others = (_best(topology, free, free - CpuSet((cpu,)), query) for cpu in best.cpus - query.keep)
-    found = [other for other in others if isinstance(other, FoundCpus)]
-    space = SearchSpace(topology, free, free, query)
-    return min(found, key=lambda other: (space.code.rank(other.cost), list(other.cpus)), default=None)
+    """The best set whose cost differs from that of `best`; where all cost the same, the one of the lowest numbers
+    besides. None where there is no other. Slower than `best_cpus`: for `vmpin explain`."""
+    if too_few(topology, (free & topology.online) - query.keep, query):
+        return None
+    asked = _asked(topology, free, free, query)
+    for distinct in (asked.code.parts, lambda code: code):
+        found = [_answer(asked, each) for each in _Search(asked, TwoLeastCosts(distinct)).found()
+                 if _as_required(asked.code.cost(each.code), query)]
+        others = [each for each in found if each.cost != best.cost]
+        if others:
+            return others[0]
+    return next((each for each in found if each.cpus != best.cpus), None)
 
 
 def largest(topology: Topology, free: CpuSet, query: CpuQuery) -> int:
-    """The size of the largest set that such a query could get; its own size does not matter."""
-    whole = query.smt is SmtUse.REQUIRE or (query.align is Alignment.CORE and query.align_required)
-    cores = {topology.core_of(cpu) & topology.online for cpu in free & topology.online}
-    open_ = union(core for core in cores if core <= free) if whole else free & topology.online
+    """The size of the largest set that such a query could get; its own size and what it keeps do not matter."""
+    groups = cpu_groups(topology, query.align is Alignment.SOCKET)
+    left = usable(free & topology.online, query._replace(keep=CpuSet()), groups)
     if not query.align_required or query.align is Alignment.CORE:
-        return len(open_)
-    groups = ({topology.cache_of(cpu) for cpu in topology.online} if query.align is Alignment.CACHE
-              else set(units(topology, query.align)))
-    return max((len(group & open_) for group in groups), default=0)
+        return len(left)
+    within = [cache.cpus for cache in groups.caches] if query.align is Alignment.CACHE else groups.units
+    return max((len(cpus & left) for cpus in within), default=0)
 
 
-class _Candidate(NamedTuple):
-    code: int
+#: Tables by the number of touched units of each sort (search_space).
+_Linked = Mapping[int, Sequence[Entry]]
+
+
+class _Asked(NamedTuple):
+    """A query with the groups of its machine."""
+
+    groups: CpuGroups
+    free: CpuSet
+    choice: CpuSet  #: Those of them that may be taken.
+    usable: CpuSet  #: And the kept ones, as far as they can be part of a legal set.
+    query: CpuQuery
+    code: CostCode
+
+
+class _Found(NamedTuple):
+    """A set, in the order in which sets are compared."""
+
+    before: int  #: The parts before the distance.
     distance: int
+    code: int  #: Without the distance.
+
+
+def _asked(topology: Topology, free: CpuSet, choice: CpuSet, query: CpuQuery) -> _Asked:
+    groups = cpu_groups(topology, query.align is Alignment.SOCKET)
+    choice = (choice & topology.online) - query.keep
+    some = usable(choice, query, groups)
+    choice &= some
+    return _Asked(groups, (free & topology.online) - query.keep, choice, some, query, CostCode(query.align, choice))
 
 
 def _best(topology: Topology, free: CpuSet, choice: CpuSet, query: CpuQuery) -> FoundCpus | str:
-    size = query.size - len(query.keep)
-    open_ = (choice & topology.online) - query.keep
-    if size < 0:
-        return f"{query.size} CPUs are fewer than the {len(query.keep)} that are kept"
-    if not query.keep <= topology.online:
-        return f"CPUs {query.keep - topology.online} are kept, and offline"
-    if size > len(open_):
-        more = f", {size} more than are held" if query.keep else ""
-        return f"{query.size} CPUs are asked for{more}: {len(open_)} are free"
-    if query.align is Alignment.CORE and query.align_required and query.smt is not SmtUse.REQUIRE:
-        query = query._replace(smt=SmtUse.REQUIRE)
-    if not query.size:
-        return FoundCpus(EMPTY, SearchSpace(topology, free, choice, query).code.cost(0))
-    space = SearchSpace(topology, free, choice, query)
-    search = _Search(topology, space, size)
-    best = search.nearest(None)
-    if best is None:
-        return _no_whole_cores(topology, open_, query)
-    if query.spread_nodes and space.code.cost(best.code).nodes > 1:
-        even = [found for base in _bases(query.size, len(space.units)) if (found := search.nearest(base)) is not None]
-        best = min(even, default=best)
-    cost = space.code.cost(best.code)
-    if query.align_required and (cost.caches if query.align is Alignment.CACHE else
-                                 cost.nodes if query.align is not Alignment.CORE else 1) > 1:
-        return _no_alignment(topology, open_, query)
-    return FoundCpus(query.keep | space.code.cpus(best.code), cost)
+    asked = _asked(topology, free, choice, query)
+    if refused := too_few(topology, (choice & topology.online) - query.keep, query):
+        return refused
+    found = _in_one_unit(asked) or next(iter(_Search(asked, LeastCosts(asked.code.never)).found()), None)
+    if found is None or not _as_required(asked.code.cost(found.code), query):
+        return nothing_aligned(asked.groups, asked.usable, query)
+    return _answer(asked, found)
 
 
-def _bases(size: int, most: int) -> list[int]:
-    """How many CPUs each unit has at the least, when up to `most` of them share `size` evenly."""
-    return sorted({size // number for number in range(1, min(size, most) + 1)}, reverse=True)
+def _answer(asked: _Asked, found: _Found) -> FoundCpus:
+    cost = asked.code.cost(found.code)._replace(distance=found.distance)
+    return FoundCpus(asked.query.keep | asked.code.cpus(found.code), cost)
 
 
-class _Search:
-    """Sets of units, by rising distance between them."""
+def _as_required(cost: CpuCost, query: CpuQuery) -> bool:
+    if not query.align_required or query.align is Alignment.CORE:
+        return True  # whole cores are required of every table
+    return (cost.caches if query.align is Alignment.CACHE else cost.nodes) <= 1
 
-    def __init__(self, topology: Topology, space: SearchSpace, size: int) -> None:
-        self._space = space
-        self._size = size
-        self._everything = CpuSet(range(len(space.units)))
-        self._kept = CpuSet(unit for unit, kept in enumerate(space.kept) if kept)
-        self._distances = _unit_distances(topology, space.units)
 
-    def nearest(self, even: int | None) -> _Candidate | None:
-        """The best set, its distance counted. None where there is none."""
-        space, code = self._space, self._space.code
-        without = space.best(self._everything, self._size, even)
-        if without >= code.never // 2:
-            return None
-        number = code.cost(without).nodes
-        if len(self._values) < 2:  # all units are equally far from each other, or there is one
-            distance = number * (number - 1) // 2 * next(iter(self._values), 0)
-            return _Candidate(without + distance * code.one.distance, distance)
-        first = code.before_distance(without)
-        for distance, chosen in self._sets(number):
-            found = [cost for each in chosen
-                     if (cost := space.best(each, self._size, even)) < code.never // 2
-                     and code.before_distance(cost) == first]
-            if found:
-                return _Candidate(min(found) + distance * code.one.distance, distance)
+def _in_one_unit(asked: _Asked) -> _Found | None:
+    """The best set within one unit, where units are compared first: no other can be better. None if there is none."""
+    if asked.query.align in (Alignment.CACHE, Alignment.CORE):
         return None
+    found = []
+    for unit in asked.groups.units:
+        within = asked._replace(choice=asked.choice & unit)
+        if asked.query.keep <= unit and len(within.choice | asked.query.keep) >= asked.query.size:
+            found += _Search(within, LeastCosts(asked.code.never)).split(None)
+    return min(found, default=None)
+
+
+class _Search(Generic[Entry]):
+    """Of the best sets, as many as a table keeps in an entry."""
+
+    def __init__(self, asked: _Asked, tables: CostTables[Entry]) -> None:
+        self._asked, self._tables = asked, tables
+        self._space = SearchSpace(asked.groups, asked.free, asked.choice, asked.query, asked.code, tables)
+        self._more = asked.query.size - len(asked.query.keep)
+
+    def found(self) -> list[_Found]:
+        """The best legal sets, ascending."""
+        if self._asked.query.spread_nodes:
+            even = [found for split in self._even_splits() for found in self.split(split)]
+            even = [found for found in even if _as_required(self._asked.code.cost(found.code), self._asked.query)]
+            if even:
+                return self._best_of(even)
+        return self.split(None)
+
+    def split(self, even: EvenSplit | None) -> list[_Found]:
+        """The best of those sets of which each touched unit holds so many CPUs, ascending."""
+        linked = self._space.linked(even)
+        code, groups = self._asked.code, self._asked.groups
+        if not self._space.counted:
+            found = self._tables.costs(self._tables.sum_at([tables[0] for tables in linked], self._more))
+            far = groups.between.get((0, 0), 0)
+            return [_Found(code.before_distance(each), far * comb(code.cost(each).nodes, 2), each) for each in found]
+        if self._nodes_first:
+            return self._by_distance(linked, range(len(groups.units) + 1), None)
+        together = [reduce(self._tables.least, tables.values()) for tables in linked]
+        least = self._tables.costs(self._tables.sum_at(together, self._more))
+        if not least:
+            return []
+        if self._tables.breadth > 1:
+            return self._by_distance(linked, range(len(groups.units) + 1), None)
+        nodes = code.cost(least[0]).nodes
+        return self._by_distance(linked, range(nodes, nodes + 1), code.before_distance(least[0]))
 
     @property
-    def _values(self) -> set[int]:
-        return set(self._distances.values())
+    def _nodes_first(self) -> bool:
+        return cost_order(self._asked.query.align)[0] == "nodes"
 
-    def _sets(self, number: int) -> Iterator[tuple[int, list[CpuSet]]]:
-        """The sets of so many units that have room, and all that is kept, by distance."""
-        units_ = [unit for unit in self._everything - self._kept if self._space.capacity(unit)]
-        sets = []
-        for others in combinations(units_, number - len(self._kept)):
-            chosen = self._kept | CpuSet(others)
-            if sum(map(self._space.capacity, chosen)) >= self._size:
-                sets.append((sum(self._distances[pair] for pair in combinations(chosen, 2)), chosen))
-        sets.sort(key=lambda each: (each[0], list(each[1])))
-        for distance, group in groupby(sets, key=lambda each: each[0]):
-            yield distance, [chosen for _, chosen in group]
+    def _by_distance(self, linked: Sequence[_Linked[Entry]], numbers: range, before: int | None) -> list[_Found]:
+        """The best sets that touch so many units, by rising number and distance.
+        :param before: the least parts before the distance, where they are known."""
+        found: list[_Found] = []
+        sums: dict[tuple[int, ...], Sequence[Entry]] = {(): [self._tables.entry((0,))]}
+        for number in numbers:
+            chosen = sorted((self._distance(sum(keys)), keys) for keys in _counts(linked, number, self._more))
+            for distance, group in groupby(chosen, key=lambda each: each[0]):
+                for _, keys in group:
+                    found += [_Found(self._asked.code.before_distance(code), distance, code)
+                              for code in self._tables.costs(self._at(linked, keys, sums))]
+                found = self._best_of(found)
+                if self._nodes_first and len(found) == self._tables.breadth:
+                    return found  # whatever comes later is farther, or has more nodes
+                if before is not None and found and found[0].before == before:
+                    return found
+        return found
+
+    def _at(self, linked: Sequence[_Linked[Entry]], keys: tuple[int, ...],
+            sums: dict[tuple[int, ...], Sequence[Entry]]) -> Entry:
+        """The entry of these numbers of touched units. `sums` keeps what was added up."""
+        for length in range(1, len(keys)):
+            if keys[:length] not in sums:
+                sums[keys[:length]] = self._tables.added(sums[keys[:length - 1]], linked[length - 1][keys[length - 1]],
+                                                         self._more)
+        return self._tables.at(sums[keys[:-1]], linked[-1][keys[-1]], self._more) if keys else sums[()][0]
+
+    def _distance(self, counts: int) -> int:
+        """Between the touched units: so many of each sort."""
+        numbers = [(sort, counts >> SORT_BITS * sort & (1 << SORT_BITS) - 1)
+                   for sort in range(max(self._asked.groups.sorts) + 1)]
+        between = self._asked.groups.between
+        within = sum(comb(number, 2) * between.get((sort, sort), 0) for sort, number in numbers)
+        return within + sum(one[1] * other[1] * between[one[0], other[0]] for one, other in combinations(numbers, 2))
+
+    def _best_of(self, found: Iterable[_Found]) -> list[_Found]:
+        """As many as an entry keeps, of those that differ as its costs do."""
+        kept: dict[tuple[int, int], _Found] = {}
+        for each in sorted(found):
+            kept.setdefault((each.distance, self._tables.mark(each.code)), each)
+        return list(kept.values())[:self._tables.breadth]
+
+    def _even_splits(self) -> list[EvenSplit]:
+        """Each touched unit has so many CPUs, or at most one more; one core more, where whole cores are required."""
+        query, groups = self._asked.query, self._asked.groups
+        more = 1
+        if whole_cores(query):
+            more = max(len(core.cpus) for cache in groups.caches for cores in cache.cores.values() for core in cores)
+        fewest = {number for units in range(1, len(groups.units) + 1)
+                  for number in range(max(1, -(-query.size // units) - more), query.size // units + 1)}
+        return [EvenSplit(number, number + more) for number in sorted(fewest, reverse=True)]
 
 
-def _unit_distances(topology: Topology, groups: tuple[CpuSet, ...]) -> dict[tuple[int, int], int]:
-    """Between each two units, by their numbers: the smallest between a node of the one and a node of the other, in
-    the worse direction; 0 where the kernel shows none."""
-    nodes = [[node for node, cpus in topology.nodes.items() if not cpus.isdisjoint(group)] for group in groups]
-
-    def distance(one: int, other: int) -> int:
-        rows = topology.distances
-        return max(rows.get(one, {}).get(other, 0), rows.get(other, {}).get(one, 0))
-
-    return {(one, other): min((distance(a, b) for a in nodes[one] for b in nodes[other]), default=0)
-            for one, other in combinations(range(len(groups)), 2)}
-
-
-def _no_whole_cores(topology: Topology, open_: CpuSet, query: CpuQuery) -> str:
-    cores = {topology.core_of(cpu) & topology.online for cpu in open_ | query.keep}
-    whole = sorted(len(core) for core in cores if core <= open_ | query.keep)
-    have = sum(whole)
-    return (f"{query.size} CPUs as whole cores are asked for: {len(whole)} cores with {have} CPUs are free as a whole"
-            + (f", of {whole[0]} CPUs each" if whole and whole[0] == whole[-1] else ""))
+def _counts(linked: Sequence[_Linked[Entry]], number: int, more: int) -> Iterator[tuple[int, ...]]:
+    """A key for each linked group, so that they touch that number of units, with room for so many CPUs."""
+    if not linked:
+        if not number and more <= 0:
+            yield ()
+        return
+    *others, last = linked
+    for key, table in last.items():
+        if (touched := _touched(key)) <= number:
+            for keys in _counts(others, number - touched, more - len(table) + 1):
+                yield (*keys, key)
 
 
-def _no_alignment(topology: Topology, open_: CpuSet, query: CpuQuery) -> str:
-    usable = open_ | query.keep
-    if query.align is Alignment.CACHE:
-        groups = list(dict.fromkeys(topology.cache_of(cpu) & topology.online for cpu in topology.online))
-    else:
-        groups = list(units(topology, query.align))
-    rooms = sorted((len(group & usable) for group in groups), reverse=True)
-    name = {Alignment.CACHE: "cache", Alignment.SOCKET: "socket"}.get(query.align, "NUMA node")
-    return (f"{query.size} CPUs within one {name} are asked for: the most that one has free is {rooms[0]} "
-            f"(by {name}: {', '.join(map(str, rooms[:16]))}{', …' if len(rooms) > 16 else ''})")
+def _touched(key: int) -> int:
+    """The number of units that a key counts."""
+    number = 0
+    while key:
+        number += key & (1 << SORT_BITS) - 1
+        key >>= SORT_BITS
+    return number

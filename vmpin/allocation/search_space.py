@@ -1,249 +1,221 @@
-"""What a set of CPUs can be made of: the cores, caches and units (NUMA nodes, or sockets) of a machine, each with the
-least cost of taking so many of its free CPUs.
+"""What a set of CPUs can be made of, each with the least cost of taking so many of its free CPUs: tables of cores,
+added up over a cache; those of caches, over a unit (a NUMA node, or a socket); those of units, over what is *linked*:
+units that have a cache in common, most often one unit alone.
 
-A table is a list whose entry n is the least cost (`CostCode`) of n CPUs more than those that are kept. The costs of
-cores add up over a cache, those of caches over a unit, those of units over the machine; so tables are combined by
-min-plus convolution, and the optimum is exact. A cache that reaches over several units (one that all nodes of a socket
-share) is tried as left out, touched, and taken as a whole: the units are independent then. What stays out: distances,
-which do not add up (search).
+Entry n of a table is for n CPUs more than those that are kept. All parts of a cost add up so, but for the distance: it
+depends on how many units of each sort are touched, and therefore a linked group has a table for each such count.
+What stays out: distances themselves (search).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, reduce
-from itertools import product
-from typing import NamedTuple
+from functools import reduce
+from itertools import combinations, islice
+from typing import Generic, NamedTuple
 
 from vmpin.allocation.cost_code import CostCode
+from vmpin.allocation.cpu_groups import CacheGroup, CoreGroup, CpuGroups
 from vmpin.allocation.cpu_request import Alignment, CpuQuery, SmtUse
-from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.domain.topology import Topology
+from vmpin.allocation.min_plus import CostTables, Entry
+from vmpin.cpuset import EMPTY, CpuSet
 
-Table = list[int]
-
-
-class _Core(NamedTuple):
-    """The threads of a core that are online, in one cache, one node and one unit; how many are kept; those that may
-    be taken, ascending; whether its node is a device's."""
-
-    threads: int
-    kept: int
-    open: tuple[int, ...]
-    near: bool
+#: Bits in which the touched units of one sort are counted.
+SORT_BITS = 12
+#: Of a cache that several units share: some of its CPUs are not held, some are.
+_SOME_LEFT, _SOME_HELD = 1, 2
 
 
-class _Cache(NamedTuple):
-    """A last-level cache. `free` counts its free CPUs, also those that may not be taken. `whole`: all of its online
-    CPUs are free. `cores` by unit."""
+class EvenSplit(NamedTuple):
+    """How many CPUs a touched unit holds."""
 
-    free: int
-    kept: int
-    whole: bool
-    cores: Mapping[int, Sequence[_Core]]
+    fewest: int
+    most: int
 
 
-class SearchSpace:
+class _Shared(NamedTuple):
+    """A cache that several units share; its state is these two bits of the key of a table."""
+
+    cache: CacheGroup
+    at: int
+
+
+def whole_cores(query: CpuQuery) -> bool:
+    return query.smt is SmtUse.REQUIRE or (query.align is Alignment.CORE and query.align_required)
+
+
+class SearchSpace(Generic[Entry]):
     """Of one query.
-    :param free: CPUs that are free: a node is whole while all of its online CPUs are.
+    :param free: CPUs that are free: a node is wholly free while all of its online CPUs are.
     :param choice: those of them that may be taken."""
 
-    def __init__(self, topology: Topology, free: CpuSet, choice: CpuSet, query: CpuQuery) -> None:
-        self.code = CostCode(query.align, max(topology.all_cpus))
-        self._query = query
-        self._topology = topology
-        online = topology.online
-        self.units = tuple(cpus & online for cpus in units(topology, query.align))
-        self._unit_of = {cpu: unit for unit, cpus in enumerate(self.units) for cpu in cpus}
-        self.kept = [len(cpus & query.keep) for cpus in self.units]
-        self._width = [len(cpus) for cpus in self.units]
-        self._whole = [cpus <= free for cpus in self.units]
-        self._caches = list(self._read_caches(free & online, choice & online & free - query.keep, query))
-        self._tables: dict[tuple[CpuSet, int | None], Table] = {}
+    def __init__(self, groups: CpuGroups, free: CpuSet, choice: CpuSet, query: CpuQuery, code: CostCode,
+                 tables: CostTables[Entry]) -> None:
+        self._groups, self._free, self._choice, self._query = groups, free, choice, query
+        self._code, self._tables = code, tables
+        self._most = query.size - len(query.keep)
+        self._some = choice | query.keep
+        #: One sort: the distance depends on the number of touched units alone, which the cost has.
+        self.counted = len(set(groups.sorts)) > 1
+        self._own_tables: dict[int, Sequence[Entry]] = {}
+        self._linked = self._links()
 
-    def _read_caches(self, free: CpuSet, choice: CpuSet, query: CpuQuery) -> Iterable[_Cache]:
-        topology = self._topology
-        groups = {topology.cache_of(cpu) & topology.online: None for cpu in topology.online}
-        near = union(topology.nodes.get(node, EMPTY) for node in query.near) if query.near else topology.online
-        for cache in groups:
-            cores: dict[int, list[_Core]] = defaultdict(list)
-            for cpus in _pieces(topology, cache, self._unit_of):
-                first = cpus.first
-                cores[self._unit_of[first]].append(_Core(len(cpus), len(cpus & query.keep), tuple(cpus & choice),
-                                                         first in near))
-            yield _Cache(len(cache & free), len(cache & query.keep), cache <= free, cores)
-
-    # Tables
-
-    def best(self, chosen: CpuSet, size: int, even: int | None = None) -> int:
-        """The least cost of `size` CPUs more than those kept, in the units of these numbers alone; without distances.
-        :param even: each touched unit has so many CPUs, or one more."""
-        tables = [self.table(part & chosen, even) for part in self._parts if not part.isdisjoint(chosen)]
-        tables.sort(key=len)
-        if not tables:
-            return self.code.never
-        *others, last = tables
-        summed = reduce(lambda one, other: _sum(one, other, self.code.never, size), others, [0])
-        return min((summed[taken] + last[size - taken] for taken in range(len(summed))
-                    if 0 <= size - taken < len(last)), default=self.code.never)
-
-    def capacity(self, unit: int) -> int:
-        """How many CPUs of a unit may be taken."""
-        return sum(len(core.open) for cache in self._caches for core in cache.cores.get(unit, ()))
-
-    @cached_property
-    def _parts(self) -> list[CpuSet]:
-        """The numbers of all units, those together that share a cache."""
-        parts: list[CpuSet] = []
-        for part in [*(CpuSet(cache.cores) for cache in self._caches), *(CpuSet((unit,)) for unit in
-                                                                         range(len(self.units)))]:
-            joined = [other for other in parts if not other.isdisjoint(part)]
-            parts = [other for other in parts if other.isdisjoint(part)] + [union((part, *joined))]
-        return sorted(parts, key=list)
-
-    def table(self, chosen: CpuSet, even: int | None) -> Table:
-        """Of these units, which share caches with no others but those left out."""
-        if (chosen, even) not in self._tables:
-            self._tables[chosen, even] = self._combined(chosen, even)
-        return self._tables[chosen, even]
-
-    def _combined(self, chosen: CpuSet, even: int | None) -> Table:
-        own: dict[int, list[_Cache]] = {unit: [] for unit in chosen}
-        shared = []
-        for cache in self._caches:
-            here = [unit for unit in cache.cores if unit in chosen]
-            if len(cache.cores) == 1 and here:
-                own[here[0]].append(cache)
-            elif here:
-                shared.append(cache)
-        never = self.code.never
-        alone = {unit: reduce(lambda one, other: _sum(one, other, never),
-                              (self._cache_table(cache, unit) for cache in caches), [0])
-                 for unit, caches in own.items()}
-        found: Table = []
-        for modes in product(*map(_modes, shared)):
-            cost, tables = 0, dict(alone)
-            for cache, mode in zip(shared, modes, strict=True):
-                cost += self._shared_cost(cache, mode)
-                for unit in cache.cores:
-                    if unit in chosen:
-                        tables[unit] = _sum(tables[unit], self._shared_table(cache, unit, mode), never)
-                if mode is _FULL and not all(unit in chosen for unit in cache.cores):
-                    cost = never
-            ended = (self._unit_table(unit, table, even) for unit, table in tables.items())
-            summed = [cost + each for each in reduce(lambda one, other: _sum(one, other, never), ended, [0])]
-            longer, shorter = (found, summed) if len(found) > len(summed) else (summed, found)
-            found = [*map(min, longer, shorter), *longer[len(shorter):]]
+    def linked(self, even: EvenSplit | None) -> list[dict[int, Sequence[Entry]]]:
+        """For each linked group of units, and then for all of one sort together, the tables by the number of touched
+        units (`SORT_BITS` for each sort)."""
+        by_sorts: dict[frozenset[int], list[dict[int, Sequence[Entry]]]] = {}
+        for units in self._linked:
+            sorts = frozenset(self._groups.sorts[unit] for unit in units)
+            by_sorts.setdefault(sorts, []).append(self._link_tables(units, even))
+        found: list[dict[int, Sequence[Entry]]] = []
+        for sorts, each in by_sorts.items():
+            found += [reduce(self._joined, each)] if self.counted and len(sorts) == 1 else each
         return found
 
-    def _unit_table(self, unit: int, table: Table, even: int | None) -> Table:
-        """With what the unit itself costs."""
-        one, kept = self.code.one, self.kept[unit]
-        ended = []
-        for taken, cost in enumerate(table):
-            total = taken + kept
-            if total:
-                cost += one.nodes
-                if self._whole[unit] and total < self._width[unit]:
-                    cost += one.broken_nodes
-                if even is not None and not even <= total <= even + 1:
-                    cost = self.code.never
-            ended.append(cost)
+    def _links(self) -> list[tuple[int, ...]]:
+        """The units with CPUs that are held or may be taken, those together that share a cache with such CPUs."""
+        links = [{unit} for unit, cpus in enumerate(self._groups.units) if not cpus.isdisjoint(self._some)]
+        for cache in self._groups.caches:
+            if len(cache.cores) > 1 and not cache.cpus.isdisjoint(self._some):
+                joined = [link for link in links if link & set(cache.cores)]
+                links = [link for link in links if link not in joined] + [set().union(*joined)]
+        return sorted(tuple(sorted(link)) for link in links)
+
+    def _joined(self, one: dict[int, Sequence[Entry]],
+                other: dict[int, Sequence[Entry]]) -> dict[int, Sequence[Entry]]:
+        """Both together, by the sum of their keys."""
+        found: dict[int, Sequence[Entry]] = {}
+        for key, table in one.items():
+            for more, added in other.items():
+                self._put(found, key + more, self._tables.added(table, added, self._most))
+        return found
+
+    def _put(self, found: dict[int, Sequence[Entry]], key: int, table: Sequence[Entry]) -> None:
+        found[key] = self._tables.least(found[key], table) if key in found else table
+
+    def _link_tables(self, units: tuple[int, ...], even: EvenSplit | None) -> dict[int, Sequence[Entry]]:
+        """Of linked units, by the number of those touched."""
+        caches = [cache for cache in self._groups.caches if not cache.cpus.isdisjoint(self._some)]
+        shared = [_Shared(cache, 2 * at) for at, cache in enumerate(
+            cache for cache in caches if len(cache.cores) > 1 and not set(cache.cores).isdisjoint(units))]
+        left = sum(_SOME_LEFT << each.at for each in shared if not set(each.cache.cores) <= set(units))
+        found: dict[tuple[int, int], Sequence[Entry]] = {(0, left): [self._tables.entry((0,))]}
+        for unit in units:
+            together: dict[tuple[int, int], Sequence[Entry]] = {}
+            for (key, state), table in found.items():
+                for (touched, held), added in self._unit_tables(unit, caches, shared, even).items():
+                    whole = key + touched, state | held
+                    both = self._tables.added(table, added, self._most)
+                    together[whole] = self._tables.least(together[whole], both) if whole in together else both
+            found = together
+        ended: dict[int, Sequence[Entry]] = {}
+        for (key, state), table in found.items():
+            price = sum(self._shared_price(each, state >> each.at & 3) for each in shared)
+            self._put(ended, key, self._tables.priced(table, [price] * len(table)))
         return ended
 
-    def _cache_table(self, cache: _Cache, unit: int) -> Table:
+    def _unit_tables(self, unit: int, caches: Iterable[CacheGroup], shared: Sequence[_Shared],
+                     even: EvenSplit | None) -> dict[tuple[int, int], Sequence[Entry]]:
+        """Of one unit, by its key and the states of the caches that it shares."""
+        if unit not in self._own_tables:
+            self._own_tables[unit] = self._tables.sum([self._cache_table(cache, unit) for cache in caches
+                                                       if len(cache.cores) == 1 and unit in cache.cores], self._most)
+        kept = len(self._groups.units[unit] & self._query.keep)
+        own = self._own_tables[unit]
+        found: dict[int, Sequence[Entry]] = {0: own[:max(0, even.most - kept) + 1] if even else own}
+        for each in shared:
+            if unit in each.cache.cores:
+                states = self._shared_tables(each, unit)
+                found = {state | each_state << each.at: self._tables.added(table, added, self._most)
+                         for state, table in found.items() for each_state, added in states.items()}
+        weight = 1 << SORT_BITS * self._groups.sorts[unit] if self.counted else 0
+        ended: dict[tuple[int, int], Sequence[Entry]] = {}
+        for state, table in found.items():
+            prices = self._unit_prices(unit, kept, len(table), even)
+            touched = self._tables.priced(table, prices)
+            if kept or not self.counted:
+                ended[weight, state] = touched
+            else:
+                ended[0, state] = touched[:1]
+                ended[weight, state] = [self._tables.never, *touched[1:]]
+        return ended
+
+    def _unit_prices(self, unit: int, kept: int, length: int, even: EvenSplit | None) -> list[int | None]:
+        one, cpus = self._code.one, self._groups.units[unit]
+        broken = one.broken_nodes if cpus <= self._free else 0
+        prices: list[int | None] = []
+        for held in range(kept, kept + length):
+            price = one.nodes + (broken if held < len(cpus) else 0) if held else 0
+            prices.append(None if even and held and not even.fewest <= held <= even.most else price)
+        return prices
+
+    def _cache_table(self, cache: CacheGroup, unit: int) -> Sequence[Entry]:
         """Of a cache that lies in one unit."""
-        one = self.code.one
-        ended = []
-        for taken, cost in enumerate(self._cores_table(cache.cores[unit])):
-            if taken or cache.kept:
-                cost += one.caches + (cache.free - taken) * one.leftover
-                if cache.whole and taken < cache.free:
-                    cost += one.broken_caches
-            ended.append(cost)
-        return ended
+        one, table = self._code.one, self._cores_table(cache, unit)
+        free = len(cache.cpus & self._free)
+        touched = not cache.cpus.isdisjoint(self._query.keep)
+        broken = one.broken_caches if cache.cpus <= self._free else 0
+        prices = [one.caches + (free - taken) * one.leftover + (broken if taken < free else 0)
+                  if taken or touched else 0 for taken in range(len(table))]
+        return self._tables.priced(table, prices)
 
-    def _shared_table(self, cache: _Cache, unit: int, mode: str) -> Table:
-        """Of one unit's part of a cache that others have a part of."""
-        if mode is _LEFT_OUT:
-            return [0]
-        table = self._cores_table(cache.cores[unit])
-        if mode is _FULL:
-            table = [self.code.never] * (len(table) - 1) + table[-1:]
-        return [cost - taken * self.code.one.leftover for taken, cost in enumerate(table)]
+    def _shared_tables(self, shared: _Shared, unit: int) -> Mapping[int, Sequence[Entry]]:
+        """Of one unit's part of a cache that others have a part of, by what becomes of that part."""
+        table = self._cores_table(shared.cache, unit)
+        width = sum(len(core.cpus) for core in shared.cache.cores[unit])
+        kept = sum(len(core.cpus & self._query.keep) for core in shared.cache.cores[unit])
+        table = self._tables.priced(table, [-taken * self._code.one.leftover for taken in range(len(table))])
+        found: dict[int, list[Entry]] = {}
+        for taken, entry in enumerate(table):
+            held = taken + kept
+            state = (_SOME_HELD if held else 0) | (_SOME_LEFT if held < width else 0)
+            found.setdefault(state, [self._tables.never] * len(table))[taken] = entry
+        return found
 
-    def _shared_cost(self, cache: _Cache, mode: str) -> int:
-        one = self.code.one
-        if mode is _LEFT_OUT:
+    def _shared_price(self, shared: _Shared, state: int) -> int:
+        one = self._code.one
+        if not state & _SOME_HELD:
             return 0
-        return one.caches + cache.free * one.leftover + (one.broken_caches if cache.whole and mode is _TOUCHED else 0)
+        broken = one.broken_caches if shared.cache.cpus <= self._free and state & _SOME_LEFT else 0
+        return one.caches + broken + len(shared.cache.cpus & self._free) * one.leftover
 
-    def _cores_table(self, cores: Sequence[_Core]) -> Table:
-        return reduce(lambda one, other: _sum(one, other, self.code.never), map(self._core_table, cores), [0])
+    def _cores_table(self, cache: CacheGroup, unit: int) -> Sequence[Entry]:
+        return self._tables.sum([self._core_table(core) for core in cache.cores[unit]
+                                 if not core.cpus.isdisjoint(self._some)], self._most)
 
-    def _core_table(self, core: _Core) -> Table:
+    def _core_table(self, core: CoreGroup) -> Sequence[Entry]:
         """Of one core: its lowest CPUs first, as they differ in nothing else."""
-        one, smt = self.code.one, self._query.smt
-        table, numbers = [], 0
-        for taken in range(len(core.open) + 1):
-            total = core.kept + taken
-            cost = numbers + (0 if core.near else total * one.away)
-            part = 0 < total < core.threads
-            if smt is SmtUse.REQUIRE and part:
-                cost = self.code.never
-            elif smt is SmtUse.SPREAD:
-                cost += max(0, total - 1) * one.partial_cores
-            elif part:
-                cost += one.partial_cores
-            table.append(cost)
-            if taken < len(core.open):
-                numbers += self.code.cpu(core.open[taken])
+        code, kept, width = self._code, len(core.cpus & self._query.keep), len(core.cpus)
+        numbers = [code.cpu(cpu) for cpu in core.cpus & self._choice]
+        away = code.one.away if self._query.near and core.node not in self._query.near else 0
+        table = []
+        for taken in range(min(len(numbers), self._most) + 1):
+            price = self._core_price(kept + taken, width)
+            if price is None:
+                table.append(self._tables.never)
+                continue
+            price += (kept + taken) * away
+            lowest = islice(combinations(numbers, taken), self._tables.breadth)
+            table.append(self._tables.entry(price + sum(each) for each in lowest))
         return table
 
-
-#: What becomes of a cache that several units share.
-_LEFT_OUT, _TOUCHED, _FULL = "left out", "touched", "full"
-
-
-def _modes(cache: _Cache) -> Sequence[str]:
-    if cache.kept:
-        return (_TOUCHED,)
-    takes = sum(len(core.open) for cores in cache.cores.values() for core in cores)
-    if not takes:
-        return (_LEFT_OUT,)
-    return (_LEFT_OUT, _TOUCHED, _FULL) if cache.whole and takes == cache.free else (_LEFT_OUT, _TOUCHED)
+    def _core_price(self, held: int, width: int) -> int | None:
+        part = 0 < held < width
+        if whole_cores(self._query):
+            return None if part else 0
+        if self._query.smt is SmtUse.SPREAD:
+            return max(0, held - 1) * self._code.one.partial_cores
+        return self._code.one.partial_cores if part else 0
 
 
-def _sum(one: Table, other: Table, never: int, most: int | None = None) -> Table:
-    """The table of two parts together: the least sum for each number of CPUs, up to `most`."""
-    if len(one) < len(other):
-        one, other = other, one
-    length = len(one) + len(other) - 1 if most is None else min(len(one) + len(other) - 1, most + 1)
-    found = [never] * length
-    for taken, cost in enumerate(other[:length]):
-        if cost < never:
-            end = min(len(one), length - taken)
-            found[taken:taken + end] = map(min, found[taken:taken + end], [cost + each for each in one[:end]])
-    return found
-
-
-def _pieces(topology: Topology, cache: CpuSet, unit_of: Mapping[int, int]) -> Iterable[CpuSet]:
-    """A cache's cores, ascending. One that a scenario has in two nodes or units counts as two."""
-    left = cache
-    while left:
-        first = left.first
-        core = topology.core_of(first) & left
-        if len(core) > 1:
-            place = (topology.node_of(first), unit_of[first])
-            core = CpuSet(cpu for cpu in core if (topology.node_of(cpu), unit_of[cpu]) == place)
-        yield core
-        left -= core
-
-
-def units(topology: Topology, alignment: Alignment) -> tuple[CpuSet, ...]:
-    """What `CpuCost.nodes` counts: the NUMA nodes, or for `socket` the sockets. CPUs of none are one more."""
-    groups = topology.sockets if alignment is Alignment.SOCKET and topology.sockets else tuple(topology.nodes.values())
-    online = tuple(group & topology.online for group in groups)
-    rest = topology.online - union(online)
-    return tuple(group for group in (*online, rest) if group)
+def usable(free: CpuSet, query: CpuQuery, groups: CpuGroups) -> CpuSet:
+    """The CPUs that can be part of a legal set: kept or free, and where whole cores are required, of such cores."""
+    some = free | query.keep
+    if not whole_cores(query):
+        return some
+    left = EMPTY
+    for cache in groups.caches:
+        for cores in cache.cores.values():
+            for core in cores:
+                left = left | core.cpus if core.cpus <= some else left
+    return left

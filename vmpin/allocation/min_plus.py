@@ -1,0 +1,147 @@
+"""Tables of least costs, and how two of them are added: the min-plus convolution of a knapsack.
+
+Entry n of a table is what n CPUs cost at least. `LeastCosts` keeps the least, `TwoLeastCosts` the least two that
+differ, as `vmpin explain` needs them. Costs are whole numbers (CostCode). Used by search_space and search.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from operator import add
+from typing import Generic, TypeVar
+
+Entry = TypeVar("Entry")
+
+
+class CostTables(ABC, Generic[Entry]):
+    """How tables are made, added and compared. `breadth`: the most costs that an entry keeps."""
+
+    breadth: int
+    never: Entry  #: The entry of what cannot be.
+
+    @abstractmethod
+    def entry(self, costs: Iterable[int]) -> Entry:
+        """Of the costs of sets of one size, ascending."""
+
+    @abstractmethod
+    def costs(self, entry: Entry) -> tuple[int, ...]:
+        """What an entry keeps, ascending; nothing for what cannot be."""
+
+    @abstractmethod
+    def mark(self, cost: int) -> int:
+        """What no two costs of an entry have in common."""
+
+    @abstractmethod
+    def priced(self, table: Sequence[Entry], prices: Sequence[int | None]) -> list[Entry]:
+        """The table with a price added to each entry; None: that number of CPUs cannot be."""
+
+    @abstractmethod
+    def least(self, one: Sequence[Entry], other: Sequence[Entry]) -> list[Entry]:
+        """Of each number of CPUs the better entry."""
+
+    @abstractmethod
+    def added(self, one: Sequence[Entry], other: Sequence[Entry], most: int) -> list[Entry]:
+        """The table of two groups together, up to `most` CPUs."""
+
+    @abstractmethod
+    def at(self, one: Sequence[Entry], other: Sequence[Entry], number: int) -> Entry:
+        """One entry of it."""
+
+    def sum(self, tables: Sequence[Sequence[Entry]], most: int) -> Sequence[Entry]:
+        """The table of all these groups together, up to `most` CPUs: neighbours are added first, as long tables cost
+        most."""
+        if not tables:
+            return [self.entry((0,))]
+        while len(tables) > 1:
+            pairs = [self.added(tables[at], tables[at + 1], most) for at in range(0, len(tables) - 1, 2)]
+            tables = [*pairs, *tables[2 * len(pairs):]]
+        return tables[0][:most + 1]
+
+    def sum_at(self, tables: Sequence[Sequence[Entry]], number: int) -> Entry:
+        """One entry of it."""
+        half = (len(tables) + 1) // 2
+        return self.at(self.sum(tables[:half], number), self.sum(tables[half:], number), number)
+
+
+class LeastCosts(CostTables[int]):
+    """An entry is the least cost, or at least half of `never`."""
+
+    breadth = 1
+
+    def __init__(self, never: int) -> None:
+        self.never = never
+        self._some = never // 2
+
+    def entry(self, costs: Iterable[int]) -> int:
+        return next(iter(costs), self.never)
+
+    def costs(self, entry: int) -> tuple[int, ...]:
+        return (entry,) if entry < self._some else ()
+
+    def mark(self, cost: int) -> int:
+        return cost
+
+    def priced(self, table: Sequence[int], prices: Sequence[int | None]) -> list[int]:
+        return [self.never if price is None else cost + price for cost, price in zip(table, prices, strict=True)]
+
+    def least(self, one: Sequence[int], other: Sequence[int]) -> list[int]:
+        longer, shorter = (one, other) if len(one) > len(other) else (other, one)
+        return [*map(min, longer, shorter), *longer[len(shorter):]]
+
+    def added(self, one: Sequence[int], other: Sequence[int], most: int) -> list[int]:
+        if len(other) == 1:
+            one, other = other, one
+        if len(one) == 1:
+            return [one[0] + cost for cost in other[:most + 1]]
+        turned, length = one[::-1], len(one)
+        found = []
+        for number in range(min(most + 1, length + len(other) - 1)):
+            first, end = max(0, number - length + 1), min(number + 1, len(other))
+            at = length - 1 - number
+            # The shortest way that Python has: no bytecode runs within.
+            cost = min(map(add, other[first:end], turned[at + first:at + end]))
+            found.append(cost if cost < self._some else self.never)
+        return found
+
+    def at(self, one: Sequence[int], other: Sequence[int], number: int) -> int:
+        return min((one[taken] + other[number - taken] for taken in
+                    range(max(0, number - len(other) + 1), min(number + 1, len(one)))), default=self.never)
+
+
+class TwoLeastCosts(CostTables[tuple[int, ...]]):
+    """An entry is the least cost and the least of those that differ from it by `distinct`; or less."""
+
+    breadth = 2
+    never = ()
+
+    def __init__(self, distinct: Callable[[int], int]) -> None:
+        self._distinct = distinct
+
+    def mark(self, cost: int) -> int:
+        return self._distinct(cost)
+
+    def entry(self, costs: Iterable[int]) -> tuple[int, ...]:
+        ordered = sorted(set(costs))
+        others = (cost for cost in ordered[1:] if self.mark(cost) != self.mark(ordered[0]))
+        return (*ordered[:1], *islice(others, 1))
+
+    def costs(self, entry: tuple[int, ...]) -> tuple[int, ...]:
+        return entry
+
+    def priced(self, table: Sequence[tuple[int, ...]], prices: Sequence[int | None]) -> list[tuple[int, ...]]:
+        return [() if price is None else tuple(cost + price for cost in entry)
+                for entry, price in zip(table, prices, strict=True)]
+
+    def least(self, one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        longer, shorter = (one, other) if len(one) > len(other) else (other, one)
+        return [*(self.entry(a + b) for a, b in zip(longer, shorter, strict=False)), *longer[len(shorter):]]
+
+    def added(self, one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]],
+              most: int) -> list[tuple[int, ...]]:
+        return [self.at(one, other, number) for number in range(min(most + 1, len(one) + len(other) - 1))]
+
+    def at(self, one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]], number: int) -> tuple[int, ...]:
+        return self.entry(a + b for taken in range(max(0, number - len(other) + 1), min(number + 1, len(one)))
+                          for a in one[taken] for b in other[number - taken])

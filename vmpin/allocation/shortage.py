@@ -1,0 +1,65 @@
+"""Why there is no legal set of CPUs, with the numbers that an operator needs. Called by search, when there is none."""
+
+from __future__ import annotations
+
+from vmpin.allocation.cpu_groups import CpuGroups
+from vmpin.allocation.cpu_request import Alignment, CpuQuery
+from vmpin.allocation.search_space import whole_cores
+from vmpin.cpuset import CpuSet
+from vmpin.domain.topology import Topology
+
+#: Groups named in one sentence at most.
+_NAMED = 16
+
+
+def too_few(topology: Topology, free: CpuSet, query: CpuQuery) -> str:
+    """Why no set whatever would do; "" where there may be one.
+    :param free: CPUs that may be taken, without those kept."""
+    more = query.size - len(query.keep)
+    if more < 0:
+        return f"{query.size} CPUs are fewer than the {len(query.keep)} that are kept"
+    if not query.keep <= topology.online:
+        return f"of the CPUs that are kept, {query.keep - topology.online} are offline"
+    if more > len(free):
+        beside = f" more than the {len(query.keep)} that are kept" if query.keep else ""
+        return f"needs {more} CPUs{beside}, {len(free)} are free"
+    return ""
+
+
+def nothing_aligned(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> str:
+    """Why none of the sets of that size is legal.
+    :param usable: the CPUs that can be part of a legal set, those kept among them."""
+    whole = whole_cores(query)
+    if whole and (why := _no_whole_cores(groups, usable, query)):
+        return why
+    if query.align is Alignment.CACHE:
+        name, within = "cache", [(f"cache {cache.cpus}", cache.cpus) for cache in groups.caches]
+    else:
+        name = "socket" if query.align is Alignment.SOCKET else "node"
+        within = list(zip(groups.names, groups.units, strict=True))
+    if not any(query.keep <= cpus for _, cpus in within):
+        return f"needs CPUs within one {name}, and those that are kept ({query.keep}) are in several"
+    have = [f"{each} has {len(cpus & usable)}" for each, cpus in within]
+    more = f", and {len(have) - _NAMED} more" if len(have) > _NAMED else ""
+    return f"no {name} has {query.size} free CPUs{' in whole cores' * whole}: {', '.join(have[:_NAMED])}{more}"
+
+
+def _no_whole_cores(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> str:
+    """"" where it is for another reason."""
+    if not query.keep <= usable:
+        return f"needs whole cores, and siblings of the kept CPUs {query.keep - usable} are not free"
+    cores = {core.cpus for cache in groups.caches for each in cache.cores.values() for core in each
+             if core.cpus <= usable}
+    if query.size > len(usable):
+        return f"needs {query.size} CPUs in whole cores, {len(usable)} are in cores that are wholly free"
+    widths = sorted({len(core) for core in cores})
+    if len(widths) == 1 and query.size % widths[0]:
+        return f"needs whole cores of {widths[0]} threads: {query.size} CPUs are no multiple"
+    kept = {core for core in cores if not core.isdisjoint(query.keep)}
+    sums = {sum(map(len, kept))}
+    for core in cores - kept:
+        sums |= {number + len(core) for number in sums}
+    if query.size not in sums:
+        return (f"needs whole cores: those that are wholly free have {', '.join(map(str, widths))} threads, which "
+                f"do not add up to {query.size} CPUs")
+    return ""
