@@ -1,6 +1,6 @@
 """What the configuration says of giving out CPUs (`allocate.*`): plain values.
 
-What stays out: reading the configuration (config), and what follows from the values (rules, decisions).
+What stays out: reading the configuration (config), and what follows from the values (eligibility, decisions).
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class CpuKind(enum.StrEnum):
 
 
 class CpuWish(NamedTuple):
-    """What a container's annotations ask for. None: the configuration decides. `near` is "", "devices", a PCI address
-    or a network device. `spare` is "match", "own" or a number of CPUs."""
+    """What a container's annotations ask for. None: the configuration decides. `near` is "", "devices", a PCI address,
+    a network device, or "nodes:" with NUMA nodes as a list. `spare` is "match", "own" or a number of CPUs."""
 
     policy: CpuPolicy | None = None
     group: str = ""
@@ -60,6 +60,7 @@ class CpuWish(NamedTuple):
     kind: CpuKind = CpuKind.ANY
     near: str = ""
     spare: str = "match"
+    exclude_reserved: bool = False  #: Crane's: on the pool without the reserved CPUs.
 
 
 class CpuQuery(NamedTuple):

@@ -1,0 +1,139 @@
+"""What the decisions have in common: letting a container in, another request, the end of one, and refusals.
+
+What stays out: the calls (decisions, synchronizing, live_change), and choosing the CPUs (placing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
+from vmpin.allocation.cpu_request import CpuPolicy
+from vmpin.allocation.eligibility import amount_after, amount_of, brings_cpus, near_nodes, ruling
+from vmpin.allocation.ledger import Grant, GrantState, Ledger, RefusedRequest
+from vmpin.allocation.placing import balanced, numa_node, placed, resized
+from vmpin.allocation.pool_cpus import settled, with_written
+from vmpin.allocation.runtime_call import Answer, RequestedContainer
+from vmpin.allocation.spare_set import with_spare_sets
+from vmpin.allocation.texts.annotations import AskedCpus, asked
+from vmpin.allocation.texts.wish_values import AnnotationError, shown
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.model import ContainerId, ContainerState
+from vmpin.domain.topology import Topology
+
+
+def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
+             options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | str:
+    """The ledger with the grant of a new container, and lines for the log. :returns: why it is refused."""
+    amount = amount_of(container.shares, container.quota, container.period)
+    grant = Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
+                  container.pod_uid, AskedCpus().wish, CpuPolicy.NONE, amount=amount, vm=container.vm,
+                  vm_vcpus=container.vm_vcpus or 0, vm_overhead=container.vm_overhead, since_ns=container.time_ns)
+    notes: tuple[str, ...] = ()
+    if container.cpuset:
+        grant = grant._replace(left_alone=True, written=container.cpuset)
+        notes = (f"{about(grant)} has the cpuset {container.cpuset} of another plugin: left alone",)
+    else:
+        try:
+            found = asked(container.pod_annotations, container.name, options.honour)
+        except AnnotationError as err:
+            return str(err)
+        ruled = ruling(found, container.namespace, container.guaranteed, amount, options)
+        if isinstance(ruled, str):
+            return ruled
+        notes = (f"{about(grant)} is on the pool: {ruled.note}",) if ruled.note else ()
+        grant = grant._replace(wish=found.wish, policy=ruled.policy, group=ruled.group, left_alone=found.left_alone)
+    near = near_nodes(machine, grant.wish)
+    if grant.policy is CpuPolicy.NUMA and not grant.left_alone:
+        grant = grant._replace(node=numa_node(machine, ledger, grant, options, near))
+    elif brings_cpus(grant.policy, grant.group, options) and not grant.left_alone:
+        cpus = placed(machine, ledger, grant, options)
+        if isinstance(cpus, str):
+            return cpus
+        grant = grant._replace(cpus=cpus)
+        notes = (*notes, f"{about(grant)} gets the CPUs {cpus} ({grant.policy})")
+    if grant.wish.near not in ("", "devices") and not near:
+        notes = (*notes, f"{about(grant)}: cpu-near.vmpin.io={shown(grant.wish.near)} is in no known NUMA node")
+    after = balanced(machine, ledger, options, grant)
+    return after if isinstance(after, str) else (after, notes)
+
+
+def with_amount(machine: Topology, ledger: Ledger, container: RequestedContainer,
+                options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | str:
+    """The ledger once a container of it requests what the call has. :returns: why that is refused."""
+    grant = ledger.grants[container.id]
+    amount = amount_after(grant.amount, container.shares, container.quota, container.period)
+    if amount == grant.amount:
+        return settled(machine, ledger, options), ()
+    changed = grant._replace(amount=amount)
+    if brings_cpus(grant.policy, grant.group, options) and not grant.left_alone:
+        if not amount.size:
+            return (f"cpu-policy.vmpin.io={grant.policy} needs request = limit in whole CPUs: the request is "
+                    f"{amount.request / 1000:g} CPUs, the limit {amount.limit / 1000:g}")
+        cpus = resized(machine, ledger, grant, amount.size, options)
+        if isinstance(cpus, str):
+            return cpus
+        changed = changed._replace(cpus=cpus)
+    notes = ((f"{about(grant)} gets the CPUs {changed.cpus} instead of {grant.cpus}: resized",)
+             if changed.cpus != grant.cpus else ())
+    after = balanced(machine, ledger, options, changed)
+    return after if isinstance(after, str) else (after, notes)
+
+
+def missed(machine: Topology, ledger: Ledger, container: RequestedContainer, options: AllocationOptions) -> Answer:
+    """A container that was created without vmpin: its grant, or its refusal, which stops nothing any more."""
+    found = admitted(machine, ledger, container, options)
+    if isinstance(found, str):
+        return refused(ledger, container, found)._replace(refusal="")
+    after, notes = found
+    state = GrantState.RESERVED if container.state is ContainerState.CREATED else GrantState.RUNNING
+    return Answer(after.with_grants(after.grants[container.id]._replace(state=state)), notes=notes)
+
+
+def stopped(machine: Topology, ledger: Ledger, containers: Iterable[ContainerId], options: AllocationOptions,
+            undo: bool = True) -> Ledger:
+    """The ledger once these containers have stopped. The pod keeps their CPUs; a stopped container whose CPUs other
+    ones of the pod have as well leaves no trace, so that a container that restarts for ever does not fill it.
+    :param undo: one that never ran leaves none either: its creation has failed."""
+    for container in containers:
+        grant = ledger.grants.get(container)
+        if grant is None:
+            continue
+        if (undo and grant.state is GrantState.RESERVED) or not grant.cpus:
+            ledger = ledger.without([container])
+        else:
+            ledger = ledger.with_grants(grant._replace(state=GrantState.LAPSED, written=EMPTY))
+        for old in ledger.of_sandbox(grant.sandbox):
+            others = CpuSet()
+            for other in ledger.of_sandbox(grant.sandbox):
+                if other is not old and other.group == old.group and other.policy is old.policy:
+                    others |= other.cpus
+            if not old.live and old.cpus <= others:
+                ledger = ledger.without([old.container])
+        found = with_spare_sets(machine, ledger, options, [grant.sandbox])
+        ledger = ledger if isinstance(found, str) else found
+    return settled(machine, ledger, options)
+
+
+def refused(ledger: Ledger, container: RequestedContainer, why: str) -> Answer:
+    """The answer to what cannot be: the grants as before."""
+    name = shown(container.name or container.id)
+    entry = RefusedRequest(name, container.namespace, container.pod, why, container.time_ns)
+    return Answer(ledger.with_refusal(entry), refusal=f"vmpin: {why}",
+                  notes=(f"{container.namespace}/{container.pod}/{name} is refused: {why}",))
+
+
+def observed(answer: Answer, before: Ledger, options: AllocationOptions) -> Answer:
+    """The answer; in mode observe, one that changes nothing: the cpusets are as the runtime has them."""
+    if options.mode is AllocationMode.ON:
+        return answer
+    ledger = answer.ledger
+    for grant in answer.ledger.grants.values():
+        known = before.grants.get(grant.container)
+        if not grant.left_alone:
+            ledger = with_written(ledger, grant.container, known.written if known is not None else None)
+    return Answer(ledger, notes=answer.notes)
+
+
+def about(grant: Grant) -> str:
+    return f"{grant.namespace}/{grant.pod}/{shown(grant.name or grant.container)}"

@@ -1,0 +1,121 @@
+"""Grants from what the runtime lists of containers that are not in the ledger.
+
+A container's annotation says what its cpuset means, and the cpuset, which the runtime lists, proves the CPUs. A pod's
+author may have written the annotation: so what it claims is adopted only within the rules, and only where no other
+grant has the CPUs. What stays out: containers without a cpuset, which are let in as new ones (admission).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vmpin.allocation.allocation_options import AllocationOptions
+from vmpin.allocation.cpu_request import CpuKind, CpuPolicy
+from vmpin.allocation.eligibility import amount_of, brings_cpus, configured_groups, ruling
+from vmpin.allocation.ledger import Grant, GrantState, Ledger
+from vmpin.allocation.placing import numa_node
+from vmpin.allocation.runtime_call import RequestedContainer
+from vmpin.allocation.texts.annotations import AskedCpus
+from vmpin.allocation.texts.grant_annotation import GRANT_KEY, AnnotatedGrant, read_annotation
+from vmpin.allocation.texts.wish_values import AnnotationError
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.model import ContainerState
+from vmpin.domain.topology import Topology
+
+
+class _Claim(NamedTuple):
+    """A container with a cpuset, and what its annotation says of it."""
+
+    container: RequestedContainer
+    annotated: AnnotatedGrant
+    cpuset: CpuSet
+
+    @property
+    def exact(self) -> bool:
+        return self.annotated.cpus | self.annotated.spare == self.cpuset
+
+
+def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer], options: AllocationOptions,
+             notes: list[str]) -> tuple[Ledger, list[RequestedContainer]]:
+    """The ledger with the grants of containers that are not in it, as far as annotation and cpuset prove them; and the
+    containers that have no cpuset, or one of another plugin. Claims whose annotation and cpuset agree come first: only
+    then those that were resized."""
+    claims, others = [], []
+    for container in unknown:
+        try:
+            text = container.annotations.get(GRANT_KEY)
+            annotated = None if text is None or not container.cpuset else read_annotation(text)
+        except AnnotationError as err:
+            notes.append(f"{container.namespace}/{container.pod}/{container.name}: {err}")
+            annotated = None
+        if annotated is None or container.cpuset is None or annotated.left_alone:
+            others.append(container)
+        else:
+            claims.append(_Claim(container, annotated, container.cpuset))
+    claims.sort(key=lambda claim: (not claim.exact, claim.annotated.since_ns, claim.container.id))
+    for claim in claims:
+        grant = _grant_of(machine, ledger, claim, options)
+        if isinstance(grant, str):
+            notes.append(f"{claim.container.namespace}/{claim.container.pod}/{claim.container.name} has the cpuset "
+                         f"{claim.cpuset}, which is not adopted: {grant}")
+            others.append(claim.container)
+        else:
+            ledger = ledger.with_grants(grant)
+    return ledger, others
+
+
+def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: AllocationOptions) -> Grant | str:
+    """The grant that a claim proves. :returns: why it proves none."""
+    container, annotated, cpuset = claim
+    amount = amount_of(container.shares, container.quota, container.period)
+    asked = AskedCpus(annotated.wish._replace(policy=annotated.policy), "vmpin")
+    ruled = ruling(asked, container.namespace, container.guaranteed, amount, options)
+    if isinstance(ruled, str):
+        return ruled
+    grant = Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
+                  container.pod_uid, annotated.wish, ruled.policy, ruled.group, _state(container), amount,
+                  written=cpuset, vm=container.vm, vm_vcpus=container.vm_vcpus or 0,
+                  vm_overhead=container.vm_overhead, since_ns=annotated.since_ns)
+    if grant.policy is CpuPolicy.NUMA:
+        nodes = {node for node, cpus in machine.nodes.items() if cpuset <= cpus}
+        return grant._replace(node=min(nodes) if nodes else numa_node(machine, ledger, grant, options, frozenset()))
+    if not brings_cpus(grant.policy, grant.group, options):
+        return grant
+    taken = union(other.held for other in ledger.grants.values())
+    cpus = _own_part(grant, claim, taken)
+    wrong = _against(machine, grant, cpus, taken, options)
+    if wrong:
+        return wrong
+    spare = cpuset - cpus if grant.vm and grant.policy is not CpuPolicy.GROUP else EMPTY
+    own_spare = bool(annotated.own_spare and spare and spare.isdisjoint(taken) and len(spare) <= grant.vm_overhead)
+    return grant._replace(cpus=cpus, spare=spare, own_spare=own_spare)
+
+
+def _own_part(grant: Grant, claim: _Claim, taken: CpuSet) -> CpuSet:
+    """The container's own CPUs in its cpuset, where a VM has spare ones besides and a group has those of its other
+    members: those of the annotation first, then those that are no other grant's."""
+    if not grant.vm and grant.policy is not CpuPolicy.GROUP:
+        return claim.cpuset
+    named = claim.annotated.cpus & claim.cpuset
+    order = [*named, *(claim.cpuset - named - taken - claim.annotated.spare), *(claim.cpuset - named - taken)]
+    return CpuSet(list(dict.fromkeys(order))[: grant.amount.size])
+
+
+def _against(machine: Topology, grant: Grant, cpus: CpuSet, taken: CpuSet, options: AllocationOptions) -> str:
+    """Why these cannot be the container's own CPUs; "" where they can."""
+    if len(cpus) != grant.amount.size:
+        return f"its request is {grant.amount.size} CPUs, and those would be {len(cpus)}"
+    if not cpus.isdisjoint(taken):
+        return f"the CPUs {cpus & taken} are another container's"
+    never = options.reserved | configured_groups(options)
+    if grant.wish.kind is not CpuKind.ISOLATED:
+        never |= machine.isolated
+    if not cpus.isdisjoint(never):
+        return f"the CPUs {cpus & never} are reserved, isolated or of a group"
+    if not cpus <= machine.all_cpus:
+        return f"this machine has no CPUs {cpus - machine.all_cpus}"
+    return ""
+
+
+def _state(container: RequestedContainer) -> GrantState:
+    return GrantState.RESERVED if container.state is ContainerState.CREATED else GrantState.RUNNING

@@ -1,0 +1,121 @@
+"""The decision on each call of the runtime about one container or pod: Create, Start, Update, Stop, Remove, the end.
+
+Pure: an answer has the ledger as it is then, to be kept before the answer is sent. In mode observe the ledger has what
+would be given, and answers change nothing. What stays out: Synchronize (synchronizing), changes by the operator
+(live_change), and NRI (sources.nri).
+"""
+
+from __future__ import annotations
+
+from vmpin.allocation.admission import about, admitted, missed, observed, refused, stopped, with_amount
+from vmpin.allocation.adopting import adopted
+from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
+from vmpin.allocation.ledger import Grant, GrantState, Ledger
+from vmpin.allocation.placing import mems_of
+from vmpin.allocation.pool_cpus import applied, growing, settled, shrinking, target, with_written
+from vmpin.allocation.runtime_call import Adjustment, Answer, RequestedContainer, SideUpdate
+from vmpin.allocation.texts.grant_annotation import GRANT_KEY, annotation_of
+from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.topology import Topology
+
+
+def on_create(machine: Topology, ledger: Ledger, container: RequestedContainer, options: AllocationOptions) -> Answer:
+    """Give a new container its CPUs, and the shared containers those that are left. The same call again is answered
+    as before."""
+    known = ledger.grants.get(container.id)
+    if known is not None:
+        return observed(Answer(ledger, _adjustment(machine, ledger, known, container, options)), ledger, options)
+    granted = admitted(machine, settled(machine, ledger, options), container, options)
+    if isinstance(granted, str):
+        return observed(refused(ledger, container, granted), ledger, options)
+    after, notes = granted
+    grant = after.grants[container.id]
+    adjustment = _adjustment(machine, after, grant, container, options)
+    after = with_written(after, container.id, adjustment.cpus)
+    updates = shrinking(machine, after, options, ledger, container.id)
+    return observed(Answer(applied(after, updates), adjustment, tuple(updates), "", notes), ledger, options)
+
+
+def on_start(machine: Topology, ledger: Ledger, container: RequestedContainer, options: AllocationOptions) -> Answer:
+    """A container runs: `container.cpuset` is its cgroup's, None where it was not read. One that was not seen at
+    Create gets its grant now, and its cpuset with the next updates."""
+    grant = ledger.grants.get(container.id)
+    if grant is None:
+        notes: list[str] = []
+        after, unproven = adopted(machine, ledger, [container], options, notes)
+        answer = Answer(settled(machine, after, options)) if not unproven else (
+            missed(machine, ledger, container, options))
+        return observed(answer._replace(notes=(*notes, *answer.notes)), ledger, options)
+    after = ledger.with_grants(grant._replace(state=GrantState.RUNNING))
+    if container.cpuset is not None and not grant.left_alone:
+        after = with_written(after, container.id, container.cpuset)
+        wanted = target(machine, after, grant, options)
+        if wanted and container.cpuset != wanted and options.mode is AllocationMode.ON:
+            return Answer(after, notes=(f"{about(grant)} has the cpuset {container.cpuset} instead of {wanted}: to be "
+                                        "repaired",))
+    return Answer(after)
+
+
+def on_update(machine: Topology, ledger: Ledger, container: RequestedContainer, options: AllocationOptions) -> Answer:
+    """The runtime is about to change a container's resources: `container` has those of the request. More or fewer
+    whole CPUs grow or shrink its own ones in place. A cpuset in the request that is not what the container is to have,
+    of another program or of an update of vmpin's that is too old, is replaced in the answer."""
+    grant = ledger.grants.get(container.id)
+    if grant is None or not grant.live:
+        return Answer(ledger)
+    found = with_amount(machine, ledger, container, options)
+    if isinstance(found, str):
+        return observed(refused(ledger, container, found), ledger, options)
+    after, notes = found
+    if container.cpuset and not grant.left_alone:
+        # The runtime writes the request's cpuset unless the answer has another.
+        wanted = target(machine, after, after.grants[container.id], options)
+        if wanted and container.cpuset not in (wanted, grant.written):
+            notes += (f"{about(grant)}: an update asks for the cpuset {container.cpuset}: {wanted} stays",)
+        after = with_written(after, container.id, container.cpuset)
+    updates = shrinking(machine, after, options, ledger, container.id)
+    return observed(Answer(applied(after, updates), None, tuple(updates), "", notes), ledger, options)
+
+
+def on_stop(machine: Topology, ledger: Ledger, container: ContainerId, options: AllocationOptions) -> Answer:
+    """A container has stopped. Its pod keeps its CPUs, unless it never ran: then its creation is undone. The answer
+    has what shared containers may have back since before."""
+    after = stopped(machine, ledger, [container], options)
+    updates = shrinking(machine, after, options, ledger)
+    after = applied(after, updates)
+    more = growing(machine, after, options)
+    return observed(Answer(applied(after, more), None, (*updates, *more)), ledger, options)
+
+
+def on_remove(machine: Topology, ledger: Ledger, container: ContainerId, options: AllocationOptions) -> Answer:
+    """A container is gone: as a stop that may have been missed."""
+    return observed(Answer(stopped(machine, ledger, [container], options)), ledger, options)
+
+
+def on_pod_end(machine: Topology, ledger: Ledger, sandbox: SandboxId, options: AllocationOptions) -> Answer:
+    """A pod has ended: its CPUs are free. The shared containers get them with later updates (`due_updates`)."""
+    after = ledger.without([grant.container for grant in ledger.of_sandbox(sandbox)])
+    return observed(Answer(settled(machine, after, options)), ledger, options)
+
+
+def due_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -> tuple[SideUpdate, ...]:
+    """What is to be written by CRI, in this order: CPUs that containers are still to lose, then those they get back.
+    `with_written` records each that was done."""
+    if options.mode is not AllocationMode.ON:
+        return ()
+    first = shrinking(machine, ledger, options, ledger)
+    return (*first, *growing(machine, applied(ledger, first), options))
+
+
+def _adjustment(machine: Topology, ledger: Ledger, grant: Grant, container: RequestedContainer,
+                options: AllocationOptions) -> Adjustment:
+    """What a new container is given. It has the grant's annotation in any case: else one that the pod's author wrote
+    would be there."""
+    cpus = target(machine, ledger, grant, options)
+    annotations = {GRANT_KEY: annotation_of(grant)}
+    mems = None if container.mems else mems_of(machine, grant, cpus)
+    env = {}
+    if options.export == "cmk" and not grant.vm and cpus:
+        env = {"CMK_CPUS_ASSIGNED": str(cpus), "CMK_CPUS_ASSIGNED_MASK": f"{cpus.bits:x}",
+               "CMK_CPUS_SHARED": str(ledger.shared), "CMK_CPUS_INFRA": str(options.reserved)}
+    return Adjustment(cpus or None, mems, annotations, env)

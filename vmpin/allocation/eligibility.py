@@ -1,0 +1,156 @@
+"""What a container may have: whole CPUs, privileged namespaces, groups, the default, and the query for the search.
+
+A pod's author cannot take what the scheduler did not count: CPUs of a container's own need request = limit in whole
+CPUs, in any QoS class. What stays out: reading annotations (annotations), and choosing the CPUs (placing).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vmpin.allocation.allocation_options import AllocationOptions, DefaultPolicy
+from vmpin.allocation.cpu_request import CpuKind, CpuPolicy, CpuQuery, CpuWish
+from vmpin.allocation.ledger import CpuAmount
+from vmpin.allocation.texts.annotations import AskedCpus
+from vmpin.allocation.texts.wish_values import nodes_near
+from vmpin.cpuset import CpuSet
+from vmpin.domain.topology import Topology
+
+#: The policies by which a container gets CPUs of its own.
+OWN = frozenset({CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED, CpuPolicy.GROUP})
+#: The kernel's largest cpu.shares: every request of 256 CPUs and more.
+_MOST_SHARES = 262_144
+_POLICY = "cpu-policy.vmpin.io"
+
+
+class PolicyRuling(NamedTuple):
+    """`group` is NAMESPACE/NAME, or NAME of a configured group. `note` is for the log, "" for none."""
+
+    policy: CpuPolicy
+    group: str = ""
+    note: str = ""
+
+
+def amount_of(shares: int | None, quota: int | None, period: int | None) -> CpuAmount:
+    """What the kubelet made these of: shares = request * 1024, rounded down, quota = limit * period. Whole CPUs are
+    exact; other requests are within a thousandth of a CPU."""
+    period = period or 100_000
+    request = -(-(shares or 0) * 1000 // 1024)
+    if quota is None or quota <= 0:
+        return CpuAmount(request)
+    size, rest = divmod(quota, period)
+    limit = -(-quota * 1000 // period)
+    if shares == _MOST_SHARES and limit >= request:
+        request = limit
+    elif shares != size * 1024:
+        size = 0
+    return CpuAmount(request, limit, 0 if rest else size)
+
+
+def amount_after(before: CpuAmount, shares: int | None, quota: int | None, period: int | None) -> CpuAmount:
+    """The amount after an update. What it does not name stays, and shares alone change nothing of the size."""
+    if not quota:
+        return before if shares is None else before._replace(request=amount_of(shares, None, None).request)
+    if shares is not None:
+        return amount_of(shares, quota, period)
+    alone = amount_of(None, quota, period)
+    whole = alone.limit == before.request and not alone.limit % 1000
+    return CpuAmount(before.request, alone.limit, alone.limit // 1000 if whole else 0)
+
+
+def ruling(asked: AskedCpus, namespace: str, guaranteed: bool, amount: CpuAmount,
+           options: AllocationOptions) -> PolicyRuling | str:
+    """The policy of a container. :returns: why it is refused, where vmpin's own key asks for what it cannot have. What
+    a peer's key asks for in vain leaves it on the pool, as that peer would; so does a default."""
+    wish = asked.wish
+    if wish.policy is None:
+        wanted = options.default is DefaultPolicy.EXCLUSIVE or (
+            options.default is DefaultPolicy.GUARANTEED and guaranteed)
+        given = wish._replace(policy=CpuPolicy.EXCLUSIVE)
+        why = _against(given, namespace, amount, options)
+        if wanted and amount.size and why:
+            return PolicyRuling(CpuPolicy.NONE, note=why)
+        return PolicyRuling(CpuPolicy.EXCLUSIVE if wanted and amount.size else CpuPolicy.NONE)
+    why = _against(wish, namespace, amount, options)
+    if why:
+        return why if asked.by == "vmpin" else PolicyRuling(CpuPolicy.NONE, note=f"{asked.by}: {why}")
+    return PolicyRuling(wish.policy, group_of(wish, namespace, options))
+
+
+def group_of(wish: CpuWish, namespace: str, options: AllocationOptions) -> str:
+    if wish.policy is not CpuPolicy.GROUP:
+        return ""
+    return wish.group if wish.group in options.groups else f"{namespace}/{wish.group}"
+
+
+def brings_cpus(policy: CpuPolicy, group: str, options: AllocationOptions) -> bool:
+    """True where the container needs CPUs of its own; members of a group with a fixed set bring none."""
+    return policy in OWN and not (policy is CpuPolicy.GROUP and group in options.groups and options.groups[group].cpus)
+
+
+def _against(wish: CpuWish, namespace: str, amount: CpuAmount, options: AllocationOptions) -> str:
+    """Why a container cannot have the policy that it asks for; "" where it can."""
+    assert wish.policy is not None
+    privileged = namespace in options.privileged_namespaces
+    asked = f"{_POLICY}={wish.policy}" + (f":{wish.group}" if wish.group else "")
+    only = f"only namespaces in allocate.privileged_namespaces may, and {namespace} is none of them"
+    if wish.policy is CpuPolicy.INFRA and not privileged:
+        return f"{asked}: {only}"
+    if wish.policy is CpuPolicy.INFRA and not options.reserved:
+        return f"{asked}: allocate.reserved has no CPU"
+    if wish.policy is CpuPolicy.GROUP and wish.group in options.groups:
+        allowed = options.groups[wish.group].namespaces
+        if allowed and namespace not in allowed:
+            return f"{asked}: the group is for the namespaces {', '.join(sorted(allowed))}, not for {namespace}"
+    if not brings_cpus(wish.policy, group_of(wish, namespace, options), options):
+        return ""
+    if wish.kind is CpuKind.ISOLATED and not privileged:
+        return f"cpu-kind.vmpin.io=isolated: {only}"
+    if wish.kind is CpuKind.ISOLATED and wish.policy is CpuPolicy.FIXED:
+        return f"{asked}: cpu-kind.vmpin.io=isolated are never in the pool, where fixed CPUs stay"
+    if not amount.size:
+        limit = f"{amount.limit / 1000:g}" if amount.limit else "none"
+        return (f"{asked} needs request = limit in whole CPUs: the request is {amount.request / 1000:g} CPUs, "
+                f"the limit {limit}")
+    return ""
+
+
+def allowed_cpus(machine: Topology, wish: CpuWish, options: AllocationOptions) -> CpuSet | str:
+    """The CPUs that such a container may have at all, whoever holds them. :returns: why there are none."""
+    fixed = configured_groups(options)
+    if wish.kind is CpuKind.ISOLATED:
+        cpus = machine.online & machine.isolated - options.reserved - fixed
+        return cpus or "cpu-kind.vmpin.io=isolated: this machine has no isolated CPUs that are online and not reserved"
+    cpus = machine.online - machine.isolated - options.reserved - fixed
+    if wish.kind is CpuKind.ANY or (not machine.kinds and wish.kind is CpuKind.PERFORMANCE):
+        return cpus
+    of_kind = machine.kinds.get(wish.kind)
+    if not of_kind:
+        return f"cpu-kind.vmpin.io={wish.kind}: this machine has no such CPUs"
+    return cpus & of_kind
+
+
+def configured_groups(options: AllocationOptions) -> CpuSet:
+    """The fixed sets of all groups: nothing else gets them."""
+    cpus = CpuSet()
+    for rule in options.groups.values():
+        cpus |= rule.cpus
+    return cpus - options.reserved
+
+
+def query_of(machine: Topology, wish: CpuWish, size: int, options: AllocationOptions, keep: CpuSet) -> CpuQuery:
+    """The query for `size` CPUs, `keep` among them."""
+    return CpuQuery(size, wish.align or options.align, wish.align is not None and wish.align_required,
+                    wish.smt or options.smt, options.spread == "nodes", near_nodes(machine, wish), keep)
+
+
+def near_nodes(machine: Topology, wish: CpuWish) -> frozenset[int]:
+    """The NUMA nodes that `near` names. "devices" are all of machine.devices: the caller puts the container's there. A
+    device that is not there, or in no node, leaves the choice free."""
+    if wish.near.startswith("nodes:"):
+        return frozenset(nodes_near(wish.near, "cpu-near.vmpin.io")) & machine.nodes.keys()
+    if wish.near == "devices":
+        found = frozenset(machine.devices.values())
+    else:
+        found = frozenset({machine.devices[wish.near]} if wish.near in machine.devices else ())
+    return found & machine.nodes.keys()

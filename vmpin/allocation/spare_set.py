@@ -1,0 +1,101 @@
+"""The spare CPUs of a VM: as many as Kata makes more vCPUs than the VM's containers have CPUs of their own.
+
+Kata makes Σ quotas + default_vcpus vCPUs, rounded up (virtcontainers/sandbox.go), and pins one-to-one only where the
+cpuset has as many CPUs. So the oldest container with CPUs of its own gets CPUs of the pool besides, near them: spare
+vCPUs and the VMM's threads have a legal place, and no CPU is wasted. With `own` they are out of the pool: as many
+as the whole CPUs of the RuntimeClass's overhead. What stays out: where threads go (placement).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vmpin.allocation.allocation_options import AllocationOptions
+from vmpin.allocation.cpu_request import Alignment, CpuPolicy, CpuQuery, CpuWish, SmtUse
+from vmpin.allocation.eligibility import allowed_cpus
+from vmpin.allocation.ledger import Grant, Ledger
+from vmpin.allocation.pool_cpus import pool
+from vmpin.allocation.search import best_cpus, best_part
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.model import SandboxId
+from vmpin.domain.topology import Topology
+
+_CARRIES = frozenset({CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED})
+
+
+def vcpus_of(grants: Iterable[Grant]) -> int:
+    """The vCPUs that Kata makes for a sandbox with these containers."""
+    live = [grant for grant in grants if grant.live]
+    return -(-sum(grant.amount.limit for grant in live) // 1000) + max((grant.vm_vcpus for grant in live), default=0)
+
+
+def with_spare_sets(machine: Topology, ledger: Ledger, options: AllocationOptions,
+                    sandboxes: Iterable[SandboxId] | None = None) -> Ledger | str:
+    """The ledger with the spare set of every VM (of `sandboxes`, besides those whose sets have lost CPUs), moved as
+    little as possible. :returns: why a set of a VM's own cannot be had."""
+    counted = set(sandboxes) if sandboxes is not None else {grant.sandbox for grant in ledger.grants.values()}
+    whole = pool(machine, ledger, options)
+    lost = {grant.sandbox for grant in ledger.grants.values() if grant.spare and not grant.own_spare
+            and not grant.spare <= whole}
+    for sandbox in sorted(counted | lost):
+        result = _with_spare_set(machine, ledger, options, sandbox)
+        if isinstance(result, str):
+            return result
+        ledger = result
+    return ledger
+
+
+def _with_spare_set(machine: Topology, ledger: Ledger, options: AllocationOptions, sandbox: SandboxId) -> Ledger | str:
+    grants = ledger.of_sandbox(sandbox)
+    owners = [grant for grant in grants if grant.vm and grant.live and grant.policy in _CARRIES and grant.cpus]
+    idle = [grant._replace(spare=EMPTY, own_spare=False) for grant in grants
+            if grant.spare and grant not in owners[:1]]
+    # An older container may carry it no longer: its CPUs go on to the next one.
+    before = union(grant.spare for grant in grants)
+    ledger = ledger.with_grants(*idle) if idle else ledger
+    if not owners:
+        return ledger
+    carrier, own = owners[0], union(grant.cpus for grant in owners)
+    if carrier.wish.spare == "own":
+        return _own_spare(machine, ledger, options, carrier, own, before)
+    size = (max(0, vcpus_of(grants) - len(own)) if carrier.wish.spare == "match" else int(carrier.wish.spare))
+    whole = pool(machine, ledger, options) - own
+    taken = union(grant.cpus | grant.spare for grant in ledger.grants.values() if grant.sandbox != sandbox)
+    tiers = (whole - options.reserved - taken, whole - options.reserved, whole)
+    kept = before & whole
+    free = next((tier for tier in tiers if len(tier | kept) >= size), whole)
+    spare = nearest(machine, free, own, kept, min(size, len(free | kept)))
+    if spare == carrier.spare and not carrier.own_spare:
+        return ledger
+    return ledger.with_grants(carrier._replace(spare=spare, own_spare=False))
+
+
+def _own_spare(machine: Topology, ledger: Ledger, options: AllocationOptions, carrier: Grant, own: CpuSet,
+               before: CpuSet) -> Ledger | str:
+    size = carrier.vm_overhead
+    if not size:
+        return "cpu-spare.vmpin.io=own: the overhead of the pod's RuntimeClass has no whole CPU"
+    if carrier.own_spare and len(carrier.spare) == size:
+        return ledger
+    allowed = allowed_cpus(machine, CpuWish(), options)
+    if isinstance(allowed, str):
+        return allowed
+    others = union(grant.held for grant in ledger.grants.values() if grant is not carrier)
+    free = allowed - others - own
+    if len(free) < size:
+        return f"cpu-spare.vmpin.io=own: {size} more CPUs are asked for: {len(free)} are free"
+    return ledger.with_grants(carrier._replace(spare=nearest(machine, free, own, before & free, size), own_spare=True))
+
+
+def nearest(machine: Topology, free: CpuSet, own: CpuSet, kept: CpuSet, size: int) -> CpuSet:
+    """`size` of the free CPUs near the own ones, those that are kept first."""
+    if len(kept) == size:
+        return kept
+    own = own & machine.online
+    query = CpuQuery(len(own) + size, Alignment.CACHE, False, SmtUse.PREFER, keep=own)
+    if len(kept) > size:
+        found = best_part(machine, free - kept, kept, query)
+    else:
+        found = best_cpus(machine, free - kept, query._replace(keep=own | kept))
+    assert not isinstance(found, str)  # There are as many, and nothing is required of them.
+    return found.cpus - own

@@ -1,0 +1,101 @@
+"""The decision on Synchronize: the ledger and what the runtime lists become one again; likewise where CPUs went off-
+or online.
+
+With a ledger, its grants count: what the runtime has is recorded, what has gone is given back, and what was missed
+gets its CPUs. Without one, it is rebuilt (adopting). Nothing that has its CPUs is moved. What stays out: the single
+calls (decisions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vmpin.allocation.admission import about, missed, observed, refused, stopped, with_amount
+from vmpin.allocation.adopting import adopted
+from vmpin.allocation.allocation_options import AllocationOptions
+from vmpin.allocation.cpu_request import CpuPolicy
+from vmpin.allocation.ledger import GrantState, Ledger
+from vmpin.allocation.pool_cpus import applied, growing, pool, settled, shrinking
+from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer
+from vmpin.allocation.spare_set import with_spare_sets
+from vmpin.cpuset import EMPTY, union
+from vmpin.domain.model import ContainerId, ContainerState
+from vmpin.domain.topology import Topology
+
+
+def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, options: AllocationOptions) -> Answer:
+    """The ledger as the runtime's list has it. `ledger` None: it is lost. The answer has all updates that are due."""
+    before = ledger or Ledger()
+    notes: list[str] = []
+    live = {one.id: one for one in listed.containers if one.state is not ContainerState.STOPPED}
+    after = _without_the_gone(machine, before, listed, live, options)
+    unknown = [one for one in sorted(live.values(), key=_age) if one.id not in after.grants]
+    after, unknown = adopted(machine, after, unknown, options, notes)
+    after = settled(machine, _shared_as_listed(machine, after, options) if ledger is None else after, options)
+    for container in sorted((one for one in live.values() if one.id in before.grants), key=_age):
+        after = _as_listed(machine, after, container, options, notes)
+    start = after
+    for container in unknown:
+        answer = missed(machine, after, container, options)
+        after = answer.ledger
+        notes += answer.notes
+    first = shrinking(machine, after, options, start)
+    done = applied(after, first)
+    more = growing(machine, done, options)
+    return observed(Answer(applied(done, more), None, (*first, *more), "", tuple(notes)), after, options)
+
+
+def on_online_changed(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Answer:
+    """CPUs went off- or online. A grant keeps its CPUs, those that are offline too: they are its own when they are
+    back. The updates are those to make by CRI."""
+    after = with_spare_sets(machine, ledger, options)
+    after = settled(machine, ledger if isinstance(after, str) else after, options)
+    notes = [f"{about(grant)}: its CPUs {grant.cpus - machine.online} are offline"
+             for grant in sorted(after.grants.values()) if grant.live and not grant.cpus <= machine.online]
+    if not after.shared:
+        notes.append("the pool has no CPU that is online: shared containers keep their cpusets")
+    first = shrinking(machine, after, options, ledger)
+    done = applied(after, first)
+    more = growing(machine, done, options)
+    return observed(Answer(applied(done, more), None, (*first, *more), "", tuple(notes)), after, options)
+
+
+def _age(container: RequestedContainer) -> tuple[int, ContainerId]:
+    return (container.time_ns, container.id)
+
+
+def _without_the_gone(machine: Topology, ledger: Ledger, listed: Listed,
+                      live: Mapping[ContainerId, RequestedContainer], options: AllocationOptions) -> Ledger:
+    """Pods that are not listed have ended; containers that are not listed have stopped: a runtime does not list exited
+    ones (containerd: internal/cri/nri/nri_api_linux.go). One that is being created meanwhile is not listed either, so
+    the pod keeps reserved CPUs as well."""
+    ledger = ledger.without([key for key, grant in ledger.grants.items() if grant.sandbox not in listed.sandboxes])
+    gone = [key for key, grant in sorted(ledger.grants.items()) if grant.live and key not in live]
+    return stopped(machine, ledger, gone, options, undo=False)
+
+
+def _as_listed(machine: Topology, ledger: Ledger, container: RequestedContainer, options: AllocationOptions,
+               notes: list[str]) -> Ledger:
+    """The ledger with the state, the cpuset and the request that the runtime has for a known container."""
+    grant = ledger.grants[container.id]
+    state = GrantState.RUNNING if container.state is ContainerState.RUNNING else GrantState.RESERVED
+    current = (container.cpuset or EMPTY) == grant.written
+    ledger = ledger.with_grants(grant._replace(state=state, written=container.cpuset or EMPTY))
+    if not current:
+        # An old list: after its own restart, CRI-O lists the resources of creation.
+        return ledger
+    found = with_amount(machine, ledger, container, options)
+    if isinstance(found, str):
+        answer = refused(ledger, container, found)
+        notes += answer.notes
+        return answer.ledger
+    notes += found[1]
+    return found[0]
+
+
+def _shared_as_listed(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Ledger:
+    """The ledger with the shared CPUs that containers on the pool have: its loss is no reason to change them."""
+    listed = union(grant.written for grant in ledger.grants.values()
+                   if grant.policy is CpuPolicy.NONE and not grant.left_alone)
+    return ledger._replace(shared=listed & pool(machine, ledger, options))
+

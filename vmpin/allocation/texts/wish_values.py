@@ -1,0 +1,54 @@
+"""What reading annotations needs, of vmpin's keys and of peers' alike: NRI's effective form, and the error.
+
+What stays out: what the keys mean (annotations, peer_annotations).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from vmpin.cpuset import CpuSet, CpuSetError
+
+_GROUP = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+
+
+class AnnotationError(ValueError):
+    """A value that cannot be used. The message names the key and quotes the value."""
+
+    def __init__(self, key: str, value: str, why: str) -> None:
+        super().__init__(f"{shown(key)}={shown(value)}: {why}")
+        self.key = key
+        self.value = value
+
+
+def shown(text: str) -> str:
+    """For a message: cut where it is long, and without what is not printable. It is text of a pod's author."""
+    clean = "".join(one if one.isprintable() else "?" for one in text[:120])
+    return clean if len(text) <= 120 else f"{clean}…"
+
+
+def effective(annotations: Mapping[str, str], key: str, container: str) -> Iterator[tuple[str, str]]:
+    """The annotation that counts for the container, with its whole key; none where none does."""
+    for whole in (f"{key}/container.{container}", f"{key}/pod", key):
+        if whole in annotations:
+            yield whole, annotations[whole].strip()
+            return
+
+
+def nodes_near(near: str, key: str) -> CpuSet:
+    """The numbers of the NUMA nodes in "nodes:LIST". :raises AnnotationError: for a list that is none, or empty."""
+    try:
+        found = CpuSet.parse(near.removeprefix("nodes:"))
+    except CpuSetError as err:
+        raise AnnotationError(key, near, err.why) from None
+    if not found:
+        raise AnnotationError(key, near, "nodes: has a list of NUMA nodes, as nodes:0,1")
+    return found
+
+
+def group_name(key: str, name: str) -> str:
+    """:raises AnnotationError: for a name that a group cannot have."""
+    if not _GROUP.fullmatch(name):
+        raise AnnotationError(key, name, "the name of a group has 1 to 63 lower-case letters, digits, '-', '_', '.'")
+    return name
