@@ -104,10 +104,8 @@ class Load:
     host: Mapping[int, float]
 
     def busy(self) -> tuple[set[int], set[int]]:
-        """The CPUs of the guest and the vCPUs of the host which had most of the work there was: more than an eighth,
-        and not much less than the busiest. On a busy host the ticks of an emulated guest's idle CPUs take up to a
-        quarter."""
-        return tuple({cpu for cpu, part in side.items() if part > max(1 / 8, 0.6 * max(side.values()))}
+        """The CPUs of the guest and the vCPUs of the host which had nearly all of the work there was."""
+        return tuple({cpu for cpu, part in side.items() if part > 1 / 8}
                      for side in (self.guest, self.host))  # type: ignore[return-value]
 
 

@@ -22,7 +22,8 @@ LARGEST = 2500
 #: 14: the section `allocate`, and messages of NRI with which a plugin gives CPUs.
 #: 14: the doctor reads the kubelet's reservations and finds the CRI sockets.
 #: 122: the plugin's answers can give CPUs, and placement follows what is given.
-TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122
+#: 45: scenarios with the allocator's events, and what they show.
+TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45
 #: What a node in a cluster needs besides: what the reporter is sent, and the reporter, which no node without an API
 #: server runs. Counted apart, so that the number above goes on to hold what pins.
 CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/node_pictures.py",
@@ -39,8 +40,9 @@ CLUSTER_TOTAL = 2_400 + 280 + 310 + 1_105 + 48 + 40 + 6
 #: What gives CPUs out (`allocate.mode`), counted apart as well: a node whose kubelet does that loads none of it.
 ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
              "vmpin/host/allocator_topology.py", "vmpin/config/allocate_settings.py",
-             "vmpin/config/scenario_topology.py", "vmpin/domain/granted_cpus.py", "vmpin/sources/nri/call_answers.py",
-             "vmpin/sources/nri/container_requests.py")
+             "vmpin/config/scenario_topology.py", "vmpin/config/scenario_events.py",
+             "vmpin/config/scenario_allocation.py", "vmpin/domain/granted_cpus.py",
+             "vmpin/sources/nri/call_answers.py", "vmpin/sources/nri/container_requests.py")
 ALLOCATOR_TOTAL = 5_000
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import textwrap
 from pathlib import Path
 
 from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb
@@ -79,17 +80,47 @@ def run(args: argparse.Namespace) -> int:
 
 def _scenario(args: argparse.Namespace) -> int:
     from vmpin.config import scenario
+    from vmpin.host.allocator_topology import allocator_topology
     from vmpin.host.sysfs import Sysfs
     machine = None
     with contextlib.suppress(SourceError):  # of no use to a scenario that has a topology
-        machine = Sysfs().topology()
+        machine = allocator_topology(Sysfs())
     previous = None if args.previous is None else scenario.load_previous(Path(args.previous))
-    found = scenario.place_scenario(scenario.load(Path(args.scenario), machine), previous).data()
+    read = scenario.load(Path(args.scenario), machine)
+    found: Document = scenario.place_scenario(read, previous).data()
+    events: list[Document] = []
+    if read.allocation is not None:
+        from vmpin.config.scenario_allocation import play
+        events = play(read.allocation)
+        found["events"] = events
     if args.output == "json":
         print_data(found, "json")
     else:
-        _print(found)
-    return 0
+        _print_events(events)
+        if read.allocation is None or read.sandboxes:
+            _print(found)
+    return 1 if any("refused" in event for event in events) else 0
+
+
+def _print_events(events: list[Document]) -> None:
+    for event in events:
+        container = f"{event['event']} {event['pod']}/{event['container']}"
+        if "refused" in event:
+            lines = [f"{container}: refused", event["refused"]]
+        elif event["event"] == "remove":
+            lines = [f"{container}: the pool is {event['pool'] or 'empty'}"]
+        else:
+            spare = f", spare {event['spare']}" if "spare" in event else ""
+            mems = f", memory of node {event['mems']}" if event.get("mems") else ""
+            lines = [f"{container}: CPUs {event['cpus']}{spare}{mems}"]
+            if "cost" in event:
+                lines.append("cost: " + ", ".join(f"{part} {count}" for part, count in event["cost"].items()))
+            lines.append(f"pool: {event['pool']}")
+        for line in lines:
+            indent = "" if line is lines[0] else "  "
+            if len(line) > 76:  # of long CPU lists, no number is broken
+                line = line.replace(",", ", ").replace(",  ", ", ")
+            print(textwrap.fill(printable(line), 80, initial_indent=indent, subsequent_indent=indent + "  "))
 
 
 def _print(found: Document) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmpin.config import yaml_file
+from vmpin.config.scenario_allocation import AllocationScenario
+from vmpin.config.scenario_events import read_events, read_settings
 from vmpin.config.scenario_topology import read_topology
 from vmpin.config.scenario_values import ScenarioValues
 from vmpin.cpuset import EMPTY, CpuSet, union
@@ -36,6 +38,7 @@ class Scenario(NamedTuple):
     node: Node
     policy: Policy
     sandboxes: tuple[ScenarioSandbox, ...]
+    allocation: AllocationScenario | None = None  #: None: it names no events.
 
 
 class ScenarioOutcome(NamedTuple):
@@ -130,7 +133,7 @@ class _Reader(ScenarioValues):
 
     def scenario(self, document: object, machine: Topology | None) -> Scenario:
         top = self.mapping({} if document is None else document, "the document",
-                           ("topology", "housekeeping", "shared_pool", "policy", "sandboxes"))
+                           ("topology", "housekeeping", "shared_pool", "policy", "sandboxes", "allocate", "events"))
         topology = machine if top.get("topology") is None else read_topology(self, top["topology"])
         if topology is None:
             raise self.wrong("topology", "is missing")
@@ -145,7 +148,13 @@ class _Reader(ScenarioValues):
                 raise self.wrong(f"{at}.id", f"{sandbox.request.id!r} is there twice")
             sandboxes[sandbox.request.id] = sandbox
         return Scenario(Node(topology, pool, housekeeping), self.policy(top.get("policy"), valid),
-                        tuple(sandboxes.values()))
+                        tuple(sandboxes.values()), self.allocation(top, topology))
+
+    def allocation(self, top: Mapping[str, object], topology: Topology) -> AllocationScenario | None:
+        if "events" not in top and "allocate" not in top:
+            return None
+        return AllocationScenario(topology, read_settings(self, top.get("allocate")),
+                                  read_events(self, top.get("events"), topology.all_cpus))
 
     def policy(self, value: object, valid: CpuSet) -> Policy:
         rules = self.mapping({} if value is None else value, "policy", Policy._fields)

@@ -1,0 +1,194 @@
+"""A scenario's events played: what containers get, and how it is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vmpin.cli.main import main
+from vmpin.cpuset import CpuSet
+
+ROOT = Path(__file__).parents[3]
+DOCS = (ROOT / "docs/allocation.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL)
+(EXAMPLE,) = (block for kind, block in BLOCKS if kind == "yaml")
+(SHOWN,) = (block for _, block in BLOCKS if block.startswith("create "))
+
+NODE = """
+topology:
+  online: "0-15"
+  cores: ["0,8", "1,9", "2,10", "3,11", "4,12", "5,13", "6,14", "7,15"]
+  caches: ["0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"]
+  nodes: {0: "0-3,8-11", 1: "4-7,12-15", 2: ""}
+  distances: [[10, 21, 17], [21, 10, 28], [17, 28, 10]]
+  devices: {eth0: 1}
+"""
+
+
+def shown(tmp_path: Path, scenario: str, *options: str) -> tuple[int, str]:
+    file = tmp_path / "node.yaml"
+    file.write_text(scenario)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main(["plan", "--scenario", str(file), *options])
+    return code, out.getvalue()
+
+
+def events(tmp_path: Path, text: str, allocate: str = "{reserved: 0}", node: str = NODE) -> list[dict[str, Any]]:
+    code, out = shown(tmp_path, f"{node}\nallocate: {allocate}\nevents:\n{text}", "-o", "json")
+    found: list[dict[str, Any]] = json.loads(out)["events"]
+    assert code == any("refused" in event for event in found)
+    return found
+
+
+def test_the_example_of_the_documentation_is_shown_as_there(tmp_path: Path) -> None:
+    code, out = shown(tmp_path, EXAMPLE)
+    assert out == SHOWN
+    assert max(map(len, out.splitlines())) <= 80
+    assert code == 0
+
+
+def test_an_event_has_its_cpus_memory_pool_and_cost(tmp_path: Path) -> None:
+    first, second, third = events(tmp_path, """
+        - create: {pod: shop/db, container: main, cpus: 4, policy: exclusive, near: eth0}
+        - create: {pod: shop/web, container: web, cpus: 0.5}
+        - remove: {pod: shop/db, container: main}
+    """)
+    assert first == {
+        "event": "create", "pod": "shop/db", "container": "main", "cpus": "4-5,12-13", "mems": "0-2",
+        "cost": {"nodes": 1, "distance": 0, "away": 0, "caches": 1, "partial_cores": 0, "broken_nodes": 1,
+                 "broken_caches": 0, "leftover": 0}, "pool": "0-3,6-11,14-15"}
+    assert second == {"event": "create", "pod": "shop/web", "container": "web", "cpus": "0-3,6-11,14-15",
+                      "mems": "0-2", "pool": "0-3,6-11,14-15"}
+    assert third == {"event": "remove", "pod": "shop/db", "container": "main", "cpus": "", "mems": "",
+                     "pool": "0-15"}
+
+
+def test_the_parts_of_the_cost_come_in_the_order_of_the_alignment(tmp_path: Path) -> None:
+    orders = [list(event["cost"])[:5] for event in events(tmp_path, "\n".join(
+        f"- create: {{pod: a/{align}, container: c, cpus: 2, policy: exclusive, align: {align}}}"
+        for align in ("node", "cache", "core")))]
+    assert orders == [["nodes", "distance", "away", "caches", "partial_cores"],
+                      ["caches", "nodes", "distance", "away", "partial_cores"],
+                      ["partial_cores", "nodes", "distance", "away", "caches"]]
+
+
+def test_what_cannot_be_is_refused_with_numbers_and_changes_nothing(tmp_path: Path) -> None:
+    found = events(tmp_path, """
+        - create: {pod: a/a, container: c, cpus: 9, policy: exclusive, align: node!}
+        - create: {pod: a/a, container: c, cpus: 16, policy: exclusive}
+        - create: {pod: a/a, container: c, cpus: 1.5, policy: exclusive}
+        - create: {pod: a/a, container: c, cpus: 1, limit: 2, policy: exclusive}
+        - create: {pod: a/a, container: c, cpus: 1, policy: exclusiv}
+        - create: {pod: a/a, container: c, cpus: 1, policy: infra}
+        - remove: {pod: a/a, container: c}
+        - create: {pod: a/a, container: c, cpus: 8, policy: exclusive}
+        - create: {pod: a/a, container: c, cpus: 8, policy: exclusive}
+    """)
+    assert [event.get("refused", "") != "" for event in found] == [True] * 7 + [False, True]
+    assert [event["pool"] for event in found[:7]] == ["0-15"] * 7
+    for event, part in zip(found, ["node 0 has 7, node 1 has 8", "16 CPUs, 15 are free", "1.5 CPUs", "the limit 2",
+                                   "exclusiv", "privileged_namespaces", "it does not run"], strict=False):
+        assert part in event["refused"]
+    assert found[7]["cpus"] == "4-7,12-15"
+    assert found[8]["refused"] == "it runs already"
+    assert all("cost" not in event and "cpus" not in event for event in found if "refused" in event)
+
+
+def test_refused_events_are_shown_and_the_exit_code_is_1(tmp_path: Path) -> None:
+    code, out = shown(tmp_path, NODE + """
+events:
+  - create: {pod: a/a, container: c, cpus: 99, policy: exclusive}
+""")
+    assert code == 1
+    assert out.startswith("create a/a/c: refused\n  ")
+    assert "99 CPUs" in out
+
+
+def test_a_stopped_containers_cpus_are_its_pods_until_the_pod_ends(tmp_path: Path) -> None:
+    found = events(tmp_path, """
+        - create: {pod: a/a, container: init, cpus: 4, policy: exclusive}
+        - create: {pod: a/a, container: log}
+        - remove: {pod: a/a, container: init}
+        - create: {pod: a/b, container: c, cpus: 4, policy: exclusive}
+        - create: {pod: a/a, container: main, cpus: 4, policy: exclusive}
+        - remove: {pod: a/a, container: main}
+        - remove: {pod: a/a, container: log}
+    """)
+    init, _, kept, other, main_, _, last = found
+    assert CpuSet.parse(init["cpus"]).isdisjoint(CpuSet.parse(kept["pool"]))
+    assert CpuSet.parse(init["cpus"]).isdisjoint(CpuSet.parse(other["cpus"]))
+    assert main_["cpus"] == init["cpus"]
+    assert CpuSet.parse(last["pool"]) == CpuSet.parse("0-15") - CpuSet.parse(other["cpus"])
+
+
+def test_a_vm_has_spare_cpus_of_the_pool(tmp_path: Path) -> None:
+    (vm, without, pooled) = events(tmp_path, """
+        - create: {pod: a/vm, container: c, cpus: 2, policy: exclusive, vm: true, vcpus: 2}
+        - create: {pod: a/none, container: c, cpus: 2, policy: exclusive, vm: true, spare: 0}
+        - create: {pod: a/pool, container: c, vm: true}
+    """)
+    assert len(CpuSet.parse(vm["spare"])) == 2
+    assert CpuSet.parse(vm["spare"]) <= CpuSet.parse(vm["pool"])
+    assert "spare" not in without
+    assert pooled["cpus"] == pooled["pool"]
+
+
+def test_kinds_isolated_and_other_plugins_cpus(tmp_path: Path) -> None:
+    node = """
+topology: {online: "0-7", nodes: {0: "0-7"}, kinds: {performance: "0-3", efficient: "4-7"}, isolated: "3"}
+"""
+    found = events(tmp_path, """
+        - create: {pod: a/p, container: c, cpus: 2, policy: exclusive, kind: efficient}
+        - create: {pod: a/i, container: c, cpus: 1, policy: exclusive, kind: isolated}
+        - create: {pod: kube-system/i, container: c, cpus: 1, policy: exclusive, kind: isolated}
+        - create: {pod: a/o, container: c, cpus: 1, policy: exclusive, cpuset: "1"}
+    """, node=node)
+    assert CpuSet.parse(found[0]["cpus"]) <= CpuSet.parse("4-7")
+    assert "privileged" in found[1]["refused"]
+    assert found[2]["cpus"] == "3"
+    assert found[3]["cpus"] == "1"
+    assert all(3 not in CpuSet.parse(event["pool"]) for event in found)
+
+
+def test_without_named_nodes_there_is_one(tmp_path: Path) -> None:
+    (found,) = events(tmp_path, "- create: {pod: a/a, container: c, cpus: 2, policy: exclusive, align: node!}",
+                      node='topology: {online: "0-3"}')
+    assert (found["cpus"], found["cost"]["nodes"]) == ("1-2", 1)
+
+
+def test_cranes_annotations_are_honoured(tmp_path: Path) -> None:
+    (found,) = events(tmp_path, """
+        - create: {pod: a/a, container: c, cpus: 2, annotations: {topology.crane.io/cpu-policy: exclusive}}
+    """)
+    assert len(CpuSet.parse(found["cpus"])) == 2
+
+
+def test_sandboxes_and_events_go_together_and_alone_sandboxes_are_as_before(tmp_path: Path) -> None:
+    sandboxes = "sandboxes: [{id: pod, vcpus: 1, containers: [{id: c, cpuset: '2', exclusive: true}]}]\n"
+    _, alone = shown(tmp_path, NODE + sandboxes, "-o", "json")
+    _, both = shown(tmp_path, NODE + sandboxes + "events: [{create: {pod: a/a, container: c}}]", "-o", "json")
+    assert "events" not in json.loads(alone)
+    assert {key: value for key, value in json.loads(both).items() if key != "events"} == json.loads(alone)
+    assert len(json.loads(both)["events"]) == 1
+
+
+@pytest.mark.parametrize("text", ["events: 3", "allocate: []", "allocate: {mode: maybe}", "events: [{create: {}}]"])
+def test_what_makes_no_sense_is_an_error_of_the_scenario(tmp_path: Path, text: str,
+                                                         capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = shown(tmp_path, NODE + text)
+    assert (code, out) == (2, "")
+    assert text.split(":")[0] in capsys.readouterr().err
+
+
+def test_every_key_of_create_is_in_the_documentation() -> None:
+    from vmpin.config.scenario_events import _CREATE
+    table = DOCS[DOCS.index("| key of `create` |"):]
+    assert set(_CREATE) <= set(re.findall(r"`(\w+)`", table))
+    assert yaml.safe_load(EXAMPLE)["events"]

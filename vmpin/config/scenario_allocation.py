@@ -1,0 +1,131 @@
+"""A scenario's events, played: which CPUs each container gets, by the rules that the watcher uses.
+
+The containers are those that the runtime would show, and updates that are due are made at once. Nothing on the machine
+is read or touched. What stays out: the rules (allocation). Called by cli.plan.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vmpin.allocation import decisions
+from vmpin.allocation.allocation_options import AllocationMode
+from vmpin.allocation.cost_code import cost_order
+from vmpin.allocation.cpu_request import CpuCost, CpuPolicy
+from vmpin.allocation.eligibility import query_of
+from vmpin.allocation.ledger import Grant, Ledger
+from vmpin.allocation.placing import room_for
+from vmpin.allocation.pool_cpus import applied, pool, target
+from vmpin.allocation.runtime_call import Answer, RequestedContainer
+from vmpin.allocation.search import best_part
+from vmpin.config.allocate_settings import AllocateSettings
+from vmpin.config.scenario_events import ContainerCreated, ContainerRemoved, ScenarioEvent
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.topology import Topology
+
+#: Microseconds: the kubelet's (cpu.cfs_period_us).
+_PERIOD = 100_000
+_NAMES = {ContainerCreated: "create", ContainerRemoved: "remove"}
+
+
+class AllocationScenario(NamedTuple):
+    machine: Topology
+    settings: AllocateSettings
+    events: tuple[ScenarioEvent, ...]
+
+
+def play(scenario: AllocationScenario) -> list[dict[str, object]]:
+    """What comes of each event, as `vmpin plan --scenario -o json` prints it."""
+    node = _PlayedNode(scenario)
+    return [node.play(number, event) for number, event in enumerate(scenario.events, 1)]
+
+
+class _PlayedNode:
+    """The node between two events, and its containers by pod and name."""
+
+    def __init__(self, scenario: AllocationScenario) -> None:
+        machine = scenario.machine
+        # A scenario need not name the one node of a machine without NUMA, which sysfs shows.
+        self._machine = machine if machine.nodes else machine._replace(nodes={0: machine.all_cpus},
+                                                                       memory_nodes=CpuSet((0,)))
+        self._options = scenario.settings.options._replace(mode=AllocationMode.ON)
+        self._ledger = Ledger()
+        self._containers: dict[tuple[str, str], ContainerId] = {}
+
+    def play(self, number: int, event: ScenarioEvent) -> dict[str, object]:
+        about: dict[str, object] = {"event": _NAMES[type(event)], "pod": event.pod, "container": event.container}
+        known = self._containers.get((event.pod, event.container))
+        if (known is None) != isinstance(event, ContainerCreated):
+            outcome: dict[str, object] = {"refused": "it runs already" if known else "it does not run"}
+        elif isinstance(event, ContainerCreated):
+            outcome = self._create(number, event)
+        else:
+            outcome = self._remove(event)
+        updates = decisions.due_updates(self._machine, self._ledger, self._options)
+        self._ledger = applied(self._ledger, list(updates))
+        return {**about, **outcome, "pool": str(pool(self._machine, self._ledger, self._options))}
+
+    def _create(self, number: int, event: ContainerCreated) -> dict[str, object]:
+        container = _requested(number, event)
+        before = self._ledger
+        answer = decisions.on_create(self._machine, before, container, self._options)
+        self._ledger = answer.ledger
+        if answer.refusal:
+            return _refused(answer)
+        self._containers[event.pod, event.container] = container.id
+        written = None if answer.adjustment is None else answer.adjustment.cpus
+        started = container._replace(cpuset=written or container.cpuset)
+        self._ledger = decisions.on_start(self._machine, self._ledger, started, self._options).ledger
+        mems = None if answer.adjustment is None else answer.adjustment.mems
+        outcome = self._outcome(before, container.id)
+        if container.cpuset:  # another plugin's, left alone
+            outcome["cpus"] = str(container.cpuset)
+        return outcome | {"mems": str(mems or self._machine.memory_nodes)}
+
+    def _remove(self, event: ContainerRemoved) -> dict[str, object]:
+        container = self._containers.pop((event.pod, event.container))
+        for end in (decisions.on_stop, decisions.on_remove):
+            self._ledger = end(self._machine, self._ledger, container, self._options).ledger
+        if not any(pod == event.pod for pod, _ in self._containers):
+            self._ledger = decisions.on_pod_end(self._machine, self._ledger, SandboxId(event.pod),
+                                                self._options).ledger
+        return {"cpus": "", "mems": ""}
+
+    def _outcome(self, before: Ledger, container: ContainerId) -> dict[str, object]:
+        """What a container has. :param before: the ledger without it."""
+        grant = self._ledger.grants[container]
+        # Containers of a VM on the pool have no cpuset; their threads are kept there.
+        cpus = grant.cpus or target(self._machine, self._ledger, grant, self._options) or self._ledger.shared
+        outcome: dict[str, object] = {"cpus": str(cpus)}
+        if grant.spare:
+            outcome["spare"] = str(grant.spare)
+        cost = self._cost(before, grant)
+        if cost is not None:
+            order = cost_order(grant.wish.align or self._options.align)
+            outcome["cost"] = {part: getattr(cost, part) for part in order}
+        return outcome
+
+    def _cost(self, before: Ledger, grant: Grant) -> CpuCost | None:
+        """The cost of a container's own CPUs, None where it has none, or shares them with its group."""
+        room = room_for(self._machine, before, grant, self._options)
+        if isinstance(room, str) or grant.policy not in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED):
+            return None
+        query = query_of(self._machine, grant.wish, len(grant.cpus), self._options, EMPTY)
+        found = best_part(self._machine, room.free | room.lapsed, grant.cpus, query)
+        return None if isinstance(found, str) else found.cost
+
+
+def _requested(number: int, event: ContainerCreated) -> RequestedContainer:
+    """The container as the runtime shows it: shares and quota as the kubelet makes them of request and limit."""
+    namespace, _, pod = event.pod.partition("/")
+    return RequestedContainer(
+        ContainerId(f"{event.pod}/{event.container}/{number}"), SandboxId(event.pod), event.container, namespace, pod,
+        event.pod, pod_annotations=event.annotations, shares=max(2, event.request * 1024 // 1000),
+        quota=None if event.limit is None else event.limit * _PERIOD // 1000, period=_PERIOD, cpuset=event.cpuset,
+        vm=event.vm, vm_vcpus=event.vcpus if event.vm else None, vm_overhead=event.overhead if event.vm else 0,
+        guaranteed=event.limit is not None and event.limit == event.request, time_ns=number)
+
+
+def _refused(answer: Answer) -> dict[str, object]:
+    return {"refused": answer.refusal.removeprefix("vmpin: ")}

@@ -1,0 +1,137 @@
+"""The events of a scenario: containers that come and go, on a node whose CPUs vmpin gives out.
+
+What stays out: what each of them leads to (allocation_outcome), and what an annotation means (allocation.annotations).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from vmpin.config.allocate_settings import AllocateSettings
+from vmpin.config.scenario_values import ScenarioValues
+from vmpin.cpuset import CpuSet, CpuSetError
+
+#: Annotations' short names: `policy` is `cpu-policy.vmpin.io`.
+WISHES = ("policy", "align", "smt", "kind", "near", "spare")
+_CREATE = ("pod", "container", "cpus", "limit", "vm", "vcpus", "overhead", "cpuset", "annotations", *WISHES)
+_POD = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+_CONTAINER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_AMOUNT = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,3}))?|([0-9]{1,7})m")
+MAX_EVENTS = 100_000
+
+
+class ContainerCreated(NamedTuple):
+    """A container is created. `request` and `limit` are thousandths of a CPU; no limit: None."""
+
+    pod: str  #: namespace/name
+    container: str
+    request: int
+    limit: int | None
+    annotations: Mapping[str, str]  #: Of the pod.
+    vm: bool
+    vcpus: int  #: `default_vcpus` of Kata's configuration; VMs only.
+    overhead: int  #: The whole CPUs in the overhead of its RuntimeClass; VMs only.
+    cpuset: CpuSet | None  #: Set by another plugin before.
+
+
+class ContainerRemoved(NamedTuple):
+    """A container ends and is removed; with the last one of its pod, the pod ends."""
+
+    pod: str
+    container: str
+
+
+ScenarioEvent = ContainerCreated | ContainerRemoved
+
+
+def read_settings(values: ScenarioValues, given: object) -> AllocateSettings:
+    """`allocate`, with the keys of the configuration. :raises ConfigError: with the place."""
+    keys = values.mapping({} if given is None else given, "allocate", AllocateSettings._fields)
+    parsed = {}
+    for key, setting in AllocateSettings._field_defaults.items():
+        value = keys.get(key, setting.default)
+        try:
+            parsed[key] = setting.parse(value)
+        except (ValueError, CpuSetError) as err:
+            raise values.wrong(f"allocate.{key}", f"{value!r}: {err}") from err
+    return AllocateSettings(**parsed)
+
+
+def read_events(values: ScenarioValues, given: object, valid: CpuSet) -> tuple[ScenarioEvent, ...]:
+    """`events`, in order. :param valid: the CPUs of the topology. :raises ConfigError: with the place."""
+    events: list[ScenarioEvent] = []
+    known: set[tuple[str, str]] = set()
+    vms: dict[str, bool] = {}
+    found = values.items(given, "events")
+    if len(found) > MAX_EVENTS:
+        raise values.wrong("events", f"are {len(found)}, at most {MAX_EVENTS} are read")
+    for at, item in found:
+        keys = values.mapping(item, at, tuple(_READERS))
+        if len(keys) != 1:
+            raise values.wrong(at, f"has {len(keys)} of the keys {', '.join(_READERS)}, and must have one")
+        ((kind, body),) = keys.items()
+        event = _READERS[kind](values, body, f"{at}.{kind}", valid)
+        if isinstance(event, ContainerCreated):
+            known.add((event.pod, event.container))
+            if vms.setdefault(event.pod, event.vm) != event.vm:
+                raise values.wrong(f"{at}.create.vm", "is not the same for all containers of the pod")
+        elif (event.pod, event.container) not in known:
+            raise values.wrong(f"{at}.{kind}", f"container {event.container!r} of pod {event.pod!r} was never created")
+        events.append(event)
+    return tuple(events)
+
+
+def _create(values: ScenarioValues, body: object, at: str, valid: CpuSet) -> ScenarioEvent:
+    keys = values.mapping(body, at, _CREATE)
+    pod, container = _name(values, keys, at)
+    request = _amount(values, keys.get("cpus", 0), f"{at}.cpus")
+    limit = _amount(values, keys["limit"], f"{at}.limit") if keys.get("limit") is not None else request
+    vm = keys.get("vm", False)
+    if not isinstance(vm, bool):
+        raise values.wrong(f"{at}.vm", f"{vm!r} is neither true nor false")
+    cpuset = None if keys.get("cpuset") is None else values.cpuset(keys["cpuset"], f"{at}.cpuset", valid)
+    annotations = {_text(values, key, f"{at}.annotations"): _text(values, value, f"{at}.annotations.{key}")
+                   for key, value in values.mapping(keys.get("annotations", {}), f"{at}.annotations", None).items()}
+    annotations |= {f"cpu-{name}.vmpin.io/container.{container}": text
+                    for name, text in _wishes(values, keys, at).items()}
+    return ContainerCreated(pod, container, request, limit or None, annotations, vm,
+                            values.count(keys.get("vcpus", 1), f"{at}.vcpus"),
+                            values.count(keys.get("overhead", 0), f"{at}.overhead"), cpuset)
+
+
+def _remove(values: ScenarioValues, body: object, at: str, valid: CpuSet) -> ScenarioEvent:
+    return ContainerRemoved(*_name(values, values.mapping(body, at, ("pod", "container")), at))
+
+
+_READERS = {"create": _create, "remove": _remove}
+
+
+def _name(values: ScenarioValues, keys: Mapping[str, object], at: str) -> tuple[str, str]:
+    pod, container = keys.get("pod"), keys.get("container")
+    if not isinstance(pod, str) or not _POD.fullmatch(pod):
+        raise values.wrong(f"{at}.pod", f"{pod!r} is no NAMESPACE/NAME")
+    if not isinstance(container, str) or not _CONTAINER.fullmatch(container):
+        raise values.wrong(f"{at}.container", f"{container!r} is no name of a container")
+    return pod, container
+
+
+def _amount(values: ScenarioValues, value: object, at: str) -> int:
+    """CPUs (2, 0.5, "500m") in thousandths."""
+    match = None if isinstance(value, bool) or not isinstance(value, int | float | str) else _AMOUNT.fullmatch(
+        str(value))
+    if match is None:
+        raise values.wrong(at, f"{value!r} is no number of CPUs (2, 0.5 or 500m)")
+    return int(match[3]) if match[3] else int(match[1]) * 1000 + int((match[2] or "0").ljust(3, "0"))
+
+
+def _wishes(values: ScenarioValues, keys: Mapping[str, object], at: str) -> dict[str, str]:
+    """What is named of WISHES, as the text of an annotation: its meaning and its mistakes are the allocator's."""
+    return {name: _text(values, keys[name], f"{at}.{name}") for name in WISHES if name in keys}
+
+
+def _text(values: ScenarioValues, value: object, at: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise values.wrong(at, f"{value!r} is no text")
+    return str(value)
