@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from vmpin.cli.main import main
 from vmpin.cpuset import CpuSet
 
 ROOT = Path(__file__).parents[3]
-DOCS = (ROOT / "docs/allocation.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL)
-(EXAMPLE,) = (block for kind, block in BLOCKS if kind == "yaml")
-(SHOWN,) = (block for _, block in BLOCKS if block.startswith("create "))
+DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("allocation", "migrate")}
+#: By page: the scenario that stands in it, and what is shown.
+EXAMPLES = {name: ([block for kind, block in blocks if kind == "yaml"],
+                   [block for _, block in blocks if block.startswith("create ")])
+            for name, page in DOCS.items()
+            for blocks in [re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]}
 
 NODE = """
 topology:
@@ -47,11 +48,38 @@ def events(tmp_path: Path, text: str, allocate: str = "{reserved: 0}", node: str
     return found
 
 
-def test_the_example_of_the_documentation_is_shown_as_there(tmp_path: Path) -> None:
-    code, out = shown(tmp_path, EXAMPLE)
-    assert out == SHOWN
+@pytest.mark.parametrize("page", EXAMPLES)
+def test_the_example_of_the_documentation_is_shown_as_there(tmp_path: Path, page: str) -> None:
+    (example,), (expected,) = EXAMPLES[page]
+    code, out = shown(tmp_path, example)
+    assert out == expected
     assert max(map(len, out.splitlines())) <= 80
     assert code == 0
+
+
+#: The kubelet's options and their counterparts, as both pages have them: the size of a container for which the
+#: outcome differs from that without it, and both outcomes. "" for a refusal.
+OPTIONS = {
+    "full-pcpus-only": ("smt: require", 3, "2-3,10", ""),
+    "prefer-align-cpus-by-uncorecache": ("align: cache", 6, "1-3,9-11", "2-4,10-12"),
+    "distribute-cpus-across-numa": ("spread: nodes", 10, "1,4-7,9,12-15", "1-6,10-13"),
+    "align-by-socket": ("align: socket", 10, "1,4-7,9,12-15", "1-5,9-13"),
+    "distribute-cpus-across-cores": ("smt: spread", 6, "1-3,9-11", "4-7,12-13"),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_kubelets_options_have_counterparts(tmp_path: Path, option: str) -> None:
+    key, size, without, expected = OPTIONS[option]
+    for page in DOCS.values():
+        assert re.search(rf"^\| `{option}` \|.*`(allocate\.)?{key}`", page, re.MULTILINE), key
+    node = NODE.replace("  nodes:", '  sockets: ["0-15"]\n  nodes:')
+    if key == "align: cache":  # one that two nodes have in common
+        node = node.replace('"2-3,10-11", "4-5,12-13"', '"2-5,10-13"')
+    found = [events(tmp_path, f"- create: {{pod: a/a, container: c, cpus: {size}, policy: exclusive}}",
+                    allocate=f"{{reserved: '0,8'{setting}}}", node=node)[0].get("cpus", "") for setting in (
+                        "", f", {key}")]
+    assert found == [without, expected]
 
 
 def test_an_event_has_its_cpus_memory_pool_and_cost(tmp_path: Path) -> None:
@@ -189,6 +217,5 @@ def test_what_makes_no_sense_is_an_error_of_the_scenario(tmp_path: Path, text: s
 
 def test_every_key_of_create_is_in_the_documentation() -> None:
     from vmpin.config.scenario_events import _CREATE
-    table = DOCS[DOCS.index("| key of `create` |"):]
-    assert set(_CREATE) <= set(re.findall(r"`(\w+)`", table))
-    assert yaml.safe_load(EXAMPLE)["events"]
+    page = DOCS["allocation"]
+    assert set(_CREATE) <= set(re.findall(r"`(\w+)`", page[page.index("| key of `create` |"):]))
