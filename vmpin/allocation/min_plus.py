@@ -42,8 +42,8 @@ class CostTables(ABC, Generic[Entry]):
         """Of each number of CPUs the better entry."""
 
     @abstractmethod
-    def added(self, one: Sequence[Entry], other: Sequence[Entry], most: int) -> list[Entry]:
-        """The table of two groups together, up to `most` CPUs."""
+    def added(self, one: Sequence[Entry], other: Sequence[Entry], least: int, most: int) -> list[Entry]:
+        """The table of two groups together, up to `most` CPUs; `never` below `least`."""
 
     @abstractmethod
     def at(self, one: Sequence[Entry], other: Sequence[Entry], number: int) -> Entry:
@@ -55,7 +55,7 @@ class CostTables(ABC, Generic[Entry]):
         if not tables:
             return [self.entry((0,))]
         while len(tables) > 1:
-            pairs = [self.added(tables[at], tables[at + 1], most) for at in range(0, len(tables) - 1, 2)]
+            pairs = [self.added(tables[at], tables[at + 1], 0, most) for at in range(0, len(tables) - 1, 2)]
             tables = [*pairs, *tables[2 * len(pairs):]]
         return tables[0][:most + 1]
 
@@ -90,20 +90,26 @@ class LeastCosts(CostTables[int]):
         longer, shorter = (one, other) if len(one) > len(other) else (other, one)
         return [*map(min, longer, shorter), *longer[len(shorter):]]
 
-    def added(self, one: Sequence[int], other: Sequence[int], most: int) -> list[int]:
-        if len(other) == 1:
-            one, other = other, one
-        if len(one) == 1:
-            return [one[0] + cost for cost in other[:most + 1]]
+    def added(self, one: Sequence[int], other: Sequence[int], least: int, most: int) -> list[int]:
+        one, before = self._trimmed(one)
+        other, more = self._trimmed(other)
+        before += more
         turned, length = one[::-1], len(one)
-        found = []
-        for number in range(min(most + 1, length + len(other) - 1)):
+        found = [self.never] * max(before, least)
+        for number in range(len(found) - before, min(most - before + 1, length + len(other) - 1)):
             first, end = max(0, number - length + 1), min(number + 1, len(other))
             at = length - 1 - number
             # The shortest way that Python has: no bytecode runs within.
             cost = min(map(add, other[first:end], turned[at + first:at + end]))
             found.append(cost if cost < self._some else self.never)
-        return found
+        return found[:most + 1]
+
+    def _trimmed(self, table: Sequence[int]) -> tuple[Sequence[int], int]:
+        """The table without what cannot be before its first entry, and how many entries that was."""
+        if table[0] < self._some:
+            return table, 0
+        first = next((at for at, cost in enumerate(table) if cost < self._some), len(table) - 1)
+        return table[first:], first
 
     def at(self, one: Sequence[int], other: Sequence[int], number: int) -> int:
         return min((one[taken] + other[number - taken] for taken in
@@ -138,9 +144,10 @@ class TwoLeastCosts(CostTables[tuple[int, ...]]):
         longer, shorter = (one, other) if len(one) > len(other) else (other, one)
         return [*(self.entry(a + b) for a, b in zip(longer, shorter, strict=False)), *longer[len(shorter):]]
 
-    def added(self, one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]],
+    def added(self, one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]], least: int,
               most: int) -> list[tuple[int, ...]]:
-        return [self.at(one, other, number) for number in range(min(most + 1, len(one) + len(other) - 1))]
+        return [self.at(one, other, number) if number >= least else ()
+                for number in range(min(most + 1, len(one) + len(other) - 1))]
 
     def at(self, one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]], number: int) -> tuple[int, ...]:
         return self.entry(a + b for taken in range(max(0, number - len(other) + 1), min(number + 1, len(one)))

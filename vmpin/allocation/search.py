@@ -9,7 +9,6 @@ rising distance. What stays out: which CPUs are free (ledger), and why there is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import reduce
 from itertools import combinations, groupby
 from math import comb
 from typing import Generic, NamedTuple
@@ -18,7 +17,7 @@ from vmpin.allocation.cost_code import CostCode, cost_order
 from vmpin.allocation.cpu_groups import CpuGroups, cpu_groups
 from vmpin.allocation.cpu_request import Alignment, CpuCost, CpuQuery, FoundCpus
 from vmpin.allocation.min_plus import CostTables, Entry, LeastCosts, TwoLeastCosts
-from vmpin.allocation.search_space import SORT_BITS, EvenSplit, SearchSpace, usable, whole_cores
+from vmpin.allocation.search_space import SORT_BITS, SearchSpace, UnitBounds, touched, usable, whole_cores
 from vmpin.allocation.shortage import nothing_aligned, too_few
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
@@ -119,7 +118,7 @@ def _in_one_unit(asked: _Asked) -> _Found | None:
     for unit in asked.groups.units:
         within = asked._replace(choice=asked.choice & unit)
         if asked.query.keep <= unit and len(within.choice | asked.query.keep) >= asked.query.size:
-            found += _Search(within, LeastCosts(asked.code.never)).split(None)
+            found += _Search(within, LeastCosts(asked.code.never)).split(UnitBounds())
     return min(found, default=None)
 
 
@@ -133,42 +132,55 @@ class _Search(Generic[Entry]):
 
     def found(self) -> list[_Found]:
         """The best legal sets, ascending."""
-        if self._asked.query.spread_nodes:
-            even = [found for split in self._even_splits() for found in self.split(split)]
-            even = [found for found in even if _as_required(self._asked.code.cost(found.code), self._asked.query)]
-            if even:
-                return self._best_of(even)
-        return self.split(None)
+        return (self._even() if self._asked.query.spread_nodes else []) or self.split(UnitBounds())
 
-    def split(self, even: EvenSplit | None) -> list[_Found]:
-        """The best of those sets of which each touched unit holds so many CPUs, ascending."""
-        linked = self._space.linked(even)
+    def split(self, bounds: UnitBounds) -> list[_Found]:
+        """The best of the sets within these bounds, ascending. What bounds say of the number of units is ignored."""
         code, groups = self._asked.code, self._asked.groups
-        if not self._space.counted:
-            found = self._tables.costs(self._tables.sum_at([tables[0] for tables in linked], self._more))
-            far = groups.between.get((0, 0), 0)
+        one_sort, most = len(groups.between) < 2, len(groups.units)
+        if not one_sort and self._nodes_first:
+            return self._by_distance(bounds, range(self._space.fewest_units(), most + 1), None)
+        if not one_sort and self._tables.breadth > 1:
+            return self._by_distance(bounds, range(most + 1), None)
+        tables = [tables[0] for tables in self._space.linked(bounds._replace(units=None))]
+        found = self._tables.costs(self._tables.sum_at(tables, self._more))
+        if one_sort:  # the distance depends on the number of touched units alone
+            far = next(iter(groups.between.values()), 0)
             return [_Found(code.before_distance(each), far * comb(code.cost(each).nodes, 2), each) for each in found]
-        if self._nodes_first:
-            return self._by_distance(linked, range(len(groups.units) + 1), None)
-        together = [reduce(self._tables.least, tables.values()) for tables in linked]
-        least = self._tables.costs(self._tables.sum_at(together, self._more))
-        if not least:
+        if not found:
             return []
-        if self._tables.breadth > 1:
-            return self._by_distance(linked, range(len(groups.units) + 1), None)
-        nodes = code.cost(least[0]).nodes
-        return self._by_distance(linked, range(nodes, nodes + 1), code.before_distance(least[0]))
+        nodes = code.cost(found[0]).nodes
+        return self._by_distance(bounds, range(nodes, nodes + 1), code.before_distance(found[0]))
+
+    def _even(self) -> list[_Found]:
+        """The best of the even sets."""
+        query, code, groups = self._asked.query, self._asked.code, self._asked.groups
+        more = 1
+        if whole_cores(query):
+            more = max(len(core.cpus) for cache in groups.caches for cores in cache.cores.values() for core in cores)
+        found: list[_Found] = []
+        for units in range(1, len(groups.units) + 1):
+            even = query.size // units
+            for fewest in range(max(1, even - more + 1), even + 1):
+                found += [each for each in self.split(UnitBounds(fewest, fewest + more))
+                          if _as_required(code.cost(each.code), query)]
+            found = self._best_of(found)
+            if (self._nodes_first and len(found) == self._tables.breadth
+                    and code.cost(found[-1].code).nodes <= units):
+                break  # other sets have more nodes
+        return found
 
     @property
     def _nodes_first(self) -> bool:
         return cost_order(self._asked.query.align)[0] == "nodes"
 
-    def _by_distance(self, linked: Sequence[_Linked[Entry]], numbers: range, before: int | None) -> list[_Found]:
+    def _by_distance(self, bounds: UnitBounds, numbers: range, before: int | None) -> list[_Found]:
         """The best sets that touch so many units, by rising number and distance.
         :param before: the least parts before the distance, where they are known."""
         found: list[_Found] = []
-        sums: dict[tuple[int, ...], Sequence[Entry]] = {(): [self._tables.entry((0,))]}
         for number in numbers:
+            linked = self._space.linked(bounds._replace(units=number))
+            sums: dict[tuple[int, ...], Sequence[Entry]] = {(): [self._tables.entry((0,))]}
             chosen = sorted((self._distance(sum(keys)), keys) for keys in _counts(linked, number, self._more))
             for distance, group in groupby(chosen, key=lambda each: each[0]):
                 for _, keys in group:
@@ -187,7 +199,7 @@ class _Search(Generic[Entry]):
         for length in range(1, len(keys)):
             if keys[:length] not in sums:
                 sums[keys[:length]] = self._tables.added(sums[keys[:length - 1]], linked[length - 1][keys[length - 1]],
-                                                         self._more)
+                                                         0, self._more)
         return self._tables.at(sums[keys[:-1]], linked[-1][keys[-1]], self._more) if keys else sums[()][0]
 
     def _distance(self, counts: int) -> int:
@@ -205,34 +217,25 @@ class _Search(Generic[Entry]):
             kept.setdefault((each.distance, self._tables.mark(each.code)), each)
         return list(kept.values())[:self._tables.breadth]
 
-    def _even_splits(self) -> list[EvenSplit]:
-        """Each touched unit has so many CPUs, or at most one more; one core more, where whole cores are required."""
-        query, groups = self._asked.query, self._asked.groups
-        more = 1
-        if whole_cores(query):
-            more = max(len(core.cpus) for cache in groups.caches for cores in cache.cores.values() for core in cores)
-        fewest = {number for units in range(1, len(groups.units) + 1)
-                  for number in range(max(1, -(-query.size // units) - more), query.size // units + 1)}
-        return [EvenSplit(number, number + more) for number in sorted(fewest, reverse=True)]
-
 
 def _counts(linked: Sequence[_Linked[Entry]], number: int, more: int) -> Iterator[tuple[int, ...]]:
     """A key for each linked group, so that they touch that number of units, with room for so many CPUs."""
-    if not linked:
-        if not number and more <= 0:
+    rooms: list[dict[int, int]] = [{0: 0}]  # of the first groups, by the number of units
+    for tables in linked:
+        rooms.append({})
+        for before, room in rooms[-2].items():
+            for key, table in tables.items():
+                units = before + touched(key)
+                rooms[-1][units] = max(rooms[-1].get(units, 0), room + len(table) - 1)
+
+    def chosen(length: int, number: int, more: int) -> Iterator[tuple[int, ...]]:
+        if rooms[length].get(number, -1) < more:
+            return
+        if not length:
             yield ()
-        return
-    *others, last = linked
-    for key, table in last.items():
-        if (touched := _touched(key)) <= number:
-            for keys in _counts(others, number - touched, more - len(table) + 1):
+            return
+        for key, table in linked[length - 1].items():
+            for keys in chosen(length - 1, number - touched(key), more - len(table) + 1):
                 yield (*keys, key)
 
-
-def _touched(key: int) -> int:
-    """The number of units that a key counts."""
-    number = 0
-    while key:
-        number += key & (1 << SORT_BITS) - 1
-        key >>= SORT_BITS
-    return number
+    return chosen(len(linked), number, more)

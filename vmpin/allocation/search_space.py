@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from itertools import combinations, islice
-from typing import Generic, NamedTuple
+from itertools import accumulate, combinations, islice
+from typing import Generic, NamedTuple, TypeVar
 
 from vmpin.allocation.cost_code import CostCode
 from vmpin.allocation.cpu_groups import CacheGroup, CoreGroup, CpuGroups
@@ -24,13 +24,16 @@ from vmpin.cpuset import EMPTY, CpuSet
 SORT_BITS = 12
 #: Of a cache that several units share: some of its CPUs are not held, some are.
 _SOME_LEFT, _SOME_HELD = 1, 2
+_Key = TypeVar("_Key")
 
 
-class EvenSplit(NamedTuple):
-    """How many CPUs a touched unit holds."""
+class UnitBounds(NamedTuple):
+    """What the sets have in common that are searched at a time: how many CPUs each touched unit holds, and how many
+    units are touched; None: as many as one likes."""
 
-    fewest: int
-    most: int
+    fewest: int = 1
+    most: int | None = None
+    units: int | None = None
 
 
 class _Shared(NamedTuple):
@@ -55,22 +58,28 @@ class SearchSpace(Generic[Entry]):
         self._code, self._tables = code, tables
         self._most = query.size - len(query.keep)
         self._some = choice | query.keep
-        #: One sort: the distance depends on the number of touched units alone, which the cost has.
-        self.counted = len(set(groups.sorts)) > 1
+        rooms = sorted((len(cpus & choice) for cpus in groups.units), reverse=True)
+        #: The most CPUs that may be taken of so many units.
+        self._room = [0, *accumulate(rooms)]
         self._own_tables: dict[int, Sequence[Entry]] = {}
         self._linked = self._links()
 
-    def linked(self, even: EvenSplit | None) -> list[dict[int, Sequence[Entry]]]:
+    def linked(self, bounds: UnitBounds) -> list[dict[int, Sequence[Entry]]]:
         """For each linked group of units, and then for all of one sort together, the tables by the number of touched
-        units (`SORT_BITS` for each sort)."""
+        units (`SORT_BITS` for each sort). With a bound of the units, all have the key 0 otherwise."""
         by_sorts: dict[frozenset[int], list[dict[int, Sequence[Entry]]]] = {}
         for units in self._linked:
             sorts = frozenset(self._groups.sorts[unit] for unit in units)
-            by_sorts.setdefault(sorts, []).append(self._link_tables(units, even))
+            by_sorts.setdefault(sorts, []).append(self._link_tables(units, bounds))
         found: list[dict[int, Sequence[Entry]]] = []
         for sorts, each in by_sorts.items():
-            found += [reduce(self._joined, each)] if self.counted and len(sorts) == 1 else each
+            together = bounds.units is not None and len(sorts) == 1
+            found += [reduce(lambda one, other: self._joined(one, other, bounds), each)] if together else each
         return found
+
+    def fewest_units(self) -> int:
+        """No set touches fewer."""
+        return next((number for number, room in enumerate(self._room) if room >= self._most), len(self._room))
 
     def _links(self) -> list[tuple[int, ...]]:
         """The units with CPUs that are held or may be taken, those together that share a cache with such CPUs."""
@@ -81,19 +90,31 @@ class SearchSpace(Generic[Entry]):
                 links = [link for link in links if link not in joined] + [set().union(*joined)]
         return sorted(tuple(sorted(link)) for link in links)
 
-    def _joined(self, one: dict[int, Sequence[Entry]],
-                other: dict[int, Sequence[Entry]]) -> dict[int, Sequence[Entry]]:
+    def _joined(self, one: dict[int, Sequence[Entry]], other: dict[int, Sequence[Entry]],
+                bounds: UnitBounds) -> dict[int, Sequence[Entry]]:
         """Both together, by the sum of their keys."""
         found: dict[int, Sequence[Entry]] = {}
         for key, table in one.items():
             for more, added in other.items():
-                self._put(found, key + more, self._tables.added(table, added, self._most))
+                if (useful := self._useful(key + more, table, added, bounds)) is not None:
+                    self._put(found, key + more, useful)
         return found
 
-    def _put(self, found: dict[int, Sequence[Entry]], key: int, table: Sequence[Entry]) -> None:
+    def _put(self, found: dict[_Key, Sequence[Entry]], key: _Key, table: Sequence[Entry]) -> None:
         found[key] = self._tables.least(found[key], table) if key in found else table
 
-    def _link_tables(self, units: tuple[int, ...], even: EvenSplit | None) -> dict[int, Sequence[Entry]]:
+    def _useful(self, key: int, one: Sequence[Entry], other: Sequence[Entry],
+                bounds: UnitBounds) -> Sequence[Entry] | None:
+        """Both tables added, without those entries that the units still to be touched cannot make up for."""
+        if bounds.units is None:
+            return self._tables.added(one, other, 0, self._most)
+        left = bounds.units - touched(key)
+        if left < 0:
+            return None
+        least = self._most - self._room[min(left, len(self._room) - 1)]
+        return self._tables.added(one, other, least, self._most) if least < len(one) + len(other) - 1 else None
+
+    def _link_tables(self, units: tuple[int, ...], bounds: UnitBounds) -> dict[int, Sequence[Entry]]:
         """Of linked units, by the number of those touched."""
         caches = [cache for cache in self._groups.caches if not cache.cpus.isdisjoint(self._some)]
         shared = [_Shared(cache, 2 * at) for at, cache in enumerate(
@@ -103,10 +124,9 @@ class SearchSpace(Generic[Entry]):
         for unit in units:
             together: dict[tuple[int, int], Sequence[Entry]] = {}
             for (key, state), table in found.items():
-                for (touched, held), added in self._unit_tables(unit, caches, shared, even).items():
-                    whole = key + touched, state | held
-                    both = self._tables.added(table, added, self._most)
-                    together[whole] = self._tables.least(together[whole], both) if whole in together else both
+                for (more, held), added in self._unit_tables(unit, caches, shared, bounds).items():
+                    if (useful := self._useful(key + more, table, added, bounds)) is not None:
+                        self._put(together, (key + more, state | held), useful)
             found = together
         ended: dict[int, Sequence[Entry]] = {}
         for (key, state), table in found.items():
@@ -115,48 +135,47 @@ class SearchSpace(Generic[Entry]):
         return ended
 
     def _unit_tables(self, unit: int, caches: Iterable[CacheGroup], shared: Sequence[_Shared],
-                     even: EvenSplit | None) -> dict[tuple[int, int], Sequence[Entry]]:
+                     bounds: UnitBounds) -> dict[tuple[int, int], Sequence[Entry]]:
         """Of one unit, by its key and the states of the caches that it shares."""
         if unit not in self._own_tables:
             self._own_tables[unit] = self._tables.sum([self._cache_table(cache, unit) for cache in caches
                                                        if len(cache.cores) == 1 and unit in cache.cores], self._most)
         kept = len(self._groups.units[unit] & self._query.keep)
         own = self._own_tables[unit]
-        found: dict[int, Sequence[Entry]] = {0: own[:max(0, even.most - kept) + 1] if even else own}
+        found: dict[int, Sequence[Entry]] = {0: own if bounds.most is None else own[:max(0, bounds.most - kept) + 1]}
         for each in shared:
             if unit in each.cache.cores:
                 states = self._shared_tables(each, unit)
-                found = {state | each_state << each.at: self._tables.added(table, added, self._most)
+                found = {state | each_state << each.at: self._tables.added(table, added, 0, self._most)
                          for state, table in found.items() for each_state, added in states.items()}
-        weight = 1 << SORT_BITS * self._groups.sorts[unit] if self.counted else 0
+        counted = bounds.units is not None
+        weight = 1 << SORT_BITS * self._groups.sorts[unit] if counted else 0
         ended: dict[tuple[int, int], Sequence[Entry]] = {}
         for state, table in found.items():
-            prices = self._unit_prices(unit, kept, len(table), even)
-            touched = self._tables.priced(table, prices)
-            if kept or not self.counted:
-                ended[weight, state] = touched
-            else:
-                ended[0, state] = touched[:1]
-                ended[weight, state] = [self._tables.never, *touched[1:]]
+            held = self._tables.priced(table, self._unit_prices(unit, kept, len(table), bounds))
+            if kept or not counted:
+                ended[weight, state] = held
+                continue
+            ended[0, state] = held[:1]
+            if len(held) > bounds.fewest:
+                ended[weight, state] = [self._tables.never, *held[1:]]
         return ended
 
-    def _unit_prices(self, unit: int, kept: int, length: int, even: EvenSplit | None) -> list[int | None]:
+    def _unit_prices(self, unit: int, kept: int, length: int, bounds: UnitBounds) -> list[int | None]:
         one, cpus = self._code.one, self._groups.units[unit]
         broken = one.broken_nodes if cpus <= self._free else 0
-        prices: list[int | None] = []
-        for held in range(kept, kept + length):
-            price = one.nodes + (broken if held < len(cpus) else 0) if held else 0
-            prices.append(None if even and held and not even.fewest <= held <= even.most else price)
-        return prices
+        most = len(cpus) if bounds.most is None else bounds.most
+        return [0 if not held else one.nodes + (broken if held < len(cpus) else 0) if bounds.fewest <= held <= most
+                else None for held in range(kept, kept + length)]
 
     def _cache_table(self, cache: CacheGroup, unit: int) -> Sequence[Entry]:
         """Of a cache that lies in one unit."""
         one, table = self._code.one, self._cores_table(cache, unit)
         free = len(cache.cpus & self._free)
-        touched = not cache.cpus.isdisjoint(self._query.keep)
+        kept = not cache.cpus.isdisjoint(self._query.keep)
         broken = one.broken_caches if cache.cpus <= self._free else 0
         prices = [one.caches + (free - taken) * one.leftover + (broken if taken < free else 0)
-                  if taken or touched else 0 for taken in range(len(table))]
+                  if taken or kept else 0 for taken in range(len(table))]
         return self._tables.priced(table, prices)
 
     def _shared_tables(self, shared: _Shared, unit: int) -> Mapping[int, Sequence[Entry]]:
@@ -206,6 +225,15 @@ class SearchSpace(Generic[Entry]):
         if self._query.smt is SmtUse.SPREAD:
             return max(0, held - 1) * self._code.one.partial_cores
         return self._code.one.partial_cores if part else 0
+
+
+def touched(key: int) -> int:
+    """The number of units that a key counts."""
+    number = 0
+    while key:
+        number += key & (1 << SORT_BITS) - 1
+        key >>= SORT_BITS
+    return number
 
 
 def usable(free: CpuSet, query: CpuQuery, groups: CpuGroups) -> CpuSet:
