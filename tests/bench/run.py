@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import allocating
 import drifting
 import growth
 import guest_agent
@@ -129,6 +130,8 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("guest_idle_rss", "guest_idle_wakes"): _guest_rest,
     ("report_rss", "report_idle_cpu", "change_to_condition"): _reporting,
     ("all_nodes_200", "all_nodes_rss"): _all_nodes,
+    ("allocate_96",): lambda bench: [allocating.allocate("allocate_96", bench.rounds(400))],
+    ("allocate_512",): lambda bench: [allocating.allocate("allocate_512", bench.rounds(400))],
     ("pyz_size",): lambda bench: [guest_agent.size()],
 }
 NAMES = [name for names in BENCHMARKS for name in names]

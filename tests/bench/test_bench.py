@@ -150,6 +150,20 @@ def test_the_agent_in_a_guest_is_measured(tmp_path: Path) -> None:
     assert left_over(ran.pid) == []
 
 
+def test_the_search_for_cpus_is_measured(tmp_path: Path) -> None:
+    need_root()
+    out = tmp_path / "bench.json"
+    ran, _, err = run("--only", "allocate_96", "--only", "allocate_512", "-o", out)
+    assert ran.returncode == 0, err
+    figures = json.loads(out.read_text())["benchmarks"]
+    assert [figure["name"] for figure in figures] == ["allocate_96", "allocate_512"]
+    for figure in figures:
+        assert figure.keys() >= FIELDS
+        assert min(figure["floor"], *figure["by_machine"].values()) > 0
+        assert figure["value"] == max(figure["by_machine"].values())
+    assert left_over(ran.pid) == []
+
+
 def test_what_cannot_be_measured_is_an_error(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")
