@@ -42,7 +42,7 @@ def test_what_is_kept_is_what_the_chart_renders(built: Programs) -> None:
     ("config: {paths: {run: '/run/a #b'}}", ["/config/paths/run", "does not match"]),
     ("config: null", ["'config'", "missing"]),
     ("reporter: {nrt: null}", ["/reporter", "'nrt'", "missing"]),
-    ("watcher: {tolerations: null}", ["/watcher", "'tolerations'", "missing"]),
+    ("watcher: {privileged: null}", ["/watcher", "'privileged'", "missing"]),
     ("watcher: {maxUnavailable: 0%}", ["/watcher/maxUnavailable"]),
     ("reporter: {nrt: on}", ["/reporter/nrt"]),
     ("reporter: {uid: 0}", ["/reporter/uid", "minimum"]),
