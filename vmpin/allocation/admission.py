@@ -12,9 +12,9 @@ from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.eligibility import amount_after, amount_of, brings_cpus, near_nodes, ruling
 from vmpin.allocation.ledger import Grant, GrantState, Ledger, RefusedRequest
 from vmpin.allocation.placing import balanced, numa_node, placed, resized
-from vmpin.allocation.pool_cpus import settled, with_written
+from vmpin.allocation.pool_cpus import with_written
 from vmpin.allocation.runtime_call import Answer, RequestedContainer
-from vmpin.allocation.spare_set import with_spare_sets
+from vmpin.allocation.spare_set import rebalanced
 from vmpin.allocation.texts.annotations import AskedCpus, asked
 from vmpin.allocation.texts.wish_values import AnnotationError, shown
 from vmpin.cpuset import EMPTY, CpuSet
@@ -64,7 +64,7 @@ def with_amount(machine: Topology, ledger: Ledger, container: RequestedContainer
     grant = ledger.grants[container.id]
     amount = amount_after(grant.amount, container.shares, container.quota, container.period)
     if amount == grant.amount:
-        return settled(machine, ledger, options), ()
+        return rebalanced(machine, ledger, options), ()
     changed = grant._replace(amount=amount)
     if brings_cpus(grant.policy, grant.group, options) and not grant.left_alone:
         if not amount.size:
@@ -110,9 +110,7 @@ def stopped(machine: Topology, ledger: Ledger, containers: Iterable[ContainerId]
                     others |= other.cpus
             if not old.live and old.cpus <= others:
                 ledger = ledger.without([old.container])
-        found = with_spare_sets(machine, ledger, options, [grant.sandbox])
-        ledger = ledger if isinstance(found, str) else found
-    return settled(machine, ledger, options)
+    return rebalanced(machine, ledger, options)
 
 
 def refused(ledger: Ledger, container: RequestedContainer, why: str) -> Answer:

@@ -12,8 +12,9 @@ from vmpin.allocation.adopting import adopted
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.allocation.placing import mems_of
-from vmpin.allocation.pool_cpus import applied, growing, settled, shrinking, target, with_written
+from vmpin.allocation.pool_cpus import all_updates, applied, shrinking, target, with_written
 from vmpin.allocation.runtime_call import Adjustment, Answer, RequestedContainer, SideUpdate
+from vmpin.allocation.spare_set import rebalanced
 from vmpin.allocation.texts.grant_annotation import GRANT_KEY, annotation_of
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.topology import Topology
@@ -25,14 +26,14 @@ def on_create(machine: Topology, ledger: Ledger, container: RequestedContainer, 
     known = ledger.grants.get(container.id)
     if known is not None:
         return observed(Answer(ledger, _adjustment(machine, ledger, known, container, options)), ledger, options)
-    granted = admitted(machine, settled(machine, ledger, options), container, options)
+    granted = admitted(machine, rebalanced(machine, ledger, options), container, options)
     if isinstance(granted, str):
         return observed(refused(ledger, container, granted), ledger, options)
     after, notes = granted
     grant = after.grants[container.id]
     adjustment = _adjustment(machine, after, grant, container, options)
     after = with_written(after, container.id, adjustment.cpus)
-    updates = shrinking(machine, after, options, ledger, container.id)
+    updates = shrinking(machine, after, options, container.id)
     return observed(Answer(applied(after, updates), adjustment, tuple(updates), "", notes), ledger, options)
 
 
@@ -43,7 +44,7 @@ def on_start(machine: Topology, ledger: Ledger, container: RequestedContainer, o
     if grant is None:
         notes: list[str] = []
         after, unproven = adopted(machine, ledger, [container], options, notes)
-        answer = Answer(settled(machine, after, options)) if not unproven else (
+        answer = Answer(rebalanced(machine, after, options)) if not unproven else (
             missed(machine, ledger, container, options))
         return observed(answer._replace(notes=(*notes, *answer.notes)), ledger, options)
     after = ledger.with_grants(grant._replace(state=GrantState.RUNNING))
@@ -73,7 +74,11 @@ def on_update(machine: Topology, ledger: Ledger, container: RequestedContainer, 
         if wanted and container.cpuset not in (wanted, grant.written):
             notes += (f"{about(grant)}: an update asks for the cpuset {container.cpuset}: {wanted} stays",)
         after = with_written(after, container.id, container.cpuset)
-    updates = shrinking(machine, after, options, ledger, container.id)
+    if after.grants[container.id].amount != grant.amount:
+        updates = shrinking(machine, after, options, container.id)
+    else:
+        # Nothing was decided: other containers' updates have an order of their own (due_updates).
+        updates = [update for update in shrinking(machine, after, options) if update.container == container.id]
     return observed(Answer(applied(after, updates), None, tuple(updates), "", notes), ledger, options)
 
 
@@ -81,10 +86,8 @@ def on_stop(machine: Topology, ledger: Ledger, container: ContainerId, options: 
     """A container has stopped. Its pod keeps its CPUs, unless it never ran: then its creation is undone. The answer
     has what shared containers may have back since before."""
     after = stopped(machine, ledger, [container], options)
-    updates = shrinking(machine, after, options, ledger)
-    after = applied(after, updates)
-    more = growing(machine, after, options)
-    return observed(Answer(applied(after, more), None, (*updates, *more)), ledger, options)
+    updates = all_updates(machine, after, options)
+    return observed(Answer(applied(after, updates), None, updates), ledger, options)
 
 
 def on_remove(machine: Topology, ledger: Ledger, container: ContainerId, options: AllocationOptions) -> Answer:
@@ -95,7 +98,7 @@ def on_remove(machine: Topology, ledger: Ledger, container: ContainerId, options
 def on_pod_end(machine: Topology, ledger: Ledger, sandbox: SandboxId, options: AllocationOptions) -> Answer:
     """A pod has ended: its CPUs are free. The shared containers get them with later updates (`due_updates`)."""
     after = ledger.without([grant.container for grant in ledger.of_sandbox(sandbox)])
-    return observed(Answer(settled(machine, after, options)), ledger, options)
+    return observed(Answer(rebalanced(machine, after, options)), ledger, options)
 
 
 def due_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -> tuple[SideUpdate, ...]:
@@ -103,8 +106,7 @@ def due_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -
     `with_written` records each that was done."""
     if options.mode is not AllocationMode.ON:
         return ()
-    first = shrinking(machine, ledger, options, ledger)
-    return (*first, *growing(machine, applied(ledger, first), options))
+    return all_updates(machine, ledger, options)
 
 
 def _adjustment(machine: Topology, ledger: Ledger, grant: Grant, container: RequestedContainer,

@@ -110,12 +110,12 @@ def balanced(machine: Topology, ledger: Ledger, options: AllocationOptions, gran
     """The ledger with a new or changed grant, spare sets and the shared CPUs as they are then.
     :returns: why it cannot be, with numbers."""
     before = ledger
-    after = with_spare_sets(machine, ledger.with_grants(grant), options, [grant.sandbox])
+    after = with_spare_sets(machine, ledger.with_grants(grant), options)
     if isinstance(after, str):
         return after
     if not pool(machine, after, options):
         whole = pool(machine, before, options)
-        return f"{grant.amount.size} CPUs are asked for: the pool has {len(whole)} ({whole}), and must keep one"
+        return f"needs {grant.amount.size} CPUs: the pool has {len(whole)} ({whole}), and must keep one"
     return settled(machine, after, options)
 
 

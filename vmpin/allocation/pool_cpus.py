@@ -7,6 +7,8 @@ own (placing), and a VM's spare CPUs (spare_set).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import CpuPolicy, CpuQuery
 from vmpin.allocation.eligibility import configured_groups
@@ -43,7 +45,8 @@ def settled(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Le
 
 def target(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> CpuSet:
     """The cpuset that the container is to have, of CPUs that are online. Empty: vmpin sets none. Kata makes a VM as
-    large as the cpusets of containers without a limit, so these get none, and those on the pool none either."""
+    large as the cpusets of containers without a limit, so these get none, and those on the pool none either, unless
+    they have had CPUs of their own before: a runtime cannot take a cpuset away."""
     if grant.left_alone or not grant.live or (grant.vm and not grant.amount.limit):
         return EMPTY
     match grant.policy:
@@ -57,7 +60,7 @@ def target(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationO
             node = machine.nodes.get(grant.node, EMPTY) if grant.node is not None else EMPTY
             cpus = (ledger.shared & node) or ledger.shared
         case _:
-            cpus = EMPTY if grant.vm else ledger.shared
+            cpus = EMPTY if grant.vm and not grant.written else ledger.shared
     if grant.wish.exclude_reserved and grant.policy in (CpuPolicy.NONE, CpuPolicy.NUMA):
         cpus = (cpus - options.reserved) or cpus
     return cpus & machine.online
@@ -78,30 +81,32 @@ def due(machine: Topology, ledger: Ledger, options: AllocationOptions) -> list[t
     return [(grant, cpus) for grant, cpus in wanted if cpus and cpus != grant.written]
 
 
-def shrinking(machine: Topology, ledger: Ledger, options: AllocationOptions, before: Ledger,
+def shrinking(machine: Topology, ledger: Ledger, options: AllocationOptions,
               call: ContainerId | None = None) -> list[SideUpdate]:
     """The updates for containers that have to lose CPUs, or whose own CPUs have changed, and for the call's container,
-    whose is the last. They add only CPUs that were the container's or the pool's in the ledger before the call: in
-    every prefix of them no container has a CPU that is another's."""
+    whose is the last. CPUs that a container is yet to lose are added to no other but the call's: in every prefix of
+    the updates no container gets a CPU that is still another's."""
+    wanted = due(machine, ledger, options)
+    leaving = [(grant.container, grant.written - cpus) for grant, cpus in wanted if grant.policy not in _SHARED]
     found = []
-    was_pool = pool(machine, before, options)
-    for grant, cpus in due(machine, ledger, options):
+    for grant, cpus in wanted:
         had = grant.written or machine.online
-        loses = not had <= cpus
-        if not loses and grant.policy in _SHARED and grant.container != call:
+        loses, called = not had <= cpus, grant.container == call
+        if not loses and not called and grant.policy in _SHARED:
             continue
-        known = before.grants.get(grant.container)
-        own = target(machine, before, known, options) if known is not None else EMPTY
-        safe = cpus & (had | was_pool | own)
-        if safe and safe != grant.written:
-            order = (grant.container == call, grant.policy not in _SHARED, not loses, age(grant))
-            found.append((order, SideUpdate(grant.container, safe)))
+        if not called:
+            cpus -= union(left for container, left in leaving if container != grant.container)
+        if cpus and cpus != grant.written:
+            order = (called, grant.policy not in _SHARED, not loses, age(grant))
+            found.append((order, SideUpdate(grant.container, cpus)))
     return [update for _, update in sorted(found)]
 
 
-def growing(machine: Topology, ledger: Ledger, options: AllocationOptions) -> list[SideUpdate]:
-    """The updates that are left once those of `shrinking` are done."""
-    return [SideUpdate(grant.container, cpus) for grant, cpus in due(machine, ledger, options)]
+def all_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -> tuple[SideUpdate, ...]:
+    """Every update that is due: those of `shrinking`, and then what containers get back."""
+    first = shrinking(machine, ledger, options)
+    later = due(machine, applied(ledger, first), options)
+    return (*first, *(SideUpdate(grant.container, cpus) for grant, cpus in later))
 
 
 def with_written(ledger: Ledger, container: ContainerId, cpus: CpuSet | None) -> Ledger:
@@ -112,7 +117,7 @@ def with_written(ledger: Ledger, container: ContainerId, cpus: CpuSet | None) ->
     return ledger.with_grants(grant._replace(written=cpus or EMPTY))
 
 
-def applied(ledger: Ledger, updates: list[SideUpdate]) -> Ledger:
+def applied(ledger: Ledger, updates: Iterable[SideUpdate]) -> Ledger:
     for update in updates:
         ledger = with_written(ledger, update.container, update.cpus)
     return ledger

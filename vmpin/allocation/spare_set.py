@@ -14,7 +14,7 @@ from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import Alignment, CpuPolicy, CpuQuery, CpuWish, SmtUse
 from vmpin.allocation.eligibility import allowed_cpus
 from vmpin.allocation.ledger import Grant, Ledger
-from vmpin.allocation.pool_cpus import pool
+from vmpin.allocation.pool_cpus import pool, settled
 from vmpin.allocation.search import best_cpus, best_part
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import SandboxId
@@ -29,20 +29,22 @@ def vcpus_of(grants: Iterable[Grant]) -> int:
     return -(-sum(grant.amount.limit for grant in live) // 1000) + max((grant.vm_vcpus for grant in live), default=0)
 
 
-def with_spare_sets(machine: Topology, ledger: Ledger, options: AllocationOptions,
-                    sandboxes: Iterable[SandboxId] | None = None) -> Ledger | str:
-    """The ledger with the spare set of every VM (of `sandboxes`, besides those whose sets have lost CPUs), moved as
-    little as possible. :returns: why a set of a VM's own cannot be had."""
-    counted = set(sandboxes) if sandboxes is not None else {grant.sandbox for grant in ledger.grants.values()}
-    whole = pool(machine, ledger, options)
-    lost = {grant.sandbox for grant in ledger.grants.values() if grant.spare and not grant.own_spare
-            and not grant.spare <= whole}
-    for sandbox in sorted(counted | lost):
+def with_spare_sets(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Ledger | str:
+    """The ledger with the spare set of every VM, moved as little as possible. :returns: why a set of a VM's own cannot
+    be had."""
+    vms = {grant.sandbox for grant in ledger.grants.values() if grant.vm and (grant.cpus or grant.spare)}
+    for sandbox in sorted(vms):
         result = _with_spare_set(machine, ledger, options, sandbox)
         if isinstance(result, str):
             return result
         ledger = result
     return ledger
+
+
+def rebalanced(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Ledger:
+    """The ledger with the spare sets and the shared CPUs as they are once CPUs have come or gone."""
+    found = with_spare_sets(machine, ledger, options)
+    return settled(machine, ledger if isinstance(found, str) else found, options)
 
 
 def _with_spare_set(machine: Topology, ledger: Ledger, options: AllocationOptions, sandbox: SandboxId) -> Ledger | str:
@@ -83,7 +85,7 @@ def _own_spare(machine: Topology, ledger: Ledger, options: AllocationOptions, ca
     others = union(grant.held for grant in ledger.grants.values() if grant is not carrier)
     free = allowed - others - own
     if len(free) < size:
-        return f"cpu-spare.vmpin.io=own: {size} more CPUs are asked for: {len(free)} are free"
+        return f"cpu-spare.vmpin.io=own: needs {size} more CPUs, {len(free)} are free"
     return ledger.with_grants(carrier._replace(spare=nearest(machine, free, own, before & free, size), own_spare=True))
 
 

@@ -15,9 +15,9 @@ from vmpin.allocation.adopting import adopted
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.ledger import GrantState, Ledger
-from vmpin.allocation.pool_cpus import applied, growing, pool, settled, shrinking
+from vmpin.allocation.pool_cpus import all_updates, applied, pool
 from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer
-from vmpin.allocation.spare_set import with_spare_sets
+from vmpin.allocation.spare_set import rebalanced
 from vmpin.cpuset import EMPTY, union
 from vmpin.domain.model import ContainerId, ContainerState
 from vmpin.domain.topology import Topology
@@ -31,33 +31,26 @@ def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, opt
     after = _without_the_gone(machine, before, listed, live, options)
     unknown = [one for one in sorted(live.values(), key=_age) if one.id not in after.grants]
     after, unknown = adopted(machine, after, unknown, options, notes)
-    after = settled(machine, _shared_as_listed(machine, after, options) if ledger is None else after, options)
+    after = rebalanced(machine, _shared_as_listed(machine, after, options) if ledger is None else after, options)
     for container in sorted((one for one in live.values() if one.id in before.grants), key=_age):
         after = _as_listed(machine, after, container, options, notes)
-    start = after
     for container in unknown:
         answer = missed(machine, after, container, options)
         after = answer.ledger
         notes += answer.notes
-    first = shrinking(machine, after, options, start)
-    done = applied(after, first)
-    more = growing(machine, done, options)
-    return observed(Answer(applied(done, more), None, (*first, *more), "", tuple(notes)), after, options)
+    updates = all_updates(machine, after, options)
+    return observed(Answer(applied(after, updates), None, updates, "", tuple(notes)), after, options)
 
 
 def on_online_changed(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Answer:
     """CPUs went off- or online. A grant keeps its CPUs, those that are offline too: they are its own when they are
-    back. The updates are those to make by CRI."""
-    after = with_spare_sets(machine, ledger, options)
-    after = settled(machine, ledger if isinstance(after, str) else after, options)
+    back. The updates are those to make by CRI; `with_written` records each that was done."""
+    after = rebalanced(machine, ledger, options)
     notes = [f"{about(grant)}: its CPUs {grant.cpus - machine.online} are offline"
              for grant in sorted(after.grants.values()) if grant.live and not grant.cpus <= machine.online]
     if not after.shared:
         notes.append("the pool has no CPU that is online: shared containers keep their cpusets")
-    first = shrinking(machine, after, options, ledger)
-    done = applied(after, first)
-    more = growing(machine, done, options)
-    return observed(Answer(applied(done, more), None, (*first, *more), "", tuple(notes)), after, options)
+    return observed(Answer(after, None, all_updates(machine, after, options), "", tuple(notes)), after, options)
 
 
 def _age(container: RequestedContainer) -> tuple[int, ContainerId]:

@@ -1,0 +1,106 @@
+"""Another policy for a container that runs, with the least movement; and giving the pool up, when vmpin stops
+allocating.
+
+Pure: an answer is the plan, and for a dry run it is not kept. What stays out: who may ask (daemon.control), and the
+CRI calls that write the updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vmpin.allocation.admission import about, observed
+from vmpin.allocation.allocation_options import AllocationOptions
+from vmpin.allocation.cpu_request import CpuCost, CpuPolicy, CpuQuery, FoundCpus
+from vmpin.allocation.eligibility import OWN, brings_cpus, near_nodes, query_of, ruling
+from vmpin.allocation.ledger import Grant, Ledger
+from vmpin.allocation.placing import balanced, numa_node, room_for
+from vmpin.allocation.pool_cpus import all_updates
+from vmpin.allocation.runtime_call import Answer, SideUpdate
+from vmpin.allocation.search import best_cpus, best_part
+from vmpin.allocation.texts.annotations import AskedCpus, changed
+from vmpin.allocation.texts.wish_values import AnnotationError
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.model import ContainerId
+from vmpin.domain.topology import Topology
+
+
+def set_policy(machine: Topology, ledger: Ledger, container: ContainerId, changes: Mapping[str, str],
+               options: AllocationOptions) -> Answer:
+    """Change what a container asks for, under the checks of Create: `changes` are values of annotations by their
+    keys' names (policy, cpu-policy, cpu-policy.vmpin.io). The updates are those to make by CRI, in this order;
+    `with_written` records each that was done."""
+    grant = ledger.grants.get(container)
+    if grant is None or not grant.live:
+        return Answer(ledger, refusal=f"vmpin: no running container {container} is in the ledger")
+    if grant.left_alone:
+        return Answer(ledger, refusal=f"vmpin: {about(grant)} has a cpuset that vmpin does not set")
+    try:
+        wish = changed(grant.wish, changes)
+    except AnnotationError as err:
+        return Answer(ledger, refusal=f"vmpin: {err}")
+    asked = AskedCpus(wish._replace(policy=wish.policy or grant.policy), "vmpin")
+    ruled = ruling(asked, grant.namespace, True, grant.amount, options)
+    if isinstance(ruled, str):
+        return Answer(ledger, refusal=f"vmpin: {ruled}")
+    other = grant._replace(wish=wish, policy=ruled.policy, group=ruled.group, node=None)
+    cpus: CpuSet | str = EMPTY
+    if other.policy is CpuPolicy.NUMA:
+        near = near_nodes(machine, wish)
+        other = other._replace(node=numa_node(machine, ledger, other, options, near))
+    elif brings_cpus(other.policy, other.group, options):
+        cpus = _moved(machine, ledger, other, options)
+    after = balanced(machine, ledger, options, other._replace(cpus=cpus)) if not isinstance(cpus, str) else cpus
+    if isinstance(after, str):
+        return Answer(ledger, refusal=f"vmpin: {after}")
+    note = (f"{about(grant)}: {grant.policy}{f' {grant.cpus}' if grant.cpus else ''} becomes "
+            f"{other.policy}{f' {cpus}' if cpus else ''}")
+    return observed(Answer(after, None, all_updates(machine, after, options), "", (note,)), ledger, options)
+
+
+def release_pool(machine: Topology, ledger: Ledger) -> tuple[tuple[SideUpdate, ...], tuple[str, ...]]:
+    """For switching off: the updates that put shared containers on all online CPUs, and the names of the containers
+    that keep CPUs of their own until they end."""
+    live = [grant for grant in ledger.grants.values() if grant.live and not grant.left_alone]
+    updates = [SideUpdate(grant.container, machine.online) for grant in live
+               if grant.policy not in OWN and grant.written and grant.written != machine.online]
+    return tuple(sorted(updates)), tuple(sorted(about(grant) for grant in live if grant.cpus))
+
+
+def _moved(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> CpuSet | str:
+    """The CPUs of a grant whose wish has changed, its present ones among the choice: as good as the best set there is,
+    and of all such sets that are tried, the one that keeps the most of them."""
+    room = room_for(machine, ledger, grant, options)
+    if isinstance(room, str):
+        return room
+    group = room.group & machine.online
+    query = query_of(machine, grant.wish, grant.amount.size + len(group), options, group)
+    # The pod's own lapsed CPUs count as free: it holds them anyway.
+    free = room.free | room.lapsed
+    allowed = room_for(machine, ledger.without([grant.container]), grant, options)
+    own = grant.cpus & allowed.free & machine.online if not isinstance(allowed, str) else EMPTY
+    best = best_cpus(machine, free | own, query)
+    if isinstance(best, str):
+        return best
+    kept = max(_keeping(machine, free | own, own, query, best), key=lambda cpus: (len(cpus & own), [-n for n in cpus]))
+    return kept - group
+
+
+def _keeping(machine: Topology, free: CpuSet, own: CpuSet, query: CpuQuery, best: FoundCpus) -> list[CpuSet]:
+    """The best set, and those as good that keep all of the present CPUs, or those in one node or cache."""
+    found = [best.cpus]
+    parts = {own & best.cpus, own, *(own & machine.cache_of(cpu) for cpu in own),
+             *(own & node for node in machine.nodes.values())}
+    for part in sorted(parts, key=list):
+        if len(query.keep | part) > query.size:
+            other = best_part(machine, free, part, query)
+        else:
+            other = best_cpus(machine, free, query._replace(keep=query.keep | part))
+        if not isinstance(other, str) and _main(other.cost) == _main(best.cost):
+            found.append(other.cpus)
+    return found
+
+
+def _main(cost: CpuCost) -> tuple[int, ...]:
+    """What the container itself notices of the cost; the rest is what is left for others."""
+    return (cost.nodes, cost.distance, cost.away, cost.caches, cost.partial_cores)
