@@ -71,6 +71,20 @@ def test_a_scenario_on_this_machine(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["sandboxes"][0]["verdict"] == "floating"
 
 
+def test_events_on_this_machine_end_with_1_where_one_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text("events: [{create: {pod: a/b, container: c}}]\n")
+    done = run("plan", "--scenario", str(file), "-o", "json")
+    (event,) = json.loads(done.stdout)["events"]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert event["cpus"] == event["pool"] != ""
+    file.write_text("events: [{create: {pod: a/b, container: c, cpus: 9999, policy: exclusive}}]\n")
+    done = run("plan", "--scenario", str(file))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("create a/b/c: refused\n  ")
+    assert "9999 CPUs" in done.stdout
+
+
 @pytest.mark.parametrize(("old", "new", "parts"), [
     ("housekeeping:", "housekeepers:", ["unknown key 'housekeepers'"]),
     ('"2-3"', '"2-99"', ["sandboxes[0].containers[0].cpuset", "16-99", "not in the topology"]),
