@@ -207,3 +207,59 @@ def test_every_decision_is_the_best_of_all_sets(machine: Machine, story: list[An
         assert "refused" not in outcome
         assert (cpus(outcome["cpus"]), cpus(outcome["pool"]), outcome.get("cost")) == (chosen, left, parts)
     assert code == int(any(want is None for want in wanted))
+
+
+CREATIONS = st.fixed_dictionaries({
+    "pod": st.sampled_from(["a/p", "a/q", "kube-system/r", "b/s"]), "container": st.sampled_from(["c", "d"]),
+    "cpus": st.sampled_from([0, 0.5, 1, 1, 2, 2, 3, 4, "1500m"])}, optional={
+    "limit": st.sampled_from([0, 1, 2]), "cpuset": st.just("?"),
+    "policy": st.sampled_from(["none", "exclusive", "exclusive", "fixed", "numa", "infra", "group:g", "group:h", "x"]),
+    "align": st.sampled_from(["node", "cache!", "core!", "socket!", "socket", "die"]),
+    "smt": st.sampled_from(["prefer", "require", "spread", ""]),
+    "kind": st.sampled_from(["any", "performance", "efficient", "isolated"]),
+    "near": st.sampled_from(["eth0", "devices", "nodes:0", "0000:00:00.0", "../x"]),
+    "spare": st.sampled_from(["match", "own", 0, 1, 3, "-1"]), "vcpus": st.integers(0, 3),
+    "overhead": st.integers(0, 2), "annotations": st.dictionaries(
+        st.sampled_from(["topology.crane.io/cpu-policy", "topology.crane.io/topology-result",
+                         "balloon.balloons.resource-policy.nri.io", "cpu-policy.vmpin.io/pod"]),
+        st.sampled_from(["exclusive", "numa", "immovable", "[]", "[{}]", "g", "\n", "é"]), max_size=2)})
+REMOVALS = st.fixed_dictionaries({"pod": st.sampled_from(["a/p", "a/q", "kube-system/r", "b/s"]),
+                                  "container": st.sampled_from(["c", "d"])})
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(machines(), st.lists(st.one_of(CREATIONS, CREATIONS, REMOVALS), max_size=12), st.data())
+def test_whatever_is_asked_for_no_cpu_is_two_containers(machine: Machine, story: list[dict[str, Any]],
+                                                         data: st.DataObject) -> None:
+    some = st.frozensets(st.sampled_from(sorted(machine.online)), max_size=2)
+    isolated, reserved, fast = data.draw(some), data.draw(some), data.draw(some)
+    known: set[tuple[str, str]] = set()
+    events = []
+    for step in story:
+        name = (step["pod"], step["container"])
+        if "cpus" in step:
+            known.add(name)
+            events.append({"create": step | ({"vm": True} if step["pod"] == "b/s" else {}) | (
+                {"cpuset": str(min(machine.online))} if "cpuset" in step else {})})
+        elif name in known:
+            events.append({"remove": step})
+    _, outcomes = run({
+        "topology": machine.data() | {"isolated": text(isolated), "kinds": {
+            "performance": text(fast), "efficient": text(machine.online - fast)}},
+        "events": events, "allocate": {"reserved": text(reserved), "honour": "crane,nri-plugins,cmk",
+                                       "pool_headroom": data.draw(st.integers(0, 2)),
+                                       "strict_reserved": data.draw(st.booleans())}})
+    own: dict[tuple[str, str], Cpus] = {}
+    for event, outcome in zip(events, outcomes, strict=True):
+        name = (outcome["pod"], outcome["container"])
+        pool = cpus(outcome["pool"])
+        assert pool <= machine.online - isolated
+        if "refused" in outcome:
+            continue
+        own.pop(name, None)
+        if "cost" in outcome and cpus(outcome["cpus"]).isdisjoint(pool):
+            own[name] = cpus(outcome["cpus"])
+            assert len(own[name]) == event["create"]["cpus"]
+            assert own[name] <= machine.online - reserved
+        assert pool.isdisjoint(frozenset().union(*own.values()))
+        assert sum(map(len, own.values())) == len(frozenset().union(*own.values()))
