@@ -14,19 +14,20 @@ from vmpin.allocation.cost_code import cost_order
 from vmpin.allocation.cpu_request import CpuCost, CpuPolicy
 from vmpin.allocation.eligibility import query_of
 from vmpin.allocation.ledger import Grant, Ledger
+from vmpin.allocation.live_change import set_policy
 from vmpin.allocation.placing import room_for
 from vmpin.allocation.pool_cpus import applied, pool, target
 from vmpin.allocation.runtime_call import Answer, RequestedContainer
 from vmpin.allocation.search import best_part
 from vmpin.config.allocate_settings import AllocateSettings
-from vmpin.config.scenario_events import ContainerCreated, ContainerRemoved, ScenarioEvent
+from vmpin.config.scenario_events import ContainerCreated, ContainerRemoved, ScenarioEvent, WishChanged
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.topology import Topology
 
 #: Microseconds: the kubelet's (cpu.cfs_period_us).
 _PERIOD = 100_000
-_NAMES = {ContainerCreated: "create", ContainerRemoved: "remove"}
+_NAMES = {ContainerCreated: "create", ContainerRemoved: "remove", WishChanged: "set"}
 
 
 class AllocationScenario(NamedTuple):
@@ -52,6 +53,7 @@ class _PlayedNode:
         self._options = scenario.settings.options._replace(mode=AllocationMode.ON)
         self._ledger = Ledger()
         self._containers: dict[tuple[str, str], ContainerId] = {}
+        self._mems: dict[ContainerId, CpuSet] = {}
 
     def play(self, number: int, event: ScenarioEvent) -> dict[str, object]:
         about: dict[str, object] = {"event": _NAMES[type(event)], "pod": event.pod, "container": event.container}
@@ -60,6 +62,8 @@ class _PlayedNode:
             outcome: dict[str, object] = {"refused": "it runs already" if known else "it does not run"}
         elif isinstance(event, ContainerCreated):
             outcome = self._create(number, event)
+        elif isinstance(event, WishChanged):
+            outcome = self._set(event)
         else:
             outcome = self._remove(event)
         updates = decisions.due_updates(self._machine, self._ledger, self._options)
@@ -78,10 +82,11 @@ class _PlayedNode:
         started = container._replace(cpuset=written or container.cpuset)
         self._ledger = decisions.on_start(self._machine, self._ledger, started, self._options).ledger
         mems = None if answer.adjustment is None else answer.adjustment.mems
+        self._mems[container.id] = mems or self._machine.memory_nodes
         outcome = self._outcome(before, container.id)
         if container.cpuset:  # another plugin's, left alone
             outcome["cpus"] = str(container.cpuset)
-        return outcome | {"mems": str(mems or self._machine.memory_nodes)}
+        return outcome
 
     def _remove(self, event: ContainerRemoved) -> dict[str, object]:
         container = self._containers.pop((event.pod, event.container))
@@ -92,12 +97,19 @@ class _PlayedNode:
                                                 self._options).ledger
         return {"cpus": "", "mems": ""}
 
+    def _set(self, event: WishChanged) -> dict[str, object]:
+        container = self._containers[event.pod, event.container]
+        before = self._ledger
+        answer = set_policy(self._machine, before, container, event.changes, self._options)
+        self._ledger = answer.ledger
+        return _refused(answer) if answer.refusal else self._outcome(before.without([container]), container)
+
     def _outcome(self, before: Ledger, container: ContainerId) -> dict[str, object]:
         """What a container has. :param before: the ledger without it."""
         grant = self._ledger.grants[container]
         # Containers of a VM on the pool have no cpuset; their threads are kept there.
         cpus = grant.cpus or target(self._machine, self._ledger, grant, self._options) or self._ledger.shared
-        outcome: dict[str, object] = {"cpus": str(cpus)}
+        outcome: dict[str, object] = {"cpus": str(cpus), "mems": str(self._mems[container])}
         if grant.spare:
             outcome["spare"] = str(grant.spare)
         cost = self._cost(before, grant)

@@ -1,4 +1,4 @@
-"""The events of a scenario: containers that come and go, on a node whose CPUs vmpin gives out.
+"""The events of a scenario: containers that come and go and change, on a node whose CPUs vmpin gives out.
 
 What stays out: what each of them leads to (allocation_outcome), and what an annotation means (allocation.annotations).
 """
@@ -43,7 +43,15 @@ class ContainerRemoved(NamedTuple):
     container: str
 
 
-ScenarioEvent = ContainerCreated | ContainerRemoved
+class WishChanged(NamedTuple):
+    """A running container is to have other CPUs (`vmpin set`); only what is named changes."""
+
+    pod: str
+    container: str
+    changes: Mapping[str, str]  #: By short name.
+
+
+ScenarioEvent = ContainerCreated | ContainerRemoved | WishChanged
 
 
 def read_settings(values: ScenarioValues, given: object) -> AllocateSettings:
@@ -105,7 +113,15 @@ def _remove(values: ScenarioValues, body: object, at: str, valid: CpuSet) -> Sce
     return ContainerRemoved(*_name(values, values.mapping(body, at, ("pod", "container")), at))
 
 
-_READERS = {"create": _create, "remove": _remove}
+def _set(values: ScenarioValues, body: object, at: str, valid: CpuSet) -> ScenarioEvent:
+    keys = values.mapping(body, at, ("pod", "container", *WISHES))
+    wishes = _wishes(values, keys, at)
+    if not wishes:
+        raise values.wrong(at, f"names nothing to change (known: {', '.join(WISHES)})")
+    return WishChanged(*_name(values, keys, at), wishes)
+
+
+_READERS = {"create": _create, "remove": _remove, "set": _set}
 
 
 def _name(values: ScenarioValues, keys: Mapping[str, object], at: str) -> tuple[str, str]:

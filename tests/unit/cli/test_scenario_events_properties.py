@@ -223,12 +223,16 @@ CREATIONS = st.fixed_dictionaries({
         st.sampled_from(["topology.crane.io/cpu-policy", "topology.crane.io/topology-result",
                          "balloon.balloons.resource-policy.nri.io", "cpu-policy.vmpin.io/pod"]),
         st.sampled_from(["exclusive", "numa", "immovable", "[]", "[{}]", "g", "\n", "é"]), max_size=2)})
+CHANGES = st.fixed_dictionaries({
+    "pod": st.sampled_from(["a/p", "a/q", "b/s"]), "container": st.sampled_from(["c", "d"]),
+    "policy": st.sampled_from(["none", "exclusive", "fixed", "group:g", "x"])}, optional={
+        "align": st.sampled_from(["cache!", "socket", "die"]), "smt": st.sampled_from(["require", "spread"])})
 REMOVALS = st.fixed_dictionaries({"pod": st.sampled_from(["a/p", "a/q", "kube-system/r", "b/s"]),
                                   "container": st.sampled_from(["c", "d"])})
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(machines(), st.lists(st.one_of(CREATIONS, CREATIONS, REMOVALS), max_size=12), st.data())
+@given(machines(), st.lists(st.one_of(CREATIONS, CREATIONS, CHANGES, REMOVALS), max_size=12), st.data())
 def test_whatever_is_asked_for_no_cpu_is_two_containers(machine: Machine, story: list[dict[str, Any]],
                                                          data: st.DataObject) -> None:
     some = st.frozensets(st.sampled_from(sorted(machine.online)), max_size=2)
@@ -242,7 +246,7 @@ def test_whatever_is_asked_for_no_cpu_is_two_containers(machine: Machine, story:
             events.append({"create": step | ({"vm": True} if step["pod"] == "b/s" else {}) | (
                 {"cpuset": str(min(machine.online))} if "cpuset" in step else {})})
         elif name in known:
-            events.append({"remove": step})
+            events.append({"set" if "policy" in step else "remove": step})
     _, outcomes = run({
         "topology": machine.data() | {"isolated": text(isolated), "kinds": {
             "performance": text(fast), "efficient": text(machine.online - fast)}},
@@ -259,7 +263,7 @@ def test_whatever_is_asked_for_no_cpu_is_two_containers(machine: Machine, story:
         own.pop(name, None)
         if "cost" in outcome and cpus(outcome["cpus"]).isdisjoint(pool):
             own[name] = cpus(outcome["cpus"])
-            assert len(own[name]) == event["create"]["cpus"]
+            assert "create" not in event or len(own[name]) == event["create"]["cpus"]
             assert own[name] <= machine.online - reserved
         assert pool.isdisjoint(frozenset().union(*own.values()))
         assert sum(map(len, own.values())) == len(frozenset().union(*own.values()))

@@ -191,6 +191,26 @@ def test_without_named_nodes_there_is_one(tmp_path: Path) -> None:
     assert (found["cpus"], found["cost"]["nodes"]) == ("1-2", 1)
 
 
+def test_a_running_container_is_changed_with_the_least_movement(tmp_path: Path) -> None:
+    own, fixed, again, back, last, wrong = events(tmp_path, """
+        - create: {pod: a/a, container: c, cpus: 4, policy: exclusive}
+        - set: {pod: a/a, container: c, policy: fixed}
+        - set: {pod: a/a, container: c, policy: exclusive}
+        - set: {pod: a/a, container: c, policy: none}
+        - set: {pod: a/a, container: c, policy: exclusive, near: eth0}
+        - set: {pod: a/a, container: c, align: die}
+    """)
+    assert own["cpus"] == fixed["cpus"] == again["cpus"]
+    assert own["mems"] == fixed["mems"] == "0-2"
+    assert CpuSet.parse(fixed["cpus"]) <= CpuSet.parse(fixed["pool"])
+    assert CpuSet.parse(again["cpus"]).isdisjoint(CpuSet.parse(again["pool"]))
+    assert back["cpus"] == back["pool"] == "0-15"
+    assert CpuSet.parse(last["cpus"]) <= CpuSet.parse("4-7,12-15")
+    assert (last["cost"]["nodes"], last["cost"]["away"]) == (1, 0)
+    assert "die" in wrong["refused"]
+    assert wrong["pool"] == last["pool"]
+
+
 def test_cranes_annotations_are_honoured(tmp_path: Path) -> None:
     (found,) = events(tmp_path, """
         - create: {pod: a/a, container: c, cpus: 2, annotations: {topology.crane.io/cpu-policy: exclusive}}

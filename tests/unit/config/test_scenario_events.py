@@ -16,6 +16,7 @@ from vmpin.config.scenario_events import (
     ContainerCreated,
     ContainerRemoved,
     ScenarioEvent,
+    WishChanged,
     read_events,
     read_settings,
 )
@@ -35,12 +36,14 @@ def test_events_are_read_in_order() -> None:
     assert events("""
         - create: {pod: shop/db, container: main, cpus: 4, policy: exclusive, align: cache!, near: eth0}
         - create: {pod: shop/db, container: log}
+        - set: {pod: shop/db, container: main, policy: fixed, spare: 0}
         - remove: {pod: shop/db, container: main}
     """) == (
         ContainerCreated("shop/db", "main", 4000, 4000, {
             "cpu-policy.vmpin.io/container.main": "exclusive", "cpu-align.vmpin.io/container.main": "cache!",
             "cpu-near.vmpin.io/container.main": "eth0"}, False, 1, 0, None),
         ContainerCreated("shop/db", "log", 0, None, {}, False, 1, 0, None),
+        WishChanged("shop/db", "main", {"policy": "fixed", "spare": "0"}),
         ContainerRemoved("shop/db", "main"))
 
 
@@ -69,9 +72,9 @@ CREATE: dict[str, object] = {"pod": "a/b", "container": "c"}
 @pytest.mark.parametrize(("given_events", "place", "why"), [
     ({"create": {}}, "events", "is no list"),
     ([[]], "events[0]", "[] is no mapping"),
-    ([{}], "events[0]", "has 0 of the keys create, remove, and must have one"),
+    ([{}], "events[0]", "has 0 of the keys create, remove, set, and must have one"),
     ([{"create": CREATE, "remove": CREATE}], "events[0]", "has 2 of the keys"),
-    ([{"destroy": CREATE}], "events[0]", "unknown key 'destroy' (known: create, remove)"),
+    ([{"destroy": CREATE}], "events[0]", "unknown key 'destroy' (known: create, remove, set)"),
     ([{"create": None}], "events[0].create", "None is no mapping"),
     ([{"create": {}}], "events[0].create.pod", "None is no NAMESPACE/NAME"),
     ([{"create": {"pod": "b", "container": "c"}}], "events[0].create.pod", "'b' is no NAMESPACE/NAME"),
@@ -93,6 +96,8 @@ CREATE: dict[str, object] = {"pod": "a/b", "container": "c"}
     ([{"create": {**CREATE, "polcy": "x"}}], "events[0].create", "unknown key 'polcy'"),
     ([{"remove": CREATE}], "events[0].remove", "container 'c' of pod 'a/b' was never created"),
     ([{"create": CREATE}, {"remove": {**CREATE, "cpus": 1}}], "events[1].remove", "unknown key 'cpus'"),
+    ([{"create": CREATE}, {"set": CREATE}], "events[1].set", "names nothing to change (known: policy, align, smt"),
+    ([{"set": {**CREATE, "policy": "fixed"}}], "events[0].set", "was never created"),
     ([{"create": CREATE}, {"create": {"pod": "a/b", "container": "d", "vm": True}}], "events[1].create.vm",
      "is not the same for all containers of the pod"),
     ([{}] * 100_001, "events", "are 100001, at most 100000 are read"),
