@@ -68,9 +68,9 @@ def _with(wish: CpuWish, short: str, key: str, value: str) -> CpuWish:
     return KEYS[short](wish, key, value)
 
 
-def _choice(kind: type[_Choice], key: str, value: str) -> _Choice:
+def _choice(kind: type[_Choice], key: str, value: str, mark: str = "") -> _Choice:
     try:
-        return kind(value)
+        return kind(value.removesuffix(mark))
     except ValueError:
         raise AnnotationError(key, value, f"it is none of {', '.join(kind)}") from None
 
@@ -78,7 +78,7 @@ def _choice(kind: type[_Choice], key: str, value: str) -> _Choice:
 def _policy(wish: CpuWish, key: str, value: str) -> CpuWish:
     name, colon, group = value.partition(":")
     if name == CpuPolicy.GROUP:
-        group_name(key, group)
+        group_name(key, group, value)
     elif colon or name not in frozenset(CpuPolicy):
         names = ", ".join(policy for policy in CpuPolicy if policy is not CpuPolicy.GROUP)
         raise AnnotationError(key, value, f"it is none of {names}, group:NAME")
@@ -86,7 +86,7 @@ def _policy(wish: CpuWish, key: str, value: str) -> CpuWish:
 
 
 def _align(wish: CpuWish, key: str, value: str) -> CpuWish:
-    return wish._replace(align=_choice(Alignment, key, value.removesuffix("!")), align_required=value.endswith("!"))
+    return wish._replace(align=_choice(Alignment, key, value, "!"), align_required=value.endswith("!"))
 
 
 def _smt(wish: CpuWish, key: str, value: str) -> CpuWish:

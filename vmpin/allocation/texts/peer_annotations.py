@@ -73,7 +73,7 @@ def _nri_plugins(annotations: Mapping[str, str], container: str) -> PeerWish | N
 
     wish = CpuWish()
     if (balloon := given("balloon.balloons")) is not None:
-        wish = wish._replace(policy=CpuPolicy.GROUP, group=group_name(*balloon))
+        wish = wish._replace(policy=CpuPolicy.GROUP, group=group_name(*balloon, balloon[1]))
     if on("prefer-shared-cpus"):
         wish = wish._replace(policy=CpuPolicy.NONE, group="")
     if on("prefer-reserved-cpus"):

@@ -47,8 +47,8 @@ def nodes_near(near: str, key: str) -> CpuSet:
     return found
 
 
-def group_name(key: str, name: str) -> str:
-    """:raises AnnotationError: for a name that a group cannot have."""
+def group_name(key: str, name: str, value: str) -> str:
+    """The name of a group, from a value. :raises AnnotationError: for a name that a group cannot have."""
     if not _GROUP.fullmatch(name):
-        raise AnnotationError(key, name, "the name of a group has 1 to 63 lower-case letters, digits, '-', '_', '.'")
+        raise AnnotationError(key, value, "the name of a group has 1 to 63 lower-case letters, digits, '-', '_', '.'")
     return name

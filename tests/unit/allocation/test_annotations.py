@@ -1,0 +1,218 @@
+"""Every value of every key, and every error."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from vmpin.allocation.allocation_options import AllocationOptions, DefaultPolicy, GroupRule, HonouredKeys
+from vmpin.allocation.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, SmtUse
+from vmpin.allocation.eligibility import PolicyRuling, amount_after, amount_of, ruling
+from vmpin.allocation.ledger import CpuAmount
+from vmpin.allocation.texts.annotations import AskedCpus, asked, changed
+from vmpin.allocation.texts.wish_data import wish_data, wish_of
+from vmpin.allocation.texts.wish_values import AnnotationError
+from vmpin.cpuset import CpuSet
+
+ALL = frozenset(HonouredKeys)
+CRANE = "topology.crane.io"
+NRI = "resource-policy.nri.io"
+
+
+def wish(annotations: dict[str, str], container: str = "app") -> CpuWish:
+    return asked(annotations, container, ALL).wish
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), [
+    ("cpu-policy", "none", CpuWish(CpuPolicy.NONE)),
+    ("cpu-policy", "exclusive", CpuWish(CpuPolicy.EXCLUSIVE)),
+    ("cpu-policy", "fixed", CpuWish(CpuPolicy.FIXED)),
+    ("cpu-policy", "numa", CpuWish(CpuPolicy.NUMA)),
+    ("cpu-policy", "infra", CpuWish(CpuPolicy.INFRA)),
+    ("cpu-policy", " group:dpdk ", CpuWish(CpuPolicy.GROUP, "dpdk")),
+    ("cpu-align", "node", CpuWish(align=Alignment.NODE)),
+    ("cpu-align", "cache!", CpuWish(align=Alignment.CACHE, align_required=True)),
+    ("cpu-align", "core", CpuWish(align=Alignment.CORE)),
+    ("cpu-align", "socket!", CpuWish(align=Alignment.SOCKET, align_required=True)),
+    ("cpu-smt", "prefer", CpuWish(smt=SmtUse.PREFER)),
+    ("cpu-smt", "require", CpuWish(smt=SmtUse.REQUIRE)),
+    ("cpu-smt", "spread", CpuWish(smt=SmtUse.SPREAD)),
+    ("cpu-kind", "any", CpuWish(kind=CpuKind.ANY)),
+    ("cpu-kind", "performance", CpuWish(kind=CpuKind.PERFORMANCE)),
+    ("cpu-kind", "efficient", CpuWish(kind=CpuKind.EFFICIENT)),
+    ("cpu-kind", "isolated", CpuWish(kind=CpuKind.ISOLATED)),
+    ("cpu-near", "devices", CpuWish(near="devices")),
+    ("cpu-near", "0000:3b:00.0", CpuWish(near="0000:3b:00.0")),
+    ("cpu-near", "ens1f0", CpuWish(near="ens1f0")),
+    ("cpu-near", "nodes:0,2", CpuWish(near="nodes:0,2")),
+    ("cpu-spare", "match", CpuWish()),
+    ("cpu-spare", "0", CpuWish(spare="0")),
+    ("cpu-spare", "007", CpuWish(spare="7")),
+    ("cpu-spare", "own", CpuWish(spare="own")),
+])
+def test_each_value_is_read_written_and_read_again(key: str, value: str, expected: CpuWish) -> None:
+    assert wish({f"{key}.vmpin.io": value}) == expected
+    assert changed(CpuWish(), {key.removeprefix("cpu-"): value.strip()}) == expected
+    assert wish_of(json.loads(json.dumps(wish_data(expected)))) == expected
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("cpu-policy", ""), ("cpu-policy", "Exclusive"), ("cpu-policy", "group"), ("cpu-policy", "group:"),
+    ("cpu-policy", "group:a/b"), ("cpu-policy", "group:" + "a" * 64), ("cpu-policy", "exclusive:a"),
+    ("cpu-align", "node!!"), ("cpu-align", "!"), ("cpu-align", "die"), ("cpu-smt", "none"), ("cpu-kind", "P"),
+    ("cpu-near", ""), ("cpu-near", "../../etc"), ("cpu-near", "nodes:"), ("cpu-near", "nodes:0-99999"),
+    ("cpu-near", "a" * 16), ("cpu-near", ".."),
+    ("cpu-spare", "-1"), ("cpu-spare", "1.5"), ("cpu-spare", "513"), ("cpu-spare", "٣"),
+])
+def test_an_error_names_the_key_and_the_value(key: str, value: str) -> None:
+    with pytest.raises(AnnotationError) as caught:
+        wish({f"{key}.vmpin.io/pod": value})
+    assert str(caught.value).startswith(f"{key}.vmpin.io/pod=")
+    assert caught.value.value == value
+
+
+def test_a_long_or_unprintable_value_does_not_fill_the_log() -> None:
+    with pytest.raises(AnnotationError) as caught:
+        wish({"cpu-smt.vmpin.io": "\x1b[2J\n" + "x" * 10_000})
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
+
+
+def test_the_container_s_own_key_comes_before_the_pod_s() -> None:
+    keys = {"cpu-policy.vmpin.io": "none", "cpu-policy.vmpin.io/pod": "fixed",
+            "cpu-policy.vmpin.io/container.app": "exclusive"}
+    assert wish(keys).policy is CpuPolicy.EXCLUSIVE
+    assert wish(keys, "other").policy is CpuPolicy.FIXED
+    assert wish({"cpu-policy.vmpin.io": "none"}).policy is CpuPolicy.NONE
+    # A bad value for another container is none of this one's.
+    assert wish({"cpu-policy.vmpin.io/container.app": "??"}, "other").policy is None
+
+
+@pytest.mark.parametrize(("annotations", "expected"), [
+    ({f"{CRANE}/cpu-policy": "none"}, CpuWish(CpuPolicy.NONE)),
+    ({f"{CRANE}/cpu-policy": "exclusive"}, CpuWish(CpuPolicy.EXCLUSIVE)),
+    ({f"{CRANE}/cpu-policy": "numa", f"{CRANE}/topology-awareness": "true"},
+     CpuWish(CpuPolicy.NUMA, align=Alignment.NODE)),
+    ({f"{CRANE}/cpu-policy": "immovable", f"{CRANE}/topology-awareness": "false"}, CpuWish(CpuPolicy.FIXED)),
+    ({f"{CRANE}/exclude-reserved-cpus": "true"}, CpuWish(exclude_reserved=True)),
+    ({f"{CRANE}/topology-result": '[{"name":"node1","type":"Node","resources":{"capacity":{"cpu":"4"}}}]'},
+     CpuWish(near="nodes:1")),
+    ({f"{CRANE}/topology-result": "[]"}, CpuWish()),
+    ({f"prefer-shared-cpus.{NRI}": "true"}, CpuWish(CpuPolicy.NONE)),
+    ({f"prefer-reserved-cpus.{NRI}/pod": "true"}, CpuWish(CpuPolicy.INFRA)),
+    ({f"require-isolated-cpus.{NRI}/container.app": "true"}, CpuWish(CpuPolicy.EXCLUSIVE, kind=CpuKind.ISOLATED)),
+    ({f"prefer-isolated-cpus.{NRI}": "false"}, CpuWish()),
+    ({f"hide-hyperthreads.{NRI}": "true"}, CpuWish(smt=SmtUse.SPREAD)),
+    ({f"balloon.balloons.{NRI}": "big"}, CpuWish(CpuPolicy.GROUP, "big")),
+    ({"cmk.intel.com/mutate": "true"}, CpuWish(CpuPolicy.EXCLUSIVE, smt=SmtUse.REQUIRE)),
+    ({f"{CRANE}/cpu-policy": "exclusive", "cpu-policy.vmpin.io": "fixed"}, CpuWish(CpuPolicy.FIXED)),
+    ({f"{CRANE}/cpu-policy": "exclusive", "cpu-smt.vmpin.io": "require"},
+     CpuWish(CpuPolicy.EXCLUSIVE, smt=SmtUse.REQUIRE)),
+])
+def test_the_keys_of_peers(annotations: dict[str, str], expected: CpuWish) -> None:
+    assert wish(annotations) == expected
+    own = {key: value for key, value in annotations.items() if "vmpin" in key}
+    assert asked(annotations, "app", frozenset()) == asked(own, "app", frozenset())
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    (f"{CRANE}/cpu-policy", "static"), (f"{CRANE}/topology-awareness", "yes"), (f"{CRANE}/topology-result", "{"),
+    (f"{CRANE}/topology-result", "[1]"), (f"{CRANE}/topology-result", '[{"name":"rack","type":"Node"}]'),
+    (f"{CRANE}/topology-result", '[{"name":"node99999","type":"Node"}]'),
+    (f"{CRANE}/topology-result", "[" * 100_000), (f"{CRANE}/exclude-reserved-cpus", ""),
+    (f"cpu.preserve.{NRI}", "1"), (f"balloon.balloons.{NRI}", "a/b"), ("cmk.intel.com/mutate", "on"),
+])
+def test_a_peers_bad_value_is_an_error_too(key: str, value: str) -> None:
+    with pytest.raises(AnnotationError, match=key.replace(".", r"\.")):
+        wish({key: value})
+
+
+def test_preserve_of_nri_plugins_leaves_the_container_alone() -> None:
+    assert asked({f"cpu.preserve.{NRI}": "true"}, "app", ALL).left_alone
+    assert not asked({f"cpu.preserve.{NRI}": "true", "cpu-policy.vmpin.io": "none"}, "app", ALL).left_alone
+
+
+@pytest.mark.parametrize(("changes", "match"), [
+    ({"polcy": "fixed"}, "polcy=fixed: there is no such key"), ({"policy": "best"}, "policy=best"),
+    ({"cpu-smt.vmpin.io": "x"}, r"cpu-smt\.vmpin\.io=x")])
+def test_a_change_names_what_is_wrong(changes: dict[str, str], match: str) -> None:
+    with pytest.raises(AnnotationError, match=match):
+        changed(CpuWish(), changes)
+
+
+@pytest.mark.parametrize(("shares", "quota", "period", "expected"), [
+    (2048, 200_000, 100_000, CpuAmount(2000, 2000, 2)),
+    (1024, 200_000, 100_000, CpuAmount(1000, 2000, 0)),
+    (2046, 199_900, 100_000, CpuAmount(1999, 1999, 0)),
+    (2048, 200_001, 100_000, CpuAmount(2000, 2001, 0)),
+    (2047, 200_000, 100_000, CpuAmount(2000, 2000, 0)),
+    (2048, None, None, CpuAmount(2000, 0, 0)),
+    (2048, -1, 100_000, CpuAmount(2000, 0, 0)),
+    (3072, 150_000, 50_000, CpuAmount(3000, 3000, 3)),
+    (2, None, 100_000, CpuAmount(2, 0, 0)),
+    (None, None, None, CpuAmount()),
+    (262_144, 30_000_000, 100_000, CpuAmount(300_000, 300_000, 300)),
+    (262_144, 20_000_000, 100_000, CpuAmount(256_000, 200_000, 0)),
+    (4096, 400_000, None, CpuAmount(4000, 4000, 4)),
+])
+def test_whole_cpus_are_exact(shares: int | None, quota: int | None, period: int | None, expected: CpuAmount) -> None:
+    assert amount_of(shares, quota, period) == expected
+
+
+def test_an_update_keeps_what_it_does_not_name() -> None:
+    before = CpuAmount(2000, 2000, 2)
+    assert amount_after(before, None, None, None) == before
+    assert amount_after(before, 2048, None, None) == before
+    assert amount_after(before, 3072, 300_000, 100_000) == CpuAmount(3000, 3000, 3)
+    assert amount_after(before, None, 300_000, 100_000) == CpuAmount(2000, 3000, 0)
+    assert amount_after(CpuAmount(2000, 3000, 0), None, 200_000, 100_000) == before
+
+
+OPTIONS = AllocationOptions(reserved=CpuSet((0,)), groups={
+    "big": GroupRule(namespaces=frozenset({"ml"})), "set": GroupRule(CpuSet((7,)))})
+TWO = CpuAmount(2000, 2000, 2)
+
+
+@pytest.mark.parametrize(("asks", "namespace", "amount", "expected"), [
+    (CpuWish(CpuPolicy.EXCLUSIVE), "web", TWO, PolicyRuling(CpuPolicy.EXCLUSIVE)),
+    (CpuWish(CpuPolicy.INFRA), "kube-system", CpuAmount(), PolicyRuling(CpuPolicy.INFRA)),
+    (CpuWish(CpuPolicy.GROUP, "x"), "web", TWO, PolicyRuling(CpuPolicy.GROUP, "web/x")),
+    (CpuWish(CpuPolicy.GROUP, "big"), "ml", TWO, PolicyRuling(CpuPolicy.GROUP, "big")),
+    (CpuWish(CpuPolicy.GROUP, "set"), "web", CpuAmount(100), PolicyRuling(CpuPolicy.GROUP, "set")),
+    (CpuWish(CpuPolicy.EXCLUSIVE, kind=CpuKind.ISOLATED), "kube-system", TWO, PolicyRuling(CpuPolicy.EXCLUSIVE)),
+    (CpuWish(CpuPolicy.NONE, kind=CpuKind.ISOLATED), "web", CpuAmount(), PolicyRuling(CpuPolicy.NONE)),
+])
+def test_what_a_container_may_have(asks: CpuWish, namespace: str, amount: CpuAmount, expected: PolicyRuling) -> None:
+    assert ruling(AskedCpus(asks, "vmpin"), namespace, False, amount, OPTIONS) == expected
+
+
+@pytest.mark.parametrize(("asks", "namespace", "amount", "words"), [
+    (CpuWish(CpuPolicy.EXCLUSIVE), "web", CpuAmount(500, 1500), ["cpu-policy.vmpin.io=exclusive", "0.5", "1.5"]),
+    (CpuWish(CpuPolicy.FIXED), "web", CpuAmount(2000), ["cpu-policy.vmpin.io=fixed", "limit none"]),
+    (CpuWish(CpuPolicy.INFRA), "web", TWO, ["cpu-policy.vmpin.io=infra", "privileged_namespaces", "web"]),
+    (CpuWish(CpuPolicy.EXCLUSIVE, kind=CpuKind.ISOLATED), "web", TWO, ["cpu-kind.vmpin.io=isolated", "web"]),
+    (CpuWish(CpuPolicy.FIXED, kind=CpuKind.ISOLATED), "kube-system", TWO, ["fixed", "isolated"]),
+    (CpuWish(CpuPolicy.GROUP, "big"), "web", TWO, ["group:big", "ml", "web"]),
+    (CpuWish(CpuPolicy.GROUP, "x"), "web", CpuAmount(100), ["group:x", "whole CPUs"]),
+])
+def test_what_a_container_may_not_have(asks: CpuWish, namespace: str, amount: CpuAmount, words: list[str]) -> None:
+    why = ruling(AskedCpus(asks, "vmpin"), namespace, False, amount, OPTIONS)
+    assert isinstance(why, str)
+    assert all(word in why for word in words), why
+    peer = ruling(AskedCpus(asks, "crane"), namespace, False, amount, OPTIONS)
+    assert isinstance(peer, PolicyRuling)
+    assert peer == PolicyRuling(CpuPolicy.NONE, note=f"crane: {why}")
+
+
+@pytest.mark.parametrize(("default", "guaranteed", "amount", "expected"), [
+    (DefaultPolicy.NONE, True, TWO, CpuPolicy.NONE),
+    (DefaultPolicy.GUARANTEED, True, TWO, CpuPolicy.EXCLUSIVE),
+    (DefaultPolicy.GUARANTEED, False, TWO, CpuPolicy.NONE),
+    (DefaultPolicy.EXCLUSIVE, False, TWO, CpuPolicy.EXCLUSIVE),
+    (DefaultPolicy.EXCLUSIVE, True, CpuAmount(1500, 1500), CpuPolicy.NONE),
+])
+def test_without_an_annotation_the_default_counts(default: DefaultPolicy, guaranteed: bool, amount: CpuAmount,
+                                                  expected: CpuPolicy) -> None:
+    found = ruling(AskedCpus(), "web", guaranteed, amount, OPTIONS._replace(default=default))
+    assert found == PolicyRuling(expected)
