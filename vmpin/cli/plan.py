@@ -13,8 +13,8 @@ from vmpin.errors import SourceError, UsageError
 
 _ABOUT = """\
 Without --scenario: the system calls that would place every thread now, one line each; none if all threads are in
-place. With --scenario: the placement of a node described in YAML, by the same rules; needs no root and changes
-nothing.
+place. With --scenario: the placement of a node described in YAML, by the same rules, and the CPUs that vmpin would
+give out there; needs no root and changes nothing.
 """
 
 _EXAMPLES = """\
@@ -34,6 +34,8 @@ a scenario:
       containers:
         - {id: main, cpuset: "2-3", exclusive: true}
         - {id: sidecar, cpuset: "0-1,8-9"}
+  allocate: {reserved: "0"} # where vmpin gives out CPUs: docs/allocation.md
+  events: [{create: {pod: shop/db, container: main, cpus: 4, policy: exclusive}}]
 
 examples:
   vmpin plan
