@@ -115,11 +115,22 @@ def test_the_nearest_nodes_are_taken() -> None:
     assert found("0-6", CpuQuery(4), topology) == "2-5"
 
 
+def test_fewer_caches_are_better_than_near_nodes_where_caches_come_first() -> None:
+    nodes = {node: cpus(f"{4 * node}-{4 * node + 3}") for node in range(4)}
+    distances = {a: {b: 10 if a == b else 12 if a // 2 == b // 2 else 32 for b in range(4)} for a in range(4)}
+    topology = Topology.build(ALL, caches=groups("0-3", "4-5", "6-7", "8-11", "12-13", "14-15"), nodes=nodes,
+                              distances=distances)
+    assert found("0-15", CpuQuery(8), topology) == "0-7"
+    assert found("0-15", CpuQuery(8, Alignment.CACHE), topology) == "0-3,8-11"
+
+
 def test_caches_over_nodes_are_counted_once() -> None:
     nodes = {node: cpus(f"{4 * node}-{4 * node + 3}") for node in range(4)}
     topology = Topology.build(ALL, caches=groups("0-7", "8-15"), nodes=nodes)
     best = best_cpus(topology, ALL - CpuSet((0,)), CpuQuery(6))
     assert best == FoundCpus(cpus("1-2,4-7"), CpuCost(2, 0, 0, 1, 0, 0, 0, 1))
+    # All of one node breaks the cache that the other one shares.
+    assert best_cpus(topology, ALL, CpuQuery(4)) == FoundCpus(cpus("0-3"), CpuCost(1, 0, 0, 1, 0, 0, 1, 4))
 
 
 def test_cpus_without_a_cache_or_node_are_in_one_together() -> None:
