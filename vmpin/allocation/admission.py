@@ -17,7 +17,7 @@ from vmpin.allocation.runtime_call import Answer, RequestedContainer
 from vmpin.allocation.spare_set import rebalanced
 from vmpin.allocation.texts.annotations import AskedCpus, asked
 from vmpin.allocation.texts.wish_values import AnnotationError, shown
-from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.cpuset import EMPTY, union
 from vmpin.domain.model import ContainerId, ContainerState
 from vmpin.domain.topology import Topology
 
@@ -80,6 +80,12 @@ def with_amount(machine: Topology, ledger: Ledger, container: RequestedContainer
     return after if isinstance(after, str) else (after, notes)
 
 
+def overtaken(ledger: Ledger, grant: Grant) -> bool:
+    """True for a lapsed grant whose CPUs a live container of its pod has: it cannot be live again."""
+    return not grant.live and any(other.live and other is not grant and not other.held.isdisjoint(grant.cpus)
+                                  for other in ledger.of_sandbox(grant.sandbox))
+
+
 def missed(machine: Topology, ledger: Ledger, container: RequestedContainer, options: AllocationOptions) -> Answer:
     """A container that was created without vmpin: its grant, or its refusal, which stops nothing any more."""
     found = admitted(machine, ledger, container, options)
@@ -102,15 +108,19 @@ def stopped(machine: Topology, ledger: Ledger, containers: Iterable[ContainerId]
         if (undo and grant.state is GrantState.RESERVED) or not grant.cpus:
             ledger = ledger.without([container])
         else:
-            ledger = ledger.with_grants(grant._replace(state=GrantState.LAPSED, written=EMPTY))
-        for old in ledger.of_sandbox(grant.sandbox):
-            others = CpuSet()
-            for other in ledger.of_sandbox(grant.sandbox):
-                if other is not old and other.group == old.group and other.policy is old.policy:
-                    others |= other.cpus
-            if not old.live and old.cpus <= others:
-                ledger = ledger.without([old.container])
+            ledger = _pruned(ledger.with_grants(grant._replace(state=GrantState.LAPSED, written=EMPTY)), grant)
     return rebalanced(machine, ledger, options)
+
+
+def _pruned(ledger: Ledger, stopped: Grant) -> Ledger:
+    """The ledger without those lapsed grants of a pod whose CPUs others of the pod have that have run."""
+    for old in ledger.of_sandbox(stopped.sandbox):
+        others = union(other.cpus for other in ledger.of_sandbox(old.sandbox)
+                       if other is not old and (other.group, other.policy) == (old.group, old.policy)
+                       and other.state is not GrantState.RESERVED)
+        if not old.live and old.cpus <= others:
+            ledger = ledger.without([old.container])
+    return ledger
 
 
 def refused(ledger: Ledger, container: RequestedContainer, why: str) -> Answer:

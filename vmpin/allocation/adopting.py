@@ -82,8 +82,9 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
     if not brings_cpus(grant.policy, grant.group, options):
         return grant
     taken = union(other.held for other in ledger.grants.values())
-    cpus = _own_part(grant, claim, taken)
-    wrong = _against(machine, grant, cpus, taken, options)
+    never = _never(machine, grant, options)
+    cpus = _own_part(grant, claim, taken | never)
+    wrong = _against(machine, grant, cpus, taken, never)
     if wrong:
         return wrong
     spare = cpuset - cpus if grant.vm and grant.policy is not CpuPolicy.GROUP else EMPTY
@@ -93,7 +94,7 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
 
 def _own_part(grant: Grant, claim: _Claim, taken: CpuSet) -> CpuSet:
     """The container's own CPUs in its cpuset, where a VM has spare ones besides and a group has those of its other
-    members: those of the annotation first, then those that are no other grant's."""
+    members: those of the annotation first, then those that are no other grant's. :param taken: CPUs that cannot be."""
     if not grant.vm and grant.policy is not CpuPolicy.GROUP:
         return claim.cpuset
     named = claim.annotated.cpus & claim.cpuset
@@ -101,15 +102,18 @@ def _own_part(grant: Grant, claim: _Claim, taken: CpuSet) -> CpuSet:
     return CpuSet(list(dict.fromkeys(order))[: grant.amount.size])
 
 
-def _against(machine: Topology, grant: Grant, cpus: CpuSet, taken: CpuSet, options: AllocationOptions) -> str:
+def _never(machine: Topology, grant: Grant, options: AllocationOptions) -> CpuSet:
+    """The CPUs that become no container's own, or not by such a wish."""
+    isolated = EMPTY if grant.wish.kind is CpuKind.ISOLATED else machine.isolated
+    return options.reserved | configured_groups(options) | isolated
+
+
+def _against(machine: Topology, grant: Grant, cpus: CpuSet, taken: CpuSet, never: CpuSet) -> str:
     """Why these cannot be the container's own CPUs; "" where they can."""
     if len(cpus) != grant.amount.size:
         return f"its request is {grant.amount.size} CPUs, and those would be {len(cpus)}"
     if not cpus.isdisjoint(taken):
         return f"the CPUs {cpus & taken} are another container's"
-    never = options.reserved | configured_groups(options)
-    if grant.wish.kind is not CpuKind.ISOLATED:
-        never |= machine.isolated
     if not cpus.isdisjoint(never):
         return f"the CPUs {cpus & never} are reserved, isolated or of a group"
     if not cpus <= machine.all_cpus:

@@ -7,7 +7,7 @@ would be given, and answers change nothing. What stays out: Synchronize (synchro
 
 from __future__ import annotations
 
-from vmpin.allocation.admission import about, admitted, missed, observed, refused, stopped, with_amount
+from vmpin.allocation.admission import about, admitted, missed, observed, overtaken, refused, stopped, with_amount
 from vmpin.allocation.adopting import adopted
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.allocation.ledger import Grant, GrantState, Ledger
@@ -41,6 +41,8 @@ def on_start(machine: Topology, ledger: Ledger, container: RequestedContainer, o
     """A container runs: `container.cpuset` is its cgroup's, None where it was not read. One that was not seen at
     Create gets its grant now, and its cpuset with the next updates."""
     grant = ledger.grants.get(container.id)
+    if grant is not None and overtaken(ledger, grant):
+        ledger, grant = ledger.without([container.id]), None
     if grant is None:
         notes: list[str] = []
         after, unproven = adopted(machine, ledger, [container], options, notes)

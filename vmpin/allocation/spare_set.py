@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import Alignment, CpuPolicy, CpuQuery, CpuWish, SmtUse
 from vmpin.allocation.eligibility import allowed_cpus
-from vmpin.allocation.ledger import Grant, Ledger
+from vmpin.allocation.ledger import Grant, Ledger, age
 from vmpin.allocation.pool_cpus import pool, settled
 from vmpin.allocation.search import best_cpus, best_part
 from vmpin.cpuset import EMPTY, CpuSet, union
@@ -32,13 +32,47 @@ def vcpus_of(grants: Iterable[Grant]) -> int:
 def with_spare_sets(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Ledger | str:
     """The ledger with the spare set of every VM, moved as little as possible. :returns: why a set of a VM's own cannot
     be had."""
-    vms = {grant.sandbox for grant in ledger.grants.values() if grant.vm and (grant.cpus or grant.spare)}
-    for sandbox in sorted(vms):
-        result = _with_spare_set(machine, ledger, options, sandbox)
-        if isinstance(result, str):
-            return result
-        ledger = result
+    whole = pool(machine, ledger, options)
+    vms: dict[SandboxId, list[Grant]] = {}
+    for grant in sorted(ledger.grants.values(), key=age):
+        if grant.vm:
+            vms.setdefault(grant.sandbox, []).append(grant)
+    for sandbox, grants in sorted(vms.items()):
+        if not _is_right(grants, whole):
+            result = _with_spare_set(machine, ledger, options, sandbox)
+            if isinstance(result, str):
+                return result
+            ledger = result
+            whole = pool(machine, ledger, options)
     return ledger
+
+
+def _owners(grants: Iterable[Grant]) -> list[Grant]:
+    """The VM's containers with CPUs of their own; the first carries the spare set."""
+    return [grant for grant in grants if grant.vm and grant.live and grant.policy in _CARRIES and grant.cpus]
+
+
+def _size(grants: Iterable[Grant], carrier: Grant, own: CpuSet) -> int:
+    match carrier.wish.spare:
+        case "own":
+            return carrier.vm_overhead
+        case "match":
+            return max(0, vcpus_of(grants) - len(own))
+        case number:
+            return int(number)
+
+
+def _is_right(grants: list[Grant], whole: CpuSet) -> bool:
+    """True where the spare set needs no search."""
+    owners = _owners(grants)
+    if any(grant.spare for grant in grants if grant not in owners[:1]):
+        return False
+    if not owners:
+        return True
+    carrier, cpus = owners[0], union(grant.cpus for grant in owners)
+    own = carrier.wish.spare == "own"
+    return (len(carrier.spare) == _size(grants, carrier, cpus) and carrier.spare.isdisjoint(cpus)
+            and own == carrier.own_spare and (own or carrier.spare <= whole))
 
 
 def rebalanced(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Ledger:
@@ -49,7 +83,7 @@ def rebalanced(machine: Topology, ledger: Ledger, options: AllocationOptions) ->
 
 def _with_spare_set(machine: Topology, ledger: Ledger, options: AllocationOptions, sandbox: SandboxId) -> Ledger | str:
     grants = ledger.of_sandbox(sandbox)
-    owners = [grant for grant in grants if grant.vm and grant.live and grant.policy in _CARRIES and grant.cpus]
+    owners = _owners(grants)
     idle = [grant._replace(spare=EMPTY, own_spare=False) for grant in grants
             if grant.spare and grant not in owners[:1]]
     # An older container may carry it no longer: its CPUs go on to the next one.
@@ -60,7 +94,7 @@ def _with_spare_set(machine: Topology, ledger: Ledger, options: AllocationOption
     carrier, own = owners[0], union(grant.cpus for grant in owners)
     if carrier.wish.spare == "own":
         return _own_spare(machine, ledger, options, carrier, own, before)
-    size = (max(0, vcpus_of(grants) - len(own)) if carrier.wish.spare == "match" else int(carrier.wish.spare))
+    size = _size(grants, carrier, own)
     whole = pool(machine, ledger, options) - own
     taken = union(grant.cpus | grant.spare for grant in ledger.grants.values() if grant.sandbox != sandbox)
     tiers = (whole - options.reserved - taken, whole - options.reserved, whole)
@@ -77,8 +111,6 @@ def _own_spare(machine: Topology, ledger: Ledger, options: AllocationOptions, ca
     size = carrier.vm_overhead
     if not size:
         return "cpu-spare.vmpin.io=own: the overhead of the pod's RuntimeClass has no whole CPU"
-    if carrier.own_spare and len(carrier.spare) == size:
-        return ledger
     allowed = allowed_cpus(machine, CpuWish(), options)
     if isinstance(allowed, str):
         return allowed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vmpin.allocation.admission import about, missed, observed, refused, stopped, with_amount
+from vmpin.allocation.admission import about, missed, observed, overtaken, refused, stopped, with_amount
 from vmpin.allocation.adopting import adopted
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import CpuPolicy
@@ -29,10 +29,12 @@ def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, opt
     notes: list[str] = []
     live = {one.id: one for one in listed.containers if one.state is not ContainerState.STOPPED}
     after = _without_the_gone(machine, before, listed, live, options)
+    after = after.without([key for key, grant in after.grants.items() if key in live and overtaken(after, grant)])
+    known = [one for one in sorted(live.values(), key=_age) if one.id in after.grants]
     unknown = [one for one in sorted(live.values(), key=_age) if one.id not in after.grants]
     after, unknown = adopted(machine, after, unknown, options, notes)
     after = rebalanced(machine, _shared_as_listed(machine, after, options) if ledger is None else after, options)
-    for container in sorted((one for one in live.values() if one.id in before.grants), key=_age):
+    for container in known:
         after = _as_listed(machine, after, container, options, notes)
     for container in unknown:
         answer = missed(machine, after, container, options)
