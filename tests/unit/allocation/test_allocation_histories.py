@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import event, given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions, GroupRule
@@ -33,11 +33,12 @@ _CREATED, _RUNNING = ContainerState.CREATED, ContainerState.RUNNING
 
 
 class Crash(Exception):
-    """vmpin is killed at this point."""
+    """vmpin or the runtime is killed at this point."""
 
 
 class ModelNode:
-    """A runtime and vmpin. `crash_at`: the number of the step within a call at which vmpin is killed; 0 for never."""
+    """A runtime and vmpin. `crash_at`: the number of the step within a call at which vmpin or the runtime is killed; 0
+    for never."""
 
     def __init__(self, machine: Topology, options: AllocationOptions) -> None:
         self.machine, self.options = machine, options
@@ -65,6 +66,7 @@ class ModelNode:
 
     def write(self, updates: Iterable[SideUpdate], failing: bool = True) -> None:
         for update in updates:
+            self._step()
             assert update.cpus
             assert update.cpus <= self.machine.online
             if failing and update.container in self.failing:
@@ -340,6 +342,7 @@ def one_step(draw: Any, node: ModelNode, number: int) -> str:
     return step
 
 
+@settings(max_examples=120)
 @given(st.data(), st.sampled_from(MACHINES), options())
 def test_whatever_happens_no_cpu_is_two_containers_own(data: st.DataObject, machine: Topology,
                                                        chosen: AllocationOptions) -> None:
@@ -350,13 +353,14 @@ def test_whatever_happens_no_cpu_is_two_containers_own(data: st.DataObject, mach
             node.check()
 
 
+@settings(max_examples=120)
 @given(st.data(), st.sampled_from(MACHINES), options())
 def test_killed_at_any_step_vmpin_leaves_no_overlap_and_no_leak(data: st.DataObject, machine: Topology,
                                                                 chosen: AllocationOptions) -> None:
     """Where vmpin dies before it answers a creation, the runtime creates the container without it."""
     node = ModelNode(machine, chosen)
     for number in range(data.draw(st.integers(1, 15))):
-        node.crash_at = data.draw(st.sampled_from([0, 0, 1, 2, 3]))
+        node.crash_at = data.draw(st.sampled_from([0, 0, 1, 2, 3, 4]))
         try:
             one_step(data.draw, node, number)
         except Crash:
@@ -379,6 +383,7 @@ def test_killed_at_any_step_vmpin_leaves_no_overlap_and_no_leak(data: st.DataObj
     assert len(pool(machine, node.ledger, chosen) - node.ledger.shared) <= chosen.pool_headroom
 
 
+@settings(max_examples=120)
 @given(st.data(), st.sampled_from(MACHINES), options())
 def test_a_lost_ledger_is_rebuilt_and_nothing_moves(data: st.DataObject, machine: Topology,
                                                     chosen: AllocationOptions) -> None:
