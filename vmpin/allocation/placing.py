@@ -110,7 +110,7 @@ def balanced(machine: Topology, ledger: Ledger, options: AllocationOptions, gran
     """The ledger with a new or changed grant, spare sets and the shared CPUs as they are then.
     :returns: why it cannot be, with numbers."""
     before = ledger
-    after = with_spare_sets(machine, ledger.with_grants(grant), options)
+    after = with_spare_sets(machine, ledger.with_grants(grant), options, grant.sandbox)
     if isinstance(after, str):
         return after
     if not pool(machine, after, options):

@@ -95,7 +95,7 @@ def shrinking(machine: Topology, ledger: Ledger, options: AllocationOptions,
         if not loses and not called and grant.policy in _SHARED:
             continue
         if not called:
-            cpus -= union(left for container, left in leaving if container != grant.container)
+            cpus -= union(left for container, left in leaving if container != grant.container) - had
         if cpus and cpus != grant.written:
             order = (called, grant.policy not in _SHARED, not loses, age(grant))
             found.append((order, SideUpdate(grant.container, cpus)))

@@ -29,20 +29,26 @@ def vcpus_of(grants: Iterable[Grant]) -> int:
     return -(-sum(grant.amount.limit for grant in live) // 1000) + max((grant.vm_vcpus for grant in live), default=0)
 
 
-def with_spare_sets(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Ledger | str:
-    """The ledger with the spare set of every VM, moved as little as possible. :returns: why a set of a VM's own cannot
-    be had."""
+def with_spare_sets(machine: Topology, ledger: Ledger, options: AllocationOptions,
+                    call: SandboxId | None = None) -> Ledger | str:
+    """The ledger with the spare set of every VM, moved as little as possible. :param call: the sandbox of a new or
+    changed grant. :returns: why it cannot have a set of its own; other VMs then go without."""
     whole = pool(machine, ledger, options)
     vms: dict[SandboxId, list[Grant]] = {}
     for grant in sorted(ledger.grants.values(), key=age):
         if grant.vm:
             vms.setdefault(grant.sandbox, []).append(grant)
-    for sandbox, grants in sorted(vms.items()):
+    # Sets that leave the pool first: the others are then chosen from what is left of it.
+    for sandbox in sorted(vms, key=lambda one: (all(grant.wish.spare != "own" for grant in vms[one]), one)):
+        grants = vms[sandbox]
         if not _is_right(grants, whole):
             result = _with_spare_set(machine, ledger, options, sandbox)
-            if isinstance(result, str):
+            if isinstance(result, str) and sandbox == call:
                 return result
-            ledger = result
+            if not isinstance(result, str):
+                ledger = result
+            else:
+                ledger = ledger.with_grants(*(grant._replace(spare=EMPTY, own_spare=False) for grant in grants))
             whole = pool(machine, ledger, options)
     return ledger
 
@@ -78,7 +84,8 @@ def _is_right(grants: list[Grant], whole: CpuSet) -> bool:
 def rebalanced(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Ledger:
     """The ledger with the spare sets and the shared CPUs as they are once CPUs have come or gone."""
     found = with_spare_sets(machine, ledger, options)
-    return settled(machine, ledger if isinstance(found, str) else found, options)
+    assert not isinstance(found, str)  # There is no call to refuse.
+    return settled(machine, found, options)
 
 
 def _with_spare_set(machine: Topology, ledger: Ledger, options: AllocationOptions, sandbox: SandboxId) -> Ledger | str:
@@ -116,7 +123,7 @@ def _own_spare(machine: Topology, ledger: Ledger, options: AllocationOptions, ca
         return allowed
     others = union(grant.held for grant in ledger.grants.values() if grant is not carrier)
     free = allowed - others - own
-    if len(free) < size:
+    if len(free) < size or (pool(machine, ledger, options) <= free and len(free) == size):
         return f"cpu-spare.vmpin.io=own: needs {size} more CPUs, {len(free)} are free"
     return ledger.with_grants(carrier._replace(spare=nearest(machine, free, own, before & free, size), own_spare=True))
 

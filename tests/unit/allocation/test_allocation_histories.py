@@ -135,11 +135,16 @@ class ModelNode:
             grants = [grant for grant in live if grant.sandbox == sandbox]
             own = union(grant.cpus for grant in grants if grant.policy in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED))
             spare = union(grant.spare for grant in grants)
-            if own:
-                assert spare.isdisjoint(own)
-                assert len(own | spare) == max(len(own), min(vcpus_of(grants), len(own | whole)))
-            else:
+            carriers = [grant for grant in grants if grant.spare]
+            assert len(carriers) <= 1
+            assert spare.isdisjoint(own)
+            if not own:
                 assert not spare
+            elif {grant.wish.spare for grant in grants} == {"match"}:
+                assert len(own | spare) == max(len(own), min(vcpus_of(grants), len(own | whole)))
+            if carriers and carriers[0].own_spare:
+                assert len(spare) == carriers[0].vm_overhead
+                assert spare.isdisjoint(whole)
 
     # What happens.
 
@@ -196,7 +201,8 @@ class ModelNode:
     def stop(self, container: ContainerId, remove: bool) -> None:
         sandbox = self.containers.pop(container).sandbox
         answer = on_stop(self.machine, self.ledger, container, self.options)
-        assert answer.ledger.held() <= self.ledger.held()
+        own = [other for other in answer.ledger.grants.values() if other.own_spare]
+        assert answer.ledger.held() <= self.ledger.held() | union(other.spare for other in own)
         grant = self.ledger.grants.get(container)
         if grant is not None and grant.state is GrantState.RUNNING:
             held = union(grant.cpus for grant in answer.ledger.grants.values() if grant.sandbox == sandbox)
@@ -304,11 +310,14 @@ def drawn_container(draw: Any, node: ModelNode, number: int) -> RequestedContain
     cpus = draw(st.sampled_from([0, 1, 1, 2, 3, 5]))
     annotations = {f"cpu-policy.vmpin.io/container.c{number % 3}": draw(st.sampled_from(POLICIES))}
     annotations["cpu-align.vmpin.io"] = draw(st.sampled_from(["node", "cache", "node!", "core"]))
+    annotations["cpu-kind.vmpin.io"] = draw(st.sampled_from(["any", "any", "any", "isolated"]))
+    annotations["cpu-spare.vmpin.io"] = draw(st.sampled_from(["match", "match", "0", "2", "own"]))
     name = f"c{number % 3}"
     vm = node.sandboxes[sandbox]
     return RequestedContainer(
         ContainerId(f"id{number}"), sandbox, name, sandbox[0], sandbox, f"uid-{sandbox}", {}, annotations,
-        shares=1024 * cpus or 2, quota=100_000 * cpus or None, period=100_000, vm=vm, vm_vcpus=1 if vm else None)
+        shares=1024 * cpus or 2, quota=100_000 * cpus or None, period=100_000, vm=vm, vm_vcpus=1 if vm else None,
+        vm_overhead=int(vm))
 
 
 def one_step(draw: Any, node: ModelNode, number: int) -> str:
