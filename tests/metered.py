@@ -19,6 +19,8 @@ from need import lacking
 from prometheus_client.parser import text_string_to_metric_families
 from trees import make_tree
 
+from vmpin.allocation.allocation_options import AllocationOptions
+from vmpin.allocation.ledger import Ledger
 from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.exporter import Exporter
@@ -26,11 +28,13 @@ from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmmType, VmThread
+from vmpin.domain.topology import Topology
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.placement.vcpus import VcpuPlacement
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.status.allocation_report import AllocatorView
 from vmpin.status.health import SourceHealth
 from vmpin.vmm.virtual_machine import Process, Vm
 
@@ -49,6 +53,7 @@ class Node:
     resynced: float = field(default_factory=time.monotonic)
     sources: list[SourceHealth] = field(default_factory=lambda: [SourceHealth("hook", True, True)])
     report: GuestReport | None = None
+    allocator: AllocatorView | None = None
     asked: int = 0
 
     def __post_init__(self) -> None:
@@ -111,6 +116,9 @@ class Node:
         tally.placement_latency.observe(0.0003)
         tally.pin_latency.observe(0.003)
         self.reconciler.ledger.of(self.id).of(ThreadRole.VCPU).placed = 10**9
+        both = self.first | self.second
+        self.allocator = AllocatorView("on", "", Topology.build(both, caches=[both], nodes={0: both}),
+                                       AllocationOptions(), Ledger(shared=both), both)
 
     def close(self) -> None:
         self._end.set()
@@ -125,6 +133,9 @@ class Node:
     def guest(self, sandbox: SandboxId) -> GuestReport | None:
         assert sandbox == self.id
         return self.report
+
+    def allocator_view(self) -> AllocatorView | None:
+        return self.allocator
 
     def scrape(self) -> str:
         return asyncio.run(Exporter(self).metrics()).decode()

@@ -19,6 +19,7 @@ from vmpin.daemon.exporter import Exporter
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import SandboxId
 from vmpin.reconcile.view import NodeView
+from vmpin.status.allocation_report import AllocatorView
 from vmpin.status.health import SourceHealth
 
 
@@ -34,6 +35,9 @@ class _Watched:
         return ()
 
     def guest(self, sandbox: SandboxId) -> GuestReport | None:
+        return None
+
+    def allocator_view(self) -> AllocatorView | None:
         return None
 
 

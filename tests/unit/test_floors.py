@@ -55,7 +55,8 @@ PURE = {"__future__", "abc", "bisect", "collections", "dataclasses", "datetime",
 #: All that may come from outside the standard library, and where.
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output"}, "qemu": {"vmm.qmp"},
            "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
-           "prometheus_client": {"status.prometheus"}, "psutil": {"host.daemons", "doctor.collect.own_facts"},
+           "prometheus_client": {"status.prometheus", "status.allocation_metrics"},
+           "psutil": {"host.daemons", "doctor.collect.own_facts"},
            "kubernetes": {"reporter.api_server"}, "urllib3": {"reporter.api_server"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.unix_sockets", "host.socket_streams", "host.retry", "vmm.qmp", "reconcile.one_pass", "procevents.feed",

@@ -42,7 +42,8 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
              "vmpin/host/allocator_topology.py", "vmpin/config/allocate_settings.py",
              "vmpin/config/scenario_topology.py", "vmpin/config/scenario_events.py",
              "vmpin/config/scenario_allocation.py", "vmpin/domain/granted_cpus.py",
-             "vmpin/sources/nri/call_answers.py", "vmpin/sources/nri/container_requests.py")
+             "vmpin/sources/nri/call_answers.py", "vmpin/sources/nri/container_requests.py",
+             "vmpin/status/allocation_report.py", "vmpin/status/allocation_metrics.py", "vmpin/cli/allocations.py")
 ALLOCATOR_TOTAL = 5_000
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),

@@ -32,6 +32,7 @@ from vmpin.status.health import SourceHealth
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestReport
+    from vmpin.status.allocation_report import AllocatorView
     from vmpin.status.prometheus import NodeCollector
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ logger = logging.getLogger(__name__)
 
 class ExportedWatcher(Protocol):
     """What is shown of a watcher. `resynced` is the time of its last resync (time.monotonic()), `restarts` counts each
-    task's failures, `guest` returns a guest's report, None where no map is sent to it."""
+    task's failures, `guest` returns a guest's report, None where no map is sent to it, `allocator_view` what is given
+    out, None with `allocate.mode` off."""
 
     view: NodeView
     resynced: float
@@ -48,6 +50,8 @@ class ExportedWatcher(Protocol):
     def source_health(self) -> Iterable[SourceHealth]: ...
 
     def guest(self, sandbox: SandboxId, /) -> GuestReport | None: ...
+
+    def allocator_view(self) -> AllocatorView | None: ...
 
 
 class Exporter:
@@ -112,7 +116,8 @@ class Exporter:
         collector = self._collector = self._collector or NodeCollector()
         collector.facts = ScrapeData(watched.view, count, tuple(watched.source_health()), self._guests(),
                                      watched.restarts, time.time() - time.monotonic() + watched.resynced,
-                                     len(asyncio.all_tasks()), watched.view.config.metrics.per_sandbox)
+                                     len(asyncio.all_tasks()), watched.view.config.metrics.per_sandbox,
+                                     watched.allocator_view())
         families = list(collector.collect())  # at one moment; only the writing takes its time
         return b"".join(await in_turns(map(text_of, families), self._timeouts.scrape_turn))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
@@ -26,6 +26,9 @@ from vmpin.reconcile.view import NodeView
 from vmpin.status.about import version
 from vmpin.status.headcount import Headcount, ThreadPlace
 from vmpin.status.health import SourceHealth
+
+if TYPE_CHECKING:
+    from vmpin.status.allocation_report import AllocatorView
 
 #: The text format that every Prometheus reads; prometheus_client's own constant is another with each version.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -49,6 +52,7 @@ class ScrapeData(NamedTuple):
     resynced: float  #: Unix time of the last resync, in seconds.
     tasks: int  #: Tasks of the watcher's loop.
     per_sandbox: bool
+    allocator: AllocatorView | None = None  #: With `allocate.mode` observe or on.
 
 
 class NodeCollector(Collector):
@@ -70,6 +74,10 @@ class NodeCollector(Collector):
         yield from _ran(self.facts.view.ledger)
         if self.facts.per_sandbox:
             yield from _sandboxes(self.facts)
+        if self.facts.allocator is not None:
+            from vmpin.status.allocation_metrics import allocation_families  # few nodes give out CPUs themselves
+
+            yield from allocation_families(self.facts.allocator)
         yield from self._process.collect()
 
 

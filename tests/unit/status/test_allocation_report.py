@@ -1,0 +1,114 @@
+"""What `vmpin allocations` shows of a ledger."""
+
+from __future__ import annotations
+
+import pytest
+
+from vmpin.allocation.allocation_options import AllocationOptions
+from vmpin.allocation.cpu_request import Alignment, CpuPolicy, CpuWish
+from vmpin.allocation.ledger import CpuAmount, Grant, GrantState, Ledger, RefusedRequest
+from vmpin.cpuset import CpuSet
+from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.topology import Topology
+from vmpin.status.allocation_report import (
+    AllocatorView,
+    allocation_report,
+    explanations,
+    grant_columns,
+    grant_rows,
+    refusal_kind,
+    refusals,
+    summary,
+)
+
+MACHINE = Topology.build(CpuSet.parse("0-7"), [CpuSet.parse(f"{cpu},{cpu + 4}") for cpu in range(4)],
+                         [CpuSet.parse(f"{cpu},{cpu + 4}") for cpu in range(4)],
+                         nodes={0: CpuSet.parse("0-1,4-5"), 1: CpuSet.parse("2-3,6-7")})
+
+
+def grant(name: str, cpus: str, **changes: object) -> Grant:
+    made = Grant(ContainerId(f"id-{name}"), SandboxId("pod-id"), name, "shop", "web", "uid-1",
+                 CpuWish(CpuPolicy.EXCLUSIVE, align=Alignment.CACHE, align_required=True), CpuPolicy.EXCLUSIVE,
+                 state=GrantState.RUNNING, amount=CpuAmount(2000, 2000, 2), cpus=CpuSet.parse(cpus),
+                 written=CpuSet.parse(cpus), since_ns=1_800_000_000 * 10**9)
+    return made._replace(**changes)  # type: ignore[arg-type]
+
+
+def view(*grants: Grant, refused: tuple[RefusedRequest, ...] = (), mode: str = "on") -> AllocatorView:
+    ledger = Ledger({each.container: each for each in grants}, CpuSet.parse("0-1,3-5,7"), refused)
+    return AllocatorView(mode, "", MACHINE, AllocationOptions(reserved=CpuSet.parse("0")), ledger,
+                         CpuSet.parse("0-1,3-5,7"))
+
+
+def test_who_has_what_why_and_since_when() -> None:
+    found = allocation_report(view(grant("main", "2,6")))
+    assert found["free"] == {
+        "cpus": "1,3-5,7", "largest": 5, "largest_in_node": 3, "nodes": {"0": "1,4-5", "1": "3,7"},
+        "caches": [{"cpus": f"{cpu},{cpu + 4}", "free": free} for cpu, free in enumerate(("4", "1,5", "", "3,7"))]}
+    [one] = found["grants"]
+    assert (one["cpus"], one["policy"], one["request"], one["since"]) == ("2,6", "exclusive", 2.0,
+                                                                         "2027-01-15T08:00:00Z")
+    assert one["asked"] == {"policy": "exclusive", "align": "cache!"}
+    [row] = grant_rows(found)
+    assert row == ["shop/web", "main", "exclusive", "2,6", "running", "policy=exclusive align=cache!",
+                   "2027-01-15T08:00:00Z"]
+    assert len(row) == len(grant_columns())
+    assert summary(found)[0] == "allocate.mode on"
+    assert "largest set that fits has 5 CPUs, within one NUMA node 3" in summary(found)[2]
+
+
+def test_those_on_the_pool_are_in_the_wide_table_alone() -> None:
+    shared = grant("side", "", policy=CpuPolicy.NONE, wish=CpuWish(), written=CpuSet.parse("0-1"))
+    found = allocation_report(view(shared))
+    assert grant_rows(found) == []
+    [row] = grant_rows(found, wide=True)
+    assert row[3:6] == ["-", "-", "0-1"]
+    assert row[-2] == "allocate.default"
+    assert len(row) == len(grant_columns(wide=True))
+
+
+def test_what_was_refused_has_its_reason() -> None:
+    refused = (RefusedRequest("main", "shop", "web", "4 CPUs are asked for, 3 are free", 1_800_000_000 * 10**9),)
+    assert refusals(allocation_report(view(refused=refused))) == [
+        "refused 2027-01-15T08:00:00Z shop/web/main: 4 CPUs are asked for, 3 are free"]
+
+
+def test_what_is_observed_is_called_so() -> None:
+    assert summary(allocation_report(view(mode="observe")))[-1].startswith("observed: ")
+
+
+def test_another_programs_cpuset_is_named() -> None:
+    left = grant("main", "", left_alone=True, written=CpuSet.parse("2"))
+    assert grant_rows(allocation_report(view(left)), wide=True)[0][-2] == "another program's cpuset"
+
+
+def test_a_grant_is_explained_with_its_cost_and_the_next_best_set() -> None:
+    found = explanations(view(grant("main", "2,6")), "shop/web")
+    assert found == [
+        "container main of shop/web has CPUs 2,6 (policy=exclusive align=cache!), since 2027-01-15T08:00:00Z; running",
+        "container main of shop/web: cost: NUMA nodes 1, last-level caches 1, whole nodes broken 1",
+        "container main of shop/web: today CPUs 1,5 would be better (cost: NUMA nodes 1, last-level caches 1); what "
+        "runs is not moved unasked"]
+    first = explanations(view(grant("main", "1,5")), "id-main")
+    assert first[-1] == ("container main of shop/web: the next best set is 2,6 (cost: NUMA nodes 1, last-level "
+                         "caches 1, whole nodes broken 1)")
+
+
+def test_a_container_without_cpus_of_its_own_is_explained() -> None:
+    shared = grant("side", "", policy=CpuPolicy.NONE, wish=CpuWish(), written=CpuSet.parse("0-1"))
+    assert explanations(view(shared), "shop/web/side") == [
+        "container side of shop/web has no CPUs of its own (allocate.default): it runs on 0-1"]
+    assert explanations(view(shared), "shop/other") == []
+
+
+@pytest.mark.parametrize(("reason", "kind"), [
+    ("needs 4 CPUs, 3 are free", "cpus"),
+    ("2 CPUs are asked for: the pool has 2 (0-1), and must keep one", "cpus"),
+    ("no node has 6 free CPUs: node 0 has 4, node 1 has 5", "alignment"),
+    ("needs whole cores of 2 threads: 3 CPUs are no multiple", "alignment"),
+    ("needs 4 CPUs in whole cores, 2 are in cores that are wholly free", "alignment"),
+    ("cpu-policy.vmpin.io=exclusive needs request = limit in whole CPUs: the request is 1.5 CPUs, the limit none",
+     "request"),
+    ("cpu-policy.vmpin.io='mine': is none of none, exclusive", "request")])
+def test_a_refusal_is_counted_by_its_kind(reason: str, kind: str) -> None:
+    assert refusal_kind(reason) == kind

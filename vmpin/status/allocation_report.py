@@ -1,0 +1,174 @@
+"""What `vmpin allocations` shows: who has which CPUs, why and since when, what is free, and what was refused.
+
+Pure. What stays out: deciding (allocation), and the socket that it travels over (daemon.control).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from vmpin.allocation.allocation_options import AllocationOptions
+from vmpin.allocation.cpu_request import Alignment, CpuCost, CpuPolicy, CpuQuery, CpuWish, FoundCpus
+from vmpin.allocation.ledger import Grant, Ledger, age
+from vmpin.allocation.search import best_cpus, best_part, largest, runner_up
+from vmpin.cpuset import CpuSet
+from vmpin.domain.topology import Topology
+
+#: Of the JSON document.
+VERSION = 1
+#: Of refusals: too few CPUs are free, none are aligned as asked, the container may not have what it asks for.
+REFUSAL_KINDS = ("cpus", "alignment", "request")
+
+
+class AllocatorView(NamedTuple):
+    """What the allocator is at one moment. `mode` is the one in force; `why` is the reason where it is not the
+    configured one, else "". `pool` are the CPUs that no container has as its own. `refusals` since the watcher
+    started, by kind."""
+
+    mode: str
+    why: str
+    machine: Topology
+    options: AllocationOptions
+    ledger: Ledger
+    pool: CpuSet
+    refusals: Mapping[str, int] = MappingProxyType({})
+    pool_changes: int = 0
+
+
+def allocation_report(view: AllocatorView) -> dict[str, Any]:
+    """The document: CPU lists as text, times as RFC 3339 in UTC."""
+    machine, ledger = view.machine, view.ledger
+    free = free_cpus(view)
+    caches = dict.fromkeys(machine.cache_of(cpu) & machine.online for cpu in machine.online)
+    return {"version": VERSION, "mode": view.mode, "why": view.why, "online": str(machine.online),
+            "reserved": str(view.options.reserved), "pool": str(view.pool), "shared": str(ledger.shared),
+            "free": {"cpus": str(free), "largest": largest(machine, free, CpuQuery(0, smt=view.options.smt)),
+                     "largest_in_node": largest(machine, free, CpuQuery(0, Alignment.NODE, True, view.options.smt)),
+                     "nodes": {str(node): str(cpus & free) for node, cpus in machine.nodes.items()},
+                     "caches": [{"cpus": str(cache), "free": str(cache & free)} for cache in caches]},
+            "grants": [_grant(grant) for grant in sorted(ledger.grants.values(), key=age)],
+            "refused": [{"namespace": one.namespace, "pod": one.pod, "container": one.container,
+                         "reason": one.reason, "time": _time(one.time_ns)} for one in ledger.refused]}
+
+
+def refusal_kind(reason: str) -> str:
+    """One of REFUSAL_KINDS, by the sentence of the refusal (allocation.shortage, allocation.placing)."""
+    if "whole cores" in reason or "within one" in reason or reason.startswith("no "):
+        return "alignment"
+    return "cpus" if any(text in reason for text in (" are free", " must keep one", " are offline")) else "request"
+
+
+def free_cpus(view: AllocatorView) -> CpuSet:
+    """The CPUs that a container may still get as its own."""
+    return view.machine.online - view.options.reserved - view.machine.isolated - view.ledger.held()
+
+
+def _grant(grant: Grant) -> dict[str, Any]:
+    return {"namespace": grant.namespace, "pod": grant.pod, "container": grant.name, "id": grant.container,
+            "sandbox": grant.sandbox, "vm": grant.vm, "policy": str(grant.policy), "group": grant.group,
+            "state": str(grant.state), "cpus": str(grant.cpus), "spare": str(grant.spare), "node": grant.node,
+            "cpuset": str(grant.written), "left_alone": grant.left_alone,
+            "request": grant.amount.request / 1000, "limit": grant.amount.limit / 1000 or None,
+            "asked": _asked(grant.wish), "since": _time(grant.since_ns)}
+
+
+def _asked(wish: CpuWish) -> dict[str, str]:
+    """What the annotations ask for, by the keys' short names; {} where they ask for nothing."""
+    found = {"policy": str(wish.policy or ""), "kind": "" if wish.kind == "any" else str(wish.kind),
+             "align": f"{wish.align or ''}{'!' if wish.align and wish.align_required else ''}",
+             "smt": str(wish.smt or ""), "near": wish.near, "spare": "" if wish.spare == "match" else wish.spare}
+    if wish.policy is CpuPolicy.GROUP:
+        found["policy"] = f"group:{wish.group}"
+    return {key: text for key, text in found.items() if text}
+
+
+def _time(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def grant_rows(report: Mapping[str, Any], wide: bool = False) -> list[list[object]]:
+    """A row for each container: those with CPUs of their own; with `wide` also those on the pool."""
+    return [[f"{grant['namespace']}/{grant['pod']}", grant["container"], grant["group"] or grant["policy"],
+             grant["cpus"] or "-", *([grant["spare"] or "-", grant["cpuset"] or "-"] if wide else []),
+             grant["state"], _why(grant), grant["since"]]
+            for grant in report["grants"] if wide or grant["cpus"] or grant["spare"]]
+
+
+def grant_columns(wide: bool = False) -> Sequence[str]:
+    return ["POD", "CONTAINER", "POLICY", "CPUS", *(["SPARE", "CPUSET"] if wide else []), "STATE", "WHY", "SINCE"]
+
+
+def _why(grant: Mapping[str, Any]) -> str:
+    if grant["left_alone"]:
+        return "another program's cpuset"
+    asked = " ".join(f"{key}={text}" for key, text in grant["asked"].items())
+    return asked or "allocate.default"
+
+
+def summary(report: Mapping[str, Any]) -> list[str]:
+    """What stands above the table."""
+    free = report["free"]
+    nodes = ", ".join(f"node {node}: {cpus or 'none'}" for node, cpus in free["nodes"].items())
+    lines = [f"allocate.mode {report['mode']}" + (f" ({report['why']})" if report["why"] else ""),
+             f"pool {report['pool'] or 'none'}, reserved {report['reserved'] or 'none'}",
+             f"free {free['cpus'] or 'none'} ({nodes}); the largest set that fits has {free['largest']} CPUs, "
+             f"within one NUMA node {free['largest_in_node']}"]
+    if report["mode"] == "observe":
+        lines.append("observed: this is what would be given; no container's cpuset was changed")
+    return lines
+
+
+def refusals(report: Mapping[str, Any]) -> list[str]:
+    return [f"refused {one['time']} {one['namespace']}/{one['pod']}/{one['container']}: {one['reason']}"
+            for one in report["refused"]]
+
+
+def explanations(view: AllocatorView, name: str) -> list[str]:
+    """Sentences about the grants of a container or pod: what each has, by what, at which cost, and the next best set.
+    :param name: NAMESPACE/POD, NAMESPACE/POD/CONTAINER, or the beginning of a container's or sandbox's id."""
+    grants = [grant for grant in sorted(view.ledger.grants.values(), key=age)
+              if name in (f"{grant.namespace}/{grant.pod}", f"{grant.namespace}/{grant.pod}/{grant.name}")
+              or grant.container.startswith(name) or grant.sandbox.startswith(name)]
+    return [sentence for grant in grants for sentence in _explained(view, grant)]
+
+
+def _explained(view: AllocatorView, grant: Grant) -> Iterator[str]:
+    name = f"container {grant.name} of {grant.namespace}/{grant.pod}"
+    asked = " ".join(f"{key}={text}" for key, text in _asked(grant.wish).items()) or "allocate.default"
+    if grant.left_alone:
+        yield f"{name} has the cpuset {grant.written or 'of its pod'}, which another program gave it: it is left alone"
+        return
+    if not grant.cpus:
+        yield f"{name} has no CPUs of its own ({asked}): it runs on {grant.written or view.pool}"
+        return
+    yield f"{name} has CPUs {grant.cpus} ({asked}), since {_time(grant.since_ns)}; {grant.state}"
+    if grant.spare:
+        yield f"{name}: its VM's spare vCPUs and other threads have CPUs {grant.spare}"
+    free = free_cpus(view) | grant.cpus
+    query = CpuQuery(len(grant.cpus), grant.wish.align or view.options.align, False,
+                     grant.wish.smt or view.options.smt,
+                     near=frozenset(node for name, node in view.machine.devices.items() if name == grant.wish.near))
+    here = best_part(view.machine, free, grant.cpus, query)
+    if isinstance(here, str):
+        return  # its CPUs are offline, or are no whole cores any more
+    yield f"{name}: {_parts(here.cost)}"
+    best = best_cpus(view.machine, free, query)
+    if isinstance(best, FoundCpus) and best.cpus != grant.cpus:
+        yield (f"{name}: today CPUs {best.cpus} would be better ({_parts(best.cost)}); what runs is not moved unasked")
+        return
+    other = runner_up(view.machine, free, query, here)
+    yield (f"{name}: no other set is free" if other is None else
+           f"{name}: the next best set is {other.cpus}, at the same cost, with higher numbers"
+           if other.cost == here.cost else f"{name}: the next best set is {other.cpus} ({_parts(other.cost)})")
+
+
+def _parts(cost: CpuCost) -> str:
+    """The parts that are not 0, in words."""
+    names = {"nodes": "NUMA nodes", "distance": "distance", "away": "CPUs away from the devices",
+             "caches": "last-level caches", "partial_cores": "cores held in part",
+             "broken_nodes": "whole nodes broken", "broken_caches": "whole caches broken",
+             "leftover": "CPUs left in the touched caches"}
+    return "cost: " + ", ".join(f"{names[name]} {value}" for name, value in cost._asdict().items() if value)
