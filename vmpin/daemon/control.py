@@ -88,6 +88,14 @@ class Control:
         asked, reconciler, view = self._asked, self._asked.reconciler, self._asked.view
         if operation == "about" and asked.about is not None:
             return asked.about.data(view, asked.resynced, asked.source_health())
+        if operation == "allocations":
+            from vmpin.daemon.allocation_answers import allocations
+
+            return allocations(asked.allocating, request)
+        if operation == "set":
+            from vmpin.daemon.allocation_answers import set_policy
+
+            return set_policy(asked.allocating, request)
         if operation == "proof":
             sampler = asked.sampling.sampler
             if sampler is None:

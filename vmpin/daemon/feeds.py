@@ -27,6 +27,7 @@ from vmpin.status.health import SourceHealth
 if TYPE_CHECKING:
     from vmpin.host.inotify import Inotify
     from vmpin.procevents.feed import ProcEventsFeed
+    from vmpin.sources.nri.call_answers import CpuDecisions
     from vmpin.sources.nri.plugin import NriPlugin
 
 logger = logging.getLogger(__name__)
@@ -44,14 +45,16 @@ class NriFeed:
 
     The plugin's thread puts events into its queue and wakes the loop, which takes all that wait in one call.
     :param take: called in the loop, with all events that waited.
-    :param ended: called in the loop when no connection will come any more (a plugin that the runtime started)."""
+    :param ended: called in the loop when no connection will come any more (a plugin that the runtime started).
+    :param decisions: gives out CPUs, in the plugin's thread; None: nothing does."""
 
     def __init__(self, config: Config, take: Callable[[list[NriEvent]], None], ended: Callable[[], None],
-                 timeouts: Timeouts = TIMEOUTS) -> None:
+                 timeouts: Timeouts = TIMEOUTS, decisions: CpuDecisions | None = None) -> None:
         self._config = config
         self._timeouts = timeouts
         self._take = take
         self._ended = ended
+        self._decisions = decisions
         self._queues: list[NriQueue] = []
         self.state = "waits for the runtime's socket"
         self.since = 0.0  #: When the first of the events came that were taken last, by time.perf_counter().
@@ -73,7 +76,8 @@ class NriFeed:
             if not up:
                 loop.call_soon_threadsafe(self._ended)
 
-        given = nri.from_environment(self._new_queue(loop), on_end) if started_by_runtime else None
+        given = (nri.from_environment(self._new_queue(loop), on_end, decisions=self._decisions) if started_by_runtime
+                 else None)
         self.plugin = given or self._connecting(loop, "vmpin")
         plugins = [self.plugin]
         self.state = "waits for the runtime's list"
@@ -100,7 +104,8 @@ class NriFeed:
         from vmpin.sources.nri.connect import connect_to
         from vmpin.sources.nri.plugin import NriPlugin
 
-        return NriPlugin(connect_to(self._config.paths.nri), self._new_queue(loop), name, on_state=self._on_state)
+        return NriPlugin(connect_to(self._config.paths.nri), self._new_queue(loop), name, on_state=self._on_state,
+                         decisions=self._decisions)
 
     def request_list(self) -> None:
         """Have the runtime list its containers again, where it can: a new connection begins with that."""

@@ -50,8 +50,8 @@ class RuncRepair:
     def begin(self) -> None:
         """After a resync: begin what is due, unless repairs are still under way. Returns at once."""
         view, busy = self._view, self._task is not None and not self._task.done()
-        if not (view.config.policy.runc_repair and view.nri_listed) or busy:
-            return
+        if not (view.config.policy.runc_repair and view.nri_listed) or busy or view.granted is not None:
+            return  # the ledger's containers are pool_updates' to repair
         due = self._due()
         if due:
             self._task = asyncio.create_task(self._repair(due))

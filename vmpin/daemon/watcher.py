@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vmpin import log
 from vmpin.config.settings import Config
@@ -50,6 +51,10 @@ from vmpin.status.about import About
 from vmpin.status.health import SourceHealth
 from vmpin.wire.nri_enums import Verb
 
+if TYPE_CHECKING:
+    from vmpin.daemon.allocating import Allocating
+    from vmpin.status.allocation_report import AllocatorView
+
 logger = logging.getLogger(__name__)
 
 MAX_HOOK_HEAD = 4096  #: Bytes that a hook sends before the container's state.
@@ -77,7 +82,13 @@ class Watcher:
         self._tasks = SupervisedTasks(timeouts)
         self.restarts = self._tasks.restarts
         self.hooks = HookIntake(reconciler, spool, kept, lock, self._on_hook, self._resync.set, timeouts)
-        self._nri = NriFeed(config, self._on_nri, self._stop.set, timeouts) if wants_nri(config) else None
+        self.allocating: Allocating | None = None
+        if config.allocate.mode != "off":
+            from vmpin.daemon.allocating import Allocating
+
+            self.allocating = Allocating(reconciler, lambda: self._nri, timeouts)
+        decisions = None if self.allocating is None else self.allocating.allocator
+        self._nri = NriFeed(config, self._on_nri, self._stop.set, timeouts, decisions) if wants_nri(config) else None
         self._files = FileFeed(self._on_files, timeouts)
         self._proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
                              if config.watch.births else None)
@@ -157,6 +168,8 @@ class Watcher:
                                               self._timeouts)
         if self._nri is not None:
             sources["nri"] = self._nri.run
+        if self.allocating is not None:
+            sources["allocate"] = self.allocating.updates.run
         if self._proc_events is not None:
             sources["births"] = self._proc_events.run
         if sd_notify.watchdog_seconds() is not None:
@@ -209,6 +222,8 @@ class Watcher:
                     self._resync.set()  # containers that are not listed any more may have left something behind
                 case Disconnected():
                     self.reconciler.nri_connected(False)
+        if self.allocating is not None:
+            self.allocating.take()
         touched, lost = take_nri(self.reconciler, events)
         if lost and self._nri is not None:
             self._nri.request_list()
@@ -279,6 +294,8 @@ class Watcher:
             self._passes.ask_qmp()
             self._watch_files()
             self._repair.begin()
+            if self.allocating is not None:
+                self.allocating.resynced()
             if self._relist.due() and self._nri is not None:
                 self._nri.request_list()
 
@@ -295,8 +312,13 @@ class Watcher:
 
     def feeds(self) -> tuple[dict[str, object] | None, dict[str, object] | None]:
         """The NRI feed's and the proc-events feed's parts of the status; None for one that is switched off."""
-        return (None if self._nri is None else self._nri.data(),
+        allocate = {} if self.allocating is None else {"allocate": self.allocating.data()}
+        return (None if self._nri is None else {**self._nri.data(), **allocate},
                 None if self._proc_events is None else self._proc_events.data())
+
+    def allocator_view(self) -> AllocatorView | None:
+        """What is given out; None where nothing is."""
+        return None if self.allocating is None else self.allocating.view()
 
     @log.operation()
     def refresh_everything(self) -> PassReport:

@@ -13,8 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from vmpin.allocation.allocation_options import AllocationMode
 from vmpin.allocation.cpu_request import Alignment, CpuPolicy, CpuQuery
 from vmpin.allocation.ledger import GrantState
+from vmpin.allocation.refusal_kinds import REFUSAL_KINDS
 from vmpin.allocation.search import largest
-from vmpin.status.allocation_report import REFUSAL_KINDS, AllocatorView, free_cpus
+from vmpin.status.allocation_report import AllocatorView, free_cpus
 
 
 def allocation_families(view: AllocatorView) -> Iterator[Metric]:

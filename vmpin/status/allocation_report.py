@@ -19,8 +19,6 @@ from vmpin.domain.topology import Topology
 
 #: Of the JSON document.
 VERSION = 1
-#: Of refusals: too few CPUs are free, none are aligned as asked, the container may not have what it asks for.
-REFUSAL_KINDS = ("cpus", "alignment", "request")
 
 
 class AllocatorView(NamedTuple):
@@ -52,13 +50,6 @@ def allocation_report(view: AllocatorView) -> dict[str, Any]:
             "grants": [_grant(grant) for grant in sorted(ledger.grants.values(), key=age)],
             "refused": [{"namespace": one.namespace, "pod": one.pod, "container": one.container,
                          "reason": one.reason, "time": _time(one.time_ns)} for one in ledger.refused]}
-
-
-def refusal_kind(reason: str) -> str:
-    """One of REFUSAL_KINDS, by the sentence of the refusal (allocation.shortage, allocation.placing)."""
-    if "whole cores" in reason or "within one" in reason or reason.startswith("no "):
-        return "alignment"
-    return "cpus" if any(text in reason for text in (" are free", " must keep one", " are offline")) else "request"
 
 
 def free_cpus(view: AllocatorView) -> CpuSet:

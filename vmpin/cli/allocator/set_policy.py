@@ -1,0 +1,66 @@
+"""`vmpin set`: other CPUs for a container that runs. What stays out: the decision (allocation.live_change)."""
+
+import argparse
+
+from vmpin.cli.common import Verbs, load_config, output_flag, verb
+from vmpin.cli.control_client import Document, ask
+from vmpin.cli.output import print_data
+from vmpin.domain.terminal import printable
+from vmpin.errors import UsageError, WatcherError
+
+#: The annotations' short names.
+KEYS = ("policy", "align", "smt", "kind", "near", "spare")
+
+_ABOUT = """\
+Change what a running container asks for, under the checks of its creation: CPUs of its own, none, others, or aligned
+in another way (docs/allocation.md). It moves as little as an equally good set allows, and CPUs are taken from the
+shared containers before they are given. Only what is named changes; it lasts until the container ends.
+"""
+
+_EXAMPLES = """\
+examples:
+  vmpin set shop/web policy=fixed --dry-run     the plan, and nothing more
+  vmpin set shop/web/main policy=exclusive align=cache! smt=prefer
+  vmpin set shop/web/main policy=none           back to the pool
+
+exit codes: 0 done (or planned), 2 refused with the reason, or the command cannot be carried out
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = verb(verbs, "set", "give a running container other CPUs (allocate.mode: on)", run, about=_ABOUT,
+                  epilog=_EXAMPLES)
+    parser.add_argument("target", metavar="POD[/CONTAINER]", help="NAMESPACE/POD, NAMESPACE/POD/CONTAINER, or the "
+                        "beginning of a container's id")
+    parser.add_argument("changes", metavar="KEY=VALUE", nargs="+", help=f"what it asks for: {', '.join(KEYS)}")
+    parser.add_argument("--dry-run", action="store_true", help="show the plan, and change nothing")
+    output_flag(parser, ("text", "json"))
+
+
+def run(args: argparse.Namespace) -> int:
+    changes = {}
+    for text in args.changes:
+        key, equals, value = text.partition("=")
+        if not equals or key not in KEYS:
+            raise UsageError(f"{text!r} is no KEY=VALUE with a key of {', '.join(KEYS)}", "e.g. policy=fixed")
+        changes[key] = value
+    config = load_config(args)
+    found = ask(config, {"op": "set", "target": args.target, "changes": changes, "dry_run": args.dry_run})
+    if found is None:
+        raise WatcherError(f"{config.paths.control_socket}: no watcher runs, and it alone gives out CPUs",
+                           "start it: systemctl start vmpin, or `vmpin watch`")
+    if args.output == "json":
+        print_data(found, "json")
+    else:
+        _print(found, args.dry_run)
+    return 0
+
+
+def _print(found: Document, dry_run: bool) -> None:
+    for note in found["notes"]:
+        print(printable(note))
+    for update in found["updates"]:
+        print(f"  {printable(update['name'])}: cpuset {update['cpus']}")
+    if not found["updates"]:
+        print("  no cpuset changes")
+    print("planned, and not done" if dry_run else "the container runtime is asked for these changes now")

@@ -1,0 +1,102 @@
+"""The allocator in the watcher: made with `allocate.mode` observe or on, suspended while the kubelet's static policy
+gives out the CPUs, and its ledger handed to the reconciler.
+
+What stays out: the decisions (allocation), the ledger (reconcile.cpu_allocator), and CRI calls (pool_updates).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from vmpin.allocation.pool_cpus import pool
+from vmpin.allocation.runtime_call import Answer
+from vmpin.config.timeouts import Timeouts
+from vmpin.daemon.pool_updates import PoolUpdates
+from vmpin.domain.model import ContainerId
+from vmpin.host.allocator_topology import allocator_topology, device_nodes
+from vmpin.host.sysfs import Sysfs
+from vmpin.reconcile.cpu_allocator import CpuAllocator
+from vmpin.reconcile.ledger_file import LedgerFile
+from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.vm_size import vcpus_of
+from vmpin.status.allocation_report import AllocatorView
+
+if TYPE_CHECKING:
+    from vmpin.daemon.feeds import NriFeed
+
+logger = logging.getLogger(__name__)
+
+_STATIC = ("the kubelet's CPU manager policy is static: it gives out the CPUs, and vmpin follows (set "
+           "cpuManagerPolicy: none, or allocate.mode: off)")
+
+
+class Allocating:
+    """:param nri: the NRI feed, None without one. :raises SourceError: when the topology cannot be read."""
+
+    def __init__(self, reconciler: Reconciler, nri: Callable[[], NriFeed | None], timeouts: Timeouts) -> None:
+        view = reconciler.view
+        self._reconciler, self._view = reconciler, view
+        self._online, self._nri = view.node.online, nri
+        self._sysfs = Sysfs(view.config.paths.sys)
+        self.allocator = CpuAllocator(
+            allocator_topology(self._sysfs), view.config.allocate.options,
+            LedgerFile(view.config.paths.ledger_file, view.boot_id), partial(vcpus_of, proc=view.proc),
+            partial(device_nodes, self._sysfs))
+        self.updates = PoolUpdates(view, self.allocator, reconciler.read_cgroups, nri, timeouts)
+        self.check()
+
+    def check(self) -> None:
+        """Before a pass: whether the kubelet gives out the CPUs, and which are online."""
+        kubelet = self._view.kubelet
+        suspended = _STATIC if kubelet is not None and kubelet.static else ""
+        if suspended != self.allocator.suspended:
+            self.allocator.suspend(suspended)
+            if suspended:
+                logger.error("allocate: nothing is allocated: %s", suspended)
+            else:
+                logger.info("allocate: the kubelet's policy is not static any more: CPUs are allocated")
+                if (nri := self._nri()) is not None:
+                    nri.request_list()
+        self.take()
+
+    def take(self) -> None:
+        """Hand the reconciler what is given out; CPUs may wait for an update."""
+        self._reconciler.grant(self.allocator.granted())
+        self.updates.touch()
+
+    def resynced(self) -> None:
+        """After a resync."""
+        online = self._view.node.online
+        if online != self._online:
+            self._online = online
+            self.allocator.renew(allocator_topology(self._sysfs))
+        self.check()
+        self.updates.compare()
+
+    def view(self) -> AllocatorView | None:
+        """What is given out now; None before the runtime's first list."""
+        ledger = self.allocator.ledger()
+        if ledger is None:
+            return None
+        machine, options = self.allocator.machine, self.allocator.options
+        why = self.allocator.suspended
+        return AllocatorView("off" if why else str(options.mode), why, machine, options, ledger,
+                             pool(machine, ledger, options), self.allocator.refusals, self.allocator.pool_changes)
+
+    def change(self, container: ContainerId, changes: Mapping[str, str], dry_run: bool) -> Answer:
+        """As `CpuAllocator.change`."""
+        answer = self.allocator.change(container, changes, dry_run)
+        if not dry_run:
+            self.take()
+        return answer
+
+    def data(self) -> dict[str, object]:
+        """For the status."""
+        ledger = self.allocator.ledger()
+        return {"mode": self._view.config.allocate.mode, "suspended": self.allocator.suspended,
+                "pool": None if ledger is None else str(ledger.shared),
+                "grants": 0 if ledger is None else len(ledger.grants),
+                "refused": [] if ledger is None else [each._asdict() for each in ledger.refused]}

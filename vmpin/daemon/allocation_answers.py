@@ -1,0 +1,71 @@
+"""The allocator's part of the control socket: what was given (`vmpin allocations`, `vmpin explain`), and other CPUs
+for a container that runs (`vmpin set`).
+
+What stays out: deciding (allocation), and the socket (control).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vmpin.allocation.ledger import Grant, Ledger
+from vmpin.domain.model import ContainerId
+from vmpin.errors import UsageError, WatcherError
+from vmpin.status.allocation_report import allocation_report, explanations
+
+if TYPE_CHECKING:
+    from vmpin.daemon.allocating import Allocating
+
+_HINT = "allocate.mode is off: set it to observe or on, and restart the watcher"
+
+
+def allocations(allocating: Allocating | None, request: dict[str, object]) -> dict[str, object]:
+    """:raises WatcherError: while nothing is given out."""
+    if allocating is None:
+        raise WatcherError("vmpin gives out no CPUs", _HINT)
+    view = allocating.view()
+    if view is None:
+        raise WatcherError("the container runtime has not listed its containers yet", "is NRI on? `vmpin doctor nri`")
+    name = request.get("explain")
+    if name is not None:
+        return {"sentences": explanations(view, str(name))}
+    return allocation_report(view)
+
+
+def set_policy(allocating: Allocating | None, request: dict[str, object]) -> dict[str, object]:
+    """Change what a running container asks for. :raises WatcherError: while nothing is given out.
+    :raises UsageError: when it is refused, or the name fits no container, or several."""
+    if allocating is None:
+        raise WatcherError("vmpin gives out no CPUs", _HINT)
+    ledger = allocating.allocator.ledger()
+    changes = request["changes"]
+    if ledger is None or not isinstance(changes, dict):
+        raise WatcherError("the container runtime has not listed its containers yet", "is NRI on? `vmpin doctor nri`")
+    grant = _named(ledger, str(request["target"]))
+    texts = {str(key): str(value) for key, value in changes.items()}
+    answer = allocating.change(grant.container, texts, dry_run=request.get("dry_run") is not False)
+    if answer.refusal:
+        raise UsageError(answer.refusal.removeprefix("vmpin: "), "nothing was changed")
+    after = answer.ledger.grants[grant.container]
+    return {"container": grant.container, "before": str(grant.cpus), "cpus": str(after.cpus),
+            "policy": str(after.policy), "notes": list(answer.notes),
+            "updates": [{"container": update.container, "cpus": str(update.cpus), "name": _name(ledger, update[0])}
+                        for update in answer.updates]}
+
+
+def _named(ledger: Ledger, target: str) -> Grant:
+    """The running container of a name: NAMESPACE/POD, NAMESPACE/POD/CONTAINER or the beginning of its id."""
+    found = [grant for grant in ledger.grants.values() if grant.live and (
+        target in (f"{grant.namespace}/{grant.pod}", f"{grant.namespace}/{grant.pod}/{grant.name}")
+        or (target and grant.container.startswith(target)))]
+    if not found:
+        raise UsageError(f"no running container {target!r} is in the ledger", "`vmpin allocations -o wide` lists them")
+    if len(found) > 1:
+        names = ", ".join(sorted(f"{grant.namespace}/{grant.pod}/{grant.name}" for grant in found)[:8])
+        raise UsageError(f"{target!r} names {len(found)} containers: {names}", "name one: NAMESPACE/POD/CONTAINER")
+    return found[0]
+
+
+def _name(ledger: Ledger, container: ContainerId) -> str:
+    grant = ledger.grants.get(container)
+    return container if grant is None else f"{grant.namespace}/{grant.pod}/{grant.name}"

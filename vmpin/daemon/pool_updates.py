@@ -1,0 +1,122 @@
+"""Gives containers the CPUs that no answer of ours has carried, and has the cgroups read back, outside NRI's answers.
+
+By the CRI call UpdateContainerResources; where no CRI runtime answers, by the answer to the runtime's next list, for
+which the plugin connects again. Never by NRI's UpdateContainers, which hangs runtimes
+(sources.nri.session.NriSession.register), and never from within an answer. What stays out: which CPUs
+(reconcile.cpu_allocator). Owned by the watcher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Container
+from typing import TYPE_CHECKING
+
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
+from vmpin.domain.events import Source
+from vmpin.domain.model import ContainerId
+from vmpin.errors import SourceError
+from vmpin.reconcile.cpu_allocator import CpuAllocator
+from vmpin.reconcile.view import NodeView
+
+if TYPE_CHECKING:
+    from vmpin.daemon.feeds import NriFeed
+
+logger = logging.getLogger(__name__)
+
+#: A container whose cgroup has other CPUs than its own is given them so often within so many seconds.
+TRIES, WITHIN = 3, 600.0
+#: Seconds between two lists that are asked for, for want of a CRI socket: the runtime makes no container meanwhile.
+PAUSE = 30.0
+
+
+class PoolUpdates:
+    """:param read_back: reads the cgroups of containers again (`Reconciler.read_cgroups`).
+    :param nri: the NRI feed, None without one."""
+
+    def __init__(self, view: NodeView, allocator: CpuAllocator, read_back: Callable[[Container[ContainerId]], None],
+                 nri: Callable[[], NriFeed | None], timeouts: Timeouts = TIMEOUTS) -> None:
+        self._view, self._allocator, self._read_back, self._nri = view, allocator, read_back, nri
+        self._timeouts = timeouts
+        self._wake = asyncio.Event()
+        self._tries: dict[ContainerId, list[float]] = {}
+        self._listed = float("-inf")
+
+    def touch(self) -> None:
+        """After the runtime's events: CPUs may wait for an update."""
+        self._wake.set()
+
+    def compare(self) -> None:
+        """After a resync: containers on other CPUs than the ledger has for them, for longer than a resync. An update
+        may have failed, which no runtime reports; they are given their CPUs again."""
+        view, vms, now = self._view, self._view.vm_sandboxes(), time.monotonic()
+        expected = self._allocator.expected()
+        self._tries = {container: recent for container, times in self._tries.items()
+                       if (recent := [each for each in times if each > now - WITHIN])}
+        for sandbox, container in view.disagreements:
+            state, cpus = view.sandboxes.get(sandbox), expected.get(container)
+            record = None if state is None else state.containers.get(container)
+            report = None if record is None else record.reports.get(Source.CGROUP)
+            if sandbox in vms or cpus is None or report is None or report.cpuset == cpus:
+                continue
+            times = self._tries.setdefault(container, [])
+            if len(times) > TRIES:
+                continue
+            times.append(now)
+            if len(times) > TRIES:
+                logger.error("container=%s has the CPUs %s instead of %s again: another writer takes its own; after "
+                             "%d tries it is left alone for some minutes", container, report.cpuset, cpus, TRIES)
+                continue
+            logger.warning("container=%s has the CPUs %s instead of %s: it is given its own again", container,
+                           report.cpuset, cpus)
+            self._allocator.read_back(container, report.cpuset)
+            self.touch()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while (pause := self._allocator.pause()) is not None:
+                if pause:
+                    await asyncio.sleep(pause)
+                else:
+                    await self._give()
+
+    async def _give(self) -> None:
+        """Make the calls that are due, one after the other: what an answer carries meanwhile is due no more."""
+        from vmpin.sources import cri  # protobuf and gRPC, which a node without an allocator does not load
+
+        servers = cri.sockets(self._view.config.paths.cri)
+        failed: set[ContainerId] = set()
+        while (update := self._allocator.next_update(failed)) is not None:
+            container, cpus = update
+            try:
+                if not servers:
+                    raise cri.NoRuntime("CRI", "no socket (paths.cri)")
+                await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._timeouts.cri_call)
+            except cri.NoRuntime as err:
+                self._allocator.postpone(PAUSE)
+                self._list(str(err))
+                return
+            except SourceError as err:
+                failed.add(container)
+                logger.warning("container=%s: the runtime does not give it the CPUs %s: %s", container, cpus, err)
+                if cri.is_mute(err):
+                    break
+                continue
+            self._allocator.given(update)
+            logger.info("container=%s is given its CPUs by=CRI cpus=%s", container, cpus)
+            self._read_back([container])
+        if failed:
+            self._allocator.postpone(PAUSE)
+
+    def _list(self, why: str) -> None:
+        """Have the runtime list its containers: the answer gives them their CPUs."""
+        nri, now = self._nri(), time.monotonic()
+        if nri is not None and now >= self._listed + PAUSE:
+            self._listed = now
+            logger.info("allocate: %s: CPUs are given with the answer to a list", why)
+            nri.request_list()
