@@ -23,8 +23,9 @@ LARGEST = 2500
 #: 14: the doctor reads the kubelet's reservations and finds the CRI sockets.
 #: 122: the plugin's answers can give CPUs, and placement follows what is given.
 #: 76: the watcher's allocator, where there is one: its requests, its metrics, what it explains.
+#: 16: its ledger is given up when it is switched off.
 #: 45: scenarios with the allocator's events, and what they show.
-TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45 + 76
+TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45 + 76 + 16
 #: What a node in a cluster needs besides: what the reporter is sent, and the reporter, which no node without an API
 #: server runs. Counted apart, so that the number above goes on to hold what pins.
 CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/node_pictures.py",
@@ -45,7 +46,8 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
              "vmpin/config/scenario_allocation.py", "vmpin/domain/granted_cpus.py",
              "vmpin/sources/nri/call_answers.py", "vmpin/sources/nri/container_requests.py",
              "vmpin/status/allocation_report.py", "vmpin/status/allocation_metrics.py", "vmpin/cli/allocator",
-             "vmpin/reconcile/cpu_allocator.py", "vmpin/reconcile/ledger_file.py", "vmpin/reconcile/vm_size.py",
+             "vmpin/reconcile/cpu_allocator.py", "vmpin/reconcile/ledger_file.py",
+             "vmpin/reconcile/ledger_release.py", "vmpin/reconcile/vm_size.py",
              "vmpin/daemon/allocating.py", "vmpin/daemon/pool_updates.py", "vmpin/daemon/allocation_answers.py")
 ALLOCATOR_TOTAL = 5_000
 

@@ -170,6 +170,8 @@ class Watcher:
             sources["nri"] = self._nri.run
         if self.allocating is not None:
             sources["allocate"] = self.allocating.updates.run
+        if config.allocate.mode != "on" and config.paths.ledger_file.exists():
+            sources["release"] = self._release_ledger
         if self._proc_events is not None:
             sources["births"] = self._proc_events.run
         if sd_notify.watchdog_seconds() is not None:
@@ -179,6 +181,13 @@ class Watcher:
 
             sources["metrics"] = directory.restarted(Exporter(self, self._timeouts).run)
         return sources
+
+    async def _release_ledger(self) -> None:
+        """The allocator was switched off: its ledger is given up. As every task that ends, it is made again."""
+        from vmpin.reconcile.ledger_release import release_ledger
+
+        if await asyncio.to_thread(release_ledger, self.view.config, self._timeouts.cri_call):
+            await asyncio.Event().wait()
 
     async def _end_tasks(self, directory: RunDirectory) -> bool:
         """End the tasks, the guests' last: with `watch.on_exit` unpin they are given their masks back, too.

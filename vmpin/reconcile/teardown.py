@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vmpin.config.settings import Config
+from vmpin.config.timeouts import TIMEOUTS
 from vmpin.pinning.apply import Result
 from vmpin.reconcile import state_file
 from vmpin.reconcile.reconciler import Reconciler
@@ -32,6 +33,11 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
         logger.error("sandboxes=%d have threads that kept their masks; what those had before is still in %s",
                      len(reconciler.originals.masks), config.paths.state_file)
         return False
+    if config.paths.ledger_file.exists():
+        from vmpin.reconcile.ledger_release import release_ledger
+
+        if not release_ledger(config, TIMEOUTS.cri_call):
+            return False
     # Here, as a watcher that starts does not leave: asyncio alone takes as long as everything else that it loads.
     import shutil
 
@@ -60,5 +66,6 @@ def left(config: Config) -> list[Path]:
 
 def _files(config: Config) -> Iterable[Path]:
     paths = config.paths
-    return (paths.state_file, paths.notes_file, paths.proof_file, paths.hook_socket, paths.control_socket,
-            paths.status_socket, *state_file.beside(paths.state_file), *state_file.beside(paths.proof_file))
+    return (paths.state_file, paths.notes_file, paths.proof_file, paths.ledger_file, paths.hook_socket,
+            paths.control_socket, paths.status_socket, *state_file.beside(paths.state_file),
+            *state_file.beside(paths.proof_file), *state_file.beside(paths.ledger_file))

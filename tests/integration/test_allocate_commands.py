@@ -1,0 +1,103 @@
+"""`vmpin allocations`, `set` and `explain` at a running watcher that gives out CPUs, with a real containerd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from real_containerd import Containerd
+from real_node import Node, wait
+from test_watch_allocate import POLICY, WHOLE, AllocatingNode
+
+pytestmark = pytest.mark.root
+
+TARGET = "tests/web/main"
+
+
+@pytest.fixture
+def node() -> Iterator[AllocatingNode]:
+    with Containerd("trixie") as containerd, AllocatingNode(containerd) as made:
+        yield made
+
+
+def test_what_was_given_is_shown_explained_and_changed(node: AllocatingNode) -> None:
+    node.connect()
+    shared = node.containerd.pod("shared").container("main")
+    main = node.containerd.pod("web", annotations={POLICY: "none"}).container("main", **WHOLE)
+    node.wait_for(main, node.all)
+    plan = node.data("set", TARGET, "policy=exclusive", "--dry-run")
+    assert (plan["cpus"], plan["policy"]) == (node.own, "exclusive")
+    # CPUs are taken from the shared container before they are given.
+    assert [(update["container"], update["cpus"]) for update in plan["updates"]] == [
+        (shared.id, node.rest), (main.id, node.own)]
+    assert (main.cgroup_cpus(), shared.cgroup_cpus()) == (str(node.all), str(node.all))
+    done = node.cli("set", TARGET, "policy=exclusive")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("the container runtime is asked for these changes now\n")
+    node.wait_for(shared, node.rest)
+    node.wait_for(main, node.own)
+    found = node.data("allocations")
+    grants = {each["pod"]: each for each in found["grants"]}
+    assert (grants["web"]["cpus"], grants["web"]["asked"]) == (node.own, {"policy": "exclusive"})
+    assert (found["mode"], found["shared"], found["free"]["cpus"]) == ("on", node.rest, "")
+    table = node.cli("allocations").stdout
+    assert "tests/web" in table
+    assert "tests/shared" not in table
+    assert "tests/shared" in node.cli("allocations", "-o", "wide").stdout
+    sentences = node.data("explain", "tests/web")["sentences"]
+    assert f"has CPUs {node.own} (policy=exclusive)" in sentences[0]
+    assert node.cli("set", TARGET, "policy=none").returncode == 0
+    for each in (shared, main):
+        node.wait_for(each, node.all)
+
+
+def test_what_cannot_be_is_refused_with_the_reason(node: AllocatingNode) -> None:
+    node.connect()
+    pod = node.containerd.pod("web")
+    pod.container("main")
+    pod.container("side")
+    for words, why in ((("tests/web", "policy=fixed"), "names 2 containers: tests/web/main, tests/web/side"),
+                       ((TARGET, "policy=fixed"), "needs request = limit in whole CPUs"),
+                       ((TARGET, "policy=mine"), "policy=mine: it is none of"),
+                       ((TARGET, "policies=fixed"), "is no KEY=VALUE"),
+                       (("tests/none", "policy=fixed"), "no running container 'tests/none'")):
+        done = node.cli("set", *words)
+        assert (done.returncode, why in done.stderr) == (2, True), done
+    assert node.cli("explain", "tests/none").returncode == 2
+
+
+def test_where_nothing_is_given_out_it_is_said(node: AllocatingNode) -> None:
+    assert node.cli("allocations").returncode == 1
+    assert "no watcher runs" in node.cli("allocations").stderr
+    node.configure(allocate={"mode": "off"})
+    node.connect()
+    done = node.cli("allocations")
+    assert (done.returncode, "gives out no CPUs" in done.stderr) == (2, True), done
+    assert wait(lambda: Node.data(node, "status")["node"], "no status")
+
+
+def test_switched_off_the_pool_is_given_back_and_own_cpus_stay(node: AllocatingNode) -> None:
+    node.connect()
+    shared = node.containerd.pod("shared").container("main")
+    own = node.pod().container("main", **WHOLE)
+    assert (own.cgroup_cpus(), shared.cgroup_cpus()) == (node.own, node.rest)
+    node.stop()
+    node.configure(allocate={"mode": "off"}, paths={"cri": str(node.containerd.top / "cri.sock")})
+    node.connect()
+    node.wait_for(shared, node.all)
+    wait(lambda: node.ledger() is None, "the ledger is still there")
+    assert own.cgroup_cpus() == node.own
+    assert "these containers keep their CPUs until they end: tests/own/main" in node.log()
+
+
+def test_unpin_all_gives_the_pool_back(node: AllocatingNode) -> None:
+    node.connect()
+    shared = node.containerd.pod("shared").container("main")
+    node.pod().container("main", **WHOLE)
+    node.stop()
+    assert str(node.run / "ledger.json") in node.cli("unpin", "--all", "--dry-run").stdout
+    done = node.cli("unpin", "--all")
+    assert done.returncode == 0, done.stderr
+    assert "keep their CPUs until they end: tests/own/main" in done.stderr
+    assert shared.cgroup_cpus() == str(node.all)
+    assert node.ledger() is None
