@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import CpuKind, CpuPolicy
-from vmpin.allocation.eligibility import amount_of, brings_cpus, configured_groups, ruling
+from vmpin.allocation.eligibility import OWN, amount_of, brings_cpus, configured_groups, ruling
 from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.allocation.placing import numa_node
 from vmpin.allocation.runtime_call import RequestedContainer
@@ -52,9 +52,11 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
             others.append(container)
         else:
             claims.append(_Claim(container, annotated, container.cpuset))
+    # Sure to be no container's own: a shared container runs there.
+    pooled = union(claim.cpuset for claim in claims if claim.annotated.policy not in OWN)
     claims.sort(key=lambda claim: (not claim.exact, claim.annotated.since_ns, claim.container.id))
     for claim in claims:
-        grant = _grant_of(machine, ledger, claim, options)
+        grant = _grant_of(machine, ledger, claim, options, pooled)
         if isinstance(grant, str):
             notes.append(f"{claim.container.namespace}/{claim.container.pod}/{claim.container.name} has the cpuset "
                          f"{claim.cpuset}, which is not adopted: {grant}")
@@ -64,8 +66,10 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
     return ledger, others
 
 
-def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: AllocationOptions) -> Grant | str:
-    """The grant that a claim proves. :returns: why it proves none."""
+def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: AllocationOptions,
+              pooled: CpuSet) -> Grant | str:
+    """The grant that a claim proves. :param pooled: CPUs that shared containers are on. :returns: why it proves
+    none."""
     container, annotated, cpuset = claim
     amount = amount_of(container.shares, container.quota, container.period)
     asked = AskedCpus(annotated.wish._replace(policy=annotated.policy), "vmpin")
@@ -83,7 +87,7 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
         return grant
     taken = union(other.held for other in ledger.grants.values())
     never = _never(machine, grant, options)
-    cpus = _own_part(grant, claim, taken | never)
+    cpus = _own_part(grant, claim, taken | never, pooled)
     wrong = _against(machine, grant, cpus, taken, never)
     if wrong:
         return wrong
@@ -92,13 +96,16 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
     return grant._replace(cpus=cpus, spare=spare, own_spare=own_spare)
 
 
-def _own_part(grant: Grant, claim: _Claim, taken: CpuSet) -> CpuSet:
+def _own_part(grant: Grant, claim: _Claim, taken: CpuSet, pooled: CpuSet) -> CpuSet:
     """The container's own CPUs in its cpuset, where a VM has spare ones besides and a group has those of its other
-    members: those of the annotation first, then those that are no other grant's. :param taken: CPUs that cannot be."""
+    members: those that no shared container is on first; of these the annotation's, then those that are no other
+    grant's. :param taken: CPUs that cannot be."""
     if not grant.vm and grant.policy is not CpuPolicy.GROUP:
         return claim.cpuset
     named = claim.annotated.cpus & claim.cpuset
     order = [*named, *(claim.cpuset - named - taken - claim.annotated.spare), *(claim.cpuset - named - taken)]
+    if grant.policy is not CpuPolicy.FIXED:  # those stay in the pool
+        order.sort(key=pooled.__contains__)
     return CpuSet(list(dict.fromkeys(order))[: grant.amount.size])
 
 

@@ -321,6 +321,16 @@ def test_after_a_resize_the_cpuset_proves_the_cpus() -> None:
     assert answer.updates == ()
 
 
+def test_what_a_shared_container_runs_on_was_a_vms_spare_cpu() -> None:
+    """A VM that grew from CPUs 2-3 to 2-4, with the spare CPU 1; the annotation is of its creation."""
+    vm = claim("a", 3, '{"v":1,"policy":"exclusive","since":0,"cpus":"2-3","spare":"4"}', "1-4")._replace(
+        vm=True, vm_vcpus=1)
+    web = claim("web", 0, '{"v":1,"policy":"none","since":0}', "0-1,5-7")
+    answer = on_synchronize(MACHINE, listed(vm, web), None, ON)
+    assert (answer.ledger.grants[vm.id].cpus, answer.ledger.grants[vm.id].spare) == (cpus("2-4"), cpus("1"))
+    assert answer.updates == ()
+
+
 def test_what_was_missed_gets_its_cpus_and_the_shared_ones_lose_them_first() -> None:
     node = Played()
     node.create("web")
