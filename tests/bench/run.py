@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import allocating
+import creating
 import drifting
 import growth
 import guest_agent
@@ -132,6 +133,7 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("all_nodes_200", "all_nodes_rss"): _all_nodes,
     ("allocate_96",): lambda bench: [allocating.allocate("allocate_96", bench.rounds(400))],
     ("allocate_512",): lambda bench: [allocating.allocate("allocate_512", bench.rounds(400))],
+    ("nri_create_cost",): lambda bench: [creating.cost(bench.rounds(200))],
     ("pyz_size",): lambda bench: [guest_agent.size()],
 }
 NAMES = [name for names in BENCHMARKS for name in names]

@@ -153,11 +153,15 @@ def test_the_agent_in_a_guest_is_measured(tmp_path: Path) -> None:
 def test_the_search_for_cpus_is_measured(tmp_path: Path) -> None:
     need_root()
     out = tmp_path / "bench.json"
-    ran, _, err = run("--only", "allocate_96", "--only", "allocate_512", "-o", out)
+    ran, _, err = run("--only", "allocate_96", "--only", "allocate_512",
+                    "--only", "nri_create_cost", "-o", out)
     assert ran.returncode == 0, err
     figures = json.loads(out.read_text())["benchmarks"]
-    assert [figure["name"] for figure in figures] == ["allocate_96", "allocate_512"]
-    for figure in figures:
+    *searches, creation = figures
+    assert [figure["name"] for figure in figures] == ["allocate_96", "allocate_512", "nri_create_cost"]
+    assert creation.keys() >= FIELDS
+    assert 0 < creation["floor"] < creation["value"] <= creation["p95"]
+    for figure in searches:
         assert figure.keys() >= FIELDS
         assert min(figure["floor"], *figure["by_machine"].values()) > 0
         assert figure["value"] == max(figure["by_machine"].values())
