@@ -87,7 +87,7 @@ def test_switched_off_the_pool_is_given_back_and_own_cpus_stay(node: AllocatingN
     node.wait_for(shared, node.all)
     wait(lambda: node.ledger() is None, "the ledger is still there")
     assert own.cgroup_cpus() == node.own
-    assert "these containers keep their CPUs until they end: tests/own/main" in node.log()
+    node.wait_for_log("these containers keep their CPUs until they end: tests/own/main")
 
 
 def test_unpin_all_gives_the_pool_back(node: AllocatingNode) -> None:

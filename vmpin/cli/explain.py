@@ -28,7 +28,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     from vmpin.status.explain import sentences
     config = load_config(args)
-    if "/" in args.sandbox:  # no sandbox's id, but NAMESPACE/POD[/CONTAINER] of the allocator's ledger
+    if config.allocate.mode != "off" and "/" in args.sandbox:  # no id, but a pod of the allocator's ledger
         texts = _of_grants(config, args.sandbox)
         return _show({"name": args.sandbox, "sentences": texts}, texts, args.output)
     found = status_document(config, args.sandbox, direct=args.direct)
