@@ -86,8 +86,6 @@ class AllocateSettings(NamedTuple):
                           "(CMK_CPUS_ASSIGNED and the others), or off")
     grow_delay_seconds: float = setting(2.0, _pause, "how long CPUs that came back wait for an answer of vmpin's to "
                                         "ride in, before the pool's containers are given them by CRI calls")
-    live_annotations: bool = setting(False, values.flag, "whether a changed annotation of a pod, as the API server "
-                                     "has it, changes a container that runs")
 
     @property
     def options(self) -> AllocationOptions:
@@ -100,4 +98,4 @@ class AllocateSettings(NamedTuple):
             Alignment(self.align), SmtUse(self.smt), self.spread.replace("off", ""),
             self.strict_reserved, self.pool_headroom, frozenset(filter(None, self.privileged_namespaces.split(","))),
             group_rules(self.groups), frozenset(map(allowed.HonouredKeys, filter(None, self.honour.split(",")))),
-            self.export.replace("off", ""), self.grow_delay_seconds, self.live_annotations)
+            self.export.replace("off", ""), self.grow_delay_seconds)

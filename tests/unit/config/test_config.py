@@ -290,14 +290,13 @@ def test_the_allocators_options_are_those_of_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, """
         allocate: {mode: on, reserved: "0-1", default: guaranteed, align: cache, smt: require, spread: nodes,
                    strict_reserved: true, pool_headroom: 2, privileged_namespaces: "kube-system,ops",
-                   groups: "db=4-7@shop+ops;batch", honour: "crane,nri-plugins", export: cmk, grow_delay_seconds: 0,
-                   live_annotations: true}
+                   groups: "db=4-7@shop+ops;batch", honour: "crane,nri-plugins", export: cmk, grow_delay_seconds: 0}
     """)
     assert settings.load(path, {}, {}).allocate.options == AllocationOptions(
         AllocationMode.ON, CpuSet.parse("0-1"), DefaultPolicy.GUARANTEED, Alignment.CACHE, SmtUse.REQUIRE, "nodes",
         True, 2, frozenset({"kube-system", "ops"}),
         {"db": GroupRule(CpuSet.parse("4-7"), frozenset({"shop", "ops"})), "batch": GroupRule()},
-        frozenset({HonouredKeys.CRANE, HonouredKeys.NRI_PLUGINS}), "cmk", 0.0, True)
+        frozenset({HonouredKeys.CRANE, HonouredKeys.NRI_PLUGINS}), "cmk", 0.0)
 
 
 @pytest.mark.parametrize(("key", "value"), [
