@@ -25,7 +25,7 @@ from vmpin.domain.topology import Topology
 def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
              options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | str:
     """The ledger with the grant of a new container, and lines for the log. :returns: why it is refused."""
-    amount = amount_of(container.shares, container.quota, container.period)
+    amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
     grant = Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
                   container.pod_uid, AskedCpus().wish, CpuPolicy.NONE, amount=amount, vm=container.vm,
                   vm_vcpus=container.vm_vcpus or 0, vm_overhead=container.vm_overhead, since_ns=container.time_ns)
@@ -62,7 +62,7 @@ def with_amount(machine: Topology, ledger: Ledger, container: RequestedContainer
                 options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | str:
     """The ledger once a container of it requests what the call has. :returns: why that is refused."""
     grant = ledger.grants[container.id]
-    amount = amount_after(grant.amount, container.shares, container.quota, container.period)
+    amount = amount_after(grant.amount, container.shares, container.quota, container.period, container.guaranteed)
     if amount == grant.amount:
         return rebalanced(machine, ledger, options), ()
     changed = grant._replace(amount=amount)

@@ -71,7 +71,7 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
     """The grant that a claim proves. :param pooled: CPUs that shared containers are on. :returns: why it proves
     none."""
     container, annotated, cpuset = claim
-    amount = amount_of(container.shares, container.quota, container.period)
+    amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
     asked = AskedCpus(annotated.wish._replace(policy=annotated.policy), "vmpin")
     ruled = ruling(asked, container.namespace, container.guaranteed, amount, options)
     if isinstance(ruled, str):

@@ -31,28 +31,30 @@ class PolicyRuling(NamedTuple):
     note: str = ""
 
 
-def amount_of(shares: int | None, quota: int | None, period: int | None) -> CpuAmount:
+def amount_of(shares: int | None, quota: int | None, period: int | None, guaranteed: bool = False) -> CpuAmount:
     """What the kubelet made these of: shares = request * 1024, rounded down, quota = limit * period. Whole CPUs are
-    exact; other requests are within a thousandth of a CPU."""
+    exact; other requests are within a thousandth of a CPU. A request beyond 256 CPUs shows as 256.
+    :param guaranteed: the pod is of that class, so that every request in it is its limit."""
     period = period or 100_000
     request = -(-(shares or 0) * 1000 // 1024)
     if quota is None or quota <= 0:
         return CpuAmount(request)
     size, rest = divmod(quota, period)
     limit = -(-quota * 1000 // period)
-    if shares == _MOST_SHARES and limit >= request:
+    if shares == _MOST_SHARES and guaranteed and limit > request:
         request = limit
     elif shares != size * 1024:
         size = 0
     return CpuAmount(request, limit, 0 if rest else size)
 
 
-def amount_after(before: CpuAmount, shares: int | None, quota: int | None, period: int | None) -> CpuAmount:
+def amount_after(before: CpuAmount, shares: int | None, quota: int | None, period: int | None,
+                 guaranteed: bool = False) -> CpuAmount:
     """The amount after an update. What it does not name stays, and shares alone change nothing of the size."""
     if not quota:
         return before if shares is None else before._replace(request=amount_of(shares, None, None).request)
     if shares is not None:
-        return amount_of(shares, quota, period)
+        return amount_of(shares, quota, period, guaranteed)
     alone = amount_of(None, quota, period)
     whole = alone.limit == before.request and not alone.limit % 1000
     return CpuAmount(before.request, alone.limit, alone.limit // 1000 if whole else 0)

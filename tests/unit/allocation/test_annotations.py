@@ -152,12 +152,19 @@ def test_a_change_names_what_is_wrong(changes: dict[str, str], match: str) -> No
     (3072, 150_000, 50_000, CpuAmount(3000, 3000, 3)),
     (2, None, 100_000, CpuAmount(2, 0, 0)),
     (None, None, None, CpuAmount()),
-    (262_144, 30_000_000, 100_000, CpuAmount(300_000, 300_000, 300)),
+    (262_144, 25_600_000, 100_000, CpuAmount(256_000, 256_000, 256)),
+    (262_144, 30_000_000, 100_000, CpuAmount(256_000, 300_000, 0)),
     (262_144, 20_000_000, 100_000, CpuAmount(256_000, 200_000, 0)),
     (4096, 400_000, None, CpuAmount(4000, 4000, 4)),
 ])
 def test_whole_cpus_are_exact(shares: int | None, quota: int | None, period: int | None, expected: CpuAmount) -> None:
     assert amount_of(shares, quota, period) == expected
+
+
+def test_beyond_256_cpus_the_qos_class_has_the_request() -> None:
+    """The kernel's largest cpu.shares is that of 256 CPUs: a pod's author could ask for fewer than the limit."""
+    assert amount_of(262_144, 30_000_000, 100_000, guaranteed=True) == CpuAmount(300_000, 300_000, 300)
+    assert amount_of(2048, 300_000, 100_000, guaranteed=True) == CpuAmount(2000, 3000, 0)
 
 
 def test_an_update_keeps_what_it_does_not_name() -> None:
