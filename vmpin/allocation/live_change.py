@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from vmpin.allocation.admission import about, observed
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import CpuCost, CpuPolicy, CpuQuery, FoundCpus
-from vmpin.allocation.eligibility import OWN, brings_cpus, near_nodes, query_of, ruling
+from vmpin.allocation.eligibility import OWN, allowed_cpus, brings_cpus, near_nodes, query_of, ruling
 from vmpin.allocation.ledger import Grant, Ledger
 from vmpin.allocation.placing import balanced, numa_node, room_for
 from vmpin.allocation.pool_cpus import all_updates
@@ -49,7 +49,7 @@ def set_policy(machine: Topology, ledger: Ledger, container: ContainerId, change
         near = near_nodes(machine, wish)
         other = other._replace(node=numa_node(machine, ledger, other, options, near))
     elif brings_cpus(other.policy, other.group, options):
-        cpus = _moved(machine, ledger, other, options)
+        cpus = grant.cpus if _fits(machine, grant, other, options) else _moved(machine, ledger, other, options)
     after = balanced(machine, ledger, options, other._replace(cpus=cpus)) if not isinstance(cpus, str) else cpus
     if isinstance(after, str):
         return Answer(ledger, refusal=f"vmpin: {after}")
@@ -65,6 +65,14 @@ def release_pool(machine: Topology, ledger: Ledger) -> tuple[tuple[SideUpdate, .
     updates = [SideUpdate(grant.container, machine.online) for grant in live
                if grant.policy not in OWN and grant.written and grant.written != machine.online]
     return tuple(sorted(updates)), tuple(sorted(about(grant) for grant in live if grant.cpus))
+
+
+def _fits(machine: Topology, grant: Grant, other: Grant, options: AllocationOptions) -> bool:
+    """Whether the present CPUs do for a changed wish: nothing that chooses CPUs has changed, and they may be had."""
+    same = grant.wish._replace(policy=other.wish.policy, spare=other.wish.spare) == other.wish
+    allowed = allowed_cpus(machine, other.wish, options)
+    return (same and grant.group == other.group and len(grant.cpus) == other.amount.size
+            and not isinstance(allowed, str) and grant.cpus <= allowed)
 
 
 def _moved(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> CpuSet | str:

@@ -113,7 +113,7 @@ def balanced(machine: Topology, ledger: Ledger, options: AllocationOptions, gran
     after = with_spare_sets(machine, ledger.with_grants(grant), options, grant.sandbox)
     if isinstance(after, str):
         return after
-    if not pool(machine, after, options):
+    if not pool(machine, after, options) and grant.out_of_pool:
         whole = pool(machine, before, options)
         return f"needs {grant.amount.size} CPUs: the pool has {len(whole)} ({whole}), and must keep one"
     return settled(machine, after, options)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import Alignment, CpuCost, CpuPolicy, CpuQuery, CpuWish, FoundCpus
+from vmpin.allocation.eligibility import query_of
 from vmpin.allocation.ledger import Grant, Ledger, age
 from vmpin.allocation.search import best_cpus, best_part, largest, runner_up
 from vmpin.cpuset import CpuSet
@@ -139,9 +140,7 @@ def _explained(view: AllocatorView, grant: Grant) -> Iterator[str]:
     if grant.spare:
         yield f"{name}: its VM's spare vCPUs and other threads have CPUs {grant.spare}"
     free = free_cpus(view) | grant.cpus
-    query = CpuQuery(len(grant.cpus), grant.wish.align or view.options.align, False,
-                     grant.wish.smt or view.options.smt,
-                     near=frozenset(node for name, node in view.machine.devices.items() if name == grant.wish.near))
+    query = query_of(view.machine, grant.wish, len(grant.cpus), view.options, CpuSet())
     here = best_part(view.machine, free, grant.cpus, query)
     if isinstance(here, str):
         return  # its CPUs are offline, or are no whole cores any more

@@ -215,6 +215,15 @@ def test_the_pool_keeps_a_cpu_and_strict_reserved_cpus_are_none_of_it() -> None:
     assert strict.create("sys", annotations={"cpu-policy.vmpin.io": "infra"}, namespace="kube-system") == "0"
 
 
+def test_a_shared_container_is_let_in_while_the_pool_is_offline() -> None:
+    machine = MACHINE._replace(online=cpus("2-3"))
+    node = Played(AllocationOptions(AllocationMode.ON, reserved=CpuSet((0,))), machine)
+    node.create("a", 1, EXCLUSIVE)
+    node.machine = machine._replace(online=cpus("2"))
+    node.create("web")
+    assert node.refusal == ""
+
+
 def test_groups() -> None:
     node = Played(ON._replace(groups={"set": GroupRule(cpus("6-7"))}))
     ours = {"cpu-policy.vmpin.io": "group:x"}
@@ -251,6 +260,12 @@ def test_a_live_change_moves_as_little_as_possible() -> None:
     node.call(set_policy, ContainerId("a"), {"policy": "fixed"})
     assert node.ledger.grants[ContainerId("a")].cpus == cpus("2-3")
     assert list(node.updates) == [SideUpdate(ContainerId("web"), cpus("0-7"))]
+    node.ledger = before
+    for changes in ({}, {"policy": "exclusive"}, {"spare": "0"}, {"policy": "fixed"}):
+        found = before.grants[ContainerId("a")]._replace(cpus=cpus("3,5"), written=cpus("3,5"))
+        node.ledger = before.with_grants(found)
+        node.call(set_policy, ContainerId("a"), changes)
+        assert node.ledger.grants[ContainerId("a")].cpus == cpus("3,5"), "better CPUs are no reason to move"
     node.ledger = before
     node.call(set_policy, ContainerId("a"), {"near": "eth1"})
     assert node.ledger.grants[ContainerId("a")].cpus == cpus("4-5")

@@ -91,6 +91,11 @@ def test_a_grant_is_explained_with_its_cost_and_the_next_best_set() -> None:
                          "caches 1, whole nodes broken 1)")
 
 
+def test_a_grant_near_a_node_is_compared_with_sets_there_alone() -> None:
+    near = grant("main", "2,6", wish=CpuWish(CpuPolicy.EXCLUSIVE, near="nodes:1"))
+    assert "better" not in " ".join(explanations(view(near), "shop/web"))
+
+
 def test_a_container_without_cpus_of_its_own_is_explained() -> None:
     shared = grant("side", "", policy=CpuPolicy.NONE, wish=CpuWish(), written=CpuSet.parse("0-1"))
     assert explanations(view(shared), "shop/web/side") == [
