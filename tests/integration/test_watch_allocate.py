@@ -192,12 +192,13 @@ def test_a_side_update_that_was_lost_is_made_good(node: AllocatingNode) -> None:
     shared = node.containerd.pod("shared").container("main")
     node.pod().container("main", **WHOLE)
     node.wait_for(shared, node.rest)
-    told: list[NriEvent] = []
-    other = NriPlugin(connect_to(node.containerd.nri_socket), delivering(told.append), name="other", index="10")
+    reported: list[NriEvent] = []
+    other = NriPlugin(connect_to(node.containerd.nri_socket), delivering(reported.append), name="other", index="10")
     other.reconnect({ContainerId(shared.id): NriUpdate(node.all)})
     other.start()
     try:
-        wait(lambda: any(isinstance(event, Synced) and event.updated for event in told), lambda: f"not moved: {told}")
+        wait(lambda: any(isinstance(event, Synced) and event.updated for event in reported),
+             lambda: f"not moved: {reported}")
     finally:
         other.stop(PATIENCE)
     node.wait_for(shared, node.rest)
