@@ -63,10 +63,11 @@ class Both:
         self._marked, self._at = len(self.server.served()), time.monotonic()
 
     def since(self, node: ReporterNode) -> Counter[str]:
-        """Requests of a node that came after the mark; without those that a server forbids as long as it has not read
-        its roles. Where this took so long that a refresh or the end of a watch was due, those are left out."""
+        """Requests of a node that came after the mark; without those that a server refuses as long as it starts (403
+        before it has read its roles). Where this took so long that a refresh or the end of a watch was due, those are
+        left out."""
         found = Counter(each.short for each in self.server.served()[self._marked:]
-                        if each.node == node.name and each.code != 403)
+                        if each.node == node.name and each.code not in (403, 429) and each.code < 500)
         seconds = time.monotonic() - self._at
         for short, every in (("get nodes", REFRESH), ("patch nodepinnings", REFRESH), ("watch pods",
                                                                                       WATCH_SECONDS // 2)):
@@ -179,8 +180,8 @@ def test_a_server_that_is_away_is_asked_once_a_step(both: Both) -> None:
         both.until(node, lambda: min(len(node.pauses("watch pods")), len(node.pauses("PATCH"))) >= 3)  # noqa: B023
         assert doubling(node.pauses("watch pods"))
         assert doubling(node.pauses("PATCH"))
+    both.mark()  # while it is away: a node writes its change as soon as the server answers
     server.start()
-    both.mark()
     for node, reason in zip(both.nodes, reasons, strict=True):
         both.shown(node, reason)
         both.new_pod(node)
