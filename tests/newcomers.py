@@ -7,7 +7,7 @@ import secrets
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +27,11 @@ from vmpin.wire.proc_events import Event, Exec
 
 PREFIX = f"u{secrets.token_hex(5)}-"
 SHIM = "containerd-shim-kata-v2"
+
+
+def own(sandboxes: Iterable[SandboxId]) -> set[SandboxId]:
+    """Those of this process: shims of other tests are seen, too."""
+    return {each for each in sandboxes if each.startswith(PREFIX)}
 
 
 def sandbox(name: str) -> SandboxId:

@@ -46,6 +46,8 @@ def test_what_was_given_is_shown_explained_and_changed(node: AllocatingNode) -> 
     assert "tests/shared" in node.cli("allocations", "-o", "wide").stdout
     sentences = node.data("explain", "tests/web")["sentences"]
     assert f"has CPUs {node.own} (policy=exclusive)" in sentences[0]
+    for name in (["web"], ["-n", "tests", "web/main"], [main.id[:12]]):
+        assert node.data("explain", *name)["sentences"] == sentences
     assert node.cli("set", TARGET, "policy=none").returncode == 0
     for each in (shared, main):
         node.wait_for(each, node.all)

@@ -25,7 +25,8 @@ LARGEST = 2500
 #: 76: the watcher's allocator, where there is one: its requests, its metrics, what it explains.
 #: 16: its ledger is given up when it is switched off.
 #: 45: scenarios with the allocator's events, and what they show.
-TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45 + 76 + 16
+#: 160: names of pods and containers as arguments of each verb that takes a sandbox.
+TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45 + 76 + 16 + 160
 #: What a node in a cluster needs besides: what the reporter is sent, and the reporter, which no node without an API
 #: server runs. Counted apart, so that the number above goes on to hold what pins.
 CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/node_pictures.py",
@@ -38,7 +39,8 @@ CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/nod
 #: 48: connections that are lost without a word are noticed; what was forbidden for a moment is soon tried again.
 #: 40: what is refused for one object or namespace holds up no other; refused writes are tried ever less often;
 #: a withdrawal waits for no node that is down. 6: the help of the kubectl plugin has no arguments about one node.
-CLUSTER_TOTAL = 2_400 + 280 + 310 + 1_105 + 48 + 40 + 6
+#: 2: `-n` is a pod's namespace on this node, too.
+CLUSTER_TOTAL = 2_400 + 280 + 310 + 1_105 + 48 + 40 + 6 + 2
 #: What gives CPUs out (`allocate.mode`), counted apart as well: a node whose kubelet does that loads none of it.
 ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
              "vmpin/host/allocator_topology.py", "vmpin/config/allocate_settings.py",

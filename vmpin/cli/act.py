@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vmpin.cli.common import Verbs, load_config, output_flag, verb
+from vmpin.cli.common import Verbs, load_config, namespace_flag, output_flag, sandbox_argument, verb
 from vmpin.cli.control_client import Document, ask, quiet_log, status_document
 from vmpin.cli.output import print_data
 from vmpin.config.settings import Config
@@ -38,8 +38,8 @@ without a watcher, directly. --all is for leaving the node.
 
 _UNPIN_EXAMPLES = """\
 examples:
-  vmpin unpin 5f2c --dry-run    what it would change for one sandbox
-  vmpin unpin 5f2c              do it; `vmpin reconcile 5f2c` undoes it
+  vmpin unpin shop --dry-run    what it would change for the VM of one pod
+  vmpin unpin demo/shop         do it; `vmpin reconcile demo/shop` undoes it
   vmpin unpin --every           the same for each sandbox of the node
   vmpin unpin --all             after systemctl disable --now vmpin: vmpin leaves the node
 """
@@ -47,11 +47,13 @@ examples:
 
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "reconcile", "place every thread now", reconcile, about=_RECONCILE, epilog=_EXITS)
-    parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="only this one (default: all)")
+    sandbox_argument(parser, "only this one (default: all)")
+    namespace_flag(parser)
     output_flag(parser, ("text", "json"))
     parser = verb(verbs, "unpin", "restore the masks from before vmpin", unpin, about=_UNPIN,
                   epilog=f"{_UNPIN_EXAMPLES}\n{_EXITS}")
-    parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help="its id, or the first digits of it")
+    sandbox_argument(parser, "this one")
+    namespace_flag(parser)
     parser.add_argument("--every", action="store_true", help="every current sandbox; the watcher keeps running "
                         "and leaves them alone")
     parser.add_argument("--all", action="store_true", help="leave the node for good: all masks, and remove the files "
@@ -62,7 +64,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def reconcile(args: argparse.Namespace) -> int:
     config = load_config(args)
-    sandbox = _whole(config, args.sandbox)
+    sandbox = _whole(config, args)
     found = ask(config, {"op": "reconcile", "sandbox": sandbox})
     if found is None:
         from vmpin.reconcile import one_pass
@@ -78,7 +80,7 @@ def unpin(args: argparse.Namespace) -> int:
     if args.all:
         found = _leave(config, args.dry_run)
     else:
-        sandbox = _whole(config, args.sandbox)
+        sandbox = _whole(config, args)
         found = ask(config, {"op": "unpinning" if args.dry_run else "unpin", "sandbox": sandbox}) or _unpin_alone(
             config, None if sandbox is None else [sandbox], args.dry_run)
     return _print_plan(args, found) if args.dry_run else print_restored(args, found)
@@ -140,9 +142,10 @@ def _in_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> dict[SandboxId
     return asyncio.run(GuestManager().unpin_once(view, sandboxes))
 
 
-def _whole(config: Config, sandbox: str | None) -> SandboxId | None:
-    """The whole id of a sandbox that may be given by its first digits."""
-    return None if sandbox is None else status_document(config, sandbox)["sandboxes"][0]["id"]
+def _whole(config: Config, args: argparse.Namespace) -> SandboxId | None:
+    """The whole id of the named sandbox."""
+    return None if args.sandbox is None else status_document(
+        config, args.sandbox, namespace=args.namespace)["sandboxes"][0]["id"]
 
 
 def _print_plan(args: argparse.Namespace, found: Document) -> int:

@@ -98,6 +98,18 @@ def new_file(text: str) -> str:
     return text
 
 
+def sandbox_argument(parser: argparse.ArgumentParser, what: str, optional: bool = True) -> None:
+    """The argument SANDBOX."""
+    parser.add_argument("sandbox", nargs="?" if optional else None, metavar="SANDBOX", help=about_this_node(
+        f"{what}: POD, NAMESPACE/POD, or the first digits of its id"))
+
+
+def namespace_flag(parser: argparse.ArgumentParser) -> None:
+    """The option -n of a verb with the argument SANDBOX."""
+    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", default="",
+                        help=about_this_node("the namespace of the pod"))
+
+
 def direct_flag(parser: argparse.ArgumentParser) -> None:
     """The flag --direct, for verbs that work without the watcher."""
     parser.add_argument("--direct", action="store_true", help=about_this_node(

@@ -4,11 +4,11 @@ What stays out: answering (daemon.control), and the facts of doctor and gather (
 """
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from vmpin.config.settings import Config
 from vmpin.errors import UsageError, WatcherError
+from vmpin.status.pod_arguments import Meant, NamedSandbox, the_one_meant
 
 #: A running watcher answers in milliseconds; a stopped one never does.
 DEADLINE = 10.0
@@ -60,20 +60,44 @@ def ask(config: Config, request: Document, has_direct: bool = False) -> Document
 
 
 def status_document(config: Config, sandbox: str | None, wide: bool = False, direct: bool | None = None,
-                    pods: bool = False) -> Document:
+                    pods: bool = False, namespace: str = "") -> Document:
     """The status document, from the watcher, or read by this process if none runs.
 
+    :param sandbox: the only one, by its pod's name or its id; None for all. :param namespace: of that pod.
     :param wide: with the VMMs' cgroups.
     :param direct: do not ask the watcher; None for a verb without the flag --direct.
     :param pods: with the names of all pods of the node.
-    :raises UsageError: for an unknown sandbox.
+    :raises UsageError: for an unknown sandbox, several, or a container.
     """
     request = {"op": "status", "wide": wide, "pods": pods}
     found = (None if direct else ask(config, request, direct is not None)) or read_status(config, wide, pods)
     if sandbox is not None:
-        chosen = by_prefix(sandbox, [entry["id"] for entry in found["sandboxes"]])
-        found["sandboxes"] = [entry for entry in found["sandboxes"] if entry["id"] == chosen]
+        found["sandboxes"] = [_only(found, sandbox, namespace)]
     return found
+
+
+def _only(found: Document, sandbox: str, namespace: str) -> Document:
+    chosen = the_one_meant(sandbox, namespace, named_sandboxes(found))
+    if chosen.container:
+        raise UsageError(f"{sandbox!r} is a container, and not a VM sandbox",
+                         f"give its pod: {chosen.sandbox.title}; `vmpin explain` takes a container, too")
+    return entry_of(found, chosen)
+
+
+def named_sandboxes(found: Document) -> list[NamedSandbox]:
+    """The sandboxes of a status document, as an argument may name them."""
+    named = []
+    for entry in found["sandboxes"]:
+        pod = entry.get("pod") or {"namespace": "", "name": ""}
+        containers = [(each["id"], each["name"] or "") for each in entry.get("containers", ())]
+        named.append(NamedSandbox(entry["id"], pod["namespace"], pod["name"], containers))
+    return named
+
+
+def entry_of(found: Document, chosen: Meant) -> Document:
+    """Its entry of the status document."""
+    entry: Document = next(each for each in found["sandboxes"] if each["id"] == chosen.sandbox.id)
+    return entry
 
 
 def stale_checkpoint(found: Document) -> str | None:
@@ -90,18 +114,6 @@ def read_status(config: Config, wide: bool = False, pods: bool = False) -> Docum
     from vmpin.status import collector
     quiet_log(config)
     return collector.document(one_pass.inspect(config)[0], None, wide=wide, pods=pods)
-
-
-def by_prefix(text: str, ids: Sequence[str]) -> str:
-    """The only id that equals `text` or begins with it. :raises UsageError:"""
-    if text in ids:
-        return text
-    found = [each for each in ids if text and each.startswith(text)]
-    if not found:
-        raise UsageError(f"no VM sandbox {text!r} is on this node", "`vmpin status` lists them")
-    if len(found) > 1:
-        raise UsageError(f"{text!r} is a prefix of the ids of {len(found)} sandboxes", "give more digits")
-    return found[0]
 
 
 def quiet_log(config: Config) -> None:

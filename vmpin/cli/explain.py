@@ -1,57 +1,82 @@
 """`vmpin explain`: why each thread of a sandbox has its CPUs. What stays out: the sentences (status.explain)."""
 
 import argparse
+from collections.abc import Iterable
 
-from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb
-from vmpin.cli.control_client import Document, ask, status_document
+from vmpin.cli.common import Verbs, direct_flag, load_config, namespace_flag, output_flag, verb
+from vmpin.cli.control_client import Document, ask, entry_of, named_sandboxes, status_document
 from vmpin.cli.output import print_data
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import printable
-from vmpin.errors import UsageError, WatcherError
+from vmpin.errors import UsageError
+from vmpin.status.pod_arguments import Meant, NamedSandbox, the_one_meant
 
 _EXAMPLES = """\
 examples:
-  vmpin explain 5f2c          a VM sandbox: each of its threads
-  vmpin explain shop/web      with allocate.mode on: the CPUs that were given, their cost, the next best ones
+  vmpin explain shop               the VM sandbox of a pod: each of its threads; also demo/shop
+  vmpin explain -n demo shop/web   one container of it
+  vmpin explain 5f2c               by the first digits of the sandbox's id
+With allocate.mode on, also pods without a VM: the CPUs that were given, their cost, the next best ones.
 """
 
 
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "explain", "explain in sentences why each thread of a sandbox has its CPUs", run,
                   epilog=_EXAMPLES)
-    parser.add_argument("sandbox", metavar="SANDBOX", help="its id, as in `vmpin status`; with allocate.mode on, "
-                        "NAMESPACE/POD[/CONTAINER]: why a container was given its CPUs")
+    parser.add_argument("sandbox", metavar="POD[/CONTAINER]", help="POD, NAMESPACE/POD, either with /CONTAINER, or "
+                        "the first digits of a sandbox's id")
+    namespace_flag(parser)
     direct_flag(parser)
     output_flag(parser, ("text", "json"))
 
 
 def run(args: argparse.Namespace) -> int:
-    from vmpin.status.explain import sentences
     config = load_config(args)
-    if config.allocate.mode != "off" and "/" in args.sandbox:  # no id, but a pod of the allocator's ledger
-        texts = _of_grants(config, args.sandbox)
-        return _show({"name": args.sandbox, "sentences": texts}, texts, args.output)
-    found = status_document(config, args.sandbox, direct=args.direct)
-    texts = sentences(found, found["sandboxes"][0])
-    return _show({"sandbox": found["sandboxes"][0]["id"], "sentences": texts}, texts, args.output)
-
-
-def _show(data: Document, texts: list[str], output: str) -> int:
-    if output == "json":
-        print_data(data, "json")
+    found = status_document(config, None, direct=args.direct)
+    grants = [] if args.direct or config.allocate.mode == "off" else _grants(config)
+    known = named_sandboxes(found)
+    vms = {each.id for each in known}
+    what = "VM sandbox" if config.allocate.mode == "off" else "pod of a VM, or with CPUs that vmpin gave it,"
+    meant = the_one_meant(args.sandbox, args.namespace, [*known, *_without_vm(grants, vms)], what)
+    texts = _of_sandbox(found, meant) if meant.sandbox.id in vms else []
+    if any(grant["sandbox"] == meant.sandbox.id for grant in grants):
+        texts += _of_grants(config, meant.container or meant.sandbox.id)
+    if args.output == "json":
+        print_data({"sandbox": meant.sandbox.id, "sentences": texts}, "json")
     else:
         for sentence in texts:
             print(printable(sentence))
     return 0
 
 
-def _of_grants(config: Config, name: str) -> list[str]:
-    """:raises UsageError: when no container of that name was given CPUs."""
-    found = ask(config, {"op": "allocations", "explain": name})
-    if found is None:
-        raise WatcherError(f"{config.paths.control_socket}: no watcher runs, and it alone gives out CPUs",
-                           "start it: systemctl start vmpin, or `vmpin watch`")
-    if not found["sentences"]:
-        raise UsageError(f"no container of {name!r} is in the ledger", "`vmpin allocations -o wide` lists them")
-    texts: list[str] = found["sentences"]
-    return texts
+def _of_sandbox(found: Document, meant: Meant) -> list[str]:
+    from vmpin.status.explain import container_sentences, sentences
+    entry = entry_of(found, meant)
+    return container_sentences(found, entry, meant.container) if meant.container else sentences(found, entry)
+
+
+def _grants(config: Config) -> list[Document]:
+    """The allocator's; [] without a watcher, which alone gives out CPUs, and before the runtime has listed its
+    containers."""
+    try:
+        found = ask(config, {"op": "allocations"})
+    except UsageError:
+        return []
+    return [] if found is None else list(found["grants"])
+
+
+def _without_vm(grants: Iterable[Document], vms: set[str]) -> list[NamedSandbox]:
+    """The pods of the ledger that are no VM sandboxes of the status document."""
+    pods: dict[str, list[Document]] = {}
+    for grant in grants:
+        if grant["sandbox"] not in vms:
+            pods.setdefault(grant["sandbox"], []).append(grant)
+    return [NamedSandbox(sandbox, many[0]["namespace"], many[0]["pod"], [(each["id"], each["container"])
+                                                                         for each in many])
+            for sandbox, many in pods.items()]
+
+
+def _of_grants(config: Config, id: str) -> list[str]:
+    """:param id: of a container or a sandbox."""
+    found = ask(config, {"op": "allocations", "explain": id})
+    return [] if found is None else [f"{text[0].upper()}{text[1:]}." for text in found["sentences"]]

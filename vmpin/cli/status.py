@@ -10,7 +10,7 @@ import time
 
 from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.cluster.plugin import about_this_node
-from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb
+from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, sandbox_argument, verb
 from vmpin.cli.control_client import Document, ask_raw, read_status, stale_checkpoint, status_document
 from vmpin.cli.output import VERDICTS, print_data, table
 from vmpin.cli.proof import COLUMNS, counts, row
@@ -21,7 +21,8 @@ _EXAMPLES = """\
 examples:
   vmpin status                   one line a sandbox
   vmpin status -o wide           with every thread
-  vmpin status 5f2c… -o yaml     one sandbox, everything
+  vmpin status shop              one sandbox, by its pod: also demo/shop, or -n demo shop
+  vmpin status 5f2c -o yaml      by the first digits of its id; everything
   vmpin status --watch           repeatedly
 
 WANTED is the mask that the rules give a thread, ACTUAL the mask read from the kernel just now. Verdicts: pinned (each
@@ -34,7 +35,7 @@ the reason), unmanaged (neither its containers nor a shared pool are known: left
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "status", "show the sandboxes and where their threads may run", run,
                   epilog=cluster.examples("status", _EXAMPLES))
-    parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help=about_this_node("only this one"))
+    sandbox_argument(parser, "only this one")
     output_flag(parser, ("table", "wide", "json", "yaml"))
     direct_flag(parser)
     parser.add_argument("--watch", action="store_true", help=about_this_node(
@@ -69,7 +70,7 @@ def _once(config: Config, args: argparse.Namespace) -> None:
             sys.stdout.buffer.write(raw)
         return
     found = status_document(config, args.sandbox, wide=args.output != "table" or args.sandbox is not None,
-                            direct=args.direct)
+                            direct=args.direct, namespace=args.namespace)
     if args.watch and sys.stdout.isatty() and args.output in ("table", "wide"):
         print("\x1b[H\x1b[2J", end="")
     if args.output in ("json", "yaml"):

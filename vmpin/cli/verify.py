@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.cluster.plugin import about_this_node
-from vmpin.cli.common import Verbs, answering, direct_flag, load_config, output_flag, verb
+from vmpin.cli.common import Verbs, answering, direct_flag, load_config, output_flag, sandbox_argument, verb
 from vmpin.cli.control_client import Document, status_document
 from vmpin.cli.output import VERDICTS, print_data, table
 from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof
@@ -41,7 +41,7 @@ exit codes:
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "verify", "check that every thread is on its CPUs (exit 1 on drift or collisions)", run,
                   about=_ABOUT, epilog=_EXITS + cluster.examples("verify", ""))
-    parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help=about_this_node("only this one"))
+    sandbox_argument(parser, "only this one")
     parser.add_argument("--since", metavar="DURATION", help=about_this_node(
         "also where they ran since then: 90s, 30m, 24h, 7d"))
     parser.add_argument("--tolerate", metavar="PERCENT", default="0", help=about_this_node(
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     since = None if args.since is None else duration(args.since)
     if args.direct and since is not None:
         raise UsageError("--direct does not go with --since", "only the watcher records where threads ran")
-    found = status_document(config, args.sandbox, direct=args.direct)
+    found = status_document(config, args.sandbox, direct=args.direct, namespace=args.namespace)
     if found["watcher"] is None:
         _refuse_blind(config)
     threads = [(sandbox["id"], thread) for sandbox in found["sandboxes"] for thread in sandbox["threads"]]

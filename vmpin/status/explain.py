@@ -11,6 +11,15 @@ from vmpin.cpuset import CpuSet
 from vmpin.kube.untrusted_pod import untrusted_sentences
 
 
+def container_sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any], container: str) -> list[str]:
+    """The sentences of one container of a sandbox: its CPUs, and the threads that back them.
+    :param container: its id."""
+    (found,) = (each for each in sandbox["containers"] if each["id"] == container)
+    vcpus = CpuSet.parse(found["vcpus"] or "")
+    threads = [thread for thread in sandbox["threads"] if thread["vcpu"] is not None and thread["vcpu"] in vcpus]
+    return [*_container(document, sandbox, found), *_threads(document, {**sandbox, "threads": threads})]
+
+
 def sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> list[str]:
     """The sentences of one sandbox: VM, containers, mask, threads, problems, and untrusted text about its pod."""
     watched = document["watcher"] is not None
@@ -62,29 +71,33 @@ def _in_guest(guest: Mapping[str, Any] | None) -> str:
 
 
 def _mask(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[str]:
-    pool = document["node"]["shared_pool"]
     counted = [container for container in sandbox["containers"] if not container["pause"]]
     for container in counted:
-        name = _name(container)
-        vcpus = "" if container["vcpus"] is None else (
-            f"; in the guest it has {_vcpus(container['vcpus'])}{_in_guest(container['guest'])}")
-        if container["stale_cpuset"]:
-            now = (f"{container['cpuset']}, as the kubelet's checkpoint lists them" if container["exclusive"] else
-                   f"{container['cpuset'] or pool or 'none'}, of the shared pool")
-            yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, which the kubelet has replaced "
-                   f"since: its CPUs are {now}{vcpus}.")
-        elif container["cpuset"] is None:
-            yield f"Container {name} has no cpuset, so it runs on the shared pool ({pool or 'empty'}){vcpus}."
-        else:
-            others = f" to its pod, some of them shared with {_names(container['shared_with'], counted)}"
-            kind = "shared" if not container["exclusive"] else (
-                f"exclusive{others if container['shared_with'] else ''} ({_WHY_EXCLUSIVE[container['exclusive_by']]})")
-            yield f"Container {name} has CPUs {container['cpuset']}, {kind}, {_reported_by(container)}{vcpus}."
-        if container["disagreement"]:
-            yield f"But its sources have disagreed for longer than a resync: {container['disagreement']}."
+        yield from _container(document, sandbox, container)
     if sandbox["mask"] is not None:
         why = "the OR of its containers' CPUs" if counted else "the shared pool, as no container is known"
         yield f"The sandbox mask is {sandbox['mask']}: {why}."
+
+
+def _container(document: Mapping[str, Any], sandbox: Mapping[str, Any], container: Mapping[str, Any]) -> Iterable[str]:
+    pool, name = document["node"]["shared_pool"], _name(container)
+    vcpus = "" if container["vcpus"] is None else (
+        f"; in the guest it has {_vcpus(container['vcpus'])}{_in_guest(container['guest'])}")
+    if container["stale_cpuset"]:
+        now = (f"{container['cpuset']}, as the kubelet's checkpoint lists them" if container["exclusive"] else
+               f"{container['cpuset'] or pool or 'none'}, of the shared pool")
+        yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, which the kubelet has replaced "
+               f"since: its CPUs are {now}{vcpus}.")
+    elif container["cpuset"] is None:
+        yield f"Container {name} has no cpuset, so it runs on the shared pool ({pool or 'empty'}){vcpus}."
+    else:
+        others = (f" to its pod, some of them shared with {_names(container['shared_with'], sandbox['containers'])}"
+                  if container["shared_with"] else "")
+        kind = "shared" if not container["exclusive"] else (
+            f"exclusive{others} ({_WHY_EXCLUSIVE[container['exclusive_by']]})")
+        yield f"Container {name} has CPUs {container['cpuset']}, {kind}, {_reported_by(container)}{vcpus}."
+    if container["disagreement"]:
+        yield f"But its sources have disagreed for longer than a resync: {container['disagreement']}."
 
 
 _WHY_EXCLUSIVE = {"kubelet": "the kubelet's checkpoint assigns them", "declared": "declared so",

@@ -58,8 +58,19 @@ def test_help_of_the_program_itself_is_as_before(capsys: pytest.CaptureFixture[s
                                   ["--context", "x"], ["--kubeconfig", "x"]])
 def test_what_is_about_this_node_does_not_go_with_all(words: list[str], more: list[str],
                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    if more[0] == "-n" and "5f2c" in words:
+        more = [*more, "--all-nodes"]  # a pod's namespace alone is about this node, too
     assert main([*words, *more]) == 2
     assert "is about this node" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["status", "verify"])
+def test_the_namespace_of_a_pod_is_about_this_node(verb: str, tmp_path: Path,
+                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    nowhere = [word for name in ("run", "kata_go", "kata_rs", "kubelet", "nri")
+               for word in ("--set", f"paths.{name}={tmp_path / name}")]
+    assert main([*nowhere, "--set", "watch.only=none-of-this-machine's", verb, "web", "-n", "shop"]) == 2
+    assert "no VM sandbox 'web' is on this node in namespace 'shop'" in capsys.readouterr().err
 
 
 def test_the_plugin_is_about_all_nodes(plugin: None, capsys: pytest.CaptureFixture[str]) -> None:

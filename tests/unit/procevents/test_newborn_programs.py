@@ -18,6 +18,7 @@ from newcomers import (
     Thread,
     by_name,
     mask,
+    own,
     sandbox,
     shared_dir,
     tids,
@@ -287,7 +288,7 @@ def test_the_runtimes_calls_of_the_shims_program_are_no_sandboxes(machine: Machi
     machine.resync()
     assert {mask(each) for each in called} == {machine.both}
     assert (follow_up.relevant, follow_up.now) == (False, set())
-    assert machine.reconciler.vm_sandboxes() == set(machine.reconciler.newborn_counts) == {sandbox("a")}
+    assert own(machine.reconciler.vm_sandboxes()) == own(machine.reconciler.newborn_counts) == {sandbox("a")}
     assert not {each.pid for each in called} & machine.reconciler.inventory.process_table.helpers.keys()
 
 

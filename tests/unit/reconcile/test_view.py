@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from newcomers import Machine
+from newcomers import Machine, own
 
 from vmpin.reconcile.view import NodeView
 
@@ -53,5 +53,5 @@ def test_the_view_shows_what_is_so_now(machine: Machine) -> None:
     assert (view.vms, view.placements) == ({}, {})
     machine.vmm("a")
     machine.reconciler.resync(full=True)
-    assert view.vms.keys() == view.placements.keys() == view.sandboxes.keys() == view.vm_sandboxes()
+    assert view.vms.keys() == view.placements.keys() == view.sandboxes.keys() == own(view.vm_sandboxes())
     assert view.state is machine.reconciler.state

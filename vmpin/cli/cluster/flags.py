@@ -11,7 +11,7 @@ _ABOUT = """\
 Every node by its NodePinning, which `vmpin reporter` writes (docs/kubernetes.md), with the rights of your kubeconfig;
 no pod is entered or listed. A node whose object is older than twice its refresh is stale. One that the reporter's
 DaemonSet chooses and that has no object is missing: to find it takes the rights to list DaemonSets and nodes. Each of
-these options implies --all-nodes. Needs the extra vmpin[kubernetes].
+these options implies --all-nodes (-n where no SANDBOX is given). Needs the extra vmpin[kubernetes].
 """
 
 _EXAMPLES = """\
@@ -46,7 +46,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--all-nodes", action="store_true", default=plugin,
                        help=f"every node of the cluster{' (always so here)' if plugin else ', instead of this one'}")
     group.add_argument("--node", metavar="NAME", default="", help="one node of the cluster")
-    group.add_argument("-n", "--namespace", metavar="NAMESPACE", default="", help="only the pods of this namespace")
+    group.add_argument("-n", "--namespace", metavar="NAMESPACE", default="", help="only the pods of this "
+                       "namespace; with SANDBOX that pod's, on this node")
     group.add_argument("-l", "--selector", metavar="SELECTOR", default="", help="only nodes with these labels; a "
                        "NodePinning has its node's zone, region and pool, and vmpin.io/ready")
     group.add_argument("--kubeconfig", metavar="FILE", type=Path, help="as kubectl's (default: KUBECONFIG, else "
@@ -55,4 +56,5 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def asked(args: argparse.Namespace) -> bool:
-    return bool(args.all_nodes or args.node or args.namespace or args.selector or args.kubeconfig or args.context)
+    namespace = args.namespace and getattr(args, "sandbox", None) is None
+    return bool(args.all_nodes or args.node or namespace or args.selector or args.kubeconfig or args.context)

@@ -1,0 +1,35 @@
+"""Sentences about one container of a sandbox."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vmpin.status.explain import container_sentences, sentences
+
+
+def container(id: str, name: str, cpuset: str, vcpus: str) -> dict[str, Any]:
+    return {"id": id, "name": name, "cpuset": cpuset, "stale_cpuset": None, "exclusive": True, "shared_with": [],
+            "exclusive_by": "kubelet", "source": "nri", "since": None, "words": {}, "vcpus": vcpus, "guest": None,
+            "disagreement": None, "pause": False}
+
+
+def thread(tid: int, vcpu: int | None, wanted: str) -> dict[str, Any]:
+    return {"tid": tid, "name": "t", "role": "emulator" if vcpu is None else "vcpu", "vcpu": vcpu, "wanted": wanted,
+            "actual": wanted, "ok": True}
+
+
+SANDBOX: dict[str, Any] = {
+    "id": "a", "pod": None, "vmm": {"type": "qemu", "pid": 7}, "found_by": "names", "runtime": "kata-go",
+    "verdict": "pinned", "reasons": [], "guest": None, "mask": "2-4",
+    "containers": [container("c1", "web", "2-3", "0-1"), container("c2", "db", "4", "2")],
+    "threads": [thread(10, 0, "2"), thread(11, 1, "3"), thread(12, 2, "4"), thread(13, None, "0")]}
+DOCUMENT: dict[str, Any] = {"watcher": 1, "node": {"shared_pool": "0-1", "collisions": []},
+                            "policy": {"vcpus": "auto", "emulator": "apart"}}
+
+
+def test_a_container_has_its_cpus_and_the_threads_that_back_them() -> None:
+    found = container_sentences(DOCUMENT, SANDBOX, "c1")
+    assert found[0] == ("Container web (c1) has CPUs 2-3, exclusive (the kubelet's checkpoint assigns them), from the "
+                        "runtime over NRI; in the guest it has vCPUs 0-1.")
+    assert [sentence.split(" is ")[0] for sentence in found[1:]] == ["Thread 10 (t)", "Thread 11 (t)"]
+    assert set(found) <= set(sentences(DOCUMENT, SANDBOX))

@@ -1,0 +1,61 @@
+"""Which sandbox or container an argument names."""
+
+from __future__ import annotations
+
+import pytest
+
+from vmpin.errors import UsageError
+from vmpin.status.pod_arguments import NamedSandbox, meant, the_one_meant
+
+SHOP = NamedSandbox("5f2c" + "0" * 60, "demo", "shop", [("aa11", "web"), ("bb22", "db")])
+OTHER = NamedSandbox("77aa" + "0" * 60, "prod", "shop", [("cc33", "web")])
+LONG = NamedSandbox("5f2d" + "0" * 60, "demo", "shop-7d9f-x2z", [("dd44", "web")])
+NAMED = NamedSandbox("99", "web", "web", [("ee55", "shop")])
+BARE = NamedSandbox("pod-a", containers=[("pod-a", "")])  # the pause container has its sandbox's id
+ALL = (SHOP, OTHER, LONG, NAMED, BARE)
+
+
+@pytest.mark.parametrize(("text", "namespace", "found"), [
+    ("5f2c", "", ["demo/shop"]), ("5f2", "", ["demo/shop", "demo/shop-7d9f-x2z"]),
+    ("shop", "", ["demo/shop", "prod/shop"]),  # a whole name comes before the beginning of one
+    ("shop", "demo", ["demo/shop"]), ("shop-7", "", ["demo/shop-7d9f-x2z"]),
+    ("demo/shop", "", ["demo/shop"]), ("demo/shop", "demo", ["demo/shop"]), ("demo/shop", "prod", []),
+    ("demo/shop-", "", ["demo/shop-7d9f-x2z"]),
+    ("shop/web", "", ["demo/shop/web", "prod/shop/web"]), ("shop/web", "demo", ["demo/shop/web"]),
+    ("shop/db", "", ["demo/shop/db"]), ("shop-7d9f/web", "", ["demo/shop-7d9f-x2z/web"]),
+    ("demo/shop/web", "", ["demo/shop/web"]), ("demo/shop/none", "", []), ("demo/shop/web/more", "", []),
+    ("web", "", ["web/web"]), ("web/web", "", ["web/web"]), ("web/shop", "", ["web/web/shop"]),
+    ("aa11", "", ["demo/shop/web"]), ("e", "", ["web/web/shop"]),
+    ("pod-a", "", ["pod-a"]), ("pod", "", ["pod-a"]), ("", "", []), ("/", "", []), ("demo/", "", []),
+    ("/shop", "", []), ("shop", "none", []),
+])
+def test_what_an_argument_may_mean(text: str, namespace: str, found: list[str]) -> None:
+    assert [each.title for each in meant(text, namespace, ALL)] == found
+
+
+def test_a_container_is_meant_by_its_id() -> None:
+    one = the_one_meant("demo/shop/db", "", ALL)
+    assert (one.sandbox, one.container) == (SHOP, "bb22")
+
+
+def test_several_are_listed_as_they_can_be_typed() -> None:
+    with pytest.raises(UsageError, match="'shop' may be demo/shop, prod/shop"):
+        the_one_meant("shop", "", ALL)
+    again = SHOP._replace(id="6e" * 32)  # a pod whose sandbox is created again
+    with pytest.raises(UsageError, match=r"may be demo/shop \(5f2c00000000\d?\), demo/shop \(6e6e6e6e6e6e\w?\)"):
+        the_one_meant("demo/shop", "", (SHOP, again))
+    many = [NamedSandbox(f"{number:064x}", "demo", f"web-{number}") for number in range(1, 100)]
+    with pytest.raises(UsageError, match="web-8 and 91 more"):
+        the_one_meant("web-", "", many)
+
+
+def test_none_names_what_was_sought() -> None:
+    with pytest.raises(UsageError, match="no VM sandbox 'x' is on this node in namespace 'demo'") as refused:
+        the_one_meant("x", "demo", ALL)
+    assert refused.value.hint == "`vmpin status` lists them"
+
+
+def test_names_from_outside_do_not_steer_a_terminal() -> None:
+    with pytest.raises(UsageError) as refused:
+        the_one_meant("a", "", [NamedSandbox("1", "n", "a\x1b[2J"), NamedSandbox("2", "n", "ab")])
+    assert "\x1b" not in str(refused.value)

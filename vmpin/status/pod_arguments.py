@@ -1,0 +1,95 @@
+"""Which sandbox or container a person means by POD, NAMESPACE/POD, POD/CONTAINER, NAMESPACE/POD/CONTAINER, or by the
+first digits of the id of either.
+
+Pure. What stays out: where the names come from (the status document, the allocator's ledger). Called by the verbs that
+take one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from vmpin.domain.terminal import printable, short_id
+from vmpin.errors import UsageError
+
+#: Choices that an error lists.
+_LISTED = 8
+
+
+class NamedSandbox(NamedTuple):
+    """A sandbox, or another thing with an id, by its names: `namespace` and `pod` are "" where they are unknown."""
+
+    id: str
+    namespace: str = ""
+    pod: str = ""
+    #: (id, name) of each container.
+    containers: Sequence[tuple[str, str]] = ()
+
+    @property
+    def title(self) -> str:
+        return f"{self.namespace}/{self.pod}" if self.pod else short_id(self.id)
+
+
+class Meant(NamedTuple):
+    """`container` is the id of the container that was named, "" where a whole sandbox was."""
+
+    sandbox: NamedSandbox
+    container: str = ""
+
+    @property
+    def title(self) -> str:
+        """As it can be typed again."""
+        if not self.container:
+            return self.sandbox.title
+        return f"{self.sandbox.title}/{dict(self.sandbox.containers)[self.container] or short_id(self.container)}"
+
+
+def meant(text: str, namespace: str, among: Iterable[NamedSandbox]) -> list[Meant]:
+    """Everything that the text may mean. A whole name or id comes before the beginning of one.
+
+    :param namespace: of the pod; "" for any.
+    """
+    sandboxes = [each for each in among if not namespace or each.namespace == namespace]
+    for whole in True, False:
+        if found := {(each.sandbox.id, each.container): each for each in _meant(text, sandboxes, whole)}:
+            return list(found.values())
+    return []
+
+
+def the_one_meant(text: str, namespace: str, among: Iterable[NamedSandbox], what: str = "VM sandbox",
+                  listing: str = "vmpin status") -> Meant:
+    """The only sandbox or container that the text may mean.
+
+    :param what: that the text should name. :param listing: the command that lists them.
+    :raises UsageError: for none, and for several, which are listed.
+    """
+    found = meant(text, namespace, among)
+    if len(found) == 1:
+        return found[0]
+    where = f" in namespace {namespace!r}" if namespace else ""
+    if not found:
+        raise UsageError(f"no {what} {text!r} is on this node{where}", f"`{listing}` lists them")
+    titles = [each.title for each in found]
+    listed = [title if titles.count(title) == 1 else f"{title} ({short_id(each.sandbox.id)})"
+              for title, each in zip(titles, found, strict=True)]
+    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+    raise UsageError(printable(f"{text!r} may be {', '.join(listed[:_LISTED])}{more}"),
+                     "name one of them, or give more digits of its id")
+
+
+def _meant(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) -> Iterator[Meant]:
+    def fits(name: str, part: str) -> bool:
+        return bool(part) and (name == part if whole else name.startswith(part))
+
+    parts = text.split("/")
+    for each in sandboxes:
+        if len(parts) == 1 and (fits(each.id, text) or fits(each.pod, text)):
+            yield Meant(each)
+        if len(parts) == 1:
+            yield from (Meant(each, id) for id, _ in each.containers if id != each.id and fits(id, text))
+        if len(parts) == 2 and each.namespace == parts[0] and fits(each.pod, parts[1]):
+            yield Meant(each)
+        if len(parts) in (2, 3) and fits(each.pod, parts[-2]) and (
+                len(parts) == 2 or each.namespace == parts[0]):
+            yield from (Meant(each, id) for id, name in each.containers if name and name == parts[-1])
