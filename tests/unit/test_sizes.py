@@ -26,7 +26,8 @@ LARGEST = 2500
 #: 16: its ledger is given up when it is switched off.
 #: 45: scenarios with the allocator's events, and what they show.
 #: 165: names of pods and containers as arguments of each verb that takes a sandbox.
-TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45 + 76 + 16 + 165
+#: 6: scenarios with pods whose CPUs the allocator gives out.
+TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45 + 76 + 16 + 165 + 6
 #: What a node in a cluster needs besides: what the reporter is sent, and the reporter, which no node without an API
 #: server runs. Counted apart, so that the number above goes on to hold what pins.
 CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/node_pictures.py",
@@ -45,7 +46,7 @@ CLUSTER_TOTAL = 2_400 + 280 + 310 + 1_105 + 48 + 40 + 6 + 2
 ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
              "vmpin/host/allocator_topology.py", "vmpin/config/allocate_settings.py",
              "vmpin/config/scenario_topology.py", "vmpin/config/scenario_events.py",
-             "vmpin/config/scenario_allocation.py", "vmpin/domain/granted_cpus.py",
+             "vmpin/config/scenario_allocation.py", "vmpin/config/scenario_pods.py", "vmpin/domain/granted_cpus.py",
              "vmpin/sources/nri/call_answers.py", "vmpin/sources/nri/container_requests.py",
              "vmpin/status/allocation_report.py", "vmpin/status/allocation_metrics.py", "vmpin/cli/allocator",
              "vmpin/reconcile/cpu_allocator.py", "vmpin/reconcile/ledger_file.py",

@@ -34,7 +34,10 @@ a scenario:
       containers:
         - {id: main, cpuset: "2-3", exclusive: true}
         - {id: sidecar, cpuset: "0-1,8-9"}
-  allocate: {reserved: "0"} # where vmpin gives out CPUs: docs/allocation.md
+
+where vmpin gives out the CPUs (docs/allocation.md), instead of shared_pool and sandboxes:
+  allocate: {reserved: "0"}
+  pods: [{pod: shop/web, containers: [{container: web, cpus: 2, policy: exclusive}]}]
   events: [{create: {pod: shop/db, container: main, cpus: 4, policy: exclusive}}]
 
 examples:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from vmpin.config import yaml_file
 from vmpin.config.scenario_allocation import AllocationScenario
 from vmpin.config.scenario_events import read_events, read_settings
+from vmpin.config.scenario_pods import read_pods
 from vmpin.config.scenario_topology import read_topology
 from vmpin.config.scenario_values import ScenarioValues
 from vmpin.cpuset import EMPTY, CpuSet, union
@@ -38,7 +39,7 @@ class Scenario(NamedTuple):
     node: Node
     policy: Policy
     sandboxes: tuple[ScenarioSandbox, ...]
-    allocation: AllocationScenario | None = None  #: None: it names no events.
+    allocation: AllocationScenario | None = None  #: None: CPUs are not given out there.
 
 
 class ScenarioOutcome(NamedTuple):
@@ -133,7 +134,8 @@ class _Reader(ScenarioValues):
 
     def scenario(self, document: object, machine: Topology | None) -> Scenario:
         top = self.mapping({} if document is None else document, "the document",
-                           ("topology", "housekeeping", "shared_pool", "policy", "sandboxes", "allocate", "events"))
+                           ("topology", "housekeeping", "shared_pool", "policy", "sandboxes", "allocate", "pods",
+                            "events"))
         topology = machine if top.get("topology") is None else read_topology(self, top["topology"])
         if topology is None:
             raise self.wrong("topology", "is missing")
@@ -151,10 +153,15 @@ class _Reader(ScenarioValues):
                         tuple(sandboxes.values()), self.allocation(top, topology))
 
     def allocation(self, top: Mapping[str, object], topology: Topology) -> AllocationScenario | None:
-        if "events" not in top and "allocate" not in top:
+        if not {"allocate", "pods", "events"} & set(top):
             return None
+        for key in ("sandboxes", "shared_pool"):
+            if "pods" in top and top.get(key) is not None:
+                raise self.wrong(key, "cannot stand beside `pods`: there another program has given the CPUs out, here "
+                                 "`allocate` does")
+        pods = read_pods(self, top.get("pods"), topology.all_cpus)
         return AllocationScenario(topology, read_settings(self, top.get("allocate")),
-                                  read_events(self, top.get("events"), topology.all_cpus))
+                                  (*pods, *read_events(self, top.get("events"), topology.all_cpus, pods)))
 
     def policy(self, value: object, valid: CpuSet) -> Policy:
         rules = self.mapping({} if value is None else value, "policy", Policy._fields)

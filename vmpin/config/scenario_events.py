@@ -6,7 +6,7 @@ What stays out: what each of them leads to (allocation_outcome), and what an ann
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vmpin.config.allocate_settings import AllocateSettings
@@ -15,7 +15,9 @@ from vmpin.cpuset import CpuSet, CpuSetError
 
 #: Annotations' short names: `policy` is `cpu-policy.vmpin.io`.
 WISHES = ("policy", "align", "smt", "kind", "near", "spare")
-_CREATE = ("pod", "container", "cpus", "limit", "vm", "vcpus", "overhead", "cpuset", "annotations", *WISHES)
+#: What a container that is created has, and what its pod has.
+CONTAINER_KEYS = ("cpus", "limit", "cpuset", *WISHES)
+POD_KEYS = ("vm", "vcpus", "overhead", "annotations")
 _POD = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 _CONTAINER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _AMOUNT = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,3}))?|([0-9]{1,7})m")
@@ -67,11 +69,14 @@ def read_settings(values: ScenarioValues, given: object) -> AllocateSettings:
     return AllocateSettings(**parsed)
 
 
-def read_events(values: ScenarioValues, given: object, valid: CpuSet) -> tuple[ScenarioEvent, ...]:
-    """`events`, in order. :param valid: the CPUs of the topology. :raises ConfigError: with the place."""
+def read_events(values: ScenarioValues, given: object, valid: CpuSet,
+                pods: Sequence[ContainerCreated] = ()) -> tuple[ScenarioEvent, ...]:
+    """`events`, in order. :param valid: the CPUs of the topology. :param pods: containers created before them.
+    :raises ConfigError: with the place."""
     events: list[ScenarioEvent] = []
-    known: set[tuple[str, str]] = set()
-    vms: dict[str, bool] = {}
+    known = {(each.pod, each.container) for each in pods}
+    from_pods = set(known)  # those that no event has removed yet
+    vms = {each.pod: each.vm for each in pods}
     found = values.items(given, "events")
     if len(found) > MAX_EVENTS:
         raise values.wrong("events", f"are {len(found)}, at most {MAX_EVENTS} are read")
@@ -82,31 +87,46 @@ def read_events(values: ScenarioValues, given: object, valid: CpuSet) -> tuple[S
         ((kind, body),) = keys.items()
         event = _READERS[kind](values, body, f"{at}.{kind}", valid)
         if isinstance(event, ContainerCreated):
+            if (event.pod, event.container) in from_pods:
+                raise values.wrong(f"{at}.create", f"container {event.container!r} of pod {event.pod!r} is created by "
+                                   "`pods` already, and was not removed since")
             known.add((event.pod, event.container))
             if vms.setdefault(event.pod, event.vm) != event.vm:
                 raise values.wrong(f"{at}.create.vm", "is not the same for all containers of the pod")
         elif (event.pod, event.container) not in known:
             raise values.wrong(f"{at}.{kind}", f"container {event.container!r} of pod {event.pod!r} was never created")
+        elif isinstance(event, ContainerRemoved):
+            from_pods.discard((event.pod, event.container))
         events.append(event)
     return tuple(events)
 
 
 def _create(values: ScenarioValues, body: object, at: str, valid: CpuSet) -> ScenarioEvent:
-    keys = values.mapping(body, at, _CREATE)
+    keys = values.mapping(body, at, ("pod", "container", *CONTAINER_KEYS, *POD_KEYS))
     pod, container = _name(values, keys, at)
-    request = _amount(values, keys.get("cpus", 0), f"{at}.cpus")
-    limit = _amount(values, keys["limit"], f"{at}.limit") if keys.get("limit") is not None else request
+    return read_container(values, keys, at, valid, container, read_pod(values, keys, at, pod))
+
+
+def read_pod(values: ScenarioValues, keys: Mapping[str, object], at: str, pod: str) -> ContainerCreated:
+    """What all containers of a pod have in common, as one without a name."""
     vm = keys.get("vm", False)
     if not isinstance(vm, bool):
         raise values.wrong(f"{at}.vm", f"{vm!r} is neither true nor false")
-    cpuset = None if keys.get("cpuset") is None else values.cpuset(keys["cpuset"], f"{at}.cpuset", valid)
     annotations = {_text(values, key, f"{at}.annotations"): _text(values, value, f"{at}.annotations.{key}")
                    for key, value in values.mapping(keys.get("annotations", {}), f"{at}.annotations", None).items()}
-    annotations |= {f"cpu-{name}.vmpin.io/container.{container}": text
-                    for name, text in _wishes(values, keys, at).items()}
-    return ContainerCreated(pod, container, request, limit or None, annotations, vm,
-                            values.count(keys.get("vcpus", 1), f"{at}.vcpus"),
-                            values.count(keys.get("overhead", 0), f"{at}.overhead"), cpuset)
+    return ContainerCreated(pod, "", 0, None, annotations, vm, values.count(keys.get("vcpus", 1), f"{at}.vcpus"),
+                            values.count(keys.get("overhead", 0), f"{at}.overhead"), None)
+
+
+def read_container(values: ScenarioValues, keys: Mapping[str, object], at: str, valid: CpuSet, container: str,
+                   pod: ContainerCreated) -> ContainerCreated:
+    """A container of `pod`, as read_pod has it."""
+    request = _amount(values, keys.get("cpus", 0), f"{at}.cpus")
+    limit = _amount(values, keys["limit"], f"{at}.limit") if keys.get("limit") is not None else request
+    cpuset = None if keys.get("cpuset") is None else values.cpuset(keys["cpuset"], f"{at}.cpuset", valid)
+    wishes = annotated(read_wishes(values, keys, at), f"container.{container}")
+    return pod._replace(container=container, request=request, limit=limit or None, cpuset=cpuset,
+                        annotations={**pod.annotations, **wishes})
 
 
 def _remove(values: ScenarioValues, body: object, at: str, valid: CpuSet) -> ScenarioEvent:
@@ -115,7 +135,7 @@ def _remove(values: ScenarioValues, body: object, at: str, valid: CpuSet) -> Sce
 
 def _set(values: ScenarioValues, body: object, at: str, valid: CpuSet) -> ScenarioEvent:
     keys = values.mapping(body, at, ("pod", "container", *WISHES))
-    wishes = _wishes(values, keys, at)
+    wishes = read_wishes(values, keys, at)
     if not wishes:
         raise values.wrong(at, f"names nothing to change (known: {', '.join(WISHES)})")
     return WishChanged(*_name(values, keys, at), wishes)
@@ -125,12 +145,21 @@ _READERS = {"create": _create, "remove": _remove, "set": _set}
 
 
 def _name(values: ScenarioValues, keys: Mapping[str, object], at: str) -> tuple[str, str]:
-    pod, container = keys.get("pod"), keys.get("container")
+    return pod_name(values, keys, at), container_name(values, keys, at)
+
+
+def pod_name(values: ScenarioValues, keys: Mapping[str, object], at: str) -> str:
+    pod = keys.get("pod")
     if not isinstance(pod, str) or not _POD.fullmatch(pod):
         raise values.wrong(f"{at}.pod", f"{pod!r} is no NAMESPACE/NAME")
+    return pod
+
+
+def container_name(values: ScenarioValues, keys: Mapping[str, object], at: str) -> str:
+    container = keys.get("container")
     if not isinstance(container, str) or not _CONTAINER.fullmatch(container):
         raise values.wrong(f"{at}.container", f"{container!r} is no name of a container")
-    return pod, container
+    return container
 
 
 def _amount(values: ScenarioValues, value: object, at: str) -> int:
@@ -142,9 +171,14 @@ def _amount(values: ScenarioValues, value: object, at: str) -> int:
     return int(match[3]) if match[3] else int(match[1]) * 1000 + int((match[2] or "0").ljust(3, "0"))
 
 
-def _wishes(values: ScenarioValues, keys: Mapping[str, object], at: str) -> dict[str, str]:
+def read_wishes(values: ScenarioValues, keys: Mapping[str, object], at: str) -> dict[str, str]:
     """What is named of WISHES, as the text of an annotation: its meaning and its mistakes are the allocator's."""
     return {name: _text(values, keys[name], f"{at}.{name}") for name in WISHES if name in keys}
+
+
+def annotated(wishes: Mapping[str, str], whose: str) -> dict[str, str]:
+    """The annotations of these wishes. :param whose: `pod` or `container.NAME`, as NRI has it."""
+    return {f"cpu-{name}.vmpin.io/{whose}": text for name, text in wishes.items()}
 
 
 def _text(values: ScenarioValues, value: object, at: str) -> str:
