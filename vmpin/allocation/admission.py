@@ -41,7 +41,8 @@ def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
         ruled = ruling(found, container.namespace, container.guaranteed, amount, options)
         if isinstance(ruled, str):
             return ruled
-        notes = (f"{about(grant)} is on the pool: {ruled.note}",) if ruled.note else ()
+        notes = tuple(f"{about(grant)}: {note}" for note in found.notes)
+        notes += (f"{about(grant)} is on the pool: {ruled.note}",) if ruled.note else ()
         grant = grant._replace(wish=found.wish, policy=ruled.policy, group=ruled.group, left_alone=found.left_alone)
     near = near_nodes(machine, grant.wish)
     if grant.policy is CpuPolicy.NUMA and not grant.left_alone:

@@ -16,6 +16,7 @@ from vmpin.allocation.pool_cpus import all_updates, applied, shrinking, target, 
 from vmpin.allocation.runtime_call import Adjustment, Answer, RequestedContainer, SideUpdate
 from vmpin.allocation.spare_set import rebalanced
 from vmpin.allocation.texts.grant_annotation import GRANT_KEY, annotation_of
+from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.topology import Topology
 
@@ -120,6 +121,12 @@ def _adjustment(machine: Topology, ledger: Ledger, grant: Grant, container: Requ
     mems = None if container.mems else mems_of(machine, grant, cpus)
     env = {}
     if options.export == "cmk" and not grant.vm and cpus:
-        env = {"CMK_CPUS_ASSIGNED": str(cpus), "CMK_CPUS_ASSIGNED_MASK": f"{cpus.bits:x}",
-               "CMK_CPUS_SHARED": str(ledger.shared), "CMK_CPUS_INFRA": str(options.reserved)}
+        env = _cmk_variables(cpus, ledger.shared, options.reserved)
     return Adjustment(cpus or None, mems, annotations, env)
+
+
+def _cmk_variables(assigned: CpuSet, shared: CpuSet, infra: CpuSet) -> dict[str, str]:
+    """As `cmk isolate` writes them (intel/isolate.py, util.py): numbers without ranges, and a mask in upper case."""
+    lists = {"CMK_CPUS_ASSIGNED": assigned, "CMK_CPUS_SHARED": shared, "CMK_CPUS_INFRA": infra}
+    return {**{name: ",".join(map(str, cpus)) for name, cpus in lists.items()},
+            "CMK_CPUS_ASSIGNED_MASK": f"{assigned.bits:X}"}

@@ -93,7 +93,7 @@ def test_the_container_s_own_key_comes_before_the_pod_s() -> None:
     ({f"{CRANE}/cpu-policy": "none"}, CpuWish(CpuPolicy.NONE)),
     ({f"{CRANE}/cpu-policy": "exclusive"}, CpuWish(CpuPolicy.EXCLUSIVE)),
     ({f"{CRANE}/cpu-policy": "numa", f"{CRANE}/topology-awareness": "true"},
-     CpuWish(CpuPolicy.NUMA, align=Alignment.NODE)),
+     CpuWish(CpuPolicy.NUMA, align=Alignment.NODE, exclude_reserved=True)),
     ({f"{CRANE}/cpu-policy": "immovable", f"{CRANE}/topology-awareness": "false"}, CpuWish(CpuPolicy.FIXED)),
     ({f"{CRANE}/exclude-reserved-cpus": "true"}, CpuWish(exclude_reserved=True)),
     ({f"{CRANE}/topology-result": '[{"name":"node1","type":"Node","resources":{"capacity":{"cpu":"4"}}}]'},
@@ -117,15 +117,91 @@ def test_the_keys_of_peers(annotations: dict[str, str], expected: CpuWish) -> No
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    (f"{CRANE}/cpu-policy", "static"), (f"{CRANE}/topology-awareness", "yes"), (f"{CRANE}/topology-result", "{"),
-    (f"{CRANE}/topology-result", "[1]"), (f"{CRANE}/topology-result", '[{"name":"rack","type":"Node"}]'),
-    (f"{CRANE}/topology-result", '[{"name":"node99999","type":"Node"}]'),
-    (f"{CRANE}/topology-result", "[" * 100_000), (f"{CRANE}/exclude-reserved-cpus", ""),
-    (f"cpu.preserve.{NRI}", "1"), (f"balloon.balloons.{NRI}", "a/b"), ("cmk.intel.com/mutate", "on"),
+    (f"{CRANE}/cpu-policy", "static"), (f"{CRANE}/cpu-policy", "Exclusive"), (f"{CRANE}/cpu-policy", " exclusive"),
+    (f"{CRANE}/topology-awareness", "yes"), (f"{CRANE}/topology-result", "{"),
+    (f"{CRANE}/topology-result", "[1]"),
+    (f"{CRANE}/topology-result", '[{"name":"rack","type":"Node","resources":{"capacity":{"cpu":"2"}}}]'),
+    (f"{CRANE}/topology-result", '[{"name":"node99999","type":"Node","resources":{"capacity":{"cpu":"2"}}}]'),
+    (f"{CRANE}/topology-result", "[" * 100_000), (f"prefer-shared-cpus.{NRI}", "yes"),
+    (f"prefer-reserved-cpus.{NRI}", ""), (f"require-isolated-cpus.{NRI}", " true"), (f"hide-hyperthreads.{NRI}", "on"),
 ])
-def test_a_peers_bad_value_is_an_error_too(key: str, value: str) -> None:
-    with pytest.raises(AnnotationError, match=key.replace(".", r"\.")):
-        wish({key: value})
+def test_a_value_that_the_peer_passes_over_is_passed_over_with_a_note(key: str, value: str) -> None:
+    """crane pkg/ensurance/cm/cpumanager/util.go (GetPodCPUPolicy, GetPodTopologyResult), crane-scheduler
+    pkg/plugins/noderesourcetopology/helper.go (IsPodAwareOfTopology), nri-plugins
+    cmd/plugins/topology-aware/policy/pod-preferences.go: the pod starts as if the key were not there."""
+    found = asked({key: value}, "app", ALL)
+    assert found.wish == CpuWish()
+    assert len(found.notes) == 1
+    assert found.notes[0].startswith(f"{key}=")
+    assert len(found.notes[0]) < 400
+
+
+def test_a_balloon_that_no_group_can_be_named_as_is_an_error_as_an_unknown_balloon_is() -> None:
+    """nri-plugins cmd/plugins/balloons/policy/balloons-policy.go, chooseBalloonDef."""
+    with pytest.raises(AnnotationError, match="balloon"):
+        wish({f"balloon.balloons.{NRI}": "a/b"})
+
+
+@pytest.mark.parametrize("zones", [
+    '[{"name":"node1","type":"Zone","resources":{"capacity":{"cpu":"4"}}}]',
+    '[{"name":"node1","resources":{"capacity":{"cpu":"4"}}}]', '[{"name":"node1","type":"Node"}]',
+    '[{"name":"node1","type":"Node","resources":{"capacity":{"memory":"4Gi"}}}]', "[]"])
+def test_zones_without_cpus_and_of_other_types_do_not_count(zones: str) -> None:
+    """crane pkg/ensurance/cm/cpumanager/cpu_manager.go, fromZoneListToTopologyResult."""
+    assert asked({f"{CRANE}/topology-result": zones}, "app", ALL) == AskedCpus(CpuWish(), "crane")
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("t", True), ("TRUE", True), ("True", True),
+                                                 ("0", False), ("F", False), ("false", False)])
+def test_booleans_are_those_of_go(value: str, expected: bool) -> None:
+    """crane-scheduler and nri-plugins read them by strconv.ParseBool."""
+    assert wish({f"{CRANE}/topology-awareness": value}).align is (Alignment.NODE if expected else None)
+    assert wish({f"hide-hyperthreads.{NRI}": value}).smt is (SmtUse.SPREAD if expected else None)
+
+
+@pytest.mark.parametrize("value", ["True", "1", "yes", "", " true"])
+def test_two_keys_are_only_true_as_this_word(value: str) -> None:
+    """crane pkg/utils/cpuset.go (PodExcludeReservedCPUs), nri-plugins pkg/resmgr/cache/container.go
+    (PreserveCpuResources): all other values are as if the key were not there."""
+    assert wish({f"{CRANE}/exclude-reserved-cpus": value}) == CpuWish()
+    assert not asked({f"cpu.preserve.{NRI}": value}, "app", ALL).left_alone
+
+
+def test_cmk_mutates_for_three_words() -> None:
+    """CMK intel/webhook.py, is_mutation_required."""
+    asks = CpuWish(CpuPolicy.EXCLUSIVE, smt=SmtUse.REQUIRE)
+    words = ("true", "True", "1", "TRUE", "on", "false", " true", "")
+    assert [wish({"cmk.intel.com/mutate": word}) == asks for word in words] == [True] * 3 + [False] * 5
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    (("prefer-reserved-cpus", "prefer-shared-cpus", "require-isolated-cpus"), CpuWish(CpuPolicy.INFRA)),
+    (("prefer-shared-cpus", "require-isolated-cpus"), CpuWish(CpuPolicy.NONE)),
+    (("prefer-isolated-cpus", "hide-hyperthreads"),
+     CpuWish(CpuPolicy.EXCLUSIVE, smt=SmtUse.SPREAD, kind=CpuKind.ISOLATED)),
+])
+def test_which_preference_of_topology_aware_comes_first(given: tuple[str, ...], expected: CpuWish) -> None:
+    """nri-plugins cmd/plugins/topology-aware/policy/pod-preferences.go, cpuAllocationPreferences."""
+    assert wish({f"{key}.{NRI}": "true" for key in given}) == expected
+
+
+@pytest.mark.parametrize(("annotations", "isolated"), [
+    ({"prefer-isolated-cpus./pod": "true", "require-isolated-cpus.": "false"}, True),
+    ({"prefer-isolated-cpus./pod": "false", "require-isolated-cpus.": "true"}, False),
+    ({"prefer-isolated-cpus.": "true", "require-isolated-cpus./container.app": "false"}, False),
+    ({"prefer-isolated-cpus./pod": "true", "require-isolated-cpus./pod": "false"}, False),
+])
+def test_the_key_for_fewer_containers_counts_of_the_two_for_isolated_cpus(annotations: dict[str, str],
+                                                                         isolated: bool) -> None:
+    """nri-plugins cmd/plugins/topology-aware/policy/pod-preferences.go, isolatedCPUsPreference."""
+    keys = {key.replace(".", f".{NRI}", 1): value for key, value in annotations.items()}
+    assert (wish(keys).kind is CpuKind.ISOLATED) is isolated
+
+
+@pytest.mark.parametrize(("name", "policy"), [("reserved", CpuPolicy.INFRA), ("default", CpuPolicy.NONE)])
+def test_the_balloons_that_are_built_in(name: str, policy: CpuPolicy) -> None:
+    """nri-plugins cmd/plugins/balloons/policy/balloons-policy.go, fillBuiltinBalloonDefs."""
+    assert wish({f"balloon.balloons.{NRI}/container.app": name}) == CpuWish(policy)
 
 
 def test_preserve_of_nri_plugins_leaves_the_container_alone() -> None:

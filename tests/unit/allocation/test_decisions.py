@@ -245,10 +245,11 @@ def test_memory_nodes_only_where_alignment_is_required() -> None:
 
 
 def test_cmks_variables() -> None:
+    """CMK intel/isolate.py and intel/util.py (convert_array2bitmask): its users split the lists at the commas."""
     node = Played(ON._replace(export="cmk", honour=frozenset({HonouredKeys.CMK})))
     made = node.call(on_create, a_container("a", 2, {"cmk.intel.com/mutate": "true"}))
     assert made is not None
-    assert made.env == {"CMK_CPUS_ASSIGNED": "2-3", "CMK_CPUS_ASSIGNED_MASK": "c", "CMK_CPUS_SHARED": "0-1,4-7",
+    assert made.env == {"CMK_CPUS_ASSIGNED": "2,3", "CMK_CPUS_ASSIGNED_MASK": "C", "CMK_CPUS_SHARED": "0,1,4,5,6,7",
                         "CMK_CPUS_INFRA": "0"}
 
 

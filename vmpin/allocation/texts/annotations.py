@@ -27,22 +27,23 @@ _Choice = TypeVar("_Choice", bound=enum.StrEnum)
 
 class AskedCpus(NamedTuple):
     """What annotations ask for. `by`: whose key gave the policy, "vmpin" or a peer; "" where none did. `left_alone`:
-    no cpuset at all, as by cpu.preserve of nri-plugins."""
+    no cpuset at all, as by cpu.preserve of nri-plugins. `notes`: values of peers' keys that were passed over."""
 
     wish: CpuWish = CpuWish()
     by: str = ""
     left_alone: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def asked(annotations: Mapping[str, str], container: str, honour: frozenset[HonouredKeys]) -> AskedCpus:
     """What a pod's annotations ask for its container. vmpin's keys come before those of peers.
-    :raises AnnotationError: for a value that cannot be used, of a key that counts."""
+    :raises AnnotationError: for a value of vmpin's keys that cannot be used, and a balloon that no group can be."""
     found = AskedCpus()
     for name, read in PEERS.items():
         if name in honour:
             ruled = read(annotations, container)
             if ruled is not None:
-                found = AskedCpus(ruled.wish, name, ruled.left_alone)
+                found = AskedCpus(ruled.wish, name, ruled.left_alone, ruled.notes)
                 break
     own = {short: (key, value) for short in KEYS
            for key, value in effective(annotations, f"{short}.{DOMAIN}", container)}

@@ -1,7 +1,9 @@
 """What the annotations of peers ask for, in vmpin's terms: Crane, nri-plugins and CMK (`allocate.honour`).
 
-Their keys and values as those projects read them: gocrane/api topology/v1alpha1, nri-plugins cmd/plugins, CMK's
-docs/operator.md. What stays out: keys without a counterpart, which change nothing (docs/migrate.md lists them).
+Keys, values and precedence are those of the peers' code: crane pkg/ensurance/cm/cpumanager, crane-scheduler
+pkg/plugins/noderesourcetopology, nri-plugins pkg/resmgr/cache and cmd/plugins, CMK intel/webhook.py. A value that the
+peer passes over is passed over here, with a note for the log: the pod starts as it did there. What stays out: keys
+without a counterpart, which change nothing (docs/migrate.md lists them).
 """
 
 from __future__ import annotations
@@ -12,93 +14,120 @@ from typing import NamedTuple
 
 from vmpin.allocation.allocation_options import HonouredKeys
 from vmpin.allocation.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, SmtUse
-from vmpin.allocation.texts.wish_values import AnnotationError, effective, group_name
+from vmpin.allocation.texts.wish_values import group_name, scoped, shown
 from vmpin.cpuset import MAX_CPU, CpuSet
 
 _CRANE = "topology.crane.io"
 _CRANE_POLICIES = {"none": CpuPolicy.NONE, "exclusive": CpuPolicy.EXCLUSIVE, "numa": CpuPolicy.NUMA,
                    "immovable": CpuPolicy.FIXED}
 _NRI_PLUGINS = "resource-policy.nri.io"
+#: The balloon types that the balloons policy adds by itself.
+_BUILT_IN_BALLOONS = {"reserved": CpuPolicy.INFRA, "default": CpuPolicy.NONE}
 _CMK = "cmk.intel.com/mutate"
+_CMK_YES = ("true", "True", "1")
+#: What Go's strconv.ParseBool accepts.
+_BOOLS = {**dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
+          **dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), False)}
 
 
 class PeerWish(NamedTuple):
+    """`notes`: the values that were passed over, for the log."""
+
     wish: CpuWish
     left_alone: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def _crane(annotations: Mapping[str, str], _container: str) -> PeerWish | None:
     """Crane's keys are those of the whole pod. Its scheduler's result is a list of zones, of which the nodes count:
-    the CPUs come from there where they are free."""
-    keys = {short: (f"{_CRANE}/{short}", annotations[f"{_CRANE}/{short}"].strip())
+    the CPUs come from there where they are free. Its policy numa is without the reserved CPUs."""
+    keys = {short: (f"{_CRANE}/{short}", annotations[f"{_CRANE}/{short}"])
             for short in ("cpu-policy", "topology-awareness", "topology-result", "exclude-reserved-cpus")
             if f"{_CRANE}/{short}" in annotations}
     if not keys:
         return None
-    wish = CpuWish()
+    wish, notes = CpuWish(), list[str]()
     if "cpu-policy" in keys:
         key, value = keys["cpu-policy"]
-        if value not in _CRANE_POLICIES:
-            raise AnnotationError(key, value, f"it is none of {', '.join(_CRANE_POLICIES)}")
-        wish = wish._replace(policy=_CRANE_POLICIES[value])
-    if "topology-awareness" in keys and _bool(*keys["topology-awareness"]):
+        if value in _CRANE_POLICIES:
+            wish = wish._replace(policy=_CRANE_POLICIES[value], exclude_reserved=value == "numa")
+        else:
+            notes.append(_passed_over(key, value, f"Crane has {', '.join(_CRANE_POLICIES)}"))
+    if "topology-awareness" in keys and _bool(*keys["topology-awareness"], notes):
         wish = wish._replace(align=Alignment.NODE)
-    if "exclude-reserved-cpus" in keys:
-        wish = wish._replace(exclude_reserved=_bool(*keys["exclude-reserved-cpus"]))
-    if "topology-result" in keys and (nodes := _crane_nodes(*keys["topology-result"])):
+    if keys.get("exclude-reserved-cpus", ("", ""))[1] == "true":
+        wish = wish._replace(exclude_reserved=True)
+    if "topology-result" in keys and (nodes := _crane_nodes(*keys["topology-result"], notes)):
         wish = wish._replace(near=f"nodes:{nodes}")
-    return PeerWish(wish)
+    return PeerWish(wish, notes=tuple(notes))
 
 
-def _crane_nodes(key: str, value: str) -> CpuSet:
-    """The NUMA nodes of its zones: [{"name": "node0", "type": "Node", "resources": {…}}, …]."""
+def _crane_nodes(key: str, value: str, notes: list[str]) -> CpuSet:
+    """The NUMA nodes of those zones that have CPUs: [{"name": "node0", "type": "Node", "resources": {"capacity":
+    {"cpu": "2"}}}, …]."""
     try:
-        zones = json.loads(value)
-        names = [zone["name"] for zone in zones if zone.get("type", "Node") == "Node"]
+        names = [zone["name"] for zone in json.loads(value)
+                 if zone.get("type") == "Node" and ((zone.get("resources") or {}).get("capacity") or {}).get("cpu")]
         numbers = [int(name.removeprefix("node")) for name in names if name.removeprefix("node").isdecimal()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise AnnotationError(key, value, "it is no JSON list of zones with a name and a type") from None
+        notes.append(_passed_over(key, value, "it is no JSON list of zones"))
+        return CpuSet()
     if len(numbers) < len(names) or any(number > MAX_CPU for number in numbers):
-        raise AnnotationError(key, value, "a zone of type Node is named as its NUMA node: node0")
+        notes.append(_passed_over(key, value, "a zone of type Node is named as its NUMA node: node0"))
+        return CpuSet()
     return CpuSet(numbers)
 
 
 def _nri_plugins(annotations: Mapping[str, str], container: str) -> PeerWish | None:
-    def given(short: str) -> tuple[str, str] | None:
-        return next(effective(annotations, f"{short}.{_NRI_PLUGINS}", container), None)
+    """cpu.preserve comes first, then the reserved CPUs, the pool, isolated CPUs, and the balloon. A balloon that no
+    group can be named as is an error, as an unknown balloon is there."""
+    notes: list[str] = []
+
+    def given(short: str) -> tuple[int, str, str] | None:
+        return scoped(annotations, f"{short}.{_NRI_PLUGINS}", container)
 
     def on(short: str) -> bool:
         found = given(short)
-        return found is not None and _bool(*found)
+        return found is not None and bool(_bool(*found[1:], notes))
 
+    # Of the two keys for isolated CPUs that for fewer containers counts, and require where both are for the same.
+    isolated = min(((found[0], order, short) for order, short in enumerate(("require-isolated-cpus",
+                    "prefer-isolated-cpus")) if (found := given(short)) is not None), default=None)
     wish = CpuWish()
-    if (balloon := given("balloon.balloons")) is not None:
-        wish = wish._replace(policy=CpuPolicy.GROUP, group=group_name(*balloon, balloon[1]))
-    if on("prefer-shared-cpus"):
-        wish = wish._replace(policy=CpuPolicy.NONE, group="")
     if on("prefer-reserved-cpus"):
-        wish = wish._replace(policy=CpuPolicy.INFRA, group="")
-    if on("require-isolated-cpus") or on("prefer-isolated-cpus"):
-        wish = wish._replace(policy=CpuPolicy.EXCLUSIVE, group="", kind=CpuKind.ISOLATED)
+        wish = wish._replace(policy=CpuPolicy.INFRA)
+    elif on("prefer-shared-cpus"):
+        wish = wish._replace(policy=CpuPolicy.NONE)
+    elif isolated is not None and on(isolated[2]):
+        wish = wish._replace(policy=CpuPolicy.EXCLUSIVE, kind=CpuKind.ISOLATED)
+    elif (balloon := given("balloon.balloons")) is not None:
+        _, key, name = balloon
+        wish = (wish._replace(policy=_BUILT_IN_BALLOONS[name]) if name in _BUILT_IN_BALLOONS else
+                wish._replace(policy=CpuPolicy.GROUP, group=group_name(key, name, name)))
     if on("hide-hyperthreads"):
         wish = wish._replace(smt=SmtUse.SPREAD)
-    if on("cpu.preserve"):
-        return PeerWish(wish, left_alone=True)
-    return None if wish == CpuWish() else PeerWish(wish)
+    preserved = given("cpu.preserve")
+    if preserved is not None and preserved[2] == "true":
+        return PeerWish(wish, left_alone=True, notes=tuple(notes))
+    return None if wish == CpuWish() and not notes else PeerWish(wish, notes=tuple(notes))
 
 
 def _cmk(annotations: Mapping[str, str], _container: str) -> PeerWish | None:
     """CMK's webhook changes pods with this key, and those that CMK knows by their extended resource. Its exclusive
     CPUs are whole cores."""
-    if _CMK not in annotations or not _bool(_CMK, annotations[_CMK].strip()):
+    if annotations.get(_CMK) not in _CMK_YES:
         return None
     return PeerWish(CpuWish(policy=CpuPolicy.EXCLUSIVE, smt=SmtUse.REQUIRE))
 
 
-def _bool(key: str, value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise AnnotationError(key, value, "it is neither true nor false")
-    return value.lower() == "true"
+def _bool(key: str, value: str, notes: list[str]) -> bool | None:
+    if value not in _BOOLS:
+        notes.append(_passed_over(key, value, "it is neither true nor false"))
+    return _BOOLS.get(value)
+
+
+def _passed_over(key: str, value: str, why: str) -> str:
+    return f"{shown(key)}={shown(value)}: {why}; passed over"
 
 
 #: The first that has keys on a pod counts.

@@ -30,10 +30,17 @@ def shown(text: str) -> str:
 
 def effective(annotations: Mapping[str, str], key: str, container: str) -> Iterator[tuple[str, str]]:
     """The annotation that counts for the container, with its whole key; none where none does."""
-    for whole in (f"{key}/container.{container}", f"{key}/pod", key):
+    if (found := scoped(annotations, key, container)) is not None:
+        yield found[1], found[2].strip()
+
+
+def scoped(annotations: Mapping[str, str], key: str, container: str) -> tuple[int, str, str] | None:
+    """The annotation that counts for the container, as it stands: its scope (0: this container alone, 1 and 2: all of
+    the pod's), its whole key and its value; None where there is none."""
+    for scope, whole in enumerate((f"{key}/container.{container}", f"{key}/pod", key)):
         if whole in annotations:
-            yield whole, annotations[whole].strip()
-            return
+            return scope, whole, annotations[whole]
+    return None
 
 
 def nodes_near(near: str, key: str) -> CpuSet:
