@@ -29,21 +29,35 @@ def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
     grant = Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
                   container.pod_uid, AskedCpus().wish, CpuPolicy.NONE, amount=amount, vm=container.vm,
                   vm_vcpus=container.vm_vcpus or 0, vm_overhead=container.vm_overhead, since_ns=container.time_ns)
-    notes: tuple[str, ...] = ()
     if container.cpuset:
-        grant = grant._replace(left_alone=True, written=container.cpuset)
-        notes = (f"{about(grant)} has the cpuset {container.cpuset} of another plugin: left alone",)
-    else:
-        try:
-            found = asked(container.pod_annotations, container.name, options.honour)
-        except AnnotationError as err:
-            return str(err)
-        ruled = ruling(found, container.namespace, container.guaranteed, amount, options)
-        if isinstance(ruled, str):
-            return ruled
-        notes = tuple(f"{about(grant)}: {note}" for note in found.notes)
-        notes += (f"{about(grant)} is on the pool: {ruled.note}",) if ruled.note else ()
-        grant = grant._replace(wish=found.wish, policy=ruled.policy, group=ruled.group, left_alone=found.left_alone)
+        return _granted(machine, ledger, grant._replace(left_alone=True, written=container.cpuset), options,
+                        (f"{about(grant)} has the cpuset {container.cpuset} of another plugin: left alone",))
+    try:
+        found = asked(container.pod_annotations, container.name, options.honour)
+    except AnnotationError as err:
+        return str(err)
+    made = _asked_for(machine, ledger, grant, found, container.guaranteed, options)
+    if found.second is None or (not isinstance(made, str) and made[0].grants[grant.container].policy is not
+                                CpuPolicy.NONE):
+        return made
+    return _asked_for(machine, ledger, grant, found._replace(wish=found.second), container.guaranteed, options)
+
+
+def _asked_for(machine: Topology, ledger: Ledger, grant: Grant, found: AskedCpus, guaranteed: bool,
+               options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | str:
+    """The ledger with the grant that the annotations ask for, or the default."""
+    ruled = ruling(found, grant.namespace, guaranteed, grant.amount, options)
+    if isinstance(ruled, str):
+        return ruled
+    notes = tuple(f"{about(grant)}: {note}" for note in found.notes)
+    notes += (f"{about(grant)} is on the pool: {ruled.note}",) if ruled.note else ()
+    return _granted(machine, ledger, grant._replace(wish=found.wish, policy=ruled.policy, group=ruled.group,
+                                                    left_alone=found.left_alone), options, notes)
+
+
+def _granted(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions,
+             notes: tuple[str, ...]) -> tuple[Ledger, tuple[str, ...]] | str:
+    """The ledger with the grant and the CPUs that its policy brings."""
     near = near_nodes(machine, grant.wish)
     if grant.policy is CpuPolicy.NUMA and not grant.left_alone:
         grant = grant._replace(node=numa_node(machine, ledger, grant, options, near))

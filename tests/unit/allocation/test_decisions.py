@@ -253,6 +253,26 @@ def test_cmks_variables() -> None:
                         "CMK_CPUS_INFRA": "0"}
 
 
+def test_what_a_peer_passes_over_refuses_no_container() -> None:
+    """crane pkg/ensurance/cm/cpumanager/util.go, GetPodCPUPolicy."""
+    node = Played()
+    assert node.create("a", 2, {"topology.crane.io/cpu-policy": "static"}) == "0-7"
+    assert any("topology.crane.io/cpu-policy=static" in note for note in node.notes)
+
+
+def test_isolated_cpus_that_are_preferred_fall_back_and_those_required_do_not() -> None:
+    """nri-plugins cmd/plugins/topology-aware/policy/pod-preferences.go: a strict preference, or not."""
+    options = ON._replace(honour=frozenset({HonouredKeys.NRI_PLUGINS}), privileged_namespaces=frozenset({"web"}))
+    prefer, require = ({f"{word}-isolated-cpus.resource-policy.nri.io": "true"} for word in ("prefer", "require"))
+    node = Played(options, MACHINE._replace(isolated=cpus("6-7")))
+    assert node.create("other", 2, prefer, namespace="other") == "4-5", "not in a privileged namespace"
+    assert node.create("first", 2, prefer) == "6-7"
+    assert node.create("second", 2, prefer) == "2-3"
+    assert node.create("third", 2, require) is None
+    assert "free" in node.refusal
+    assert node.create("shared", 0, prefer) == "0-1", "no whole CPUs: the pool"
+
+
 def test_a_live_change_moves_as_little_as_possible() -> None:
     node = Played()
     node.create("web")

@@ -33,6 +33,7 @@ class AskedCpus(NamedTuple):
     by: str = ""
     left_alone: bool = False
     notes: tuple[str, ...] = ()
+    second: CpuWish | None = None  #: What counts where `wish` cannot be: a peer's key only prefers it.
 
 
 def asked(annotations: Mapping[str, str], container: str, honour: frozenset[HonouredKeys]) -> AskedCpus:
@@ -43,13 +44,14 @@ def asked(annotations: Mapping[str, str], container: str, honour: frozenset[Hono
         if name in honour:
             ruled = read(annotations, container)
             if ruled is not None:
-                found = AskedCpus(ruled.wish, name, ruled.left_alone, ruled.notes)
+                found = AskedCpus(ruled.wish, name, ruled.left_alone, ruled.notes, ruled.second)
                 break
     own = {short: (key, value) for short in KEYS
            for key, value in effective(annotations, f"{short}.{DOMAIN}", container)}
     for short, (key, value) in own.items():
-        found = found._replace(wish=_with(found.wish, short, key, value))
-    return found._replace(by="vmpin", left_alone=False) if "cpu-policy" in own else found
+        found = found._replace(wish=_with(found.wish, short, key, value),
+                               second=found.second and _with(found.second, short, key, value))
+    return found._replace(by="vmpin", left_alone=False, second=None) if "cpu-policy" in own else found
 
 
 def changed(wish: CpuWish, changes: Mapping[str, str]) -> CpuWish:

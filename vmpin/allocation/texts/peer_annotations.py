@@ -31,11 +31,13 @@ _BOOLS = {**dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
 
 
 class PeerWish(NamedTuple):
-    """`notes`: the values that were passed over, for the log."""
+    """`notes`: the values that were passed over, for the log. `second`: for what is only preferred, the wish that
+    counts where the first one cannot be."""
 
     wish: CpuWish
     left_alone: bool = False
     notes: tuple[str, ...] = ()
+    second: CpuWish | None = None
 
 
 def _crane(annotations: Mapping[str, str], _container: str) -> PeerWish | None:
@@ -93,13 +95,14 @@ def _nri_plugins(annotations: Mapping[str, str], container: str) -> PeerWish | N
     # Of the two keys for isolated CPUs that for fewer containers counts, and require where both are for the same.
     isolated = min(((found[0], order, short) for order, short in enumerate(("require-isolated-cpus",
                     "prefer-isolated-cpus")) if (found := given(short)) is not None), default=None)
-    wish = CpuWish()
+    wish, preferred = CpuWish(), False
     if on("prefer-reserved-cpus"):
         wish = wish._replace(policy=CpuPolicy.INFRA)
     elif on("prefer-shared-cpus"):
         wish = wish._replace(policy=CpuPolicy.NONE)
     elif isolated is not None and on(isolated[2]):
         wish = wish._replace(policy=CpuPolicy.EXCLUSIVE, kind=CpuKind.ISOLATED)
+        preferred = isolated[2] == "prefer-isolated-cpus"
     elif (balloon := given("balloon.balloons")) is not None:
         _, key, name = balloon
         wish = (wish._replace(policy=_BUILT_IN_BALLOONS[name]) if name in _BUILT_IN_BALLOONS else
@@ -109,7 +112,8 @@ def _nri_plugins(annotations: Mapping[str, str], container: str) -> PeerWish | N
     preserved = given("cpu.preserve")
     if preserved is not None and preserved[2] == "true":
         return PeerWish(wish, left_alone=True, notes=tuple(notes))
-    return None if wish == CpuWish() and not notes else PeerWish(wish, notes=tuple(notes))
+    second = wish._replace(kind=CpuKind.ANY) if preferred else None
+    return None if wish == CpuWish() and not notes else PeerWish(wish, notes=tuple(notes), second=second)
 
 
 def _cmk(annotations: Mapping[str, str], _container: str) -> PeerWish | None:
