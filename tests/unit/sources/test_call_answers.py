@@ -3,21 +3,22 @@ what the runtime gets of its decisions."""
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from nri_peer import PATIENCE, NriRuntime, NriRuntimes, container, delivering, pod
+from nri_connected import Connected, begun
+from nri_peer import PATIENCE, NriRuntimes, container, pod
 
 from vmpin.allocation.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, ContainerState
 from vmpin.sources.nri.call_answers import CpuAnswer
-from vmpin.sources.nri.nri_events import ContainerEvent, CpusGiven, Disconnected, NriEvent, NriPod, PodEvent, Synced
-from vmpin.sources.nri.plugin import NriPlugin
+from vmpin.sources.nri.nri_events import ContainerEvent, CpusGiven, Disconnected, NriPod, PodEvent, Synced
 from vmpin.wire.nri_enums import CREATED, STOPPED, Verb
 from vmpin.wire.nri_messages import MESSAGES
+
+pytest_plugins = ["given_nri"]
 
 
 class Decided:
@@ -45,38 +46,20 @@ class Decided:
         self.events.append(event)
 
 
-class Connected:
+class Deciding(Connected):
     """A plugin with such an allocator."""
 
     def __init__(self, runtimes: NriRuntimes) -> None:
         self.decided = Decided()
-        self.facts: queue.Queue[NriEvent] = queue.Queue()
-        self.plugin = NriPlugin(runtimes.connect, delivering(self.facts.put), decisions=self.decided)
-
-    def fact(self) -> NriEvent:
-        return self.facts.get(timeout=PATIENCE)
+        super().__init__(runtimes, decisions=self.decided)
 
 
 @pytest.fixture
-def runtimes() -> Iterator[NriRuntimes]:
-    made = NriRuntimes()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def connected(runtimes: NriRuntimes) -> Iterator[Connected]:
-    made = Connected(runtimes)
+def deciding(runtimes: NriRuntimes) -> Iterator[Deciding]:
+    made = Deciding(runtimes)
     made.plugin.start()
     yield made
     made.plugin.stop(PATIENCE)
-
-
-def begun(runtimes: NriRuntimes, connected: Connected, *listed: Any) -> NriRuntime:
-    runtime = runtimes.next()
-    runtime.begin([pod()], list(listed))
-    assert isinstance(connected.fact(), Synced)
-    return runtime
 
 
 def cpus(text: str) -> CpuSet:
@@ -98,9 +81,9 @@ def limited(id_: str = "c1", shares: int = 2048, quota: int = 200000, period: in
     return made
 
 
-def test_a_creation_is_decided_on_before_it_is_answered(runtimes: NriRuntimes, connected: Connected) -> None:
-    runtime = begun(runtimes, connected)
-    connected.decided.answer = lambda asked: CpuAnswer(
+def test_a_creation_is_decided_on_before_it_is_answered(runtimes: NriRuntimes, deciding: Deciding) -> None:
+    runtime = begun(runtimes, deciding)
+    deciding.decided.answer = lambda asked: CpuAnswer(
         Adjustment(cpus("2-3"), cpus("1"), {"granted": "2-3"}, {"CMK_CPUS_ASSIGNED": "2-3"}), OTHERS)
     kata = pod(runtime_handler="kata", annotations={"a": "pod's"})
     kata.linux.cgroup_parent = "/kubepods/burstable/pod-u-1"
@@ -113,7 +96,7 @@ def test_a_creation_is_decided_on_before_it_is_answered(runtimes: NriRuntimes, c
     assert (made.adjust.linux.resources.cpu.cpus, made.adjust.linux.resources.cpu.mems) == ("2-3", "1")
     assert not made.adjust.linux.resources.cpu.HasField("quota")
     assert updates(made.update) == SENT
-    [(verb, asked)] = connected.decided.asked_for
+    [(verb, asked)] = deciding.decided.asked_for
     assert verb is Verb.CREATE
     assert (asked.id, asked.sandbox, asked.name, asked.namespace, asked.pod, asked.pod_uid) == (
         "c1", "pod1", "app", "default", "web", "u-1")
@@ -121,104 +104,104 @@ def test_a_creation_is_decided_on_before_it_is_answered(runtimes: NriRuntimes, c
     assert (asked.shares, asked.quota, asked.period, asked.cpuset, asked.mems) == (2048, 200000, 100000, None, None)
     assert (asked.vm, asked.vm_vcpus, asked.vm_overhead, asked.guaranteed) == (True, 2, 2, False)
     assert (asked.state, asked.time_ns > 0) == (ContainerState.CREATED, True)
-    event = connected.fact()
+    event = deciding.fact()
     assert isinstance(event, ContainerEvent)
     assert (event.verb, event.container.cpus) == (Verb.CREATE, cpus("2-3"))
-    given = connected.fact()
+    given = deciding.fact()
     assert isinstance(given, CpusGiven)
     assert given.cpus == {"c7": cpus("0"), "c8": cpus("0-1")}
 
 
-def test_a_refusal_is_the_runtimes_error_and_no_event(runtimes: NriRuntimes, connected: Connected) -> None:
-    runtime = begun(runtimes, connected)
-    connected.decided.answer = lambda asked: CpuAnswer(refusal="no 4 CPUs of one cache are free; the most is 2")
+def test_a_refusal_is_the_runtimes_error_and_no_event(runtimes: NriRuntimes, deciding: Deciding) -> None:
+    runtime = begun(runtimes, deciding)
+    deciding.decided.answer = lambda asked: CpuAnswer(refusal="no 4 CPUs of one cache are free; the most is 2")
     reply = runtime.call("CreateContainer", MESSAGES["CreateContainerRequest"](pod=pod(), container=container()))
     assert (reply.code, reply.message, reply.payload) == (2, "no 4 CPUs of one cache are free; the most is 2", b"")
-    connected.decided.answer = lambda asked: CpuAnswer()
+    deciding.decided.answer = lambda asked: CpuAnswer()
     assert runtime.call("StopContainer", MESSAGES["EventRequest"](pod=pod(), container=container())).code == 0
-    event = connected.fact()
+    event = deciding.fact()
     assert isinstance(event, ContainerEvent)
     assert event.verb is Verb.STOP
 
 
-def test_an_update_has_what_is_asked_for_alone(runtimes: NriRuntimes, connected: Connected) -> None:
-    runtime = begun(runtimes, connected)
-    connected.decided.answer = lambda asked: CpuAnswer(updates=(SideUpdate(ContainerId("c1"), cpus("2-4")), *OTHERS))
+def test_an_update_has_what_is_asked_for_alone(runtimes: NriRuntimes, deciding: Deciding) -> None:
+    runtime = begun(runtimes, deciding)
+    deciding.decided.answer = lambda asked: CpuAnswer(updates=(SideUpdate(ContainerId("c1"), cpus("2-4")), *OTHERS))
     request = MESSAGES["UpdateContainerRequest"](pod=pod(), container=limited(cpus="2-3"))
     request.linux_resources.cpu.quota.value = 300000
     reply = runtime.call("UpdateContainer", request)
     assert updates(MESSAGES.decode("UpdateContainerResponse", reply.payload).update) == [("c1", "2-4", True), *SENT]
-    [(verb, asked)] = connected.decided.asked_for
+    [(verb, asked)] = deciding.decided.asked_for
     assert (verb, asked.shares, asked.quota, asked.period, asked.cpuset) == (
         Verb.UPDATE, None, 300000, None, None)
-    event = connected.fact()
+    event = deciding.fact()
     assert isinstance(event, ContainerEvent)
     assert (event.verb, event.container.cpus, event.requested) == (Verb.UPDATE, cpus("2-3"), cpus("2-4"))
-    given = connected.fact()
+    given = deciding.fact()
     assert isinstance(given, CpusGiven)
     assert given.cpus.keys() == {"c7", "c8"}
 
 
-def test_a_stop_may_carry_updates(runtimes: NriRuntimes, connected: Connected) -> None:
-    runtime = begun(runtimes, connected)
-    connected.decided.answer = lambda asked: CpuAnswer(updates=OTHERS)
+def test_a_stop_may_carry_updates(runtimes: NriRuntimes, deciding: Deciding) -> None:
+    runtime = begun(runtimes, deciding)
+    deciding.decided.answer = lambda asked: CpuAnswer(updates=OTHERS)
     reply = runtime.call("StopContainer", MESSAGES["EventRequest"](pod=pod(), container=container(state=STOPPED)))
     assert updates(MESSAGES.decode("StopContainerResponse", reply.payload).update) == SENT
-    assert connected.decided.asked_for[0][1].state is ContainerState.STOPPED
+    assert deciding.decided.asked_for[0][1].state is ContainerState.STOPPED
 
 
 @pytest.mark.parametrize("method", ["CreateContainer", "UpdateContainer", "StopContainer"])
-def test_a_decision_for_nothing_is_the_empty_answer(runtimes: NriRuntimes, connected: Connected, method: str) -> None:
-    runtime = begun(runtimes, connected)
+def test_a_decision_for_nothing_is_the_empty_answer(runtimes: NriRuntimes, deciding: Deciding, method: str) -> None:
+    runtime = begun(runtimes, deciding)
     reply = runtime.call(method, MESSAGES["EventRequest"](pod=pod(), container=container()))
     assert (reply.code, reply.payload) == (0, b"")
 
 
-def test_an_update_to_no_cpu_is_left_out(runtimes: NriRuntimes, connected: Connected) -> None:
+def test_an_update_to_no_cpu_is_left_out(runtimes: NriRuntimes, deciding: Deciding) -> None:
     """It would mean no change, and the container would stay on CPUs that are another's by now."""
-    runtime = begun(runtimes, connected)
-    connected.decided.answer = lambda asked: CpuAnswer(updates=(SideUpdate(ContainerId("c7"), CpuSet()),))
+    runtime = begun(runtimes, deciding)
+    deciding.decided.answer = lambda asked: CpuAnswer(updates=(SideUpdate(ContainerId("c7"), CpuSet()),))
     reply = runtime.call("CreateContainer", MESSAGES["CreateContainerRequest"](pod=pod(), container=container()))
     assert reply.payload == b""
 
 
 @pytest.mark.parametrize("method", ["CreateContainer", "UpdateContainer", "StopContainer"])
-def test_an_allocator_that_fails_lets_everything_through(runtimes: NriRuntimes, connected: Connected, method: str,
+def test_an_allocator_that_fails_lets_everything_through(runtimes: NriRuntimes, deciding: Deciding, method: str,
                                                          caplog: pytest.LogCaptureFixture) -> None:
-    runtime = begun(runtimes, connected)
+    runtime = begun(runtimes, deciding)
 
     def failing(asked: RequestedContainer) -> CpuAnswer:
         raise RuntimeError("a mistake")
 
-    connected.decided.answer = failing
+    deciding.decided.answer = failing
     reply = runtime.call(method, MESSAGES["EventRequest"](pod=pod(), container=container()))
     assert (reply.code, reply.payload) == (0, b"")
-    assert isinstance(connected.fact(), ContainerEvent)
+    assert isinstance(deciding.fact(), ContainerEvent)
     assert "container=c1: the allocator failed" in caplog.text
     assert "a mistake" in caplog.text
 
 
-def test_a_list_is_answered_with_what_the_allocator_gives(runtimes: NriRuntimes, connected: Connected) -> None:
-    connected.decided.at_list = CpuAnswer(updates=OTHERS)
+def test_a_list_is_answered_with_what_the_allocator_gives(runtimes: NriRuntimes, deciding: Deciding) -> None:
+    deciding.decided.at_list = CpuAnswer(updates=OTHERS)
     runtime = runtimes.next()
     runtime.grant(runtime.request("RegisterPlugin"))
     runtime.configure()
     first = runtime.call("Synchronize", MESSAGES["SynchronizeRequest"](
         pods=[pod(runtime_handler="kata")], containers=[container("c7", cpus="0-3")], more=True))
     assert not MESSAGES.decode("SynchronizeResponse", first.payload).update
-    assert not connected.decided.lists
+    assert not deciding.decided.lists
     last = runtime.call("Synchronize", MESSAGES["SynchronizeRequest"](containers=[container("c8", state=CREATED)]))
     assert updates(MESSAGES.decode("SynchronizeResponse", last.payload).update) == SENT
-    [listed] = connected.decided.lists
+    [listed] = deciding.decided.lists
     assert listed.sandboxes == {"pod1"}
     assert [(each.id, each.pod, each.cpuset, each.vm, each.state) for each in listed.containers] == [
         ("c7", "web", cpus("0-3"), True, ContainerState.RUNNING), ("c8", "web", None, True, ContainerState.CREATED)]
-    assert isinstance(connected.fact(), Synced)
-    given = connected.fact()
+    assert isinstance(deciding.fact(), Synced)
+    given = deciding.fact()
     assert isinstance(given, CpusGiven)
 
 
-def test_nothing_is_decided_before_the_list(runtimes: NriRuntimes, connected: Connected) -> None:
+def test_nothing_is_decided_before_the_list(runtimes: NriRuntimes, deciding: Deciding) -> None:
     """The ledger does not know yet what runs."""
     runtime = runtimes.next()
     runtime.grant(runtime.request("RegisterPlugin"))
@@ -226,33 +209,33 @@ def test_nothing_is_decided_before_the_list(runtimes: NriRuntimes, connected: Co
     reply = runtime.call("CreateContainer", MESSAGES["CreateContainerRequest"](pod=pod(), container=container()))
     assert reply.payload == b""
     runtime.state_change(Verb.REMOVE, pod(), container())
-    assert (connected.decided.asked_for, connected.decided.events) == ([], [])
+    assert (deciding.decided.asked_for, deciding.decided.events) == ([], [])
 
 
-def test_what_needs_no_answer_is_taken_in_once(runtimes: NriRuntimes, connected: Connected) -> None:
-    runtime = begun(runtimes, connected)
+def test_what_needs_no_answer_is_taken_in_once(runtimes: NriRuntimes, deciding: Deciding) -> None:
+    runtime = begun(runtimes, deciding)
     for event in range(1, 12):
         pods_own = event in (Verb.RUN_POD, Verb.STOP_POD, Verb.REMOVE_POD)
         runtime.state_change(event, pod(), None if pods_own else container())
-        connected.fact()
-    assert [each.verb for each in connected.decided.events] == [
+        deciding.fact()
+    assert [each.verb for each in deciding.decided.events] == [
         Verb.RUN_POD, Verb.STOP_POD, Verb.REMOVE_POD, Verb.POST_CREATE, Verb.START, Verb.POST_START, Verb.POST_UPDATE,
         Verb.REMOVE]
 
 
-def test_no_update_is_ever_sent_unasked(runtimes: NriRuntimes, connected: Connected) -> None:
+def test_no_update_is_ever_sent_unasked(runtimes: NriRuntimes, deciding: Deciding) -> None:
     """NRI's UpdateContainers hangs runtimes (containerd#13733): RegisterPlugin is the only call, whatever is decided.
     """
-    connected.decided.at_list = CpuAnswer(updates=OTHERS)
-    connected.decided.answer = lambda asked: CpuAnswer(updates=OTHERS)
-    runtime = begun(runtimes, connected, container("c7"))
-    assert isinstance(connected.fact(), CpusGiven)
+    deciding.decided.at_list = CpuAnswer(updates=OTHERS)
+    deciding.decided.answer = lambda asked: CpuAnswer(updates=OTHERS)
+    runtime = begun(runtimes, deciding, container("c7"))
+    assert isinstance(deciding.fact(), CpusGiven)
     for method in ("CreateContainer", "UpdateContainer", "StopContainer", "RemoveContainer", "RemovePodSandbox"):
         assert runtime.call(method, MESSAGES["EventRequest"](pod=pod(), container=container())).code == 0
-    connected.plugin.reconnect()
+    deciding.plugin.reconnect()
     assert runtime.closed()
-    while not isinstance(connected.fact(), Disconnected):
+    while not isinstance(deciding.fact(), Disconnected):
         pass
-    second = begun(runtimes, connected, container("c7"))
+    second = begun(runtimes, deciding, container("c7"))
     assert second.state_change(Verb.RUN_POD, pod()).code == 0
     assert (runtime.asked, second.asked) == ([], [])

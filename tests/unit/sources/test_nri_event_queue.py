@@ -1,0 +1,162 @@
+"""The queue between the NRI plugin and the watcher: a busy reader, overflow, and order."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+from nri_connected import Connected, begun
+from nri_peer import PATIENCE, NriRuntimes, container, pod
+
+from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId
+from vmpin.sources.nri import plugin as nri
+from vmpin.sources.nri.event_queue import NriQueue, merged
+from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriPod, PodEvent, Synced
+from vmpin.wire.nri_enums import Verb
+from vmpin.wire.nri_messages import MESSAGES
+
+pytest_plugins = ["given_nri"]
+
+
+def test_a_thousand_updates_at_once_are_all_reported(runtimes: NriRuntimes, connected: Connected) -> None:
+    runtime = begun(runtimes, connected)
+    streams = [runtime.send("StateChange", MESSAGES["StateChangeEvent"](
+        event=Verb.POST_UPDATE, pod=pod(), container=container(cpus=str(number)))) for number in range(1000)]
+    assert all(runtime.answer(stream).code == 0 for stream in streams)
+    facts = [connected.fact() for _ in range(1000)]
+    assert [item.container.cpus for item in facts if isinstance(item, ContainerEvent)] == [
+        CpuSet([number]) for number in range(1000)]
+
+
+def test_a_busy_loop_delays_no_answer(runtimes: NriRuntimes) -> None:
+    waiting = NriQueue()
+    made = Connected(runtimes, waiting)
+    made.plugin.start()
+    runtime = runtimes.next()
+    runtime.begin()
+    for number in range(200):
+        assert runtime.state_change(Verb.POST_UPDATE, pod(), container(cpus=str(number))).code == 0
+    runtime.close()
+    assert made.state()[0]
+    assert not made.state()[0]  # reported after everything has been put
+    assert [type(event) for event in waiting.take().events] == [Synced, *[ContainerEvent] * 200, Disconnected]
+    assert waiting.take() == ([], [])
+    made.plugin.stop(PATIENCE)
+
+
+_PEER = """\
+import json, socket, sys, time
+from nri_connected import Connected, begun
+from nri_peer import delivering, NriRuntime, container, pod
+runtime = NriRuntime(socket.socket(fileno=int(sys.argv[1])))
+runtime.begin()
+took = []
+for number in range(100):
+    time.sleep(0.003)
+    began = time.perf_counter()
+    runtime.state_change(9, pod(), container(cpus="2-3"))
+    took.append(time.perf_counter() - began)
+print(json.dumps(took))
+"""
+
+
+def answers_beside_a_busy_thread(interval: float) -> list[float]:
+    """How long each took (seconds). The runtime is a process of its own, as always."""
+    theirs, ours = socket.socketpair()
+    made = nri.NriPlugin(lambda: theirs, NriQueue(), once=True)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(interval)
+    try:
+        with ours, subprocess.Popen(
+                [sys.executable, "-c", _PEER, str(ours.fileno())], pass_fds=[ours.fileno()], stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as peer:
+            ours.close()
+            made.start()
+            while peer.poll() is None:
+                until = time.monotonic() + 0.1
+                while time.monotonic() < until:
+                    pass
+            assert peer.stdout is not None
+            return [float(each) for each in json.loads(peer.stdout.read())]
+    finally:
+        sys.setswitchinterval(before)
+        made.stop(PATIENCE)
+
+
+def test_a_busy_main_thread_delays_answers_by_little() -> None:
+    """The watcher's loop computes while a container waits. With Python's own interval nearly every answer takes 5 ms
+    or more. A busy machine adds slices of others' to either, so the quickest of each are compared."""
+    def quickest(interval: float) -> float:
+        return statistics.quantiles(answers_beside_a_busy_thread(interval), n=10)[0]
+
+    assert any(quickest(nri.SWITCH_INTERVAL) < 0.8 * quickest(0.005) for _ in range(30))
+
+
+def test_more_than_can_wait_is_dropped_and_listed_anew(runtimes: NriRuntimes) -> None:
+    waiting = NriQueue(max_waiting=10)
+    made = Connected(runtimes, waiting)
+    made.plugin.start()
+    runtime = runtimes.next()
+    runtime.begin()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may hang up before the last of them
+        for number in range(11):
+            runtime.send("StateChange", MESSAGES["StateChangeEvent"](
+                event=Verb.POST_UPDATE, pod=pod(), container=container(cpus=str(number))))
+    assert runtime.closed()
+    again = runtimes.next()
+    again.begin([pod()], [container(cpus="10")])
+    again.close()
+    assert [made.state()[0] for _ in range(4)] == [True, False, True, False]
+    assert [type(event) for event in waiting.take().events] == [Disconnected, Synced, Disconnected]
+    made.plugin.stop(PATIENCE)
+    assert made.plugin.counters.overflows == 1
+
+
+def test_an_overflow_leaves_what_no_list_repeats() -> None:
+    waiting = NriQueue(max_waiting=2)
+    event = PodEvent(Verb.RUN_POD, NriPod(SandboxId("p"), "", "", "", "", 0, {}, ""), 0)
+    assert waiting.put(Disconnected())
+    assert waiting.put(event)
+    assert not waiting.put(event)
+    assert waiting.put(event)
+    assert waiting.take().events == [Disconnected(), event]
+
+
+def test_long_annotations_count_by_their_size() -> None:
+    woken: list[int] = []
+    waiting = NriQueue(lambda: woken.append(1), max_bytes=50_000)
+    fact = PodEvent(Verb.RUN_POD, NriPod(SandboxId("p"), "", "", "", "", 0, {"a": "x" * 20_000}, ""), 0)
+    began = time.perf_counter()
+    assert waiting.put(fact)
+    assert waiting.put(Disconnected())
+    assert waiting.put(fact)
+    assert not waiting.put(fact)
+    assert waiting.put(fact)
+    events, times = waiting.take()
+    assert events == [Disconnected(), fact]
+    assert began <= times[0] <= times[1] <= time.perf_counter()
+    assert len(woken) == 5
+    waiting.put(fact)
+    waiting.close()
+    assert waiting.put(fact)
+    assert waiting.take().events == []
+
+
+def test_two_plugins_events_are_taken_in_the_order_they_came() -> None:
+    """A list that one plugin received must not overtake a container's start that the other received after it."""
+    started_by_runtime, connected = NriQueue(), NriQueue()
+    events = [PodEvent(Verb.RUN_POD, NriPod(SandboxId(f"p{number}"), "", "", "", "", 0, {}, ""), 0)
+              for number in range(6)]
+    for number, event in enumerate(events):
+        (connected if number % 3 else started_by_runtime).put(event)
+    batch = merged([connected, started_by_runtime])
+    assert batch.events == events
+    assert batch.times == sorted(batch.times)
+    assert merged([connected, started_by_runtime]) == ([], [])
