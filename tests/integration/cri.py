@@ -39,7 +39,9 @@ _MESSAGES = Messages("runtime.v1", """
     ContainerMetadata name=1 attempt=2:uint32
     LinuxContainerResources cpu_period=1:int64 cpu_quota=2:int64 cpu_shares=3:int64 cpuset_cpus=6 cpuset_mems=7
     LinuxContainerConfig resources=1:LinuxContainerResources
-    ContainerConfig metadata=1:ContainerMetadata image=2:ImageSpec command=3:string* labels=9:map annotations=10:map log_path=11 linux=15:LinuxContainerConfig
+    KeyValue key=1 value=2
+    Device container_path=1 host_path=2 permissions=3
+    ContainerConfig metadata=1:ContainerMetadata image=2:ImageSpec command=3:string* envs=6:KeyValue* devices=8:Device* labels=9:map annotations=10:map log_path=11 linux=15:LinuxContainerConfig
     CreateContainerRequest pod_sandbox_id=1 config=2:ContainerConfig sandbox_config=3:PodSandboxConfig
     CreateContainerResponse container_id=1
     StartContainerRequest container_id=1
@@ -120,16 +122,21 @@ class Cri:
     # Containers
 
     def create(self, pod: str, config: Any, name: str, image: str, resources: Mapping[str, Any],
-               annotations: Mapping[str, str], command: Sequence[str]) -> str:
+               annotations: Mapping[str, str], command: Sequence[str], devices: Sequence[str] = (),
+               env: Mapping[str, str] | None = None) -> str:
         """Its id.
 
         :param config: the pod's.
         :param resources: fields of LinuxContainerResources.
+        :param devices: paths, the same out here and in the container.
         """
         return str(self._call("CreateContainer", pod_sandbox_id=pod, sandbox_config=config,
                               config=_MESSAGES["ContainerConfig"](
             metadata=_MESSAGES["ContainerMetadata"](name=name), image=_MESSAGES["ImageSpec"](image=image),
-            command=command, annotations=annotations, linux=_MESSAGES["LinuxContainerConfig"](
+            command=command, annotations=annotations,
+            envs=[_MESSAGES["KeyValue"](key=key, value=value) for key, value in (env or {}).items()],
+            devices=[_MESSAGES["Device"](container_path=path, host_path=path, permissions="rwm") for path in devices],
+            linux=_MESSAGES["LinuxContainerConfig"](
                 resources=_MESSAGES["LinuxContainerResources"](**resources)))).container_id)
 
     def start(self, container: str) -> None:

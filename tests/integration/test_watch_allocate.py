@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,6 +205,62 @@ def test_a_side_update_that_was_lost_is_made_good(node: AllocatingNode) -> None:
         other.stop(PATIENCE)
     node.wait_for(shared, node.rest)
     node.wait_for_log("is given its own again")
+
+
+def near_devices(node: AllocatingNode, *devices: str, **env: str) -> Container:
+    """A container of its own pod with devices of this machine, with a CPU near them."""
+    pod = node.containerd.pod("near", annotations={POLICY: "exclusive", "cpu-near.vmpin.io": "devices"})
+    return pod.container("main", devices=devices, env=env, **WHOLE)
+
+
+def nodes_near(node: AllocatingNode) -> str:
+    """The NUMA nodes of the devices, as `vmpin allocations` shows them."""
+    [grant] = node.data("allocations")["grants"]
+    return str(grant["near"])
+
+
+def test_devices_of_this_machine_are_looked_up(node: AllocatingNode) -> None:
+    """Which of them has a NUMA node is the machine's: most virtual machines say -1 of theirs."""
+    node.connect()
+    disks = [str(path) for path in sorted(Path("/dev").iterdir()) if path.is_block_device()]
+    addresses = sorted(path.name for path in Path("/sys/bus/pci/devices").glob("*"))
+    main = near_devices(node, "/dev/null", *disks, PCIDEVICE_SOME=",".join([*addresses, "0000:ff:1f.7", "/etc"]))
+    assert main.cgroup_cpus() == node.own
+    ways = [Path("/sys/bus/pci/devices", address) for address in addresses]
+    for disk in disks:
+        number = os.stat(disk).st_rdev
+        way = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+        ways += [above for above in (way, *way.parents) if (above / "numa_node").exists()][:1]
+    numbers = {int((way / "numa_node").read_text()) for way in ways}
+    assert nodes_near(node) == str(CpuSet(number for number in numbers if number >= 0))
+    node.wait_for_log("tests/near/main: cpu-near.vmpin.io=devices: ")
+    node.wait_for_log("ignored, without a NUMA node: ")
+
+
+def test_the_nodes_of_devices_are_kept_over_every_restart(node: AllocatingNode) -> None:
+    """In a /sys of the test's own, where /dev/null and a PCI device are in node 0, and the rest is this machine's."""
+    made = node.top / "sys"
+    card = made / "devices" / "pci0000:00" / "0000:3b:00.0"
+    for directory in (card / "null", made / "dev" / "char", made / "bus" / "pci" / "devices"):
+        directory.mkdir(parents=True)
+    (made / "devices" / "system").symlink_to("/sys/devices/system")
+    (made / "dev" / "char" / "1:3").symlink_to("../../devices/pci0000:00/0000:3b:00.0/null")
+    (card / "numa_node").write_text("0\n")
+    node.configure(paths={"sys": str(made)})
+    node.connect()
+    main = near_devices(node, "/dev/null", "/dev/zero")
+    assert (main.cgroup_cpus(), nodes_near(node)) == (node.own, "0")
+    node.wait_for_log("cpu-near.vmpin.io=devices: /dev/null (c1:3) node 0; ignored, without a NUMA node: /dev/zero")
+    assert "near=devices (NUMA node 0)" in node.cli("allocations").stdout
+    assert "near=devices (NUMA node 0)" in node.cli("explain", "tests/near").stdout
+    shutil.rmtree(card)  # from now on only what was kept shows the node
+    for lost in (False, True):
+        node.kill()
+        if lost:
+            (node.run / "ledger.json").unlink()
+        node.connect()
+        main.update(cpu_shares=1024)
+        assert (main.cgroup_cpus(), nodes_near(node)) == (node.own, "0")
 
 
 def test_a_vm_is_pinned_on_what_it_was_given_and_others_are_kept_off(node: AllocatingNode) -> None:

@@ -5,7 +5,7 @@ What stays out: the calls (decisions, synchronizing, live_change), and choosing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.allocation.cpu_request import CpuPolicy
@@ -17,9 +17,12 @@ from vmpin.allocation.runtime_call import Answer, RequestedContainer
 from vmpin.allocation.spare_set import rebalanced
 from vmpin.allocation.texts.annotations import AskedCpus, asked
 from vmpin.allocation.texts.wish_values import AnnotationError, shown
-from vmpin.cpuset import EMPTY, union
+from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, ContainerState
 from vmpin.domain.topology import Topology
+
+#: Devices without a node that a line of the log names.
+_SHOWN = 8
 
 
 def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
@@ -28,7 +31,8 @@ def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
     amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
     grant = Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
                   container.pod_uid, AskedCpus().wish, CpuPolicy.NONE, amount=amount, vm=container.vm,
-                  vm_vcpus=container.vm_vcpus or 0, vm_overhead=container.vm_overhead, since_ns=container.time_ns)
+                  vm_vcpus=container.vm_vcpus or 0, vm_overhead=container.vm_overhead, since_ns=container.time_ns,
+                  devices=CpuSet(machine.devices[one] for one in container.devices if one in machine.devices))
     if container.cpuset:
         return _granted(machine, ledger, grant._replace(left_alone=True, written=container.cpuset), options,
                         (f"{about(grant)} has the cpuset {container.cpuset} of another plugin: left alone",))
@@ -36,41 +40,54 @@ def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
         found = asked(container.pod_annotations, container.name, options.honour)
     except AnnotationError as err:
         return str(err)
-    made = _asked_for(machine, ledger, grant, found, container.guaranteed, options)
+    made = _asked_for(machine, ledger, grant, found, container, options)
     if found.second is None or (not isinstance(made, str) and made[0].grants[grant.container].policy is not
                                 CpuPolicy.NONE):
         return made
-    return _asked_for(machine, ledger, grant, found._replace(wish=found.second), container.guaranteed, options)
+    return _asked_for(machine, ledger, grant, found._replace(wish=found.second), container, options)
 
 
-def _asked_for(machine: Topology, ledger: Ledger, grant: Grant, found: AskedCpus, guaranteed: bool,
+def _asked_for(machine: Topology, ledger: Ledger, grant: Grant, found: AskedCpus, container: RequestedContainer,
                options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | str:
     """The ledger with the grant that the annotations ask for, or the default."""
-    ruled = ruling(found, grant.namespace, guaranteed, grant.amount, options)
+    ruled = ruling(found, grant.namespace, container.guaranteed, grant.amount, options)
     if isinstance(ruled, str):
         return ruled
     notes = tuple(f"{about(grant)}: {note}" for note in found.notes)
     notes += (f"{about(grant)} is on the pool: {ruled.note}",) if ruled.note else ()
-    return _granted(machine, ledger, grant._replace(wish=found.wish, policy=ruled.policy, group=ruled.group,
-                                                    left_alone=found.left_alone), options, notes)
+    grant = grant._replace(wish=found.wish, policy=ruled.policy, group=ruled.group, left_alone=found.left_alone,
+                           near=near_nodes(machine, found.wish, grant.devices))
+    notes += _near_notes(machine, grant, container.devices)
+    return _granted(machine, ledger, grant, options, notes)
 
 
 def _granted(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions,
              notes: tuple[str, ...]) -> tuple[Ledger, tuple[str, ...]] | str:
     """The ledger with the grant and the CPUs that its policy brings."""
-    near = near_nodes(machine, grant.wish)
     if grant.policy is CpuPolicy.NUMA and not grant.left_alone:
-        grant = grant._replace(node=numa_node(machine, ledger, grant, options, near))
+        grant = grant._replace(node=numa_node(machine, ledger, grant, options))
     elif brings_cpus(grant.policy, grant.group, options) and not grant.left_alone:
         cpus = placed(machine, ledger, grant, options)
         if isinstance(cpus, str):
             return cpus
         grant = grant._replace(cpus=cpus)
         notes = (*notes, f"{about(grant)} gets the CPUs {cpus} ({grant.policy})")
-    if grant.wish.near not in ("", "devices") and not near:
-        notes = (*notes, f"{about(grant)}: cpu-near.vmpin.io={shown(grant.wish.near)} is in no known NUMA node")
     after = balanced(machine, ledger, options, grant)
     return after if isinstance(after, str) else (after, notes)
+
+
+def _near_notes(machine: Topology, grant: Grant, devices: Mapping[str, str]) -> tuple[str, ...]:
+    """For the log: what `cpu-near` was found to be."""
+    asked = f"{about(grant)}: cpu-near.vmpin.io={shown(grant.wish.near)}"
+    if grant.wish.near != "devices":
+        return (f"{asked} is in no known NUMA node",) if grant.wish.near and not grant.near else ()
+    found = [f"{shown(path)} ({name}) node {machine.devices[name]}" for name, path in devices.items()
+             if name in machine.devices]
+    others = [shown(path) for name, path in devices.items() if name not in machine.devices]
+    if others:
+        found.append(f"ignored, without a NUMA node: {', '.join(others[:_SHOWN])}"
+                     + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""))
+    return (f"{asked}: {'; '.join(found) or 'the container has no devices'}",)
 
 
 def with_amount(machine: Topology, ledger: Ledger, container: RequestedContainer,

@@ -76,13 +76,15 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
     ruled = ruling(asked, container.namespace, container.guaranteed, amount, options)
     if isinstance(ruled, str):
         return ruled
+    nodes = CpuSet(machine.nodes)
     grant = Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
                   container.pod_uid, annotated.wish, ruled.policy, ruled.group, _state(container), amount,
                   written=cpuset, vm=container.vm, vm_vcpus=container.vm_vcpus or 0,
-                  vm_overhead=container.vm_overhead, since_ns=annotated.since_ns)
+                  vm_overhead=container.vm_overhead, since_ns=annotated.since_ns, near=annotated.near & nodes,
+                  devices=annotated.devices & nodes)
     if grant.policy is CpuPolicy.NUMA:
-        nodes = {node for node, cpus in machine.nodes.items() if cpuset <= cpus}
-        return grant._replace(node=min(nodes) if nodes else numa_node(machine, ledger, grant, options, frozenset()))
+        around = [node for node, cpus in machine.nodes.items() if cpuset <= cpus]
+        return grant._replace(node=min(around) if around else numa_node(machine, ledger, grant, options))
     if not brings_cpus(grant.policy, grant.group, options):
         return grant
     taken = union(other.held for other in ledger.grants.values())

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from vmpin.allocation.allocation_options import AllocationOptions, DefaultPolicy
 from vmpin.allocation.cpu_request import CpuKind, CpuPolicy, CpuQuery, CpuWish
-from vmpin.allocation.ledger import CpuAmount
+from vmpin.allocation.ledger import CpuAmount, Grant
 from vmpin.allocation.texts.annotations import AskedCpus
 from vmpin.allocation.texts.wish_values import nodes_near
 from vmpin.cpuset import CpuSet
@@ -140,19 +140,20 @@ def configured_groups(options: AllocationOptions) -> CpuSet:
     return cpus - options.reserved
 
 
-def query_of(machine: Topology, wish: CpuWish, size: int, options: AllocationOptions, keep: CpuSet) -> CpuQuery:
+def query_of(grant: Grant, size: int, options: AllocationOptions, keep: CpuSet) -> CpuQuery:
     """The query for `size` CPUs, `keep` among them."""
+    wish = grant.wish
     return CpuQuery(size, wish.align or options.align, wish.align is not None and wish.align_required,
-                    wish.smt or options.smt, options.spread == "nodes", near_nodes(machine, wish), keep)
+                    wish.smt or options.smt, options.spread == "nodes", frozenset(grant.near), keep)
 
 
-def near_nodes(machine: Topology, wish: CpuWish) -> frozenset[int]:
-    """The NUMA nodes that `near` names. "devices" are all of machine.devices: the caller puts the container's there. A
-    device that is not there, or in no node, leaves the choice free."""
+def near_nodes(machine: Topology, wish: CpuWish, devices: CpuSet) -> CpuSet:
+    """The NUMA nodes that `near` names. A device that is not in machine.devices leaves the choice free.
+    :param devices: the nodes of the container's own devices."""
     if wish.near.startswith("nodes:"):
-        return frozenset(nodes_near(wish.near, "cpu-near.vmpin.io")) & machine.nodes.keys()
-    if wish.near == "devices":
-        found = frozenset(machine.devices.values())
+        found = nodes_near(wish.near, "cpu-near.vmpin.io")
+    elif wish.near == "devices":
+        found = devices
     else:
-        found = frozenset({machine.devices[wish.near]} if wish.near in machine.devices else ())
-    return found & machine.nodes.keys()
+        found = CpuSet((machine.devices[wish.near],) if wish.near in machine.devices else ())
+    return found & CpuSet(machine.nodes)

@@ -53,6 +53,8 @@ class Grant(NamedTuple):
     spare: CpuSet = EMPTY  #: Of a VM: CPUs for its spare vCPUs and other threads.
     own_spare: bool = False  #: `spare` is out of the pool (cpu-spare: own).
     node: int | None = None  #: The NUMA node of policy numa.
+    near: CpuSet = EMPTY  #: The NUMA nodes of what `cpu-near` names, and
+    devices: CpuSet = EMPTY  #: those of its own devices, as found when it was created.
     written: CpuSet = EMPTY  #: The cpuset that the runtime has for it, or has been answered; empty: none.
     left_alone: bool = False  #: Its cpuset is empty or another plugin's, and vmpin sets none.
     vm: bool = False

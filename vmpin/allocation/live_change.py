@@ -43,11 +43,11 @@ def set_policy(machine: Topology, ledger: Ledger, container: ContainerId, change
     ruled = ruling(asked, grant.namespace, True, grant.amount, options)
     if isinstance(ruled, str):
         return Answer(ledger, refusal=f"vmpin: {ruled}")
-    other = grant._replace(wish=wish, policy=ruled.policy, group=ruled.group, node=None)
+    near = grant.near if wish.near == grant.wish.near else near_nodes(machine, wish, grant.devices)
+    other = grant._replace(wish=wish, policy=ruled.policy, group=ruled.group, node=None, near=near)
     cpus: CpuSet | str = EMPTY
     if other.policy is CpuPolicy.NUMA:
-        near = near_nodes(machine, wish)
-        other = other._replace(node=numa_node(machine, ledger, other, options, near))
+        other = other._replace(node=numa_node(machine, ledger, other, options))
     elif brings_cpus(other.policy, other.group, options):
         cpus = grant.cpus if _fits(machine, grant, other, options) else _moved(machine, ledger, other, options)
     after = balanced(machine, ledger, options, other._replace(cpus=cpus)) if not isinstance(cpus, str) else cpus
@@ -82,7 +82,7 @@ def _moved(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationO
     if isinstance(room, str):
         return room
     group = room.group & machine.online
-    query = query_of(machine, grant.wish, grant.amount.size + len(group), options, group)
+    query = query_of(grant, grant.amount.size + len(group), options, group)
     # The pod's own lapsed CPUs count as free: it holds them anyway.
     free = room.free | room.lapsed
     allowed = room_for(machine, ledger.without([grant.container]), grant, options)

@@ -50,7 +50,7 @@ def placed(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationO
     free, lapsed, group = room
     size = grant.amount.size
     group &= machine.online
-    query = query_of(machine, grant.wish, size + len(group), options, group)
+    query = query_of(grant, size + len(group), options, group)
     same = [other.cpus for other in ledger.of_sandbox(grant.sandbox)
             if other.state is GrantState.LAPSED and other.name == grant.name and len(other.cpus) == size
             and other.cpus <= lapsed]
@@ -77,7 +77,7 @@ def resized(machine: Topology, ledger: Ledger, grant: Grant, size: int, options:
     if size == len(grant.cpus):
         return grant.cpus
     group &= machine.online
-    query = query_of(machine, grant.wish, size - len(offline) + len(group), options, group)
+    query = query_of(grant, size - len(offline) + len(group), options, group)
     if size < len(grant.cpus):
         if size <= len(offline):
             return f"{size} CPUs are asked for, and {len(offline)} of the container's {len(grant.cpus)} are offline"
@@ -90,13 +90,12 @@ def resized(machine: Topology, ledger: Ledger, grant: Grant, size: int, options:
     return found if isinstance(found, str) else (found.cpus - group) | offline
 
 
-def numa_node(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions,
-              near: frozenset[int]) -> int | None:
+def numa_node(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> int | None:
     """The NUMA node whose pool CPUs a container is to have: the one with the most of them beyond what the other such
-    containers request there, the lowest number of equal ones, and only `near` ones where there are such."""
+    containers request there, the lowest number of equal ones, and only its `near` ones where there are such."""
     shared = pool(machine, ledger, options)
     nodes = [node for node, cpus in machine.nodes.items() if cpus & shared]
-    nodes = [node for node in nodes if node in near] or nodes
+    nodes = [node for node in nodes if node in grant.near] or nodes
 
     def load(node: int) -> tuple[int, int]:
         requests = sum(other.amount.request for other in ledger.grants.values()

@@ -37,6 +37,7 @@ class RequestedContainer(NamedTuple):
     guaranteed: bool = False  #: The pod's QoS class is Guaranteed (its cgroup is neither burstable nor besteffort).
     state: ContainerState = ContainerState.CREATED
     time_ns: int = 0  #: When the call came, CLOCK_REALTIME ns: "since when" of a new grant.
+    devices: Mapping[str, str] = MappingProxyType({})  #: As `container_devices` makes them.
 
 
 class Listed(NamedTuple):

@@ -71,7 +71,7 @@ class _PlayedNode:
         return {**about, **outcome, "pool": str(pool(self._machine, self._ledger, self._options))}
 
     def _create(self, number: int, event: ContainerCreated) -> dict[str, object]:
-        container = _requested(number, event)
+        container = _requested(number, event)._replace(devices={name: name for name in self._machine.devices})
         before = self._ledger
         answer = decisions.on_create(self._machine, before, container, self._options)
         self._ledger = answer.ledger
@@ -123,7 +123,7 @@ class _PlayedNode:
         room = room_for(self._machine, before, grant, self._options)
         if isinstance(room, str) or grant.policy not in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED):
             return None
-        query = query_of(self._machine, grant.wish, len(grant.cpus), self._options, EMPTY)
+        query = query_of(grant, len(grant.cpus), self._options, EMPTY)
         found = best_part(self._machine, room.free | room.lapsed, grant.cpus, query)
         return None if isinstance(found, str) else found.cost
 

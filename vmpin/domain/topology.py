@@ -38,7 +38,7 @@ class _Groups(NamedTuple):
     #: "performance" and "efficient" on a machine with both; empty elsewhere.
     kinds: Mapping[str, CpuSet] = MappingProxyType({})
     memory_nodes: CpuSet = EMPTY  #: The numbers of the NUMA nodes with memory, those without CPUs among them.
-    devices: Mapping[str, int] = MappingProxyType({})  #: NUMA nodes by PCI address and by name of a network device.
+    devices: Mapping[str, int] = MappingProxyType({})  #: NUMA nodes by a device's PCI address, name or number.
 
 
 class Topology(_Groups):

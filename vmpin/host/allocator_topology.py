@@ -7,17 +7,23 @@ go meanwhile. What stays out: which CPUs a container gets.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.topology import Topology
+from vmpin.host.procfs import names_in
 from vmpin.host.sysfs import Sysfs, cpu_list, merged, text_of
 
 #: Domain, bus, device and function; behind some host bridges (Intel's VMD) the domain has more than four digits.
 _PCI = re.compile(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 #: The kernel takes names of at most 15 characters for network devices (IFNAMSIZ); longer and odder ones are no path.
 _NETWORK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}")
+#: A block or character device by its number.
+_NUMBER = re.compile(r"([bc])([0-9]{1,10}:[0-9]{1,10})")
+#: The device of a VFIO group, named after its IOMMU group (drivers/vfio/group.c). It has no parent.
+_VFIO_GROUP = re.compile(r"virtual/vfio/(?:noiommu-)?([0-9]{1,10})")
 #: The PMUs of the kinds of cores of a hybrid machine (Linux, arch/x86/events/intel/core.c); elsewhere there are none.
 _PMUS = {"performance": ("cpu_core",), "efficient": ("cpu_atom", "cpu_lowpower")}
 
@@ -40,20 +46,65 @@ def allocator_topology(sysfs: Sysfs, devices: Iterable[str] = ()) -> Topology:
 
 
 def device_nodes(sysfs: Sysfs, names: Iterable[str]) -> dict[str, int]:
-    """The NUMA node of each named device that has one: PCI addresses, with or without the domain, and network devices.
-    A name may come from a pod's annotation: one that can be no device is left out, like one that is not there."""
-    found = {}
+    """The NUMA node of each named device that has one: PCI addresses, with or without the domain, network devices, and
+    "b" or "c" with the number of a device ("b259:0"), which has the node of its nearest ancestor with one. A name may
+    come from a pod's annotation: one that can be no device is left out, like one that is not there."""
+    found: dict[str, int] = {}
+    numbered = _NumberedDevices(sysfs)
     for name in names:
-        if (match := _PCI.fullmatch(name)) is not None:
-            path = f"{sysfs.root}/bus/pci/devices/{name if match[1] else f'0000:{name}'}"
+        if (match := _NUMBER.fullmatch(name)) is not None:
+            node = numbered.node("block" if match[1] == "b" else "char", match[2])
+        elif (match := _PCI.fullmatch(name)) is not None:
+            node = _node(f"{sysfs.root}/bus/pci/devices/{name if match[1] else f'0000:{name}'}")
         elif _NETWORK.fullmatch(name) is not None:
-            path = f"{sysfs.root}/class/net/{name}/device"
+            node = _node(f"{sysfs.root}/class/net/{name}/device")
         else:
             continue
-        node = text_of(f"{path}/numa_node")  # -1: the firmware does not say
-        if node.isascii() and node.isdigit() and len(node) < 6:
-            found[name] = int(node)
+        if node is not None:
+            found[name] = node
     return found
+
+
+def _node(path: str) -> int | None:
+    """The NUMA node that a device's directory shows."""
+    text = text_of(f"{path}/numa_node")  # -1: the firmware does not say
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
+
+
+class _NumberedDevices:
+    """The nodes of devices with a number. What was read is kept: devices have ancestors in common, and a privileged
+    container has all devices of the machine."""
+
+    def __init__(self, sysfs: Sysfs) -> None:
+        self._root = sysfs.root
+        self._nodes: dict[str, int | None] = {"": None}
+
+    def node(self, kind: str, number: str) -> int | None:
+        """A VFIO group has the node of its devices, which are on one: they share a path to memory, which is why the
+        IOMMU cannot separate them. Other virtual devices have none."""
+        path = _linked(f"{self._root}/dev/{kind}/{number}")
+        if (group := _VFIO_GROUP.fullmatch(path)) is not None:
+            directory = f"{self._root}/kernel/iommu_groups/{group[1]}/devices"
+            nodes = (self._above(_linked(f"{directory}/{each}")) for each in sorted(names_in(directory)))
+            return next((node for node in nodes if node is not None), None)
+        return None if path.startswith("virtual/") else self._above(path)
+
+    def _above(self, path: str) -> int | None:
+        """The node of the nearest directory with a `numa_node`, from `path` below `devices` upwards."""
+        if path not in self._nodes:
+            here = f"{self._root}/devices/{path}"
+            self._nodes[path] = (_node(here) if os.path.exists(f"{here}/numa_node") else
+                                 self._above(os.path.dirname(path)))
+        return self._nodes[path]
+
+
+def _linked(path: str) -> str:
+    """What a link of sysfs points to, below `devices`; "" for no such link."""
+    try:
+        _, below, path = os.readlink(path).partition("../devices/")
+    except OSError:
+        return ""
+    return path if below else ""
 
 
 def _groups(sysfs: Sysfs, cpus: CpuSet, *names: str) -> list[CpuSet]:

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
 from vmpin.allocation import decisions, live_change
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
@@ -76,7 +76,7 @@ class CpuAllocator:
                 return _NOTHING
             match verb:
                 case Verb.CREATE:
-                    machine = self._with_devices(container)
+                    machine = self._with_devices([container])
                     answer = decisions.on_create(machine, ledger, container, self._options)
                 case Verb.UPDATE:
                     answer = decisions.on_update(self._machine, ledger, container, self._options)
@@ -90,7 +90,7 @@ class CpuAllocator:
         with self._lock:
             if self._suspended:
                 return _NOTHING
-            answer = on_synchronize(self._machine, listed, self._ledger, self._options)
+            answer = on_synchronize(self._with_devices(listed.containers), listed, self._ledger, self._options)
             self._listed = True
             self._keep(answer)
             return CpuAnswer(updates=answer.updates)
@@ -116,9 +116,12 @@ class CpuAllocator:
         """The ledger; None while nothing is given out."""
         return self._ledger if self._listed and not self._suspended else None
 
-    def _with_devices(self, container: RequestedContainer) -> Topology:
-        """The machine with the nodes of the devices that a container's annotations name."""
-        names = {value for key, value in container.pod_annotations.items() if key.partition("/")[0] == _NEAR}
+    def _with_devices(self, containers: Iterable[RequestedContainer]) -> Topology:
+        """The machine with the nodes of the devices that containers have, or that their annotations name."""
+        names: set[str] = set()
+        for container in containers:
+            names.update(container.devices, (value.strip() for key, value in container.pod_annotations.items()
+                                             if key.partition("/")[0] == _NEAR))
         return self._machine._replace(devices=self._device_nodes(names)) if names else self._machine
 
     def change(self, container: ContainerId, changes: Mapping[str, str], dry_run: bool) -> Answer:

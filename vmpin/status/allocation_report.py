@@ -64,7 +64,7 @@ def _grant(grant: Grant) -> dict[str, Any]:
             "state": str(grant.state), "cpus": str(grant.cpus), "spare": str(grant.spare), "node": grant.node,
             "cpuset": str(grant.written), "left_alone": grant.left_alone,
             "request": grant.amount.request / 1000, "limit": grant.amount.limit / 1000 or None,
-            "asked": _asked(grant.wish), "since": _time(grant.since_ns)}
+            "asked": _asked(grant.wish), "near": str(grant.near), "since": _time(grant.since_ns)}
 
 
 def _asked(wish: CpuWish) -> dict[str, str]:
@@ -96,8 +96,16 @@ def grant_columns(wide: bool = False) -> Sequence[str]:
 def _why(grant: Mapping[str, Any]) -> str:
     if grant["left_alone"]:
         return "another program's cpuset"
-    asked = " ".join(f"{key}={text}" for key, text in grant["asked"].items())
-    return asked or "allocate.default"
+    return _asked_text(grant["asked"], grant.get("near", ""))
+
+
+def _asked_text(asked: Mapping[str, str], near: str) -> str:
+    """What is asked for, and in which NUMA nodes the devices are that it names."""
+    words = [f"{key}={text}" for key, text in asked.items()]
+    if "near" in asked and not asked["near"].startswith("nodes:"):
+        found = f"NUMA node{'' if near.isdigit() else 's'} {near}" if near else "no NUMA node"
+        words[list(asked).index("near")] += f" ({found})"
+    return " ".join(words) or "allocate.default"
 
 
 def summary(report: Mapping[str, Any]) -> list[str]:
@@ -129,7 +137,7 @@ def explanations(view: AllocatorView, name: str) -> list[str]:
 
 def _explained(view: AllocatorView, grant: Grant) -> Iterator[str]:
     name = f"container {grant.name} of {grant.namespace}/{grant.pod}"
-    asked = " ".join(f"{key}={text}" for key, text in _asked(grant.wish).items()) or "allocate.default"
+    asked = _asked_text(_asked(grant.wish), str(grant.near))
     if grant.left_alone:
         yield f"{name} has the cpuset {grant.written or 'of its pod'}, which another program gave it: it is left alone"
         return
@@ -140,7 +148,7 @@ def _explained(view: AllocatorView, grant: Grant) -> Iterator[str]:
     if grant.spare:
         yield f"{name}: its VM's spare vCPUs and other threads have CPUs {grant.spare}"
     free = free_cpus(view) | grant.cpus
-    query = query_of(view.machine, grant.wish, len(grant.cpus), view.options, CpuSet())
+    query = query_of(grant, len(grant.cpus), view.options, CpuSet())
     here = best_part(view.machine, free, grant.cpus, query)
     if isinstance(here, str):
         return  # its CPUs are offline, or are no whole cores any more

@@ -1,7 +1,8 @@
 """The messages of NRI that are used: containerd/nri pkg/api/api.proto, with its field numbers and names.
 
 They are the same in every version of NRI so far (0.6 to 0.12), which only adds fields. `EventRequest` has the fields
-that RunPodSandboxRequest, PostStartContainerRequest, StopContainerRequest and so on have in common. Used by
+that RunPodSandboxRequest, PostStartContainerRequest, StopContainerRequest and so on have in common. Texts of images
+that only guide a choice are bytes here, the same on the wire: one that is no UTF-8 spoils no message. Used by
 sources.nri."""
 
 from typing import Final
@@ -30,8 +31,9 @@ MESSAGES: Final = Messages("nri.pkg.api.v1alpha1", """
                                 linux=8:LinuxPodSandbox pid=9:uint32
     LinuxPodSandbox             pod_overhead=1:LinuxResources cgroup_parent=3
     Container                   id=1 pod_sandbox_id=2 name=3 state=4:int32 labels=5:map annotations=6:map \
-                                linux=11:LinuxContainer pid=12:uint32
-    LinuxContainer              resources=3:LinuxResources cgroups_path=5
+                                env=8:bytes* linux=11:LinuxContainer pid=12:uint32
+    LinuxContainer              devices=2:LinuxDevice* resources=3:LinuxResources cgroups_path=5
+    LinuxDevice                 path=1:bytes type=2:bytes major=3:int64 minor=4:int64
     LinuxResources              cpu=2:LinuxCPU
     LinuxCPU                    shares=1:OptionalUInt64 quota=2:OptionalInt64 period=3:OptionalUInt64 cpus=6 mems=7
     OptionalInt64               value=1:int64

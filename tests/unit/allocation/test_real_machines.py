@@ -9,7 +9,7 @@ from trees import make_tree
 
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import Alignment, CpuKind, CpuQuery, CpuWish, FoundCpus, SmtUse
-from vmpin.allocation.eligibility import allowed_cpus, query_of
+from vmpin.allocation.eligibility import allowed_cpus, near_nodes
 from vmpin.allocation.search import best_cpus, largest
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.topology import Topology
@@ -86,7 +86,8 @@ def test_isolated_cpus_are_given_where_they_are_asked_for_alone(tmp_path: Path) 
 @pytest.mark.parametrize(("device", "node"), [("eth0", 0), ("ib0", 1), ("0000:83:00.0", 1)])
 def test_cpus_near_a_device_are_on_its_node(tmp_path: Path, device: str, node: int) -> None:
     topology = machine(tmp_path, "xeon-e5-devices", device)
-    query = query_of(topology, CpuWish(near=device), 4, AllocationOptions(), EMPTY)
+    near = near_nodes(topology, CpuWish(near=device), EMPTY)
+    query = CpuQuery(4, near=frozenset(near))
     assert best(topology, query).cpus <= topology.nodes[node]
 
 

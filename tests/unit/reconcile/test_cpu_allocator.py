@@ -4,7 +4,7 @@ between any two steps leaves no CPU to two containers, and none to nobody."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -272,6 +272,35 @@ def test_a_refusal_leaves_the_grants_as_they_were(tmp_path: Path) -> None:
     assert before is not None
     assert after is not None
     assert (after.grants, after.shared) == (before.grants, before.shared)
+
+
+def test_the_devices_of_a_creation_and_of_a_list_are_resolved_and_kept(tmp_path: Path) -> None:
+    asked_for: list[set[str]] = []
+
+    def nodes_of(names: Collection[str]) -> dict[str, int]:
+        asked_for.append(set(names))
+        return {"c226:128": 1}
+
+    two = MACHINE._replace(nodes={0: CpuSet(range(4)), 1: CpuSet(range(4, 8))})
+    runtime = Runtime(tmp_path)
+    runtime.allocator = CpuAllocator(two, options(), LedgerFile(runtime.path, "boot"), lambda pod: (False, None),
+                                     nodes_of)
+    runtime.list()
+    near = {POLICY: "exclusive", "cpu-near.vmpin.io/container.main": " devices"}
+    asked = runtime.box("one", 2)._replace(pod_annotations=near, devices={"c226:128": "/dev/gpu", "c1:3": "/dev/null"})
+    answer = runtime.allocator.asked(Verb.CREATE, asked)
+    assert answer.adjustment is not None
+    assert asked_for == [{"c226:128", "c1:3", "devices"}]
+    kept = LedgerFile(runtime.path, "boot").load()
+    assert kept is not None
+    assert (kept.grants[asked.id].near, kept.grants[asked.id].cpus) == (CpuSet((1,)), CpuSet((4, 5)))
+    # Another container was created without vmpin: the list shows it, and its devices.
+    missed = runtime.box("two", 2)._replace(pod_annotations=near, devices={"c226:128": "/dev/gpu"})
+    runtime.allocator.listed(Listed(frozenset(runtime.sandboxes), (
+        asked._replace(cpuset=answer.adjustment.cpus, devices={}), missed)))
+    ledger = runtime.allocator.ledger()
+    assert ledger is not None
+    assert (ledger.grants[asked.id].near, ledger.grants[missed.id].cpus) == (CpuSet((1,)), CpuSet((6, 7)))
 
 
 def test_growth_rides_in_the_answer_to_the_next_stop(tmp_path: Path) -> None:

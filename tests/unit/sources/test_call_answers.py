@@ -81,6 +81,18 @@ def limited(id_: str = "c1", shares: int = 2048, quota: int = 200000, period: in
     return made
 
 
+def test_a_creation_shows_the_containers_devices(runtimes: NriRuntimes, deciding: Deciding) -> None:
+    runtime = begun(runtimes, deciding)
+    made = limited(state=CREATED, env=[b"PATH=/bin", b"ODD=\xff", b"PCIDEVICE_X=0000:3b:00.0"])
+    for path, kind, major, minor in ((b"/dev/gpu", b"c", 226, 128), (b"/dev/\xff", b"b", 8, 0), (b"p", b"p", 0, 0)):
+        made.linux.devices.add(path=path, type=kind, major=major, minor=minor)
+    runtime.call("CreateContainer", MESSAGES["CreateContainerRequest"](pod=pod(), container=made))
+    [(_, asked)] = deciding.decided.asked_for
+    assert asked.devices == {"0000:3b:00.0": "PCIDEVICE_X", "c226:128": "/dev/gpu",
+                             "b8:0": "/dev/\N{REPLACEMENT CHARACTER}"}
+    assert (asked.shares, asked.quota) == (2048, 200000)
+
+
 def test_a_creation_is_decided_on_before_it_is_answered(runtimes: NriRuntimes, deciding: Deciding) -> None:
     runtime = begun(runtimes, deciding)
     deciding.decided.answer = lambda asked: CpuAnswer(

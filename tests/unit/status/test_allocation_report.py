@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import Alignment, CpuPolicy, CpuWish
 from vmpin.allocation.ledger import CpuAmount, Grant, GrantState, Ledger, RefusedRequest
@@ -92,8 +94,20 @@ def test_a_grant_is_explained_with_its_cost_and_the_next_best_set() -> None:
 
 
 def test_a_grant_near_a_node_is_compared_with_sets_there_alone() -> None:
-    near = grant("main", "2,6", wish=CpuWish(CpuPolicy.EXCLUSIVE, near="nodes:1"))
+    near = grant("main", "2,6", wish=CpuWish(CpuPolicy.EXCLUSIVE, near="nodes:1"), near=CpuSet((1,)))
     assert "better" not in " ".join(explanations(view(near), "shop/web"))
+
+
+@pytest.mark.parametrize(("near", "nodes", "shown"), [
+    ("devices", "1", "near=devices (NUMA node 1)"), ("devices", "0-1", "near=devices (NUMA nodes 0-1)"),
+    ("eth0", "", "near=eth0 (no NUMA node)"), ("nodes:1", "1", "near=nodes:1")])
+def test_the_nodes_of_devices_are_named(near: str, nodes: str, shown: str) -> None:
+    own = grant("main", "2,6", wish=CpuWish(CpuPolicy.EXCLUSIVE, near=near), near=CpuSet.parse(nodes))
+    found = allocation_report(view(own))
+    assert (found["grants"][0]["near"], found["grants"][0]["asked"]["near"]) == (nodes, near)
+    why = grant_columns().index("WHY")
+    assert grant_rows(found)[0][why] == f"policy=exclusive {shown}"
+    assert f"(policy=exclusive {shown}), since" in explanations(view(own), "shop/web")[0]
 
 
 def test_a_container_without_cpus_of_its_own_is_explained() -> None:

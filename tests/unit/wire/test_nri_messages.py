@@ -57,6 +57,16 @@ def test_a_message_is_read_as_containerd_sends_it() -> None:
     assert b"\x3a\x05sleep" in told.SerializeToString()  # what is not known is kept
 
 
+def test_devices_and_environment_are_read_as_containerd_sends_them() -> None:
+    """Container: env 8, linux 11; LinuxContainer: devices 2; LinuxDevice: path 1, type 2, major 3, minor 4, mode 5."""
+    device = b"\x0a\x08/dev/gpu" b"\x12\x01c" b"\x18\xe2\x01" b"\x20\x80\x01" b"\x2a\x03\x08\xb6\x03"
+    linux = b"\x12" + bytes([len(device)]) + device
+    told = MESSAGES.decode("Container", b"\x42\x03A=1" b"\x42\x03B=\xff" b"\x5a" + bytes([len(linux)]) + linux)
+    assert list(told.env) == [b"A=1", b"B=\xff"]  # not UTF-8: not a reason to refuse the message
+    [found] = told.linux.devices
+    assert (found.path, found.type, found.major, found.minor) == (b"/dev/gpu", b"c", 226, 128)
+
+
 def test_an_adjustment_is_sent_as_containerd_reads_it() -> None:
     """ContainerAdjustment: annotations 2, env 4 (key 1, value 2), linux 6 with resources 2; LinuxCPU in 2 of those."""
     cpu = b"\x12\x08" b"\x32\x03" b"2-3" b"\x3a\x01" b"0"

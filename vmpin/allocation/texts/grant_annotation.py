@@ -18,6 +18,7 @@ from vmpin.cpuset import CpuSet
 GRANT_KEY: Final = "grant.vmpin.io"
 _VERSION = 1
 _LONGEST = 4096
+_LISTS = ("cpus", "spare", "near", "devices")
 
 
 class AnnotatedGrant(NamedTuple):
@@ -30,14 +31,13 @@ class AnnotatedGrant(NamedTuple):
     own_spare: bool
     since_ns: int
     left_alone: bool
+    near: CpuSet
+    devices: CpuSet
 
 
 def annotation_of(grant: Grant) -> str:
     data: dict[str, object] = {"v": _VERSION, "policy": grant.policy, "since": grant.since_ns}
-    if grant.cpus:
-        data["cpus"] = str(grant.cpus)
-    if grant.spare:
-        data["spare"] = str(grant.spare)
+    data |= {key: str(found) for key in _LISTS if (found := getattr(grant, key))}
     data |= {key: True for key, value in (("own", grant.own_spare), ("alone", grant.left_alone)) if value}
     wish = wish_data(grant.wish)
     return json.dumps({**data, "wish": wish} if wish else data, separators=(",", ":"))
@@ -51,17 +51,17 @@ def read_annotation(text: str) -> AnnotatedGrant:
         data = json.loads(text)
         if not isinstance(data, dict) or data.get("v") != _VERSION:
             raise ValueError(f"it is no object with \"v\":{_VERSION}")
-        known = {"v", "policy", "since", "cpus", "spare", "own", "alone", "wish"}
+        known = {"v", "policy", "since", *_LISTS, "own", "alone", "wish"}
         if data.keys() - known:
             raise ValueError(f"it has the unknown key {min(data.keys() - known)!r:.80}")
         since = data.get("since", 0)
         if type(since) is not int or not 0 <= since < 1 << 63:
             raise ValueError("\"since\" is no time in nanoseconds")
-        texts = [data.get(key, "") for key in ("cpus", "spare")]
+        texts = [data.get(key, "") for key in _LISTS]
         if not all(isinstance(one, str) for one in texts):
-            raise ValueError("\"cpus\" and \"spare\" are CPU lists")
-        cpus, spare = map(CpuSet.parse, texts)
+            raise ValueError("\"cpus\", \"spare\", \"near\" and \"devices\" are lists of numbers")
+        cpus, spare, near, devices = map(CpuSet.parse, texts)
         return AnnotatedGrant(wish_of(data.get("wish", {})), CpuPolicy(str(data.get("policy"))), cpus, spare,
-                              data.get("own") is True, since, data.get("alone") is True)
+                              data.get("own") is True, since, data.get("alone") is True, near, devices)
     except (ValueError, RecursionError) as err:
         raise AnnotationError(GRANT_KEY, text, f"{err}" or "it is nested too deep") from None

@@ -16,7 +16,7 @@ from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, SandboxId
 
 VERSION: Final = 1
-_SETS = ("cpus", "spare", "written")
+_SETS = ("cpus", "spare", "written", "near", "devices")
 _TEXTS = ("container", "sandbox", "name", "namespace", "pod", "pod_uid", "group")
 _FLAGS = ("own_spare", "left_alone", "vm")
 _NUMBERS = ("vm_vcpus", "vm_overhead", "since_ns")

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vmpin.allocation.runtime_call import Adjustment, RequestedContainer, SideUpdate
+from vmpin.allocation.texts.container_devices import DeviceNode, container_devices
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, ContainerState
 from vmpin.sources.nri.nri_events import NriContainer, NriPod
@@ -29,12 +30,21 @@ def requested(container: NriContainer, message: Any, pod: NriPod | None, vm: tup
     found = RequestedContainer(
         container.id, container.pod, container.name, annotations=container.annotations, shares=_value(cpu, "shares"),
         quota=_value(cpu, "quota"), period=_value(cpu, "period"), cpuset=cpu_list(cpu.cpus), mems=cpu_list(cpu.mems),
+        devices=container_devices(map(_device, message.linux.devices), (_text(entry) for entry in message.env)),
         vm=vm[0], vm_vcpus=vm[1], state=_STATES.get(container.state, ContainerState.RUNNING), time_ns=time.time_ns())
     if pod is None:
         return found
     return found._replace(namespace=pod.namespace, pod=pod.name, pod_uid=pod.uid, pod_annotations=pod.annotations,
                           vm_overhead=pod.overhead,
                           guaranteed=not any(qos in pod.cgroup_parent for qos in ("burstable", "besteffort")))
+
+
+def _device(message: Any) -> DeviceNode:
+    return DeviceNode(_text(message.path), _text(message.type), message.major, message.minor)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
 
 
 def _value(cpu: Any, name: str) -> int | None:
