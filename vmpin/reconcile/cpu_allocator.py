@@ -131,7 +131,7 @@ class CpuAllocator:
             if ledger is None:
                 why = self._suspended or "the container runtime has not listed its containers yet"
                 return Answer(Ledger(), refusal=f"vmpin: nothing is given out: {why}")
-            machine = self._machine._replace(devices=self._device_nodes({changes.get("near", "")}))
+            machine = self._machine._replace(devices=self._device_nodes(changes.values()))
             answer = live_change.set_policy(machine, ledger, container, changes, self._options)
             if not answer.refusal and not dry_run:
                 self._keep(answer)

@@ -108,6 +108,15 @@ def test_devices_without_a_node_leave_the_choice_free() -> None:
     assert node.notes[0].endswith("/dev/tty6?, /dev/tty7? and 12 more")
 
 
+def test_a_vm_has_its_cpus_and_its_spare_set_near_the_devices() -> None:
+    """VFIO: the group's device node is the container's, also where the runtime passes the device into a VM."""
+    node = Played(machine=MACHINE._replace(devices={"c511:0": 1}))
+    made = node.create("db", 2, NEAR, devices={"c511:0": "/dev/vfio/12", "c10:196": "/dev/vfio/vfio"}, vm=True,
+                       vm_vcpus=1)
+    grant = node.ledger.grants[ContainerId("db")]
+    assert (made, str(grant.cpus), str(grant.spare)) == ("4-6", "4-5", "6")
+
+
 def test_devices_on_several_nodes_are_all_near() -> None:
     """`away` counts CPUs on other nodes than those: with both near there are none, and the lowest numbers are best."""
     node = Played(machine=MACHINE._replace(devices={"c226:0": 0, "c226:1": 1}))

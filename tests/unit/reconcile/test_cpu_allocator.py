@@ -303,6 +303,18 @@ def test_the_devices_of_a_creation_and_of_a_list_are_resolved_and_kept(tmp_path:
     assert (ledger.grants[asked.id].near, ledger.grants[missed.id].cpus) == (CpuSet((1,)), CpuSet((6, 7)))
 
 
+@pytest.mark.parametrize("key", ["near", "cpu-near", "cpu-near.vmpin.io"])
+def test_a_device_in_a_changed_wish_is_resolved(tmp_path: Path, key: str) -> None:
+    two = MACHINE._replace(nodes={0: CpuSet(range(4)), 1: CpuSet(range(4, 8))})
+    runtime = Runtime(tmp_path)
+    runtime.allocator = CpuAllocator(two, options(), LedgerFile(runtime.path, "boot"), lambda pod: (False, None),
+                                     lambda names: {name: 1 for name in names if name == "eth1"})
+    runtime.list()
+    list(runtime.create("one", 2))
+    answer = runtime.allocator.change(ContainerId("one"), {key: "eth1"}, dry_run=True)
+    assert answer.ledger.grants[ContainerId("one")].cpus == CpuSet((4, 5))
+
+
 def test_growth_rides_in_the_answer_to_the_next_stop(tmp_path: Path) -> None:
     runtime = Runtime(tmp_path)
     runtime.list()
