@@ -14,7 +14,7 @@ from functools import partial
 from measure import Figure
 
 from vmpin.allocation.cpu_request import Alignment, CpuQuery, FoundCpus, SmtUse
-from vmpin.allocation.search import best_cpus
+from vmpin.allocation.search.best_set import best_cpus
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.topology import Topology
 

@@ -133,6 +133,12 @@ def test_no_import_at_the_top_goes_in_a_circle() -> None:
     assert not graph
 
 
+def test_the_search_for_cpus_needs_nothing_of_its_package_but_the_request() -> None:
+    names = {name for module, path in MODULES.items() if within(module, ["allocation.search"]) for name in own(path)}
+    assert {name for name in names if top(name) == "allocation" and not within(name, ["allocation.search"])} == {
+        "allocation.cpu_request"}
+
+
 @pytest.mark.parametrize("module", [module for module in MODULES if within(module, PURE_PARTS)])
 def test_what_is_pure_imports_nothing_that_acts(module: str) -> None:
     assert outer(MODULES[module]) <= PURE | {package for package, places in OUTSIDE.items() if module in places}

@@ -77,8 +77,8 @@ class CpuQuery(NamedTuple):
 
 
 class CpuCost(NamedTuple):
-    """The cost of a set of CPUs, each part smaller is better, compared in the order that `search` gives by alignment.
-    Equal costs: the lowest numbers win."""
+    """The cost of a set of CPUs, each part smaller is better, compared in the order that `cost_order` gives by
+    alignment. Equal costs: the lowest numbers win."""
 
     nodes: int  #: NUMA nodes touched.
     distance: int  #: Between the nodes, the sum over pairs, in the firmware's unit.

@@ -17,7 +17,7 @@ from vmpin.allocation.ledger import Grant, Ledger
 from vmpin.allocation.placing import balanced, numa_node, room_for
 from vmpin.allocation.pool_cpus import all_updates
 from vmpin.allocation.runtime_call import Answer, SideUpdate
-from vmpin.allocation.search import best_cpus, best_part
+from vmpin.allocation.search.best_set import best_cpus, best_part
 from vmpin.allocation.texts.annotations import AskedCpus, changed
 from vmpin.allocation.texts.wish_values import AnnotationError
 from vmpin.cpuset import EMPTY, CpuSet

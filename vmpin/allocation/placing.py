@@ -14,7 +14,7 @@ from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.eligibility import allowed_cpus, query_of
 from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.allocation.pool_cpus import pool, settled
-from vmpin.allocation.search import best_cpus, best_part
+from vmpin.allocation.search.best_set import best_cpus, best_part
 from vmpin.allocation.spare_set import with_spare_sets
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.topology import Topology

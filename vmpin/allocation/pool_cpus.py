@@ -14,7 +14,7 @@ from vmpin.allocation.cpu_request import CpuPolicy, CpuQuery
 from vmpin.allocation.eligibility import configured_groups
 from vmpin.allocation.ledger import Grant, Ledger, age
 from vmpin.allocation.runtime_call import SideUpdate
-from vmpin.allocation.search import best_cpus
+from vmpin.allocation.search.best_set import best_cpus
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId
 from vmpin.domain.topology import Topology

@@ -15,7 +15,7 @@ from vmpin.allocation.cpu_request import Alignment, CpuPolicy, CpuQuery, CpuWish
 from vmpin.allocation.eligibility import allowed_cpus
 from vmpin.allocation.ledger import Grant, Ledger, age
 from vmpin.allocation.pool_cpus import pool, settled
-from vmpin.allocation.search import best_cpus, best_part
+from vmpin.allocation.search.best_set import best_cpus, best_part
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import SandboxId
 from vmpin.domain.topology import Topology

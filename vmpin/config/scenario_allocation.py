@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from vmpin.allocation import decisions
 from vmpin.allocation.allocation_options import AllocationMode
-from vmpin.allocation.cost_code import cost_order
 from vmpin.allocation.cpu_request import CpuCost, CpuPolicy
 from vmpin.allocation.eligibility import query_of
 from vmpin.allocation.ledger import Grant, Ledger
@@ -18,7 +17,8 @@ from vmpin.allocation.live_change import set_policy
 from vmpin.allocation.placing import room_for
 from vmpin.allocation.pool_cpus import applied, pool, target
 from vmpin.allocation.runtime_call import Answer, RequestedContainer
-from vmpin.allocation.search import best_part
+from vmpin.allocation.search.best_set import best_part
+from vmpin.allocation.search.cost_code import cost_order
 from vmpin.config.allocate_settings import AllocateSettings
 from vmpin.config.scenario_events import ContainerCreated, ContainerRemoved, ScenarioEvent, WishChanged
 from vmpin.cpuset import EMPTY, CpuSet

@@ -14,7 +14,7 @@ from vmpin.allocation.allocation_options import AllocationMode
 from vmpin.allocation.cpu_request import Alignment, CpuPolicy, CpuQuery
 from vmpin.allocation.ledger import GrantState
 from vmpin.allocation.refusal_kinds import REFUSAL_KINDS
-from vmpin.allocation.search import largest
+from vmpin.allocation.search.best_set import largest
 from vmpin.status.allocation_report import AllocatorView, free_cpus
 
 

@@ -14,7 +14,7 @@ from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import Alignment, CpuCost, CpuPolicy, CpuQuery, CpuWish, FoundCpus
 from vmpin.allocation.eligibility import query_of
 from vmpin.allocation.ledger import Grant, Ledger, age
-from vmpin.allocation.search import best_cpus, best_part, largest, runner_up
+from vmpin.allocation.search.best_set import best_cpus, best_part, largest, runner_up
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
 

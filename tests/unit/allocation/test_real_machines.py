@@ -10,7 +10,7 @@ from trees import make_tree
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import Alignment, CpuKind, CpuQuery, CpuWish, FoundCpus, SmtUse
 from vmpin.allocation.eligibility import allowed_cpus, near_nodes
-from vmpin.allocation.search import best_cpus, largest
+from vmpin.allocation.search.best_set import best_cpus, largest
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.topology import Topology
 from vmpin.host.allocator_topology import allocator_topology

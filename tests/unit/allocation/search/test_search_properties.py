@@ -10,10 +10,10 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from random_machines import Case, cases
 
-from vmpin.allocation.cost_code import cost_order
-from vmpin.allocation.cpu_groups import cpu_groups
 from vmpin.allocation.cpu_request import CpuQuery, FoundCpus
-from vmpin.allocation.search import best_cpus, best_part, largest, runner_up
+from vmpin.allocation.search.best_set import best_cpus, best_part, largest, runner_up
+from vmpin.allocation.search.cost_code import cost_order
+from vmpin.allocation.search.cpu_groups import cpu_groups
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.topology import Topology
 

@@ -3,7 +3,7 @@ number is the better set.
 
 The parts of a cost (`CpuCost`) lie in fields, the first to compare in the highest. Below them lies, taken away, a
 number with a bit for each CPU that may be taken, the lowest CPU in the highest: among sets of one size, the one with
-the lowest CPUs has the greatest. Used by search_space and search.
+the lowest CPUs has the greatest. Used by search_space and best_set.
 """
 
 from __future__ import annotations

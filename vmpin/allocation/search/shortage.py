@@ -1,10 +1,10 @@
-"""Why there is no legal set of CPUs, with the numbers that an operator needs. Called by search, when there is none."""
+"""Why there is no legal set of CPUs, with the numbers that an operator needs. Called by best_set in that case."""
 
 from __future__ import annotations
 
-from vmpin.allocation.cpu_groups import CpuGroups
 from vmpin.allocation.cpu_request import Alignment, CpuQuery
-from vmpin.allocation.search_space import whole_cores
+from vmpin.allocation.search.cpu_groups import CpuGroups
+from vmpin.allocation.search.search_space import whole_cores
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
 

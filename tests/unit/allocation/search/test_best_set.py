@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from vmpin.allocation.cost_code import cost_order
 from vmpin.allocation.cpu_request import Alignment, CpuCost, CpuQuery, FoundCpus, SmtUse
-from vmpin.allocation.search import best_cpus, best_part, largest, runner_up
+from vmpin.allocation.search.best_set import best_cpus, best_part, largest, runner_up
+from vmpin.allocation.search.cost_code import cost_order
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.topology import Topology
 

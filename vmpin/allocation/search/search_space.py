@@ -4,7 +4,7 @@ units that have a cache in common, most often one unit alone.
 
 Entry n of a table is for n CPUs more than those that are kept. All parts of a cost add up so, but for the distance: it
 depends on how many units of each sort are touched, and therefore a linked group has a table for each such count.
-What stays out: distances themselves (search).
+What stays out: distances themselves (best_set).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from functools import reduce
 from itertools import accumulate, combinations, islice
 from typing import Generic, NamedTuple, TypeVar
 
-from vmpin.allocation.cost_code import CostCode
-from vmpin.allocation.cpu_groups import CacheGroup, CoreGroup, CpuGroups
 from vmpin.allocation.cpu_request import Alignment, CpuQuery, SmtUse
-from vmpin.allocation.min_plus import CostTables, Entry
+from vmpin.allocation.search.cost_code import CostCode
+from vmpin.allocation.search.cpu_groups import CacheGroup, CoreGroup, CpuGroups
+from vmpin.allocation.search.min_plus import CostTables, Entry
 from vmpin.cpuset import EMPTY, CpuSet
 
 #: Bits in which the touched units of one sort are counted.

@@ -13,12 +13,12 @@ from itertools import combinations, groupby
 from math import comb
 from typing import Generic, NamedTuple
 
-from vmpin.allocation.cost_code import CostCode, cost_order
-from vmpin.allocation.cpu_groups import CpuGroups, cpu_groups
 from vmpin.allocation.cpu_request import Alignment, CpuCost, CpuQuery, FoundCpus
-from vmpin.allocation.min_plus import CostTables, Entry, LeastCosts, TwoLeastCosts
-from vmpin.allocation.search_space import SORT_BITS, SearchSpace, UnitBounds, touched, usable, whole_cores
-from vmpin.allocation.shortage import nothing_aligned, too_few
+from vmpin.allocation.search.cost_code import CostCode, cost_order
+from vmpin.allocation.search.cpu_groups import CpuGroups, cpu_groups
+from vmpin.allocation.search.min_plus import CostTables, Entry, LeastCosts, TwoLeastCosts
+from vmpin.allocation.search.search_space import SORT_BITS, SearchSpace, UnitBounds, touched, usable, whole_cores
+from vmpin.allocation.search.shortage import nothing_aligned, too_few
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
 

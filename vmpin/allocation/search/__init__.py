@@ -1,0 +1,8 @@
+"""Which CPUs are the best ones for a request: the machine's cores, caches and units, what a set of CPUs costs, the
+exact search for the best set and its runner-up, and the reason where there is no legal set. docs/allocation.md
+defines cost and legality.
+
+What stays out: which CPUs are free (ledger), which of them a container may have (eligibility), and what becomes of the
+set that is found (placing). Of its parent package it imports `cpu_request` alone. Imported by the other modules of
+allocation, by config's scenarios, and by status.
+"""
