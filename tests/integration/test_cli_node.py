@@ -225,16 +225,20 @@ def on_a_terminal(node: Node, *args: str, size: tuple[int, int] = (50, 160)) -> 
 @pytest.mark.root
 def test_a_person_sees_a_coloured_table_and_a_pipe_plain_text(lab: Lab) -> None:
     seen = on_a_terminal(lab.node, "status")
-    assert "\x1b[1mSANDBOX" in seen
+    assert "\x1b[1mPOD" in seen
     assert "─" in seen
     assert "\x1b[32mpinned" in seen
     plain = lab.node.cli("status").stdout
     assert "─" not in plain
     header, row = plain.splitlines()[1:3]
-    assert header.split() == ["SANDBOX", "POD", "VMM", "PID", "MASK", "VERDICT", "VCPUS", "THREADS"]
-    assert row.index(lab.vm.sandbox) == header.index("SANDBOX")
+    assert header.split() == ["POD", "VERDICT", "VM", "MASK", "VCPUS", "IN", "PLACE"]
+    assert row.index("tests/pod") == header.index("POD")
     assert row[header.index("VERDICT"):].split()[0] == "pinned"
     assert row[header.index("MASK"):].split()[0] == union((lab.first, lab.second))
+    one = lab.node.cli("status", lab.vm.sandbox).stdout.splitlines()
+    assert one[1].startswith("tests/pod")
+    assert f" is pinned: qemu process {lab.vm.pid}, " in one[1]
+    assert one[2].split() == ["CONTAINER", "CPUS", "KIND", "VCPUS", "GUEST", "SINCE"]
     narrow = on_a_terminal(lab.node, "status", "-o", "wide", size=(24, 60))
     assert "Traceback" not in narrow
     # One line more of JSON for a person.

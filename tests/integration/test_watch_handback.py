@@ -73,7 +73,7 @@ def test_reconcile_without_a_watcher_changes_nothing_twice(node: Node, cpus: tup
         assert sorted(entry["what"] for entry in done["operations"]) == sorted(planned)
         node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
         assert node.data("reconcile")["operations"] == []
-        assert node.cli("reconcile").stdout == "1 VM sandboxes, nothing to change\n"
+        assert node.cli("reconcile").stdout == "1 VM, nothing to change\n"
         assert node.cli("plan").stdout == "nothing to do: every thread is in place\n"
         assert node.cli("verify").returncode == 0
         assert os.listdir(node.run / "spool") == []

@@ -13,7 +13,7 @@ from vmpin.cli.common import Verbs, load_config, namespace_flag, output_flag, sa
 from vmpin.cli.control_client import Document, ask, quiet_log, status_document
 from vmpin.cli.output import print_data
 from vmpin.config.settings import Config
-from vmpin.domain.terminal import printable
+from vmpin.domain.terminal import number_of, printable
 from vmpin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,13 +65,16 @@ def add_parser(verbs: Verbs) -> None:
 def reconcile(args: argparse.Namespace) -> int:
     config = load_config(args)
     sandbox = _whole(config, args)
-    found = ask(config, {"op": "reconcile", "sandbox": sandbox})
-    if found is None:
-        from vmpin.reconcile import one_pass
-        from vmpin.status import collector
-        quiet_log(config)
-        found = collector.outcome(one_pass.reconcile(config, None if sandbox is None else [sandbox])[1])
-    return finish(args, found, f"{found['vms']} VM sandboxes, nothing to change")
+    found = ask(config, {"op": "reconcile", "sandbox": sandbox}) or _reconcile_alone(config, sandbox)
+    return finish(args, found, f"{number_of(found['vms'], 'VM')}, nothing to change")
+
+
+def _reconcile_alone(config: Config, sandbox: SandboxId | None) -> Document:
+    """One pass without a watcher."""
+    from vmpin.reconcile import one_pass
+    from vmpin.status import collector
+    quiet_log(config)
+    return collector.outcome(one_pass.reconcile(config, None if sandbox is None else [sandbox])[1])
 
 
 def unpin(args: argparse.Namespace) -> int:
@@ -171,7 +174,7 @@ def print_restored(args: argparse.Namespace, found: Document) -> int:
                or (operation["outcome"] != "gone" and operation["got"] != operation["was"])]
     same = len(operations) - len(changed)
     return finish(args, {**found, "operations": changed}, "nothing to restore" + (
-        f": {same} threads already have their original masks" if same else ""))
+        f": {number_of(same, 'thread')} already with the original mask" if same else ""))
 
 
 def finish(args: argparse.Namespace, found: Document, nothing: str) -> int:

@@ -14,7 +14,8 @@ from vmpin.cli.control_client import Document, status_document
 from vmpin.cli.output import VERDICTS, print_data, table
 from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof
 from vmpin.config.settings import Config
-from vmpin.domain.terminal import printable, short_id
+from vmpin.domain.pod_names import names_of, with_names
+from vmpin.domain.terminal import number_of, pod_name, printable, short_id
 from vmpin.errors import UnseenError, UsageError
 
 _ABOUT = """\
@@ -77,22 +78,25 @@ def run(args: argparse.Namespace) -> int:
                     "collisions": collisions, "unmanaged": unmanaged,
                     **({} if past is None else {"proof": past})}, "json")
         return 0 if good else 1
+    titles = {each["id"]: pod_name(each.get("pod"), short_id(each["id"])) for each in found["sandboxes"]}
     if drift:
-        table(["SANDBOX", "THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "CGROUP"],
-              [[short_id(sandbox), thread["tid"], thread["role"], thread["name"], thread["wanted"],
+        table(["POD", "THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "CGROUP"],
+              [[titles[sandbox], thread["tid"], thread["role"], thread["name"], thread["wanted"],
                 thread["actual"] or "none", thread.get("cgroup") or ""] for sandbox, thread in drift], VERDICTS)
         held = sum(bool(thread.get("cgroup")) for _, thread in drift)
         if held < len(drift):
-            print(f"{len(drift) - held} of {len(threads)} threads are misplaced")
+            print(f"{len(drift) - held} of {number_of(len(threads), 'thread')} misplaced")
         if held:
-            print(f"{held} of {len(threads)} threads have fewer CPUs than decided, or other ones, because of their "
-                  "cpuset cgroup (CGROUP): vmpin explain SANDBOX")
+            print(f"{held} of {number_of(len(threads), 'thread')}: fewer CPUs than decided, or other ones, because of "
+                  "the cpuset cgroup (CGROUP): vmpin explain POD")
     else:
         print(_without_drift(len(found["sandboxes"]), [thread for _, thread in threads]))
     for sandbox in unmanaged:
-        print(f"{short_id(sandbox)} is unmanaged: its threads keep their masks (vmpin explain {short_id(sandbox)})")
+        title = printable(titles[sandbox])
+        print(f"{title} is unmanaged: its threads keep their masks (vmpin explain {title})")
+    names = names_of(found)
     for collision in collisions:
-        print(f"COLLISION on CPU {collision['cpu']}: {printable(collision['what'])}")
+        print(f"COLLISION on CPU {collision['cpu']}: {printable(with_names(collision['what'], names))}")
     if past is not None:
         print_proof(past)
     return 0 if good else 1
@@ -100,15 +104,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _without_drift(sandboxes: int, threads: Sequence[Document]) -> str:
     """The result without drift: on a node without VMs, or with VMs that are left alone, no thread was compared."""
-    left = sum(thread["wanted"] is None for thread in threads)
+    left, vms = sum(thread["wanted"] is None for thread in threads), number_of(sandboxes, "VM")
     if not sandboxes:
         return "no VM sandbox runs on this node: nothing was compared"
     if not threads:
-        return f"none of {sandboxes} VM sandboxes has a running VMM: nothing was compared"
+        return f"none of {vms} has a running VMM: nothing was compared"
     if left == len(threads):
-        return (f"all {left} threads of {sandboxes} VM sandboxes are left alone (unpinned, unmanaged, or off by "
-                "policy): nothing was compared")
-    return (f"all {len(threads)} threads of {sandboxes} VM sandboxes are on their CPUs"
+        return (f"all {number_of(left, 'thread')} of {vms} are left alone (unpinned, unmanaged, or off by policy): "
+                "nothing was compared")
+    return (f"all {number_of(len(threads), 'thread')} of {vms} are on their CPUs"
             + (f" ({left} of them are left alone)" if left else ""))
 
 

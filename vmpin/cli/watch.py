@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from vmpin import log
     from vmpin.config.loading import DEFAULT_FILE, WatchedFile
     from vmpin.daemon import sd_notify
+    from vmpin.domain.terminal import number_of
     from vmpin.host.lock import Lock
     from vmpin.reconcile.intake import take_spool
     from vmpin.reconcile.reconciler import Reconciler
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         spool.prepare()
         kept = take_spool(reconciler, spool, set())
         placed = reconciler.resync(full=True)
-        sd_notify.notify(f"STATUS=placed the threads of {placed.vms} VM sandboxes")
+        sd_notify.notify(f"STATUS=placed the threads of {number_of(placed.vms, 'VM')}")
         # Loaded modules and the objects of the first pass stay: scanning them for garbage is useless.
         gc.freeze()
         gc.enable()

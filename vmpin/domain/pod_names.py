@@ -11,8 +11,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vmpin.domain.terminal import pod_name, short_id
+
+#: Ids of containerd and CRI-O.
+_ID = re.compile(r"\b[0-9a-f]{64}\b")
 #: The kubelet's cgroup of a pod: podUID, kubepods-burstable-podUID.slice, the uid with _ for - under systemd.
 _POD = re.compile(r"(?:^|[/-])pod([0-9a-f]{8}[-_][0-9a-f-_]{27}|[0-9a-f]{32})(?=[./:]|$)")
+
+
+def names_of(document: Mapping[str, Any]) -> dict[str, str]:
+    """Of a status document's sandboxes and owners: `namespace/pod` by sandbox id, a container's name by its id."""
+    names = {container["id"]: container["name"] for sandbox in document["sandboxes"]
+             for container in sandbox.get("containers", ()) if container["name"]}
+    return names | {each[key]: pod_name(each.get("pod"), short_id(each[key]))
+                    for key, many in (("sandbox", document["node"].get("owners", ())), ("id", document["sandboxes"]))
+                    for each in many}
+
+
+def with_names(text: str, names: Mapping[str, str]) -> str:
+    """The text with a name in place of each runtime's id, or with the id's first digits where none is known."""
+    return _ID.sub(lambda id: names.get(id[0], short_id(id[0])), text)
 
 
 @dataclass(frozen=True)

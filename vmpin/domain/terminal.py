@@ -21,8 +21,25 @@ def excerpt(value: object, most: int) -> str:
 
 
 def short_id(name: str) -> str:
-    """The first 13 digits of a runtime's 64-digit id; any other name unchanged."""
-    return name[:13] if len(name) == 64 else name
+    """The first 12 digits of a runtime's 64-digit id; any other name unchanged."""
+    return name[:12] if len(name) == 64 else name
+
+
+def number_of(count: int, noun: str) -> str:
+    """`1 thread`, `2 threads`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def human_age(seconds: float) -> str:
+    """A span of time as kubectl shows it (`118s`, `6m10s`, `2d4h`): the longer, the coarser; never negative.
+    Source: k8s.io/apimachinery, util/duration."""
+    whole = max(int(seconds), 0)
+    for unit, size, finer, first, fine in (("d", 86400, "h", 2, 8), ("h", 3600, "m", 3, 8), ("m", 60, "s", 2, 10)):
+        count, rest = divmod(whole, size)
+        if count >= first:
+            more = rest // {"h": 3600, "m": 60, "s": 1}[finer] if count < fine else 0
+            return f"{count}{unit}{more}{finer}" if more else f"{count}{unit}"
+    return f"{whole}s"
 
 
 def pod_name(pod: Mapping[str, Any] | None, unknown: str = "-") -> str:

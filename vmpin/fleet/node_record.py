@@ -78,7 +78,7 @@ class PodLine(NamedTuple):
     @property
     def title(self) -> str:
         """Its name; the sandbox's id for one that no source named."""
-        return f"{self.namespace}/{self.pod}" if self.pod else self.sandbox[:13]
+        return f"{self.namespace}/{self.pod}" if self.pod else self.sandbox[:12]
 
     @property
     def good(self) -> bool:
@@ -188,7 +188,7 @@ def _record(name: str, labels: Mapping[str, object], status: Mapping[str, Any]) 
     pods = tuple(_pod(each) for each in status["sandboxes"][:_MOST["sandboxes"]])
     titles = {pod.sandbox: pod.title for pod in pods}
     collisions = tuple(CpuCollision(_count(each["cpu"]), tuple(map(_text, (each.get("sandboxes") or ())[:4])),
-                                    _ID.sub(lambda id: titles.get(id[0], id[0][:13]), _text(each["message"], _LONG)))
+                                    _ID.sub(lambda id: titles.get(id[0], id[0][:12]), _text(each["message"], _LONG)))
                        for each in (status.get("collisions") or ())[:_MOST["collisions"]])
     total, pinned = _count(status.get("total", len(pods))), _count(status.get("pinned", 0))
     cpus, cut = status.get("cpus") or {}, status.get("cut") or {}

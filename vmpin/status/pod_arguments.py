@@ -52,8 +52,9 @@ def meant(text: str, namespace: str, among: Iterable[NamedSandbox]) -> list[Mean
     """
     sandboxes = [each for each in among if not namespace or each.namespace == namespace]
     for whole in True, False:
-        if found := {(each.sandbox.id, each.container): each for each in _meant(text, sandboxes, whole)}:
-            return list(found.values())
+        for search in _by_name, _container_by_id:
+            if found := {(each.sandbox.id, each.container): each for each in search(text, sandboxes, whole)}:
+                return list(found.values())
     return []
 
 
@@ -78,18 +79,23 @@ def the_one_meant(text: str, namespace: str, among: Iterable[NamedSandbox], what
                      "name one of them, or give more digits of its id")
 
 
-def _meant(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) -> Iterator[Meant]:
-    def fits(name: str, part: str) -> bool:
-        return bool(part) and (name == part if whole else name.startswith(part))
+def _fits(name: str, part: str, whole: bool) -> bool:
+    return bool(part) and (name == part if whole else name.startswith(part))
 
+
+def _by_name(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) -> Iterator[Meant]:
+    """The sandboxes and containers of a pod's name, and the sandboxes of an id."""
     parts = text.split("/")
     for each in sandboxes:
-        if len(parts) == 1 and (fits(each.id, text) or fits(each.pod, text)):
+        if len(parts) == 1 and (_fits(each.id, text, whole) or _fits(each.pod, text, whole)):
             yield Meant(each)
-        if len(parts) == 1:
-            yield from (Meant(each, id) for id, _ in each.containers if id != each.id and fits(id, text))
-        if len(parts) == 2 and each.namespace == parts[0] and fits(each.pod, parts[1]):
+        if len(parts) == 2 and each.namespace == parts[0] and _fits(each.pod, parts[1], whole):
             yield Meant(each)
-        if len(parts) in (2, 3) and fits(each.pod, parts[-2]) and (
+        if len(parts) in (2, 3) and _fits(each.pod, parts[-2], whole) and (
                 len(parts) == 2 or each.namespace == parts[0]):
             yield from (Meant(each, id) for id, name in each.containers if name and name == parts[-1])
+
+
+def _container_by_id(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) -> Iterator[Meant]:
+    for each in sandboxes:
+        yield from (Meant(each, id) for id, _ in each.containers if id != each.id and _fits(id, text, whole))

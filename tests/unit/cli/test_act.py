@@ -51,7 +51,7 @@ def test_only_what_changed_is_printed(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == "one\nfour: no\nfive: the cpuset cgroup leaves 1\n"
     found["operations"] = [operation("two", got="0")]
     assert print_restored(argparse.Namespace(output="text"), found) == 0
-    assert capsys.readouterr().out == "nothing to restore: 1 threads already have their original masks\n"
+    assert capsys.readouterr().out == "nothing to restore: 1 thread already with the original mask\n"
     assert print_restored(argparse.Namespace(output="json"), found) == 0
     assert json.loads(capsys.readouterr().out) == found
 

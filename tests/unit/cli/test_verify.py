@@ -75,19 +75,19 @@ def verify(run: Path, *args: str, **settings: str) -> subprocess.CompletedProces
                           text=True)
 
 
-GOOD = "all 2 threads of 1 VM sandboxes are on their CPUs"
+GOOD = "all 2 threads of 1 VM are on their CPUs"
 
 
 @pytest.mark.parametrize(("found", "args", "code", "said"), [
     (status(sandbox("a", thread(), thread())), [], 0, GOOD),
     (status(sandbox("a", thread(), thread(None, "0-1"))), [], 0, f"{GOOD} (1 of them are left alone)"),
     (status(), [], 0, "no VM sandbox runs on this node: nothing was compared"),
-    (status(sandbox("a")), [], 0, "none of 1 VM sandboxes has a running VMM: nothing was compared"),
+    (status(sandbox("a")), [], 0, "none of 1 VM has a running VMM: nothing was compared"),
     (status(sandbox("a", thread(None, "0-1"))), [], 0, "left alone (unpinned, unmanaged, or off by policy)"),
     (status(sandbox("a", thread(None, "0-1"), verdict="unmanaged")), [], 0, "a is unmanaged: its threads keep their"),
-    (status(sandbox("a", thread(), thread("1", "0-1"))), [], 1, "1 of 2 threads are misplaced"),
+    (status(sandbox("a", thread(), thread("1", "0-1"))), [], 1, "1 of 2 threads misplaced"),
     (status(sandbox("a", thread(), thread("0-1", "1") | {"cgroup": "1"})), [], 1,
-     "1 of 2 threads have fewer CPUs than decided, or other ones"),
+     "1 of 2 threads: fewer CPUs than decided, or other ones"),
     (status(sandbox("a", thread(), thread()), collisions=(collision("a", "b"),)), [], 1, "COLLISION on CPU 3: "),
     (status(sandbox("a", thread(), thread()), collisions=(collision("a", "b"),)), ["a"], 1, "COLLISION on CPU 3: "),
     (status(sandbox("a", thread(), thread()), collisions=(collision("c", "b"),)), ["a"], 0, GOOD),

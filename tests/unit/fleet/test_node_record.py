@@ -80,7 +80,7 @@ def test_a_collision_names_pods_and_not_ids() -> None:
     one, two = "a" * 64, "b" * 64
     found = record("node-1", entry("web", id=one), collisions=[
         {"cpu": 4, "sandboxes": [one, two], "what": f"exclusive to {one}, but 1 threads of {two} may run there"}])
-    assert found.collisions[0].what == "exclusive to default/web, but 1 threads of bbbbbbbbbbbbb may run there"
+    assert found.collisions[0].what == "exclusive to default/web, but 1 threads of bbbbbbbbbbbb may run there"
 
 
 def test_what_was_cut_and_may_hide_a_finding_is_counted() -> None:

@@ -272,7 +272,7 @@ def test_owners_are_read_from_the_status_with_and_without_what_newer_ones_say() 
     vm, runc = owners_of(document(old))
     assert (vm.vm, vm.cpus, vm.init, vm.cgroup) == (True, cpus("2-3"), None, "")
     assert (runc.vm, runc.cpus, runc.init, runc.cgroup) == (False, cpus("4"), None, "")
-    assert (vm.label, runc.label) == ("web of vm-a", f"{B[:13]} of pod-b")
+    assert (vm.label, runc.label) == ("web of vm-a", f"{B[:12]} of pod-b")
     new = [{**old[0], "kind": "vm", "init": None, "cgroup": None},
            {**old[1], "kind": "runc", "init": 500, "cgroup": "/cg/b"}]
     vm, runc = owners_of(document(new, {"namespace": "tests", "name": "pod"}))

@@ -62,7 +62,7 @@ def test_a_cpus_owner_and_its_threads(drawn: Picture) -> None:
     assert {number: cpu.kind for number, cpu in by_number.items()} == {
         0: SHARED, 1: SHARED, 2: "exclusive", 3: "free", 4: SHARED, 5: "exclusive", 6: "exclusive", 7: OFFLINE}
     assert [(owner.letter, owner.title, str(owner.cpus)) for owner in drawn.owners] == [
-        ("A", "shop/web web", "2,6"), ("B", "pod-b ccccccccccccc", "5")]
+        ("A", "shop/web web", "2,6"), ("B", "pod-b cccccccccccc", "5")]
     assert {number: marks(cpu) for number, cpu in by_number.items() if cpu.pinned} == {2: "a:v0", 5: "a:+1", 6: "a:v1"}
     assert {number: cpu.floating for number, cpu in by_number.items()} == {
         0: 3, 1: 3, 2: 1, 3: 0, 4: 3, 5: 0, 6: 1, 7: 0}
@@ -93,7 +93,7 @@ def test_a_collision_has_the_names_of_the_legend_and_is_reported_once_for_many_c
     what = f"exclusive to {unknown} of pod-b, but in the shared cpuset of {container} of {sandbox}"
     told["node"]["collisions"] = [{"cpu": cpu, "what": what} for cpu in (5, 2, 6)]
     assert list(picture(told, NODE).alarms()) == [
-        "CPUs 2,5-6: exclusive to fffffffffffff of pod-b, but in the shared cpuset of web of shop/web"]
+        "CPUs 2,5-6: exclusive to ffffffffffff of pod-b, but in the shared cpuset of web of shop/web"]
 
 
 def test_letters_do_not_run_out() -> None:

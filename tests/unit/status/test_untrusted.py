@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vmpin.cli import status
+from vmpin.cli.text.status_text import print_status
 from vmpin.domain.facts import NodeFacts, Rights
 from vmpin.kube.untrusted_pod import UntrustedPod, untrusted_pod, untrusted_sentences
 from vmpin.reports.bundle.report import without_untrusted
@@ -17,7 +17,10 @@ POD = untrusted_pod({
     "status": {"qosClass": "Burstable", "conditions": [
         {"type": "PodResizeInProgress", "status": "True", "reason": "Error", "message": "m"}]}}).data()
 ENTRY: dict[str, Any] = {"id": "s1", "reasons": [], "containers": [], "guest": None, "cgroup": None, "birth": None,
-                         "drift": None, "proof": None, "threads": []}
+                         "drift": None, "proof": None, "threads": [], "pod": None, "vmm": None, "mask": None,
+                         "verdict": "waiting"}
+NODE: dict[str, Any] = {"online": "0", "shared_pool": "0", "exclusive": "", "housekeeping": "", "disagreements": [],
+                        "collisions": []}
 
 
 def test_each_sentence_is_marked_and_each_text_quoted() -> None:
@@ -35,7 +38,8 @@ def test_each_sentence_is_marked_and_each_text_quoted() -> None:
                                               ({**ENTRY, "untrusted": POD}, 3)])
 def test_status_of_a_sandbox_shows_it_where_there_is_any(entry: dict[str, Any], lines: int,
                                                         capsys: pytest.CaptureFixture[str]) -> None:
-    status._print_sandbox(entry)
+    print_status({"watcher": 1, "time": "2026-01-01T00:00:00Z", "node": NODE, "sandboxes": [entry],
+                  "sources": {"kubelet": None}}, wide=False, one=True)
     found = capsys.readouterr().out
     assert found.count("  Untrusted") == lines
     assert found.replace("\n", "").isprintable()

@@ -14,7 +14,7 @@ from vmpin.cpuset import CpuSet, union
 from vmpin.domain.terminal import pod_name, printable, short_id
 from vmpin.domain.topology import Topology
 
-#: Ids of containerd and CRI-O: 64 digits; the first 13 are shown.
+#: Ids of containerd and CRI-O: 64 digits; the first 12 are shown.
 _ID = re.compile(r"\b[0-9a-f]{64}\b")
 #: Kinds of CPUs without an owner.
 SHARED, FREE, OFFLINE = "shared", "free", "offline"
@@ -115,7 +115,7 @@ def picture(document: Mapping[str, Any], topology: Topology) -> Picture:
               for key, many in (("sandbox", node["owners"]), ("id", document["sandboxes"])) for each in many}
     collisions: dict[int, list[str]] = {}
     for collision in node["collisions"]:
-        what = _ID.sub(lambda id: names.get(id[0], id[0][:13]), printable(collision["what"]))
+        what = _ID.sub(lambda id: names.get(id[0], id[0][:12]), printable(collision["what"]))
         collisions.setdefault(collision["cpu"], []).append(what)
     by_cpu = {cpu: owner for owner in owners for cpu in owner.cpus}
     pool, housekeeping = CpuSet.parse(node["shared_pool"]), CpuSet.parse(node["housekeeping"])
@@ -166,7 +166,7 @@ def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str
         together.setdefault((owner["sandbox"], cpus), []).append(owner)
     return tuple(
         MapOwner(number, f"{_title(many[0].get('pod'), sandbox)} " + "+".join(
-            printable(names.get((sandbox, owner["container"])) or owner["container"][:13]) for owner in many).strip(),
+            printable(names.get((sandbox, owner["container"])) or owner["container"][:12]) for owner in many).strip(),
             many[0].get("kind", "unseen"), cpus)
         for number, ((sandbox, cpus), many) in enumerate(together.items()))
 

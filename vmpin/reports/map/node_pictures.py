@@ -40,7 +40,7 @@ def picture_of(record: NodeRecord) -> Picture:
     sandboxes, owners = [], []
     for pod in record.pods:
         found = pod.details
-        named = {"namespace": pod.namespace or "?", "name": pod.pod or pod.sandbox[:13]}
+        named = {"namespace": pod.namespace or "?", "name": pod.pod or pod.sandbox[:12]}
         masks = {} if found is None else {vcpu: cpus(text) & online for vcpu, text in found.vcpus.items()}
         sandboxes.append({"id": pod.sandbox, "pod": named, "vmm": {}, "verdict": pod.state, "mask": pod.mask,
                           "containers": [], "threads": [{"vcpu": vcpu, "role": "vcpu", "actual": str(mask)}

@@ -1,0 +1,80 @@
+"""The status as a person reads it: pods instead of ids, 80 columns, and first what is not as it should be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vmpin.cli.text.status_text import print_status
+from vmpin.domain.terminal import human_age, number_of, short_id
+
+ID, OTHER = "5f2c" * 16, "77aa" * 16
+NODE: dict[str, Any] = {"online": "0-127", "shared_pool": "0-63", "exclusive": "64-71", "housekeeping": "0-1",
+                        "disagreements": [], "owners": [], "collisions": [
+                            {"cpu": 64, "sandboxes": [ID, OTHER], "what": f"exclusive to c1 of {ID}, but in {OTHER}"}]}
+
+
+def thread(tid: int, vcpu: int | None, ok: bool = True) -> dict[str, Any]:
+    return {"tid": tid, "role": "emulator" if vcpu is None else "vcpu", "vcpu": vcpu, "name": "CPU 0/KVM",
+            "wanted": "64", "actual": "64" if ok else "0-127", "ok": ok}
+
+
+def container(name: str, cpuset: str, **more: object) -> dict[str, Any]:
+    return {"id": "c1", "name": name, "cpuset": cpuset, "exclusive": True, "shared_with": [], "pause": False,
+            "vcpus": "0-3", "guest": None, "since": "2026-01-01T00:00:00Z", **more}
+
+
+def sandbox(id: str, name: str, **more: object) -> dict[str, Any]:
+    return {"id": id, "pod": {"namespace": "shop", "name": name}, "vmm": {"type": "cloud-hypervisor", "pid": 4194303},
+            "mask": "64-67", "verdict": "degraded", "reasons": ["1 of 2 threads are misplaced"], "drift": None,
+            "threads": [thread(7, 0), thread(8, None, ok=False)], "containers": [container("web", "64-67")], **more}
+
+
+def document(*sandboxes: dict[str, Any]) -> dict[str, Any]:
+    return {"watcher": 1, "time": "2026-01-01T00:06:10Z", "node": NODE, "sandboxes": list(sandboxes),
+            "sources": {"kubelet": None}}
+
+
+def printed(capsys: pytest.CaptureFixture[str], *sandboxes: dict[str, Any], one: bool = False) -> list[str]:
+    print_status(document(*sandboxes), wide=False, one=one)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_table_names_pods_and_fits_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, sandbox(ID, "web-7d9f8c6b5-x2z"), sandbox(OTHER, "db"))
+    assert lines[1].split() == ["POD", "VERDICT", "VM", "MASK", "VCPUS", "IN", "PLACE"]
+    assert lines[2].split() == ["shop/web-7d9f8c6b5-x2z", "degraded", "cloud-hypervisor", "64-67", "1", "1/2"]
+    assert lines[4] == "shop/web-7d9f8c6b5-x2z: 1 of 2 threads are misplaced"
+    assert lines[-1] == "COLLISION on CPU 64: exclusive to c1 of shop/web-7d9f8c6b5-x2z, but in shop/db"
+    assert max(map(len, lines[1:])) <= 80
+    assert not any(ID[:12] in line for line in lines)
+
+
+def test_two_sandboxes_of_a_pod_are_told_apart_by_their_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, sandbox(ID, "db"), sandbox(OTHER, "db"), sandbox("x", "y", pod=None))
+    assert [line.split("  ")[0] for line in lines[2:5]] == [
+        "shop/db (5f2c5f2c5f2c)", "shop/db (77aa77aa77aa)", "x"]
+
+
+def test_one_sandbox_begins_with_its_verdict_and_lists_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, sandbox(ID, "db"), one=True)
+    assert lines[1:6] == [
+        "shop/db is degraded: cloud-hypervisor process 4194303, 1 of 2 threads in place, CPUs 64-67",
+        "CONTAINER  CPUS   KIND       VCPUS  GUEST  SINCE",
+        "web        64-67  exclusive  0-3    -      6m10s",
+        "1 of 2 threads are misplaced",
+        "THREAD  ROLE      NAME       WANTED  ACTUAL  OK"]
+    assert [line.split()[0] for line in lines[6:-1]] == ["8"]  # the thread that is in place is left out
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (-1, "0s"), (119, "119s"), (120, "2m"), (370, "6m10s"), (600, "10m"), (10_799, "179m"), (11_160, "3h6m"),
+    (28_900, "8h"), (172_799, "47h"), (180_000, "2d2h"), (8 * 86_400 + 7200, "8d")])
+def test_ages_are_as_kubectl_has_them(seconds: float, text: str) -> None:
+    assert human_age(seconds) == text
+
+
+def test_one_thing_is_no_plural() -> None:
+    assert (number_of(1, "thread"), number_of(0, "VM")) == ("1 thread", "0 VMs")
+    assert (short_id(ID), short_id("pod-a")) == (ID[:12], "pod-a")

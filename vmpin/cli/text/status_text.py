@@ -1,0 +1,205 @@
+"""The status document as a person reads it: the table of sandboxes, and each sandbox in full.
+
+What stays out: asking for the document (status), and making it (vmpin/status).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+
+from vmpin.cli.control_client import Document, stale_checkpoint
+from vmpin.cli.output import VERDICTS, table
+from vmpin.cli.proof import COLUMNS, counts, row
+from vmpin.domain.pod_names import names_of, with_names
+from vmpin.domain.terminal import human_age, number_of, pod_name, printable, short_id
+
+
+def print_status(found: Document, wide: bool, one: bool) -> None:
+    """:param wide: everything, with ids.
+    :param one: only one sandbox was asked for: its containers, and what is not as it should be."""
+    node = found["node"]
+    watcher = f"watcher pid {found['watcher']}" if found["watcher"] else "no watcher runs"
+    print(f"{watcher}; CPUs " + ", ".join(f"{key.replace('_', ' ')} {node[key] or 'none'}" for key in (
+        "online", "shared_pool", "exclusive", "housekeeping")))
+    if wide:
+        print(_sources(found["sources"]))
+    if (stale := stale_checkpoint(found)) is not None:
+        print(printable(f"STALE: {stale}"))
+    titles = _titles(found["sandboxes"])
+    if not found["sandboxes"]:
+        print("no VM sandbox runs on this node")
+    elif wide:
+        table(["SANDBOX", "POD", "VMM", "PID", "MASK", "VERDICT", "VCPUS", "THREADS", "RUNTIME", "HANDLER",
+               "FOUND BY"], [_wide_row(sandbox) for sandbox in found["sandboxes"]], VERDICTS)
+    elif not one:
+        table(["POD", "VERDICT", "VM", "MASK", "VCPUS", "IN PLACE"],
+              [[titles[sandbox["id"]], *_row(sandbox)] for sandbox in found["sandboxes"]], VERDICTS)
+    for sandbox in found["sandboxes"]:
+        if wide:
+            _print_everything(sandbox)
+        elif one:
+            _print_sandbox(sandbox, titles[sandbox["id"]], found["time"])
+        else:
+            for reason in sandbox["reasons"]:
+                print(f"{printable(titles[sandbox['id']])}: {printable(reason)}")
+    for odd in node["disagreements"]:
+        pod, container = pod_name(odd["pod"], short_id(odd["sandbox"])), odd["name"] or short_id(odd["container"])
+        print(printable(f"DISAGREEMENT on the CPUs of {pod}/{container}: {odd['what']}"))
+    names = names_of(found)
+    for collision in node["collisions"]:
+        print(f"COLLISION on CPU {collision['cpu']}: {printable(with_names(collision['what'], names))}")
+
+
+def _sources(sources: Document) -> str:
+    nri, kubelet = sources["nri"], sources["kubelet"]
+    link = "not used" if nri is None else f"{nri['state']}, {nri['events']} events"
+    given = "no checkpoint" if kubelet is None else "no usable checkpoint" if not kubelet["policy"] else (
+        f"policy {kubelet['policy']}, exclusive CPUs {kubelet['exclusive'] or 'none'}")
+    given += f" ({kubelet['trouble']})" if kubelet and kubelet["trouble"] else ""
+    feed = "not used" if sources["births"] is None else sources["births"]["state"]
+    return printable(f"sources: NRI {link}; kubelet {given}; births {feed}; hooks {_hooks(sources)}")
+
+
+def _hooks(sources: Document) -> str:
+    found = sources.get("hooks")  # a watcher of an older version has none
+    if not found:
+        return "not counted"
+    text = f"{found['taken']} received" + (f", the last at {found['last']}" if found["last"] else "")
+    text += f", {found['refused']} refused" if found["refused"] else ""
+    return text + (f"; {found['disputed']} annotations disputed (docs/sources.md)" if found["disputed"] else "")
+
+
+def _titles(sandboxes: list[Document]) -> dict[str, str]:
+    """Each sandbox by its pod, by its id where its pod is not known, and by both where a pod has two of them."""
+    names = {sandbox["id"]: pod_name(sandbox["pod"], short_id(sandbox["id"])) for sandbox in sandboxes}
+    often = Counter(names.values())
+    return {id: name if often[name] == 1 else f"{name} ({short_id(id)})" for id, name in names.items()}
+
+
+def _row(sandbox: Document) -> list[object]:
+    """The table's row, after the pod."""
+    vmm = sandbox["vmm"] or {"type": "-"}
+    vcpus = sum(thread["role"] == "vcpu" for thread in sandbox["threads"])
+    return [sandbox["verdict"], vmm["type"], sandbox["mask"] or "-", vcpus, _in_place(sandbox)]
+
+
+def _wide_row(sandbox: Document) -> list[object]:
+    vmm = sandbox["vmm"] or {"type": "-", "pid": "-"}
+    vcpus = sum(thread["role"] == "vcpu" for thread in sandbox["threads"])
+    return [sandbox["id"], pod_name(sandbox["pod"]), vmm["type"], vmm["pid"], sandbox["mask"] or "-",
+            sandbox["verdict"], vcpus, f"{_in_place(sandbox)} ok", sandbox["runtime"], sandbox["handler"] or "-",
+            sandbox["found_by"]]
+
+
+def _in_place(sandbox: Document) -> str:
+    return f"{sum(thread['ok'] for thread in sandbox['threads'])}/{len(sandbox['threads'])}"
+
+
+def _print_sandbox(sandbox: Document, title: str, now: str) -> None:
+    """One line, its containers, and then what is not as it should be."""
+    vmm, threads = sandbox["vmm"], sandbox["threads"]
+    vm = "no VMM runs" if vmm is None else f"{vmm['type']} process {vmm['pid']}"
+    kept = sum(thread["ok"] for thread in threads)
+    place = f", {kept} of {number_of(len(threads), 'thread')} in place" if threads else ""
+    mask = f", CPUs {sandbox['mask']}" if sandbox["mask"] else ""
+    print(printable(f"{title} is {sandbox['verdict']}: {vm}{place}{mask}"))
+    if sandbox["containers"]:
+        table(["CONTAINER", "CPUS", "KIND", "VCPUS", "GUEST", "SINCE"], [
+            [container["name"] or short_id(container["id"]), container["cpuset"] or "-", _kind(container),
+             _vcpus(container), _guest(container), _age(container["since"], now)]
+            for container in sandbox["containers"] if not container["pause"]])
+    for reason in sandbox["reasons"]:
+        print(printable(reason))
+    if drift := sandbox["drift"]:
+        print(f"threads put back: {printable(counts(drift['repairs']))}; the last time: {printable(drift['why'])}")
+    _print_untrusted(sandbox)
+    if wrong := [thread for thread in threads if not thread["ok"]]:
+        _print_threads(wrong)
+
+
+def _age(since: str | None, now: str) -> str:
+    """As kubectl has it; "-" where it is not known."""
+    return "-" if since is None else human_age(
+        (datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds())
+
+
+def _kind(container: Document) -> str:
+    if container["pause"]:
+        return "pause"
+    return "shared" if not container["exclusive"] else "in its pod" if container["shared_with"] else "exclusive"
+
+
+def _vcpus(container: Document) -> str:
+    return "-" if container["vcpus"] is None else container["vcpus"] or "none"
+
+
+def _print_untrusted(sandbox: Document) -> None:
+    if sandbox.get("untrusted"):  # a watcher of an older version has none
+        from vmpin.kube.untrusted_pod import untrusted_sentences
+        for sentence in untrusted_sentences(sandbox["untrusted"]):
+            print(f"  {printable(sentence)}")
+
+
+def _print_threads(threads: list[Document]) -> None:
+    table(["THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "OK"], [
+        [thread["tid"], thread["role"] if thread["vcpu"] is None else f"{thread['role']} {thread['vcpu']}",
+         thread["name"], "unchanged" if thread["wanted"] is None else thread["wanted"], thread["actual"],
+         "yes" if thread["ok"] else "no"] for thread in threads], VERDICTS)
+
+
+def _print_everything(sandbox: Document) -> None:
+    print(f"\nsandbox {printable(sandbox['id'])}")
+    for reason in sandbox["reasons"]:
+        print(f"  {printable(reason)}")
+    if sandbox["containers"]:
+        table(["CONTAINER", "NAME", "CPUSET", "EXCLUSIVE", "BY", "VCPUS", "GUEST", "SOURCE", "SINCE", "OTHERS"], [
+            [container["id"], container["name"] or "-", container["cpuset"] or "-",
+             _kind(container), container["exclusive_by"] or "-", _vcpus(container), _guest(container),
+             container["source"], container["since"] or "-", _others(container)]
+            for container in sandbox["containers"]])
+    if sandbox["guest"]:
+        guest, system = sandbox["guest"], sandbox["guest"]["system"]
+        own = "" if system is None else f"; its own processes {system['text']}, on its CPUs {system['effective']}"
+        state = ": " + guest["state"] if guest["state"] else ""
+        print(printable(f"  guest: {guest['by'] or 'no agent'}{state}{own}"))
+    if sandbox["cgroup"]:
+        print(f"  cgroup of the VMM: {printable(sandbox['cgroup']['path'])}, CPUs {sandbox['cgroup']['cpus']}")
+    if sandbox["birth"]:
+        print(f"  {_birth(sandbox['birth'])}")
+    if drift := sandbox["drift"]:
+        print(f"  threads put back: {printable(counts(drift['repairs']))}; the last time: {printable(drift['why'])}")
+    if sandbox["proof"] and sandbox["proof"]["roles"]:
+        table(COLUMNS, [[role, *row(account)] for role, account in sandbox["proof"]["roles"].items()])
+    _print_untrusted(sandbox)
+    if sandbox["threads"]:
+        _print_threads(sandbox["threads"])
+
+
+def _birth(birth: Document) -> str:
+    """How its new threads were placed, and how long their masks allowed other CPUs."""
+    found = f"births: {birth['told']} threads, {birth['inside']} within their CPUs"
+    if birth["ended"]:
+        found += f", {birth['ended']} had ended already"
+    if birth["outside"]:
+        found += (f"; {birth['outside']} were allowed outside, {birth['outside_ms']['max']} ms at most, "
+                  f"{birth['outside_ms']['sum']} ms in all")
+    if birth["placed"]:
+        found += f"; in place {birth['placed_ms']['mean']} ms after birth, {birth['placed_ms']['max']} ms at most"
+    return found
+
+
+def _guest(container: Document) -> str:
+    """The state of a container in its guest, with the first threads that are on other vCPUs."""
+    guest = container["guest"] or {"text": "-", "outside": ()}
+    outside = ", ".join(map(str, guest["outside"]))
+    return f"{guest['text']} (outside: {outside})" if outside else str(guest["text"])
+
+
+def _others(container: Document) -> str:
+    """The cpusets of the sources without precedence, if they differ."""
+    others = [f"{source} {report['cpus']}" for source, report in container["words"].items()
+              if source != container["source"] and report["cpus"] != container["cpuset"]]
+    if container["kubelet"] not in (None, container["cpuset"]):
+        others.append(f"kubelet {container['kubelet']}")
+    return ", ".join(others) or "-"
