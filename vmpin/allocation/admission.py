@@ -44,7 +44,9 @@ def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
     if found.second is None or (not isinstance(made, str) and made[0].grants[grant.container].policy is not
                                 CpuPolicy.NONE):
         return made
-    return _asked_for(machine, ledger, grant, found._replace(wish=found.second), container, options)
+    why = f": {made}" if isinstance(made, str) else ""
+    found = found._replace(wish=found.second, notes=(*found.notes, f"what it prefers cannot be had{why}"))
+    return _asked_for(machine, ledger, grant, found, container, options)
 
 
 def _asked_for(machine: Topology, ledger: Ledger, grant: Grant, found: AskedCpus, container: RequestedContainer,

@@ -377,6 +377,7 @@ def test_isolated_cpus_that_are_preferred_fall_back_and_those_required_do_not() 
     assert node.create("other", 2, prefer, namespace="other") == "4-5", "not in a privileged namespace"
     assert node.create("first", 2, prefer) == "6-7"
     assert node.create("second", 2, prefer) == "2-3"
+    assert "prefers cannot be had" in node.notes[0]
     assert node.create("third", 2, require) is None
     assert "free" in node.refusal
     assert node.create("shared", 0, prefer) == "0-1", "no whole CPUs: the pool"
