@@ -1,0 +1,80 @@
+"""Which vCPU gets which CPU: guest cores on host cores, guest nodes on host nodes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+from hypothesis import event, given
+from hypothesis import strategies as st
+from placement_worlds import guests, topologies
+
+from vmpin.domain.model import (
+    Vcpu,
+    VcpuId,
+)
+from vmpin.domain.topology import Topology
+from vmpin.placement.matching import match
+
+
+def fits(pairs: Mapping[VcpuId, int], guest: Mapping[VcpuId, Vcpu], topology: Topology,
+         place_of: Callable[[int], object], group_of: Callable[[Vcpu], object]) -> bool:
+    """Whether vCPUs of one group are at one place."""
+    groups: dict[object, set[object]] = {}
+    for vcpu, cpu in pairs.items():
+        groups.setdefault(group_of(guest[vcpu]), set()).add(place_of(cpu))
+    return all(len(places) == 1 for places in groups.values())
+
+
+def perfect(pairs: Mapping[VcpuId, int], guest: Mapping[VcpuId, Vcpu], topology: Topology) -> bool:
+    """Every guest core on one host core, every guest node on one host node."""
+    return (fits(pairs, guest, topology, topology.core_of, lambda vcpu: (vcpu.node, vcpu.core))
+            and fits(pairs, guest, topology, topology.node_of, lambda vcpu: vcpu.node))
+
+
+@st.composite
+def uniform_matches(draw: st.DrawFn) -> tuple[tuple[Vcpu, ...], list[int], Topology]:
+    """A guest of equal cores and nodes, ids in any order, and as many CPUs of a host."""
+    threads, cores, nodes = draw(st.sampled_from([
+        (2, 1, 2), (2, 2, 1), (2, 3, 1), (2, 1, 3), (1, 2, 2), (1, 3, 2), (1, 2, 3), (3, 2, 1), (3, 1, 2)]))
+    ids = list(draw(st.permutations(range(threads * cores * nodes))))
+    guest = tuple(Vcpu(VcpuId(ids.pop()), core, node) for node in range(nodes) for core in range(cores)
+                  for _ in range(threads))
+    host = draw(topologies().filter(lambda topology: len(topology.online) >= len(guest)))
+    if draw(st.booleans()):  # whole cores, so that a perfect match is likely
+        free: list[int] = []
+        for core in draw(st.permutations(host.cores)):
+            mine = list(core & host.online)
+            if len(free) + len(mine) <= len(guest):
+                free += mine
+        free += [cpu for cpu in host.online if cpu not in free][: len(guest) - len(free)]
+    else:
+        free = list(draw(st.permutations(list(host.online))))[: len(guest)]
+    return guest, free, host
+
+
+@given(uniform_matches())
+def test_a_perfect_match_of_a_uniform_guest_is_found_where_there_is_one(
+        case: tuple[tuple[Vcpu, ...], list[int], Topology]) -> None:
+    vcpus, cpus, topology = case
+    guest = {vcpu.id: vcpu for vcpu in vcpus}
+    found = match(vcpus, cpus, {}, guest, topology)
+    assert sorted(found) == sorted(guest)
+    assert sorted(found.values()) == sorted(cpus)
+    exists = any(perfect(dict(zip(guest, way, strict=True)), guest, topology) for way in itertools.permutations(cpus))
+    event("there is one" if exists else "there is none")
+    assert perfect(found, guest, topology) or not exists
+
+
+@given(st.data(), guests(6), topologies())
+def test_a_match_is_a_match(data: st.DataObject, vcpus: Sequence[Vcpu], topology: Topology) -> None:
+    """Each vCPU one CPU of those given, none twice, whatever stays where it is."""
+    cpus = list(data.draw(st.permutations(list(topology.online))))
+    split = data.draw(st.integers(0, len(vcpus)))
+    kept = {vcpu.id: cpu for vcpu, cpu in zip(vcpus[:split], cpus, strict=False)}
+    free = cpus[len(kept):]
+    todo = [vcpu for vcpu in vcpus if vcpu.id not in kept][: len(free)]
+    found = match(todo, free, kept, {vcpu.id: vcpu for vcpu in vcpus}, topology)
+    assert found.keys() == {vcpu.id for vcpu in todo}
+    assert len(set(found.values())) == len(found)
+    assert set(found.values()) <= set(free)
