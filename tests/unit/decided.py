@@ -59,3 +59,7 @@ def shown(placement: Placement) -> dict[int, str]:
 def guests(placement: Placement) -> dict[str, list[int]]:
     """Container → vCPUs."""
     return {str(name): list(ids) for name, ids in placement.containers.items()}
+
+
+#: A container with CPUs of its own, and one on the shared pool.
+MAIN, SIDE = own_cpus("main", "4-5"), box("side", "0-1")
