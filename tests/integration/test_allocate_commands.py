@@ -44,6 +44,10 @@ def test_what_was_given_is_shown_explained_and_changed(node: AllocatingNode) -> 
     assert "tests/web" in table
     assert "tests/shared" not in table
     assert "tests/shared" in node.cli("allocations", "-o", "wide").stdout
+    drawn = node.cli("map").stdout
+    assert f"tests/web main: CPUs {node.own} (exclusive, runc)" in drawn
+    assert "the largest set that fits has 0" in drawn
+    assert "CPUs given out" in node.cli("map", "-o", "html").stdout
     sentences = node.data("explain", "tests/web")["sentences"]
     assert f"has CPUs {node.own} (policy=exclusive)" in sentences[0]
     for name in (["web"], ["-n", "tests", "web/main"], [main.id[:12]]):
@@ -76,6 +80,7 @@ def test_where_nothing_is_given_out_it_is_said(node: AllocatingNode) -> None:
     done = node.cli("allocations")
     assert (done.returncode, "gives out no CPUs" in done.stderr) == (2, True), done
     assert wait(lambda: Node.data(node, "status")["node"], "no status")
+    assert "largest set that fits" not in node.cli("map").stdout
 
 
 def test_switched_off_the_pool_is_given_back_and_own_cpus_stay(node: AllocatingNode) -> None:

@@ -44,8 +44,9 @@ SHARED = ("cpuset", "protocol")
 PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "allocation", "kube", "fleet",
               "config.plain_yaml",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
-              "status.health",
-              "reports.audit", "reports.cpu_owners", "reports.redact", "reports.map", "reports.residency.usage",
+              "status.health", "status.allocation_report",
+              "reports.audit", "reports.cpu_owners", "reports.ledger_holders", "reports.redact", "reports.map",
+              "reports.residency.usage",
               "doctor.checks", "doctor.allocation_checks",
               "doctor.finding", "doctor.cluster_checks", "doctor.hook_checks", "doctor.kata_checks",
               "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")

@@ -29,7 +29,8 @@ LARGEST = 2500
 #: 165: names of pods and containers as arguments of each verb that takes a sandbox.
 #: 6: scenarios with pods whose CPUs the allocator gives out.
 #: 2: NRI's messages have a container's devices and environment.
-TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45 + 76 + 16 + 165 + 6 + 2 + 140
+#: 60: the map of a node whose CPUs the allocator gives out.
+TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45 + 76 + 16 + 165 + 6 + 2 + 140 + 60
 #: What a node in a cluster needs besides: what the reporter is sent, and the reporter, which no node without an API
 #: server runs. Counted apart, so that the number above goes on to hold what pins.
 CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/node_pictures.py",
@@ -51,12 +52,14 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
              "vmpin/config/scenario_allocation.py", "vmpin/config/scenario_pods.py", "vmpin/domain/granted_cpus.py",
              "vmpin/sources/nri/call_answers.py", "vmpin/sources/nri/container_requests.py",
              "vmpin/status/allocation_report.py", "vmpin/status/allocation_metrics.py", "vmpin/cli/allocator",
+             "vmpin/reports/ledger_holders.py",
              "vmpin/reconcile/cpu_allocator.py", "vmpin/reconcile/ledger_file.py",
              "vmpin/reconcile/ledger_release.py", "vmpin/reconcile/vm_size.py",
              "vmpin/daemon/allocating.py", "vmpin/daemon/pool_updates.py", "vmpin/daemon/allocation_answers.py")
 #: 60: peers' annotations as the peers read them, and preferred isolated CPUs.
 #: 146: CPUs near a container's own devices, found when it is created and kept with its grant.
-ALLOCATOR_TOTAL = 5_000 + 60 + 146
+#: 95: pods in scenarios; the map by the ledger, and in how many pieces the free CPUs are.
+ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),
          ROOT / "hooks" / "vmpin-hook"]

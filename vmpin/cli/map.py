@@ -1,6 +1,7 @@
 """`vmpin map`: the node's CPUs, their owners, and the threads on them. What stays out: the drawing (reports.map)."""
 
 import argparse
+import contextlib
 import shutil
 import sys
 from collections.abc import Iterable
@@ -9,18 +10,21 @@ from typing import TYPE_CHECKING
 
 from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.common import Verbs, direct_flag, load_config, new_file, output_flag, verb
-from vmpin.cli.control_client import status_document
+from vmpin.cli.control_client import ask, status_document
 from vmpin.cli.output import Line, plain_lines, print_styled
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError
 
 if TYPE_CHECKING:
+    from vmpin.config.settings import Config
+    from vmpin.reports.ledger_holders import LedgerMap
     from vmpin.reports.map import Picture
 
 _ABOUT = """\
 The node's CPUs by NUMA node, cache and core: which are exclusive to a container, which are shared, and the vCPUs and
-other threads of VMs on them, by their current masks in the kernel. As text (in colour at a terminal), as an SVG, or as
-an HTML page that loads no other resource.
+other threads of VMs on them, by their current masks in the kernel. Where vmpin gives out the CPUs (allocate.mode: on),
+also groups, the spare sets of VMs, reserved CPUs, and the largest set that would still fit. As text (in colour at a
+terminal), as an SVG, or as an HTML page that loads no other resource.
 """
 
 _EXAMPLES = """\
@@ -49,8 +53,18 @@ def run(args: argparse.Namespace) -> int:
     from vmpin.host.sysfs import Sysfs
     from vmpin.reports.map import picture
     config = load_config(args)
-    show(picture(status_document(config, None, direct=args.direct), Sysfs(config.paths.sys).topology()), args)
+    show(picture(status_document(config, None, direct=args.direct), Sysfs(config.paths.sys).topology(),
+                 None if args.direct or config.allocate.mode == "off" else _ledger(config)), args)
     return 0
+
+
+def _ledger(config: "Config") -> "LedgerMap | None":
+    """What the watcher gives out; None without a watcher, and before the runtime's first list."""
+    from vmpin.reports.ledger_holders import ledger_map
+    with contextlib.suppress(UsageError):
+        found = ask(config, {"op": "allocations"})
+        return None if found is None else ledger_map(found)
+    return None
 
 
 def show(found: "Picture", args: argparse.Namespace) -> None:

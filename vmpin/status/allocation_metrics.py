@@ -11,15 +11,14 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from vmpin.allocation.allocation_options import AllocationMode
-from vmpin.allocation.cpu_request import Alignment, CpuPolicy, CpuQuery
+from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.ledger import GrantState
 from vmpin.allocation.refusal_kinds import REFUSAL_KINDS
-from vmpin.allocation.search.best_set import largest
-from vmpin.status.allocation_report import AllocatorView, free_cpus
+from vmpin.status.allocation_report import AllocatorView, free_cpus, largest_sets
 
 
 def allocation_families(view: AllocatorView) -> Iterator[Metric]:
-    machine, smt, free = view.machine, view.options.smt, free_cpus(view)
+    machine, free = view.machine, free_cpus(view)
     mode = GaugeMetricFamily("vmpin_allocate_mode", "Whether CPUs are given out (allocate.mode), 1 for the mode in "
                              "force; off also where the kubelet's policy is static.", labels=["mode"])
     for each in AllocationMode:
@@ -37,9 +36,8 @@ def allocation_families(view: AllocatorView) -> Iterator[Metric]:
     yield by_cache
     fits = GaugeMetricFamily("vmpin_allocatable_largest_cpus", "The size of the largest set of CPUs that would fit, "
                              "anywhere, within one NUMA node, and within one last-level cache.", labels=["within"])
-    for within, query in (("machine", CpuQuery(0, smt=smt)), ("node", CpuQuery(0, Alignment.NODE, True, smt)),
-                          ("cache", CpuQuery(0, Alignment.CACHE, True, smt))):
-        fits.add_metric([within], largest(machine, free, query))
+    for within, size in largest_sets(view).items():
+        fits.add_metric([within], size)
     yield fits
     granted = Counter((grant.policy, grant.state) for grant in view.ledger.grants.values())
     grants = GaugeMetricFamily("vmpin_allocations", "Containers in the allocator's ledger, by policy and state.",

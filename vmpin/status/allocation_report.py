@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import Alignment, CpuCost, CpuPolicy, CpuQuery, CpuWish, FoundCpus
-from vmpin.allocation.eligibility import query_of
+from vmpin.allocation.eligibility import allowed_cpus, query_of
 from vmpin.allocation.ledger import Grant, Ledger, age
 from vmpin.allocation.search.best_set import best_cpus, best_part, largest, runner_up
 from vmpin.cpuset import CpuSet
@@ -40,12 +40,14 @@ class AllocatorView(NamedTuple):
 def allocation_report(view: AllocatorView) -> dict[str, Any]:
     """The document: CPU lists as text, times as RFC 3339 in UTC."""
     machine, ledger = view.machine, view.ledger
-    free = free_cpus(view)
+    free, fits = free_cpus(view), largest_sets(view)
     caches = dict.fromkeys(machine.cache_of(cpu) & machine.online for cpu in machine.online)
     return {"version": VERSION, "mode": view.mode, "why": view.why, "online": str(machine.online),
             "reserved": str(view.options.reserved), "pool": str(view.pool), "shared": str(ledger.shared),
-            "free": {"cpus": str(free), "largest": largest(machine, free, CpuQuery(0, smt=view.options.smt)),
-                     "largest_in_node": largest(machine, free, CpuQuery(0, Alignment.NODE, True, view.options.smt)),
+            "groups": {name: str(rule.cpus - view.options.reserved) for name, rule in view.options.groups.items()
+                       if rule.cpus - view.options.reserved},
+            "free": {"cpus": str(free), "largest": fits["machine"], "largest_in_node": fits["node"],
+                     "largest_in_cache": fits["cache"],
                      "nodes": {str(node): str(cpus & free) for node, cpus in machine.nodes.items()},
                      "caches": [{"cpus": str(cache), "free": str(cache & free)} for cache in caches]},
             "grants": [_grant(grant) for grant in sorted(ledger.grants.values(), key=age)],
@@ -55,7 +57,25 @@ def allocation_report(view: AllocatorView) -> dict[str, Any]:
 
 def free_cpus(view: AllocatorView) -> CpuSet:
     """The CPUs that a container may still get as its own."""
-    return view.machine.online - view.options.reserved - view.machine.isolated - view.ledger.held()
+    allowed = allowed_cpus(view.machine, CpuWish(), view.options)
+    return CpuSet() if isinstance(allowed, str) else allowed - view.ledger.held()
+
+
+def largest_sets(view: AllocatorView) -> dict[str, int]:
+    """The size of the largest set of CPUs that would fit: anywhere, within one NUMA node, within one last-level
+    cache."""
+    smt, free = view.options.smt, free_cpus(view)
+    queries = {"machine": CpuQuery(0, smt=smt), "node": CpuQuery(0, Alignment.NODE, True, smt),
+               "cache": CpuQuery(0, Alignment.CACHE, True, smt)}
+    return {within: largest(view.machine, free, query) for within, query in queries.items()}
+
+
+def free_text(free: Mapping[str, Any]) -> str:
+    """What is free, and how far it is in pieces. :param free: as the report has it."""
+    nodes = ", ".join(f"node {node}: {cpus or 'none'}" for node, cpus in free["nodes"].items())
+    return (f"free {free['cpus'] or 'none'} ({nodes}); of these {len(CpuSet.parse(free['cpus']))} CPUs the largest "
+            f"set that fits has {free['largest']}, within one NUMA node {free['largest_in_node']}, within one "
+            f"last-level cache {free['largest_in_cache']}")
 
 
 def _grant(grant: Grant) -> dict[str, Any]:
@@ -110,12 +130,9 @@ def _asked_text(asked: Mapping[str, str], near: str) -> str:
 
 def summary(report: Mapping[str, Any]) -> list[str]:
     """What stands above the table."""
-    free = report["free"]
-    nodes = ", ".join(f"node {node}: {cpus or 'none'}" for node, cpus in free["nodes"].items())
     lines = [f"allocate.mode {report['mode']}" + (f" ({report['why']})" if report["why"] else ""),
              f"pool {report['pool'] or 'none'}, reserved {report['reserved'] or 'none'}",
-             f"free {free['cpus'] or 'none'} ({nodes}); the largest set that fits has {free['largest']} CPUs, "
-             f"within one NUMA node {free['largest_in_node']}"]
+             free_text(report["free"])]
     if report["mode"] == "observe":
         lines.append("observed: this is what would be given; no container's cpuset was changed")
     return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vmpin.allocation.allocation_options import AllocationOptions
+from vmpin.allocation.allocation_options import AllocationOptions, GroupRule
 from vmpin.allocation.cpu_request import Alignment, CpuPolicy, CpuWish
 from vmpin.allocation.ledger import CpuAmount, Grant, GrantState, Ledger, RefusedRequest
 from vmpin.cpuset import CpuSet
@@ -42,7 +42,8 @@ def view(*grants: Grant, refused: tuple[RefusedRequest, ...] = (), mode: str = "
 def test_who_has_what_why_and_since_when() -> None:
     found = allocation_report(view(grant("main", "2,6")))
     assert found["free"] == {
-        "cpus": "1,3-5,7", "largest": 5, "largest_in_node": 3, "nodes": {"0": "1,4-5", "1": "3,7"},
+        "cpus": "1,3-5,7", "largest": 5, "largest_in_node": 3, "largest_in_cache": 2,
+        "nodes": {"0": "1,4-5", "1": "3,7"},
         "caches": [{"cpus": f"{cpu},{cpu + 4}", "free": free} for cpu, free in enumerate(("4", "1,5", "", "3,7"))]}
     [one] = found["grants"]
     assert (one["cpus"], one["policy"], one["request"], one["since"]) == ("2,6", "exclusive", 2.0,
@@ -53,7 +54,16 @@ def test_who_has_what_why_and_since_when() -> None:
                    "2027-01-15T08:00:00Z"]
     assert len(row) == len(grant_columns())
     assert summary(found)[0] == "allocate.mode on"
-    assert "largest set that fits has 5 CPUs, within one NUMA node 3" in summary(found)[2]
+    assert summary(found)[2] == ("free 1,3-5,7 (node 0: 1,4-5, node 1: 3,7); of these 5 CPUs the largest set that "
+                                 "fits has 5, within one NUMA node 3, within one last-level cache 2")
+
+
+def test_the_fixed_set_of_a_group_is_not_free() -> None:
+    given = view(grant("main", "2,6"))
+    fixed = GroupRule(CpuSet.parse("0,3,7"), frozenset())
+    found = allocation_report(given._replace(options=given.options._replace(groups={"rt": fixed})))
+    assert found["groups"] == {"rt": "3,7"}
+    assert (found["free"]["cpus"], found["free"]["largest_in_node"]) == ("1,4-5", 3)
 
 
 def test_those_on_the_pool_are_in_the_wide_table_alone() -> None:

@@ -6,13 +6,14 @@ Pure: from the status document and the topology. Called by cli/map. What stays o
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from vmpin.cpuset import CpuSet, union
+from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.terminal import pod_name, printable, short_id
 from vmpin.domain.topology import Topology
+from vmpin.reports.ledger_holders import LedgerMap
 
 #: Ids of containerd and CRI-O: 64 digits; the first 12 are shown.
 _ID = re.compile(r"\b[0-9a-f]{64}\b")
@@ -22,11 +23,12 @@ SHARED, FREE, OFFLINE = "shared", "free", "offline"
 
 @dataclass(frozen=True)
 class MapOwner:
-    """A container that owns CPUs. `number` counts from 0 in the order of its first CPU."""
+    """A container that owns CPUs, or that the allocator's ledger has with CPUs. `number` counts from 0 in the order of
+    its first CPU; of the ledger's, those whose CPUs stay in the shared pool follow."""
 
     number: int
     title: str
-    #: "vm", "runc", or "unseen": only the kubelet reported it.
+    #: "vm", "runc", "unseen": only the kubelet reported it; or what the ledger has.
     kind: str
     cpus: CpuSet
 
@@ -59,7 +61,8 @@ class MapGuest:
 
 @dataclass(frozen=True)
 class Cpu:
-    """One CPU. `kind` is SHARED, FREE, OFFLINE or, when `owner` is set, "exclusive"."""
+    """One CPU. `kind` is SHARED, FREE, OFFLINE or, when `owner` is set, "exclusive". By the ledger, a CPU with an
+    owner may be SHARED as well, and have further owners."""
 
     number: int
     kind: str
@@ -71,6 +74,18 @@ class Cpu:
     #: The number of threads of VMs that may run here and on other CPUs.
     floating: int
     collisions: tuple[str, ...]
+    others: tuple[MapOwner, ...] = ()
+    reserved: bool = False
+
+    @property
+    def letters(self) -> str:
+        """Of its owners; with a dot where the shared pool has the CPU as well. "" without an owner."""
+        owners = (*(() if self.owner is None else (self.owner,)), *self.others)
+        return ",".join(owner.letter for owner in owners) + "·" * (bool(owners) and self.kind == SHARED)
+
+    @property
+    def flags(self) -> str:
+        return "h" * self.housekeeping + "i" * self.isolated + "r" * self.reserved
 
 
 @dataclass(frozen=True)
@@ -81,6 +96,8 @@ class Picture:
     owners: tuple[MapOwner, ...]
     guests: tuple[MapGuest, ...]
     facts: Mapping[str, str]
+    #: Of the allocator: what is free, and in how many pieces. Without one: none.
+    notes: tuple[str, ...] = ()
 
     def cpus(self) -> Iterable[Cpu]:
         return (cpu for _, caches in self.nodes for cores in caches for core in cores for cpu in core)
@@ -104,10 +121,14 @@ def letter(number: int) -> str:
     return text
 
 
-def picture(document: Mapping[str, Any], topology: Topology) -> Picture:
-    """Arrange the sandboxes of a status document on the CPUs of a node, by their masks in the kernel."""
+def picture(document: Mapping[str, Any], topology: Topology, ledger: LedgerMap | None = None) -> Picture:
+    """Arrange the sandboxes of a status document on the CPUs of a node, by their masks in the kernel.
+
+    :param ledger: of the allocator, where one gives out the CPUs; containers that it has are shown as it has them."""
     node = document["node"]
-    owners = _owners(node["owners"], document["sandboxes"])
+    owners = _owners(node["owners"], document["sandboxes"]) if ledger is None else _with_ledger(
+        _owners([owner for owner in node["owners"] if owner["container"] not in ledger.containers],
+                document["sandboxes"]), ledger)
     guests, pinned, floating = _guests(document["sandboxes"])
     names = {container["id"]: printable(container["name"]) for sandbox in document["sandboxes"]
              for container in sandbox["containers"] if container["name"]}
@@ -117,16 +138,23 @@ def picture(document: Mapping[str, Any], topology: Topology) -> Picture:
     for collision in node["collisions"]:
         what = _ID.sub(lambda id: names.get(id[0], id[0][:12]), printable(collision["what"]))
         collisions.setdefault(collision["cpu"], []).append(what)
-    by_cpu = {cpu: owner for owner in owners for cpu in owner.cpus}
-    pool, housekeeping = CpuSet.parse(node["shared_pool"]), CpuSet.parse(node["housekeeping"])
+    by_cpu: dict[int, list[MapOwner]] = {}
+    for owner in owners:
+        for number in owner.cpus:
+            by_cpu.setdefault(number, []).append(owner)
+    pool = CpuSet.parse(node["shared_pool"]) if ledger is None else ledger.shared
+    housekeeping, reserved = CpuSet.parse(node["housekeeping"]), EMPTY if ledger is None else ledger.reserved
     online = CpuSet.parse(node["online"])
 
     def cpu(number: int) -> Cpu:
-        owner = by_cpu.get(number)
-        kind = (OFFLINE if number not in online else "exclusive" if owner is not None else
-                SHARED if number in pool else FREE)
+        here = by_cpu.get(number, [])
+        # Without a ledger an owner's CPU is never the pool's, and a collision has its own sign.
+        owner, others = (None, ()) if not here else (here[-1], ()) if ledger is None else (here[0], tuple(here[1:]))
+        shared = number in pool and (ledger is not None or not here)
+        kind = OFFLINE if number not in online else SHARED if shared else "exclusive" if here else FREE
         return Cpu(number, kind, owner, number in housekeeping, number in topology.isolated,
-                   tuple(pinned.get(number, ())), floating[number], tuple(collisions.get(number, ())))
+                   tuple(pinned.get(number, ())), floating[number], tuple(collisions.get(number, ())), others,
+                   number in reserved)
 
     # The document may be older than the topology, and have other CPUs.
     every = union((topology.all_cpus, online, *(owner.cpus for owner in owners)))
@@ -138,7 +166,17 @@ def picture(document: Mapping[str, Any], topology: Topology) -> Picture:
         nodes.append((name, tuple(tuple(tuple(map(cpu, core)) for core in cores) for cores in caches)))
     facts = {key.replace("_", " "): node[key] or "none"
              for key in ("online", "shared_pool", "exclusive", "housekeeping")}
-    return Picture(tuple(nodes), owners, guests, {**facts, "time": document["time"]})
+    if ledger is not None:
+        facts |= {"shared pool": str(ledger.shared) or "none", "reserved": str(ledger.reserved) or "none"}
+    return Picture(tuple(nodes), owners, guests, {**facts, "time": document["time"]},
+                   () if ledger is None else ledger.notes)
+
+
+def _with_ledger(owners: tuple[MapOwner, ...], ledger: LedgerMap) -> tuple[MapOwner, ...]:
+    """The ledger's holders, and the owners that it does not have after them."""
+    held = tuple(MapOwner(number, holder.title, holder.what, holder.cpus)
+                 for number, holder in enumerate(ledger.holders))
+    return (*held, *(replace(owner, number=owner.number + len(held)) for owner in owners))
 
 
 def _grouped(cpus: CpuSet, group_of: Any) -> list[CpuSet]:

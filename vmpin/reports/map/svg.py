@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from vmpin.reports.map import OFFLINE, Cpu, Picture
-from vmpin.reports.map.text import SIGNS, marks
+from vmpin.reports.map import OFFLINE, SHARED, Cpu, Picture
+from vmpin.reports.map.text import LEDGER_SIGNS, SIGNS, marks
 
 # Pixels. Siblings stand one above the other in their core; cores flow in rows within their cache.
 _CPU_W, _CPU_H, _GAP, _PAD = 84, 48, 4, 8
@@ -126,9 +126,9 @@ def _cache(cores: Sequence[Sequence[Cpu]]) -> tuple[str, int, int]:
 def _cpu(cpu: Cpu, x: int, y: int) -> str:
     kind = cpu.kind if cpu.owner is None or cpu.kind == OFFLINE else f"o{cpu.owner.number}"
     shown = marks(cpu)
-    tags = " ".join(tag for tag in ("!" * bool(cpu.collisions) + (cpu.owner.letter if cpu.owner is not None else ""),
-                                    "h" * cpu.housekeeping + "i" * cpu.isolated) if tag)
-    holder = cpu.owner.title if cpu.owner is not None else cpu.kind
+    tags = " ".join(tag for tag in ("!" * bool(cpu.collisions) + cpu.letters, cpu.flags) if tag)
+    holder = cpu.kind if cpu.owner is None else " and ".join(
+        [owner.title for owner in (cpu.owner, *cpu.others)] + ["the shared pool"] * (cpu.kind == SHARED))
     tip = "; ".join(text for text in (f"CPU {cpu.number}: {holder}", shown, f"{cpu.floating} threads float over it"
                                       if cpu.floating else "", *cpu.collisions) if text)
     left, right = x + 5, x + _CPU_W - 5
@@ -189,9 +189,12 @@ def _legend(picture: Picture) -> Iterable[tuple[str, _Rows]]:
     return (
         ("Collisions", [("alarm", "!", text) for text in picture.alarms()]),
         ("Signs", [("shared", "", "shared pool"), ("free", "", "free: without an owner, and not in the shared pool"),
-                   ("offline", "", "offline"), *(("alarm" * (sign == "!"), sign, text) for sign, text in SIGNS),
+                   ("offline", "", "offline"), *(("alarm" * (sign == "!"), sign, text) for sign, text in (
+                       *SIGNS, *(LEDGER_SIGNS if picture.notes else ()))),
                    ("", "", "in one frame: the siblings of a core; on one ground: the cores of a last-level cache")]),
-        ("Exclusive CPUs", [(f"o{owner.number}", owner.letter, owner.legend) for owner in picture.owners]),
+        ("CPUs given out" if picture.notes else "Exclusive CPUs",
+         [(f"o{owner.number}", owner.letter, owner.legend) for owner in picture.owners]),
+        ("Free CPUs", [("", "", note) for note in picture.notes]),
         ("Guests", [("free", guest.letter, guest.legend) for guest in picture.guests]))
 
 

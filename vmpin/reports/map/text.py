@@ -17,6 +17,8 @@ _SIGNS = {SHARED: ("·", ""), FREE: (" ", ""), OFFLINE: ("x", "dim")}
 #: The signs on a CPU, in every form of the map.
 SIGNS = (("h", "housekeeping"), ("i", "isolated"), ("a:v1", "vCPU 1 of guest a is pinned there"),
          ("a:+2", "so are two other threads of it"), ("~3", "three threads float over it"), ("!", "collision"))
+#: Besides, where an allocator gives out the CPUs.
+LEDGER_SIGNS = (("A·", "A has it, and so has the shared pool"), ("A,B", "both have it"), ("r", "reserved"))
 LEGEND = "; ".join(f"{sign}: {what}" for sign, what in (
     ("capital letter", "exclusive to a container"), ("·", "shared pool"), ("x", "offline"), *SIGNS))
 
@@ -24,6 +26,7 @@ LEGEND = "; ".join(f"{sign}: {what}" for sign, what in (
 def lines(picture: Picture, width: int) -> Iterator[Line]:
     """The whole map, wrapped to `width` columns."""
     yield [("; ".join(f"{name} {value}" for name, value in picture.facts.items() if name != "time"), "")]
+    yield from ([(note, "")] for note in picture.notes)
     cells = {cpu.number: _cell(cpu) for cpu in picture.cpus()}
     wide = max((len(text) for text, _ in cells.values()), default=0)
     for name, caches in picture.nodes:
@@ -38,7 +41,7 @@ def lines(picture: Picture, width: int) -> Iterator[Line]:
                 line += cells_of_core
             yield line
     yield []
-    yield [(LEGEND, "dim")]
+    yield [("; ".join([LEGEND, *(f"{sign}: {what}" for sign, what in LEDGER_SIGNS if picture.notes)]), "dim")]
     for owner in picture.owners:
         yield [(f"{owner.letter:>3} ", style(owner.number)), (owner.legend, "")]
     for guest in picture.guests:
@@ -63,8 +66,8 @@ def marks(cpu: Cpu) -> str:
 
 def _cell(cpu: Cpu) -> tuple[str, str]:
     sign, kind = _SIGNS.get(cpu.kind, ("", "")) if cpu.owner is None or cpu.kind == OFFLINE else (
-        cpu.owner.letter, style(cpu.owner.number))
-    flags = "!" * bool(cpu.collisions) + "h" * cpu.housekeeping + "i" * cpu.isolated
+        cpu.letters, style(cpu.owner.number))
+    flags = "!" * bool(cpu.collisions) + cpu.flags
     floats = f"~{cpu.floating}" if cpu.floating else ""
     text = " ".join(part for part in (f"{cpu.number:>3} {sign}{flags}", marks(cpu), floats) if part)
     return text, COLLISION if cpu.collisions else kind

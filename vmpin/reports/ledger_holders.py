@@ -1,0 +1,87 @@
+"""Which containers hold which CPUs by the allocator's ledger, for the map.
+
+Pure: from the report that `vmpin allocations` shows. What stays out: where the CPUs are drawn (map).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.terminal import printable
+from vmpin.status.allocation_report import free_text
+
+#: Names of a group's containers that a legend has.
+_NAMES = 6
+
+
+class CpuHolder(NamedTuple):
+    """A container with CPUs of its own, a VM with its spare set, or a group. `what` is the kind, for the legend."""
+
+    title: str
+    what: str
+    cpus: CpuSet
+
+
+class LedgerMap(NamedTuple):
+    """`holders`: those that keep others out come before those whose CPUs stay in the pool, as a CPU may have both.
+    `containers`: all that the ledger has, by id."""
+
+    holders: tuple[CpuHolder, ...]
+    containers: frozenset[str]
+    shared: CpuSet
+    reserved: CpuSet
+    notes: tuple[str, ...]
+
+
+def ledger_map(report: Mapping[str, Any]) -> LedgerMap | None:
+    """What the ledger adds to a map; None where nothing is given out, and where it is only observed: no container has
+    those CPUs then."""
+    if report["mode"] != "on":
+        return None
+    grants, reserved = report["grants"], CpuSet.parse(report["reserved"])
+    infra = sum(grant["policy"] == "infra" and grant["state"] != "lapsed" for grant in grants)
+    notes = [free_text(report["free"])]
+    if reserved:
+        notes.append(f"reserved {reserved}: {infra} container{'s' * (infra != 1)} of policy infra on "
+                     f"{'it' if len(reserved) == 1 else 'them'}")
+    pool = CpuSet.parse(report["pool"])
+    holders = [holder for grant in grants if not grant["group"] for holder in _holders(grant, grants, pool)]
+    holders += _groups(report)
+    return LedgerMap(tuple(sorted((holder for holder in holders if holder.cpus),
+                                  key=lambda holder: (holder.cpus <= pool, list(holder.cpus), holder.title))),
+                     frozenset(grant["id"] for grant in grants), CpuSet.parse(report["shared"]), reserved,
+                     tuple(notes))
+
+
+def _holders(grant: Mapping[str, Any], grants: list[Mapping[str, Any]], pool: CpuSet) -> list[CpuHolder]:
+    kind = "VM" if grant["vm"] else "runc"
+    cpus, spare, title = CpuSet.parse(grant["cpus"]), CpuSet.parse(grant["spare"]), _title(grant)
+    if grant["state"] == "lapsed":  # a running container of the pod may have some of its CPUs by now
+        live = union(CpuSet.parse(other["cpus"]) for other in grants
+                     if other["sandbox"] == grant["sandbox"] and other["state"] != "lapsed")
+        return [CpuHolder(title, f"lapsed: its pod keeps them until it ends, {kind}", cpus - live)]
+    what = "fixed, also in the shared pool" if grant["policy"] == "fixed" else grant["policy"]
+    shared = "also in the shared pool" if spare <= pool else "the VM's own"
+    return [CpuHolder(title, f"{what}, {kind}", cpus), CpuHolder(title, f"spare CPUs of the VM, {shared}", spare)]
+
+
+def _groups(report: Mapping[str, Any]) -> list[CpuHolder]:
+    """Each group once: its containers share its CPUs. One with a fixed set has it without any container."""
+    found: dict[str, tuple[CpuSet, list[str]]] = {
+        name: (CpuSet.parse(cpus), []) for name, cpus in report.get("groups", {}).items()}
+    for grant in report["grants"]:
+        if grant["group"]:
+            cpus, names = found.setdefault(grant["group"], (EMPTY, []))
+            found[grant["group"]] = (cpus | CpuSet.parse(grant["cpus"]), [*names, _title(grant)])
+    return [CpuHolder(f"group {printable(name)}", _members(names), cpus) for name, (cpus, names) in found.items()]
+
+
+def _members(names: list[str]) -> str:
+    more = [f"{len(names) - _NAMES} more"] * (len(names) > _NAMES)
+    return "of " + (", ".join([*names[:_NAMES], *more]) or "no container yet")
+
+
+def _title(grant: Mapping[str, Any]) -> str:
+    return printable(f"{grant['namespace']}/{grant['pod']} {grant['container']}")
