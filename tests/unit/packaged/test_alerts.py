@@ -225,6 +225,14 @@ def test_the_dashboard_can_be_drawn() -> None:
     assert set(re.findall(r"\$\{?(\w+)", json.dumps(found))) <= variables | {"__rate_interval", "__all"}
 
 
+def test_every_metric_of_the_allocator_is_on_the_dashboard_or_in_an_alert() -> None:
+    page = (ROOT / "docs/metrics.md").read_text()
+    part = page[page.index("With `allocate.mode`"):page.index("Since the watcher started, from samples")]
+    names = set(re.findall(r"^\| `(vmpin_\w+)` \|", part, re.MULTILINE))
+    assert len(names) >= 8
+    assert names <= {selector.metric for text in EXPRESSIONS for selector in parse(text).selectors}
+
+
 def test_legends_name_labels_that_are_left(exported: Exported) -> None:
     for text, legend in targets():
         expression = parse(text)
