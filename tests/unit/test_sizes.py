@@ -59,7 +59,8 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
 #: 60: peers' annotations as the peers read them, and preferred isolated CPUs.
 #: 146: CPUs near a container's own devices, found when it is created and kept with its grant.
 #: 95: pods in scenarios; the map by the ledger, and in how many pieces the free CPUs are.
-ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95
+#: 16: the doctor counts isolated CPUs, and the one that the pool keeps.
+ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95 + 16
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),
          ROOT / "hooks" / "vmpin-hook"]

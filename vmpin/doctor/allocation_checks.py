@@ -49,22 +49,35 @@ def _counts(facts: NodeFacts, reserved: str, evidence: list[str]) -> CheckResult
     if facts.cpus.online <= kept:
         return bad(f"every online CPU is reserved ({kept}): no container can get CPUs of its own",
                    "reserve fewer CPUs (allocate.reserved)", *evidence)
-    there = len(facts.cpus.online - kept)
+    there, why = _to_give(facts, kept)
+    left = f"{there} are " + ("for any request" if why else "not reserved")
     allocatable = len(facts.cpus.online) - _reserved_by_kubelet(facts.kubelet)
     if facts.kubelet.pid is None and not facts.kubelet.files:
         return unknown("no kubelet was found: how many CPUs the scheduler gives out is unknown", *evidence)
-    evidence.append(f"the kubelet lets the scheduler give out {allocatable:g} CPUs of this node; {there} are not "
-                    "reserved")
+    evidence += [f"the kubelet lets the scheduler give out {allocatable:g} CPUs of this node; {left}",
+                 *why]
     if math.floor(allocatable) > there:
-        return warn(f"the scheduler gives out {math.floor(allocatable)} CPUs, and only {there} are not reserved: "
+        return warn(f"the scheduler gives out {math.floor(allocatable)} CPUs, and only {left}: "
                     "containers with CPUs of their own may be refused, or leave the others too few",
                     f"reserve {math.floor(allocatable) - there} CPUs more in the kubelet's configuration "
                     "(systemReserved.cpu or reservedSystemCPUs), or fewer in allocate.reserved", *evidence)
     if not facts.cri_sockets:
         return warn("no CRI socket was found: CPUs that come back reach the shared containers only with the next "
                     "answer to the runtime", "name the container runtime's socket: paths.cri", *evidence)
-    return ok(f"CPUs can be given out: {there} are not reserved, and the scheduler gives out "
+    return ok(f"CPUs can be given out: {left}, and the scheduler gives out "
               f"{math.floor(allocatable)}", *evidence)
+
+
+def _to_give(facts: NodeFacts, kept: CpuSet) -> tuple[int, list[str]]:
+    """How many CPUs any request may get, and what else is kept from it: isolated ones, and one for the pool where no
+    reserved one stays in it."""
+    isolated = facts.cpus.isolated & facts.cpus.online - kept
+    why = [f"isolated CPUs {isolated} are not counted: cpu-kind.vmpin.io=isolated alone gets them"] if isolated else []
+    there = len(facts.cpus.online - kept - isolated)
+    if facts.settings.get("allocate.strict_reserved") == "True" or kept.isdisjoint(facts.cpus.online):
+        there -= 1
+        why.append("one CPU is not counted: the pool keeps it, as no reserved one is in it")
+    return there, why
 
 
 def _kubelet_evidence(facts: NodeFacts) -> list[str]:

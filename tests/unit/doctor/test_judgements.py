@@ -104,6 +104,12 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
      "gives out 8 CPUs, and only 7"),
     ("allocation", facts(checkpoint=None, kubelet=counted("1", reservedSystemCPUs="0"), settings=GIVING), "ok",
      "gives out 7"),
+    ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings=GIVING, cpus=CpuFacts(
+        CpuSet(range(8)), isolated=CpuSet((6, 7)))), "warn", "gives out 7 CPUs, and only 5 are for any request"),
+    ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings={
+        **GIVING, "allocate.strict_reserved": "True"}), "warn", "only 6"),
+    ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings={
+        **GIVING, "allocate.reserved": ""}), "ok", "7 are for any request"),
     ("allocation", facts(checkpoint=None, kubelet=KubeletConfig(), settings=GIVING), "unknown", "no kubelet"),
     ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings=GIVING, cri_sockets=()), "warn",
      "CRI socket"),
