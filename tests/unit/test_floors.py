@@ -134,10 +134,10 @@ def test_no_import_at_the_top_goes_in_a_circle() -> None:
     assert not graph
 
 
-def test_the_search_for_cpus_needs_nothing_of_its_package_but_the_request() -> None:
+def test_the_search_for_cpus_needs_of_its_package_the_request_and_the_refusal_alone() -> None:
     names = {name for module, path in MODULES.items() if within(module, ["allocation.search"]) for name in own(path)}
     assert {name for name in names if top(name) == "allocation" and not within(name, ["allocation.search"])} == {
-        "allocation.cpu_request"}
+        "allocation.cpu_request", "allocation.refusal"}
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if within(module, PURE_PARTS)])

@@ -60,7 +60,8 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
 #: 146: CPUs near a container's own devices, found when it is created and kept with its grant.
 #: 95: pods in scenarios; the map by the ledger, and in how many pieces the free CPUs are.
 #: 16: the doctor counts isolated CPUs, and the one that the pool keeps.
-ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95 + 16
+#: 41: refusals with their kinds, which were guessed from their words.
+ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95 + 16 + 41
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),
          ROOT / "hooks" / "vmpin-hook"]

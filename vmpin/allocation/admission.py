@@ -13,6 +13,7 @@ from vmpin.allocation.eligibility import amount_after, amount_of, brings_cpus, n
 from vmpin.allocation.ledger import Grant, GrantState, Ledger, RefusedRequest
 from vmpin.allocation.placing import balanced, numa_node, placed, resized
 from vmpin.allocation.pool_cpus import with_written
+from vmpin.allocation.refusal import Refusal, RefusalKind
 from vmpin.allocation.runtime_call import Answer, RequestedContainer
 from vmpin.allocation.spare_set import rebalanced
 from vmpin.allocation.texts.annotations import AskedCpus, asked
@@ -26,7 +27,7 @@ _SHOWN = 8
 
 
 def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
-             options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | str:
+             options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | Refusal:
     """The ledger with the grant of a new container, and lines for the log. :returns: why it is refused."""
     amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
     grant = Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
@@ -39,21 +40,21 @@ def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
     try:
         found = asked(container.pod_annotations, container.name, options.honour)
     except AnnotationError as err:
-        return str(err)
+        return Refusal(RefusalKind.REQUEST, str(err))
     made = _asked_for(machine, ledger, grant, found, container, options)
-    if found.second is None or (not isinstance(made, str) and made[0].grants[grant.container].policy is not
+    if found.second is None or (not isinstance(made, Refusal) and made[0].grants[grant.container].policy is not
                                 CpuPolicy.NONE):
         return made
-    why = f": {made}" if isinstance(made, str) else ""
+    why = f": {made}" if isinstance(made, Refusal) else ""
     found = found._replace(wish=found.second, notes=(*found.notes, f"what it prefers cannot be had{why}"))
     return _asked_for(machine, ledger, grant, found, container, options)
 
 
 def _asked_for(machine: Topology, ledger: Ledger, grant: Grant, found: AskedCpus, container: RequestedContainer,
-               options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | str:
+               options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | Refusal:
     """The ledger with the grant that the annotations ask for, or the default."""
     ruled = ruling(found, grant.namespace, container.guaranteed, grant.amount, options)
-    if isinstance(ruled, str):
+    if isinstance(ruled, Refusal):
         return ruled
     notes = tuple(f"{about(grant)}: {note}" for note in found.notes)
     notes += (f"{about(grant)} is on the pool: {ruled.note}",) if ruled.note else ()
@@ -64,18 +65,18 @@ def _asked_for(machine: Topology, ledger: Ledger, grant: Grant, found: AskedCpus
 
 
 def _granted(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions,
-             notes: tuple[str, ...]) -> tuple[Ledger, tuple[str, ...]] | str:
+             notes: tuple[str, ...]) -> tuple[Ledger, tuple[str, ...]] | Refusal:
     """The ledger with the grant and the CPUs that its policy brings."""
     if grant.policy is CpuPolicy.NUMA and not grant.left_alone:
         grant = grant._replace(node=numa_node(machine, ledger, grant, options))
     elif brings_cpus(grant.policy, grant.group, options) and not grant.left_alone:
         cpus = placed(machine, ledger, grant, options)
-        if isinstance(cpus, str):
+        if isinstance(cpus, Refusal):
             return cpus
         grant = grant._replace(cpus=cpus)
         notes = (*notes, f"{about(grant)} gets the CPUs {cpus} ({grant.policy})")
     after = balanced(machine, ledger, options, grant)
-    return after if isinstance(after, str) else (after, notes)
+    return after if isinstance(after, Refusal) else (after, notes)
 
 
 def _near_notes(machine: Topology, grant: Grant, devices: Mapping[str, str]) -> tuple[str, ...]:
@@ -93,7 +94,7 @@ def _near_notes(machine: Topology, grant: Grant, devices: Mapping[str, str]) -> 
 
 
 def with_amount(machine: Topology, ledger: Ledger, container: RequestedContainer,
-                options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | str:
+                options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | Refusal:
     """The ledger once a container of it requests what the call has. :returns: why that is refused."""
     grant = ledger.grants[container.id]
     amount = amount_after(grant.amount, container.shares, container.quota, container.period, container.guaranteed)
@@ -102,16 +103,16 @@ def with_amount(machine: Topology, ledger: Ledger, container: RequestedContainer
     changed = grant._replace(amount=amount)
     if brings_cpus(grant.policy, grant.group, options) and not grant.left_alone:
         if not amount.size:
-            return (f"cpu-policy.vmpin.io={grant.policy} needs request = limit in whole CPUs: the request is "
-                    f"{amount.request / 1000:g} CPUs, the limit {amount.limit / 1000:g}")
+            return Refusal(RefusalKind.REQUEST, f"cpu-policy.vmpin.io={grant.policy} needs request = limit in whole "
+                           f"CPUs: the request is {amount.request / 1000:g} CPUs, the limit {amount.limit / 1000:g}")
         cpus = resized(machine, ledger, grant, amount.size, options)
-        if isinstance(cpus, str):
+        if isinstance(cpus, Refusal):
             return cpus
         changed = changed._replace(cpus=cpus)
     notes = ((f"{about(grant)} gets the CPUs {changed.cpus} instead of {grant.cpus}: resized",)
              if changed.cpus != grant.cpus else ())
     after = balanced(machine, ledger, options, changed)
-    return after if isinstance(after, str) else (after, notes)
+    return after if isinstance(after, Refusal) else (after, notes)
 
 
 def overtaken(ledger: Ledger, grant: Grant) -> bool:
@@ -123,7 +124,7 @@ def overtaken(ledger: Ledger, grant: Grant) -> bool:
 def missed(machine: Topology, ledger: Ledger, container: RequestedContainer, options: AllocationOptions) -> Answer:
     """A container that was created without vmpin: its grant, or its refusal, which stops nothing any more."""
     found = admitted(machine, ledger, container, options)
-    if isinstance(found, str):
+    if isinstance(found, Refusal):
         return refused(ledger, container, found)._replace(refusal="")
     after, notes = found
     state = GrantState.RESERVED if container.state is ContainerState.CREATED else GrantState.RUNNING
@@ -157,12 +158,12 @@ def _pruned(ledger: Ledger, stopped: Grant) -> Ledger:
     return ledger
 
 
-def refused(ledger: Ledger, container: RequestedContainer, why: str) -> Answer:
+def refused(ledger: Ledger, container: RequestedContainer, why: Refusal) -> Answer:
     """The answer to what cannot be: the grants as before."""
     name = shown(container.name or container.id)
-    entry = RefusedRequest(name, container.namespace, container.pod, why, container.time_ns)
-    return Answer(ledger.with_refusal(entry), refusal=f"vmpin: {why}",
-                  notes=(f"{container.namespace}/{container.pod}/{name} is refused: {why}",))
+    entry = RefusedRequest(name, container.namespace, container.pod, why.reason, container.time_ns, why.kind)
+    return Answer(ledger.with_refusal(entry), refusal=f"vmpin: {why.reason}",
+                  notes=(f"{container.namespace}/{container.pod}/{name} is refused: {why.reason}",))
 
 
 def observed(answer: Answer, before: Ledger, options: AllocationOptions) -> Answer:

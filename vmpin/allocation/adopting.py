@@ -14,6 +14,7 @@ from vmpin.allocation.cpu_request import CpuKind, CpuPolicy
 from vmpin.allocation.eligibility import OWN, amount_of, brings_cpus, configured_groups, ruling
 from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.allocation.placing import numa_node
+from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.runtime_call import RequestedContainer
 from vmpin.allocation.texts.annotations import AskedCpus
 from vmpin.allocation.texts.grant_annotation import GRANT_KEY, AnnotatedGrant, read_annotation
@@ -74,8 +75,8 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
     amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
     asked = AskedCpus(annotated.wish._replace(policy=annotated.policy), "vmpin")
     ruled = ruling(asked, container.namespace, container.guaranteed, amount, options)
-    if isinstance(ruled, str):
-        return ruled
+    if isinstance(ruled, Refusal):
+        return ruled.reason
     nodes = CpuSet(machine.nodes)
     grant = Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
                   container.pod_uid, annotated.wish, ruled.policy, ruled.group, _state(container), amount,

@@ -13,6 +13,7 @@ from vmpin.allocation.allocation_options import AllocationMode, AllocationOption
 from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.allocation.placing import mems_of
 from vmpin.allocation.pool_cpus import all_updates, applied, shrinking, target, with_written
+from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.runtime_call import Adjustment, Answer, RequestedContainer, SideUpdate
 from vmpin.allocation.spare_set import rebalanced
 from vmpin.allocation.texts.grant_annotation import GRANT_KEY, annotation_of
@@ -28,7 +29,7 @@ def on_create(machine: Topology, ledger: Ledger, container: RequestedContainer, 
     if known is not None:
         return observed(Answer(ledger, _adjustment(machine, ledger, known, container, options)), ledger, options)
     granted = admitted(machine, rebalanced(machine, ledger, options), container, options)
-    if isinstance(granted, str):
+    if isinstance(granted, Refusal):
         return observed(refused(ledger, container, granted), ledger, options)
     after, notes = granted
     grant = after.grants[container.id]
@@ -68,7 +69,7 @@ def on_update(machine: Topology, ledger: Ledger, container: RequestedContainer, 
     if grant is None or not grant.live:
         return Answer(ledger)
     found = with_amount(machine, ledger, container, options)
-    if isinstance(found, str):
+    if isinstance(found, Refusal):
         return observed(refused(ledger, container, found), ledger, options)
     after, notes = found
     if container.cpuset and not grant.left_alone:

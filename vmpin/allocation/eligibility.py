@@ -11,6 +11,7 @@ from typing import NamedTuple
 from vmpin.allocation.allocation_options import AllocationOptions, DefaultPolicy
 from vmpin.allocation.cpu_request import CpuKind, CpuPolicy, CpuQuery, CpuWish
 from vmpin.allocation.ledger import CpuAmount, Grant
+from vmpin.allocation.refusal import Refusal, RefusalKind
 from vmpin.allocation.texts.annotations import AskedCpus
 from vmpin.allocation.texts.wish_values import nodes_near
 from vmpin.cpuset import CpuSet
@@ -61,7 +62,7 @@ def amount_after(before: CpuAmount, shares: int | None, quota: int | None, perio
 
 
 def ruling(asked: AskedCpus, namespace: str, guaranteed: bool, amount: CpuAmount,
-           options: AllocationOptions) -> PolicyRuling | str:
+           options: AllocationOptions) -> PolicyRuling | Refusal:
     """The policy of a container. :returns: why it is refused, where vmpin's own key asks for what it cannot have. What
     a peer's key asks for in vain leaves it on the pool, as that peer would; so does a default."""
     wish = asked.wish
@@ -75,7 +76,9 @@ def ruling(asked: AskedCpus, namespace: str, guaranteed: bool, amount: CpuAmount
         return PolicyRuling(CpuPolicy.EXCLUSIVE if wanted and amount.size else CpuPolicy.NONE)
     why = _against(wish, namespace, amount, options)
     if why:
-        return why if asked.by == "vmpin" else PolicyRuling(CpuPolicy.NONE, note=f"{asked.by}: {why}")
+        if asked.by == "vmpin":
+            return Refusal(RefusalKind.REQUEST, why)
+        return PolicyRuling(CpuPolicy.NONE, note=f"{asked.by}: {why}")
     return PolicyRuling(wish.policy, group_of(wish, namespace, options))
 
 
@@ -117,18 +120,19 @@ def _against(wish: CpuWish, namespace: str, amount: CpuAmount, options: Allocati
     return ""
 
 
-def allowed_cpus(machine: Topology, wish: CpuWish, options: AllocationOptions) -> CpuSet | str:
+def allowed_cpus(machine: Topology, wish: CpuWish, options: AllocationOptions) -> CpuSet | Refusal:
     """The CPUs that such a container may have at all, whoever holds them. :returns: why there are none."""
     fixed = configured_groups(options)
     if wish.kind is CpuKind.ISOLATED:
         cpus = machine.online & machine.isolated - options.reserved - fixed
-        return cpus or "cpu-kind.vmpin.io=isolated: this machine has no isolated CPUs that are online and not reserved"
+        return cpus or Refusal(RefusalKind.REQUEST, "cpu-kind.vmpin.io=isolated: this machine has no isolated CPUs "
+                               "that are online and not reserved")
     cpus = machine.online - machine.isolated - options.reserved - fixed
     if wish.kind is CpuKind.ANY or (not machine.kinds and wish.kind is CpuKind.PERFORMANCE):
         return cpus
     of_kind = machine.kinds.get(wish.kind)
     if not of_kind:
-        return f"cpu-kind.vmpin.io={wish.kind}: this machine has no such CPUs"
+        return Refusal(RefusalKind.REQUEST, f"cpu-kind.vmpin.io={wish.kind}: this machine has no such CPUs")
     return cpus & of_kind
 
 

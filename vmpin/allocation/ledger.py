@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.allocation.cpu_request import CpuPolicy, CpuWish
+from vmpin.allocation.refusal import RefusalKind
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, SandboxId
 
@@ -84,6 +85,7 @@ class RefusedRequest(NamedTuple):
     pod: str
     reason: str
     time_ns: int
+    kind: RefusalKind = RefusalKind.REQUEST
 
 
 class Ledger(NamedTuple):

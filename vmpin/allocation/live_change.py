@@ -16,6 +16,7 @@ from vmpin.allocation.eligibility import OWN, allowed_cpus, brings_cpus, near_no
 from vmpin.allocation.ledger import Grant, Ledger
 from vmpin.allocation.placing import balanced, numa_node, room_for
 from vmpin.allocation.pool_cpus import all_updates
+from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.runtime_call import Answer, SideUpdate
 from vmpin.allocation.search.best_set import best_cpus, best_part
 from vmpin.allocation.texts.annotations import AskedCpus, changed
@@ -41,18 +42,18 @@ def set_policy(machine: Topology, ledger: Ledger, container: ContainerId, change
         return Answer(ledger, refusal=f"vmpin: {err}")
     asked = AskedCpus(wish._replace(policy=wish.policy or grant.policy), "vmpin")
     ruled = ruling(asked, grant.namespace, True, grant.amount, options)
-    if isinstance(ruled, str):
-        return Answer(ledger, refusal=f"vmpin: {ruled}")
+    if isinstance(ruled, Refusal):
+        return Answer(ledger, refusal=f"vmpin: {ruled.reason}")
     near = grant.near if wish.near == grant.wish.near else near_nodes(machine, wish, grant.devices)
     other = grant._replace(wish=wish, policy=ruled.policy, group=ruled.group, node=None, near=near)
-    cpus: CpuSet | str = EMPTY
+    cpus: CpuSet | Refusal = EMPTY
     if other.policy is CpuPolicy.NUMA:
         other = other._replace(node=numa_node(machine, ledger, other, options))
     elif brings_cpus(other.policy, other.group, options):
         cpus = grant.cpus if _fits(machine, grant, other, options) else _moved(machine, ledger, other, options)
-    after = balanced(machine, ledger, options, other._replace(cpus=cpus)) if not isinstance(cpus, str) else cpus
-    if isinstance(after, str):
-        return Answer(ledger, refusal=f"vmpin: {after}")
+    after = balanced(machine, ledger, options, other._replace(cpus=cpus)) if not isinstance(cpus, Refusal) else cpus
+    if isinstance(after, Refusal):
+        return Answer(ledger, refusal=f"vmpin: {after.reason}")
     note = (f"{about(grant)}: {grant.policy}{f' {grant.cpus}' if grant.cpus else ''} becomes "
             f"{other.policy}{f' {cpus}' if cpus else ''}")
     return observed(Answer(after, None, all_updates(machine, after, options), "", (note,)), ledger, options)
@@ -72,23 +73,23 @@ def _fits(machine: Topology, grant: Grant, other: Grant, options: AllocationOpti
     same = grant.wish._replace(policy=other.wish.policy, spare=other.wish.spare) == other.wish
     allowed = allowed_cpus(machine, other.wish, options)
     return (same and grant.group == other.group and len(grant.cpus) == other.amount.size
-            and not isinstance(allowed, str) and grant.cpus <= allowed)
+            and not isinstance(allowed, Refusal) and grant.cpus <= allowed)
 
 
-def _moved(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> CpuSet | str:
+def _moved(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> CpuSet | Refusal:
     """The CPUs of a grant whose wish has changed, its present ones among the choice: as good as the best set there is,
     and of all such sets that are tried, the one that keeps the most of them."""
     room = room_for(machine, ledger, grant, options)
-    if isinstance(room, str):
+    if isinstance(room, Refusal):
         return room
     group = room.group & machine.online
     query = query_of(grant, grant.amount.size + len(group), options, group)
     # The pod's own lapsed CPUs count as free: it holds them anyway.
     free = room.free | room.lapsed
     allowed = room_for(machine, ledger.without([grant.container]), grant, options)
-    own = grant.cpus & allowed.free & machine.online if not isinstance(allowed, str) else EMPTY
+    own = grant.cpus & allowed.free & machine.online if not isinstance(allowed, Refusal) else EMPTY
     best = best_cpus(machine, free | own, query)
-    if isinstance(best, str):
+    if isinstance(best, Refusal):
         return best
     kept = max(_keeping(machine, free | own, own, query, best), key=lambda cpus: (len(cpus & own), [-n for n in cpus]))
     return kept - group
@@ -104,7 +105,7 @@ def _keeping(machine: Topology, free: CpuSet, own: CpuSet, query: CpuQuery, best
             other = best_part(machine, free, part, query)
         else:
             other = best_cpus(machine, free, query._replace(keep=query.keep | part))
-        if not isinstance(other, str) and _main(other.cost) == _main(best.cost):
+        if not isinstance(other, Refusal) and _main(other.cost) == _main(best.cost):
             found.append(other.cpus)
     return found
 

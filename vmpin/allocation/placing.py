@@ -14,6 +14,7 @@ from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.eligibility import allowed_cpus, query_of
 from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.allocation.pool_cpus import pool, settled
+from vmpin.allocation.refusal import Refusal, RefusalKind
 from vmpin.allocation.search.best_set import best_cpus, best_part
 from vmpin.allocation.spare_set import with_spare_sets
 from vmpin.cpuset import EMPTY, CpuSet, union
@@ -29,9 +30,9 @@ class Room(NamedTuple):
     group: CpuSet
 
 
-def room_for(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> Room | str:
+def room_for(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> Room | Refusal:
     allowed = allowed_cpus(machine, grant.wish, options)
-    if isinstance(allowed, str):
+    if isinstance(allowed, Refusal):
         return allowed
     others = [other for other in ledger.grants.values() if other.container != grant.container]
     siblings = [other for other in others if other.sandbox == grant.sandbox and other.group == grant.group]
@@ -42,10 +43,10 @@ def room_for(machine: Topology, ledger: Ledger, grant: Grant, options: Allocatio
     return Room(allowed - union(other.held for other in others) - own, lapsed & allowed, group - lapsed)
 
 
-def placed(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> CpuSet | str:
+def placed(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> CpuSet | Refusal:
     """CPUs for a container that has none. :returns: why there are none, with numbers."""
     room = room_for(machine, ledger, grant, options)
-    if isinstance(room, str):
+    if isinstance(room, Refusal):
         return room
     free, lapsed, group = room
     size = grant.amount.size
@@ -57,20 +58,21 @@ def placed(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationO
     #: The CPUs it had before its restart, a part of the lapsed ones, all of them and more, or others.
     tries = [*((cpus, EMPTY) for cpus in same[-1:]), (lapsed, EMPTY) if len(lapsed) >= size else (free, lapsed),
              (free | lapsed, EMPTY)]
-    why = ""
+    refused: list[Refusal] = []
     for choice, keep in tries:
         kept = query._replace(keep=query.keep | keep)
         found = best_part(machine, free, choice, kept) if choice <= lapsed else best_cpus(machine, choice, kept)
-        if not isinstance(found, str):
+        if not isinstance(found, Refusal):
             return found.cpus - group
-        why = found
-    return why
+        refused.append(found)
+    return refused[-1]
 
 
-def resized(machine: Topology, ledger: Ledger, grant: Grant, size: int, options: AllocationOptions) -> CpuSet | str:
+def resized(machine: Topology, ledger: Ledger, grant: Grant, size: int,
+            options: AllocationOptions) -> CpuSet | Refusal:
     """The CPUs of a grant once it has `size` of them. Its offline ones stay its own."""
     room = room_for(machine, ledger, grant, options)
-    if isinstance(room, str):
+    if isinstance(room, Refusal):
         return room
     free, lapsed, group = room
     offline, online = grant.cpus - machine.online, grant.cpus & machine.online
@@ -80,14 +82,15 @@ def resized(machine: Topology, ledger: Ledger, grant: Grant, size: int, options:
     query = query_of(grant, size - len(offline) + len(group), options, group)
     if size < len(grant.cpus):
         if size <= len(offline):
-            return f"{size} CPUs are asked for, and {len(offline)} of the container's {len(grant.cpus)} are offline"
+            return Refusal(RefusalKind.CPUS, f"{size} CPUs are asked for, and {len(offline)} of the container's "
+                           f"{len(grant.cpus)} are offline")
         found = best_part(machine, free, online, query)
     else:
         keep = query.keep | online
-        found = best_cpus(machine, lapsed, query._replace(keep=keep)) if lapsed else ""
-        if isinstance(found, str):
+        found = best_cpus(machine, lapsed, query._replace(keep=keep))
+        if isinstance(found, Refusal):
             found = best_cpus(machine, free | lapsed, query._replace(keep=keep))
-    return found if isinstance(found, str) else (found.cpus - group) | offline
+    return found if isinstance(found, Refusal) else (found.cpus - group) | offline
 
 
 def numa_node(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> int | None:
@@ -105,16 +108,17 @@ def numa_node(machine: Topology, ledger: Ledger, grant: Grant, options: Allocati
     return min(nodes, key=load, default=None)
 
 
-def balanced(machine: Topology, ledger: Ledger, options: AllocationOptions, grant: Grant) -> Ledger | str:
+def balanced(machine: Topology, ledger: Ledger, options: AllocationOptions, grant: Grant) -> Ledger | Refusal:
     """The ledger with a new or changed grant, spare sets and the shared CPUs as they are then.
     :returns: why it cannot be, with numbers."""
     before = ledger
     after = with_spare_sets(machine, ledger.with_grants(grant), options, grant.sandbox)
-    if isinstance(after, str):
+    if isinstance(after, Refusal):
         return after
     if not pool(machine, after, options) and grant.out_of_pool:
         whole = pool(machine, before, options)
-        return f"needs {grant.amount.size} CPUs: the pool has {len(whole)} ({whole}), and must keep one"
+        return Refusal(RefusalKind.CPUS, f"needs {grant.amount.size} CPUs: the pool has {len(whole)} ({whole}), and "
+                       "must keep one")
     return settled(machine, after, options)
 
 

@@ -13,6 +13,7 @@ from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import CpuPolicy, CpuQuery
 from vmpin.allocation.eligibility import configured_groups
 from vmpin.allocation.ledger import Grant, Ledger, age
+from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.runtime_call import SideUpdate
 from vmpin.allocation.search.best_set import best_cpus
 from vmpin.cpuset import EMPTY, CpuSet, union
@@ -40,7 +41,7 @@ def settled(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Le
     if most <= 0:
         return ledger._replace(shared=whole)
     headroom = best_cpus(machine, open_, CpuQuery(most, options.align, False, options.smt))
-    return ledger._replace(shared=whole if isinstance(headroom, str) else whole - headroom.cpus)
+    return ledger._replace(shared=whole if isinstance(headroom, Refusal) else whole - headroom.cpus)
 
 
 def target(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> CpuSet:

@@ -15,6 +15,7 @@ from vmpin.allocation.cpu_request import Alignment, CpuPolicy, CpuQuery, CpuWish
 from vmpin.allocation.eligibility import allowed_cpus
 from vmpin.allocation.ledger import Grant, Ledger, age
 from vmpin.allocation.pool_cpus import pool, settled
+from vmpin.allocation.refusal import Refusal, RefusalKind
 from vmpin.allocation.search.best_set import best_cpus, best_part
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import SandboxId
@@ -30,7 +31,7 @@ def vcpus_of(grants: Iterable[Grant]) -> int:
 
 
 def with_spare_sets(machine: Topology, ledger: Ledger, options: AllocationOptions,
-                    call: SandboxId | None = None) -> Ledger | str:
+                    call: SandboxId | None = None) -> Ledger | Refusal:
     """The ledger with the spare set of every VM, moved as little as possible. :param call: the sandbox of a new or
     changed grant. :returns: why it cannot have a set of its own; other VMs then go without."""
     whole = pool(machine, ledger, options)
@@ -43,9 +44,9 @@ def with_spare_sets(machine: Topology, ledger: Ledger, options: AllocationOption
         grants = vms[sandbox]
         if not _is_right(grants, whole):
             result = _with_spare_set(machine, ledger, options, sandbox)
-            if isinstance(result, str) and sandbox == call:
+            if isinstance(result, Refusal) and sandbox == call:
                 return result
-            if not isinstance(result, str):
+            if not isinstance(result, Refusal):
                 ledger = result
             else:
                 ledger = ledger.with_grants(*(grant._replace(spare=EMPTY, own_spare=False) for grant in grants))
@@ -84,11 +85,12 @@ def _is_right(grants: list[Grant], whole: CpuSet) -> bool:
 def rebalanced(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Ledger:
     """The ledger with the spare sets and the shared CPUs as they are once CPUs have come or gone."""
     found = with_spare_sets(machine, ledger, options)
-    assert not isinstance(found, str)  # There is no call to refuse.
+    assert not isinstance(found, Refusal)  # There is no call to refuse.
     return settled(machine, found, options)
 
 
-def _with_spare_set(machine: Topology, ledger: Ledger, options: AllocationOptions, sandbox: SandboxId) -> Ledger | str:
+def _with_spare_set(machine: Topology, ledger: Ledger, options: AllocationOptions,
+                    sandbox: SandboxId) -> Ledger | Refusal:
     grants = ledger.of_sandbox(sandbox)
     owners = _owners(grants)
     idle = [grant._replace(spare=EMPTY, own_spare=False) for grant in grants
@@ -114,17 +116,18 @@ def _with_spare_set(machine: Topology, ledger: Ledger, options: AllocationOption
 
 
 def _own_spare(machine: Topology, ledger: Ledger, options: AllocationOptions, carrier: Grant, own: CpuSet,
-               before: CpuSet) -> Ledger | str:
+               before: CpuSet) -> Ledger | Refusal:
     size = carrier.vm_overhead
     if not size:
-        return "cpu-spare.vmpin.io=own: the overhead of the pod's RuntimeClass has no whole CPU"
+        return Refusal(RefusalKind.REQUEST,
+                       "cpu-spare.vmpin.io=own: the overhead of the pod's RuntimeClass has no whole CPU")
     allowed = allowed_cpus(machine, CpuWish(), options)
-    if isinstance(allowed, str):
+    if isinstance(allowed, Refusal):
         return allowed
     others = union(grant.held for grant in ledger.grants.values() if grant is not carrier)
     free = allowed - others - own
     if len(free) < size or (pool(machine, ledger, options) <= free and len(free) == size):
-        return f"cpu-spare.vmpin.io=own: needs {size} more CPUs, {len(free)} are free"
+        return Refusal(RefusalKind.CPUS, f"cpu-spare.vmpin.io=own: needs {size} more CPUs, {len(free)} are free")
     return ledger.with_grants(carrier._replace(spare=nearest(machine, free, own, before & free, size), own_spare=True))
 
 
@@ -138,5 +141,5 @@ def nearest(machine: Topology, free: CpuSet, own: CpuSet, kept: CpuSet, size: in
         found = best_part(machine, free - kept, kept, query)
     else:
         found = best_cpus(machine, free - kept, query._replace(keep=own | kept))
-    assert not isinstance(found, str)  # There are as many, and nothing is required of them.
+    assert not isinstance(found, Refusal)  # There are as many, and nothing is required of them.
     return found.cpus - own

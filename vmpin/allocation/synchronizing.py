@@ -16,6 +16,7 @@ from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.ledger import GrantState, Ledger
 from vmpin.allocation.pool_cpus import all_updates, applied, pool
+from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer
 from vmpin.allocation.spare_set import rebalanced
 from vmpin.cpuset import EMPTY, union
@@ -80,7 +81,7 @@ def _as_listed(machine: Topology, ledger: Ledger, container: RequestedContainer,
         # An old list: after its own restart, CRI-O lists the resources of creation.
         return ledger
     found = with_amount(machine, ledger, container, options)
-    if isinstance(found, str):
+    if isinstance(found, Refusal):
         answer = refused(ledger, container, found)
         notes += answer.notes
         return answer.ledger

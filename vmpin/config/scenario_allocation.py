@@ -16,6 +16,7 @@ from vmpin.allocation.ledger import Grant, Ledger
 from vmpin.allocation.live_change import set_policy
 from vmpin.allocation.placing import room_for
 from vmpin.allocation.pool_cpus import applied, pool, target
+from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.runtime_call import Answer, RequestedContainer
 from vmpin.allocation.search.best_set import best_part
 from vmpin.allocation.search.cost_code import cost_order
@@ -121,11 +122,11 @@ class _PlayedNode:
     def _cost(self, before: Ledger, grant: Grant) -> CpuCost | None:
         """The cost of a container's own CPUs, None where it has none, or shares them with its group."""
         room = room_for(self._machine, before, grant, self._options)
-        if isinstance(room, str) or grant.policy not in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED):
+        if isinstance(room, Refusal) or grant.policy not in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED):
             return None
         query = query_of(grant, len(grant.cpus), self._options, EMPTY)
         found = best_part(self._machine, room.free | room.lapsed, grant.cpus, query)
-        return None if isinstance(found, str) else found.cost
+        return None if isinstance(found, Refusal) else found.cost
 
 
 def _requested(number: int, event: ContainerCreated) -> RequestedContainer:

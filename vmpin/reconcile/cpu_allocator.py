@@ -21,7 +21,6 @@ from vmpin.allocation.allocation_options import AllocationMode, AllocationOption
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.ledger import Grant, Ledger
 from vmpin.allocation.pool_cpus import with_written
-from vmpin.allocation.refusal_kinds import refusal_kind
 from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer, SideUpdate
 from vmpin.allocation.synchronizing import on_online_changed, on_synchronize
 from vmpin.cpuset import CpuSet
@@ -143,7 +142,7 @@ class CpuAllocator:
             logger.info("allocate: %s%s", "" if self._acts else "would be: ", note)
         refused = answer.ledger.refused
         if refused and self._ledger is not None and refused != self._ledger.refused:
-            self.refusals[refusal_kind(refused[-1].reason)] += 1
+            self.refusals[refused[-1].kind] += 1
         self._replace(answer.ledger)
 
     def _replace(self, ledger: Ledger) -> None:

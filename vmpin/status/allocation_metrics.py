@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from vmpin.allocation.allocation_options import AllocationMode
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.ledger import GrantState
-from vmpin.allocation.refusal_kinds import REFUSAL_KINDS
+from vmpin.allocation.refusal import RefusalKind
 from vmpin.status.allocation_report import AllocatorView, free_cpus, largest_sets
 
 
@@ -52,7 +52,7 @@ def allocation_families(view: AllocatorView) -> Iterator[Metric]:
     refused = CounterMetricFamily("vmpin_allocation_refusals_total", "Requests that were refused: too few CPUs are "
                                   "free (cpus), none are aligned as asked (alignment), or the container may not have "
                                   "what it asks for (request).", labels=["reason"])
-    for kind in REFUSAL_KINDS:
+    for kind in RefusalKind:
         refused.add_metric([kind], view.refusals.get(kind, 0))
     yield refused
     changes = CounterMetricFamily("vmpin_pool_changes_total", "Changes of the CPUs that shared containers are on.")

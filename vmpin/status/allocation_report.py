@@ -14,6 +14,7 @@ from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import Alignment, CpuCost, CpuPolicy, CpuQuery, CpuWish, FoundCpus
 from vmpin.allocation.eligibility import allowed_cpus, query_of
 from vmpin.allocation.ledger import Grant, Ledger, age
+from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.search.best_set import best_cpus, best_part, largest, runner_up
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
@@ -58,7 +59,7 @@ def allocation_report(view: AllocatorView) -> dict[str, Any]:
 def free_cpus(view: AllocatorView) -> CpuSet:
     """The CPUs that a container may still get as its own."""
     allowed = allowed_cpus(view.machine, CpuWish(), view.options)
-    return CpuSet() if isinstance(allowed, str) else allowed - view.ledger.held()
+    return CpuSet() if isinstance(allowed, Refusal) else allowed - view.ledger.held()
 
 
 def largest_sets(view: AllocatorView) -> dict[str, int]:
@@ -167,7 +168,7 @@ def _explained(view: AllocatorView, grant: Grant) -> Iterator[str]:
     free = free_cpus(view) | grant.cpus
     query = query_of(grant, len(grant.cpus), view.options, CpuSet())
     here = best_part(view.machine, free, grant.cpus, query)
-    if isinstance(here, str):
+    if isinstance(here, Refusal):
         return  # its CPUs are offline, or are no whole cores any more
     yield f"{name}: {_parts(here.cost)}"
     best = best_cpus(view.machine, free, query)

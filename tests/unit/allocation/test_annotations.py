@@ -10,6 +10,7 @@ from vmpin.allocation.allocation_options import AllocationOptions, DefaultPolicy
 from vmpin.allocation.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, SmtUse
 from vmpin.allocation.eligibility import PolicyRuling, amount_after, amount_of, ruling
 from vmpin.allocation.ledger import CpuAmount
+from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.texts.annotations import AskedCpus, asked, changed
 from vmpin.allocation.texts.wish_data import wish_data, wish_of
 from vmpin.allocation.texts.wish_values import AnnotationError
@@ -281,11 +282,11 @@ def test_what_a_container_may_have(asks: CpuWish, namespace: str, amount: CpuAmo
 ])
 def test_what_a_container_may_not_have(asks: CpuWish, namespace: str, amount: CpuAmount, words: list[str]) -> None:
     why = ruling(AskedCpus(asks, "vmpin"), namespace, False, amount, OPTIONS)
-    assert isinstance(why, str)
-    assert all(word in why for word in words), why
+    assert isinstance(why, Refusal)
+    assert all(word in why.reason for word in words), why
     peer = ruling(AskedCpus(asks, "crane"), namespace, False, amount, OPTIONS)
     assert isinstance(peer, PolicyRuling)
-    assert peer == PolicyRuling(CpuPolicy.NONE, note=f"crane: {why}")
+    assert peer == PolicyRuling(CpuPolicy.NONE, note=f"crane: {why.reason}")
 
 
 @pytest.mark.parametrize(("default", "guaranteed", "amount", "expected"), [

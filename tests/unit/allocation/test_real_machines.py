@@ -10,6 +10,7 @@ from trees import make_tree
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import Alignment, CpuKind, CpuQuery, CpuWish, FoundCpus, SmtUse
 from vmpin.allocation.eligibility import allowed_cpus, near_nodes
+from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.search.best_set import best_cpus, largest
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.topology import Topology
@@ -62,7 +63,7 @@ def test_a_hybrid_machine_gives_the_cores_that_are_asked_for(tmp_path: Path) -> 
     assert allowed[CpuKind.PERFORMANCE] == CpuSet.parse("0-7")
     assert allowed[CpuKind.EFFICIENT] == CpuSet.parse("8-15")
     assert allowed[CpuKind.ANY] == CpuSet.parse("0-15")
-    assert isinstance(allowed[CpuKind.ISOLATED], str)
+    assert isinstance(allowed[CpuKind.ISOLATED], Refusal)
     # An efficient core has one thread: four of them are whole cores; of five CPUs, the fifth is one, too.
     found = best(topology, CpuQuery(5, smt=SmtUse.REQUIRE))
     assert found.cost.partial_cores == 0
@@ -94,4 +95,4 @@ def test_cpus_near_a_device_are_on_its_node(tmp_path: Path, device: str, node: i
 def test_offline_cpus_are_given_to_no_container(tmp_path: Path) -> None:
     topology = machine(tmp_path, "vm-offline")
     assert best(topology, CpuQuery(2)).cpus == CpuSet.parse("0-1")
-    assert isinstance(best_cpus(topology, CpuSet.parse("0-3"), CpuQuery(3)), str)
+    assert isinstance(best_cpus(topology, CpuSet.parse("0-3"), CpuQuery(3)), Refusal)

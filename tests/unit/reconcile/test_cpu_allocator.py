@@ -272,6 +272,7 @@ def test_a_refusal_leaves_the_grants_as_they_were(tmp_path: Path) -> None:
     assert before is not None
     assert after is not None
     assert (after.grants, after.shared) == (before.grants, before.shared)
+    assert runtime.allocator.refusals == {"cpus": 1}
 
 
 def test_the_devices_of_a_creation_and_of_a_list_are_resolved_and_kept(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from math import comb
 from typing import Generic, NamedTuple
 
 from vmpin.allocation.cpu_request import Alignment, CpuCost, CpuQuery, FoundCpus
+from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.search.cost_code import CostCode, cost_order
 from vmpin.allocation.search.cpu_groups import CpuGroups, cpu_groups
 from vmpin.allocation.search.min_plus import CostTables, Entry, LeastCosts, TwoLeastCosts
@@ -23,12 +24,12 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
 
 
-def best_cpus(topology: Topology, free: CpuSet, query: CpuQuery) -> FoundCpus | str:
+def best_cpus(topology: Topology, free: CpuSet, query: CpuQuery) -> FoundCpus | Refusal:
     """The best set of `query.size` CPUs: `query.keep`, and the rest of `free`. :returns: it, or why there is none."""
     return _best(topology, free, free, query)
 
 
-def best_part(topology: Topology, free: CpuSet, held: CpuSet, query: CpuQuery) -> FoundCpus | str:
+def best_part(topology: Topology, free: CpuSet, held: CpuSet, query: CpuQuery) -> FoundCpus | Refusal:
     """The best `query.size` of the CPUs that are held, as if the others of them were given back."""
     return _best(topology, free | held, held, query)
 
@@ -89,7 +90,7 @@ def _asked(topology: Topology, free: CpuSet, choice: CpuSet, query: CpuQuery) ->
     return _Asked(groups, (free & topology.online) - query.keep, choice, some, query, CostCode(query.align, choice))
 
 
-def _best(topology: Topology, free: CpuSet, choice: CpuSet, query: CpuQuery) -> FoundCpus | str:
+def _best(topology: Topology, free: CpuSet, choice: CpuSet, query: CpuQuery) -> FoundCpus | Refusal:
     asked = _asked(topology, free, choice, query)
     if refused := too_few(topology, (choice & topology.online) - query.keep, query):
         return refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vmpin.allocation.cpu_request import Alignment, CpuQuery
+from vmpin.allocation.refusal import Refusal, RefusalKind
 from vmpin.allocation.search.cpu_groups import CpuGroups
 from vmpin.allocation.search.search_space import whole_cores
 from vmpin.cpuset import CpuSet
@@ -12,23 +13,27 @@ from vmpin.domain.topology import Topology
 _NAMED = 16
 
 
-def too_few(topology: Topology, free: CpuSet, query: CpuQuery) -> str:
-    """Why no set whatever would do; "" where there may be one.
+def too_few(topology: Topology, free: CpuSet, query: CpuQuery) -> Refusal | None:
+    """Why no set whatever would do; None where there may be one.
     :param free: CPUs that may be taken, without those kept."""
     more = query.size - len(query.keep)
     if more < 0:
-        return f"{query.size} CPUs are fewer than the {len(query.keep)} that are kept"
+        return Refusal(RefusalKind.REQUEST, f"{query.size} CPUs are fewer than the {len(query.keep)} that are kept")
     if not query.keep <= topology.online:
-        return f"of the CPUs that are kept, {query.keep - topology.online} are offline"
+        return Refusal(RefusalKind.CPUS, f"of the CPUs that are kept, {query.keep - topology.online} are offline")
     if more > len(free):
         beside = f" more than the {len(query.keep)} that are kept" if query.keep else ""
-        return f"needs {more} CPUs{beside}, {len(free)} are free"
-    return ""
+        return Refusal(RefusalKind.CPUS, f"needs {more} CPUs{beside}, {len(free)} are free")
+    return None
 
 
-def nothing_aligned(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> str:
+def nothing_aligned(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> Refusal:
     """Why none of the sets of that size is legal.
     :param usable: the CPUs that can be part of a legal set, those kept among them."""
+    return Refusal(RefusalKind.ALIGNMENT, _why_unaligned(groups, usable, query))
+
+
+def _why_unaligned(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> str:
     whole = whole_cores(query)
     if whole and (why := _no_whole_cores(groups, usable, query)):
         return why

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.ledger import MAX_REFUSED, CpuAmount, Grant, GrantState, Ledger, RefusedRequest
+from vmpin.allocation.refusal import RefusalKind
 from vmpin.allocation.texts.wish_data import wish_data, wish_of
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, SandboxId
@@ -115,9 +116,13 @@ def _amount(place: str, value: object) -> CpuAmount:
 
 def _refused(place: str, entry: object) -> RefusedRequest:
     data = _object(place, entry, set(RefusedRequest._fields))
-    if not all(type(data.get(key)) is (int if key == "time_ns" else str) for key in RefusedRequest._fields):
+    data = {"kind": RefusalKind.REQUEST, **data}  # ledgers of older versions have none
+    if not all(type(data.get(key)) is (int if key == "time_ns" else str) for key in RefusedRequest._fields[:-1]):
         raise LedgerError(f"{place}: {dict(data)!r:.200} lacks a text or its time")
-    return RefusedRequest(**data)
+    try:
+        return RefusedRequest(**{**data, "kind": RefusalKind(data["kind"])})
+    except ValueError as err:
+        raise LedgerError(f"{place}: kind: {err}") from None
 
 
 def _cpus(place: str, key: str, value: object) -> CpuSet:

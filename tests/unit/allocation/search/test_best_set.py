@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from vmpin.allocation.cpu_request import Alignment, CpuCost, CpuQuery, FoundCpus, SmtUse
+from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.search.best_set import best_cpus, best_part, largest, runner_up
 from vmpin.allocation.search.cost_code import cost_order
 from vmpin.cpuset import CpuSet, union
@@ -36,8 +37,8 @@ def found(free: str, query: CpuQuery, topology: Topology = TWO_NODES) -> str:
 
 def refused(free: str, query: CpuQuery, topology: Topology = TWO_NODES) -> str:
     best = best_cpus(topology, cpus(free), query)
-    assert isinstance(best, str), best
-    return best
+    assert isinstance(best, Refusal), best
+    return best.reason
 
 
 def test_one_node_is_better_than_two_and_the_fuller_cache_than_a_whole_one() -> None:
