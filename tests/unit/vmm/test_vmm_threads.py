@@ -1,89 +1,18 @@
-"""The rules by which threads are told apart, on /proc trees written here; real VMMs are in tests/integration."""
+"""The rules by which threads are distinguished, on /proc trees written here; real VMMs are in tests/integration."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import vmm_trees
+from vmm_trees import CPU0, CPU1, IO, PID, QEMU, RCU, Fake, by_thread, kvm_run
 
 from vmpin.domain.model import ThreadId, ThreadRole, VcpuId, VmmType
-from vmpin.host.procfs import PF_USER_WORKER, Procfs, Stat
-from vmpin.vmm.qmp import QmpAnswer, read_answer
-from vmpin.vmm.threads import Identified, identify, is_dragonball, wants_qmp
+from vmpin.host.procfs import PF_USER_WORKER, Procfs
+from vmpin.vmm.threads import Identified, is_dragonball
 
-PID = 100
-RCU, IO, CPU0, CPU1 = 101, 102, 105, 106
-QEMU = "qemu-system-x86_64"
-UNNAMED = "qemu-system-x86"
-
-FUTEX = "202 0x55 0x189 0x0 0x0 0x0 0x0 0x7f 0x7f"
-PPOLL = "271 0x55 0x4 0x0 0x0 0x8 0x0 0x7f 0x7f"
-
-
-def kvm_run(fd: int) -> str:
-    return f"16 {fd:#x} 0xae80 0x0 0x0 0x0 0x0 0x7ffe 0x7f01"
-
-
-@dataclass
-class Fake:
-    """A VMM process: its threads, and the files below /proc and debugfs that say more."""
-
-    root: Path
-    argv: list[str] = field(default_factory=lambda: [QEMU, "-smp", "2"])
-    vmm: VmmType = VmmType.QEMU
-    stats: dict[int, Stat] = field(default_factory=dict)
-    slept: list[float] = field(default_factory=list)
-    #: What a thread's syscall file says from the first pause on.
-    later: dict[int, str] = field(default_factory=dict)
-
-    def thread(self, tid: int, comm: str = UNNAMED, call: str = FUTEX, flags: int = 0) -> None:
-        self.stats[tid] = Stat(comm, "S", 1, flags, 7, 0)
-        task = self.root / f"proc/{PID}/task/{tid}"
-        task.mkdir(parents=True, exist_ok=True)
-        (task / "syscall").write_text(call + "\n")
-
-    def fd(self, number: int, target: str) -> None:
-        fds = self.root / f"proc/{PID}/fd"
-        fds.mkdir(parents=True, exist_ok=True)
-        (fds / str(number)).symlink_to(target)
-
-    def debugfs(self, vcpu: int, tid: int) -> None:
-        where = self.root / f"debug/kvm/{PID}-11/vcpu{vcpu}"
-        where.mkdir(parents=True)
-        (where / "pid").write_text(f"{tid}\n")
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        for tid, call in self.later.items():
-            (self.root / f"proc/{PID}/task/{tid}/syscall").write_text(call)
-
-    def identify(self, learned: dict[ThreadId, VcpuId] | None = None, qmp: QmpAnswer | None = None,
-                 iothreads: tuple[ThreadId, ...] = ()) -> Identified:
-        return identify(PID, self.vmm, self.argv, self.stats.items(), Procfs(self.root / "proc"), learned=learned,
-                        qmp=qmp, iothreads=iothreads, debugfs=str(self.root / "debug"), sleep=self.sleep)
-
-
-@pytest.fixture
-def unnamed(tmp_path: Path) -> Fake:
-    """A running QEMU without thread names: main, RCU, the monitors' thread, two vCPUs, KVM's worker."""
-    fake = Fake(tmp_path, argv=[QEMU, "-smp", "2,maxcpus=8"])
-    fake.thread(PID, call=PPOLL)
-    fake.thread(RCU)
-    fake.thread(IO, call=PPOLL)
-    fake.thread(CPU0, call=kvm_run(12))
-    fake.thread(CPU1, call=kvm_run(13))
-    fake.thread(108, "kvm-nx-lpage-re", kvm_run(12), PF_USER_WORKER)
-    fake.fd(3, "/dev/kvm")
-    fake.fd(11, "anon_inode:kvm-vm")
-    fake.fd(12, "anon_inode:kvm-vcpu:0")
-    fake.fd(13, "anon_inode:kvm-vcpu:1")
-    return fake
-
-
-def by_thread(found: Identified) -> dict[int, int]:
-    return dict(found.vcpus.items())
-
+unnamed = vmm_trees.unnamed
 
 NAMES = [
     (VmmType.QEMU, "CPU 0/KVM", ThreadRole.VCPU, 0),
@@ -250,40 +179,6 @@ def test_apic_ids_are_turned_back_into_cpu_indices(unnamed: Fake) -> None:
     assert by_thread(unnamed.identify()) == {CPU0: 0, CPU1: 1, 110: 3}
 
 
-def test_debugfs_identifies_busy_vcpus_without_waiting(unnamed: Fake) -> None:
-    for tid in (CPU0, CPU1):
-        unnamed.thread(tid, call="running")
-    unnamed.debugfs(0, CPU0)
-    unnamed.debugfs(1, CPU1)
-    found = unnamed.identify()
-    assert (found.found_by, by_thread(found), found.complete) == ("debugfs", {CPU0: 0, CPU1: 1}, True)
-    assert not unnamed.slept
-
-
-def test_debugfs_zero_is_a_vcpu_that_never_ran(unnamed: Fake) -> None:
-    unnamed.thread(CPU1)
-    unnamed.debugfs(0, CPU0)
-    unnamed.debugfs(1, 0)
-    found = unnamed.identify()
-    assert (by_thread(found), found.complete) == ({CPU0: 0}, False)
-
-
-def test_debugfs_shows_that_a_vcpu_was_unplugged(unnamed: Fake) -> None:
-    """QEMU keeps its descriptor, so without debugfs it would be missed for ever."""
-    unnamed.fd(20, "anon_inode:kvm-vcpu:7")
-    assert not unnamed.identify().complete
-    unnamed.debugfs(7, 111)
-    assert unnamed.identify().complete
-
-
-def test_debugfs_of_another_process_is_not_read(unnamed: Fake) -> None:
-    where = unnamed.root / f"debug/kvm/{PID}7-11/vcpu1"
-    where.mkdir(parents=True)
-    (where / "pid").write_text(f"{RCU}\n")
-    unnamed.thread(CPU1)
-    assert by_thread(unnamed.identify()) == {CPU0: 0}
-
-
 def test_vmm_without_names_and_descriptors_is_unknown(tmp_path: Path) -> None:
     fake = Fake(tmp_path)
     for tid in (PID, RCU, CPU0, CPU1):
@@ -296,109 +191,6 @@ def test_vmm_without_names_and_descriptors_is_unknown(tmp_path: Path) -> None:
 
 def test_no_threads_are_no_roles(tmp_path: Path) -> None:
     assert Fake(tmp_path).identify() == Identified({}, "none", False)
-
-
-def test_qmp_answer_identifies_vcpus_and_iothreads(tmp_path: Path) -> None:
-    fake = Fake(tmp_path)
-    for tid in (PID, RCU, IO, CPU0, CPU1):
-        fake.thread(tid)
-    found = fake.identify(qmp=QmpAnswer({CPU0: VcpuId(0), CPU1: VcpuId(1)}, frozenset((IO,))))
-    assert (found.found_by, by_thread(found), found.complete) == ("qmp", {CPU0: 0, CPU1: 1}, True)
-    assert found.roles[IO] == (ThreadRole.IOTHREAD, None)
-    # a pass later only what was learned is handed in
-    found = fake.identify({ThreadId(CPU0, 7): VcpuId(0), ThreadId(CPU1, 7): VcpuId(1)},
-                          iothreads=(ThreadId(IO, 7), ThreadId(RCU, 6)))
-    assert found.roles[IO] == (ThreadRole.IOTHREAD, None)
-    assert found.roles[RCU] == (ThreadRole.EMULATOR, None)
-
-
-def test_qmp_answer_about_threads_that_are_not_there_is_not_believed(tmp_path: Path) -> None:
-    fake = Fake(tmp_path)
-    for tid in (PID, RCU, CPU0):
-        fake.thread(tid)
-    found = fake.identify(qmp=QmpAnswer({CPU0: VcpuId(0), 1: VcpuId(1)}, frozenset((1,))))
-    assert (by_thread(found), found.complete) == ({CPU0: 0}, False)
-    assert set(found.roles) == {PID, RCU, CPU0}
-    found = fake.identify(qmp=QmpAnswer({CPU0: VcpuId(0), RCU: VcpuId(0)}, frozenset()))
-    assert by_thread(found) == {}
-
-
-def test_names_go_before_qmp_and_qmp_still_identifies_the_iothreads(tmp_path: Path) -> None:
-    fake = Fake(tmp_path)
-    for tid, comm in ((PID, UNNAMED), (IO, UNNAMED), (CPU0, "CPU 0/KVM"), (CPU1, "CPU 1/KVM")):
-        fake.thread(tid, comm)
-    found = fake.identify(qmp=QmpAnswer({CPU0: VcpuId(1), CPU1: VcpuId(0)}, frozenset((IO,))))
-    assert (found.found_by, by_thread(found)) == ("names", {CPU0: 0, CPU1: 1})
-    assert found.roles[IO] == (ThreadRole.IOTHREAD, None)
-
-
-def test_qmp_replies_of_the_wrong_shape_are_left_out() -> None:
-    good = {"thread-id": 5, "cpu-index": 1, "props": {"socket-id": 1, "junk": "x"}, "target": "x86_64"}
-    bad: list[object] = [None, 3, {}, {"thread-id": "5", "cpu-index": 0}, {"thread-id": True, "cpu-index": 0},
-                         {"thread-id": -1, "cpu-index": 0}, {"thread-id": 6, "cpu-index": 1.0},
-                         {"thread-id": 1 << 40, "cpu-index": 0}]
-    answer = read_answer([*bad, good], [*bad, {"thread-id": 9, "id": "io"}])
-    assert answer.vcpus == {5: 1}
-    assert answer.iothreads == {6, 9}
-    assert read_answer(None, {"return": []}) == QmpAnswer({}, frozenset())
-
-
-@pytest.mark.parametrize(("calls", "declared", "qmp", "expected"), [
-    # threads 101… in the order they were made; vCPU 105 follows
-    ([FUTEX, PPOLL], 1, False, {102}),
-    ([PPOLL], 1, False, {101}),
-    ([FUTEX, PPOLL, PPOLL], 1, True, {102}),            # the monitors' own comes after
-    ([FUTEX, PPOLL, PPOLL, PPOLL], 2, True, {102, 103}),
-    ([FUTEX, PPOLL, PPOLL, PPOLL], 1, True, set()),     # one too many to be sure
-    ([FUTEX, PPOLL], 1, True, set()),                   # that is the monitors' own: the iothread was removed
-    ([FUTEX, "running", PPOLL], 2, False, set()),
-    ([FUTEX, "running", PPOLL], 1, False, set()),
-    ([FUTEX, FUTEX, PPOLL], 1, False, set()),
-    ([PPOLL, FUTEX], 1, False, set()),
-    ([FUTEX, PPOLL, PPOLL], 0, False, set()),
-])
-def test_unnamed_iothreads_are_identified_by_their_order(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[str], declared: int, qmp: bool,
-        expected: set[int]) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    fake = Fake(tmp_path, argv=[QEMU, *(["-qmp", "unix:fd=3,server=on"] if qmp else [])])
-    for number in range(declared):
-        fake.argv += ["-object", f"iothread,id=indep_iothread_{number}"]
-    fake.thread(PID, call=PPOLL)
-    for at, call in enumerate(calls):
-        fake.thread(101 + at, call=call)
-    fake.thread(105, call=kvm_run(12))
-    fake.fd(12, "anon_inode:kvm-vcpu:0")
-    fake.thread(120, call=PPOLL)
-    found = fake.identify()
-    assert {tid for tid, (role, _) in found.roles.items() if role is ThreadRole.IOTHREAD} == expected
-
-
-def test_iothreads_whose_name_is_too_long_are_identified_beside_named_ones(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    fake = Fake(tmp_path, argv=[QEMU, "-object", "iothread,id=indep_iothread_0", "-object", "iothread,id=io1"])
-    fake.thread(PID, call=PPOLL)
-    for tid, comm, call in ((101, UNNAMED, FUTEX), (102, UNNAMED, PPOLL), (103, "IO io1", PPOLL),
-                            (104, "IO mon_iothread", PPOLL), (105, "CPU 0/KVM", FUTEX)):
-        fake.thread(tid, comm, call)
-    for known in ((), (ThreadId(103, 7),), (ThreadId(102, 7), ThreadId(103, 7))):
-        roles = fake.identify(iothreads=known).roles
-        assert [tid for tid in roles if roles[tid][0] is ThreadRole.IOTHREAD] == [102, 103]
-
-
-SOCKET = ["-qmp", "unix:/x,server=on"]
-
-
-@pytest.mark.parametrize(("vcpus", "iothreads", "argv", "wanted"), [
-    (False, False, [QEMU, *SOCKET], True),
-    (False, False, [QEMU, "-qmp", "unix:fd=3,server=on"], False),
-    (True, False, [QEMU, *SOCKET], False),
-    (True, False, [QEMU, *SOCKET, "-object", "iothread,id=a"], True),
-    (True, True, [QEMU, *SOCKET, "-object", "iothread,id=a"], False),
-])
-def test_qmp_is_wanted_only_for_what_is_unknown(vcpus: bool, iothreads: bool, argv: list[str], wanted: bool) -> None:
-    assert wants_qmp(vcpus, iothreads, argv) is wanted
 
 
 def test_a_shim_with_vcpu_threads_is_dragonball() -> None:
