@@ -1,0 +1,36 @@
+"""A directory of hook registrations: what is in it, and its removal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from vmpin.cli import install_hook
+from vmpin.install import file_operations, hooks_directory
+
+DEFAULT_FILES = {"vmpin-hook", "50-vmpin-createRuntime.json", "50-vmpin-createContainer.json",
+                 "50-vmpin-poststart.json", "50-vmpin-poststop.json"}
+
+
+def names(directory: Path) -> set[str]:
+    return {each.name for each in directory.iterdir()}
+
+
+def load(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def remove(directory: Path) -> list[Path]:
+    operations = hooks_directory.plan_remove(directory)
+    file_operations.execute(operations)
+    return [each.path for each in operations]
+
+
+def command(*args: str) -> int:
+    parser = argparse.ArgumentParser()
+    install_hook.add_parser(parser.add_subparsers())
+    parsed = parser.parse_args(["install-hook", *args])
+    code: int = parsed.run(parsed)
+    return code
