@@ -1,0 +1,138 @@
+"""Why a thread's mask strayed: a daemon, another hand, a cgroup or a CPU that was away; on real processes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import drift_steps
+import pytest
+from drift_steps import fight, mask
+from strayed import Spinners
+from trees import make_tree
+
+from vmpin.cpuset import CpuSet
+from vmpin.domain.drift import Cause, MaskRepair
+from vmpin.domain.model import ThreadRole
+from vmpin.host.cgroup import Cgroups
+from vmpin.host.procfs import Procfs
+from vmpin.host.sysfs import Sysfs
+from vmpin.status.collector import threads_of
+from vmpin.vmm.virtual_machine import Vm
+
+node = drift_steps.node
+
+
+def test_a_daemon_that_sets_masks_is_named(node: Spinners, tmp_path: Path) -> None:
+    daemon = tmp_path / "numad"
+    shutil.copy("/bin/sleep", daemon)
+    with subprocess.Popen([daemon, "60"]) as rival:
+        try:
+            vm = node.vm()
+            assert node.repair(vm) == 0
+            while Path(f"/proc/{rival.pid}/comm").read_text() != "numad\n":
+                time.sleep(0.01)
+            node.move(vm, node.there)
+            assert node.repair(vm) == 1
+        finally:
+            rival.kill()
+    assert node.reconciler.tally.drift == {"numad": 1}
+    assert node.reconciler.drift_evidence.histories[vm.sandbox].why == f"numad (pid {rival.pid}) runs"
+
+
+def test_where_no_rival_can_be_found_the_mask_is_put_back_all_the_same(node: Spinners,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_descriptors(proc: Procfs) -> list[str]:
+        raise OSError(24, "Too many open files")
+
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    monkeypatch.setattr(Procfs, "pids", out_of_descriptors)
+    assert fight(node, vm, 1) == 1
+    assert node.reconciler.tally.drift == {"other": 1}
+
+
+def test_each_threads_cause_is_its_own(node: Spinners) -> None:
+    vm = node.vm()
+    here, there = node.here, node.there
+    changes = {MaskRepair(ThreadRole.VCPU, here, here, there, here): 3,
+               MaskRepair(ThreadRole.IOTHREAD, here, here, there, here): 1}
+    found = node.reconciler.drift_evidence.explain(vm, changes, kata_pins=True)
+    assert [each.cause for each in found] == [Cause.KATA, Cause.OTHER]
+    assert node.reconciler.tally.drift == {"kata": 3, "other": 1}
+    assert node.reconciler.drift_evidence.histories[vm.sandbox].data()["repairs"] == {"kata": 3, "other": 1}
+
+
+def in_cgroups(root: Path, vm: Vm, **cpus: CpuSet) -> Cgroups:
+    """Cpuset cgroups with these CPUs, of which the VMM is in the first."""
+    files = "".join(f"cgroup/cpuset/{name}/cpuset.cpus = {each}\n" for name, each in cpus.items())
+    tree = make_tree(root / "tree", f"{files}cgroup/cpuset/cpuset.cpus = 0\n"
+                     f"proc/{vm.vmm.pid}/task/{vm.vmm.pid}/cgroup = 4:cpuset:/{next(iter(cpus))}\n")
+    return Cgroups(tree / "cgroup", Procfs(tree / "proc"))
+
+
+def test_a_mask_that_another_hand_narrowed_is_put_back_and_no_cgroup_is_blamed(node: Spinners,
+                                                                               tmp_path: Path) -> None:
+    """The cgroup was written, too, and has all the CPUs: so it is not that."""
+    vm = node.vm()
+    both = node.here | node.there
+    node.place(vm.sandbox, both)
+    assert (node.repair(vm), node.repair(vm)) == (1, 0)
+    evidence = node.reconciler.drift_evidence
+    evidence.cgroups = in_cgroups(tmp_path, vm, a=both)
+    for remembers in (True, False):
+        evidence.remembers = remembers
+        evidence.written(vm.sandbox)
+        node.move(vm, node.here)
+        (seen,) = threads_of(node.reconciler.view, vm, {})
+        assert (seen.ok, seen.less) == (False, False)
+        node.reconciler.pinner.recheck(vm.sandbox)
+        assert node.repair(vm) == 1
+        assert mask(vm) == both
+    assert node.reconciler.tally.drift == {"other": 2}
+
+
+def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spinners, tmp_path: Path) -> None:
+    vm = node.vm()
+    evidence = node.reconciler.drift_evidence
+    everywhere = node.here | node.there
+    change = {MaskRepair(ThreadRole.EMULATOR, node.here, node.here, everywhere, node.here): 1}
+    evidence.remembers = False
+    evidence.cgroups = in_cgroups(tmp_path, vm, a=everywhere)
+    evidence.written(vm.sandbox)
+    assert [each.cause for each in evidence.explain(vm, change)] == [Cause.CPUSET]
+    evidence.settled(node.here | node.there, [vm])
+    assert [each.cause for each in evidence.explain(vm, change)] == [Cause.OTHER]
+
+
+def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_path: Path) -> None:
+    vm = node.vm()
+    evidence, tree = node.reconciler.drift_evidence, tmp_path / "tree"
+    evidence.cgroups = in_cgroups(tmp_path, vm, a=node.here, b=node.here | node.there)
+    evidence.remembers = False
+    change = {MaskRepair(ThreadRole.EMULATOR, node.here, node.here, node.here | node.there, node.here): 1}
+    evidence.settled(node.here, [vm])
+    assert [each.cause for each in evidence.explain(vm, change)] == [Cause.OTHER]
+    make_tree(tree, f"proc/{vm.vmm.pid}/task/{vm.vmm.pid}/cgroup = 4:cpuset:/b\n")
+    (found,) = evidence.explain(vm, change)
+    assert found == (Cause.CPUSET, f"the VMM was moved from cgroup {tree}/cgroup/cpuset/a to {tree}/cgroup/cpuset/b")
+    assert [each.cause for each in evidence.explain(vm, change)] == [Cause.OTHER]  # that was told
+
+
+def test_a_cpu_that_was_away_explains_it_until_all_is_settled(node: Spinners, tmp_path: Path) -> None:
+    sys = make_tree(tmp_path / "sys", "devices/system/cpu/cpu0/topology/core_id = 0\n"
+                    "devices/system/cpu/cpu1/topology/core_id = 1\ndevices/system/cpu/cpu2/ =\n")
+    evidence = node.reconciler.drift_evidence
+    evidence.sysfs = Sysfs(sys)
+    cpus = CpuSet(range(4))
+    evidence.settled(cpus, [])
+    assert evidence.replugged() == CpuSet()
+    topology = sys / "devices/system/cpu/cpu1/topology"
+    topology.rename(sys / "gone")
+    assert evidence.replugged() == CpuSet((1,))  # it is off
+    make_tree(sys, "devices/system/cpu/cpu1/topology/core_id = 1\ndevices/system/cpu/cpu2/topology/core_id = 1\n")
+    assert evidence.replugged() == CpuSet((1, 2))  # it is back, and another one came
+    evidence.settled(cpus, [])
+    assert evidence.replugged() == CpuSet()

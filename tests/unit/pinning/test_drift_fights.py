@@ -1,0 +1,108 @@
+"""Threads that another hand moves again and again are left alone: on real processes."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import drift_steps
+import pytest
+from drift_steps import fight, log, mask
+from strayed import Spinners
+
+from vmpin.domain.contention import ContentionRules, OnContention
+
+node = drift_steps.node
+
+
+def test_a_fight_is_reported_once_loudly_and_the_thread_is_left_alone(
+        node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
+    vm, other = node.vm(), node.vm("b")
+    for each in (vm, other):
+        assert node.repair(each) == 0
+    assert fight(node, vm, 10) == 3
+    assert mask(vm) == node.there
+    (record,) = log(caplog, "fight")
+    assert record.levelno == logging.ERROR
+    assert f"sandbox={vm.sandbox} threads=1: put back 3 times within 60 s" in record.message
+    assert "left alone for 300 s" in record.message
+    (note,) = node.reconciler.pinner.refusals(vm.sandbox)
+    assert note == ("1 threads are moved by another program again and again (the last time: nothing known of sets "
+                    "such masks here) and are left alone (drift.on_fight=rest)")
+    assert node.reconciler.pinner.drift_tracker.contended == 1
+    assert fight(node, other, 1) == 1  # no other program moves that one
+    assert node.reconciler.pinner.refusals(other.sandbox) == []
+
+
+def test_a_thread_that_is_left_alone_follows_a_new_decision(node: Spinners) -> None:
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    assert fight(node, vm, 5) == 3
+    both = node.here | node.there
+    node.place(vm.sandbox, both)
+    assert node.repair(vm) == 1
+    assert mask(vm) == both
+    assert node.reconciler.pinner.refusals(vm.sandbox) == []
+
+
+def test_after_its_rest_a_thread_is_tried_again_and_the_fight_goes_on_quietly(
+        node: Spinners, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    for module in ("pinning.drift_tracker", "pinning.pinner"):
+        monkeypatch.setattr(f"vmpin.{module}.time", SimpleNamespace(monotonic=lambda: now))
+    vm = node.vm()
+    drifts = node.reconciler.pinner.drift_tracker
+    drifts.contention.rules = ContentionRules(rest=1.0)
+    assert node.repair(vm) == 0
+    assert fight(node, vm, 4) == 3
+    assert node.repair(vm) == 0
+    now += 1.1
+    assert node.repair(vm) == 1  # nothing else happened: its time has come
+    assert node.repair(vm) == 0
+    assert fight(node, vm, 2) == 0
+    assert mask(vm) == node.there
+    assert [record.levelno for record in log(caplog, "fight")] == [logging.ERROR, logging.INFO]
+    now += 1.1
+    assert node.repair(vm) == 0  # it rests twice as long now
+    now += 1.1
+    assert node.repair(vm) == 1
+    assert drifts.contended == 1
+
+
+def test_by_hand_it_is_taken_up_again(node: Spinners) -> None:
+    vm = node.vm()
+    node.reconciler.pinner.drift_tracker.contention.rules = ContentionRules(OnContention.LEAVE)
+    assert node.repair(vm) == 0
+    assert fight(node, vm, 5) == 3
+    node.reconciler.pinner.retry_now()
+    assert node.repair(vm) == 1
+    assert mask(vm) == node.here
+    assert node.reconciler.pinner.refusals(vm.sandbox) == []
+
+
+def test_a_persistent_writer_is_logged_once_and_repaired(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
+    vm = node.vm()
+    node.reconciler.pinner.drift_tracker.contention.rules = ContentionRules(OnContention.PERSIST)
+    assert node.repair(vm) == 0
+    assert fight(node, vm, 12) == 12
+    assert mask(vm) == node.here
+    first, *later = [record.levelno for record in log(caplog, "fight")]
+    assert first == logging.ERROR
+    assert set(later) == {logging.INFO}
+    pinner = node.reconciler.pinner
+    assert pinner.refusals(vm.sandbox) == [
+        "1 threads are moved by another program again and again (the last time: nothing known of sets such masks "
+        "here) "
+        "and are put back each time (drift.on_fight=persist)"]
+    pinner.retry_now()
+    assert pinner.refusals(vm.sandbox) == []
+
+
+def test_a_thread_that_ended_in_a_fight_is_forgotten(node: Spinners) -> None:
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    assert fight(node, vm, 5) == 3
+    node.end(vm)
+    node.reconciler.pinner.keep_only([])
+    assert not node.reconciler.pinner.drift_tracker.contention
+    assert node.reconciler.pinner.refusals(vm.sandbox) == []
