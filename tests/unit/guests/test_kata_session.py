@@ -220,7 +220,7 @@ def test_what_was_given_is_taken_back() -> None:
             assert [*owed, ours.owes] == [False, True, False]
             count = len(server.calls)
             await asyncio.sleep(0.5)
-            assert len(server.calls) == count  # nobody is asked for nothing
+            assert len(server.calls) == count  # no agent is asked for nothing
             # A vCPU more: it is everybody's.
             ours.push(KataWish(GuestVcpus({**BOOT.hw, VcpuId(7): 7}, 4, 8)))
             server.user, server.idle, server.online = [0.0] * 5, [0.0] * 5, 5

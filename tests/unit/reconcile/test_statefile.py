@@ -106,7 +106,7 @@ def test_the_file_is_roots_alone_and_replaced_as_a_whole(tmp_path: Path) -> None
     assert state_file.load(path, BOOT) == (SavedState(), "")
 
 
-def told_at(time: int) -> SavedState:
+def reported_at(time: int) -> SavedState:
     """A container that was reported then."""
     word = {Source.NRI: CpusetReport(CpuSet([2]), time)}
     known = ContainerRecord(Container(ContainerId("main"), "app", CpuSet([2])), Source.NRI, time, reports=word)
@@ -121,7 +121,7 @@ def times(kept: SavedState) -> set[int]:
 
 def test_a_time_that_is_yet_to_come_counts_as_now(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    state_file.save(path, BOOT, told_at(1 << 62))
+    state_file.save(path, BOOT, reported_at(1 << 62))
     before = boottime.now()
     (found,) = times(state_file.load(path, BOOT)[0])
     assert before <= found <= boottime.now()
@@ -130,7 +130,7 @@ def test_a_time_that_is_yet_to_come_counts_as_now(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ahead", [-3600, 3600])
 def test_times_of_the_wall_clock_are_taken_from_an_older_file(tmp_path: Path, ahead: int) -> None:
     path = tmp_path / "state.json"
-    state_file.save(path, BOOT, told_at(time.time_ns() + ahead * 10**9))
+    state_file.save(path, BOOT, reported_at(time.time_ns() + ahead * 10**9))
     body = json.loads(path.read_text())["body"]
     del body["clock"]
     path.write_text(json.dumps({"crc32": zlib.crc32(json.dumps(body, separators=(",", ":")).encode()), "body": body}))
