@@ -61,7 +61,8 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
 #: 95: pods in scenarios; the map by the ledger, and in how many pieces the free CPUs are.
 #: 16: the doctor counts isolated CPUs, and the one that the pool keeps.
 #: 41: refusals with their kinds, which were guessed from their words.
-ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95 + 16 + 41
+#: 19: a refused resize names the key that gave the container its CPUs.
+ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95 + 16 + 41 + 19
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),
          ROOT / "hooks" / "vmpin-hook"]

@@ -9,7 +9,15 @@ from collections.abc import Iterable, Mapping
 
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.allocation.cpu_request import CpuPolicy
-from vmpin.allocation.eligibility import amount_after, amount_of, brings_cpus, near_nodes, ruling
+from vmpin.allocation.eligibility import (
+    amount_after,
+    amount_of,
+    brings_cpus,
+    decided_by,
+    near_nodes,
+    ruling,
+    whole_cpus_needed,
+)
 from vmpin.allocation.ledger import Grant, GrantState, Ledger, RefusedRequest
 from vmpin.allocation.placing import balanced, numa_node, placed, resized
 from vmpin.allocation.pool_cpus import with_written
@@ -103,8 +111,7 @@ def with_amount(machine: Topology, ledger: Ledger, container: RequestedContainer
     changed = grant._replace(amount=amount)
     if brings_cpus(grant.policy, grant.group, options) and not grant.left_alone:
         if not amount.size:
-            return Refusal(RefusalKind.REQUEST, f"cpu-policy.vmpin.io={grant.policy} needs request = limit in whole "
-                           f"CPUs: the request is {amount.request / 1000:g} CPUs, the limit {amount.limit / 1000:g}")
+            return Refusal(RefusalKind.REQUEST, whole_cpus_needed(decided_by(grant, options), amount))
         cpus = resized(machine, ledger, grant, amount.size, options)
         if isinstance(cpus, Refusal):
             return cpus

@@ -113,11 +113,23 @@ def _against(wish: CpuWish, namespace: str, amount: CpuAmount, options: Allocati
         return f"cpu-kind.vmpin.io=isolated: {only}"
     if wish.kind is CpuKind.ISOLATED and wish.policy is CpuPolicy.FIXED:
         return f"{asked}: cpu-kind.vmpin.io=isolated are never in the pool, where fixed CPUs stay"
-    if not amount.size:
-        limit = f"{amount.limit / 1000:g}" if amount.limit else "none"
-        return (f"{asked} needs request = limit in whole CPUs: the request is {amount.request / 1000:g} CPUs, "
-                f"the limit {limit}")
-    return ""
+    return "" if amount.size else whole_cpus_needed(asked, amount)
+
+
+def whole_cpus_needed(asked: str, amount: CpuAmount) -> str:
+    """The reason where the request is not the limit in whole CPUs. :param asked: the key that asks for them."""
+    limit = f"{amount.limit / 1000:g}" if amount.limit else "none"
+    return (f"{asked} needs request = limit in whole CPUs: the request is {amount.request / 1000:g} CPUs, the limit "
+            f"{limit}")
+
+
+def decided_by(grant: Grant, options: AllocationOptions) -> str:
+    """The key and the value that gave a container its policy: an annotation, or the configuration's default, which
+    may have been another one when the container was created."""
+    if grant.wish.policy is not None:
+        return f"{_POLICY}={grant.policy}" + (f":{grant.wish.group}" if grant.wish.group else "")
+    default = options.default is not DefaultPolicy.NONE
+    return f"allocate.default{f'={options.default}' if default else ' at its creation'} (policy {grant.policy})"
 
 
 def allowed_cpus(machine: Topology, wish: CpuWish, options: AllocationOptions) -> CpuSet | Refusal:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
+from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions, DefaultPolicy
 from vmpin.allocation.decisions import on_create, on_update
 from vmpin.allocation.ledger import Ledger
 from vmpin.allocation.live_change import set_policy
@@ -57,6 +57,21 @@ def test_a_refused_resize_has_the_kind_of_the_rule(milli: int, kind: RefusalKind
     ledger = on_create(MACHINE, Ledger(), a_container("db", 2000, policy="exclusive"), ON).ledger
     answer = on_update(MACHINE, ledger, a_container("db", milli), ON)
     assert [one.kind for one in answer.ledger.refused] == [kind]
+
+
+def test_a_resize_to_a_part_of_a_cpu_names_the_key_that_gave_the_cpus() -> None:
+    by_default = ON._replace(default=DefaultPolicy.EXCLUSIVE)
+    of = {"default": on_create(MACHINE, Ledger(), a_container("db", 2000), by_default).ledger,
+          "annotation": on_create(MACHINE, Ledger(), a_container("db", 2000, policy="group:rt"), ON).ledger}
+    assert all(ledger.grants[ContainerId("db")].cpus for ledger in of.values())
+
+    def why(ledger: Ledger, options: AllocationOptions) -> str:
+        return on_update(MACHINE, ledger, a_container("db", 1500), options).refusal
+
+    needs = "needs request = limit in whole CPUs: the request is 1.5 CPUs, the limit 1.5"
+    assert why(of["default"], by_default) == f"vmpin: allocate.default=exclusive (policy exclusive) {needs}"
+    assert why(of["default"], ON) == f"vmpin: allocate.default at its creation (policy exclusive) {needs}"
+    assert why(of["annotation"], by_default) == f"vmpin: cpu-policy.vmpin.io=group:rt {needs}"
 
 
 def test_a_refused_change_is_no_refused_request() -> None:
