@@ -63,7 +63,10 @@ def test_each_value_is_read_written_and_read_again(key: str, value: str, expecte
     ("cpu-policy", "group:a/b"), ("cpu-policy", "group:" + "a" * 64), ("cpu-policy", "exclusive:a"),
     ("cpu-align", "node!!"), ("cpu-align", "!"), ("cpu-align", "die"), ("cpu-smt", "none"), ("cpu-kind", "P"),
     ("cpu-near", ""), ("cpu-near", "../../etc"), ("cpu-near", "nodes:"), ("cpu-near", "nodes:0-99999"),
-    ("cpu-near", "a" * 16), ("cpu-near", ".."),
+    ("cpu-near", "a" * 16), ("cpu-near", ".."), ("cpu-near", "ethé" * 4), ("cpu-near", "eth\x1b"),
+    ("cpu-near", "\x1f" + "eth"), ("cpu-near", "eth\u202e0"), ("cpu-near", "eth\udc80"), ("cpu-near", "eth0\0"),
+    ("cpu-near", "nodes:" + "0," * 200 + "0"), ("cpu-policy", "group:a\x7f"), ("cpu-spare", "1\x07"),
+    ("cpu-policy", "exclusive" * 100),
     ("cpu-spare", "-1"), ("cpu-spare", "1.5"), ("cpu-spare", "513"), ("cpu-spare", "٣"),
 ])
 def test_an_error_names_the_key_and_the_value(key: str, value: str) -> None:
@@ -78,6 +81,26 @@ def test_a_long_or_unprintable_value_does_not_fill_the_log() -> None:
         wish({"cpu-smt.vmpin.io": "\x1b[2J\n" + "x" * 10_000})
     assert len(str(caught.value)) < 300
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(("value", "message"), [
+    ("eth\x1b[2J", "cpu-near.vmpin.io=eth\\x1b[2J: it has characters that cannot be printed"),
+    ("eth\u202e", "cpu-near.vmpin.io=eth\\u202e: it has characters that cannot be printed"),
+    ("nodes:" + "0," * 200 + "0",
+     f"cpu-near.vmpin.io=nodes:{'0,' * 57}…: it has 407 characters, more than 256"),
+    ("\x1b" * 300, "cpu-near.vmpin.io=" + r"\x1b" * 30 + "…: it has 300 characters, more than 256"),
+    ("e" * 15 + "é", "cpu-near.vmpin.io=eeeeeeeeeeeeeeeé: it is neither devices, a PCI address (0000:3b:00.0), a "
+     "network device nor nodes:LIST")])
+def test_text_of_a_pod_s_author_is_shown_escaped_and_short(value: str, message: str) -> None:
+    with pytest.raises(AnnotationError) as caught:
+        wish({"cpu-near.vmpin.io": value})
+    assert str(caught.value) == message
+    with pytest.raises(AnnotationError):
+        changed(CpuWish(), {"near": value})
+
+
+def test_a_value_may_end_in_a_line_break() -> None:
+    assert wish({"cpu-near.vmpin.io": " nodes:0-1\n"}).near == "nodes:0-1"
 
 
 def test_the_container_s_own_key_comes_before_the_pod_s() -> None:

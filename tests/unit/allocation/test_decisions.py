@@ -105,7 +105,7 @@ def test_devices_without_a_node_leave_the_choice_free() -> None:
         assert node.create("db", 2, asked, devices=devices) == "2-3"
     assert node.notes[0] == "web/pod/db: cpu-near.vmpin.io=devices: the container has no devices"
     assert node.create("many", 1, NEAR, devices={f"c4:{n}": f"/dev/tty{n}\x1b" for n in range(20)}) == "1"
-    assert node.notes[0].endswith("/dev/tty6?, /dev/tty7? and 12 more")
+    assert node.notes[0].endswith("/dev/tty6\\x1b, /dev/tty7\\x1b and 12 more")
 
 
 def test_a_vm_has_its_cpus_and_its_spare_set_near_the_devices() -> None:

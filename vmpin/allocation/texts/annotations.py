@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from vmpin.allocation.allocation_options import HonouredKeys
 from vmpin.allocation.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, SmtUse
 from vmpin.allocation.texts.peer_annotations import PEERS
-from vmpin.allocation.texts.wish_values import AnnotationError, effective, group_name, nodes_near
+from vmpin.allocation.texts.wish_values import AnnotationError, checked_text, effective, group_name, nodes_near
 
 DOMAIN = "vmpin.io"
 #: A PCI address with its domain, or a name that the kernel allows for a network device (dev_valid_name).
@@ -68,7 +68,7 @@ def changed(wish: CpuWish, changes: Mapping[str, str]) -> CpuWish:
 
 
 def _with(wish: CpuWish, short: str, key: str, value: str) -> CpuWish:
-    return KEYS[short](wish, key, value)
+    return KEYS[short](wish, key, checked_text(key, value))
 
 
 def _choice(kind: type[_Choice], key: str, value: str, mark: str = "") -> _Choice:

@@ -10,6 +10,10 @@ from collections.abc import Iterator, Mapping
 
 from vmpin.cpuset import CpuSet, CpuSetError
 
+#: Characters of a value: enough for a list of many NUMA nodes.
+_LONGEST = 256
+#: Characters of it in a message.
+_SHOWN = 120
 _GROUP = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
 
@@ -23,15 +27,24 @@ class AnnotationError(ValueError):
 
 
 def shown(text: str) -> str:
-    """For a message: cut where it is long, and without what is not printable. It is text of a pod's author."""
-    clean = "".join(one if one.isprintable() else "?" for one in text[:120])
-    return clean if len(text) <= 120 else f"{clean}…"
+    """For a message: escaped where it is not printable, and cut where it is long. It is text of a pod's author."""
+    escaped = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text[:_SHOWN + 1])
+    return escaped if len(escaped) <= _SHOWN else f"{escaped[:_SHOWN]}…"
+
+
+def checked_text(key: str, value: str) -> str:
+    """The value. :raises AnnotationError: where it is too long for any key, or has characters that are no text."""
+    if len(value) > _LONGEST:
+        raise AnnotationError(key, value, f"it has {len(value)} characters, more than {_LONGEST}")
+    if not value.isprintable():
+        raise AnnotationError(key, value, "it has characters that cannot be printed")
+    return value
 
 
 def effective(annotations: Mapping[str, str], key: str, container: str) -> Iterator[tuple[str, str]]:
     """The annotation that counts for the container, with its whole key; none where none does."""
     if (found := scoped(annotations, key, container)) is not None:
-        yield found[1], found[2].strip()
+        yield found[1], found[2].strip(" \t\r\n")
 
 
 def scoped(annotations: Mapping[str, str], key: str, container: str) -> tuple[int, str, str] | None:
