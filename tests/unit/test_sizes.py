@@ -63,7 +63,8 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
 #: 41: refusals with their kinds, which were guessed from their words.
 #: 19: a refused resize names the key that gave the container its CPUs.
 #: 14: text of annotations is checked, and shown escaped.
-ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95 + 16 + 41 + 19 + 14
+#: 11: a required alignment in the configuration.
+ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95 + 16 + 41 + 19 + 14 + 11
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),
          ROOT / "hooks" / "vmpin-hook"]

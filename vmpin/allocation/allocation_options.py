@@ -61,3 +61,4 @@ class AllocationOptions(NamedTuple):
     honour: frozenset[HonouredKeys] = frozenset({HonouredKeys.CRANE})
     export: str = ""  #: "cmk": the variables CMK_CPUS_* for runc containers.
     grow_delay_seconds: float = 2.0  #: From the end of a pod to the growth of the pool by CRI.
+    align_required: bool = False  #: `align` ends in "!": what does not lie so is refused.

@@ -119,7 +119,7 @@ def _adjustment(machine: Topology, ledger: Ledger, grant: Grant, container: Requ
     would be there."""
     cpus = target(machine, ledger, grant, options)
     annotations = {GRANT_KEY: annotation_of(grant)}
-    mems = None if container.mems else mems_of(machine, grant, cpus)
+    mems = None if container.mems else mems_of(machine, grant, cpus, options)
     env = {}
     if options.export == "cmk" and not grant.vm and cpus:
         env = _cmk_variables(cpus, ledger.shared, options.reserved)

@@ -159,8 +159,13 @@ def configured_groups(options: AllocationOptions) -> CpuSet:
 def query_of(grant: Grant, size: int, options: AllocationOptions, keep: CpuSet) -> CpuQuery:
     """The query for `size` CPUs, `keep` among them."""
     wish = grant.wish
-    return CpuQuery(size, wish.align or options.align, wish.align is not None and wish.align_required,
+    return CpuQuery(size, wish.align or options.align, align_required(wish, options),
                     wish.smt or options.smt, options.spread == "nodes", frozenset(grant.near), keep)
+
+
+def align_required(wish: CpuWish, options: AllocationOptions) -> bool:
+    """True where CPUs of a container's own that do not lie as asked are refused."""
+    return options.align_required if wish.align is None else wish.align_required
 
 
 def near_nodes(machine: Topology, wish: CpuWish, devices: CpuSet) -> CpuSet:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import CpuPolicy
-from vmpin.allocation.eligibility import allowed_cpus, query_of
+from vmpin.allocation.eligibility import align_required, allowed_cpus, query_of
 from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.allocation.pool_cpus import pool, settled
 from vmpin.allocation.refusal import Refusal, RefusalKind
@@ -122,11 +122,13 @@ def balanced(machine: Topology, ledger: Ledger, options: AllocationOptions, gran
     return settled(machine, after, options)
 
 
-def mems_of(machine: Topology, grant: Grant, cpus: CpuSet) -> CpuSet | None:
+def mems_of(machine: Topology, grant: Grant, cpus: CpuSet, options: AllocationOptions) -> CpuSet | None:
     """The memory nodes of a new container: with policy numa, and where alignment is required, the nodes of its CPUs.
     None: all of them, also where a node of its CPUs has no memory. Without a requirement a limit could only
     end in the OOM killer."""
-    if not (grant.policy is CpuPolicy.NUMA or grant.wish.align_required) or not cpus:
+    #: The configuration requires it of a container's own CPUs alone.
+    required = align_required(grant.wish, options) if grant.cpus else grant.wish.align_required
+    if not (grant.policy is CpuPolicy.NUMA or required) or not cpus:
         return None
     nodes = CpuSet(node for node, held in machine.nodes.items() if held & cpus)
     memory = machine.memory_nodes or CpuSet(machine.nodes)

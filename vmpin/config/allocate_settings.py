@@ -11,6 +11,7 @@ from vmpin.cpuset import CpuSet
 if TYPE_CHECKING:
     from vmpin.allocation.allocation_options import AllocationOptions, GroupRule
 
+_ALIGNMENT = values.one_of("node", "cache", "core", "socket", "node!", "cache!", "core!", "socket!")
 _MODES = values.one_of("off", "observe", "on")
 
 
@@ -66,8 +67,8 @@ class AllocateSettings(NamedTuple):
                            "annotation gets: none (the pool), guaranteed (exclusive CPUs where its pod is of that "
                            "class and its CPUs are whole) or exclusive (where request and limit are the same whole "
                            "CPUs)")
-    align: str = setting("node", values.one_of("node", "cache", "core", "socket"), "what exclusive CPUs should lie "
-                         "within, or be made of: node, cache, core or socket")
+    align: str = setting("node", _ALIGNMENT, "what exclusive CPUs should lie within, or be made of: node, cache, "
+                         "core or socket; with ! after it a container is refused where that cannot be")
     smt: str = setting("prefer", values.one_of("prefer", "require", "spread"), "whole cores where possible (prefer), "
                        "whole cores or a refusal (require), or one thread of each core first (spread)")
     spread: str = setting("off", values.one_of("off", "nodes"), "nodes: where more than one NUMA node is needed, the "
@@ -95,7 +96,7 @@ class AllocateSettings(NamedTuple):
 
         return allowed.AllocationOptions(
             allowed.AllocationMode(self.mode), self.reserved, allowed.DefaultPolicy(self.default),
-            Alignment(self.align), SmtUse(self.smt), self.spread.replace("off", ""),
+            Alignment(self.align.removesuffix("!")), SmtUse(self.smt), self.spread.replace("off", ""),
             self.strict_reserved, self.pool_headroom, frozenset(filter(None, self.privileged_namespaces.split(","))),
             group_rules(self.groups), frozenset(map(allowed.HonouredKeys, filter(None, self.honour.split(",")))),
-            self.export.replace("off", ""), self.grow_delay_seconds)
+            self.export.replace("off", ""), self.grow_delay_seconds, self.align.endswith("!"))

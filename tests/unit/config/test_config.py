@@ -299,9 +299,18 @@ def test_the_allocators_options_are_those_of_the_file(tmp_path: Path) -> None:
         frozenset({HonouredKeys.CRANE, HonouredKeys.NRI_PLUGINS}), "cmk", 0.0)
 
 
+@pytest.mark.parametrize(("text", "align"), [("node", Alignment.NODE), ("cache", Alignment.CACHE),
+                                             ("core", Alignment.CORE), ("socket", Alignment.SOCKET)])
+def test_an_alignment_of_the_configuration_can_be_required(text: str, align: Alignment) -> None:
+    for mark in ("", "!"):
+        options = settings.load(None, {}, {"allocate.align": f"{text}{mark}"}).allocate.options
+        assert (options.align, options.align_required) == (align, mark == "!")
+
+
 @pytest.mark.parametrize(("key", "value"), [
     ("mode", "maybe"), ("groups", "=4"), ("groups", "a;a"), ("groups", "a/b"), ("groups", "a=x"), ("honour", "crain"),
-    ("pool_headroom", "-1"), ("grow_delay_seconds", "-1"), ("align", "rack"), ("reserved", "3-1")])
+    ("pool_headroom", "-1"), ("grow_delay_seconds", "-1"), ("align", "rack"), ("align", "node!!"), ("align", "!"),
+    ("reserved", "3-1")])
 def test_a_wrong_option_of_the_allocators_is_named(key: str, value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         settings.load(None, {}, {f"allocate.{key}": value})

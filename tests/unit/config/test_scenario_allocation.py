@@ -185,6 +185,26 @@ topology: {online: "0-7", nodes: {0: "0-7"}, kinds: {performance: "0-3", efficie
     assert all(3 not in CpuSet.parse(event["pool"]) for event in found)
 
 
+def test_a_required_alignment_of_the_configuration_counts_where_no_annotation_does(tmp_path: Path) -> None:
+    wished, required = (events(tmp_path, """
+        - create: {pod: a/a, container: c, cpus: 6, policy: exclusive}
+        - create: {pod: a/b, container: c, cpus: 6, policy: exclusive}
+        - create: {pod: a/c, container: c, cpus: 2.5}
+        - create: {pod: a/d, container: c, cpus: 2, policy: exclusive, align: cache}
+        - create: {pod: a/e, container: c, cpus: 2, policy: exclusive}
+        - remove: {pod: a/d, container: c}
+        - create: {pod: a/f, container: c, cpus: 3, policy: exclusive}
+        - create: {pod: a/g, container: c, cpus: 3, policy: exclusive, align: node}
+    """, allocate=f'{{reserved: 0, align: "{align}"}}') for align in ("node", "node!"))
+    refused = ["refused" in event for event in wished], ["refused" in event for event in required]
+    assert refused == ([False] * 4 + [True, False, False, True], [False] * 4 + [True, False, True, False])
+    assert "node 0 has 1, node 1 has 2" in required[6]["refused"]
+    # The memory of its CPUs' node, as with the annotation; of containers with CPUs of their own alone.
+    assert [event.get("mems") for event in wished[:4]] == ["0-2"] * 4
+    assert {event.get("mems") for event in required[:2]} == {"0", "1"}
+    assert [event.get("mems") for event in required[2:4]] == ["0-2"] * 2
+
+
 def test_without_named_nodes_there_is_one(tmp_path: Path) -> None:
     (found,) = events(tmp_path, "- create: {pod: a/a, container: c, cpus: 2, policy: exclusive, align: node!}",
                       node='topology: {online: "0-3"}')

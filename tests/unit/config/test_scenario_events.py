@@ -121,7 +121,7 @@ def test_the_settings_are_the_configurations() -> None:
 
 @pytest.mark.parametrize(("given_settings", "why"), [
     ([], "allocate: [] is no mapping"),
-    ({"align": "die"}, "allocate.align: 'die': is none of node, cache, core, socket"),
+    ({"align": "die"}, "allocate.align: 'die': is none of node, cache, core, socket, node!"),
     ({"reserved": "3-1"}, "allocate.reserved: '3-1': invalid CPU list"),
     ({"reservd": "1"}, "allocate: unknown key 'reservd'"),
 ])
